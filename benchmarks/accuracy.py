@@ -1,8 +1,10 @@
-"""Is commbench as exact as C? Its native timed loop against the same loop in plain C, and against one in Python.
+"""Is commbench as exact as C? Its native timed loop against the same loop in plain C, and against
+one in Python.
 
-``python benchmarks/accuracy.py`` starts two ranks ten times. In each launch every case is timed in short chunks that
-alternate between the three loops, with the same buffers, slack, batch and clock, so that drift meets all of them alike.
-Exit code 0 if in every case the 95 % interval of native / C lies within 3 % of 1, 1 if not.
+``python benchmarks/accuracy.py`` starts two ranks ten times. In each launch every case is timed in
+short chunks that alternate between the three loops, with the same buffers, slack, batch and clock,
+so that drift meets all of them alike. Exit code 0 if in every case the 95 % interval of native / C
+lies within 3 % of 1, 1 if not.
 """
 
 from __future__ import annotations
@@ -57,9 +59,14 @@ Loop: TypeAlias = Callable[[int, int], Repetitions]
 HERE = Path(__file__).parent
 RANKS = 2
 SWEEP = Sweep(
-    operations=("all_reduce", "latency"), sizes="8,1K,64K", backends=("mpi",), sync="round-time", loop="native"
+    operations=("all_reduce", "latency"),
+    sizes="8,1K,64K",
+    backends=("mpi",),
+    sync="round-time",
+    loop="native",
 )
-#: MPI polls: a few nanoseconds more or less between two calls move an 8-byte round trip by 2 %, in C as well.
+#: MPI polls: a few nanoseconds more or less between two calls move an 8-byte round trip by 2 %, in
+#: C as well.
 TOLERANCE = 0.03
 LOOPS = ("c", "native", "python")
 #: A case that has taken so long in one launch ends after the round in hand.
@@ -67,7 +74,7 @@ CASE_S = 2.0
 LAUNCH_TIMEOUT_S = 120.0
 
 
-# ------------------------------------------------------------------------------------------------------- one rank
+# ----------------------------------------------------------------------------------------- one rank
 
 
 class CTask(ctypes.Structure):
@@ -152,10 +159,18 @@ def be_rank(options: argparse.Namespace) -> NoReturn:
         native = session.timer(case, communicator)
         python = session.timer(replace(case, loop="python"), communicator)
         prepared, plan = prepare(case, communicator), native.sync.plan
-        c = CLoop(prepared=prepared, communicator=communicator, control=control, plan=plan, library=library)
+        c = CLoop(
+            prepared=prepared,
+            communicator=communicator,
+            control=control,
+            plan=plan,
+            library=library,
+        )
         trial = Trial(prepared=prepared, session=session, c=c, native=native, python=python)
         frozen = options.frozen.get(case.key)
-        cases.append(trial.run(options.rounds, options.chunk, FixedSettings(**frozen) if frozen else None))
+        cases.append(
+            trial.run(options.rounds, options.chunk, FixedSettings(**frozen) if frozen else None)
+        )
     if control.rank == 0:
         sys.stdout.write(json.dumps({"mpi_library": communicator.library(), "cases": cases}) + "\n")
     communicator.close()
@@ -176,12 +191,17 @@ def load_library(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.address_of_allreduce.restype = ctypes.c_ssize_t
     if library.address_of_allreduce() != address_of(ctypes.CDLL(MPI.__file__).MPI_Allreduce):
-        raise InputError("mpicc links another MPI than mpi4py uses; put the mpicc of mpi4py's MPI first on the PATH.")
+        raise InputError(
+            "mpicc links another MPI than mpi4py uses; put the mpicc of mpi4py's MPI first on the"
+            " PATH."
+        )
     return library
 
 
 def chunk_order(number: int) -> tuple[str, ...]:
-    """Which loop times which chunk of a round: C and native as ABBA in one, BAAB in the next, then Python."""
+    """Which loop times which chunk of a round: C and native as ABBA in one, BAAB in the next, then
+    Python.
+    """
     a, b = ("native", "c") if number % 2 else ("c", "native")
     return a, b, b, a, "python"
 
@@ -252,23 +272,30 @@ class Trial:
         per = settled.batch * self.prepared.operation.operations_per_call
         times_us = {name: samples[name].slowest_us(per) for name in LOOPS}
         if self.session.control.rank == 0 and not all(times_us.values()):
-            raise CommbenchError(f"{self.prepared.case}: no repetition of some loop started on time")
+            raise CommbenchError(
+                f"{self.prepared.case}: no repetition of some loop started on time"
+            )
         return {
             "case": self.prepared.case.key,
             "frozen": asdict(settled),
             "slack_ns": self.native.sync.plan.slack_ns,
             "repetitions": {name: samples[name].valid for name in LOOPS},
             "late_discarded": {name: samples[name].late for name in LOOPS},
-            "time_us": {name: float(np.median(times)) if times else 0.0 for name, times in times_us.items()},
+            "time_us": {
+                name: float(np.median(times)) if times else 0.0 for name, times in times_us.items()
+            },
         }
 
 
-# -------------------------------------------------------------------------------------------------- all launches
+# ------------------------------------------------------------------------------------- all launches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One case over all launches; times are medians over launches of the launch's median of the slowest rank."""
+    """One case over all launches.
+
+    Times are medians over launches of the launch's median of the slowest rank.
+    """
 
     operation: str
     message_bytes: int
@@ -288,17 +315,23 @@ class Row:
     python_ratio: float
     """Python / C: median over launches of the ratio within a launch."""
     within: bool
-    """Whether the interval of ``ratio`` lies within the tolerance; False where one launch gives no interval."""
+    """Whether the interval of ``ratio`` lies within the tolerance; False where one launch gives
+    no interval."""
 
 
 def summarise(launches: Sequence[Mapping[str, Any]]) -> list[Row]:
     """One row a case, in the order of the sweep."""
     by_case = [{timed["case"]: timed for timed in launch["cases"]} for launch in launches]
-    return [_summarise_case(case, [launch[case.key] for launch in by_case]) for case in SWEEP.cases(RANKS)]
+    return [
+        _summarise_case(case, [launch[case.key] for launch in by_case])
+        for case in SWEEP.cases(RANKS)
+    ]
 
 
 def _summarise_case(case: Case, launches: Sequence[Mapping[str, Any]]) -> Row:
-    c, native, python = (np.array([launch["time_us"][name] for launch in launches]) for name in LOOPS)
+    c, native, python = (
+        np.array([launch["time_us"][name] for launch in launches]) for name in LOOPS
+    )
     within, of_medians = launch_interval(native / c), None
     if len(launches) > 1:
         _, of_medians = ratio_interval(c, native, level=0.95, seed=0, paired=True)
@@ -336,7 +369,9 @@ def compile_library(folder: Path) -> Path:
     beside = str(Path(find_mpirun() or "").parent)
     mpicc = shutil.which("mpicc", path=beside) or shutil.which("mpicc")
     if mpicc is None:
-        raise InputError("The C loop needs mpicc and none was found; install the MPI's compiler wrapper.")
+        raise InputError(
+            "The C loop needs mpicc and none was found; install the MPI's compiler wrapper."
+        )
     target = folder / "c_loop.so"
     command = [mpicc, "-O2", "-Wall", "-shared", "-fPIC", "-o", str(target), str(HERE / "c_loop.c")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -358,7 +393,9 @@ def run_launch(launcher: Launcher, program: Sequence[str]) -> dict[str, Any]:
         if event.source in lines:
             lines[event.source].append(event.line)
 
-    launched = Launched(launcher.command(RANKS, program), {**os.environ, **launcher.environment()}, "")
+    launched = Launched(
+        launcher.command(RANKS, program), {**os.environ, **launcher.environment()}, ""
+    )
     end = time.monotonic() + LAUNCH_TIMEOUT_S
     try:
         while launched.returncode is None and time.monotonic() < end:
@@ -369,7 +406,9 @@ def run_launch(launcher: Launcher, program: Sequence[str]) -> dict[str, Any]:
     found = [line for line in lines["stdout"] if line.startswith('{"mpi_library"')]
     if code != 0 or not found:
         said = "\n".join(lines["stderr"][-20:])
-        raise LaunchError(f"A launch {'took too long' if code is None else f'ended with status {code}'}:\n{said}")
+        raise LaunchError(
+            f"A launch {'took too long' if code is None else f'ended with status {code}'}:\n{said}"
+        )
     result: dict[str, Any] = json.loads(found[0])
     return result
 
@@ -379,8 +418,12 @@ def frozen_values(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {case["case"]: case["frozen"] for launch in launches for case in launch["cases"]}
 
 
-def write_results(out: Path, rows: Sequence[Row], launches: Sequence[Mapping[str, Any]], started: str) -> None:
-    """Write accuracy.json (all launch medians and the conditions) and accuracy.csv (one line a case)."""
+def write_results(
+    out: Path, rows: Sequence[Row], launches: Sequence[Mapping[str, Any]], started: str
+) -> None:
+    """Write accuracy.json (all launch medians and the conditions) and accuracy.csv (one line a
+    case).
+    """
     facts = {
         "started": started,
         "environment": {**own_environment(), "mpi_library": launches[0]["mpi_library"]},
@@ -407,7 +450,9 @@ def build_table(rows: Sequence[Row]) -> Table:
             f"{row.c_us:.3f}",
             f"{row.native_us:.3f}",
             _format_ratio(row.ratio, row.ratio_ci_low, row.ratio_ci_high),
-            _format_ratio(row.ratio_of_medians, row.ratio_of_medians_ci_low, row.ratio_of_medians_ci_high),
+            _format_ratio(
+                row.ratio_of_medians, row.ratio_of_medians_ci_low, row.ratio_of_medians_ci_high
+            ),
             "yes" if row.within else "no",
             f"{row.python_us:.3f}",
             f"{row.python_ratio:.2f}",
@@ -429,28 +474,46 @@ def conduct(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         library = compile_library(Path(folder))
         for number in range(options.launches):
-            program = [str(Path(__file__).resolve()), "--rank", "--library", str(library), "--launch", str(number)]
+            program = [
+                str(Path(__file__).resolve()),
+                "--rank",
+                "--library",
+                str(library),
+                "--launch",
+                str(number),
+            ]
             program += ["--rounds", str(options.rounds), "--chunk", str(options.chunk)]
             program += ["--frozen", json.dumps(frozen_values(launches[:1]))]
             launches.append(run_launch(launcher, program))
             ratios = [f"{row.ratio:.3f}" for row in summarise(launches[-1:])]
-            console.print(f"launch {number + 1} of {options.launches}: native / C {' '.join(ratios)}", soft_wrap=True)
+            console.print(
+                f"launch {number + 1} of {options.launches}: native / C {' '.join(ratios)}",
+                soft_wrap=True,
+            )
     rows = summarise(launches)
     out.mkdir(parents=True, exist_ok=True)
     write_results(out, rows, launches, started)
     console.print(build_table(rows))
     within = all(row.within for row in rows)
     answer = "yes" if within else "no"
-    console.print(f"Within {100 * TOLERANCE:g} % of C in every case: {answer}. Results: {out}", soft_wrap=True)
+    console.print(
+        f"Within {100 * TOLERANCE:g} % of C in every case: {answer}. Results: {out}", soft_wrap=True
+    )
     return 0 if within else 1
 
 
 def parse_options() -> argparse.Namespace:
     """The command line; the options that the ranks get are not shown."""
-    parser = argparse.ArgumentParser(description="Compare commbench's native timed loop with the same loop in C.")
-    parser.add_argument("--launches", type=int, default=10, help="how often the ranks are started (default 10)")
+    parser = argparse.ArgumentParser(
+        description="Compare commbench's native timed loop with the same loop in C."
+    )
+    parser.add_argument(
+        "--launches", type=int, default=10, help="how often the ranks are started (default 10)"
+    )
     add_out(parser, "accuracy")
-    parser.add_argument("--rounds", type=int, default=40, help="rounds of five chunks a case (default 40)")
+    parser.add_argument(
+        "--rounds", type=int, default=40, help="rounds of five chunks a case (default 40)"
+    )
     parser.add_argument("--chunk", type=int, default=100, help="repetitions a chunk (default 100)")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--library", type=Path, help=argparse.SUPPRESS)

@@ -1,12 +1,15 @@
-"""Is top-k selection on a GPU as fast as its memory? Its CUDA kernels against a copy, and against the same by torch.
+"""Is top-k selection on a GPU as fast as its memory? Its CUDA kernels against a copy, and against
+the same by torch.
 
-``python benchmarks/cuda_selection.py`` times, in rounds of one call each and for several kinds of data: add the
-residual, choose exactly k elements, pack them, store the rest. That has to move 12 bytes an element at least: gradient
-and residual are read, the residual is written. By torch it is done twice: in the fewest calls (``plain``: add, abs,
-torch.topk, gather, scatter), and as the hook's selection=exact does it, which also looks whether all is finite and
-does not write where it is not. Exit code 0 if the 95 % intervals say that our kernels move these 12 bytes at
-LEAST_SHARE of the rate of a copy or more, and are no slower than ``plain``, else 1. Data most of which is equal is
-shown and not judged: nearly every element is then marked, and the kernels move 40 bytes in place of 20.
+``python benchmarks/cuda_selection.py`` times, in rounds of one call each and for several kinds of
+data: add the residual, choose exactly k elements, pack them, store the rest. That has to move 12
+bytes an element at least: gradient and residual are read, the residual is written. By torch it is
+done twice: in the fewest calls (``plain``: add, abs, torch.topk, gather, scatter), and as the
+hook's selection=exact does it, which also looks whether all is finite and does not write where it
+is not. Exit code 0 if the 95 % intervals say that our kernels move these 12 bytes at LEAST_SHARE of
+the rate of a copy or more, and are no slower than ``plain``, else 1. Data most of which is equal is
+shown and not judged: nearly every element is then marked, and the kernels move 40 bytes in place of
+20.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ SELECTION_BYTES, COPY_BYTES = 12, 8
 #: An interval of 95 % needs so many.
 LEAST_ROUNDS = 6
 MIB = 2**20
-#: What is read between two calls, more than any GPU's cache holds; and what is copied to see the memory's own rate.
+#: What is read between two calls, more than any GPU's cache holds; and what is copied to see the
+#: memory's own rate.
 ELSEWHERE_MIB = 1024
 #: Elements that are not zero where most are: less than half of the default density.
 FEW = 0.0046
@@ -64,7 +68,9 @@ class Trial:
         self.n, self.k = n, k
         self._device = torch.device("cuda", torch.cuda.current_device())
         arrays = torch.zeros((5, n), device=self._device)
-        self.gradient, self.residual, self._gradient_before, self._residual_before, self._copied = arrays
+        self.gradient, self.residual, self._gradient_before, self._residual_before, self._copied = (
+            arrays
+        )
         self._elsewhere = torch.zeros(ELSEWHERE_MIB * MIB // 4, device=self._device)
         self._selectors = {
             "commbench": make_selector(n, k, "float32", fast=True, device=self._device),
@@ -96,9 +102,12 @@ class Trial:
         }
 
     def set_up(self) -> None:
-        """Undo what the last call did, and fill the cache with something else; the host meanwhile gets ahead.
+        """Undo what the last call did, and fill the cache with something else.
 
-        Something else is only read: what had been written would have to leave the cache within what is timed next.
+        The host meanwhile gets ahead.
+
+        Something else is only read: what had been written would have to leave the cache within what
+        is timed next.
         """
         self.residual.copy_(self._residual_before)
         self.gradient.copy_(self._gradient_before)
@@ -109,7 +118,9 @@ class Trial:
         import torch
 
         target = torch.empty_like(self._elsewhere)
-        times = time_rounds({"copy": lambda: target.copy_(self._elsewhere)}, lambda: None, rounds)["copy"]
+        times = time_rounds({"copy": lambda: target.copy_(self._elsewhere)}, lambda: None, rounds)[
+            "copy"
+        ]
         return float(2 * target.nbytes / np.median(times) / 1e3)
 
     def _select(self, name: str) -> None:
@@ -147,14 +158,19 @@ class Trial:
             self._selectors["exact"].add(self.payload, self.residual)
             sent.append(self.payload[4 * self.k :].view(torch.float32).abs().sort().values)
             if not torch.equal(whole, self.residual):
-                raise WrongDataError(f"What the selection {name} sends and keeps is not gradient + residual.")
+                raise WrongDataError(
+                    f"What the selection {name} sends and keeps is not gradient + residual."
+                )
         if not all(torch.equal(sent[0], other) for other in sent[1:]):
             raise WrongDataError("The selections do not send the same magnitudes.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One kind of data; times are medians over rounds, ratios are of these, their intervals over pairs of a round."""
+    """One kind of data.
+
+    Times are medians over rounds, ratios are of these, their intervals over pairs of a round.
+    """
 
     data: str
     elements: int
@@ -187,7 +203,10 @@ class Row:
 def time_rounds(
     named: Mapping[str, Callable[[], object]], set_up: Callable[[], object], rounds: int
 ) -> dict[str, list[float]]:
-    """Microseconds of every call by events, after a round to warm up; each round begins with another call."""
+    """Microseconds of every call by events, after a round to warm up.
+
+    Each round begins with another call.
+    """
     import torch
 
     calls = list(named.items())
@@ -203,14 +222,21 @@ def time_rounds(
             if number >= 0:
                 stamps[name].append((first, last))
     torch.cuda.synchronize()
-    return {name: [1e3 * first.elapsed_time(last) for first, last in pairs] for name, pairs in stamps.items()}
+    return {
+        name: [1e3 * first.elapsed_time(last) for first, last in pairs]
+        for name, pairs in stamps.items()
+    }
 
 
 def summarise(data: str, n: int, k: int, times: Mapping[str, Sequence[float]]) -> Row:
     """Return the row of one kind of data."""
     relative = SELECTION_BYTES / COPY_BYTES
-    copied, sharing = ratio_interval(times["commbench"], times["copy"], level=0.95, seed=0, paired=True)
-    speedup, faster = ratio_interval(times["commbench"], times["plain"], level=0.95, seed=0, paired=True)
+    copied, sharing = ratio_interval(
+        times["commbench"], times["copy"], level=0.95, seed=0, paired=True
+    )
+    speedup, faster = ratio_interval(
+        times["commbench"], times["plain"], level=0.95, seed=0, paired=True
+    )
     medians = {name: float(np.median(values)) for name, values in times.items()}
     return Row(
         data=data,
@@ -229,8 +255,12 @@ def summarise(data: str, n: int, k: int, times: Mapping[str, Sequence[float]]) -
     )
 
 
-def write_results(out: Path, rows: Sequence[Row], times: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write run.json (all times and the conditions) and cuda_selection.csv (one line for each kind of data)."""
+def write_results(
+    out: Path, rows: Sequence[Row], times: Mapping[str, Any], facts: Mapping[str, Any]
+) -> None:
+    """Write run.json (all times and the conditions) and cuda_selection.csv (one line for each kind
+    of data).
+    """
     contents = {
         **facts,
         "environment": own_environment(),
@@ -239,7 +269,9 @@ def write_results(out: Path, rows: Sequence[Row], times: Mapping[str, Any], fact
         "times_us": times,
     }
     write_facts(out / "run.json", "cuda_selection", contents)
-    (out / "cuda_selection.csv").write_text(csv_text(rows, [*(each.name for each in fields(Row)), "passed"]))
+    (out / "cuda_selection.csv").write_text(
+        csv_text(rows, [*(each.name for each in fields(Row)), "passed"])
+    )
 
 
 def have_passed(rows: Sequence[Row]) -> bool:
@@ -275,8 +307,8 @@ def remark_on_cache(n: int, cache_bytes: int) -> str:
     if 4 * n > cache_bytes:
         return ""
     return (
-        f"An array of {4 * n / MIB:g} MiB fits in the L2 of {cache_bytes / MIB:g} MiB: all rates in the table are in "
-        "part the cache's, a copy's too, and not the memory's."
+        f"An array of {4 * n / MIB:g} MiB fits in the L2 of {cache_bytes / MIB:g} MiB: all rates in"
+        " the table are in part the cache's, a copy's too, and not the memory's."
     )
 
 
@@ -292,12 +324,16 @@ def find_gpu() -> tuple[str, int]:
         from commbench.hooks.compilers import cupy_wheel
         from commbench.hooks.selectors import SLOW, fast_selection, prepare
     except ImportError as error:
-        raise InputError("This needs PyTorch, which is not installed: pip install torch.") from error
+        raise InputError(
+            "This needs PyTorch, which is not installed: pip install torch."
+        ) from error
     if not torch.cuda.is_available():
         raise InputError("This times a GPU, and PyTorch finds none that CUDA can use.")
     device = torch.device("cuda", torch.cuda.current_device())
     if fast_selection(device) == SLOW:
-        raise InputError(f"This needs cupy for CUDA, which is not installed: pip install '{cupy_wheel()}'.")
+        raise InputError(
+            f"This needs cupy for CUDA, which is not installed: pip install '{cupy_wheel()}'."
+        )
     prepare(device)
     properties = torch.cuda.get_device_properties(device)
     return str(properties.name), int(getattr(properties, "L2_cache_size", 0))
@@ -307,7 +343,10 @@ def measure(options: argparse.Namespace) -> int:
     """Time all kinds of data, write and show the results; return the exit code."""
     out = empty_out(options.out, "cuda_selection")
     device, cache_bytes = find_gpu()
-    started, n = datetime.now(timezone.utc).isoformat(timespec="seconds"), int(options.mib * MIB) // 4
+    started, n = (
+        datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        int(options.mib * MIB) // 4,
+    )
     trial = Trial(n, max(1, round(options.density * n)))
     rows, times = [], {}
     for name, draw in DATA.items():
@@ -330,10 +369,14 @@ def measure(options: argparse.Namespace) -> int:
     console = make_console()
     console.print(build_table(rows))
     answer = "PASS" if have_passed(rows) else "FAIL"
-    console.print(" ".join(filter(None, (f"A copy of {ELSEWHERE_MIB} MiB moves {large_copy:.0f} GB/s.", remark))))
     console.print(
-        f"{device}: at least {LEAST_SHARE:g} of a copy's rate, no slower than torch (plain): {answer} "
-        f"(aim: {AIMED_SHARE:g}). Results: {out}",
+        " ".join(
+            filter(None, (f"A copy of {ELSEWHERE_MIB} MiB moves {large_copy:.0f} GB/s.", remark))
+        )
+    )
+    console.print(
+        f"{device}: at least {LEAST_SHARE:g} of a copy's rate, no slower than torch (plain):"
+        f" {answer} (aim: {AIMED_SHARE:g}). Results: {out}",
         soft_wrap=True,
     )
     return 0 if answer == "PASS" else 1
@@ -341,10 +384,21 @@ def measure(options: argparse.Namespace) -> int:
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Compare commbench's top-k selection on a GPU with copying memory.")
-    parser.add_argument("--mib", type=float, default=100.0, help="size of the gradient (default 100)")
-    parser.add_argument("--density", type=float, default=0.01, help="which part of the elements is sent (default 0.01)")
-    parser.add_argument("--rounds", type=int, default=31, help="rounds for each kind of data (default 31)")
+    parser = argparse.ArgumentParser(
+        description="Compare commbench's top-k selection on a GPU with copying memory."
+    )
+    parser.add_argument(
+        "--mib", type=float, default=100.0, help="size of the gradient (default 100)"
+    )
+    parser.add_argument(
+        "--density",
+        type=float,
+        default=0.01,
+        help="which part of the elements is sent (default 0.01)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=31, help="rounds for each kind of data (default 31)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the data (default 0)")
     add_out(parser, "cuda_selection")
     options = parser.parse_args()

@@ -1,9 +1,11 @@
-"""Makes the kept runs again that are older than the code: the evidence of the version at hand, one run after the other.
+"""Makes the kept runs again that are older than the code: the evidence of the version at hand, one
+run after the other.
 
-``python benchmarks/evidence.py --list`` states of each kept run how many commits have changed ``commbench/`` since.
-Without ``--list`` those with any are made again by the command in results/README.md, into
-``results/THEME_HARDWARE_DATE``. Hours on a quiet machine; root for those on emulated hosts. The same command resumes,
-and runs that are complete are left as they are. It ends with the lines for the table in results/README.md.
+``python benchmarks/evidence.py --list`` states of each kept run how many commits have changed
+``commbench/`` since. Without ``--list`` those with any are made again by the command in
+results/README.md, into ``results/THEME_HARDWARE_DATE``. Hours on a quiet machine; root for those on
+emulated hosts. The same command resumes, and runs that are complete are left as they are. It ends
+with the lines for the table in results/README.md.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ class KeptRun:
 
     @property
     def words(self) -> list[str]:
-        """The command, on the emulated cluster if there is one; ``--out`` precedes the command of a training."""
+        """The command, on the emulated cluster if there is one.
+
+        ``--out`` precedes the command of a training.
+        """
         words = shlex.split(self.command)
         words = words[words.index("--") + 1 :] if self.lab_options else words
         stop = words.index("--") if "--" in words else len(words)
@@ -76,7 +81,9 @@ class KeptRun:
         return ""
 
     def is_complete(self) -> bool:
-        """Return whether the directory holds a finished run, or the facts of a check, which are written last."""
+        """Return whether the directory holds a finished run, or the facts of a check, which are
+        written last.
+        """
         info = self.folder / "run.json"
         if info.exists():
             return bool(json.loads(info.read_text("utf-8")).get("status", "complete") == "complete")
@@ -87,13 +94,22 @@ def parts_of(name: str) -> tuple[str, str, str]:
     """Return theme, hardware and date of a kept run's name."""
     match = NAME.fullmatch(name)
     if not match:
-        raise InputError(f"results/README.md lists {name}; the name of a kept run is THEME_HARDWARE_DATE.")
+        raise InputError(
+            f"results/README.md lists {name}; the name of a kept run is THEME_HARDWARE_DATE."
+        )
     return match[1], match[2], match[3]
 
 
 def start(run: KeptRun) -> int:
-    """Run the command of a kept run, a training of several nodes on each host; return the exit code."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    """Run the command of a kept run, a training of several nodes on each host.
+
+    Return the exit code.
+    """
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
     if not run.lab_options:
         return subprocess.run(run.words, cwd=ROOT, check=False, env=environment).returncode
     if "--nnodes" not in run.words:
@@ -111,7 +127,10 @@ def start(run: KeptRun) -> int:
 
 
 def newest_runs() -> list[KeptRun]:
-    """Return the newest run of each command, in the order of the table; the first of several of one day."""
+    """Return the newest run of each command, in the order of the table.
+
+    The first of several of one day.
+    """
     newest: dict[str, KeptRun] = {}
     for name, claim, command in LINE.findall((RESULTS / "README.md").read_text("utf-8")):
         run = KeptRun(name=name, claim=claim, command=command)
@@ -121,7 +140,10 @@ def newest_runs() -> list[KeptRun]:
 
 
 def commits_since(commit: str) -> int | None:
-    """Return how many commits have changed ``commbench/`` since; None if the commit is not in the history."""
+    """Return how many commits have changed ``commbench/`` since.
+
+    None if the commit is not in the history.
+    """
     command = ["git", "-C", str(ROOT), "rev-list", "--count", f"{commit}..HEAD", "--", "commbench"]
     counted = subprocess.run(command, capture_output=True, text=True, check=False)
     return int(counted.stdout) if commit and counted.returncode == 0 else None
@@ -143,7 +165,10 @@ def chosen_runs(themes: str | None) -> Iterator[KeptRun]:
     runs = {run.theme: run for run in newest_runs()}
     names = themes.split(",") if themes else list(runs)
     if unknown := [name for name in names if name not in runs]:
-        raise InputError(f"--only {','.join(unknown)}: no kept run has this theme; choose from {', '.join(runs)}.")
+        raise InputError(
+            f"--only {','.join(unknown)}: no kept run has this theme; choose from"
+            f" {', '.join(runs)}."
+        )
     yield from (runs[name] for name in names)
 
 
@@ -164,7 +189,10 @@ def make(runs: Sequence[KeptRun], hardware_name: str) -> int:
         LaunchError: a command failed.
     """
     if str(git_commit(ROOT)).endswith("-dirty"):
-        raise InputError("The clone has changes that are not committed; a kept run states a commit. Commit them first.")
+        raise InputError(
+            "The clone has changes that are not committed; a kept run states a commit. Commit them"
+            " first."
+        )
     date = f"{dt.datetime.now(tz=dt.timezone.utc):%Y%m%d}"
     lines = []
     for run in runs:
@@ -176,8 +204,12 @@ def make(runs: Sequence[KeptRun], hardware_name: str) -> int:
             code = start(new_run)
             # a check that misses its aim ends with 1; its figures are evidence, too
             if code not in {0, 1} or not new_run.is_complete():
-                raise LaunchError(f"{new_run.name} ended with code {code}; the same command resumes.")
-        lines.append(f"| [{new_run.name}]({new_run.name}) | {new_run.claim} | `{new_run.command}` |\n")
+                raise LaunchError(
+                    f"{new_run.name} ended with code {code}; the same command resumes."
+                )
+        lines.append(
+            f"| [{new_run.name}]({new_run.name}) | {new_run.claim} | `{new_run.command}` |\n"
+        )
     sys.stdout.write("".join(lines) or "Every kept run is of this code.\n")
     return 0
 
@@ -186,8 +218,12 @@ def main() -> None:
     """Read the command line and leave with the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--list", action="store_true", help="only state how old each kept run is")
-    parser.add_argument("--only", metavar="THEMES", help="themes, comma-separated: the first part of a run's name")
-    parser.add_argument("--hardware", metavar="WORD", help="the second part of names (default: processor and cores)")
+    parser.add_argument(
+        "--only", metavar="THEMES", help="themes, comma-separated: the first part of a run's name"
+    )
+    parser.add_argument(
+        "--hardware", metavar="WORD", help="the second part of names (default: processor and cores)"
+    )
     options = parser.parse_args()
 
     def work() -> int:

@@ -1,12 +1,14 @@
 """What does one call cost the host? The ways to NCCL beside each other.
 
-``python benchmarks/host_call_cost.py`` starts two ranks, which share the GPU where there is only one. They queue small
-collectives one after the other, without waiting for them, and say how long the host takes for each: by NCCL itself and
-through torch.distributed, in alternating rounds, of which the slower rank's counts. Exit code 0 if the 95 % interval of
-every collective by NCCL itself ends below 10 us, else 1.
+``python benchmarks/host_call_cost.py`` starts two ranks, which share the GPU where there is only
+one. They queue small
+collectives one after the other, without waiting for them, and say how long the host takes for each:
+by NCCL itself and through torch.distributed, in alternating rounds, of which the slower rank's
+counts. Exit code 0 if the 95 % interval of every collective by NCCL itself ends below 10 us, else
+1.
 
-With ``--ranks 1`` nothing is judged, for NCCL then starts no kernel: of one rank a reduction in place does nothing, and
-all else is a copy.
+With ``--ranks 1`` nothing is judged, for NCCL then starts no kernel: of one rank a reduction in
+place does nothing, and all else is a copy.
 """
 
 from __future__ import annotations
@@ -47,14 +49,18 @@ BACKENDS = "nccl,torch-nccl"
 JUDGED, MOST_US = "nccl", 10.0
 RANKS = 2
 ELEMENTS = 2
-#: Calls that are queued before anybody waits. Ranks that share a GPU take turns on it, so that each lasts milliseconds.
+#: Calls that are queued before anybody waits. Ranks that share a GPU take turns on it, so that each
+#: lasts milliseconds.
 CALLS = 20
 ROUNDS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One operation on one backend; the median over rounds of the mean of a round's calls, on the slowest rank."""
+    """One operation on one backend.
+
+    The median over rounds of the mean of a round's calls, on the slowest rank.
+    """
 
     backend: str
     ranks: int
@@ -69,11 +75,19 @@ class Row:
 
 def is_one_call(entry: Operation) -> bool:
     """Whether an operation is one call of the library on every rank."""
-    return entry.kind == "collective" and entry.moves_data and not entry.overlaps and not entry.algorithm
+    return (
+        entry.kind == "collective"
+        and entry.moves_data
+        and not entry.overlaps
+        and not entry.algorithm
+    )
 
 
 def queued(communicator: Communicator, entry: Operation) -> Callable[[], float] | None:
-    """What times one round of an operation, in microseconds a call; None where the backend cannot have it."""
+    """What times one round of an operation, in microseconds a call.
+
+    None where the backend cannot have it.
+    """
     case = Case(
         backend=communicator.backend,
         operation=entry.name,
@@ -105,7 +119,11 @@ def measure(backends: Sequence[str], rounds: int, control: Control) -> list[Row]
     """Time every collective, backends in turn, all ranks together; the same rows on every rank."""
     communicators = {name: open_backend(name, control) for name in backends}
     entries = filter(is_one_call, OPERATIONS.values())
-    made = {(name, entry.name): queued(c, entry) for entry in entries for name, c in communicators.items()}
+    made = {
+        (name, entry.name): queued(c, entry)
+        for entry in entries
+        for name, c in communicators.items()
+    }
     timed: dict[tuple[str, str], list[float]] = {key: [] for key, call in made.items() if call}
     for number in range(-1, rounds):  # the first warms up
         for key in sorted(timed, reverse=bool(number % 2)):
@@ -115,9 +133,13 @@ def measure(backends: Sequence[str], rounds: int, control: Control) -> list[Row]
                 timed[key].append(lasted_us)
     of_ranks = gather_everywhere(control, timed)
     slowest = {
-        key: [max(of_round) for of_round in zip(*(seen[key] for seen in of_ranks), strict=True)] for key in timed
+        key: [max(of_round) for of_round in zip(*(seen[key] for seen in of_ranks), strict=True)]
+        for key in timed
     }
-    rows = [_row(communicators[backend], operation, seen) for (backend, operation), seen in slowest.items()]
+    rows = [
+        _row(communicators[backend], operation, seen)
+        for (backend, operation), seen in slowest.items()
+    ]
     for communicator in communicators.values():
         communicator.close()
     return rows
@@ -162,7 +184,10 @@ def remark(rows: Sequence[Row]) -> str:
     if all(row.ranks == 1 for row in rows):
         return "Nothing is judged: on one rank NCCL starts no kernel. Use --ranks 2."
     if any((row.ranks_per_gpu or 1) > 1 for row in rows):
-        return "Ranks share a GPU: NCCL goes by TCP, and its calls also hand work to the threads that send."
+        return (
+            "Ranks share a GPU: NCCL goes by TCP, and its calls also hand work to the threads that"
+            " send."
+        )
     return ""
 
 
@@ -176,7 +201,15 @@ def start_ranks(options: argparse.Namespace) -> list[Row]:
     launcher = choose_launcher(placement=Placement(oversubscribe=True))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        program = [__file__, "--backend", options.backend, "--rounds", str(options.rounds), "--found", str(file)]
+        program = [
+            __file__,
+            "--backend",
+            options.backend,
+            "--rounds",
+            str(options.rounds),
+            "--found",
+            str(file),
+        ]
         done = subprocess.run(
             launcher.command(options.ranks, program),
             env={**os.environ, **launcher.environment()},
@@ -186,7 +219,9 @@ def start_ranks(options: argparse.Namespace) -> list[Row]:
         )
         if not file.exists():
             last = (done.stderr.strip().splitlines() or ["they say nothing"])[-1]
-            raise LaunchError(f"The ranks ended with status {done.returncode} and without a result: {last}")
+            raise LaunchError(
+                f"The ranks ended with status {done.returncode} and without a result: {last}"
+            )
         found = json.loads(file.read_text(encoding="utf-8"))
     if "refusal" in found:
         raise InputError(found["refusal"])
@@ -196,7 +231,9 @@ def start_ranks(options: argparse.Namespace) -> list[Row]:
 def be_rank(backends: Sequence[str], rounds: int, file: Path) -> NoReturn:
     """Measure as one of the ranks that were started; rank 0 writes what was found."""
     identity = identify(os.environ, "rank")
-    control = connect_control(identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi)
+    control = connect_control(
+        identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi
+    )
     found: dict[str, object]
     try:
         found = {"rows": [asdict(row) for row in measure(backends, rounds, control)]}
@@ -210,10 +247,16 @@ def be_rank(backends: Sequence[str], rounds: int, file: Path) -> NoReturn:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write the CSV where asked, and judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--backend", default=BACKENDS, help=f"backends (default {BACKENDS})")
-    parser.add_argument("--ranks", type=int, default=RANKS, help=f"how many ranks call (default {RANKS})")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of {CALLS} calls (default {ROUNDS})")
+    parser.add_argument(
+        "--ranks", type=int, default=RANKS, help=f"how many ranks call (default {RANKS})"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"rounds of {CALLS} calls (default {ROUNDS})"
+    )
     parser.add_argument("--out", type=Path, help="a CSV file for the figures")
     parser.add_argument("--found", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -1,4 +1,6 @@
-"""What the checks here share: where they keep what they find, what they say of its conditions, and how they end."""
+"""What the checks here share: where they keep what they find, what they say of its conditions, and
+how they end.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,15 @@ from commbench.system.variables import relevant_variables
 
 def add_out(parser: argparse.ArgumentParser, name: str) -> None:
     """Let a person choose the directory of a check's results."""
-    parser.add_argument("--out", type=Path, help=f"results directory (default results/<UTC time>-{name}-<host>)")
+    parser.add_argument(
+        "--out", type=Path, help=f"results directory (default results/<UTC time>-{name}-<host>)"
+    )
 
 
 def empty_out(chosen: Path | None, name: str) -> Path:
-    """The directory that was chosen, else one by time and host; nothing is in it, and it may have yet to be made.
+    """The directory that was chosen, else one by time and host.
+
+    Nothing is in it, and it may have yet to be made.
 
     Raises:
         InputError: something is.

@@ -1,19 +1,24 @@
-"""What do tuning and watching inside a training cost, and does tuning call equal settings different?
+"""What do tuning and watching inside a training cost, and does tuning call equal settings
+different?
 
-``python benchmarks/live_tuning.py`` trains an MLP of 8.4 million parameters on two ranks and answers five questions, or
-one of them (``--only watching``):
+``python benchmarks/live_tuning.py`` trains an MLP of 8.4 million parameters on two ranks and
+answers five questions, or one of them (``--only watching``):
 
-- *after*: a step after the decision, with the setting that was chosen, over a step of a model that had this setting
+- *after*: a step after the decision, with the setting that was chosen, over a step of a model that
+had this setting
   from its beginning; both models train in short blocks in turn.
-- *while*: a training of 300 steps with tuning over one without, in turn; and the part of it that worse settings cost.
-- *watching*: steps of a training that is watched over steps of the same training when it is not; both in turn.
-- *equal*: how many of some tunings among twelve equal settings (one bucket each), of 600 steps at most, say ``change``.
-- *narrow*: the half-width of the speedup that a tuning confirms over that of ``commbench train`` with the same model
-  and the same two settings, in turn; the tuning has at most the wall time of the sweep before it. The sweep can be that
+- *while*: a training of 300 steps with tuning over one without, in turn; and the part of it that
+worse settings cost. - *watching*: steps of a training that is watched over steps of the same
+training when it is not; both in turn. - *equal*: how many of some tunings among twelve equal
+settings (one bucket each), of 600 steps at most, say ``change``. - *narrow*: the half-width of the
+speedup that a tuning confirms over that of ``commbench train`` with the same model
+  and the same two settings, in turn; the tuning has at most the wall time of the sweep before it.
+  The sweep can be that
   of another version: ``--reference CLONE``.
 
-Exit code 0 if *after* lies within 1 % of 1, *while* without the cost of worse settings is at most 1.05, *watching* at
-most 1.05, no tuning of equal settings says ``change``, and *narrow* is at most a half; 1 if not.
+Exit code 0 if *after* lies within 1 % of 1, *while* without the cost of worse settings is at most
+1.05, *watching* at most 1.05, no tuning of equal settings says ``change``, and *narrow* is at most
+a half; 1 if not.
 """
 
 from __future__ import annotations
@@ -54,12 +59,14 @@ from commbench.tuner.experiment import UNTIMED
 
 ROOT = Path(__file__).parents[1]
 WIDTH, LAYERS, BATCH = 1024, 8, 8
-#: Optimiser steps of a training in *while*, those of a block in *after*, and the most of a tuning in *equal*.
+#: Optimiser steps of a training in *while*, those of a block in *after*, and the most of a tuning
+#: in *equal*.
 STEPS, BLOCK, EQUAL_STEPS = 300, 10, 600
 #: Twelve bucket sizes in MiB beyond the model's size: one bucket each.
 EQUAL = tuple(str(100 + number) for number in range(12))
 WITHIN, WHILE_MOST, NARROW_MOST = 0.01, 1.05, 0.5
-#: The bucket size of *narrow* in MiB. Few steps decide a large difference, so it is near the default.
+#: The bucket size of *narrow* in MiB. Few steps decide a large difference, so it is near the
+#: default.
 NEAR = "25"
 #: What the ranks of one start answer, in this order; *narrow* starts its own.
 ON_RANKS = ("after", "while", "watching", "equal")
@@ -75,12 +82,16 @@ class Training:
 
     def __init__(self, bucket_cap_mb: float | None = None, *, has_views: bool = False) -> None:
         torch.manual_seed(0)
-        layers = itertools.chain.from_iterable((nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(LAYERS))
+        layers = itertools.chain.from_iterable(
+            (nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(LAYERS)
+        )
         self.model = DistributedDataParallel(
             nn.Sequential(*layers), bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=has_views
         )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.data = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
+        self.data = torch.randn(
+            BATCH, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank())
+        )
 
     def step(self) -> None:
         """Make an optimiser step."""
@@ -97,14 +108,20 @@ class Training:
 
 
 def measure_after(directory: Path, pairs: int) -> dict[str, object]:
-    """Compare steps after a tuning with those of a model that had the chosen setting from its beginning."""
+    """Compare steps after a tuning with those of a model that had the chosen setting from its
+    beginning.
+    """
     tuned = Training()
-    tuning = commbench.autotune(tuned.model, out=directory / "after", bucket_cap_mb=["5"], workload="mlp", steps=120)
+    tuning = commbench.autotune(
+        tuned.model, out=directory / "after", bucket_cap_mb=["5"], workload="mlp", steps=120
+    )
     while not tuning.done:
         tuned.step()
     cap_mb = tuned.model.bucket_bytes_cap / 2**20
     is_default = tuned.model.bucket_bytes_cap_default
-    by_hand = Training(None if is_default else cap_mb, has_views=tuned.model.gradient_as_bucket_view)
+    by_hand = Training(
+        None if is_default else cap_mb, has_views=tuned.model.gradient_as_bucket_view
+    )
     by_hand.seconds_of(BLOCK)
     ratios = []
     for number in range(pairs):
@@ -138,7 +155,9 @@ def measure_watching(directory: Path, pairs: int) -> dict[str, object]:
     training.seconds_of(BLOCK)
     ratios = []
     for number in range(pairs):
-        options = LiveOptions(out=str(directory / f"watch{number}"), workload="mlp", mode="watch", steps=2 * WATCHED)
+        options = LiveOptions(
+            out=str(directory / f"watch{number}"), workload="mlp", mode="watch", steps=2 * WATCHED
+        )
         seconds: dict[bool, float] = {}
         for is_watched in (bool(number % 2), not number % 2):
             watching = LiveTuning(training.model, options) if is_watched else None
@@ -151,11 +170,15 @@ def measure_watching(directory: Path, pairs: int) -> dict[str, object]:
 
 
 def cost_of_worse(out: Path) -> float:
-    """Return the seconds that timed steps of slower settings took beyond those of the script's own setting."""
+    """Return the seconds that timed steps of slower settings took beyond those of the script's own
+    setting.
+    """
     run = load_run(out)
     records = {record.case: record for record in run.training_records}
     own = TrainingCase.from_key(run.info["baseline"])
-    base_ms = median([ms for case, record in records.items() if is_setting(case, own) for ms in record.step_ms])
+    base_ms = median(
+        [ms for case, record in records.items() if is_setting(case, own) for ms in record.step_ms]
+    )
     beyond = (np.sum(np.asarray(record.step_ms) - base_ms) for record in records.values())
     return max(0.0, float(sum(beyond))) / 1e3
 
@@ -172,7 +195,9 @@ def measure_equal(directory: Path, runs: int) -> dict[str, object]:
     for number in range(runs):
         training = Training(99)
         out = directory / f"equal{number}"
-        tuning = commbench.autotune(training.model, out=out, workload="mlp", seed=number, steps=EQUAL_STEPS)
+        tuning = commbench.autotune(
+            training.model, out=out, workload="mlp", seed=number, steps=EQUAL_STEPS
+        )
         while not tuning.done:
             training.step()
         verdicts.append(tuning.recommendation.verdict if tuning.recommendation else "none")
@@ -187,7 +212,12 @@ def measure_narrow(directory: Path, seconds: float) -> dict[str, object]:
     model = DistributedDataParallel(workload.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     tuning = commbench.autotune(
-        model, out=directory / "narrow", bucket_cap_mb=[NEAR], workload="mlp", time_limit=seconds, steps=10**9
+        model,
+        out=directory / "narrow",
+        bucket_cap_mb=[NEAR],
+        workload="mlp",
+        time_limit=seconds,
+        steps=10**9,
     )
     for batch in itertools.chain.from_iterable(itertools.repeat(workload.batches)):
         if tuning.done:
@@ -199,7 +229,9 @@ def measure_narrow(directory: Path, seconds: float) -> dict[str, object]:
 
 
 def compare_half_widths(directory: Path, pairs: int, reference: Path) -> dict[str, object]:
-    """Sweep and tune in turn; return half-widths of confirmed speedups, as a share of the speedup, and wall times.
+    """Sweep and tune in turn.
+
+    Return half-widths of confirmed speedups, as a share of the speedup, and wall times.
 
     Args:
         directory: where both keep their runs.
@@ -211,18 +243,43 @@ def compare_half_widths(directory: Path, pairs: int, reference: Path) -> dict[st
     for number in range(pairs):
         swept, tuned = directory / f"train{number}", directory / f"tune{number}"
         began = time.perf_counter()
-        command = ["train", "-n", "2", "--workload", "mlp", "--batch", str(BATCH), "--hook", "none", "--threads", "1"]
+        command = [
+            "train",
+            "-n",
+            "2",
+            "--workload",
+            "mlp",
+            "--batch",
+            str(BATCH),
+            "--hook",
+            "none",
+            "--threads",
+            "1",
+        ]
         command += ["--bucket-cap-mb", f"default,{NEAR}", "--out", str(swept)]
         full_command = [sys.executable, "-m", "commbench", *command]
-        subprocess.run(full_command, check=True, stdout=subprocess.DEVNULL, cwd=reference, env=environment)
+        subprocess.run(
+            full_command, check=True, stdout=subprocess.DEVNULL, cwd=reference, env=environment
+        )
         found["train_s"].append(time.perf_counter() - began)
         tuned.mkdir()
         began = time.perf_counter()
-        start_ranks(["--out", str(tuned), "--only", "narrow", "--seconds", str(found["train_s"][-1] - STARTING_S)])
+        start_ranks(
+            [
+                "--out",
+                str(tuned),
+                "--only",
+                "narrow",
+                "--seconds",
+                str(found["train_s"][-1] - STARTING_S),
+            ]
+        )
         found["tune_s"].append(time.perf_counter() - began)
         for name, out in (("train", swept), ("tune", tuned / "narrow")):
             found[name].append(half_width_of(out))
-    ratios = [of_tune / of_train for of_tune, of_train in zip(found["tune"], found["train"], strict=True)]
+    ratios = [
+        of_tune / of_train for of_tune, of_train in zip(found["tune"], found["train"], strict=True)
+    ]
     return {**found, "ratio": median(ratios), "train_commit": git_commit(reference)}
 
 
@@ -236,7 +293,15 @@ def half_width_of(out: Path) -> float:
 
 def start_ranks(options: Sequence[str]) -> None:
     """Run this program on two ranks with one thread each."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        __file__,
+    ]
     subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
@@ -253,7 +318,11 @@ def near_settings(original: TrainingCase, *_: object, **__: object) -> list[Trai
 def summary(ratios: Sequence[float]) -> dict[str, object]:
     """Return the median ratio with its 95 % interval."""
     interval: Interval | None = launch_interval(ratios)
-    return {"ratio": median(ratios), "interval": [interval.low, interval.high] if interval else None, "ratios": ratios}
+    return {
+        "ratio": median(ratios),
+        "interval": [interval.low, interval.high] if interval else None,
+        "ratios": ratios,
+    }
 
 
 def rank_main(arguments: argparse.Namespace) -> None:
@@ -271,7 +340,9 @@ def rank_main(arguments: argparse.Namespace) -> None:
     }
     for name in [arguments.only] if arguments.only else ON_RANKS:
         found[name] = measurements[name]()
-        if dist.get_rank() == 0 and arguments.facts:  # each answer is kept if a later one is interrupted
+        if (
+            dist.get_rank() == 0 and arguments.facts
+        ):  # each answer is kept if a later one is interrupted
             arguments.facts.write_text(json.dumps(found), "utf-8")
     dist.barrier()
     os._exit(0)
@@ -282,7 +353,9 @@ def main(arguments: argparse.Namespace) -> int:
     if min(arguments.pairs, arguments.runs) < 1:
         raise InputError("--pairs and --runs must be at least 1.")
     if not (arguments.reference / "commbench").is_dir():
-        raise InputError(f"--reference {arguments.reference} holds no commbench/; give a clone of commbench.")
+        raise InputError(
+            f"--reference {arguments.reference} holds no commbench/; give a clone of commbench."
+        )
     out = empty_out(arguments.out, "live-tuning")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -314,7 +387,10 @@ def report(out: Path) -> int:
         aims[text] = abs(after["ratio"] - 1) <= WITHIN
     if during := found.get("while"):
         net = during["ratio"] - (during["cost_of_worse_settings"] or 0.0)
-        text = f"while: {during['ratio']:.3f}, {net:.3f} without the cost of worse settings (aim {WHILE_MOST:g})"
+        text = (
+            f"while: {during['ratio']:.3f}, {net:.3f} without the cost of worse settings (aim"
+            f" {WHILE_MOST:g})"
+        )
         aims[text] = net <= WHILE_MOST
     if watching := found.get("watching"):
         text = f"watching: {watching['ratio']:.4f} {watching['interval']} (aim {WHILE_MOST:g})"
@@ -339,15 +415,27 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_out(parser, "live-tuning")
     parser.add_argument(
-        "--pairs", type=int, default=32, help="pairs in *after* and *watching*, an eighth in *while* and *narrow*"
+        "--pairs",
+        type=int,
+        default=32,
+        help="pairs in *after* and *watching*, an eighth in *while* and *narrow*",
     )
     parser.add_argument("--only", choices=[*ON_RANKS, "narrow"], help="answer one question")
-    parser.add_argument("--runs", type=int, default=20, help="tunings of equal settings, at least 1")
     parser.add_argument(
-        "--reference", type=Path, default=ROOT, help="the clone whose ``train`` *narrow* takes (default: this one)"
+        "--runs", type=int, default=20, help="tunings of equal settings, at least 1"
+    )
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        default=ROOT,
+        help="the clone whose ``train`` *narrow* takes (default: this one)",
     )
     parser.add_argument("--facts", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
     with contextlib.suppress(BrokenPipeError):
-        rank_main(given) if given.facts or given.seconds else end("live_tuning", lambda: main(given))
+        (
+            rank_main(given)
+            if given.facts or given.seconds
+            else end("live_tuning", lambda: main(given))
+        )

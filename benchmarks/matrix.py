@@ -1,7 +1,9 @@
-"""Is one host or link slower than its like? Every pair of ranks, in rounds of disjoint pairs; one rank a host will do.
+"""Is one host or link slower than its like? Every pair of ranks, in rounds of disjoint pairs.
 
-With n ranks bandwidth takes 2 (n - 1) turns of about a hundredth to a tenth of a second each, latency half as many:
-`commbench run matrix --backend gloo` keeps to one backend.
+One rank a host will do.
+
+With n ranks bandwidth takes 2 (n - 1) turns of about a hundredth to a tenth of a second each,
+latency half as many: `commbench run matrix --backend gloo` keeps to one backend.
 """
 
 from commbench import Sweep

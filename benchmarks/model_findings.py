@@ -1,4 +1,6 @@
-"""What `validate_model.py` found: predictions beside measurements, the tuner's choices, the aims, and all as tables."""
+"""What `validate_model.py` found: predictions beside measurements, the tuner's choices, the aims,
+and all as tables.
+"""
 
 from __future__ import annotations
 
@@ -65,17 +67,24 @@ class Judged:
     steps: int
     exhaustive_steps: int
     step_error: float | None
-    """Median error of the step at settings that the tuner's model was not fitted to, measured by the sweep."""
+    """Median error of the step at settings that the tuner's model was not fitted to, measured by
+    the sweep."""
     worst_step_error: float | None
     speedup_error: float | None
     interleaved_error: float | None
-    """The same of a model fitted to default buckets in the sweep's own launches: without drift between two runs."""
+    """The same of a model fitted to default buckets in the sweep's own launches: without drift
+    between two runs."""
     rank_correlation: float | None
 
     @property
     def gains(self) -> bool:
-        """Whether the sweep, or its best in fresh launches, shows that some setting gains more than the margin."""
-        return any(interval is not None and interval[0] > MARGIN for interval in (self.gain_ci, self.fresh_gain_ci))
+        """Whether the sweep, or its best in fresh launches, shows that some setting gains more than
+        the margin.
+        """
+        return any(
+            interval is not None and interval[0] > MARGIN
+            for interval in (self.gain_ci, self.fresh_gain_ci)
+        )
 
     @property
     def cost(self) -> float:
@@ -100,7 +109,9 @@ class Findings:
     judged: list[Judged] = field(default_factory=list)
     points: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, part: str, where: str, quantity: str, used: str, held: Iterable[HeldOutPair]) -> None:
+    def add(
+        self, part: str, where: str, quantity: str, used: str, held: Iterable[HeldOutPair]
+    ) -> None:
         """Keep predictions."""
         self.checks += [
             Check(
@@ -121,7 +132,9 @@ class Findings:
     def errors(self, part: str, quantity: str, used: str = "held_out") -> list[float]:
         """Absolute errors of a part's predictions."""
         wanted = part, quantity, used
-        return [abs(one.error) for one in self.checks if (one.part, one.quantity, one.used) == wanted]
+        return [
+            abs(one.error) for one in self.checks if (one.part, one.quantity, one.used) == wanted
+        ]
 
     @cached_property
     def aims(self) -> list[Aim]:
@@ -134,16 +147,23 @@ class Findings:
         counts = Counter(one.outcome for one in self.judged)
         worst = max(self.judged, key=lambda one: one.regret)
         yield Aim(
-            aim=f"the tuner's choice is within {MARGIN:.0%} of the exhaustive best, or not shown to be slower by an "
-            f"interval of at most {WIDEST:.0%}, in every scenario",
-            found=f"{counts['within']} of {len(self.judged)} within {MARGIN:.0%}, {counts['not shown']} not shown to "
-            f"be slower, {counts['too noisy']} too noisy to tell, {counts['slower']} slower; the largest difference is "
-            f"{worst.regret:.1%} ({worst.scenario})",
+            aim=(
+                f"the tuner's choice is within {MARGIN:.0%} of the exhaustive best, or not shown to"
+                f" be slower by an interval of at most {WIDEST:.0%}, in every scenario"
+            ),
+            found=(
+                f"{counts['within']} of {len(self.judged)} within {MARGIN:.0%},"
+                f" {counts['not shown']} not shown to be slower, {counts['too noisy']} too noisy to"
+                f" tell, {counts['slower']} slower; the largest difference is {worst.regret:.1%}"
+                f" ({worst.scenario})"
+            ),
             met=not counts["slower"] and not counts["too noisy"],
         )
         dearest = max(self.judged, key=lambda one: one.cost)
         yield Aim(
-            aim=f"it takes at most {COST_AIM:.0%} of the exhaustive sweep's steps in every scenario",
+            aim=(
+                f"it takes at most {COST_AIM:.0%} of the exhaustive sweep's steps in every scenario"
+            ),
             found=f"at most {dearest.cost:.0%} ({dearest.scenario})",
             met=dearest.cost <= COST_AIM,
         )
@@ -152,7 +172,11 @@ class Findings:
         named = ", ".join(f"{one.scenario}: {one.verdict}" for one in even)
         yield Aim(
             aim=f"where no setting is shown to gain {MARGIN:.0%} it says keep",
-            found=f"{len(kept)} of {len(even)} ({named})" if even else "not shown: there was no such scenario",
+            found=(
+                f"{len(kept)} of {len(even)} ({named})"
+                if even
+                else "not shown: there was no such scenario"
+            ),
             met=bool(even) and len(kept) == len(even),
         )
 
@@ -160,14 +184,28 @@ class Findings:
         for part, quantity, aim, what in (
             ("scenarios", "step_ms", STEP_AIM, "the step at held-out settings"),
             ("collectives", "time_us", SIZE_AIM, "collectives at unmeasured sizes"),
-            ("growth", "time_us", GROWTH_AIM, "Gloo all_reduce on more hosts than it was fitted to"),
-            ("break-even", "density", DENSITY_AIM, "the density at which top-k and dense gradients take equally long"),
+            (
+                "growth",
+                "time_us",
+                GROWTH_AIM,
+                "Gloo all_reduce on more hosts than it was fitted to",
+            ),
+            (
+                "break-even",
+                "density",
+                DENSITY_AIM,
+                "the density at which top-k and dense gradients take equally long",
+            ),
         ):
             errors = self.errors(part, quantity)
             if errors:
                 found = statistics.median(errors)
                 text = f"{found:.1%} over {len(errors)} predictions, the largest {max(errors):.0%}"
-                yield Aim(aim=f"the median error of {what} is at most {aim:.0%}", found=text, met=found <= aim)
+                yield Aim(
+                    aim=f"the median error of {what} is at most {aim:.0%}",
+                    found=text,
+                    met=found <= aim,
+                )
 
     def _break_even(self) -> Iterable[Aim]:
         if not self.points:
@@ -176,9 +214,14 @@ class Findings:
         right = [point for point in shown if point["agrees"]]
         sides = {point["has_won"] for point in right}
         yield Aim(
-            aim=f"top-k wins and loses as predicted wherever that is shown: {POINTS_AIM} points or more, on both sides",
-            found=f"{len(right)} of {len(shown)} that were shown, of {len(self.points)} in all; "
-            f"{sum(point['has_won'] for point in right)} won",
+            aim=(
+                f"top-k wins and loses as predicted wherever that is shown: {POINTS_AIM} points or"
+                " more, on both sides"
+            ),
+            found=(
+                f"{len(right)} of {len(shown)} that were shown, of {len(self.points)} in all; "
+                f"{sum(point['has_won'] for point in right)} won"
+            ),
             met=len(right) >= POINTS_AIM and right == shown and len(sides) > 1,
         )
 
@@ -201,17 +244,39 @@ def tables(found: Findings) -> list[Table]:
             "",
         )
         made.append(
-            _table("The tuner against the exhaustive sweep", (*columns, "fair", "steps"), map(_chosen, found.judged))
+            _table(
+                "The tuner against the exhaustive sweep",
+                (*columns, "fair", "steps"),
+                map(_chosen, found.judged),
+            )
         )
-        columns = ("scenario", "settings", "step", "largest", "speedup", "fitted beside", "rank correlation")
-        made.append(_table("Median errors at held-out settings", columns, map(_predicted, found.judged)))
-    where = list(dict.fromkeys((one.part, one.where) for one in found.checks if one.quantity == "time_us"))
+        columns = (
+            "scenario",
+            "settings",
+            "step",
+            "largest",
+            "speedup",
+            "fitted beside",
+            "rank correlation",
+        )
+        made.append(
+            _table("Median errors at held-out settings", columns, map(_predicted, found.judged))
+        )
+    where = list(
+        dict.fromkeys((one.part, one.where) for one in found.checks if one.quantity == "time_us")
+    )
     cells = []
     for part, place in where:
         errors = [abs(one.error) for one in found.checks if (one.part, one.where) == (part, place)]
-        cells.append((place, str(len(errors)), _percent(statistics.median(errors)), _percent(max(errors))))
+        cells.append(
+            (place, str(len(errors)), _percent(statistics.median(errors)), _percent(max(errors)))
+        )
     if cells:
-        made.append(_table("Predicted collectives", ("curve", "predictions", "median error", "largest"), cells))
+        made.append(
+            _table(
+                "Predicted collectives", ("curve", "predictions", "median error", "largest"), cells
+            )
+        )
     if found.points:
         columns = ("where", "density", "break-even", "speedup", "won", "as predicted")
         made.append(_table("Where top-k pays", columns, map(_point_cells, found.points)))
@@ -229,9 +294,18 @@ def _table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) ->
 
 
 def _chosen(one: Judged) -> list[str]:
-    interval = f"{100 * one.regret_ci[0]:+.0f} {100 * one.regret_ci[1]:+.0f}" if one.regret_ci else ""
+    interval = (
+        f"{100 * one.regret_ci[0]:+.0f} {100 * one.regret_ci[1]:+.0f}" if one.regret_ci else ""
+    )
     return [
-        *(one.scenario, f"{one.default_ms:.0f}", _percent(one.communication), one.best, _percent(one.gain), one.choice),
+        *(
+            one.scenario,
+            f"{one.default_ms:.0f}",
+            _percent(one.communication),
+            one.best,
+            _percent(one.gain),
+            one.choice,
+        ),
         *(one.verdict, _percent(one.regret), interval, one.outcome, _percent(one.regret_fair)),
         f"{one.steps}/{one.exhaustive_steps} {100 * one.cost:.0f} %",
     ]
@@ -247,7 +321,14 @@ def _point_cells(point: dict[str, Any]) -> list[str]:
     words = {True: "yes", False: "no", None: "not shown"}
     predicted = "none" if point["predicted"] is None else f"{point['predicted']:.3g}"
     won, agrees = words[point["has_won"]], words[point["agrees"]]
-    return [point["where"], f"{point['density']:g}", predicted, f"{point['speedup']:.2f}", won, agrees]
+    return [
+        point["where"],
+        f"{point['density']:g}",
+        predicted,
+        f"{point['speedup']:.2f}",
+        won,
+        agrees,
+    ]
 
 
 def _percent(share: float | None) -> str:

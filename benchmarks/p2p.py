@@ -1,4 +1,6 @@
-"""What do two ranks get from the link between them? Latency, bandwidth one and both ways, and the ring."""
+"""What do two ranks get from the link between them? Latency, bandwidth one and both ways, and the
+ring.
+"""
 
 from commbench import Sweep
 

@@ -1,9 +1,12 @@
-"""What does training beyond DDP ask of the network? Its messages at a given model size, between those who send them.
+"""What does training beyond DDP ask of the network? Its messages at a given model size, between
+those who send them.
 
-The model and how it is divided are the constants below; a variable of the same name with COMMBENCH_ before it changes
-one: `COMMBENCH_HIDDEN=4096 commbench run parallelism`. `python benchmarks/parallelism.py` prints the messages and how
-many there are in a step, so that times from the run can be added up. Ranks are numbered as Megatron-LM does: neighbours
-share a layer (tensor parallelism), the halves of the cluster are pipeline stages.
+The model and how it is divided are the constants below; a variable of the same name with COMMBENCH_
+before it changes
+one: `COMMBENCH_HIDDEN=4096 commbench run parallelism`. `python benchmarks/parallelism.py` prints
+the messages and how many there are in a step, so that times from the run can be added up. Ranks are
+numbered as Megatron-LM does: neighbours share a layer (tensor parallelism), the halves of the
+cluster are pipeline stages.
 """
 
 import os
@@ -27,7 +30,9 @@ MICRO_BATCHES = constant("MICRO_BATCHES", 8)  # of them in a step
 TENSOR = constant("TENSOR", 2)  # ranks that share a layer; must divide the number of ranks
 STAGES = constant("STAGES", 2)  # pipeline stages
 EXPERTS_PER_TOKEN = constant("EXPERTS_PER_TOKEN", 2)  # experts that see a token
-DTYPE = os.environ.get("COMMBENCH_DTYPE", "float32")  # bfloat16 on GPUs; many MPI libraries cannot reduce in it
+DTYPE = os.environ.get(
+    "COMMBENCH_DTYPE", "float32"
+)  # bfloat16 on GPUs; many MPI libraries cannot reduce in it
 
 BYTES = find_dtype(DTYPE).itemsize
 LAYERS_HERE = LAYERS // STAGES
@@ -59,7 +64,8 @@ class Traffic:
 
 
 TRAFFIC = [
-    # Two in the forward and two in the backward pass of a layer (Shoeybi et al., Megatron-LM, 2019, figure 4).
+    # Two in the forward and two in the backward pass of a layer (Shoeybi et al., Megatron-LM, 2019,
+    # figure 4).
     Traffic(
         what="tensor parallelism: partial sums of activations",
         operation="all_reduce",
@@ -67,7 +73,8 @@ TRAFFIC = [
         message_bytes=ACTIVATIONS,
         per_step=4 * LAYERS_HERE * MICRO_BATCHES,
     ),
-    # 1F1B: in the steady state a stage sends activations on and gets gradients back (Narayanan et al., SC'21, 2.2).
+    # 1F1B: in the steady state a stage sends activations on and gets gradients back (Narayanan et
+    # al., SC'21, 2.2).
     Traffic(
         what="pipeline: activations forward, gradients back",
         operation="sendrecv",
@@ -75,7 +82,8 @@ TRAFFIC = [
         message_bytes=ACTIVATIONS,
         per_step=MICRO_BATCHES,
     ),
-    # ZeRO stage 3 gathers the weights of a layer for each pass (Rajbhandari et al., SC'20, section 7.2.2) ...
+    # ZeRO stage 3 gathers the weights of a layer for each pass (Rajbhandari et al., SC'20, section
+    # 7.2.2) ...
     Traffic(
         what="ZeRO: a layer's weights, before each pass",
         operation="all_gather",
@@ -91,7 +99,8 @@ TRAFFIC = [
         message_bytes=LAYER_WEIGHTS,
         per_step=LAYERS_HERE,
     ),
-    # To the experts and back, in both passes; every second layer has experts (Lepikhin et al., GShard, 2021).
+    # To the experts and back, in both passes; every second layer has experts (Lepikhin et al.,
+    # GShard, 2021).
     Traffic(
         what="experts: tokens there and back",
         operation="all_to_all",

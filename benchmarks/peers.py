@@ -1,11 +1,12 @@
 """Does commbench read the same as another tool? Both measure in turn, and each case has a ratio.
 
-``python benchmarks/peers.py --as imb -c all_reduce --sizes 8:64K -n 2 -- mpirun -n 2 IMB-MPI1 -msglog 3:16 allreduce``
+``python benchmarks/peers.py --as imb -c all_reduce --sizes 8:64K -n 2 -- mpirun -n 2 IMB-MPI1
+-msglog 3:16 allreduce``
 
-The words behind ``--`` start the tool; the words before it are options of ``commbench run``. A round runs both, in an
-order that alternates, each with one launch. A ratio is commbench's mean over repetitions and ranks divided by the
-tool's, the median over rounds. Both must use the same MPI. Exit code 0 if the 95 % interval of every ratio reaches into
-5 % around 1, 1 if not.
+The words behind ``--`` start the tool; the words before it are options of ``commbench run``. A
+round runs both, in an order that alternates, each with one launch. A ratio is commbench's mean over
+repetitions and ranks divided by the tool's, the median over rounds. Both must use the same MPI.
+Exit code 0 if the 95 % interval of every ratio reaches into 5 % around 1, 1 if not.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def compare(theirs: Sequence[dict[Key, float]], ours: Sequence[dict[Key, float]]
     """
     keys = [key for key in ours[0] if all(key in times for times in (*theirs, *ours))]
     if not keys:
-        raise InputError("No case was measured by both; give both the same operation, sizes and number of ranks.")
+        raise InputError(
+            "No case was measured by both; give both the same operation, sizes and number of ranks."
+        )
     compared = []
     for operation, message_bytes in keys:
         sides = [[times[operation, message_bytes] for times in side] for side in (theirs, ours)]
@@ -84,7 +87,9 @@ def times_of(text: str, name: str, ranks: int | None) -> dict[Key, float]:
     """Return the mean over repetitions and ranks of each case in a tool's text, in microseconds."""
     source = Source(name=name, data=text.encode())
     records = import_outputs([source], options=ImportOptions(ranks=ranks)).records
-    return {(record.case.operation, record.case.message_bytes): _mean_us(record) for record in records}
+    return {
+        (record.case.operation, record.case.message_bytes): _mean_us(record) for record in records
+    }
 
 
 def _mean_us(record: Record) -> float:
@@ -98,7 +103,9 @@ def run(command: Sequence[str], file: Path) -> str:
         LaunchError: it failed.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{command[0]} cannot be run ({error}).") from error
     file.write_text(done.stdout)
@@ -110,13 +117,20 @@ def run(command: Sequence[str], file: Path) -> str:
 
 def main() -> int:
     """Measure in turn, print a table and keep it; return the exit code."""
-    parser = argparse.ArgumentParser(description="Compare commbench with another tool, measured in turn.")
-    parser.add_argument("--rounds", type=int, default=10, help="how often both are run (default 10)")
+    parser = argparse.ArgumentParser(
+        description="Compare commbench with another tool, measured in turn."
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="how often both are run (default 10)"
+    )
     parser.add_argument("-n", type=int, default=2, help="number of ranks of commbench (default 2)")
     add_out(parser, "peers")
     words = sys.argv[1:]
     if "--" not in words:
-        raise InputError("No command of the other tool was given; put it behind --, as in -- mpirun -n 2 osu_latency.")
+        raise InputError(
+            "No command of the other tool was given; put it behind --, as in -- mpirun -n 2"
+            " osu_latency."
+        )
     place = words.index("--")
     options, own_words = parser.parse_known_args(words[:place])
     theirs_command = words[place + 1 :]
@@ -125,24 +139,49 @@ def main() -> int:
     out = empty_out(options.out, "peers")
     out.mkdir(parents=True, exist_ok=True)
     texts: dict[str, list[str]] = defaultdict(list)
-    ours_command = [sys.executable, "-m", "commbench", "run", "-n", str(options.n), "--launches", "1", *own_words]
+    ours_command = [
+        sys.executable,
+        "-m",
+        "commbench",
+        "run",
+        "-n",
+        str(options.n),
+        "--launches",
+        "1",
+        *own_words,
+    ]
     for number in range(options.rounds):
-        commands = {"theirs": theirs_command, "ours": [*ours_command, "--out", str(out / f"run_{number}")]}
+        commands = {
+            "theirs": theirs_command,
+            "ours": [*ours_command, "--out", str(out / f"run_{number}")],
+        }
         for side in ("theirs", "ours") if number % 2 else ("ours", "theirs"):
             texts[side].append(run(commands[side], out / f"{side}_{number}.txt"))
         sys.stderr.write(f"round {number + 1} of {options.rounds}\n")
-    sides = [[times_of(text, f"{side}.txt", options.n) for text in texts[side]] for side in ("theirs", "ours")]
+    sides = [
+        [times_of(text, f"{side}.txt", options.n) for text in texts[side]]
+        for side in ("theirs", "ours")
+    ]
     compared = compare(*sides)
-    facts = {"theirs": theirs_command, "rounds": options.rounds, "cases": [asdict(case) for case in compared]}
+    facts = {
+        "theirs": theirs_command,
+        "rounds": options.rounds,
+        "cases": [asdict(case) for case in compared],
+    }
     write_facts(out / "peers.json", "peers", {**own_environment(), **facts})
     table = Table("operation", "size", "theirs", "commbench", "ratio [95 % interval]", "")
     for case in compared:
-        typical = [format_time(1e-6 * sorted(times)[len(times) // 2]) for times in (case.theirs_us, case.ours_us)]
+        typical = [
+            format_time(1e-6 * sorted(times)[len(times) // 2])
+            for times in (case.theirs_us, case.ours_us)
+        ]
         ratio = f"{case.ratio:.3f} [{case.low:.3f}, {case.high:.3f}]"
         size, verdict = format_size(case.message_bytes), "" if case.is_close else "different"
         table.add_row(case.operation, size, *typical, ratio, verdict)
     close = sum(case.is_close for case in compared)
-    make_console(sys.stdout).print(table, f"{close} of {len(compared)} cases are within 5 % or within noise: {out}")
+    make_console(sys.stdout).print(
+        table, f"{close} of {len(compared)} cases are within 5 % or within noise: {out}"
+    )
     return 0 if close == len(compared) else 1
 
 

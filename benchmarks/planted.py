@@ -1,8 +1,10 @@
-"""Does commbench find a link that lost a tenth of its rate? Runs over Gloo on two emulated hosts (Linux, root).
+"""Does commbench find a link that lost a tenth of its rate? Runs over Gloo on two emulated hosts
+(Linux, root).
 
-``python benchmarks/planted.py`` makes the launches of three runs in turn: ``a`` and ``control`` over a link of 1 Gbit/s
-and ``b`` over one of 900 Mbit/s; then it compares both others with ``a`` as ``commbench compare`` does. Exit code 0 if
-all cases of ``b`` are called slower and none of ``control`` is called different, 1 if not.
+``python benchmarks/planted.py`` makes the launches of three runs in turn: ``a`` and ``control``
+over a link of 1 Gbit/s and ``b`` over one of 900 Mbit/s; then it compares both others with ``a`` as
+``commbench compare`` does. Exit code 0 if all cases of ``b`` are called slower and none of
+``control`` is called different, 1 if not.
 """
 
 from __future__ import annotations
@@ -56,19 +58,39 @@ def measure(out: Path, side: str, launch: int, rate: str, sizes: str) -> None:
         LaunchError: it did not end well.
     """
     inner = [
-        *(*COMMBENCH, "run", "-c", "all_reduce", "--backend", "gloo", "--sizes", sizes, "--budget", "standard"),
+        *(
+            *COMMBENCH,
+            "run",
+            "-c",
+            "all_reduce",
+            "--backend",
+            "gloo",
+            "--sizes",
+            sizes,
+            "--budget",
+            "standard",
+        ),
         *("--launches", str(launch), "--out", str(out / side)),
     ]
     with (out / f"{side}.log").open("a") as log:
-        code = run_within([*COMMBENCH, "lab", "run", "--hosts", "2", "--rate", rate, "--", *inner], log, LONGEST_S)
+        code = run_within(
+            [*COMMBENCH, "lab", "run", "--hosts", "2", "--rate", rate, "--", *inner], log, LONGEST_S
+        )
     if code is None:
-        raise LaunchError(f"Launch {launch} of run {side} was ended after {LONGEST_S} s; see {out / side}.log.")
+        raise LaunchError(
+            f"Launch {launch} of run {side} was ended after {LONGEST_S} s; see {out / side}.log."
+        )
     if code:
-        raise LaunchError(f"Launch {launch} of run {side} ended with code {code}; see {out / side}.log.")
+        raise LaunchError(
+            f"Launch {launch} of run {side} ended with code {code}; see {out / side}.log."
+        )
 
 
 def run_within(command: Sequence[str], log: IO[str], longest_s: float) -> int | None:
-    """Run a command and return its exit code; None where it takes too long and is asked to end, which cleans up."""
+    """Run a command and return its exit code.
+
+    None where it takes too long and is asked to end, which cleans up.
+    """
     with subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             return process.wait(longest_s)
@@ -99,7 +121,9 @@ def write(out: Path, options: argparse.Namespace, tables: Mapping[str, Compariso
     facts = {
         "rates": {"a": options.rate, "control": options.rate, "b": options.reduced},
         "launches": options.launches,
-        "counts": {side: {str(v): n for v, n in table.counts.items()} for side, table in tables.items()},
+        "counts": {
+            side: {str(v): n for v, n in table.counts.items()} for side, table in tables.items()
+        },
         "differences": {side: list(map(str, table.differences)) for side, table in tables.items()},
         "as_expected": judge(tables),
     }
@@ -129,10 +153,18 @@ def _show(tables: Mapping[str, ComparisonTable], console: Console) -> int:
 
 def main() -> None:
     """Read the command line and leave with the exit code."""
-    parser = argparse.ArgumentParser(description="Compare runs over links of which one lost some of its rate.")
-    parser.add_argument("--rate", default="1gbit", help="rate of the link of a and control (default 1gbit)")
-    parser.add_argument("--reduced", default="900mbit", help="rate of the link of b (default 900mbit)")
-    parser.add_argument("--launches", type=int, default=10, help="launches of each run (default 10)")
+    parser = argparse.ArgumentParser(
+        description="Compare runs over links of which one lost some of its rate."
+    )
+    parser.add_argument(
+        "--rate", default="1gbit", help="rate of the link of a and control (default 1gbit)"
+    )
+    parser.add_argument(
+        "--reduced", default="900mbit", help="rate of the link of b (default 900mbit)"
+    )
+    parser.add_argument(
+        "--launches", type=int, default=10, help="launches of each run (default 10)"
+    )
     parser.add_argument("--sizes", default="1M,4M,16M", help="message sizes")
     add_out(parser, "planted")
     options = parser.parse_args()

@@ -1,4 +1,6 @@
-"""What does this machine deliver? The suite of `make bench`: three operations on every backend, 8 B to 16 MiB."""
+"""What does this machine deliver? The suite of `make bench`: three operations on every backend, 8 B
+to 16 MiB.
+"""
 
 from commbench import Sweep
 

@@ -1,7 +1,9 @@
-"""Records the traces that come with commbench, on this machine: ``python benchmarks/record_traces.py [NAME ...]``.
+"""Records the traces that come with commbench, on this machine: ``python
+benchmarks/record_traces.py [NAME ...]``.
 
-Each is a real model, trained with one thread on random data of the size stated in the file. Let nothing else run beside
-it. The architectures' sources are in commbench/ddp/workloads/architectures.py.
+Each is a real model, trained with one thread on random data of the size stated in the file. Let
+nothing else run beside it. The architectures' sources are in
+commbench/ddp/workloads/architectures.py.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -31,7 +33,9 @@ def resnet50() -> Trace:
     """ResNet-50 on images of ImageNet's size: 25,557,032 parameters in 161 tensors."""
     model = resnet(Bottleneck, (3, 4, 6, 3), 1000, small_images=False)
     images, labels = torch.randn(2, 3, 224, 224), torch.randint(1000, (2,))
-    return trace_of("resnet50", model, classification_loss, (images, labels), "2 images of 224 x 224 pixels")
+    return trace_of(
+        "resnet50", model, classification_loss, (images, labels), "2 images of 224 x 224 pixels"
+    )
 
 
 def bert_base() -> Trace:
@@ -49,17 +53,27 @@ def bert_base() -> Trace:
 def gpt2_small() -> Trace:
     """GPT-2 small with tied embeddings: 124,439,808 parameters in 148 tensors."""
     model = Decoder(vocabulary=50257, positions=1024, width=768, layers=12, heads=12)
-    return trace_of("gpt2-small", model, next_token_loss, torch.randint(50257, (1, 65)), "1 sequence of 64 tokens")
+    return trace_of(
+        "gpt2-small",
+        model,
+        next_token_loss,
+        torch.randint(50257, (1, 65)),
+        "1 sequence of 64 tokens",
+    )
 
 
 class ManyTiny(nn.Module):
-    """Two thousand vectors of 1 to 4096 elements, used one after the other: latency, not bandwidth, decides."""
+    """Two thousand vectors of 1 to 4096 elements, used one after the other: latency, not bandwidth,
+    decides.
+    """
 
     def __init__(self, tensors: int = 2000, longest: int = 4096) -> None:
         super().__init__()
         exponents = torch.rand(tensors, generator=torch.Generator().manual_seed(0))
         sizes = (longest + 1) ** exponents.double()
-        self.weights = nn.ParameterList(nn.Parameter(torch.randn(int(size)) / size.sqrt()) for size in sizes)
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.randn(int(size)) / size.sqrt()) for size in sizes
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map (batch, 4096) to (batch,)."""
@@ -75,16 +89,29 @@ def many_tiny() -> Trace:
     def loss(model: nn.Module, inputs: Tensor) -> Tensor:
         return model(inputs).square().mean()
 
-    return trace_of("many-tiny", ManyTiny(), loss, torch.randn(16, 4096), "16 vectors of 4096 elements")
+    return trace_of(
+        "many-tiny", ManyTiny(), loss, torch.randn(16, 4096), "16 vectors of 4096 elements"
+    )
 
 
-def trace_of(name: str, model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], batch: Any, size: str) -> Trace:  # noqa: ANN401 - a batch is whatever the loss understands
+def trace_of(
+    name: str,
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], Tensor],
+    batch: Any,  # noqa: ANN401 - a batch is whatever the loss understands
+    size: str,
+) -> Trace:
     """Record one model on one batch, and note the batch's size in words."""
     trace = record(model, loss, [batch], steps=STEPS, name=name)
     return dataclasses.replace(trace, recorded={**trace.recorded, "batch": size})
 
 
-TRACES = {"resnet50": resnet50, "bert-base": bert_base, "gpt2-small": gpt2_small, "many-tiny": many_tiny}
+TRACES = {
+    "resnet50": resnet50,
+    "bert-base": bert_base,
+    "gpt2-small": gpt2_small,
+    "many-tiny": many_tiny,
+}
 
 if __name__ == "__main__":
     torch.manual_seed(0)
@@ -93,4 +120,7 @@ if __name__ == "__main__":
         trace = TRACES[chosen]()
         trace.save(FOLDER / f"{chosen}.json")
         elements = sum(parameter.numel for parameter in trace.parameters)
-        print(f"{chosen}: {elements:,} parameters in {len(trace.parameters)} tensors, {trace.backward_ms:.1f} ms")
+        print(
+            f"{chosen}: {elements:,} parameters in {len(trace.parameters)} tensors,"
+            f" {trace.backward_ms:.1f} ms"
+        )

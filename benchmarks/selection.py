@@ -1,8 +1,10 @@
-"""Does top-k pay? Its compiled selection against the same by torch.topk, and against merely adding the two arrays.
+"""Does top-k pay? Its compiled selection against the same by torch.topk, and against merely adding
+the two arrays.
 
-``python benchmarks/selection.py`` works on one thread, in rounds of one call each, for several kinds of data: add the
-residual, choose exactly k elements, pack them, store the rest. Exit code 0 if with all data the 95 % intervals say that
-the selection is at least 8 times as fast as with torch.topk and takes at most 8 times as long as the addition, else 1.
+``python benchmarks/selection.py`` works on one thread, in rounds of one call each, for several
+kinds of data: add the residual, choose exactly k elements, pack them, store the rest. Exit code 0
+if with all data the 95 % intervals say that the selection is at least 8 times as fast as with
+torch.topk and takes at most 8 times as long as the addition, else 1.
 """
 
 from __future__ import annotations
@@ -43,18 +45,26 @@ ELSEWHERE_MIB = 128
 
 #: Elements that are not zero where most are: less than half of the default density.
 FEW = 0.0046
-#: Where large elements lie together: blocks of so many, this part of them, so many times as large as the others.
+#: Where large elements lie together: blocks of so many, this part of them, so many times as large
+#: as the others.
 BLOCK, LARGE_BLOCKS, LARGE = 4096, 0.05, 100.0
 
-#: (gradient, residual) of n elements by the name of the data; residuals are zero where they would undo the ties.
+#: (gradient, residual) of n elements by the name of the data; residuals are zero where they would
+#: undo the ties.
 DATA: dict[str, Callable[[np.random.Generator, int], tuple[Any, Any]]] = {
     "gauss": lambda rng, n: (rng.standard_normal(n), 3 * rng.standard_normal(n)),
     "student t2": lambda rng, n: (rng.standard_t(2, n), rng.standard_t(2, n)),
-    "blocky": lambda rng, n: (_blocks(rng, n) * rng.standard_normal(n), _blocks(rng, n) * rng.standard_normal(n)),
+    "blocky": lambda rng, n: (
+        _blocks(rng, n) * rng.standard_normal(n),
+        _blocks(rng, n) * rng.standard_normal(n),
+    ),
     "mostly zeros": lambda rng, n: (rng.standard_normal(n) * (rng.random(n) < FEW), np.zeros(n)),
     "all equal": lambda _, n: (np.full(n, 0.5), np.zeros(n)),
     "plus and minus one": lambda rng, n: (rng.choice([-1.0, 1.0], n), np.zeros(n)),
-    "few values": lambda rng, n: (rng.choice([-1.0, 0.0, 1.0, 2.0], n, p=[0.2, 0.595, 0.2, 0.005]), np.zeros(n)),
+    "few values": lambda rng, n: (
+        rng.choice([-1.0, 0.0, 1.0, 2.0], n, p=[0.2, 0.595, 0.2, 0.005]),
+        np.zeros(n),
+    ),
     "all zero": lambda _, n: (np.zeros(n), np.zeros(n)),
 }
 
@@ -67,8 +77,9 @@ def _blocks(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
 class Trial:
     """The three things that are timed, and their memory.
 
-    It serves all kinds of data: from blocks that others give back, torch.topk would make its 16 bytes an element faster
-    or slower as it happens, whereas a process that has not freed so much gets them new in every call.
+    It serves all kinds of data: from blocks that others give back, torch.topk would make its 16
+    bytes an element faster or slower as it happens, whereas a process that has not freed so much
+    gets them new in every call.
     """
 
     def __init__(self, n: int, k: int) -> None:
@@ -77,7 +88,9 @@ class Trial:
         from commbench.hooks.compression.selection import TopKSelector
 
         self.n, self.k = n, k
-        self.gradient, self.residual, self._gradient_before, self._residual_before = np.zeros((4, n), dtype=np.float32)
+        self.gradient, self.residual, self._gradient_before, self._residual_before = np.zeros(
+            (4, n), dtype=np.float32
+        )
         self._elsewhere = np.zeros(ELSEWHERE_MIB * MIB // 4, dtype=np.float32)
         self._selector = TopKSelector(n, k)
         self.payload = np.zeros(self._selector.payload_bytes, dtype=np.uint8)
@@ -93,7 +106,9 @@ class Trial:
         return {"commbench": self.select, "topk": self.select_by_torch, "add": self.add}
 
     def set_up(self) -> None:
-        """Undo what the last call did and fill the caches as training does: the gradient was written just before."""
+        """Undo what the last call did and fill the caches as training does: the gradient was
+        written just before.
+        """
         self.residual[:] = self._residual_before
         self._elsewhere.sum()
         self.gradient[:] = self._gradient_before
@@ -104,7 +119,9 @@ class Trial:
         self._selector.encode(self.gradient, self.residual, self.payload, step=self._step)
 
     def select_by_torch(self) -> None:
-        """The same by torch.topk, in place and with memory of its own, as one would write it by hand."""
+        """The same by torch.topk, in place and with memory of its own, as one would write it by
+        hand.
+        """
         import torch
 
         total = self._tensor(self.residual).add_(self._tensor(self.gradient))
@@ -135,18 +152,26 @@ class Trial:
         for call in (self.select, self.select_by_torch):
             self.set_up()
             call()
-            indices, values = self.payload[: 4 * self.k].view(np.int32), self.payload[4 * self.k :].view(np.float32)
+            indices, values = (
+                self.payload[: 4 * self.k].view(np.int32),
+                self.payload[4 * self.k :].view(np.float32),
+            )
             np.add.at(self.residual, indices, values)
             sent.append(np.sort(np.abs(values)))
             if not np.array_equal(whole, self.residual):
-                raise WrongDataError(f"What {call.__name__} sends and keeps is not the sum of gradient and residual.")
+                raise WrongDataError(
+                    f"What {call.__name__} sends and keeps is not the sum of gradient and residual."
+                )
         if not np.array_equal(sent[0], sent[1]):
             raise WrongDataError("The two selections do not send the same magnitudes.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One kind of data; times are medians over rounds, ratios are of these, their intervals over pairs of a round."""
+    """One kind of data.
+
+    Times are medians over rounds, ratios are of these, their intervals over pairs of a round.
+    """
 
     data: str
     elements: int
@@ -214,8 +239,12 @@ def _ratio(below: Sequence[float], above: Sequence[float]) -> tuple[float, Inter
     return ratio_interval(below, above, level=0.95, seed=0, paired=True)
 
 
-def write_results(out: Path, rows: Sequence[Row], times: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write run.json (all times and the conditions) and selection.csv (one line for each kind of data)."""
+def write_results(
+    out: Path, rows: Sequence[Row], times: Mapping[str, Any], facts: Mapping[str, Any]
+) -> None:
+    """Write run.json (all times and the conditions) and selection.csv (one line for each kind of
+    data).
+    """
     contents = {
         **facts,
         "environment": own_environment(),
@@ -226,14 +255,24 @@ def write_results(out: Path, rows: Sequence[Row], times: Mapping[str, Any], fact
         "times_ms": times,
     }
     write_facts(out / "run.json", "selection", contents)
-    (out / "selection.csv").write_text(csv_text(rows, [*(each.name for each in fields(Row)), "passed"]))
+    (out / "selection.csv").write_text(
+        csv_text(rows, [*(each.name for each in fields(Row)), "passed"])
+    )
 
 
 def build_table(rows: Sequence[Row]) -> Table:
     """The rows for people."""
     table = Table(box=None, pad_edge=False)
     table.add_column("data", no_wrap=True)
-    for name in ("ms", "topk ms", "add ms", "topk / ours [95 % CI]", "ours / add [95 % CI]", "", "aim"):
+    for name in (
+        "ms",
+        "topk ms",
+        "add ms",
+        "topk / ours [95 % CI]",
+        "ours / add [95 % CI]",
+        "",
+        "aim",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -258,7 +297,10 @@ def measure(options: argparse.Namespace) -> int:
     out = empty_out(options.out, "selection")
     torch.set_num_threads(1)
     prepare()
-    started, n = datetime.now(timezone.utc).isoformat(timespec="seconds"), int(options.mib * MIB) // 4
+    started, n = (
+        datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        int(options.mib * MIB) // 4,
+    )
     trial = Trial(n, max(1, round(options.density * n)))
     rows, times = [], {}
     for name, draw in DATA.items():
@@ -267,14 +309,20 @@ def measure(options: argparse.Namespace) -> int:
         times[name] = time_rounds(trial, options.rounds)
         rows.append(summarise(name, trial, times[name]))
     out.mkdir(parents=True, exist_ok=True)
-    facts = {"started": started, "seed": options.seed, "mib": options.mib, "density": options.density}
+    facts = {
+        "started": started,
+        "seed": options.seed,
+        "mib": options.mib,
+        "density": options.density,
+    }
     write_results(out, rows, times, facts)
     console = make_console()
     console.print(build_table(rows))
     answer = "PASS" if all(row.passed for row in rows) else "FAIL"
     console.print(
-        f"At least {LEAST_SPEEDUP:g} times as fast as torch.topk, at most {MOST_ADDITIONS:g} times as long as adding: "
-        f"{answer} (aim: {AIMED_SPEEDUP:g} and {AIMED_ADDITIONS:g}). Results: {out}",
+        f"At least {LEAST_SPEEDUP:g} times as fast as torch.topk, at most {MOST_ADDITIONS:g} times"
+        f" as long as adding: {answer} (aim: {AIMED_SPEEDUP:g} and {AIMED_ADDITIONS:g}). Results:"
+        f" {out}",
         soft_wrap=True,
     )
     return 0 if answer == "PASS" else 1
@@ -282,10 +330,21 @@ def measure(options: argparse.Namespace) -> int:
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Compare commbench's top-k selection with torch.topk on one thread.")
-    parser.add_argument("--mib", type=float, default=25.0, help="size of the gradient (default 25, DDP's bucket)")
-    parser.add_argument("--density", type=float, default=0.01, help="which part of the elements is sent (default 0.01)")
-    parser.add_argument("--rounds", type=int, default=21, help="rounds for each kind of data (default 21)")
+    parser = argparse.ArgumentParser(
+        description="Compare commbench's top-k selection with torch.topk on one thread."
+    )
+    parser.add_argument(
+        "--mib", type=float, default=25.0, help="size of the gradient (default 25, DDP's bucket)"
+    )
+    parser.add_argument(
+        "--density",
+        type=float,
+        default=0.01,
+        help="which part of the elements is sent (default 0.01)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=21, help="rounds for each kind of data (default 21)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the data (default 0)")
     add_out(parser, "selection")
     options = parser.parse_args()

@@ -1,8 +1,9 @@
-"""Does commbench see differences where there are none? The same suite measured twice, as run A and run B.
+"""Does commbench see differences where there are none? The same suite measured twice, as run A and
+run B.
 
-``python benchmarks/self_check.py`` makes the launches of A and B in turn (A B B A ...), compares the two runs as
-``commbench compare`` does, and counts the cases that are called different. Exit code 0 if these are at most 5 % of all,
-1 if more.
+``python benchmarks/self_check.py`` makes the launches of A and B in turn (A B B A ...), compares
+the two runs as ``commbench compare`` does, and counts the cases that are called different. Exit
+code 0 if these are at most 5 % of all, 1 if more.
 """
 
 from __future__ import annotations
@@ -50,15 +51,24 @@ class CheckedRow(ComparisonRow):
 
 
 class QuietDisplay(LineDisplay):
-    """Shows what goes wrong; how far we are is said here, because every launch looks like a run's last."""
+    """Shows what goes wrong.
+
+    How far we are is said here, because every launch looks like a run's last.
+    """
 
     def launch_finished(self, seconds: float) -> None:
         """Do nothing."""
 
 
 def launch_order(launches: int) -> list[tuple[str, int]]:
-    """Return side and number of each launch in the order ABBA, so that drift affects both sides alike."""
-    return [(side, launch) for launch in range(launches) for side in (SIDES if launch % 2 == 0 else SIDES[::-1])]
+    """Return side and number of each launch in the order ABBA, so that drift affects both sides
+    alike.
+    """
+    return [
+        (side, launch)
+        for launch in range(launches)
+        for side in (SIDES if launch % 2 == 0 else SIDES[::-1])
+    ]
 
 
 def make_side(suite: Suite, budget: Budget) -> RunRequest:
@@ -66,8 +76,11 @@ def make_side(suite: Suite, budget: Budget) -> RunRequest:
     return make_request(suite, Settings(), budget, ranks=RANKS, ranks_here=RANKS)
 
 
-def measure_pair(folder: Path, suite: Suite, requests: Mapping[str, RunRequest], launcher: Launcher) -> ComparisonTable:
-    """Measure both sides into ``folder``/a and ``folder``/b, launch by launch in turn, and compare them.
+def measure_pair(
+    folder: Path, suite: Suite, requests: Mapping[str, RunRequest], launcher: Launcher
+) -> ComparisonTable:
+    """Measure both sides into ``folder``/a and ``folder``/b, launch by launch in turn, and compare
+    them.
 
     Raises:
         LaunchError: a launch did not end well.
@@ -77,20 +90,27 @@ def measure_pair(folder: Path, suite: Suite, requests: Mapping[str, RunRequest],
     argv = {"argv": ["python", "benchmarks/self_check.py", *sys.argv[1:]]}
     with ExitStack() as stack:
         stores = {
-            side: stack.enter_context(Store.open(folder / side, {**run_header(suite.name, [request]), **argv}))
+            side: stack.enter_context(
+                Store.open(folder / side, {**run_header(suite.name, [request]), **argv})
+            )
             for side, request in requests.items()
         }
         for side, launch in launch_order(requests["a"].budget.launches):
             # A run of one launch more than there are has only that one to make.
             budget = replace(requests[side].budget, launches=launch + 1)
-            # Both sides keep what the very first launch found: one experiment, whose launches differ in name only.
+            # Both sides keep what the very first launch found: one experiment, whose launches
+            # differ in name only.
             fixed = fixed_settings(stores["a"].records, budget)
             request = replace(requests[side], budget=budget, fixed=fixed)
             code = conduct(single_stage(request), stores[side], launcher, display, fail_fast=True)
             if code:
                 reason = stores[side].info.get("reason") or "wrong data"
-                raise LaunchError(f"Launch {launch + 1} of run {side} ended with code {code}: {reason}")
-            console.print(f"run {side}: launch {launch + 1} of {requests[side].budget.launches} done")
+                raise LaunchError(
+                    f"Launch {launch + 1} of run {side} ended with code {code}: {reason}"
+                )
+            console.print(
+                f"run {side}: launch {launch + 1} of {requests[side].budget.launches} done"
+            )
     return compare(folder / "a", folder / "b")
 
 
@@ -102,7 +122,9 @@ def count_different(tables: Sequence[ComparisonTable]) -> tuple[int, int]:
 
 
 def write_summary(out: Path, tables: Sequence[ComparisonTable]) -> None:
-    """Write self_check.json, how often each verdict was given, and comparisons.csv, every case of every pair."""
+    """Write self_check.json, how often each verdict was given, and comparisons.csv, every case of
+    every pair.
+    """
     rows = [
         CheckedRow(pair=pair, **{f.name: getattr(row, f.name) for f in fields(ComparisonRow)})
         for pair, table in enumerate(tables, start=1)
@@ -114,7 +136,9 @@ def write_summary(out: Path, tables: Sequence[ComparisonTable]) -> None:
         "allowed": ALLOWED,
         "cases": cases,
         "different": different,
-        "pairs": [{str(verdict): count for verdict, count in table.counts.items()} for table in tables],
+        "pairs": [
+            {str(verdict): count for verdict, count in table.counts.items()} for table in tables
+        ],
     }
     write_facts(out / "self_check.json", "self_check", facts)
 
@@ -124,7 +148,9 @@ def show(tables: Sequence[ComparisonTable], console: Console) -> int:
     for table in tables:
         console.print(render_comparison(table))
     different, cases = count_different(tables)
-    console.print(f"{different} of {cases} cases called different (at most {100 * ALLOWED:g} % allowed)")
+    console.print(
+        f"{different} of {cases} cases called different (at most {100 * ALLOWED:g} % allowed)"
+    )
     if not cases:
         raise InputError("No case could be measured; look into the runs for the reasons.")
     return 0 if different <= ALLOWED * cases else 1
@@ -152,10 +178,18 @@ def check(options: argparse.Namespace) -> int:
 
 def main() -> None:
     """Read the command line and leave with the exit code."""
-    parser = argparse.ArgumentParser(description="Compare two runs of the same suite, which must not differ.")
-    parser.add_argument("--pairs", type=int, default=1, help="how many pairs of runs are compared (default 1)")
-    parser.add_argument("--launches", type=int, default=10, help="launches of each run (default 10)")
-    parser.add_argument("--operations", default=OPERATIONS, help=f"operations (default {OPERATIONS})")
+    parser = argparse.ArgumentParser(
+        description="Compare two runs of the same suite, which must not differ."
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=1, help="how many pairs of runs are compared (default 1)"
+    )
+    parser.add_argument(
+        "--launches", type=int, default=10, help="launches of each run (default 10)"
+    )
+    parser.add_argument(
+        "--operations", default=OPERATIONS, help=f"operations (default {OPERATIONS})"
+    )
     parser.add_argument("--sizes", default="8,512,4K,64K,512K,4M", help="message sizes")
     parser.add_argument("--backends", default="mpi,gloo", help="backends (default mpi,gloo)")
     add_out(parser, "self_check")

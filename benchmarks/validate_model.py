@@ -1,13 +1,18 @@
-"""Do predictions hold, and does the tuner choose well? HeldOutPair against everything measured, on emulated clusters.
+"""Do predictions hold, and does the tuner choose well? HeldOutPair against everything measured, on
+emulated clusters.
 
-``python benchmarks/validate_model.py`` (root, Linux) measures four parts, each in runs of its own below ``--out``:
+``python benchmarks/validate_model.py`` (root, Linux) measures four parts, each in runs of its own
+below ``--out``:
 
-- *scenarios*: a workload on a link, swept exhaustively by ``commbench train`` and tuned by ``commbench tune`` with the
-  same candidates, in the middle of the sweep; then the choice and the sweep's best side by side in fresh
+- *scenarios*: a workload on a link, swept exhaustively by ``commbench train`` and tuned by
+``commbench tune`` with the
+  same candidates, in the middle of the sweep; then the choice and the sweep's best side by side in
+  fresh
   launches: what the choice loses, what it cost, how far predictions were off;
-- *collectives*: message sizes that double, as people measure them, and one between each two, predicted from these;
-- *growth*: Gloo on 2 to 8 hosts, 6 and 8 predicted from 2 to 4;
-- *break-even*: top-k of densities around the predicted break-even with dense gradients, and the measured break-even.
+- *collectives*: message sizes that double, as people measure them, and one between each two,
+predicted from these; - *growth*: Gloo on 2 to 8 hosts, 6 and 8 predicted from 2 to 4; -
+*break-even*: top-k of densities around the predicted break-even with dense gradients, and the
+measured break-even.
 
 Exit code 0 if every aim is met and 1 if not; the same command goes on with what is not finished.
 """
@@ -72,8 +77,9 @@ from commbench.units import parse_link_rate
 PARTS = ("scenarios", "collectives", "growth", "break-even")
 #: Of a workload whose computing leaves the cores free, as an accelerator's does.
 OFFLOADED = "offloaded-"
-#: Gradients take far longer than computing over each workload's first rate, and less over the second. Where links are
-#: not shaped they take little of a step; of one that computes elsewhere meanwhile, next to nothing.
+#: Gradients take far longer than computing over each workload's first rate, and less over the
+#: second. Where links are not shaped they take little of a step; of one that computes elsewhere
+#: meanwhile, next to nothing.
 SCENARIOS = (
     "mlp@500mbit",
     "mlp@2gbit",
@@ -90,7 +96,8 @@ DENSE_RATES = ("1gbit", "none")
 GROWTH_RATE, GROWTH_RANKS, FITTED_RANKS = "200mbit", "2,3,4,6,8", 4
 #: Densities that are tried, over the predicted break-even.
 TRIED = (0.4, 0.7, 1.0, 1.4, 2.0)
-#: Steps of a block and launches in which the choice and the sweep's best meet: luck made the best what it is.
+#: Steps of a block and launches in which the choice and the sweep's best meet: luck made the best
+#: what it is.
 FRESH_STEPS, FRESH_LAUNCHES = 12, 10
 #: A sub-run that takes longer hangs.
 LONGEST_S = 1800
@@ -159,10 +166,17 @@ class Scenario:
         is_rate = rate == "none" or parse_link_rate(rate)
         if not separator or not workload or not is_rate or (batch and not batch.isdecimal()):
             raise InputError(
-                f"The scenario {name!r} is not understood; write one such as mlp@1gbit or resnet18:1@none."
+                f"The scenario {name!r} is not understood; write one such as mlp@1gbit or"
+                " resnet18:1@none."
             )
         size = int(batch) if batch else None
-        return cls(name=name, workload=workload, batch=size, rate=rate, offloaded=name.startswith(OFFLOADED))
+        return cls(
+            name=name,
+            workload=workload,
+            batch=size,
+            rate=rate,
+            offloaded=name.startswith(OFFLOADED),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,21 +212,29 @@ CLUSTERS = (
 )
 
 
-# ------------------------------------------------------------------------------------------------------- measuring
+# ---------------------------------------------------------------------------------------- measuring
 
 
 class Runs:
-    """The runs below a directory, each made by one or more commands, which are noted once they are through."""
+    """The runs below a directory, each made by one or more commands, which are noted once they are
+    through.
+    """
 
     def __init__(self, out: Path, show: Callable[[str], None]) -> None:
         self._folder = out / "runs"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._file = out / "commands.json"
         self.show = show
-        self.done: list[dict[str, Any]] = json.loads(self._file.read_text()) if self._file.exists() else []
+        self.done: list[dict[str, Any]] = (
+            json.loads(self._file.read_text()) if self._file.exists() else []
+        )
 
-    def make(self, name: str, command: Sequence[str], *, hosts: int = HOSTS, rate: str = "none") -> None:
-        """Run a command of commbench in an emulated cluster, unless it was run before; what it says is in a log.
+    def make(
+        self, name: str, command: Sequence[str], *, hosts: int = HOSTS, rate: str = "none"
+    ) -> None:
+        """Run a command of commbench in an emulated cluster, unless it was run before.
+
+        What it says is in a log.
 
         Raises:
             InputError: it failed.
@@ -220,22 +242,39 @@ class Runs:
         out = self._folder / name
         inner = [*COMMBENCH, *command, "--out", str(out)]
         whole = [*COMMBENCH, "lab", "run", "--hosts", str(hosts), "--rate", rate, "--", *inner]
-        said = ["commbench", *whole[len(COMMBENCH) : whole.index("--") + 1], "commbench", *command, "--out", name]
+        said = [
+            "commbench",
+            *whole[len(COMMBENCH) : whole.index("--") + 1],
+            "commbench",
+            *command,
+            "--out",
+            name,
+        ]
         if any(entry["command"] == said for entry in self.done):
             return
         self.show(f"{name}: {' '.join(said)}")
         load, begun = os.getloadavg()[0], time.monotonic()
         with (self._folder / f"{name}.log").open("a") as log:
-            code = subprocess.run(whole, stdout=log, stderr=log, timeout=LONGEST_S, check=False).returncode
+            code = subprocess.run(
+                whole, stdout=log, stderr=log, timeout=LONGEST_S, check=False
+            ).returncode
         seconds = time.monotonic() - begun
         if code:
-            raise InputError(f"{' '.join(said)} ended with code {code}; see {log.name}, then repeat this command.")
-        self.done.append({"command": said, "seconds": round(seconds, 1), "load_before": round(load, 2)})
+            raise InputError(
+                f"{' '.join(said)} ended with code {code}; see {log.name}, then repeat this"
+                " command."
+            )
+        self.done.append(
+            {"command": said, "seconds": round(seconds, 1), "load_before": round(load, 2)}
+        )
         self._file.write_text(json.dumps(self.done, indent=1) + "\n")
         self.show(f"{name}: {seconds:.0f} s")
 
     def options(self, scenario: Scenario) -> list[str]:
-        """What names a scenario's workload to ``train`` and ``tune``; of an offloaded one the trace, recorded first."""
+        """What names a scenario's workload to ``train`` and ``tune``.
+
+        Of an offloaded one the trace, recorded first.
+        """
         if not scenario.offloaded:
             batch = [] if scenario.batch is None else ["--batch", str(scenario.batch)]
             return ["--workload", scenario.workload, *batch]
@@ -254,66 +293,118 @@ class Runs:
 
 
 def offloaded_trace(scenario: Scenario) -> Trace:
-    """Record a workload on one core of this machine; as a trace of a GPU it is replayed by sleeping.
+    """Record a workload on one core of this machine.
 
-    So communication has the cores to itself, and a step takes as long however the machine's neighbours compute.
+    As a trace of a GPU it is replayed by sleeping.
+
+    So communication has the cores to itself, and a step takes as long however the machine's
+    neighbours compute.
     """
     torch.set_num_threads(1)
     name = scenario.name.rpartition("@")[0]
-    made = load_workload(scenario.workload, seed=1, rank=0, world_size=HOSTS, batch_size=scenario.batch)
+    made = load_workload(
+        scenario.workload, seed=1, rank=0, world_size=HOSTS, batch_size=scenario.batch
+    )
     trace = record(made.model, made.loss, made.batches, name=name, optimizer=made.optimizer)
-    how = f"{trace.recorded['how']}, on a CPU; called a GPU's so that its computing is slept through"
+    how = (
+        f"{trace.recorded['how']}, on a CPU; called a GPU's so that its computing is slept through"
+    )
     return dataclasses.replace(trace, device="cuda", recorded={**trace.recorded, "how": how})
 
 
 def measure_scenario(runs: Runs, scenario: Scenario, scope: Scope) -> None:
     """The exhaustive sweep, and tuning in the middle of its launches: what drifts meets both."""
     hooks = f"--bucket-cap-mb {scope.caps} --seed 1 --budget {scope.budget}".split()
-    train = ["train", *runs.options(scenario), *hooks, "--hook", scope.hooks, "--confirm-launches", "1", "--launches"]
+    train = [
+        "train",
+        *runs.options(scenario),
+        *hooks,
+        "--hook",
+        scope.hooks,
+        "--confirm-launches",
+        "1",
+        "--launches",
+    ]
     tune = ["tune", *runs.options(scenario), *hooks, "--allow", scope.hooks, "--accept-loss"]
     swept = f"train_{scenario.name}"
     runs.make(swept, [*train, str(scope.launches // 2)], rate=scenario.rate)
-    steps = next(record.block_steps for record in runs.load(swept).training_records if record.status == "ok")
+    steps = next(
+        record.block_steps for record in runs.load(swept).training_records if record.status == "ok"
+    )
     runs.make(
         f"tune_{scenario.name}", [*tune, "--steps", str(steps)], rate=scenario.rate
     )  # the same block costs as much
     runs.make(swept, [*train, str(scope.launches)], rate=scenario.rate)
 
 
-def measure_choice(runs: Runs, scenario: Scenario, choice: TrainingCase, best: TrainingCase) -> str | None:
-    """The choice, the sweep's best and the default in fresh launches; None where choice and best are one."""
+def measure_choice(
+    runs: Runs, scenario: Scenario, choice: TrainingCase, best: TrainingCase
+) -> str | None:
+    """The choice, the sweep's best and the default in fresh launches.
+
+    None where choice and best are one.
+    """
     if choice == best:
         return None
     caps = ",".join(dict.fromkeys(case.bucket_cap_mb for case in (choice, best)))
     hooks = ",".join(dict.fromkeys(case.hook_name for case in (choice, best)))
-    words = f"--bucket-cap-mb {caps} --hook {hooks} --seed 2 --steps {FRESH_STEPS} --launches {FRESH_LAUNCHES}".split()
+    words = (
+        f"--bucket-cap-mb {caps} --hook {hooks} --seed 2 --steps {FRESH_STEPS} --launches"
+        f" {FRESH_LAUNCHES}".split()
+    )
     name = f"choice_{scenario.name}"
-    runs.make(name, ["train", *runs.options(scenario), *words, "--confirm-launches", "1"], rate=scenario.rate)
+    runs.make(
+        name,
+        ["train", *runs.options(scenario), *words, "--confirm-launches", "1"],
+        rate=scenario.rate,
+    )
     return name
 
 
 def measure_collectives(runs: Runs, rate: str, scope: Scope) -> None:
     """Sizes that double, and one between each two, on both host backends."""
     first, last = scope.sizes
-    doubling = list(itertools.takewhile(lambda size: size < last, (first << i for i in itertools.count())))
+    doubling = list(
+        itertools.takewhile(lambda size: size < last, (first << i for i in itertools.count()))
+    )
     sizes = ",".join(str(size) for each in doubling for size in (each, each * 3 // 2))
-    command = ["run", "--backend", "gloo,mpi", "-c", "all_reduce,all_gather", "--sizes", f"{sizes},{last}"]
+    command = [
+        "run",
+        "--backend",
+        "gloo,mpi",
+        "-c",
+        "all_reduce,all_gather",
+        "--sizes",
+        f"{sizes},{last}",
+    ]
     runs.make(f"sizes_{rate}", [*command, "--launches", str(scope.collective_launches)], rate=rate)
 
 
 def measure_growth(runs: Runs, scope: Scope) -> None:
     """The same collectives on more and more hosts."""
-    command = ["run", "--backend", "gloo", "-c", "all_reduce,all_gather", "--sizes", scope.growth_sizes]
+    command = [
+        "run",
+        "--backend",
+        "gloo",
+        "-c",
+        "all_reduce,all_gather",
+        "--sizes",
+        scope.growth_sizes,
+    ]
     command += ["--world-sizes", GROWTH_RANKS, "--launches", str(scope.growth_launches)]
     runs.make("growth", command, hosts=int(GROWTH_RANKS.rpartition(",")[2]), rate=GROWTH_RATE)
 
 
 def predict_break_even(runs: Runs, cluster: Cluster) -> BreakEven:
-    """The break-even density, from the scenario's runs and, for more hosts, from collectives on fewer."""
+    """The break-even density, from the scenario's runs and, for more hosts, from collectives on
+    fewer.
+    """
     swept, tuned = (runs.load(f"{kind}_{cluster.fitted_to}") for kind in ("train", "tune"))
     case = _swept(swept).baseline.case
     network = NetworkModel.fit(tuned.records).at(case.backend, case.world_size)
-    model = StepModel.calibrate(WorkloadFacts.from_json(swept.info["facts"]), network, swept.training_records)
+    model = StepModel.calibrate(
+        WorkloadFacts.from_json(swept.info["facts"]), network, swept.training_records
+    )
     if cluster.hosts != HOSTS:
         growth = runs.load("growth")
         larger = network_up_to(growth.records, growth.info, cluster.hosts - 1)
@@ -328,16 +419,27 @@ def measure_break_even(runs: Runs, cluster: Cluster, predicted: BreakEven) -> No
     around = predicted.density or predicted.byte_density
     densities = dict.fromkeys(float(f"{min(around * factor, DENSEST):.2g}") for factor in TRIED)
     hooks = ",".join(["none", *(f"topk:{density:g}" for density in densities)])
-    command = ["train", *runs.options(cluster.scenario), "--bucket-cap-mb", DEFAULT_CAP, "--hook", hooks, "--seed", "1"]
+    command = [
+        "train",
+        *runs.options(cluster.scenario),
+        "--bucket-cap-mb",
+        DEFAULT_CAP,
+        "--hook",
+        hooks,
+        "--seed",
+        "1",
+    ]
     launches = ["--launches", "4", "--confirm-launches", "1"]
     runs.make(cluster.run, [*command, *launches], hosts=cluster.hosts, rate=cluster.rate)
 
 
-# --------------------------------------------------------------------------------------------------------- judging
+# ------------------------------------------------------------------------------------------ judging
 
 
 def judge_scenario(found: Findings, scenario: Scenario, runs: Runs) -> None:
-    """Hold what the tuner predicted and chose against the sweep, and its choice in fresh launches, which are made."""
+    """Hold what the tuner predicted and chose against the sweep, and its choice in fresh launches,
+    which are made.
+    """
     swept, tuned = (runs.load(f"{kind}_{scenario.name}") for kind in ("train", "tune"))
     sweep = _swept(swept)
     rows = prediction_rows(tuned.records, tuned.training_records, tuned.info)
@@ -345,12 +447,28 @@ def judge_scenario(found: Findings, scenario: Scenario, runs: Runs) -> None:
     if recommendation is None:
         raise InputError(f"{tuned.path} has no recommendation; tune again.")
     predicted = {_setting(row, sweep.baseline.case): row for row in rows}
-    steps_ms = {case: row.predicted_step_ms for case, row in predicted.items() if row.predicted_step_ms is not None}
+    steps_ms = {
+        case: row.predicted_step_ms
+        for case, row in predicted.items()
+        if row.predicted_step_ms is not None
+    }
     fitted = {case for case, row in predicted.items() if row.is_fitted}
     steps, speedups = compare_steps(sweep, steps_ms), compare_speedups(sweep, steps_ms)
     for quantity, held in (("step_ms", steps), ("speedup", speedups)):
-        found.add("scenarios", scenario.name, quantity, "calibrated", [held[case] for case in held if case in fitted])
-        found.add("scenarios", scenario.name, quantity, "held_out", [held[case] for case in held if case not in fitted])
+        found.add(
+            "scenarios",
+            scenario.name,
+            quantity,
+            "calibrated",
+            [held[case] for case in held if case in fitted],
+        )
+        found.add(
+            "scenarios",
+            scenario.name,
+            quantity,
+            "held_out",
+            [held[case] for case in held if case not in fitted],
+        )
     interleaved = _interleaved(sweep, swept, tuned)
     found.add("scenarios", scenario.name, "step_ms", "interleaved", interleaved)
     choice = choice_of(recommendation, sweep.baseline.case)
@@ -358,7 +476,11 @@ def judge_scenario(found: Findings, scenario: Scenario, runs: Runs) -> None:
     fresh = _swept(runs.load(again)) if again else None
     regret = sweep.regret(choice, fresh)
     gain = speedup_of(fresh.find(sweep.best.case), fresh.baseline) if fresh else None
-    default = next(row for row in swept.training_rows if row.hook == "none" and row.bucket_cap_mb == DEFAULT_CAP)
+    default = next(
+        row
+        for row in swept.training_rows
+        if row.hook == "none" and row.bucket_cap_mb == DEFAULT_CAP
+    )
     held_out = [steps[case] for case in steps if case not in fitted]
     found.judged.append(
         Judged(
@@ -405,12 +527,18 @@ def _short(case: TrainingCase) -> str:
 
 
 def _interleaved(sweep: Exhaustive, swept: Run, tuned: Run) -> list[HeldOutPair]:
-    """Other bucket sizes, predicted from default buckets in the same launches and the network as tuning timed it."""
+    """Other bucket sizes, predicted from default buckets in the same launches and the network as
+    tuning timed it.
+    """
     case = sweep.baseline.case
     fitted = [r for r in swept.training_records if r.case.bucket_cap_mb == DEFAULT_CAP]
     network = NetworkModel.fit(tuned.records).at(case.backend, case.world_size)
     model = StepModel.calibrate(WorkloadFacts.from_json(swept.info["facts"]), network, fitted)
-    others = [one for one in sweep.settings if one.bucket_cap_mb != DEFAULT_CAP and one.hook_name in model.hooks]
+    others = [
+        one
+        for one in sweep.settings
+        if one.bucket_cap_mb != DEFAULT_CAP and one.hook_name in model.hooks
+    ]
     return list(compare_steps(sweep, {one: model.predict(one).step_ms for one in others}).values())
 
 
@@ -432,19 +560,26 @@ def judge_break_even(found: Findings, runs: Runs, cluster: Cluster, predicted: B
     """Hold what top-k did at several densities against the break-even predicted from other runs."""
     points = compare_with_measured(predicted, runs.load(cluster.run).training_rows)
     for point in points:
-        found.points.append({"where": cluster.label, **dataclasses.asdict(point), "agrees": point.agrees})
+        found.points.append(
+            {"where": cluster.label, **dataclasses.asdict(point), "agrees": point.agrees}
+        )
     crossing = measured_break_even(points)
     if crossing is None or predicted.density is None:
-        runs.show(f"{cluster.label}: no break-even within the densities tried; predicted {predicted.density}")
+        runs.show(
+            f"{cluster.label}: no break-even within the densities tried; predicted"
+            f" {predicted.density}"
+        )
         return
     held = HeldOutPair(what="break-even of top-k", predicted=predicted.density, measured=crossing)
     found.add("break-even", cluster.label, "density", "held_out", [held])
 
 
-# ------------------------------------------------------------------------------------------------------------ all
+# ---------------------------------------------------------------------------------------------- all
 
 
-def validate(scope: Scope, scenarios: Sequence[Scenario], parts: Sequence[str], runs: Runs) -> Findings:
+def validate(
+    scope: Scope, scenarios: Sequence[Scenario], parts: Sequence[str], runs: Runs
+) -> Findings:
     """Measure what is missing, then judge all.
 
     Raises:
@@ -476,7 +611,10 @@ def write(out: Path, found: Findings, runs: Runs) -> None:
     """Write validation.csv and validation.json."""
     columns = [each.name for each in dataclasses.fields(Check)]
     (out / "validation.csv").write_text(csv_text(found.checks, columns))
-    environments = [runs.load(path.parent.name).info["environment"] for path in (out / "runs").glob("*/run.json")]
+    environments = [
+        runs.load(path.parent.name).info["environment"]
+        for path in (out / "runs").glob("*/run.json")
+    ]
     facts = {
         "met": all(aim.met for aim in found.aims),
         "aims": [dataclasses.asdict(aim) for aim in found.aims],
@@ -490,21 +628,40 @@ def write(out: Path, found: Findings, runs: Runs) -> None:
 
 def main() -> None:
     """Read the command line and leave with the exit code."""
-    parser = argparse.ArgumentParser(description="Hold predictions and the tuner's choice against measurements.")
-    parser.add_argument("--scenarios", help=f"comma-separated, as in {','.join(SCENARIOS)}, which are the default")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"what to measure (default {','.join(PARTS)})")
-    parser.add_argument("--quick", action="store_true", help="fewer launches, settings and sizes: a try, no evidence")
-    parser.add_argument("--out", type=Path, help="directory (default results/<UTC time>-validation-<host>)")
+    parser = argparse.ArgumentParser(
+        description="Hold predictions and the tuner's choice against measurements."
+    )
+    parser.add_argument(
+        "--scenarios", help=f"comma-separated, as in {','.join(SCENARIOS)}, which are the default"
+    )
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help=f"what to measure (default {','.join(PARTS)})"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="fewer launches, settings and sizes: a try, no evidence",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="directory (default results/<UTC time>-validation-<host>)"
+    )
     options = parser.parse_args()
     console, errors = make_console(), make_console(sys.stderr)
     begun = time.monotonic()
     try:
-        scenarios = [Scenario.parse(name) for name in (options.scenarios or ",".join(SCENARIOS)).split(",")]
+        scenarios = [
+            Scenario.parse(name) for name in (options.scenarios or ",".join(SCENARIOS)).split(",")
+        ]
         parts = options.parts.split(",")
         if unknown := sorted(set(parts) - set(PARTS)):
             raise InputError(f"--parts {unknown[0]} is unknown; choose from {', '.join(PARTS)}.")
         out = options.out or default_out("validation")
-        runs = Runs(out, lambda text: errors.print(f"{(time.monotonic() - begun) / 60:4.1f} min  {text}", style="dim"))
+        runs = Runs(
+            out,
+            lambda text: errors.print(
+                f"{(time.monotonic() - begun) / 60:4.1f} min  {text}", style="dim"
+            ),
+        )
         found = validate(QUICK if options.quick else FULL, scenarios, parts, runs)
         write(out, found, runs)
         for table in tables(found):

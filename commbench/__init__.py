@@ -1,4 +1,6 @@
-"""commbench: times collectives and DDP training across ranks, sizes and launches, and says how sure it is."""
+"""commbench: times collectives and DDP training across ranks, sizes and launches, and says how sure
+it is.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,9 +15,19 @@ if TYPE_CHECKING:
     from commbench.results import load_run
 
 __version__ = "0.1.0"
-__all__ = ["Case", "Record", "Sweep", "Workload", "autotune", "compare", "load_run", "record_gradients"]
+__all__ = [
+    "Case",
+    "Record",
+    "Sweep",
+    "Workload",
+    "autotune",
+    "compare",
+    "load_run",
+    "record_gradients",
+]
 
-#: The module of each name; loaded on first use, so that every import of a part of commbench stays light.
+#: The module of each name; loaded on first use, so that every import of a part of commbench stays
+#: light.
 _MODULES = {
     "Case": "collectives.cases",
     "Record": "engine.records",

@@ -6,7 +6,8 @@ CommbenchError
 ├── WrongDataError    4  an operation delivered wrong elements
 └── UnsupportedError  -  a backend cannot do a case; becomes a row with the reason, never a crash
 
-A `Reason` says why a case has no result or no prediction: a code, its parameters, and the sentence that both make.
+A `Reason` says why a case has no result or no prediction: a code, its parameters, and the sentence
+that both make.
 """
 
 from __future__ import annotations
@@ -22,24 +23,34 @@ EntryT = TypeVar("EntryT")
 
 
 class CommbenchError(Exception):
-    """Base of every error that commbench raises on purpose; its text is one sentence for the user."""
+    """Base of every error that commbench raises on purpose.
+
+    Its text is one sentence for the user.
+    """
 
     exit_code = 1
 
 
 class InputError(CommbenchError):
-    """What was asked cannot be done: the sentence says what was asked, what was found and what to do."""
+    """What was asked cannot be done: the sentence says what was asked, what was found and what to
+    do.
+    """
 
     exit_code = 2
 
 
-def unknown_choice(what: str, name: str, choices: Iterable[str], alternative: str = "") -> InputError:
+def unknown_choice(
+    what: str, name: str, choices: Iterable[str], alternative: str = ""
+) -> InputError:
     """Return the error for a ``name`` that is none of ``choices``; ``what`` is the kind of name."""
     return InputError(f"Unknown {what} {name!r}; choose from {', '.join(choices)}{alternative}.")
 
 
 def check_choice(what: str, name: str, choices: Collection[str]) -> None:
-    """Raise `InputError` with the list of ``choices`` unless ``name`` is one of them; ``what`` is the kind of name."""
+    """Raise `InputError` with the list of ``choices`` unless ``name`` is one of them.
+
+    ``what`` is the kind of name.
+    """
     if name not in choices:
         raise unknown_choice(what, name, choices)
 
@@ -75,16 +86,22 @@ class WrongDataError(CommbenchError):
     exit_code = 4
 
 
-#: The meaning of each exit code of commbench; `tune -- COMMAND` and `watch -- COMMAND` end with the code of COMMAND.
+#: The meaning of each exit code of commbench; `tune -- COMMAND` and `watch -- COMMAND` end with the
+#: code of COMMAND.
 EXIT_CODES: Mapping[int, str] = MappingProxyType(
     {
         0: "done; also a run cut by --time-limit after each case had a launch (status is cut)",
         CommbenchError.exit_code: "an internal error of commbench",
         InputError.exit_code: "bad input: one sentence on stderr, nothing written",
-        LaunchError.exit_code: "partial: cases failed, hung or had no launch; the others are kept, the same command "
-        "tries the missing ones again; check: an expectation is not shown or not tested",
+        LaunchError.exit_code: (
+            "partial: cases failed, hung or had no launch; the others are kept, the same command "
+            "tries the missing ones again; check: an expectation is not shown or not tested"
+        ),
         WrongDataError.exit_code: "wrong data was found, also in a partial run",
-        5: "compare found a regression beyond --threshold; check found an expectation that is not met",
+        5: (
+            "compare found a regression beyond --threshold; check found an expectation that is"
+            " not met"
+        ),
         129: "hung up; the same command resumes",
         130: "interrupted by Ctrl-C; the same command resumes",
         141: "the reader of stdout closed the pipe",
@@ -97,34 +114,53 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
     {
         # A case without a result, by what refused it.
         "algorithm_not_offered": (
-            "{backend} takes no algorithm from --algorithm; its library may have variables of its own for it"
+            "{backend} takes no algorithm from --algorithm; its library may have variables of its"
+            " own for it"
         ),
-        "average_inexact": "the average of {dtype} has no exact answer: libraries round it differently",
-        "bucket_list_missing": "torch {version} has no bucket_cap_mb_list; give one bucket size, or a newer torch",
+        "average_inexact": (
+            "the average of {dtype} has no exact answer: libraries round it differently"
+        ),
+        "bucket_list_missing": (
+            "torch {version} has no bucket_cap_mb_list; give one bucket size, or a newer torch"
+        ),
         "buffers_not_made": "torch {version} makes no {kind} buffers here: {error}",
-        "cache_unknown": "the size of the last-level cache is not known on every rank; use --buffers hot",
+        "cache_unknown": (
+            "the size of the last-level cache is not known on every rank; use --buffers hot"
+        ),
         "channels_fixed": (
-            "cupy makes no NCCL communicators of so many channels; use --backend torch-nccl, or set "
-            "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS for a parent run"
+            "cupy makes no NCCL communicators of so many channels; use --backend torch-nccl, or set"
+            " NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS for a parent run"
         ),
         "communicator_not_made": "NCCL makes no communicator for {algorithm}: {error}",
-        "compiler_missing": "torch.compile needs a C++ compiler on this host: install g++, or leave out --compile",
+        "compiler_missing": (
+            "torch.compile needs a C++ compiler on this host: install g++, or leave out --compile"
+        ),
         "ddp_argument_missing": "DDP of torch {version} has no {argument}; use a newer torch",
-        "ddp_optimizer_small_bucket": "ddp_optimizer takes no buckets below 1 MiB; choose larger --bucket-cap-mb",
-        "dtype_not_reduced": "this MPI library has no {dtype} to reduce in; use float32, or backend gloo",
+        "ddp_optimizer_small_bucket": (
+            "ddp_optimizer takes no buckets below 1 MiB; choose larger --bucket-cap-mb"
+        ),
+        "dtype_not_reduced": (
+            "this MPI library has no {dtype} to reduce in; use float32, or backend gloo"
+        ),
         "elements_wrong": "{wrong} elements differ from the known answer{where}",
-        "gpu_memory_full": ("the GPU's memory has no room for another {size}, {free} are free; choose smaller --sizes"),
+        "gpu_memory_full": (
+            "the GPU's memory has no room for another {size}, {free} are free; choose smaller"
+            " --sizes"
+        ),
         "graph_refused": "no graph can hold {operation} here: {error}",
-        "graph_waits": "{backend}'s {operation} waits on the host, which no graph can hold; use --cadence isolated",
+        "graph_waits": (
+            "{backend}'s {operation} waits on the host, which no graph can hold; use --cadence"
+            " isolated"
+        ),
         "graphs_unsupported": "NCCL {version} cannot be captured in CUDA graphs, 2.9 or newer can",
         "hook_bytes_unknown": "what hook {hook} sends is measured, not predicted",
         "hosts_unequal": (
-            "pattern hierarchical needs several hosts with equally many ranks, two or more, on each, and this run has "
-            "{found}; use pattern flat"
+            "pattern hierarchical needs several hosts with equally many ranks, two or more, on"
+            " each, and this run has {found}; use pattern flat"
         ),
         "idle": (
-            "among one rank {backend} has nothing to do in place, and there is nothing to time; use more ranks, or "
-            "--in-place out where the operation has it"
+            "among one rank {backend} has nothing to do in place, and there is nothing to time; use"
+            " more ranks, or --in-place out where the operation has it"
         ),
         "imported_defects": "IMB found defects.",
         "imported_failure": "OSU's validation failed.",
@@ -133,47 +169,62 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "loop_missing": "{backend} has no {loop} loop; use --loop {loops}",
         "matrix_of_all_ranks": "a matrix is of all ranks; leave --world-sizes out",
         "matrix_of_plain_calls": (
-            "a matrix is timed call by call on the same buffers; leave other cadences and buffers out"
+            "a matrix is timed call by call on the same buffers; leave other cadences and"
+            " buffers out"
         ),
         "message_too_large": (
-            "{backend} takes at most {most} elements in one call, this case has {elements}; use a larger data type or "
-            "a smaller message"
+            "{backend} takes at most {most} elements in one call, this case has {elements}; use a"
+            " larger data type or a smaller message"
         ),
         "missing": "{backend} has no {what}",
         "native_form_missing": "this operation has no native form; use --loop python",
         "never_on_time": "no repetition started on time; use --sync dissemination",
-        "never_queued_in_time": "the GPU waited for the host in every repetition; use --cadence pipelined or graph",
+        "never_queued_in_time": (
+            "the GPU waited for the host in every repetition; use --cadence pipelined or graph"
+        ),
         "no_group": "pattern {pattern} makes no group of two ranks or more of {placement}",
-        "not_persistent": "{library} has no {function}, which came with MPI 4.0; use --cadence isolated",
+        "not_persistent": (
+            "{library} has no {function}, which came with MPI 4.0; use --cadence isolated"
+        ),
         "operation_not_in_pattern": (
             "pattern {pattern} is for {offered}, and {operation} was asked for; use pattern flat"
         ),
-        "overlap_rotates": "{operation} and its overlap are timed on the same buffers; use --buffers hot",
+        "overlap_rotates": (
+            "{operation} and its overlap are timed on the same buffers; use --buffers hot"
+        ),
         "pair_wrong": "the data differs from the known answer",
         "parameters_differ": "its ranks ended with different parameters",
         "period_beyond_block": (
-            "hook {hook} exchanges once in {period} steps, and a block has only {timed} timed steps; use more --steps, "
-            "or a shorter period"
+            "hook {hook} exchanges once in {period} steps, and a block has only {timed} timed"
+            " steps; use more --steps, or a shorter period"
         ),
         "redop_missing": "MPI has no {redop}; reduce by sum, or use backend gloo",
         "root_outside_group": (
-            "root {root} counts within a group, and pattern {pattern} makes groups of {size} ranks here"
+            "root {root} counts within a group, and pattern {pattern} makes groups of {size} ranks"
+            " here"
         ),
         "start_method_missing": "{backend} cannot start ranks by {sync}; use --sync {syncs}",
         "stated": "{sentence}",
-        "python_reducer_hook": "python_reducer calls no communication hook such as {hook}; use --hook none with it",
+        "python_reducer_hook": (
+            "python_reducer calls no communication hook such as {hook}; use --hook none with it"
+        ),
         "static_graph_accumulates": (
-            "DDP of torch {version} fails in its first step where a static graph accumulates; leave out one of the two"
+            "DDP of torch {version} fails in its first step where a static graph accumulates; leave"
+            " out one of the two"
         ),
         "too_few_ranks": "{operation} needs at least {minimum} ranks, this run has {ranks}",
         # A launch that failed or hung.
         "daemon_lost": "mpirun has lost its daemon on host {host}",
         "hosts_silent": "{hosts} not been heard of {since}{suspicion}",
         "launcher_ended": "the launcher ended with exit status {status}{last_line}",
-        "launcher_not_started": "{program} cannot be started ({error}); install it again, or load its module",
+        "launcher_not_started": (
+            "{program} cannot be started ({error}); install it again, or load its module"
+        ),
         "no_progress": "no progress for {timeout_s} s: {cause}",
         "no_rank_heard": "no rank has been heard of since the launch was started",
-        "no_rank_stands_out": "all ranks are alive and equally far; none can be told to be the cause",
+        "no_rank_stands_out": (
+            "all ranks are alive and equally far; none can be told to be the cause"
+        ),
         "rank_died": "{subject} has died: others lost their connection to it",
         "rank_ended": "ended by {signal}: a person, a time limit or a failed rank",
         "rank_killed": "{subject} was killed by signal {signal} ({meaning}){memory}{remedy}",
@@ -183,43 +234,49 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "ranks_not_started": "the ranks could not be started: {remedy}",
         # A prediction that cannot be made.
         "algorithm_unknown": (
-            "{subject} of {size} on {ranks} ranks is not predicted: which algorithm the library takes there is not "
-            "known, and {algorithms} differ by a factor of {factor}; measure it on more ranks."
+            "{subject} of {size} on {ranks} ranks is not predicted: which algorithm the library"
+            " takes there is not known, and {algorithms} differ by a factor of {factor}; measure it"
+            " on more ranks."
         ),
         "hook_after_step": (
-            "A step with hook {subject} is measured, not predicted: it exchanges parameters after the optimiser's "
-            "step, and the model of a step is of buckets in the backward pass."
+            "A step with hook {subject} is measured, not predicted: it exchanges parameters after"
+            " the optimiser's step, and the model of a step is of buckets in the backward pass."
         ),
         "hook_unmeasured": (
-            "A step with hook {subject} was to be predicted, but only {hooks} can be: measure one setting of it first, "
-            "and the collectives that it uses."
+            "A step with hook {subject} was to be predicted, but only {hooks} can be: measure one"
+            " setting of it first, and the collectives that it uses."
         ),
         "hosts_incomplete": (
-            "{subject}{pattern} needs two or more hosts of {ranks_per_node} ranks; {ranks} ranks make none."
+            "{subject}{pattern} needs two or more hosts of {ranks_per_node} ranks; {ranks} ranks"
+            " make none."
         ),
         "links_unmeasured": (
-            "{subject}{pattern} was measured within one host and is not predicted for {ranks} ranks on hosts of "
-            "{ranks_per_node}: nothing is known of links between hosts; give --rate, or measure across hosts."
+            "{subject}{pattern} was measured within one host and is not predicted for {ranks} ranks"
+            " on hosts of {ranks_per_node}: nothing is known of links between hosts; give --rate,"
+            " or measure across hosts."
         ),
         "operation_unmeasured": (
-            "Nothing is known of {subject} of {dtype}; measure it: commbench run --backend {backend} --collective "
-            "{operation} --dtype {dtype} --sizes 64K:64M:4."
+            "Nothing is known of {subject} of {dtype}; measure it: commbench run --backend"
+            " {backend} --collective {operation} --dtype {dtype} --sizes 64K:64M:4."
         ),
         "ranks_per_host_differ": (
-            "{subject}{pattern} was measured with {measured_ranks_per_node} ranks on a host and is not predicted for "
-            "{ranks_per_node}: how often its messages share a link is not known; measure it so."
+            "{subject}{pattern} was measured with {measured_ranks_per_node} ranks on a host and is"
+            " not predicted for {ranks_per_node}: how often its messages share a link is not known;"
+            " measure it so."
         ),
         "start_up_unmeasured": (
-            "{prediction} is not predicted across hosts: it is mostly start-up, which was measured within one host "
-            "alone; measure across hosts."
+            "{prediction} is not predicted across hosts: it is mostly start-up, which was measured"
+            " within one host alone; measure across hosts."
         ),
         "top_k_unmeasured": (
-            "Whether top-k pays is not predicted, since no top-k was trained or no all_gather measured, which it uses: "
-            "train with --hook none,topk:0.01, and measure with commbench run -c all_gather."
+            "Whether top-k pays is not predicted, since no top-k was trained or no all_gather"
+            " measured, which it uses: train with --hook none,topk:0.01, and measure with commbench"
+            " run -c all_gather."
         ),
         "within_host_unmeasured": (
-            "{subject}{pattern} was measured across hosts alone and is not predicted for {ranks} ranks, which fit on "
-            "one host of {ranks_per_node}; measure it within a host, too, and give both runs."
+            "{subject}{pattern} was measured across hosts alone and is not predicted for {ranks}"
+            " ranks, which fit on one host of {ranks_per_node}; measure it within a host, too, and"
+            " give both runs."
         ),
     }
 )
@@ -227,7 +284,15 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
 _QUOTED = frozenset({"cause", "error", "last_line", "remedy", "sentence"})
 #: Parameters of one prediction: reasons that differ in these alone are alike.
 _OF_ONE_PREDICTION = frozenset(
-    {"algorithms", "factor", "measured_ranks_per_node", "prediction", "ranks", "ranks_per_node", "size"}
+    {
+        "algorithms",
+        "factor",
+        "measured_ranks_per_node",
+        "prediction",
+        "ranks",
+        "ranks_per_node",
+        "size",
+    }
 )
 
 
@@ -265,10 +330,17 @@ class Reason:
     def key(self, subject: str) -> tuple[object, ...]:
         """Return what alike reasons have in common, for a prediction of ``subject``.
 
-        Reasons are alike if they differ only in the subject of the prediction, in ranks, sizes or algorithms.
+        Reasons are alike if they differ only in the subject of the prediction, in ranks, sizes or
+        algorithms.
         """
-        shared = {name: value for name, value in self.parameters.items() if name not in _OF_ONE_PREDICTION}
-        return self.code, "" if self.subject == subject else self.subject, tuple(sorted(shared.items()))
+        shared = {
+            name: value for name, value in self.parameters.items() if name not in _OF_ONE_PREDICTION
+        }
+        return (
+            self.code,
+            "" if self.subject == subject else self.subject,
+            tuple(sorted(shared.items())),
+        )
 
 
 def shared_cause(code: str, sentence: str) -> str:

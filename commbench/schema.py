@@ -1,7 +1,8 @@
 """Values from JSON, checked once against the annotations of the class that they become.
 
-msgspec cannot replace it: its errors lack the value found, it drops the unknown entries of a TypedDict, which
-``run.json`` keeps, and its JSON decoder refuses NaN and Infinity, which losses may be.
+msgspec cannot replace it: its errors lack the value found, it drops the unknown entries of a
+TypedDict, which ``run.json`` keeps, and its JSON decoder refuses NaN and Infinity, which losses may
+be.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ JsonObject: TypeAlias = dict[str, Any]
 JsonMapping: TypeAlias = Mapping[str, Any]
 Reader = Callable[[Any], Any]
 
-#: The largest number accepted: far above any measurement, and small enough that sums and squares stay finite.
+#: The largest number accepted: far above any measurement, and small enough that sums and squares
+#: stay finite.
 LARGEST = 1e18
 #: The most ranks accepted, since arrays get the length of the highest rank.
 MOST_RANKS = 10**6
@@ -51,9 +53,15 @@ class Limits:
     """Whether infinity and NaN are refused."""
 
     def check(self, numbers: Sequence[float]) -> bool:
-        """Return whether all numbers are allowed; NaN, which min and max may miss, makes the sum NaN."""
+        """Return whether all numbers are allowed.
+
+        NaN, which min and max may miss, makes the sum NaN.
+        """
         if not self.finite:
-            return all(self.low <= n <= self.high or n in {math.inf, -math.inf} or n != n for n in numbers)  # noqa: PLR0124 - NaN alone differs
+            return all(
+                self.low <= n <= self.high or n in {math.inf, -math.inf} or math.isnan(n)
+                for n in numbers
+            )
         if not numbers or not (min(numbers) >= self.low and max(numbers) <= self.high):
             return not numbers
         total = sum(numbers)
@@ -61,7 +69,10 @@ class Limits:
 
     def __str__(self) -> str:
         """Return the range in words."""
-        return f"{'' if self.finite else ', also infinity and NaN,'} from {self.low:g} to {self.high:g}"
+        return (
+            f"{'' if self.finite else ', also infinity and NaN,'} from {self.low:g} to"
+            f" {self.high:g}"
+        )
 
 
 #: A difference, which may have either sign.
@@ -87,15 +98,19 @@ def read_as(kind: type[T], data: object) -> T:
 
 
 def check_as(annotation: Any, data: object, name: str = "") -> Any:  # noqa: ANN401 - any annotation
-    """Return ``data`` as ``annotation`` says: lists as tuples and objects as dataclasses where it names such.
+    """Return ``data`` as ``annotation`` says: lists as tuples and objects as dataclasses where it
+    names such.
 
     Raises:
-        InputError: it is not what the annotation says; the sentence begins with ``name`` and the path to the value.
+        InputError: it is not what the annotation says; the sentence begins with ``name`` and the
+            path to the value.
     """
     try:
         return _reader(annotation)(data)
     except _UnfitError as error:
-        raise InputError(f"{name}{'.' if name and str(error)[0] not in ' [' else ''}{error}".strip()) from error
+        raise InputError(
+            f"{name}{'.' if name and str(error)[0] not in ' [' else ''}{error}".strip()
+        ) from error
 
 
 @cache
@@ -110,7 +125,11 @@ def _reader(annotation: Any) -> Reader:  # noqa: ANN401 - any annotation
         return _number_reader(annotation, Limits())
     if annotation in {str, bool}:
         return _plain_reader(annotation)
-    return _typed_dict_reader(annotation) if is_typeddict(annotation) else _dataclass_reader(annotation)
+    return (
+        _typed_dict_reader(annotation)
+        if is_typeddict(annotation)
+        else _dataclass_reader(annotation)
+    )
 
 
 def _generic_reader(origin: Any, arguments: tuple[Any, ...]) -> Reader:  # noqa: ANN401 - any annotation
@@ -130,7 +149,9 @@ def _generic_reader(origin: Any, arguments: tuple[Any, ...]) -> Reader:  # noqa:
 
 def _unfit(expected: str, value: object) -> _UnfitError:
     text = repr(value)
-    return _UnfitError(f" must be {expected}, and is {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}")
+    return _UnfitError(
+        f" must be {expected}, and is {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}"
+    )
 
 
 def _plain_reader(kind: type) -> Reader:
@@ -194,8 +215,13 @@ def _list_reader(kind: Any, make: Callable[[Any], Any] | None) -> Reader:  # noq
     return read
 
 
-def _numbers_reader(kind: type, limits: Limits, make: Callable[[Any], Any] | None, *, optional: bool) -> Reader:
-    """Return the reader of a list of numbers, which checks all of them at once. ``optional`` allows null."""
+def _numbers_reader(
+    kind: type, limits: Limits, make: Callable[[Any], Any] | None, *, optional: bool
+) -> Reader:
+    """Return the reader of a list of numbers, which checks all of them at once.
+
+    ``optional`` allows null.
+    """
     allowed, name = _numbers(kind)
 
     def read(value: Any) -> object:  # noqa: ANN401 - JSON
@@ -203,8 +229,14 @@ def _numbers_reader(kind: type, limits: Limits, make: Callable[[Any], Any] | Non
             raise _unfit(f"a list of {name}s", value)
         numbers = [item for item in value if item is not None] if optional else value
         if not (allowed.issuperset(map(type, numbers)) and limits.check(numbers)):
-            wrong = (number for number in numbers if type(number) not in allowed or not limits.check((number,)))
-            raise _UnfitError(f" must hold {name}s{limits}, and holds {next(wrong, None)!r:.{_SHOWN}}")
+            wrong = (
+                number
+                for number in numbers
+                if type(number) not in allowed or not limits.check((number,))
+            )
+            raise _UnfitError(
+                f" must hold {name}s{limits}, and holds {next(wrong, None)!r:.{_SHOWN}}"
+            )
         return make(value) if make else value
 
     return read
@@ -216,7 +248,9 @@ def _pair_reader(kinds: tuple[Any, ...]) -> Reader:
     def read(value: Any) -> object:  # noqa: ANN401 - JSON
         if type(value) not in {list, tuple} or len(value) != len(readers):
             raise _unfit(f"a list of {len(readers)}", value)
-        return tuple(_at(f"[{place}]", *both) for place, both in enumerate(zip(readers, value, strict=True)))
+        return tuple(
+            _at(f"[{place}]", *both) for place, both in enumerate(zip(readers, value, strict=True))
+        )
 
     return read
 
@@ -241,7 +275,13 @@ def _typed_dict_reader(kind: Any) -> Reader:  # noqa: ANN401 - a TypedDict
         if not isinstance(value, dict):
             raise _unfit("an object", value)
         _check_complete(required, value)
-        return {**value, **{name: _at(name, readers[name], value[name]) for name in readers.keys() & value.keys()}}
+        return {
+            **value,
+            **{
+                name: _at(name, readers[name], value[name])
+                for name in readers.keys() & value.keys()
+            },
+        }
 
     return read
 
@@ -250,7 +290,9 @@ def _dataclass_reader(kind: Any) -> Reader:  # noqa: ANN401 - a dataclass
     hints = get_type_hints(kind, include_extras=True)
     readers = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind)}
     required = frozenset(field.name for field in dataclasses.fields(kind) if _is_required(field))
-    plain = {name: hint for name, hint in hints.items() if hint in {str, bool}}  # most fields, without a call
+    plain = {
+        name: hint for name, hint in hints.items() if hint in {str, bool}
+    }  # most fields, without a call
 
     def read(value: object) -> object:
         if isinstance(value, kind):

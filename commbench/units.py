@@ -2,10 +2,12 @@
 
 The conventions of every file and table:
 
-- A *size* is a whole number of bytes. K, M, G (and KiB, MiB, GiB) are powers of 1024, as in nccl-tests and OSU.
-- A *rate* is in GB/s with GB = 1e9 bytes, as in nccl-tests: sizes count in 1024, rates in 1000. A link's
+- A *size* is a whole number of bytes. K, M, G (and KiB, MiB, GiB) are powers of 1024, as in
+nccl-tests and OSU. - A *rate* is in GB/s with GB = 1e9 bytes, as in nccl-tests: sizes count in
+1024, rates in 1000. A link's
   rate is a whole number of bits per second, written ``1gbit`` or ``200mbit``, as tc writes it.
-- A *time* is kept in seconds inside the program; a name carries any other unit (``time_us``, ``step_ms``).
+- A *time* is kept in seconds inside the program; a name carries any other unit (``time_us``,
+``step_ms``).
 """
 
 import math
@@ -35,7 +37,8 @@ def parse_size(text: str) -> int:
     """Return the bytes that ``text`` names: '8', '1K', '64KiB', '1.5M', '1g'.
 
     Raises:
-        InputError: if it is not a size, is negative, is not a whole number of bytes, or needs more than 63 bits.
+        InputError: if it is not a size, is negative, is not a whole number of bytes, or needs more
+            than 63 bits.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -54,12 +57,13 @@ def parse_size(text: str) -> int:
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Return the bytes of a comma list of sizes and ranges, in the order given, each size once.
 
-    A range ``min:max`` or ``min:max:factor`` is min, min*factor, min*factor^2, ... up to and including max, the
-    factor being 2 unless given (nccl-tests' ``-b``, ``-e``, ``-f``); max itself appears only where a step meets it.
+    A range ``min:max`` or ``min:max:factor`` is min, min*factor, min*factor^2, ... up to and
+    including max, the factor being 2 unless given (nccl-tests' ``-b``, ``-e``, ``-f``); max itself
+    appears only where a step meets it.
 
     Raises:
-        InputError: if an item is empty or no size, or a range ends below its start, starts at 0 or has a factor that is
-            not a whole number of 2 or more.
+        InputError: if an item is empty or no size, or a range ends below its start, starts at 0 or
+            has a factor that is not a whole number of 2 or more.
     """
     sizes: list[int] = []
     for item in text.split(","):
@@ -77,7 +81,10 @@ def _parse_range(item: str) -> list[int]:
     size, maximum = parse_size(first), parse_size(last)
     factor = _parse_factor(item, rest[0].strip()) if rest else 2
     if size == 0:
-        raise InputError(f"range {item!r} starts at 0, which no factor enlarges: list 0 on its own, as in 0,8:64M.")
+        raise InputError(
+            f"range {item!r} starts at 0, which no factor enlarges: list 0 on its own, as in"
+            " 0,8:64M."
+        )
     if maximum < size:
         raise InputError(f"range {item!r} ends below its start: {_RANGE_HINT}.")
     sizes = []
@@ -90,18 +97,27 @@ def _parse_range(item: str) -> list[int]:
 def _parse_factor(item: str, text: str) -> int:
     """Return the factor of the range ``item``."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 2:  # noqa: PLR2004 - the smallest factor that grows
-        raise InputError(f"range {item!r} has the factor {text!r}, not a whole number of 2 or more: {_RANGE_HINT}.")
+        raise InputError(
+            f"range {item!r} has the factor {text!r}, not a whole number of 2 or more:"
+            f" {_RANGE_HINT}."
+        )
     return int(text)
 
 
 def format_size(size_bytes: int) -> str:
-    """Return '8 B', '1000 B', '1.5 KiB' or '16 MiB': the largest unit not above the size, at most three decimals."""
-    scale, unit = next((scale, unit) for scale, unit in _SIZE_UNITS if size_bytes >= scale or unit == "B")
+    """Return '8 B', '1000 B', '1.5 KiB' or '16 MiB': the largest unit not above the size, at most
+    three decimals.
+    """
+    scale, unit = next(
+        (scale, unit) for scale, unit in _SIZE_UNITS if size_bytes >= scale or unit == "B"
+    )
     return f"{round(size_bytes / scale, 3):g} {unit}"
 
 
 def format_time(seconds: float) -> str:
-    """Return a measured time in us, ms or s: '1.20 ms', '3.40 s' (three digits) and below 1 us '0.26 us' (two)."""
+    """Return a measured time in us, ms or s: '1.20 ms', '3.40 s' (three digits) and below 1 us
+    '0.26 us' (two).
+    """
     rounded = float(f"{seconds:.3g}")
     if rounded == 0:
         return "0 us"
@@ -113,7 +129,9 @@ def format_time(seconds: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return '0.0117', '1.20', '34.0', '120' or '1200': three digits at least, never an exponent; '0' for 0."""
+    """Return '0.0117', '1.20', '34.0', '120' or '1200': three digits at least, never an exponent;
+    '0' for 0.
+    """
     return f"{value:.{decimals(value)}f}" if value and math.isfinite(value) else f"{value:g}"
 
 
@@ -126,7 +144,9 @@ def decimals(value: float, digits: int = 3) -> int:
 def time_unit(seconds: float) -> tuple[float, str]:
     """Return the unit of a measured time, in seconds and by name: us, ms or s."""
     rounded = float(f"{seconds:.3g}")  # first round, then choose the unit: 999.9 us is 1.00 ms
-    return next((scale, unit) for scale, unit in _TIME_UNITS if abs(rounded) >= scale or unit == "us")
+    return next(
+        (scale, unit) for scale, unit in _TIME_UNITS if abs(rounded) >= scale or unit == "us"
+    )
 
 
 def parse_duration(text: str) -> float:
@@ -172,13 +192,18 @@ def algbw_GBps(message_bytes: float, time_us: float) -> float:  # noqa: N802 - t
 
 
 def parse_link_rate(text: str) -> int | None:
-    """Return the bits per second that ``text`` names: '1gbit', '2.5gbit', '64kbit'; None if it is no rate."""
+    """Return the bits per second that ``text`` names: '1gbit', '2.5gbit', '64kbit'.
+
+    None if it is no rate.
+    """
     match = _LINK_RATE.fullmatch(text.strip())
     return int(Fraction(match[1]) * _BITS[match[2].lower()]) if match else None
 
 
 def format_link_rate(rate_bps: float) -> str:
-    """Write bits per second as `parse_link_rate` reads it, in the largest unit that leaves no fraction: '1500mbit'."""
+    """Write bits per second as `parse_link_rate` reads it, in the largest unit that leaves no
+    fraction: '1500mbit'.
+    """
     for unit, bits in _BITS.items():
         if rate_bps % bits == 0:
             return f"{rate_bps // bits:.0f}{unit}bit"

@@ -1,4 +1,6 @@
-"""Writes the reference pages from the code and docs/figures from kept runs: python docs/generate.py."""
+"""Writes the reference pages from the code and docs/figures from kept runs: python
+docs/generate.py.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import pictures
 import terminal
@@ -36,7 +48,14 @@ from commbench.report.figures import all_figures
 from commbench.results import load_run
 from commbench.results.info import RunInfo
 from commbench.results.pairs import PairRow
-from commbench.results.recommendation import Choice, Cost, Difference, Recommendation, SafeChoice, Search
+from commbench.results.recommendation import (
+    Choice,
+    Cost,
+    Difference,
+    Recommendation,
+    SafeChoice,
+    Search,
+)
 from commbench.results.tables import column_dtypes
 from commbench.schema import Limits
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, TUNING_BUDGETS
@@ -45,19 +64,22 @@ from commbench.tuner.predictions import PredictionRow
 DOCS = Path(__file__).parent
 FOLDER = DOCS / "figures"
 RESULTS = Path(__file__).parent.parent / "results"
-#: Files of ``docs/figures``: the theme of the kept run, of which the newest is drawn, and the figure in its report.
+#: Files of ``docs/figures``: the theme of the kept run, of which the newest is drawn, and the
+#: figure in its report.
 FIGURES = {
     "buckets.png": ("train_resnet18_batch1_1gbit", "buckets"),
     "timeline.png": ("train_resnet18_batch1_1gbit", "timeline"),
     "matrix.png": ("matrix_slow_host", "matrix-bandwidth-1"),
     "settings.png": ("live_trainer_300mbit", "live"),
 }
-#: Themes of the kept runs for the chart of break-even rates: collectives on several numbers of ranks, and training.
+#: Themes of the kept runs for the chart of break-even rates: collectives on several numbers of
+#: ranks, and training.
 BREAK_EVEN = ("network_4hosts_1gbit", "train_hooks_1gbit")
 #: The numbers of ranks on its axis.
 BREAK_EVEN_RANKS = "2:8192:4"
 
-#: Numbers of ranks at which factors and sizes are looked at, to tell which of the known formulas they follow.
+#: Numbers of ranks at which factors and sizes are looked at, to tell which of the known formulas
+#: they follow.
 RANKS = (2, 3, 4, 8)
 FACTORS: Mapping[str, Callable[[int], float]] = {
     "1": lambda _n: 1.0,
@@ -251,20 +273,34 @@ def columns_page() -> str:
 
 
 def objects(*classes: type[Any]) -> list[str]:
-    """The tables of classes whose objects are JSON, and of all classes in them, each with a heading."""
+    """The tables of classes whose objects are JSON, and of all classes in them, each with a
+    heading.
+    """
     parts = dict.fromkeys([*classes, *(part for cls in classes for part in classes_in(cls))])
-    return [text for part in parts for text in (f"### {part.__name__}\n", _paragraph(part), _json_fields(part))]
+    return [
+        text
+        for part in parts
+        for text in (f"### {part.__name__}\n", _paragraph(part), _json_fields(part))
+    ]
 
 
 def classes_in(hint: Any) -> list[type[Any]]:  # noqa: ANN401 - a class or another annotation
-    """The classes that the fields of a class or the arguments of an annotation name, to any depth."""
-    parts = get_type_hints(hint, include_extras=True).values() if is_object(hint) else get_args(hint)
-    return [found for part in parts for found in ([part] if is_object(part) else []) + classes_in(part)]
+    """The classes that the fields of a class or the arguments of an annotation name, to any
+    depth.
+    """
+    parts = (
+        get_type_hints(hint, include_extras=True).values() if is_object(hint) else get_args(hint)
+    )
+    return [
+        found for part in parts for found in ([part] if is_object(part) else []) + classes_in(part)
+    ]
 
 
 def is_object(hint: Any) -> bool:  # noqa: ANN401 - an annotation
     """Whether an annotation is a class with fields, whose values are objects of JSON."""
-    return is_typeddict(hint) or (isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint is not Limits)
+    return is_typeddict(hint) or (
+        isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint is not Limits
+    )
 
 
 def _paragraph(cls: type[Any]) -> str:
@@ -275,13 +311,22 @@ def _paragraph(cls: type[Any]) -> str:
 def _json_fields(cls: type[Any]) -> str:
     """The fields of an object of JSON: name, type, meaning."""
     hints, said = get_type_hints(cls, include_extras=True), docstrings_of_fields(cls)
-    hints = {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar and hint is not ClassVar}
+    hints = {
+        name: hint
+        for name, hint in hints.items()
+        if get_origin(hint) is not ClassVar and hint is not ClassVar
+    }
     missing = [name for name in hints if name not in said]
     if missing:
-        raise ValueError(f"{cls.__name__} does not describe {', '.join(missing)}; write a text under each.")
+        raise ValueError(
+            f"{cls.__name__} does not describe {', '.join(missing)}; write a text under each."
+        )
     return _table(
         ("field", "type", "meaning"),
-        ((f"`{name}`", JSON_TYPES.get(name) or _json_type(hint), _clause(said[name])) for name, hint in hints.items()),
+        (
+            (f"`{name}`", JSON_TYPES.get(name) or _json_type(hint), _clause(said[name]))
+            for name, hint in hints.items()
+        ),
     )
 
 
@@ -293,7 +338,9 @@ def _json_type(hint: Any) -> str:  # noqa: ANN401 - an annotation
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
     if origin is None:
-        return {int: "integer", float: "number", str: "text", bool: "boolean", Any: "any"}.get(hint, "null")
+        return {int: "integer", float: "number", str: "text", bool: "boolean", Any: "any"}.get(
+            hint, "null"
+        )
     inner = [_json_type(argument) for argument in arguments if not isinstance(argument, Limits)]
     words = {
         Annotated: inner[0],
@@ -325,12 +372,18 @@ def draw(name: str) -> bytes:
     if name in DRAWN:
         return DRAWN[name]()
     theme, wanted = FIGURES[name]
-    return next(drawing.png for drawing in all_figures([load_run(newest(theme))]) if drawing.name == wanted)
+    return next(
+        drawing.png for drawing in all_figures([load_run(newest(theme))]) if drawing.name == wanted
+    )
 
 
 def newest(theme: str) -> Path:
     """The newest kept run of a theme."""
-    runs = [path for path in RESULTS.glob(f"{theme}_*") if re.fullmatch(rf"{theme}_[a-z0-9]+_\d{{8}}", path.name)]
+    runs = [
+        path
+        for path in RESULTS.glob(f"{theme}_*")
+        if re.fullmatch(rf"{theme}_[a-z0-9]+_\d{{8}}", path.name)
+    ]
     return max(runs, key=lambda path: path.name[-8:])
 
 
@@ -352,16 +405,34 @@ def _collectives() -> list[str]:
         MODEL,
         OPERATIONS_HEAD,
         _table(
-            ("operation", "what is timed", "send", "receive", "`osu_bytes`", "busbw factor", "in place"),
+            (
+                "operation",
+                "what is timed",
+                "send",
+                "receive",
+                "`osu_bytes`",
+                "busbw factor",
+                "in place",
+            ),
             (_operation(entry) for entry in OPERATIONS.values()),
         ),
         FLAGS_HEAD,
         _flags(is_training_only=False),
         "## Budgets\n",
         _table(
-            ("`--budget`", "launches", "half-width aimed at", "longest time for a case in a launch"),
             (
-                (f"`{b.name}`", str(b.launches), f"{100 * b.relative_half_width:g} %", f"{b.slice_s:g} s")
+                "`--budget`",
+                "launches",
+                "half-width aimed at",
+                "longest time for a case in a launch",
+            ),
+            (
+                (
+                    f"`{b.name}`",
+                    str(b.launches),
+                    f"{100 * b.relative_half_width:g} %",
+                    f"{b.slice_s:g} s",
+                )
                 for b in BUDGETS.values()
             ),
         ),
@@ -406,7 +477,13 @@ def _training() -> list[str]:
         ),
         TUNING_BUDGETS_HEAD,
         _table(
-            ("`--budget`", "launches of the network", "of the calibration", "rounds", "launches of a round"),
+            (
+                "`--budget`",
+                "launches of the network",
+                "of the calibration",
+                "rounds",
+                "launches of a round",
+            ),
             (
                 (
                     f"`{name}`",
@@ -454,7 +531,11 @@ def _exported() -> list[str]:
     shared = {CASE_LABELS: "of a case", TRAINING_LABELS: "of a configuration"}
     head = METRICS_HEAD.format(case=_named(CASE_LABELS), training=_named(TRAINING_LABELS))
     lines = (
-        (f"`{metric.name}`", shared.get(metric.labels) or _named(metric.labels), _clause(metric.help))
+        (
+            f"`{metric.name}`",
+            shared.get(metric.labels) or _named(metric.labels),
+            _clause(metric.help),
+        )
         for metric in METRICS.values()
     )
     return [head, _table(("metric", "labels", "what"), lines)]
@@ -475,14 +556,20 @@ def _columns(row: type[Any]) -> str:
     about = {f.name: f.metadata.get("about", "schema number") for f in dataclasses.fields(row)}
     dtypes = column_dtypes(row).items()
     return _table(
-        ("column", "dtype", "what"), ((f"`{name}`", dtype.partition("[")[0], about[name]) for name, dtype in dtypes)
+        ("column", "dtype", "what"),
+        ((f"`{name}`", dtype.partition("[")[0], about[name]) for name, dtype in dtypes),
     )
 
 
 def _fields(
-    cls: type[Any], *, before: Sequence[str] = (), after: Sequence[str] = (), without: type[Any] | None = None
+    cls: type[Any],
+    *,
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
+    without: type[Any] | None = None,
 ) -> str:
-    """The fields of a dataclass by what stands under them in its source, else by the column of that name.
+    """The fields of a dataclass by what stands under them in its source, else by the column of that
+    name.
 
     Fields of the class ``without`` are left out.
     """
@@ -491,10 +578,21 @@ def _fields(
     keys = {f.name: f.metadata["key"] for f in dataclasses.fields(cls) if "key" in f.metadata}
     lines = []
     known = {f.name for f in dataclasses.fields(without)} if without else set()
-    for name in [*before, *(f.name for f in dataclasses.fields(cls) if f.name not in known), *after]:
-        about = said.get(name) or SAID.get(f"{cls.__name__}.{name}") or columns.get(name) or SAID.get(name)
+    for name in [
+        *before,
+        *(f.name for f in dataclasses.fields(cls) if f.name not in known),
+        *after,
+    ]:
+        about = (
+            said.get(name)
+            or SAID.get(f"{cls.__name__}.{name}")
+            or columns.get(name)
+            or SAID.get(name)
+        )
         if not about:
-            raise ValueError(f"{cls.__name__}.{name} has no description; write one under it, or in SAID.")
+            raise ValueError(
+                f"{cls.__name__}.{name} has no description; write one under it, or in SAID."
+            )
         kinds = [kind for word, kind in KINDS.items() if word in str(hints.get(name))]
         lines.append((f"`{keys.get(name, name)}`", ": ".join([*kinds[:1], _clause(about)])))
     return _table(("field", "what"), lines)
@@ -531,7 +629,9 @@ def _arguments(hook: type[object]) -> dict[str, str]:
     """What a class says of its arguments, each in one line."""
     text = (inspect.getdoc(hook) or "").partition("Args:\n")[2].partition("\n\n")[0]
     lines = textwrap.dedent(text).replace("\n    ", " ").splitlines()
-    return {name: " ".join(about.split()) for name, _, about in (line.partition(":") for line in lines)}
+    return {
+        name: " ".join(about.split()) for name, _, about in (line.partition(":") for line in lines)
+    }
 
 
 def _plain(value: object) -> str:
@@ -540,7 +640,12 @@ def _plain(value: object) -> str:
 
 def _values(option: HookOption) -> str:
     """What an option takes."""
-    words = {bool: "true, false", int: "a whole number", float: "a number", tuple: "a list `0.25+0.06`"}
+    words = {
+        bool: "true, false",
+        int: "a whole number",
+        float: "a number",
+        tuple: "a list `0.25+0.06`",
+    }
     return ", ".join(option.choices) or words[type(option.default)]
 
 
@@ -559,7 +664,13 @@ def _trace(name: str) -> tuple[str, ...]:
     trace = load_trace(name)
     elements = sum(math.prod(parameter.shape) for parameter in trace.parameters)
     times = (f"{time:.0f} ms" for time in (trace.forward_ms, trace.backward_ms))
-    return f"`{TRACE}{name}`", str(len(trace.parameters)), _megabytes(elements), *times, str(trace.recorded["batch"])
+    return (
+        f"`{TRACE}{name}`",
+        str(len(trace.parameters)),
+        _megabytes(elements),
+        *times,
+        str(trace.recorded["batch"]),
+    )
 
 
 def _megabytes(elements: int) -> str:
@@ -594,7 +705,9 @@ def _factor(entry: Operation) -> str:
 def _buffer(layout: LengthRule) -> str:
     """How large a buffer is and on which ranks, in words."""
     size = RANKS[-1]
-    lengths = [layout(Shape(rank=rank, size=size, elements=MESSAGE, root=ROOT)) for rank in range(size)]
+    lengths = [
+        layout(Shape(rank=rank, size=size, elements=MESSAGE, root=ROOT)) for rank in range(size)
+    ]
     holders = [rank for rank, length in enumerate(lengths) if length]
     if not holders:
         return ""
@@ -611,7 +724,10 @@ def _buffer(layout: LengthRule) -> str:
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     rows = [head, ["---"] * len(head), *lines]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in rows) + "\n"
+    return (
+        "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in rows)
+        + "\n"
+    )
 
 
 #: The pages that this program writes.

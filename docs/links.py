@@ -1,4 +1,6 @@
-"""For mkdocs: makes pages of the Markdown files outside docs/, and leads links to other files to the repository."""
+"""For mkdocs: makes pages of the Markdown files outside docs/, and leads links to other files to
+the repository.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,24 @@ def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401 - mkdocs has no ty
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:  # noqa: ANN401 - as above
-    """Lead each link that leaves docs/ to its page, else to the repository; without one only its text stays."""
+    """Lead each link that leaves docs/ to its page, else to the repository.
+
+    Without one only its text stays.
+    """
     source = OUTSIDE.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     pages = {path: name for name, path in OUTSIDE.items()}
 
     def target(match: re.Match[str]) -> str:
-        path, anchor = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1])), match[2] or ""
+        path, anchor = (
+            posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1])),
+            match[2] or "",
+        )
         if path in pages:
             return f"]({pages[path]}{anchor})"
         if path.startswith("docs/"):
             return f"]({path.removeprefix('docs/')}{anchor})"
-        return f"]({config.repo_url.rstrip('/')}/blob/HEAD/{path}{anchor})" if config.repo_url else "]"
+        return (
+            f"]({config.repo_url.rstrip('/')}/blob/HEAD/{path}{anchor})" if config.repo_url else "]"
+        )
 
     return re.sub(r"(?<!!)\[([^\]]*)\](?!\()", r"[\1]", LINK.sub(target, markdown))

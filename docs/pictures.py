@@ -1,7 +1,9 @@
-"""Pictures of docs/figures that no report draws: the page of a run in a browser, and how a launch is built.
+"""Pictures of docs/figures that no report draws: the page of a run in a browser, and how a launch
+is built.
 
-``python docs/pictures.py`` takes the page of the newest kept live tuning in Chromium, in the light and the dark theme.
-Each picture states the digest of the page's text, by which a test finds that the page has changed since.
+``python docs/pictures.py`` takes the page of the newest kept live tuning in Chromium, in the light
+and the dark theme. Each picture states the digest of the page's text, by which a test finds that
+the page has changed since.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def page_digest(run: Path) -> str:
     """Return a digest of the text of a run's page."""
     with tempfile.TemporaryDirectory() as folder:
         page = write_page([load_run(run)], Path(folder))
-        return hashlib.sha256(page.read_bytes().partition(b"<main")[2].partition(b"<section")[0]).hexdigest()[:16]
+        return hashlib.sha256(
+            page.read_bytes().partition(b"<main")[2].partition(b"<section")[0]
+        ).hexdigest()[:16]
 
 
 def take_page(run: Path) -> dict[str, bytes]:
@@ -58,9 +62,16 @@ def take_page(run: Path) -> dict[str, bytes]:
         page = write_page([load_run(run)], Path(folder))
         for theme, scheme in THEMES.items():
             file = Path(folder, f"{theme}.png")
-            options = ["--headless", "--no-sandbox", "--hide-scrollbars", f"--blink-settings={scheme}"]
+            options = [
+                "--headless",
+                "--no-sandbox",
+                "--hide-scrollbars",
+                f"--blink-settings={scheme}",
+            ]
             size = [f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={file}"]
-            subprocess.run([browser, *options, *size, page.as_uri()], capture_output=True, check=True)
+            subprocess.run(
+                [browser, *options, *size, page.as_uri()], capture_output=True, check=True
+            )
             pictures[theme] = _reduced(file, page_digest(run))
     return pictures
 
@@ -88,8 +99,10 @@ def launch_drawing() -> Drawing:
         section="launches",
         title="A run, one of its launches, and one visit",
         caption="",
-        alt="A run has several launches; a launch visits each case several times, in shuffled rounds; a visit is a "
-        "probe, warm-up, repetitions and a probe",
+        alt=(
+            "A run has several launches; a launch visits each case several times, in shuffled"
+            " rounds; a visit is a probe, warm-up, repetitions and a probe"
+        ),
         paint=_paint_launch,
         height_in=2.6,
     )
@@ -103,17 +116,32 @@ def _paint_launch(figure: Figure) -> None:
     _row(axes, 48, launches, [SHADE] * 6, "a run: fresh processes in each launch")
     _zoom(axes, (30, 43), (0, 92), 48, 36)
     width = 80 / len(VISITS)
-    visits = [(0.0, 11.0, "start-up"), *((12 + width * i, width - 0.8, case) for i, case in enumerate(VISITS))]
+    visits = [
+        (0.0, 11.0, "start-up"),
+        *((12 + width * i, width - 0.8, case) for i, case in enumerate(VISITS)),
+    ]
     colours = [SHADE, *(SERIES["ABC".index(case)] for case in VISITS)]
     _row(axes, 27, visits, colours, "a launch: the visits of cases A, B and C, in shuffled rounds")
     begin = 12 + 4 * width
     _zoom(axes, (begin, begin + width - 0.8), (0, 92), 27, 15)
     repetitions = [(22 + 3.6 * number, 2.8, "") for number in range(16)]
     parts = [(0.0, 9.0, "probe"), (10.0, 11.0, "warm-up"), *repetitions, (81.0, 11.0, "probe")]
-    _row(axes, 6, parts, [SHADE, SHADE, *[SERIES[0]] * 16, SHADE], "a visit: repetitions, each timed on every rank")
+    _row(
+        axes,
+        6,
+        parts,
+        [SHADE, SHADE, *[SERIES[0]] * 16, SHADE],
+        "a visit: repetitions, each timed on every rank",
+    )
 
 
-def _row(axes: Axes, y: float, boxes: Sequence[tuple[float, float, str]], colours: Sequence[str], caption: str) -> None:
+def _row(
+    axes: Axes,
+    y: float,
+    boxes: Sequence[tuple[float, float, str]],
+    colours: Sequence[str],
+    caption: str,
+) -> None:
     for (x, width, text), colour in zip(boxes, colours, strict=True):
         axes.broken_barh([(x, width)], (y, 9), facecolors=colour, edgecolor=MUTED, linewidth=0.5)
         ink = INK if colour == SHADE else "#ffffff"
@@ -122,7 +150,9 @@ def _row(axes: Axes, y: float, boxes: Sequence[tuple[float, float, str]], colour
     axes.text(0, y - 2, caption, ha="left", va="top", fontsize=7.5, color=MUTED, bbox=box)
 
 
-def _zoom(axes: Axes, small: tuple[float, float], large: tuple[float, float], top: float, bottom: float) -> None:
+def _zoom(
+    axes: Axes, small: tuple[float, float], large: tuple[float, float], top: float, bottom: float
+) -> None:
     """Draw the lines from a box to the row that shows it enlarged."""
     for begin, end in zip(small, large, strict=True):
         axes.plot([begin, end], [top, bottom], color=MUTED, linewidth=0.5, linestyle=":")

@@ -1,4 +1,7 @@
-"""Writes the pages docs/commands.md, from the command line, and docs/python.md, from docstrings; see generate.py."""
+"""Writes the pages docs/commands.md, from the command line, and docs/python.md, from docstrings.
+
+See generate.py.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,16 @@ Columns of the tables: [columns.md](columns.md).
 """
 
 #: Of `commbench.results.Run`, what a person reads.
-ATTRIBUTES = ("collectives", "ddp", "pairs", "buckets", "overlap", "rows", "training_rows", "losses")
+ATTRIBUTES = (
+    "collectives",
+    "ddp",
+    "pairs",
+    "buckets",
+    "overlap",
+    "rows",
+    "training_rows",
+    "losses",
+)
 #: The longest line of a signature.
 WIDTH = 80
 
@@ -57,7 +69,10 @@ def commands_page() -> str:
     lines += ["## Exit codes\n", "| code | meaning |\n|---|---|"]
     lines += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
     lines += [
-        "\n`tune -- COMMAND`, `watch -- COMMAND`, `lab run` and `lab exec` end with the exit code of their command."
+        (
+            "\n`tune -- COMMAND`, `watch -- COMMAND`, `lab run` and `lab exec` end with the exit code"
+            " of their command."
+        )
     ]
     lines += ["What launchers make of these codes: [faults.md](faults.md#exit-codes)."]
     return "\n".join(lines) + "\n"
@@ -107,7 +122,10 @@ def python_page() -> str:
     lines += [f"| `{name}` | {_first_paragraph(_attribute(name))} |" for name in ATTRIBUTES]
     lines += [
         "\n## commbench.hooks\n",
-        "`from commbench.hooks import TopK`; options of each hook: [columns.md](columns.md#hooks).\n",
+        (
+            "`from commbench.hooks import TopK`; options of each hook:"
+            " [columns.md](columns.md#hooks).\n"
+        ),
     ]
     for name in hooks.__all__:
         entry = getattr(hooks, name)
@@ -127,9 +145,13 @@ def docstrings_of_fields(cls: type[Any]) -> dict[str, str]:
     """What the text under each field of a class and of its bases says, in one line."""
     module = inspect.getmodule(cls)
     statements = ast.parse(inspect.getsource(module)).body if module else []
-    (node,) = (each for each in statements if isinstance(each, ast.ClassDef) and each.name == cls.__name__)
+    (node,) = (
+        each for each in statements if isinstance(each, ast.ClassDef) and each.name == cls.__name__
+    )
     bases = [getattr(module, base.id) for base in node.bases if isinstance(base, ast.Name)]
-    inherited = [docstrings_of_fields(base) for base in bases if base.__module__.startswith("commbench")]
+    inherited = [
+        docstrings_of_fields(base) for base in bases if base.__module__.startswith("commbench")
+    ]
     own = {
         field.target.id: " ".join(text.value.value.split())
         for field, text in itertools.pairwise(node.body)
@@ -147,7 +169,9 @@ def _first_paragraph(text: str) -> str:
 
 
 def _object(name: str, entry: Any) -> list[str]:  # noqa: ANN401 - a class or a function
-    """Return the heading, the signature and the docstring of a class or function, and a table of a class's methods."""
+    """Return the heading, the signature and the docstring of a class or function, and a table of a
+    class's methods.
+    """
     lines = [f"### {name}\n"]
     if inspect.isclass(entry) and dataclasses.is_dataclass(entry):
         texts = docstrings_of_fields(entry)
@@ -159,7 +183,9 @@ def _object(name: str, entry: Any) -> list[str]:  # noqa: ANN401 - a class or a 
     lines += _docstring(inspect.getdoc(entry) or "")
     if fields:
         lines += ["| field | meaning |\n|---|---|"]
-        lines += [f"| `{each.name}` | {_cell(texts[each.name].replace('``', '`'))} |" for each in fields]
+        lines += [
+            f"| `{each.name}` | {_cell(texts[each.name].replace('``', '`'))} |" for each in fields
+        ]
         lines += [""]
     if inspect.isclass(entry) and not dataclasses.is_dataclass(entry):
         methods = [
@@ -170,7 +196,8 @@ def _object(name: str, entry: Any) -> list[str]:  # noqa: ANN401 - a class or a 
         if methods:
             lines += ["| method | what it does |\n|---|---|"]
             lines += [
-                f"| `{method}{_short(function)}` | {_first_paragraph(inspect.getdoc(function) or '')} |"
+                f"| `{method}{_short(function)}` |"
+                f" {_first_paragraph(inspect.getdoc(function) or '')} |"
                 for method, function in methods
             ]
             lines += [""]
@@ -179,12 +206,18 @@ def _object(name: str, entry: Any) -> list[str]:  # noqa: ANN401 - a class or a 
 
 def _signature(entry: Any) -> str:  # noqa: ANN401 - as above
     """Return the parameters with their defaults, without types, one a line if they are many."""
-    parameters = [str(each.replace(annotation=inspect.Parameter.empty)) for each in _parameters(entry)]
+    parameters = [
+        str(each.replace(annotation=inspect.Parameter.empty)) for each in _parameters(entry)
+    ]
     kinds = [each.kind for each in _parameters(entry)]
     if inspect.Parameter.KEYWORD_ONLY in kinds:
         parameters.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     text = ", ".join(parameters)
-    return f"({text})" if len(text) < WIDTH else "(\n" + "".join(f"    {each},\n" for each in parameters) + ")"
+    return (
+        f"({text})"
+        if len(text) < WIDTH
+        else "(\n" + "".join(f"    {each},\n" for each in parameters) + ")"
+    )
 
 
 def _short(entry: Any) -> str:  # noqa: ANN401 - as above
@@ -209,12 +242,16 @@ def _docstring(text: str) -> list[str]:
         return "\n".join(
             [
                 f"{match[1]}:\n",
-                *(f"- `{n}`: {' '.join(rest.split())}" for n, _, rest in (i.partition(":") for i in items)),
+                *(
+                    f"- `{n}`: {' '.join(rest.split())}"
+                    for n, _, rest in (i.partition(":") for i in items)
+                ),
                 "\n",
             ]
         )
 
     text = _LITERAL.sub(
-        lambda match: f"```python\n{inspect.cleandoc(match[1])}\n```\n\n", text.replace("``", "`") + "\n"
+        lambda match: f"```python\n{inspect.cleandoc(match[1])}\n```\n\n",
+        text.replace("``", "`") + "\n",
     )
     return [_SECTION.sub(section, text).rstrip() + "\n"]

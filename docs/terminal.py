@@ -1,8 +1,9 @@
 """Records a command in a terminal and draws the recording as an animated SVG.
 
-``python docs/terminal.py record docs/figures/tune.cast -- commbench tune -- torchrun ...`` runs the command and writes
-what it prints, as asciicast of version 2 (docs.asciinema.org/manual/asciicast/v2).
-``python docs/terminal.py draw docs/figures/tune.cast`` writes docs/figures/tune.svg; `generate.py` does so, too.
+``python docs/terminal.py record docs/figures/tune.cast -- commbench tune -- torchrun ...`` runs the
+command and writes what it prints, as asciicast of version 2
+(docs.asciinema.org/manual/asciicast/v2). ``python docs/terminal.py draw docs/figures/tune.cast``
+writes docs/figures/tune.svg; `generate.py` does so, too.
 """
 
 from __future__ import annotations
@@ -24,13 +25,20 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS, ROWS = 100, 30
-#: A pause in the recording is shown no longer than this, in seconds, and the last picture this long.
+#: A pause in the recording is shown no longer than this, in seconds, and the last picture this
+#: long.
 LONGEST_PAUSE_S, LAST_S = 0.4, 12.0
 #: Pictures a second at most.
 PICTURES_PER_S = 8
 #: Size of a character cell and of the border, in units of the drawing.
 WIDTH, HEIGHT, BORDER = 8.4, 18, 14
-COLOURS = {"default": "#d8dee9", "red": "#ff7b72", "green": "#7ee787", "brown": "#e3b341", "blue": "#79c0ff"}
+COLOURS = {
+    "default": "#d8dee9",
+    "red": "#ff7b72",
+    "green": "#7ee787",
+    "brown": "#e3b341",
+    "blue": "#79c0ff",
+}
 BACKGROUND = "#161b22"
 
 
@@ -52,7 +60,9 @@ def record(file: Path, command: Sequence[str]) -> int:
     begun = time.monotonic()
     header = {"version": 2, "width": COLUMNS, "height": ROWS, "title": shlex.join(command)}
     events: list[tuple[float, str, str]] = [(0.0, "o", f"$ {shlex.join(command)}\r\n")]
-    with subprocess.Popen(command, stdout=follower, stderr=follower, env={**os.environ, **size}) as process:
+    with subprocess.Popen(
+        command, stdout=follower, stderr=follower, env={**os.environ, **size}
+    ) as process:
         os.close(follower)
         while process.poll() is None or select.select([leader], [], [], 0)[0]:
             if select.select([leader], [], [], 0.1)[0]:
@@ -60,7 +70,9 @@ def record(file: Path, command: Sequence[str]) -> int:
                     output = os.read(leader, 65536)
                 except OSError:  # the other end is closed
                     break
-                text = output.decode("utf-8", "replace").replace(f"{Path.cwd()}/", "")  # no paths of this machine
+                text = output.decode("utf-8", "replace").replace(
+                    f"{Path.cwd()}/", ""
+                )  # no paths of this machine
                 events.append((round(time.monotonic() - begun, 3), "o", text))
     lines = [json.dumps(each, ensure_ascii=False) for each in (header, *events)]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -84,7 +96,10 @@ def draw(file: Path) -> str:
     rows = 1 + max(run.row for run in spans)
     width, height = COLUMNS * WIDTH + 2 * BORDER, rows * HEIGHT + 2 * BORDER
     styles = [
-        "text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre}",
+        (
+            "text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans"
+            " Mono',monospace;white-space:pre}"
+        ),
         "@media (prefers-reduced-motion:reduce){.t{animation:none!important}}",
     ]
     texts = []
@@ -101,7 +116,10 @@ def draw(file: Path) -> str:
     title = html.escape(json.loads(file.read_text("utf-8").splitlines()[0])["title"])
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img">',
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}"'
+                f' width="{width:g}" role="img">'
+            ),
             f"<title>{title}</title>",
             f"<style>{''.join(styles)}</style>",
             f'<rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>',
@@ -118,7 +136,8 @@ def _text(run: Run, animation: str, is_last: bool) -> str:
     opacity = "" if is_last else ' opacity="0"'
     length = f'textLength="{len(run.text) * WIDTH:g}" lengthAdjust="spacingAndGlyphs"'
     return (
-        f'<text x="{x:g}" y="{y:g}" fill="{run.colour}" {length}{bold}{moving}{opacity}>{html.escape(run.text)}</text>'
+        f'<text x="{x:g}" y="{y:g}" fill="{run.colour}"'
+        f" {length}{bold}{moving}{opacity}>{html.escape(run.text)}</text>"
     )
 
 
@@ -129,11 +148,16 @@ def _keyframes(spans: Sequence[tuple[float, float]], total: float) -> str:
         moments[begin] = 1
         if end < total:
             moments[end] = 0
-    return "".join(f"{100 * moment / total:.3f}%{{opacity:{value}}}" for moment, value in sorted(moments.items()))
+    return "".join(
+        f"{100 * moment / total:.3f}%{{opacity:{value}}}"
+        for moment, value in sorted(moments.items())
+    )
 
 
 def pictures_of(file: Path) -> Iterator[tuple[float, list[Run]]]:
-    """Yield the moment, in seconds of the drawing, and the characters of each picture of a recording."""
+    """Yield the moment, in seconds of the drawing, and the characters of each picture of a
+    recording.
+    """
     import pyte
 
     header, *events = map(json.loads, file.read_text("utf-8").splitlines())

@@ -19,7 +19,13 @@ MIB = 1024 * KIB
 
 def make_case(operation: str = "all_reduce", **changes: Any) -> Case:
     """Return an in-place float32 sum over MPI of 1 KiB, but for what is given."""
-    fields = {"backend": "mpi", "message_bytes": KIB, "dtype": "float32", "redop": "sum", "in_place": True}
+    fields = {
+        "backend": "mpi",
+        "message_bytes": KIB,
+        "dtype": "float32",
+        "redop": "sum",
+        "in_place": True,
+    }
     if operation != "all_reduce":
         fields |= {"redop": None, "in_place": None}
     if operation == "barrier":
@@ -27,8 +33,13 @@ def make_case(operation: str = "all_reduce", **changes: Any) -> Case:
     return Case(operation=operation, **{**fields, **changes})
 
 
-def make_record(case: Case | None = None, *, launch: int = 0, time_us: float = 10.0, **changes: Any) -> Record:
-    """Return a record of 40 repetitions within 1 % of ``time_us`` on 2 ranks; without times unless ok or wrong."""
+def make_record(
+    case: Case | None = None, *, launch: int = 0, time_us: float = 10.0, **changes: Any
+) -> Record:
+    """Return a record of 40 repetitions within 1 % of ``time_us`` on 2 ranks.
+
+    Without times unless ok or wrong.
+    """
     status = changes.get("status", "ok")
     timed = {
         "times_us": [time_us * (1 + 0.01 * (step - 19.5) / 19.5) for step in range(40)],
@@ -54,12 +65,21 @@ def make_record(case: Case | None = None, *, launch: int = 0, time_us: float = 1
 
 def make_launches(times_us: list[float], case: Case | None = None, **changes: Any) -> list[Record]:
     """Return one record a launch, whose medians are ``times_us``."""
-    return [make_record(case, launch=launch, time_us=time, **changes) for launch, time in enumerate(times_us)]
+    return [
+        make_record(case, launch=launch, time_us=time, **changes)
+        for launch, time in enumerate(times_us)
+    ]
 
 
-def make_grouped(case: Case, times_us: Mapping[str, Sequence[float]], repetitions: int = 40) -> list[Record]:
-    """Return one record a launch of groups that ran at the same time, whose medians are ``times_us``, by group."""
-    launches = [dict(zip(times_us, times, strict=True)) for times in zip(*times_us.values(), strict=True)]
+def make_grouped(
+    case: Case, times_us: Mapping[str, Sequence[float]], repetitions: int = 40
+) -> list[Record]:
+    """Return one record a launch of groups that ran at the same time, whose medians are
+    ``times_us``, by group.
+    """
+    launches = [
+        dict(zip(times_us, times, strict=True)) for times in zip(*times_us.values(), strict=True)
+    ]
     return [
         make_record(
             case,
@@ -111,13 +131,25 @@ def summarise_run(records: Iterable[Record], info: RunInfo) -> list[Row]:
 
 #: Columns that tell cases apart.
 CASE_COLUMNS = (
-    *("backend", "operation", "pattern", "group", "world_size", "dtype", "redop", "root", "in_place"),
+    *(
+        "backend",
+        "operation",
+        "pattern",
+        "group",
+        "world_size",
+        "dtype",
+        "redop",
+        "root",
+        "in_place",
+    ),
     *("message_bytes", "cadence", "algorithm_requested", "buffers", "sync", "loop", "env"),
 )
 
 
 def read_rows(out: Path) -> list[dict[str, str]]:
-    """Return the rows of a run's ``collectives.csv``, one a case: of the better state that it was measured in."""
+    """Return the rows of a run's ``collectives.csv``, one a case: of the better state that it was
+    measured in.
+    """
     with (out / "collectives.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     slow_last = sorted(rows, key=lambda row: row["state"] == SLOW)
@@ -126,7 +158,9 @@ def read_rows(out: Path) -> list[dict[str, str]]:
 
 
 def read_records(out: Path) -> tuple[Record, ...]:
-    """Return the records of a run as the ranks sent them, not divided by the state of the machine."""
+    """Return the records of a run as the ranks sent them, not divided by the state of the
+    machine.
+    """
     return collective_records(read_samples(out)[0])
 
 

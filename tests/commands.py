@@ -30,7 +30,9 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 class Command:
     """Runs ``commbench`` within this process, in an empty directory."""
 
-    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         self.home = home
         self._monkeypatch = monkeypatch
         self._capsys = capsys
@@ -44,7 +46,9 @@ class Command:
         return Outcome(int(ended.value.code or 0), captured.out, captured.err)
 
     def refuses(self, line: str, sentence: str) -> None:
-        """Check that a command line ends with code 2 and a sentence on stderr, and writes nothing."""
+        """Check that a command line ends with code 2 and a sentence on stderr, and writes
+        nothing.
+        """
         before = self.files()
         done = self(line)
         assert (2, "") == (done.code, done.out)

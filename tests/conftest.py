@@ -26,21 +26,26 @@ from launching import mpirun as open_mpirun
 from commbench.launch.launchers import MpirunLauncher
 from commbench.system import process
 
-# Thousands of tests are objects that stay: looking through them for garbage as often as usual takes a sixth of the
-# collection.
+# Thousands of tests are objects that stay: looking through them for garbage as often as usual takes
+# a sixth of the collection.
 gc.set_threshold(100_000, 50, 50)
-#: Test processes and the hundreds that they start share compiled modules, also if writing these is turned off.
+#: Test processes and the hundreds that they start share compiled modules, also if writing these is
+#: turned off.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 #: A busy machine may take its time over random examples.
-PATIENT = settings(settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings(
+    settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("searching", PATIENT)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for all simulations and new random examples."""
-    parser.addoption("--thorough", action="store_true", help="do all simulations, and draw new random examples")
+    parser.addoption(
+        "--thorough", action="store_true", help="do all simulations, and draw new random examples"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,7 +60,12 @@ def _has_namespaces() -> bool:
     """Return whether this process may create a network namespace."""
     if not shutil.which("unshare") or not shutil.which("ip"):
         return False
-    return subprocess.run(["unshare", "--net", "true"], capture_output=True, timeout=20, check=False).returncode == 0
+    return (
+        subprocess.run(
+            ["unshare", "--net", "true"], capture_output=True, timeout=20, check=False
+        ).returncode
+        == 0
+    )
 
 
 #: What a marker asks for: whether it is there, and the reason for skipping where it is not.
@@ -68,13 +78,18 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
 
 
 def pytest_collection_finish() -> None:
-    """Exclude imported and collected objects from garbage collections, which would each take half a second."""
+    """Exclude imported and collected objects from garbage collections, which would each take half a
+    second.
+    """
     gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: Sequence[pytest.Function]) -> None:
-    """Mark tests that start ranks as forks; skip marked tests that this machine cannot run, with the reason."""
+    """Mark tests that start ranks as forks.
+
+    Skip marked tests that this machine cannot run, with the reason.
+    """
     for item in items:
         if "forked_python" in item.fixturenames:
             item.add_marker("programs")
@@ -94,7 +109,9 @@ def _hears_signals() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _is_undisturbed() -> Iterator[None]:
-    """Report no disturbance to ranks in the test process: they share its CPUs, and would repeat visits."""
+    """Report no disturbance to ranks in the test process: they share its CPUs, and would repeat
+    visits.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "waiting_s", lambda: (0.0, 0.0))
         yield
@@ -118,7 +135,9 @@ def load_benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleTyp
 
 
 @pytest.fixture
-def run_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunBenchmark:
+def run_benchmark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> RunBenchmark:
     """Run a program of benchmarks/ within this process."""
 
     def run(name: str, *arguments: str) -> Outcome:
@@ -138,9 +157,14 @@ def run_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 @pytest.fixture(scope="session")
 def forked_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the path of a program that stands for ``python`` and runs programs as forks; see ``forks/server.py``."""
+    """Return the path of a program that stands for ``python`` and runs programs as forks.
+
+    See ``forks/server.py``.
+    """
     own = tmp_path_factory.getbasetemp()
-    with serve_forks((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "forks" / "bin") as path:
+    with serve_forks(
+        (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "forks" / "bin"
+    ) as path:
         yield path
 
 
@@ -166,7 +190,9 @@ def mpi_environment(mpirun: MpirunLauncher) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRanks:
-    """Return ``run_ranks(n, script, *arguments)``: the JSON that rank 0 of ``ranks/script`` printed last."""
+    """Return ``run_ranks(n, script, *arguments)``: the JSON that rank 0 of ``ranks/script`` printed
+    last.
+    """
 
     def run(ranks: int, script: str, *arguments: str, timeout: float = 120) -> Any:
         command = [
@@ -176,10 +202,18 @@ def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRan
         ]
         try:
             done = subprocess.run(
-                command, env=mpi_environment, capture_output=True, text=True, timeout=timeout, check=False
+                command,
+                env=mpi_environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
             )
         except subprocess.TimeoutExpired as error:
-            pytest.fail(f"{script} on {ranks} ranks did not end in {timeout} s: {error.stdout!r} {error.stderr!r}")
+            pytest.fail(
+                f"{script} on {ranks} ranks did not end in {timeout} s: {error.stdout!r}"
+                f" {error.stderr!r}"
+            )
         assert 0 == done.returncode, done.stdout + done.stderr
         return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -187,7 +221,9 @@ def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRan
 
 
 @pytest.fixture
-def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def commbench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
     """Return the command as a conductor on a machine with two slots."""
     monkeypatch.chdir(tmp_path)
     clear_of_launchers(monkeypatch)

@@ -1,4 +1,6 @@
-"""cupy in host memory, with CUDA source compiled for the host: results of kernels, not their speed."""
+"""cupy in host memory, with CUDA source compiled for the host: results of kernels, not their
+speed.
+"""
 
 import atexit
 import ctypes.util
@@ -73,14 +75,20 @@ class _Kernel:
         self._address = ctypes.cast(getattr(library, name), ctypes.c_void_p)
         self.kernel = SimpleNamespace(ptr=name)
 
-    def __call__(self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any], *, stream: Any) -> None:
-        assert all(isinstance(each, (np.uint32, np.uint64)) for each in arguments), "cupy would guess the type"
+    def __call__(
+        self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any], *, stream: Any
+    ) -> None:
+        assert all(isinstance(each, (np.uint32, np.uint64)) for each in arguments), (
+            "cupy would guess the type"
+        )
         assert isinstance(stream.ptr, int)
         self._launches.append((self._name, grid[0]))
         values = [int(each) for each in arguments]
         words = (ctypes.c_longlong * MOST_ARGUMENTS)(*values)
         with _ONE_AT_A_TIME:
-            self._library.launch(self._address, ctypes.c_uint(grid[0]), ctypes.c_uint(block[0]), words)
+            self._library.launch(
+                self._address, ctypes.c_uint(grid[0]), ctypes.c_uint(block[0]), words
+            )
 
 
 class _Device:
@@ -98,7 +106,10 @@ class _Device:
 
 def without_headers(**_: object) -> NoReturn:
     """Raise as cupy's ``RawModule`` does without CUDA's headers."""
-    raise RuntimeError("Failed to auto-detect CUDA root directory. Please specify `CUDA_PATH` environment variable.")
+    raise RuntimeError(
+        "Failed to auto-detect CUDA root directory. Please specify `CUDA_PATH` environment"
+        " variable."
+    )
 
 
 def simulated(launches: Launches) -> dict[str, ModuleType]:
@@ -131,7 +142,9 @@ def forget() -> None:
 
 @contextmanager
 def installed(name: str = MODULE) -> Iterator[tuple[ModuleType, Launches]]:
-    """Yield a module of ``hooks.compression`` on a simulated cupy with small thread blocks, and its launches."""
+    """Yield a module of ``hooks.compression`` on a simulated cupy with small thread blocks, and its
+    launches.
+    """
     launches = Launches()
     with pytest.MonkeyPatch.context() as patch:
         for simulation, module in simulated(launches).items():
@@ -157,16 +170,22 @@ def kernels_module() -> ModuleType:
 def find_nvrtc() -> str | None:
     """Return CUDA's compiler library, which needs no GPU, from pip's packages or the system."""
     roots = [Path(folder) for folder in sys.path]
-    paths = [path for root in roots for path in sorted(root.glob("nvidia/*/lib/libnvrtc.so.[0-9]*"))]
+    paths = [
+        path for root in roots for path in sorted(root.glob("nvidia/*/lib/libnvrtc.so.[0-9]*"))
+    ]
     return str(paths[0]) if paths else ctypes.util.find_library("nvrtc")
 
 
 def compile_for_gpu(library: str, code: str, options: Sequence[str]) -> tuple[int, str]:
     """Return NVRTC's status for a source, 0 on success, and its log."""
-    for builtins in Path(library).parent.glob("libnvrtc-builtins.so.[0-9]*"):  # that of CUDA 13 does not look beside it
+    for builtins in Path(library).parent.glob(
+        "libnvrtc-builtins.so.[0-9]*"
+    ):  # that of CUDA 13 does not look beside it
         ctypes.CDLL(str(builtins))
     nvrtc, program, size = ctypes.CDLL(library), ctypes.c_void_p(), ctypes.c_size_t()
-    assert 0 == nvrtc.nvrtcCreateProgram(ctypes.byref(program), code.encode(), b"kernels.cu", 0, None, None)
+    assert 0 == nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), code.encode(), b"kernels.cu", 0, None, None
+    )
     words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     status = nvrtc.nvrtcCompileProgram(program, len(options), words)
     assert 0 == nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -177,11 +196,19 @@ def compile_for_gpu(library: str, code: str, options: Sequence[str]) -> tuple[in
 
 
 def registers_on_gpu(module: ModuleType, architecture: str, threads: int) -> list[int]:
-    """Compile an installed module's kernels for a GPU without a warning or a spill; return each one's registers."""
+    """Compile an installed module's kernels for a GPU without a warning or a spill.
+
+    Return each one's registers.
+    """
     library = find_nvrtc()
     if library is None:
         pytest.skip("needs NVRTC, which pip has for Linux alone (nvidia-cuda-nvrtc)")
-    options = ("-std=c++17", f"-DTHREADS={threads}", f"--gpu-architecture={architecture}", "-ftz=true")  # as cupy does
+    options = (
+        "-std=c++17",
+        f"-DTHREADS={threads}",
+        f"--gpu-architecture={architecture}",
+        "-ftz=true",
+    )  # as cupy does
     source = source_of(module)
     assert (0, "") == compile_for_gpu(library, source, options)
     _, log = compile_for_gpu(library, source, (*options, "--ptxas-options=-v"))

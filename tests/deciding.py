@@ -24,11 +24,19 @@ def confirmed(case: TrainingCase) -> TrainingCase:
 
 def sweep(**steps_ms: float) -> list[TrainingRecord]:
     """Return three launches of the baseline (20 ms) and of the cases named."""
-    cases = {"base": BASE, "five": FIVE, "fp16": FP16, "topk": TOPK, "passthrough": make_training_case("passthrough")}
+    cases = {
+        "base": BASE,
+        "five": FIVE,
+        "fp16": FP16,
+        "topk": TOPK,
+        "passthrough": make_training_case("passthrough"),
+    }
     return [
         record
         for name, step_ms in {"base": 20.0, **steps_ms}.items()
-        for record in make_training_launches([step_ms, 1.001 * step_ms, 0.999 * step_ms], cases[name])
+        for record in make_training_launches(
+            [step_ms, 1.001 * step_ms, 0.999 * step_ms], cases[name]
+        )
     ]
 
 

@@ -1,4 +1,6 @@
-"""Figures for tests: painted without being drawn, so that their lines and texts can be looked at, and runs to paint."""
+"""Figures for tests: painted without being drawn, so that their lines and texts can be looked at,
+and runs to paint.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -34,7 +36,11 @@ def points_of(axes: Axes, label: str) -> list[tuple[float, float]]:
 def marked(axes: Axes, gid: str) -> list[tuple[float, float]]:
     """Return the points of everything marked as this."""
     lines = [line for line in axes.get_lines() if line.get_gid() == gid]
-    return [(float(x), float(y)) for line in lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+    return [
+        (float(x), float(y))
+        for line in lines
+        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
+    ]
 
 
 def texts_of(svg: str) -> list[str]:
@@ -45,7 +51,9 @@ def texts_of(svg: str) -> list[str]:
 
 def run_of(records: Sequence[Record], name: str = "mine", **info: Any) -> Run:
     """Return a run of collectives in the directory ``name``."""
-    return Run(path=Path("/runs") / name, info=make_info(run_id=name, **info), records=tuple(records))
+    return Run(
+        path=Path("/runs") / name, info=make_info(run_id=name, **info), records=tuple(records)
+    )
 
 
 def training_run_of(
@@ -66,9 +74,17 @@ def training_run_of(
     )
 
 
-def recommendation_of(best: dict[str, Any], *, verdict: str = "change", **changes: Any) -> Recommendation:
+def recommendation_of(
+    best: dict[str, Any], *, verdict: str = "change", **changes: Any
+) -> Recommendation:
     """Return a recommendation with ``best`` twice as fast as the default."""
-    plain = {"bucket_cap_mb": "default", "hook": "none", "density": None, "precision": "fp32", "accumulation": 1}
+    plain = {
+        "bucket_cap_mb": "default",
+        "hook": "none",
+        "density": None,
+        "precision": "fp32",
+        "accumulation": 1,
+    }
     data = {
         "schema": 1,
         "workload": "mlp",

@@ -1,4 +1,6 @@
-"""How much work tests do: a quarter by default, all of it with ``--thorough``, as in `make test-all`."""
+"""How much work tests do: a quarter by default, all of it with ``--thorough``, as in `make
+test-all`.
+"""
 
 import math
 from collections.abc import Sequence
@@ -31,5 +33,9 @@ def cases(default: Sequence[T], more: Sequence[T]) -> tuple[T, ...]:
 
 
 def slack(rate: float, full: int) -> float:
-    """Return two standard errors of a share ``rate`` in the simulations run, minus two in all ``full``."""
-    return 2 * math.sqrt(rate * (1 - rate)) * (1 / math.sqrt(repetitions(full)) - 1 / math.sqrt(full))
+    """Return two standard errors of a share ``rate`` in the simulations run, minus two in all
+    ``full``.
+    """
+    return (
+        2 * math.sqrt(rate * (1 - rate)) * (1 / math.sqrt(repetitions(full)) - 1 / math.sqrt(full))
+    )

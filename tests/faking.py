@@ -23,7 +23,12 @@ EXACT = Script(noise=0.0, launch_effect=0.0, tail=0.0, skew_us=0.0)
 
 def fake_case(operation: str = "all_reduce", message_bytes: int = 1024, **changes: Any) -> Case:
     """Return a case of the fake backend."""
-    fields: dict[str, Any] = {"backend": "fake", "dtype": "float32", "redop": "sum", "in_place": True}
+    fields: dict[str, Any] = {
+        "backend": "fake",
+        "dtype": "float32",
+        "redop": "sum",
+        "in_place": True,
+    }
     if operation not in {"all_reduce", "reduce"}:
         fields |= {"redop": None, "in_place": False}
     return Case(operation=operation, message_bytes=message_bytes, **{**fields, **changes})
@@ -67,10 +72,15 @@ class FakeRun:
     @property
     def budget(self) -> Budget:
         """Return the budget of a launch."""
-        return replace(BUDGETS["quick"], relative_half_width=self.relative_half_width, visits=self.visits)
+        return replace(
+            BUDGETS["quick"], relative_half_width=self.relative_half_width, visits=self.visits
+        )
 
     def launch(
-        self, cases: Sequence[Case], number: int = 0, frozen: Sequence[FixedSettings | None] | None = None
+        self,
+        cases: Sequence[Case],
+        number: int = 0,
+        frozen: Sequence[FixedSettings | None] | None = None,
     ) -> list[Record]:
         """Measure cases in one launch; return the records of rank 0, the only rank with any."""
         kept = frozen or [None] * len(cases)

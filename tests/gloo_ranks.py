@@ -12,7 +12,10 @@ from launching import RANKS
 def run_gloo_ranks(
     python: str, ranks: int, script: str, *arguments: str, store: Path, timeout: float = 250
 ) -> list[tuple[int, str, str]]:
-    """Start a script on ranks that meet in the new file ``store``; return each one's exit status and outputs."""
+    """Start a script on ranks that meet in the new file ``store``.
+
+    Return each one's exit status and outputs.
+    """
     processes = [
         subprocess.Popen(
             [python, str(RANKS / script), *arguments],
@@ -28,12 +31,19 @@ def run_gloo_ranks(
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+    return [
+        (process.returncode, *output) for process, output in zip(processes, outputs, strict=True)
+    ]
 
 
 def rank_environment(rank: int, ranks: int, store: Path) -> dict[str, str]:
     """Return the environment of a rank that meets the others in the file ``store``."""
-    meeting = {"STORE": str(store), "WORLD_SIZE": str(ranks), "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
+    meeting = {
+        "STORE": str(store),
+        "WORLD_SIZE": str(ranks),
+        "RANK": str(rank),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     return {**os.environ, **meeting, "OMP_NUM_THREADS": "1"}
 
 

@@ -19,8 +19,13 @@ SIZES = (8, 1024, 65536, 1048576)
 BETWEEN_RUNS, BETWEEN_LAUNCHES = 0.01, 0.005
 
 
-def make_history(seed: int, *, changed_sizes: Collection[int] = (), sizes: Sequence[int] = SIZES) -> list[Run]:
-    """Return a run for each of 30 nights; cases of ``changed_sizes`` take 10 % longer from run 20 on."""
+def make_history(
+    seed: int, *, changed_sizes: Collection[int] = (), sizes: Sequence[int] = SIZES
+) -> list[Run]:
+    """Return a run for each of 30 nights.
+
+    Cases of ``changed_sizes`` take 10 % longer from run 20 on.
+    """
     generator = np.random.default_rng(seed)
     runs = []
     for night in range(RUNS):

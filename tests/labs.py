@@ -53,11 +53,20 @@ def is_left() -> bool:
 
 
 def start(
-    *command: str, hosts: int = 2, rate: str = "none", flags: tuple[str, ...] = (), **options: object
+    *command: str,
+    hosts: int = 2,
+    rate: str = "none",
+    flags: tuple[str, ...] = (),
+    **options: object,
 ) -> "subprocess.Popen[str]":
     """Start a lab that runs the command."""
     arguments = [*LAB, "run", "--hosts", str(hosts), "--rate", rate, *flags, "--", *command]
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    streams = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        **options,
+    }
     return subprocess.Popen(arguments, text=True, **streams)  # type: ignore[call-overload,no-any-return]
 
 
@@ -74,7 +83,9 @@ def sh(line: str, **options: Any) -> str:
 
 
 def rates(*rounds: str, **options: Any) -> list[list[float]]:
-    """Return the rates in Mbit/s of each round's flows, such as ``host0:host1 host0:host2``, that send at once."""
+    """Return the rates in Mbit/s of each round's flows, such as ``host0:host1 host0:host2``, that
+    send at once.
+    """
     line = "; ".join(" ".join([*FLOWS, flows]) for flows in rounds)
     return [json.loads(text) for text in sh(line, **options).splitlines()]
 

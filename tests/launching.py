@@ -1,4 +1,6 @@
-"""Runs, displays and launchers for tests that start processes, and a search for what they leave behind."""
+"""Runs, displays and launchers for tests that start processes, and a search for what they leave
+behind.
+"""
 
 import contextlib
 import fcntl
@@ -33,7 +35,9 @@ MARK = "COMMBENCH_TEST_MARK"
 NO_OFI = {"OMPI_MCA_btl": "^ofi"}
 
 
-def make_request(cases: Sequence[AnyCase], *, ranks: int = 2, launches: int = 2, **options: float) -> RunRequest:
+def make_request(
+    cases: Sequence[AnyCase], *, ranks: int = 2, launches: int = 2, **options: float
+) -> RunRequest:
     """Return a request that measures each case for a moment only."""
     budget = Budget(name="quick", launches=launches, relative_half_width=0.5, slice_s=0.05)
     return RunRequest(cases=cases, ranks=ranks, seed=1, budget=budget, **options)
@@ -41,7 +45,9 @@ def make_request(cases: Sequence[AnyCase], *, ranks: int = 2, launches: int = 2,
 
 def open_store(path: Path, request: RunRequest) -> Store:
     """Open or resume the run of ``request``."""
-    header: RunInfo = {"plan": {"cases": [case.key for case in request.cases], "ranks": request.ranks}}
+    header: RunInfo = {
+        "plan": {"cases": [case.key for case in request.cases], "ranks": request.ranks}
+    }
     return Store.open(path, header | RunInfo(env=request.envs) if any(request.envs) else header)
 
 
@@ -147,7 +153,8 @@ def beat(rank, entered=1):
 
 @contextlib.contextmanager
 def serve_forks(directory: Path) -> Iterator[str]:
-    """Yield the path of a ``python`` that runs programs as forks of one process, shared by the users of ``directory``.
+    """Yield the path of a ``python`` that runs programs as forks of one process, shared by the
+    users of ``directory``.
 
     The directory is the ``bin`` of what scripts take for a virtual environment.
 
@@ -180,7 +187,10 @@ def write_fork_programs(directory: Path) -> None:
         "python": f"#!{sys.executable} -IS\n" + (HERE / "forks" / "client.py").read_text(),
         "commbench": f'#!/bin/sh\nexec {program} -m commbench "$@"\n',
     }
-    scripts |= {path.name: f'#!/bin/sh\nexec {path} "$@"\n' for path in Path(sys.executable).parent.glob("mpi*")}
+    scripts |= {
+        path.name: f'#!/bin/sh\nexec {path} "$@"\n'
+        for path in Path(sys.executable).parent.glob("mpi*")
+    }
     for name, text in scripts.items():
         (directory / name).write_text(text)
         (directory / name).chmod(0o755)
@@ -223,8 +233,13 @@ def marked_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     assert [] == find_marked(mark)
 
 
-def records_from_lab(out: Path, *arguments: str, lab: Sequence[str] = (), timeout_s: float = 120) -> list[AnyRecord]:
-    """Run ``commbench run`` in an emulated cluster, by default with one launch; return its records."""
+def records_from_lab(
+    out: Path, *arguments: str, lab: Sequence[str] = (), timeout_s: float = 120
+) -> list[AnyRecord]:
+    """Run ``commbench run`` in an emulated cluster, by default with one launch.
+
+    Return its records.
+    """
     commbench = (sys.executable, "-m", "commbench")
     command = [
         *commbench,

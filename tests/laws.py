@@ -1,4 +1,6 @@
-"""Known laws of time over message size, and launches and records that follow them, for tests of what is fitted."""
+"""Known laws of time over message size, and launches and records that follow them, for tests of
+what is fitted.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,15 +31,24 @@ def two(n: Floats) -> Floats:
 
 def three(n: Floats) -> Floats:
     """Return times with jumps at 2 KiB and 512 KiB."""
-    return np.where(n <= 2 * KIB, 1 + n * 2e-3, np.where(n <= 512 * KIB, 12 + n * 5e-4, 250 + n * 1.5e-3))
+    return np.where(
+        n <= 2 * KIB, 1 + n * 2e-3, np.where(n <= 512 * KIB, 12 + n * 5e-4, 250 + n * 1.5e-3)
+    )
 
 
 def launches_of(
-    law: Callable[[Floats], Floats], sizes: list[int], *, noise: float = 0.03, launches: int = 6, seed: int = 0
+    law: Callable[[Floats], Floats],
+    sizes: list[int],
+    *,
+    noise: float = 0.03,
+    launches: int = 6,
+    seed: int = 0,
 ) -> list[list[float]]:
     """Return launch medians around a law with the given relative noise."""
     times = law(np.array(sizes, dtype=float))
-    return (times[:, None] * np.random.default_rng(seed).lognormal(0, noise, (len(sizes), launches))).tolist()
+    return (
+        times[:, None] * np.random.default_rng(seed).lognormal(0, noise, (len(sizes), launches))
+    ).tolist()
 
 
 def sweep(

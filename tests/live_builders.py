@@ -1,4 +1,6 @@
-"""Runs of live tuning built by hand: an experiment on simulated step times, and the directory that rank 0 writes."""
+"""Runs of live tuning built by hand: an experiment on simulated step times, and the directory that
+rank 0 writes.
+"""
 
 import dataclasses
 import random
@@ -23,7 +25,12 @@ WARM_UP = 5
 
 def make_options(out: Path, **changes: object) -> LiveOptions:
     """Return the options of a live tuning into ``out``."""
-    fields = {"out": str(out), "workload": "train.py", "argv": ("torchrun", "train.py"), "invocation": "first"}
+    fields = {
+        "out": str(out),
+        "workload": "train.py",
+        "argv": ("torchrun", "train.py"),
+        "invocation": "first",
+    }
     return LiveOptions(**{**fields, **changes})  # type: ignore[arg-type]
 
 
@@ -33,10 +40,17 @@ def with_cap(cap: str, **changes: object) -> TrainingCase:
 
 
 def make_block(
-    record: TrainingRecord | None, case: TrainingCase, steps_ms: Sequence[float], *, at: int, launch: int = 0
+    record: TrainingRecord | None,
+    case: TrainingCase,
+    steps_ms: Sequence[float],
+    *,
+    at: int,
+    launch: int = 0,
 ) -> TrainingRecord:
     """Return the record of a case with one more block."""
-    record = record or TrainingRecord(case=case, launch=launch, discarded=UNTIMED, parameters=8_700_000)
+    record = record or TrainingRecord(
+        case=case, launch=launch, discarded=UNTIMED, parameters=8_700_000
+    )
     return dataclasses.replace(
         record,
         step_ms=(*record.step_ms, *steps_ms),
@@ -62,7 +76,10 @@ def make_blocks(
 def simulate(
     steps_ms: Mapping[str, float] = STEPS_MS, *, launch: int = 0, noise: float = 0.02, seed: int = 3
 ) -> tuple[list[TrainingRecord], str]:
-    """Tune a training with these step times; return each written record, and why the experiment ended."""
+    """Tune a training with these step times.
+
+    Return each written record, and why the experiment ended.
+    """
     generator = random.Random(f"{seed}:{launch}")
     settings = [with_cap(cap) for cap in steps_ms]
     experiment = Experiment(settings, seed=seed + launch, max_steps=None)
@@ -83,15 +100,24 @@ def simulate(
 def losses_until(step: int, seed: int = 3) -> list[tuple[int, float]]:
     """Return the falling losses of a training."""
     generator = random.Random(seed)
-    return [(number, 2.3 / (1 + number / 200) + generator.gauss(0, 0.05)) for number in range(WARM_UP, step)]
+    return [
+        (number, 2.3 / (1 + number / 200) + generator.gauss(0, 0.05))
+        for number in range(WARM_UP, step)
+    ]
 
 
-def open_run(out: Path, *, own: TrainingCase = OWN, options: LiveOptions | None = None, **facts: object) -> LiveRun:
+def open_run(
+    out: Path, *, own: TrainingCase = OWN, options: LiveOptions | None = None, **facts: object
+) -> LiveRun:
     """Start a launch of a live tuning in ``out``."""
     known: LiveFacts = {"framework": "", "own_hook": False, **facts}  # type: ignore[typeddict-item]
     settings = [own, *(with_cap(cap) for cap in STEPS_MS if cap != own.bucket_cap_mb)]
     return LiveRun.open(
-        options or make_options(out), baseline=own, settings=settings, parameters=8_700_000, facts=known
+        options or make_options(out),
+        baseline=own,
+        settings=settings,
+        parameters=8_700_000,
+        facts=known,
     )
 
 

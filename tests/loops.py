@@ -18,7 +18,9 @@ Loop = Callable[[Any, torch.optim.Optimizer], None]
 def make_model() -> nn.Sequential:
     """Return a model of three layers, the same each time."""
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3))
+    return nn.Sequential(
+        nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3)
+    )
 
 
 def data(step: int) -> torch.Tensor:
@@ -137,7 +139,9 @@ def fused(model: Any, _optimizer: torch.optim.Optimizer) -> None:
         own[parameter].step()
         own[parameter].zero_grad()
 
-    handles = [parameter.register_post_accumulate_grad_hook(update) for parameter in model.parameters()]
+    handles = [
+        parameter.register_post_accumulate_grad_hook(update) for parameter in model.parameters()
+    ]
     for step in range(STEPS):
         loss_of(model(data(step))).backward()
     for handle in handles:
@@ -146,7 +150,9 @@ def fused(model: Any, _optimizer: torch.optim.Optimizer) -> None:
 
 def several_optimizers(model: Any, _optimizer: torch.optim.Optimizer) -> None:
     """Use one optimiser for weights and one for biases."""
-    groups = [[p for name, p in model.named_parameters() if kind in name] for kind in ("weight", "bias")]
+    groups = [
+        [p for name, p in model.named_parameters() if kind in name] for kind in ("weight", "bias")
+    ]
     both = [torch.optim.Adam(groups[0], lr=0.01), torch.optim.SGD(groups[1], lr=0.01)]
     for step in range(STEPS):
         loss_of(model(data(step))).backward()

@@ -18,8 +18,13 @@ Slowness = Callable[[int, int], float]
 
 def make_hosts(hosts: int, ranks_per_host: int = 1, **changes: Any) -> dict[str, Any]:
     """Return the ``run.json`` of a run on host1, host2, ... with ranks on each."""
-    ranks = [{"rank": rank, "host": f"host{rank // ranks_per_host + 1}"} for rank in range(hosts * ranks_per_host)]
-    return make_info(ranks=ranks, world_size=len(ranks), nodes=hosts, ranks_per_node=ranks_per_host, **changes)
+    ranks = [
+        {"rank": rank, "host": f"host{rank // ranks_per_host + 1}"}
+        for rank in range(hosts * ranks_per_host)
+    ]
+    return make_info(
+        ranks=ranks, world_size=len(ranks), nodes=hosts, ranks_per_node=ranks_per_host, **changes
+    )
 
 
 def make_matrix(
@@ -51,17 +56,26 @@ def make_matrix(
             typical = (INTRA_US if one == other else INTER_US) * noisy[a, b]
             times.append(float(typical * host_slowness(one, other) * rank_slowness(a, b)))
         found = [
-            PairTimes(source=a, target=b, time_us=time, time_us_p95=1.1 * time, repetitions=30, wrong=0)
+            PairTimes(
+                source=a, target=b, time_us=time, time_us_p95=1.1 * time, repetitions=30, wrong=0
+            )
             for (a, b), time in zip(pairs, times, strict=True)
         ]
-        records.append(make_record(case, launch=launch, **{"pairs": found, "times_us": times, **changes}))
+        records.append(
+            make_record(case, launch=launch, **{"pairs": found, "times_us": times, **changes})
+        )
     return records
 
 
 def without(records: list[Record], *pairs: tuple[int, int], **changes: Any) -> list[Record]:
     """Return the records as if no repetition of these pairs had started on time."""
-    kept = ([pair for pair in record.pairs if (pair.source, pair.target) not in pairs] for record in records)
-    return [replace(record, pairs=timed, **changes) for record, timed in zip(records, kept, strict=True)]
+    kept = (
+        [pair for pair in record.pairs if (pair.source, pair.target) not in pairs]
+        for record in records
+    )
+    return [
+        replace(record, pairs=timed, **changes) for record, timed in zip(records, kept, strict=True)
+    ]
 
 
 def touching(unit: int, factor: float) -> Slowness:

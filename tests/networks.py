@@ -46,7 +46,9 @@ def network_records(
     dtypes: Sequence[str] = ("float32",),
     sizes: Sequence[int] = SIZES,
 ) -> list[Record]:
-    """Return records of a scaling study of operations that run the named algorithms, ring by default."""
+    """Return records of a scaling study of operations that run the named algorithms, ring by
+    default.
+    """
     chosen = algorithms or {"all_reduce": "ring", "all_gather": "ring"}
     ranks = list(ranks)
     return [
@@ -71,24 +73,38 @@ def network_records(
     ]
 
 
-def network_info(ranks: int, rate: str | None = "1gbit", cores: int = 1000, **changes: Any) -> dict[str, Any]:
+def network_info(
+    ranks: int, rate: str | None = "1gbit", cores: int = 1000, **changes: Any
+) -> dict[str, Any]:
     """Return the ``run.json`` of one rank per host, by default emulated with enough cores."""
     host = {
         "hostname": "host0",
         "cpus_allowed": cores,
         "interfaces": [{"name": "eth0", "speed_Mbps": 10000, "mtu": 1500}],
     }
-    environment = {"hosts": [host] * ranks} | ({"emulated": {"hosts": ranks, "rate": rate}} if rate else {})
+    environment = {"hosts": [host] * ranks} | (
+        {"emulated": {"hosts": ranks, "rate": rate}} if rate else {}
+    )
     return make_info(
-        **{"world_size": ranks, "nodes": ranks, "ranks_per_node": 1, "environment": environment, **changes}
+        **{
+            "world_size": ranks,
+            "nodes": ranks,
+            "ranks_per_node": 1,
+            "environment": environment,
+            **changes,
+        }
     )
 
 
-def measured_run(ranks: Iterable[int], *, info: dict[str, Any] | None = None, **how: Any) -> MeasuredRun:
+def measured_run(
+    ranks: Iterable[int], *, info: dict[str, Any] | None = None, **how: Any
+) -> MeasuredRun:
     """Return such a scaling study as a run."""
     ranks = list(ranks)
     records = network_records(ranks, **how)
-    return MeasuredRun(model=NetworkModel.fit(records), records=records, info=info or network_info(max(ranks)))
+    return MeasuredRun(
+        model=NetworkModel.fit(records), records=records, info=info or network_info(max(ranks))
+    )
 
 
 def growing(ranks: Iterable[int] = (2, 4), **how: Any) -> GrowingNetwork:
@@ -96,7 +112,9 @@ def growing(ranks: Iterable[int] = (2, 4), **how: Any) -> GrowingNetwork:
     return GrowingNetwork.fit([measured_run(ranks, **how)])
 
 
-def write_run(path: Path, records: Sequence[Record] = (), training: Sequence[TrainingRecord] = (), **info: Any) -> Path:
+def write_run(
+    path: Path, records: Sequence[Record] = (), training: Sequence[TrainingRecord] = (), **info: Any
+) -> Path:
     """Write a run's directory, as `load_run` reads it."""
     path.mkdir(parents=True)
     (path / "run.json").write_text(json.dumps(info))
@@ -105,7 +123,9 @@ def write_run(path: Path, records: Sequence[Record] = (), training: Sequence[Tra
     return path
 
 
-def workload_facts(layers: int = 8, elements: int = MIB, backward_ms: float = 80.0) -> WorkloadFacts:
+def workload_facts(
+    layers: int = 8, elements: int = MIB, backward_ms: float = 80.0
+) -> WorkloadFacts:
     """Return a model of equal layers with evenly ready gradients, last layer first."""
     parameters = tuple(
         ParameterFacts(
@@ -132,7 +152,9 @@ def workload_facts(layers: int = 8, elements: int = MIB, backward_ms: float = 80
 
 
 def training_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> list[TrainingRecord]:
-    """Return records of `workload_facts`: of the local step, and of each hook with its step time."""
+    """Return records of `workload_facts`: of the local step, and of each hook with its step
+    time.
+    """
     local = make_training_record(
         make_training_case("local", world_size=ranks),
         step_ms=130.0,
@@ -144,7 +166,8 @@ def training_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> l
     for hook, step_ms in steps_ms.items():
         compress_ms = 6.0 if hook.startswith("topk") else 0.0
         buckets = [
-            make_bucket(size, done_ms=80.0, compress_ms=compress_ms * size / (32 * MIB)) for size in (4 * MIB, 28 * MIB)
+            make_bucket(size, done_ms=80.0, compress_ms=compress_ms * size / (32 * MIB))
+            for size in (4 * MIB, 28 * MIB)
         ]
         records.append(
             make_training_record(

@@ -42,7 +42,9 @@ class Reader(HTMLParser):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         attributes = dict(attrs)
         self.ids += [str(attributes["id"])] if "id" in attributes else []
-        self.links += [str(attributes[name]) for name in ("href", "src", "xlink:href") if name in attributes]
+        self.links += [
+            str(attributes[name]) for name in ("href", "src", "xlink:href") if name in attributes
+        ]
         if tag == "table":
             self.tables.append([])
         elif tag == "tr":
@@ -75,11 +77,18 @@ class Reader(HTMLParser):
 
     def table_with(self, *headings: str) -> list[list[str]]:
         """Return the rows of the first table with these headings."""
-        return next(lines for lines in self.tables if all(any(text in cell for cell in lines[0]) for text in headings))
+        return next(
+            lines
+            for lines in self.tables
+            if all(any(text in cell for cell in lines[0]) for text in headings)
+        )
 
 
 def make_run(
-    records: Sequence[Record] = (), training: Sequence[TrainingRecord] = (), path: str = "results/mine", **info: Any
+    records: Sequence[Record] = (),
+    training: Sequence[TrainingRecord] = (),
+    path: str = "results/mine",
+    **info: Any,
 ) -> Run:
     """Return a run with these records and the conclusion of training ones."""
     facts = make_training_info(**info) if training else make_info(**info)
@@ -111,12 +120,27 @@ def make_hostile() -> Run:
     ]
     return make_run(
         records,
-        environment={"hosts": [host], "versions": {"torch": HOST}, "variables": {"NCCL_X": FORMULA}},
+        environment={
+            "hosts": [host],
+            "versions": {"torch": HOST},
+            "variables": {"NCCL_X": FORMULA},
+        },
         argv=["commbench", "run", "</script><script>alert(3)</script>"],
         ranks=[{"rank": 0, "host": HOST}],
         launches=[
-            {"stage": HOST, "launch": 0, "seconds": 1.0, "startup_s": 0.1, "measuring_s": 0.8, "other_s": 0.1}
-            | {"status": "failed", "reason": FORMULA, "culprit": {"rank": 0, "host": HOST, "state": "died", "case": ""}}
+            {
+                "stage": HOST,
+                "launch": 0,
+                "seconds": 1.0,
+                "startup_s": 0.1,
+                "measuring_s": 0.8,
+                "other_s": 0.1,
+            }
+            | {
+                "status": "failed",
+                "reason": FORMULA,
+                "culprit": {"rank": 0, "host": HOST, "state": "died", "case": ""},
+            }
         ],
     )
 
@@ -124,7 +148,9 @@ def make_hostile() -> Run:
 def write_run(folder: Path, records: Sequence[Record], **info: Any) -> Path:
     """Write a run's two files from which all others are made."""
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(make_info(status="complete", **info)), encoding="utf-8")
+    (folder / "run.json").write_text(
+        json.dumps(make_info(status="complete", **info)), encoding="utf-8"
+    )
     lines = (json.dumps(record.to_json()) for record in records)
     (folder / "samples.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return folder

@@ -1,11 +1,12 @@
-"""cupy and NCCL simulated in host memory, for ranks that are threads: results of operations, and times of events.
+"""cupy and NCCL simulated in host memory, for ranks that are threads: results of operations, and
+times of events.
 
-A call executes at once. In a group it executes when the group ends: first sends, which never wait, then collectives and
-receives. On a capturing stream it executes at each launch of the graph. Whatever NCCL would refuse (a size, a type, a
-peer) fails an assertion.
+A call executes at once. In a group it executes when the group ends: first sends, which never wait,
+then collectives and receives. On a capturing stream it executes at each launch of the graph.
+Whatever NCCL would refuse (a size, a type, a peer) fails an assertion.
 
-Time is virtual: a call takes the host `CALL_NS`, an operation the device `OPERATION_NS`. Operations run
-in sequence. An event occurs when the device reaches it.
+Time is virtual: a call takes the host `CALL_NS`, an operation the device `OPERATION_NS`. Operations
+run in sequence. An event occurs when the device reaches it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ SECONDS = 20
 REFUSED = {"nvls": 5, "nvlstree": 6}
 #: Of a simulated GPU.
 L2_BYTES, MEMORY_BYTES = 64 * 1024, 2**30
-#: What the host takes to queue something, what the device takes for an operation, and how fast its clock runs.
+#: What the host takes to queue something, what the device takes for an operation, and how fast its
+#: clock runs.
 CALL_NS, OPERATION_NS, CYCLES_PER_NS = 1000, 5000, 1.5
 
 
@@ -48,7 +50,13 @@ class Array(np.ndarray):  # type: ignore[type-arg] # of any type
 
 
 #: The answers of NCCL that cupy 13 knows (nccl.pyx).
-_NAMES = {1: "UNHANDLED_CUDA_ERROR", 2: "SYSTEM_ERROR", 3: "INTERNAL_ERROR", 4: "INVALID_ARGUMENT", 5: "INVALID_USAGE"}
+_NAMES = {
+    1: "UNHANDLED_CUDA_ERROR",
+    2: "SYSTEM_ERROR",
+    3: "INTERNAL_ERROR",
+    4: "INVALID_ARGUMENT",
+    5: "INVALID_USAGE",
+}
 
 
 class NcclError(RuntimeError):
@@ -91,7 +99,8 @@ def _memory(address: int, count: int, dtype: DataType) -> Any:
 class NcclCommunicator:
     """cupy's class of this name, which also records ``calls`` by name and ``streams`` by pointer.
 
-    ``addresses``: the addresses that executed operations read. ``graphs``: the number of graphs that hold operations.
+    ``addresses``: the addresses that executed operations read. ``graphs``: the number of graphs
+    that hold operations.
     """
 
     def __init__(self, size: int, identity: bytes, rank: int) -> None:
@@ -118,7 +127,13 @@ class NcclCommunicator:
         self.calls.append("abort")
 
     def _do(  # noqa: PLR0917 - positions as in NCCL
-        self, name: str, order: int, work: Callable[[], object], address: int, stream: int, into: int = 0
+        self,
+        name: str,
+        order: int,
+        work: Callable[[], object],
+        address: int,
+        stream: int,
+        into: int = 0,
     ) -> None:
         def carry_out() -> None:
             self.addresses.append(address)
@@ -182,7 +197,9 @@ class NcclCommunicator:
 
         def work() -> None:
             found = self._reduced(send, count * self.size, code, redop)
-            _memory(receive, count, _TYPES[code])[:] = found[self.rank * count : (self.rank + 1) * count]
+            _memory(receive, count, _TYPES[code])[:] = found[
+                self.rank * count : (self.rank + 1) * count
+            ]
 
         self._do("reduceScatter", 1, work, send, stream, 0 if redop == REDOPS["avg"] else receive)
 

@@ -13,8 +13,10 @@ class NotSupportedError(Exception):
 class SimulatedNvml:
     """The module ``pynvml`` on a host with GPUs at ``addresses``, which are also their handles.
 
-    Each reading is returned once, the last one repeatedly. ``violations_ns``: by policy; others have no counter.
-    ``energy_mJ``: by GPU; other GPUs have no counter. ``lost``: GPUs that do not answer; a test may change the list.
+    Each reading is returned once, the last one repeatedly. ``violations_ns``: by policy; others
+    have no counter.
+    ``energy_mJ``: by GPU; other GPUs have no counter. ``lost``: GPUs that do not answer; a test may
+    change the list.
     """
 
     #: A bug of nvidia-ml-py: the constant is a tuple, which the function does not take.
@@ -34,8 +36,12 @@ class SimulatedNvml:
         self.addresses = list(addresses)
         self.lost = list(lost)
         self._readings = {"clock": list(clocks_MHz), "reasons": list(reasons)}
-        self._readings |= {f"policy {policy}": list(values) for policy, values in (violations_ns or {}).items()}
-        self._readings |= {f"energy {gpu}": list(values) for gpu, values in (energy_mJ or {}).items()}
+        self._readings |= {
+            f"policy {policy}": list(values) for policy, values in (violations_ns or {}).items()
+        }
+        self._readings |= {
+            f"energy {gpu}": list(values) for gpu, values in (energy_mJ or {}).items()
+        }
         self._old_driver = old_driver
 
     def _next(self, name: str) -> float:

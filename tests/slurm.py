@@ -1,4 +1,6 @@
-"""A private Slurm cluster for tests: a controller and two nodes with their own host names on this machine."""
+"""A private Slurm cluster for tests: a controller and two nodes with their own host names on this
+machine.
+"""
 
 import contextlib
 import os
@@ -22,7 +24,8 @@ MARK = "COMMBENCH_TEST_SLURM"
 #: How long a job may take; it only bounds a failure.
 JOB_S = 120
 
-#: Authentication by none and no control groups: nothing of the machine is needed or touched but loopback ports.
+#: Authentication by none and no control groups: nothing of the machine is needed or touched but
+#: loopback ports.
 CONFIGURATION = """
 ClusterName=private
 SlurmctldHost={host}(127.0.0.1)
@@ -59,7 +62,10 @@ def is_possible() -> bool:
 
 
 class Cluster:
-    """A running cluster with the directory ``path``; ``mark`` is the value of `MARK` in all its processes."""
+    """A running cluster with the directory ``path``.
+
+    ``mark`` is the value of `MARK` in all its processes.
+    """
 
     def __init__(self, path: Path, mark: str) -> None:
         self.path = path
@@ -68,16 +74,29 @@ class Cluster:
     def environment(self, **variables: str) -> dict[str, str]:
         """Return the environment of Slurm's commands, without other launchers' variables."""
         foreign = ("SLURM_", "OMPI_COMM_", "PMI_", "PMIX_")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        return {**inherited, "SLURM_CONF": str(self.path / "slurm.conf"), MARK: self._mark, **variables}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(foreign)
+        }
+        return {
+            **inherited,
+            "SLURM_CONF": str(self.path / "slurm.conf"),
+            MARK: self._mark,
+            **variables,
+        }
 
     def start(self, *command: str, **options: object) -> "subprocess.Popen[str]":
         """Start a Slurm command."""
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+        streams = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "stdin": subprocess.DEVNULL,
+        }
         settings = {"env": self.environment(), "text": True, **streams, **options}
         return subprocess.Popen(command, **settings)  # type: ignore[call-overload,no-any-return]
 
-    def run(self, *command: str, seconds: float = JOB_S, **options: object) -> "subprocess.CompletedProcess[str]":
+    def run(
+        self, *command: str, seconds: float = JOB_S, **options: object
+    ) -> "subprocess.CompletedProcess[str]":
         """Run a Slurm command to its end."""
         process = self.start(*command, **options)
         try:
@@ -85,23 +104,36 @@ class Cluster:
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
-            raise AssertionError(f"{command} did not end in {seconds} s: {out}{err}\n{self.log()}") from None
+            raise AssertionError(
+                f"{command} did not end in {seconds} s: {out}{err}\n{self.log()}"
+            ) from None
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def wait(self, job: str) -> int:
-        """Wait for a job and return its exit code; ``sbatch --wait`` polls every ten seconds only."""
-        assert wait_until(lambda: bool(self._ended(job)), JOB_S), f"job {job} did not end\n{self.log()}"
+        """Wait for a job and return its exit code.
+
+        ``sbatch --wait`` polls every ten seconds only.
+        """
+        assert wait_until(lambda: bool(self._ended(job)), JOB_S), (
+            f"job {job} did not end\n{self.log()}"
+        )
         code, number = re.findall(r"ExitCode=(\d+):(\d+)", self._ended(job))[0]
         return int(code) or (128 + int(number) if int(number) else 0)
 
     def _ended(self, job: str) -> str:
         """Return Slurm's state of a finished job, else an empty text."""
         output = self.run("scontrol", "show", "job", job).stdout
-        return output if re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", output) else ""
+        return (
+            output
+            if re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", output)
+            else ""
+        )
 
     def log(self) -> str:
         """Return the daemons' last log lines."""
-        return "\n".join(line for file in self.path.glob("*.out") for line in file.read_text().splitlines()[-15:])
+        return "\n".join(
+            line for file in self.path.glob("*.out") for line in file.read_text().splitlines()[-15:]
+        )
 
     def processes(self) -> list[psutil.Process]:
         """Return the living processes of the cluster: daemons, steps and tasks."""
@@ -137,7 +169,8 @@ def _daemons(cluster: Cluster) -> Iterator["subprocess.Popen[bytes]"]:
     hosts = cluster.path / "hosts"
     hosts.write_text("127.0.0.1 localhost " + " ".join(NODES) + "\n")
     name_and_run = (
-        f'printf %s "$0" > /proc/sys/kernel/hostname; mount --bind {hosts} /etc/hosts; exec slurmd -D -N "$0"'
+        f'printf %s "$0" > /proc/sys/kernel/hostname; mount --bind {hosts} /etc/hosts; exec slurmd'
+        ' -D -N "$0"'
     )
     commands: Mapping[str, Sequence[str]] = {
         "controller": ("slurmctld", "-D"),
@@ -158,7 +191,9 @@ def _daemons(cluster: Cluster) -> Iterator["subprocess.Popen[bytes]"]:
 @contextlib.contextmanager
 def private_slurm() -> Iterator[Cluster]:
     """Yield a running cluster; afterwards remove its processes and files."""
-    with tempfile.TemporaryDirectory(prefix="commbench-slurm-", ignore_cleanup_errors=True) as directory:
+    with tempfile.TemporaryDirectory(
+        prefix="commbench-slurm-", ignore_cleanup_errors=True
+    ) as directory:
         cluster = Cluster(Path(directory), uuid.uuid4().hex)
         (cluster.path / "state").mkdir()
         text = CONFIGURATION.format(host=socket.gethostname(), path=directory, ports=_free_ports(3))

@@ -46,7 +46,8 @@ def soak_records(
     """Return one record a launch of an all-reduce of 10 us.
 
     Args:
-        seed: of all noise: 2 % between launches, 1 % between visits, a longest repetition out of lognormal ones.
+        seed: of all noise: 2 % between launches, 1 % between visits, a longest repetition out of
+            lognormal ones.
         launches: their number.
         visits: of each launch.
         change: of the time from the first launch to the last, as a share.
@@ -58,7 +59,11 @@ def soak_records(
     draw = np.random.default_rng(seed)
     records = []
     for launch in range(launches):
-        typical_us = 10.0 * np.exp(0.02 * draw.standard_normal()) * (1 + change * launch / max(1, launches - 1))
+        typical_us = (
+            10.0
+            * np.exp(0.02 * draw.standard_normal())
+            * (1 + change * launch / max(1, launches - 1))
+        )
         points, times_us = [], []
         for visit in range(visits):
             median_us = float(typical_us * np.exp(0.01 * draw.standard_normal()))
@@ -84,20 +89,30 @@ def soak_records(
             )
             times_us += [median_us] * 3
         record = make_record(make_case(**case), launch=launch, group="0-3", group_size=4)
-        records.append(replace(record, times_us=times_us, visit_lengths=[3] * visits, points=points))
+        records.append(
+            replace(record, times_us=times_us, visit_lengths=[3] * visits, points=points)
+        )
     return records
 
 
 def even(begun_s: float, lasted_s: float, ranks: int = 4) -> Interruption:
     """Return an interruption in which all ranks start at once and wait together."""
     return Interruption(
-        at_s=begun_s, lasted_s=float(lasted_s), rank_s=[float(lasted_s)] * ranks, arrival_s=[0.0] * ranks
+        at_s=begun_s,
+        lasted_s=float(lasted_s),
+        rank_s=[float(lasted_s)] * ranks,
+        arrival_s=[0.0] * ranks,
     )
 
 
-def waiting_for(late: Sequence[int], begun_s: float, lasted_s: float, ranks: int = 4) -> Interruption:
+def waiting_for(
+    late: Sequence[int], begun_s: float, lasted_s: float, ranks: int = 4
+) -> Interruption:
     """Return an interruption in which all ranks wait for those that start late."""
     arrival_s = [lasted_s if rank in late else 0.0 for rank in range(ranks)]
     return Interruption(
-        at_s=begun_s, lasted_s=lasted_s, rank_s=[lasted_s - arrived_s for arrived_s in arrival_s], arrival_s=arrival_s
+        at_s=begun_s,
+        lasted_s=lasted_s,
+        rank_s=[lasted_s - arrived_s for arrived_s in arrival_s],
+        arrival_s=arrival_s,
     )

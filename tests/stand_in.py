@@ -106,7 +106,9 @@ class SimulatedCuda:
 
     def get_device_properties(self, number: int) -> SimpleNamespace:
         """Return the properties that torch reports since 2.8."""
-        return SimpleNamespace(pci_domain_id=0, pci_bus_id=self.buses[number], pci_device_id=0, uuid=f"{number}-0")
+        return SimpleNamespace(
+            pci_domain_id=0, pci_bus_id=self.buses[number], pci_device_id=0, uuid=f"{number}-0"
+        )
 
     def device_count(self) -> int:
         """Return the number of GPUs."""
@@ -159,13 +161,20 @@ class SteadyClock(GpuClocks):
 
 
 class StandIn(Gpu):
-    """A GPU except for CUDA itself: tensors stay on the CPU, Gloo carries them, events read its clock."""
+    """A GPU except for CUDA itself: tensors stay on the CPU, Gloo carries them, events read its
+    clock.
+    """
 
     backend = "gloo"
 
     def __init__(self, *, ranks_per_gpu: int = 2, cuda: Any = None) -> None:
         self.cuda = cuda or SimulatedCuda()
-        super().__init__(0, ranks_per_gpu=ranks_per_gpu, cuda=self.cuda, find_clock=lambda _: SteadyClock(self.cuda))
+        super().__init__(
+            0,
+            ranks_per_gpu=ranks_per_gpu,
+            cuda=self.cuda,
+            find_clock=lambda _: SteadyClock(self.cuda),
+        )
         self.torch_device = torch.device("cpu")
         self.copied = 0
 

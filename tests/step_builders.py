@@ -35,7 +35,11 @@ class LinearNetwork:
 
 
 def make_facts(
-    sizes_mb: Sequence[float], *, backward_ms: float = 100.0, ready_ms: Sequence[float] = (), forward_ms: float = 40.0
+    sizes_mb: Sequence[float],
+    *,
+    backward_ms: float = 100.0,
+    ready_ms: Sequence[float] = (),
+    forward_ms: float = 40.0,
 ) -> WorkloadFacts:
     """Return a model with parameters in order of readiness, ready in proportion to their sizes."""
     done = list(itertools.accumulate(sizes_mb))
@@ -95,7 +99,9 @@ def make_local_records(model: StepModel) -> list[TrainingRecord]:
         "optimizer_ms": model.optimizer_ms,
         "step_ms": [step_ms] * 3,
     }
-    return [_with(make_training_record(model.reference, launch=launch), **times) for launch in range(2)]
+    return [
+        _with(make_training_record(model.reference, launch=launch), **times) for launch in range(2)
+    ]
 
 
 def make_step_records(model: StepModel, case: TrainingCase) -> list[TrainingRecord]:

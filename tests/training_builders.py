@@ -13,21 +13,34 @@ from commbench.results.training_summary import training_rows
 
 def make_training_case(hook: str = "none", cap: str = "default", **changes: Any) -> TrainingCase:
     """Return a configuration on 2 ranks with 32 samples each; ``hook`` as on the command line."""
-    chosen = {"hook": "local", "density": None, "hook_options": ""} if hook == "local" else parse_hook(hook)
+    chosen = (
+        {"hook": "local", "density": None, "hook_options": ""}
+        if hook == "local"
+        else parse_hook(hook)
+    )
     fields = {"workload": "mlp", "world_size": 2, "batch_per_rank": 32, "bucket_cap_mb": cap}
     return TrainingCase(**{**fields, **chosen, **changes})
 
 
 def make_bucket(size_bytes: int = 4_000_000, *, done_ms: float = 9.0, **changes: Any) -> Bucket:
     """Return a bucket of two tensors that takes 4 ms."""
-    times = {"ready_ms": done_ms - 5, "start_ms": done_ms - 4, "done_ms": done_ms, "comm_ms": 4.0, "skew_wait_ms": 0.5}
+    times = {
+        "ready_ms": done_ms - 5,
+        "start_ms": done_ms - 4,
+        "done_ms": done_ms,
+        "comm_ms": 4.0,
+        "skew_wait_ms": 0.5,
+    }
     return Bucket(**{"size_bytes": size_bytes, "parameters": 2, **times, **changes})
 
 
 def make_training_record(
     case: TrainingCase | None = None, *, launch: int = 0, step_ms: float = 20.0, **changes: Any
 ) -> TrainingRecord:
-    """Return a record of one block of 20 steps within 1 % of ``step_ms``; without times unless it is ok."""
+    """Return a record of one block of 20 steps within 1 % of ``step_ms``.
+
+    Without times unless it is ok.
+    """
     case = case or make_training_case()
     timed = {
         "step_ms": [step_ms * (1 + 0.01 * (step - 9.5) / 9.5) for step in range(20)],
@@ -60,7 +73,8 @@ def make_training_launches(
 ) -> list[TrainingRecord]:
     """Return one record per launch with median steps ``steps_ms``."""
     return [
-        make_training_record(case, launch=launch, step_ms=step_ms, **changes) for launch, step_ms in enumerate(steps_ms)
+        make_training_record(case, launch=launch, step_ms=step_ms, **changes)
+        for launch, step_ms in enumerate(steps_ms)
     ]
 
 
@@ -73,7 +87,9 @@ def make_training_info(**changes: Any) -> dict[str, Any]:
 EVEN = [0.995, 0.997, 0.999, 1.001, 1.003, 1.005]
 
 
-def launches_of(step_ms: float, case: TrainingCase | None = None, **changes: Any) -> list[TrainingRecord]:
+def launches_of(
+    step_ms: float, case: TrainingCase | None = None, **changes: Any
+) -> list[TrainingRecord]:
     """Return six launches of steps of ``step_ms`` with little noise."""
     return make_training_launches([step_ms * factor for factor in EVEN], case, **changes)
 

@@ -13,7 +13,9 @@ from commbench.ddp.plan.cases import TrainingCase
 SMALL = "0.1"
 
 
-def case(hook: str = "none", cap: str = SMALL, workload: str = "tiny", **changes: Any) -> TrainingCase:
+def case(
+    hook: str = "none", cap: str = SMALL, workload: str = "tiny", **changes: Any
+) -> TrainingCase:
     """Return a configuration of a workload of ``ranks/train_workloads.py``."""
     return make_training_case(hook, cap, workload=workload, batch_per_rank=8, **changes)
 
@@ -54,9 +56,15 @@ class Launch:
 
 
 def launches_of(
-    run_ranks: RunRanks, ranks: int, *, timeout_s: float = 120, **tasks: tuple[dict[str, TrainingCase], dict[str, Any]]
+    run_ranks: RunRanks,
+    ranks: int,
+    *,
+    timeout_s: float = 120,
+    **tasks: tuple[dict[str, TrainingCase], dict[str, Any]],
 ) -> Any:
     """Train launches in sequence on the same ranks; return them by name."""
     words = json.dumps([task(cases, **options) for cases, options in tasks.values()])
     results = run_ranks(ranks, "train_session.py", words, timeout=timeout_s)
-    return {name: Launch(list(tasks[name][0]), each) for name, each in zip(tasks, results, strict=True)}
+    return {
+        name: Launch(list(tasks[name][0]), each) for name, each in zip(tasks, results, strict=True)
+    }

@@ -54,10 +54,19 @@ def make_facts(parameters: int = 40, mib: float = 1.0) -> WorkloadFacts:
     )
 
 
-def make_plan(facts: WorkloadFacts | None = None, budget: str = "standard", **changes: Any) -> TuningPlan:
+def make_plan(
+    facts: WorkloadFacts | None = None, budget: str = "standard", **changes: Any
+) -> TuningPlan:
     """Return a tuning on 2 ranks among no hook, FP16 and top-k."""
-    fields: dict[str, Any] = {"workload": "mlp", "ranks": 2, "seed": 3, "hooks": ["none", "fp16", "topk:0.01"]}
-    return TuningPlan(facts=facts or make_facts(), budget=TUNING_BUDGETS[budget], **{**fields, **changes})
+    fields: dict[str, Any] = {
+        "workload": "mlp",
+        "ranks": 2,
+        "seed": 3,
+        "hooks": ["none", "fp16", "topk:0.01"],
+    }
+    return TuningPlan(
+        facts=facts or make_facts(), budget=TUNING_BUDGETS[budget], **{**fields, **changes}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +92,8 @@ class World:
     noise: float = 0.01
     """Standard deviation of a configuration within a launch."""
     misfit: float = 0.1
-    """Standard deviation of what no model knows of a configuration, as a share of what it adds to the step alone."""
+    """Standard deviation of what no model knows of a configuration, as a share of what it adds
+    to the step alone."""
     overlap: float = 0.7
     failing: str = ""
     """A hook that cannot be trained."""
@@ -124,18 +134,30 @@ class World:
 
     def record(self, case: TrainingCase | Case, launch: int) -> AnyRecord:
         """Return a launch's measurement of a case."""
-        return self._collective(case, launch) if isinstance(case, Case) else self._training(case, launch)
+        return (
+            self._collective(case, launch)
+            if isinstance(case, Case)
+            else self._training(case, launch)
+        )
 
     def _collective(self, case: Case, launch: int) -> Record:
         time_us = self.link.time_us(case.operation, str(case.dtype), case.message_bytes)
-        return make_record(case, launch=launch, time_us=time_us * math.exp(self.noise * _gauss(case.key, launch)))
+        return make_record(
+            case, launch=launch, time_us=time_us * math.exp(self.noise * _gauss(case.key, launch))
+        )
 
     def _training(self, case: TrainingCase, launch: int) -> TrainingRecord:
         if case.hook_name == self.failing:
-            return make_training_record(case, launch=launch, status="failed", reason="boom", block_steps=0)
+            return make_training_record(
+                case, launch=launch, status="failed", reason="boom", block_steps=0
+            )
         shared = 0.03 * _gauss("launch", case.phase, launch)
         twice = 2.0 if (case.phase, case.hook_name) == (CALIBRATE, self.disturbed) else 1.0
-        step_ms = twice * self.true_ms(case) * math.exp(shared + self.noise * _gauss(_name(case), case.phase, launch))
+        step_ms = (
+            twice
+            * self.true_ms(case)
+            * math.exp(shared + self.noise * _gauss(_name(case), case.phase, launch))
+        )
         return make_training_record(
             case,
             launch=launch,
@@ -166,9 +188,15 @@ class Played:
 
 
 def play(
-    world: World, known: Sequence[AnyRecord] = (), *, most: int | None = None, stages: int | None = None
+    world: World,
+    known: Sequence[AnyRecord] = (),
+    *,
+    most: int | None = None,
+    stages: int | None = None,
 ) -> Played:
-    """Run the first ``stages`` (or all) as the conductor does, after the records ``known``, up to ``most`` records."""
+    """Run the first ``stages`` (or all) as the conductor does, after the records ``known``, up to
+    ``most`` records.
+    """
     played = Played(records=list(known), requests=[])
     for stage in world.plan.stages()[:stages]:
         request = stage(tuple(played.records))

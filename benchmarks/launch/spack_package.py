@@ -1,4 +1,6 @@
-"""A Spack recipe: copy it to packages/py-commbench/package.py of a repository, then `spack install py-commbench`."""
+"""A Spack recipe: copy it to packages/py-commbench/package.py of a repository, then `spack install
+py-commbench`.
+"""
 
 from spack.package import *
 

@@ -1,7 +1,7 @@
 """A training by Lightning that knows nothing of commbench: layers of one width on random data.
 
-``commbench tune -- python benchmarks/trainings/lightning_fit.py`` tunes it; Lightning starts the second rank itself. At
-the end each rank prints a digest of its parameters.
+``commbench tune -- python benchmarks/trainings/lightning_fit.py`` tunes it; Lightning starts the
+second rank itself. At the end each rank prints a digest of its parameters.
 """
 
 import argparse
@@ -28,7 +28,9 @@ class Regression(lightning.LightningModule):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(options.width, options.width) for _ in range(options.layers)))
+        self.layers = nn.Sequential(
+            *(nn.Linear(options.width, options.width) for _ in range(options.layers))
+        )
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
         """Return the loss."""
@@ -57,7 +59,9 @@ with tempfile.TemporaryDirectory() as directory:
         enable_model_summary=False,
         default_root_dir=directory,
     )
-    trainer.fit(model, DataLoader(TensorDataset(torch.randn(8192, options.width)), batch_size=options.batch))
+    trainer.fit(
+        model, DataLoader(TensorDataset(torch.randn(8192, options.width)), batch_size=options.batch)
+    )
 parameters = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
 sys.stdout.write(f"DIGEST {hashlib.sha256(parameters).hexdigest()}\n")
 sys.stdout.flush()

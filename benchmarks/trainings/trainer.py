@@ -1,7 +1,8 @@
-"""A training by HuggingFace Trainer that knows nothing of commbench: a small GPT-2 on random tokens.
+"""A training by HuggingFace Trainer that knows nothing of commbench: a small GPT-2 on random
+tokens.
 
-``commbench tune -- torchrun --nproc-per-node 2 benchmarks/trainings/trainer.py`` tunes it. At the end each rank prints
-a digest of its parameters.
+``commbench tune -- torchrun --nproc-per-node 2 benchmarks/trainings/trainer.py`` tunes it. At the
+end each rank prints a digest of its parameters.
 """
 
 import argparse

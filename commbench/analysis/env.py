@@ -1,4 +1,6 @@
-"""The comparison of environments: which values of the variables that a run varied are faster, beside an A/A control."""
+"""The comparison of environments: which values of the variables that a run varied are faster,
+beside an A/A control.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ class EnvRatio:
     """Number of cases that are faster when judged one by one."""
     slower: int
     comparison: Comparison
-    """Of the geometric means over cases of the launches. Its verdict is inconclusive if the control differs."""
+    """Of the geometric means over cases of the launches.
+
+    Its verdict is inconclusive if the control differs.
+    """
 
     @property
     def is_control(self) -> bool:
@@ -49,7 +54,9 @@ class EnvRatio:
     def words(self) -> str:
         """The ratio with its interval, e.g. ``0.821 [0.811, 0.835]``."""
         interval = self.comparison.interval
-        return f"{self.comparison.ratio:.3f}" + (f" [{interval.low:.3f}, {interval.high:.3f}]" if interval else "")
+        return f"{self.comparison.ratio:.3f}" + (
+            f" [{interval.low:.3f}, {interval.high:.3f}]" if interval else ""
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +65,8 @@ class EnvComparison:
 
     first: str
     ratios: Sequence[EnvRatio]
-    """The control first, then the others in the requested order; without those that have no case with the first."""
+    """The control first, then the others in the requested order; without those that have no case
+    with the first."""
     is_fresh: bool = False
     """Whether the launches are those that confirm training settings."""
 
@@ -69,7 +77,9 @@ class EnvComparison:
 
     @property
     def is_sound(self) -> bool:
-        """Whether the control's interval includes 1: launches then differ by no more than intervals show."""
+        """Whether the control's interval includes 1: launches then differ by no more than intervals
+        show.
+        """
         interval = self.control.comparison.interval if self.control else None
         return interval is not None and interval.low <= 1 <= interval.high
 
@@ -87,16 +97,21 @@ class EnvComparison:
         beside = f"the control, which is {self.first} again, took {self.control.words}"
         if not self.is_sound:
             return (
-                f"No verdict on any environment: {beside} of its time, a difference without a cause; measure with more "
-                "launches on a machine without other work."
+                f"No verdict on any environment: {beside} of its time, a difference without a"
+                " cause; measure with more launches on a machine without other work."
             )
         if self.best is None:
             return f"No environment is shown to be faster than {self.first}; {beside} of its time."
-        return f"Fastest: {self.best.env} took {self.best.words} of the time under {self.first}; {beside} of it."
+        return (
+            f"Fastest: {self.best.env} took {self.best.words} of the time under {self.first};"
+            f" {beside} of it."
+        )
 
 
 def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvComparison | None:
-    """Compare environments by the times of their launches, which are not paired; None without a second one.
+    """Compare environments by the times of their launches, which are not paired.
+
+    None without a second one.
 
     Args:
         by_env: times of each environment.
@@ -108,14 +123,19 @@ def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvCompari
     if not others:
         return None
     pairs = {env: [_means(by_env[each], shared[env]) for each in (first, env)] for env in others}
-    controls, values = [env for env in others if is_control(env)], [env for env in others if not is_control(env)]
+    controls, values = (
+        [env for env in others if is_control(env)],
+        [env for env in others if not is_control(env)],
+    )
     comparisons = _comparisons(pairs, controls) | _comparisons(pairs, values)
     cases = {
         (env, case): [list(by_env[each][case].values()) for each in (first, env)]
         for env in others
         for case in shared[env]
     }
-    counts = Counter((env, each.verdict) for (env, _), each in _comparisons(cases, list(cases)).items())
+    counts = Counter(
+        (env, each.verdict) for (env, _), each in _comparisons(cases, list(cases)).items()
+    )
     comparison = EnvComparison(
         first=first,
         ratios=[
@@ -134,13 +154,17 @@ def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvCompari
 
 def _without_verdicts(comparison: EnvComparison) -> EnvComparison:
     ratios = [
-        replace(ratio, comparison=replace(ratio.comparison, verdict=Verdict.INCONCLUSIVE, further=None))
+        replace(
+            ratio, comparison=replace(ratio.comparison, verdict=Verdict.INCONCLUSIVE, further=None)
+        )
         for ratio in comparison.ratios
     ]
     return replace(comparison, ratios=ratios)
 
 
-def _comparisons(pairs: Mapping[KeyT, Sequence[Sequence[float]]], keys: Sequence[KeyT]) -> dict[KeyT, Comparison]:
+def _comparisons(
+    pairs: Mapping[KeyT, Sequence[Sequence[float]]], keys: Sequence[KeyT]
+) -> dict[KeyT, Comparison]:
     """Return the comparisons of some pairs, judged as one family."""
     comparisons = stats.compare_family([(pairs[key][0], pairs[key][1]) for key in keys])
     return dict(zip(keys, comparisons, strict=True))
@@ -163,19 +187,25 @@ def _means(times: _Times, cases: Sequence[Hashable]) -> list[float]:
 
 @once_per_run
 def collective_envs(run: Run) -> EnvComparison | None:
-    """Return the comparison of environments over all collectives of a run; None if it varied none."""
+    """Return the comparison of environments over all collectives of a run.
+
+    None if it varied none.
+    """
     envs = list(run.info.get("env") or ())
     return compare_env(_collective_times(run.records), envs) if envs and run.records else None
 
 
 @once_per_run
 def training_envs(run: Run) -> EnvComparison | None:
-    """Return the comparison of environments over all settings of a run, see `compare_training_envs`."""
+    """Return the comparison of environments over all settings of a run, see
+    `compare_training_envs`.
+    """
     return compare_training_envs(run.training_records, run.info)
 
 
 def compare_training_envs(records: Iterable[TrainingRecord], info: RunInfo) -> EnvComparison | None:
-    """Return the comparison of environments over the settings of fresh launches, without any over those of the sweep.
+    """Return the comparison of environments over the settings of fresh launches, without any over
+    those of the sweep.
 
     None if no environment was varied or nothing was trained.
     """
@@ -194,18 +224,25 @@ def compare_training_envs(records: Iterable[TrainingRecord], info: RunInfo) -> E
 def _collective_times(records: Iterable[Record]) -> dict[str, _Times]:
     by_env: dict[str, _Times] = {}
     for (_, group), of_row in keyed_records(records).items():
-        times = {record.launch: launch_value(record) for record in of_row if record.status == "ok" and record.times_us}
+        times = {
+            record.launch: launch_value(record)
+            for record in of_row
+            if record.status == "ok" and record.times_us
+        }
         case = of_row[-1].case
         if times:
             by_env.setdefault(case.env, {})[replace(case, env=""), group] = times
     return by_env
 
 
-# ------------------------------------------------------------------------------------------------ the variables
+# ------------------------------------------------------------------------------------ the variables
 
 
 def variable_sentences(info: RunInfo) -> list[str]:
-    """Return whether the ranks had the variables as asked, and what NCCL's log says; none if no variable was varied."""
+    """Return whether the ranks had the variables as asked, and what NCCL's log says.
+
+    None if no variable was varied.
+    """
     launches = [launch for launch in info.get("launches") or () if launch.get("variables")]
     if not launches:
         return []
@@ -214,20 +251,28 @@ def variable_sentences(info: RunInfo) -> list[str]:
     extent = f"{len(launches) - len(unlike)} of {counted(len(launches), 'start')}"
     sentences = [f"In {extent} every rank had {', '.join(names)} as asked."]
     sentences += dict.fromkeys(f"{text}." for texts in unlike for text in texts)
-    if logged := [name for name in names if any(launch["variables"][name]["nccl"] for launch in launches)]:
+    if logged := [
+        name for name in names if any(launch["variables"][name]["nccl"] for launch in launches)
+    ]:
         sentences.append(f"NCCL's log states that it read {', '.join(logged)}.")
     unlogged = [name for name in names if name.startswith("NCCL_") and name not in logged]
     return sentences + ([f"NCCL's log does not mention {', '.join(unlogged)}."] if unlogged else [])
 
 
 def _unlike(launch: Launch) -> list[str]:
-    """Return how the variables of a launch's ranks, and the values that NCCL read, differ from what was asked."""
+    """Return how the variables of a launch's ranks, and the values that NCCL read, differ from what
+    was asked.
+    """
     requested, texts = variables_of(launch["env"]), []
     for name, values in launch["variables"].items():
         value = requested.get(name)
         if list(values["ranks"]) != [value]:
             texts.append(f"With {name}={value or 'default'} the ranks had {_listed(values)}")
-        if value is not None and values["nccl"] and {text.lower() for text in values["nccl"]} != {value.lower()}:
+        if (
+            value is not None
+            and values["nccl"]
+            and {text.lower() for text in values["nccl"]} != {value.lower()}
+        ):
             texts.append(f"With {name}={value} NCCL read {', '.join(values['nccl'])}")
     return texts
 

@@ -1,7 +1,9 @@
-"""Expectations of a run, such as ``all_reduce@16M: busbw >= 0.8*link``: their grammar, and whether a run meets them.
+"""Expectations of a run, such as ``all_reduce@16M: busbw >= 0.8*link``: their grammar, and whether
+a run meets them.
 
-An expectation is met only if the whole interval of every row that it covers lies on the right side of its bound. A row
-that is missing, or that has no time, is not tested. An expectation that is not tested is never met.
+An expectation is met only if the whole interval of every row that it covers lies on the right side
+of its bound. A row that is missing, or that has no time, is not tested. An expectation that is not
+tested is never met.
 """
 
 from __future__ import annotations
@@ -47,16 +49,28 @@ EXIT_CODES: Mapping[Outcome, int] = MappingProxyType(
 )
 
 _TIMES: Mapping[str, float] = MappingProxyType({"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6})
-_STEPS: Mapping[str, float] = MappingProxyType({unit: factor / 1e3 for unit, factor in _TIMES.items()})
+_STEPS: Mapping[str, float] = MappingProxyType(
+    {unit: factor / 1e3 for unit, factor in _TIMES.items()}
+)
 _RATES: Mapping[str, float] = MappingProxyType(
-    {"GB/s": 1.0, "MB/s": 1e-3, "gbit": 1 / 8, "mbit": 1 / 8000, "Gbit/s": 1 / 8, "Mbit/s": 1 / 8000}
+    {
+        "GB/s": 1.0,
+        "MB/s": 1e-3,
+        "gbit": 1 / 8,
+        "mbit": 1 / 8000,
+        "Gbit/s": 1 / 8,
+        "Mbit/s": 1 / 8000,
+    }
 )
 _PLAIN: Mapping[str, float] = MappingProxyType({"": 1.0})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A figure of a row; its interval is in ``*_ci_low`` and ``*_ci_high``, and a bandwidth takes that of time_us."""
+    """A figure of a row.
+
+    Its interval is in ``*_ci_low`` and ``*_ci_high``, and a bandwidth takes that of time_us.
+    """
 
     column: str = ""
     """Empty: the metric is of the whole run."""
@@ -103,14 +117,17 @@ class Expectation:
     operation: str = ""
     """Empty: all rows."""
     sizes: Sequence[tuple[int, int]] = ()
-    """Message sizes as (first, last): equal for a size that must be there; else all that were measured between them."""
+    """Message sizes as (first, last): equal for a size that must be there; else all that were
+    measured between them."""
     filters: Mapping[str, str] = field(default_factory=dict)
     """Columns and their values."""
 
     @property
     def sizes_text(self) -> str:
         """The sizes as ``--sizes`` takes them."""
-        return ",".join(str(first) if first == last else f"{first}:{last}" for first, last in self.sizes)
+        return ",".join(
+            str(first) if first == last else f"{first}:{last}" for first, last in self.sizes
+        )
 
     @property
     def kind(self) -> Metric:
@@ -181,7 +198,7 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
     return min(outcomes, key=order.index, default=Outcome.NOT_TESTED)
 
 
-# ------------------------------------------------------------------------------------------------------- the grammar
+# -------------------------------------------------------------------------------------- the grammar
 
 
 class _Scanner:
@@ -198,7 +215,10 @@ class _Scanner:
         self.place = match.end() if match else self.place
 
     def take(self, pattern: str) -> str:
-        """Return what matches here, and go on behind it and the space that follows; empty if nothing matches."""
+        """Return what matches here, and go on behind it and the space that follows.
+
+        Empty if nothing matches.
+        """
         match = re.compile(pattern).match(self.text, self.place)
         if not match:
             return ""
@@ -216,14 +236,17 @@ def parse_expectation(text: str) -> Expectation:
     """Parse ``[OPERATION[@SIZES][[COLUMN=VALUE,...]]:] METRIC COMPARISON BOUND``.
 
     Raises:
-        InputError: it is not understood; the message has one sentence, the text, and a caret below the place.
+        InputError: it is not understood; the message has one sentence, the text, and a caret below
+            the place.
     """
     scanner = _Scanner(text)
     operation, sizes, filters = _parse_case(scanner)
     start = scanner.place
     name = scanner.take(r"\w+")
     if name not in METRICS:
-        raise scanner.fail(f"{name or 'the end'} is no metric; write one of {', '.join(METRICS)}", start)
+        raise scanner.fail(
+            f"{name or 'the end'} is no metric; write one of {', '.join(METRICS)}", start
+        )
     metric = METRICS[name]
     if metric.of_training and operation != TRAIN and operation:
         raise scanner.fail(f"{name} is of training; write {TRAIN}: {name}", start)
@@ -260,18 +283,28 @@ def _parse_case(scanner: _Scanner) -> tuple[str, Sequence[tuple[int, int]], dict
     if not name:
         return "", (), {}
     if name not in OPERATIONS and name != TRAIN:
-        raise scanner.fail(f"{name} is no operation; write {TRAIN} or one of {', '.join(OPERATIONS)}", begin)
+        raise scanner.fail(
+            f"{name} is no operation; write {TRAIN} or one of {', '.join(OPERATIONS)}", begin
+        )
     sizes: Sequence[tuple[int, int]] = ()
     if name != TRAIN and scanner.take("@"):
         start = scanner.place
         text = scanner.take(r"[\w.][\w.,:]*?(?=\s*(?::\s*[a-z]|\[|:?\s*$))")
         if not text:
-            raise scanner.fail("sizes are missing; write 8, 1K,64K or 8:64M, and a colon behind them", start)
+            raise scanner.fail(
+                "sizes are missing; write 8, 1K,64K or 8:64M, and a colon behind them", start
+            )
         sizes = _parse_sizes(scanner, text, start)
     columns = TrainingRow if name == TRAIN else Row
-    filters = _parse_filters(scanner, {each.name for each in fields(columns)}) if scanner.take(r"\[") else {}
+    filters = (
+        _parse_filters(scanner, {each.name for each in fields(columns)})
+        if scanner.take(r"\[")
+        else {}
+    )
     if not scanner.take(":"):
-        raise scanner.fail(f"a colon is missing between the case and the metric; write {name}: time <= 3us")
+        raise scanner.fail(
+            f"a colon is missing between the case and the metric; write {name}: time <= 3us"
+        )
     return name, sizes, filters
 
 
@@ -291,7 +324,9 @@ def _parse_filters(scanner: _Scanner, columns: set[str]) -> dict[str, str]:
         start = scanner.place
         name = scanner.take(r"\w+")
         if name not in columns:
-            raise scanner.fail(f"{name or 'the end'} is no column; docs/columns.md lists them", start)
+            raise scanner.fail(
+                f"{name or 'the end'} is no column; docs/columns.md lists them", start
+            )
         if not scanner.take("="):
             raise scanner.fail(f"= and a value are missing behind {name}")
         filters[name] = scanner.take(r"[^,\]]+").strip()
@@ -309,7 +344,10 @@ def _parse_bound(scanner: _Scanner, name: str, metric: Metric) -> tuple[float, b
     if not metric.units:
         word = scanner.take(r"[\w/+.-]+")
         if not word:
-            raise scanner.fail(f"a word is missing; write {name} = tcp" if name == "transport" else "write none", start)
+            raise scanner.fail(
+                f"a word is missing; write {name} = tcp" if name == "transport" else "write none",
+                start,
+            )
         if name == "stragglers" and word != "none":
             raise scanner.fail("stragglers can only be none", start)
         return math.nan, False, word
@@ -348,18 +386,20 @@ def read_expectations(options: Sequence[str]) -> list[Expectation]:
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
             raise InputError(
-                f"--expect {option} is no expectation, and no file that can be read ({reason}); write an expectation "
-                "such as 'latency@8: time <= 3us', or a file with one a line."
+                f"--expect {option} is no expectation, and no file that can be read ({reason});"
+                " write an expectation such as 'latency@8: time <= 3us', or a file with one a"
+                " line."
             ) from error
         texts += [line for each in lines if (line := each.partition("#")[0].strip())]
     if not texts:
         raise InputError(
-            "There is nothing to check; give --expect 'latency@8: time <= 3us', or a file with one a line."
+            "There is nothing to check; give --expect 'latency@8: time <= 3us', or a file with one"
+            " a line."
         )
     return [parse_expectation(text) for text in texts]
 
 
-# ------------------------------------------------------------------------------------------------------- the judgement
+# ------------------------------------------------------------------------------------ the judgement
 
 
 def judge(run: Run, expectations: Sequence[Expectation], link: str = "") -> list[Answer]:
@@ -382,39 +422,62 @@ def judge(run: Run, expectations: Sequence[Expectation], link: str = "") -> list
 def _findings(run: Run, expectation: Expectation, rate_bps: int | None) -> list[Finding]:
     if expectation.metric == "stragglers":
         return [_judge_stragglers(run)]
-    rows: Sequence[Row | TrainingRow] = run.training_rows if expectation.kind.of_training else run.rows
-    covered = [row for row in rows if expectation.covers(row) and not _is_baseline(row, expectation)]
+    rows: Sequence[Row | TrainingRow] = (
+        run.training_rows if expectation.kind.of_training else run.rows
+    )
+    covered = [
+        row for row in rows if expectation.covers(row) and not _is_baseline(row, expectation)
+    ]
     findings = [_judge_row(run, expectation, row, rate_bps) for row in covered]
     measured = {row.message_bytes for row in covered if isinstance(row, Row)}
     for first, last in expectation.sizes:
         if not any(size is not None and first <= size <= last for size in measured):
-            sizes = format_size(first) if first == last else f"{format_size(first)} to {format_size(last)}"
+            sizes = (
+                format_size(first)
+                if first == last
+                else f"{format_size(first)} to {format_size(last)}"
+            )
             name = f"{expectation.operation} {sizes}"
-            findings.append(Finding(name=name, outcome=Outcome.NOT_TESTED, reason="The run has no such row."))
+            findings.append(
+                Finding(name=name, outcome=Outcome.NOT_TESTED, reason="The run has no such row.")
+            )
     if not findings:
         name = expectation.operation or (TRAIN if expectation.kind.of_training else "any case")
-        findings.append(Finding(name=name, outcome=Outcome.NOT_TESTED, reason="The run has no such row."))
+        findings.append(
+            Finding(name=name, outcome=Outcome.NOT_TESTED, reason="The run has no such row.")
+        )
     return findings
 
 
 def _is_baseline(row: Row | TrainingRow, expectation: Expectation) -> bool:
     """Return whether an expectation of a speedup meets the row that speedups are relative to."""
     return (
-        isinstance(row, TrainingRow) and expectation.metric == "speedup" and row.speedup == 1 and not row.speedup_ci_low
+        isinstance(row, TrainingRow)
+        and expectation.metric == "speedup"
+        and row.speedup == 1
+        and not row.speedup_ci_low
     )
 
 
-def _judge_row(run: Run, expectation: Expectation, row: Row | TrainingRow, rate_bps: int | None) -> Finding:
+def _judge_row(
+    run: Run, expectation: Expectation, row: Row | TrainingRow, rate_bps: int | None
+) -> Finding:
     name, metric = name_of(row), expectation.kind
     value = getattr(row, metric.column)
     if metric.column != "wrong" and row.status != "ok":
         reason = row.reason or f"The row's status is {row.status}."
         return Finding(name=name, outcome=Outcome.NOT_TESTED, reason=reason)
     if value is None or value == "":
-        reason = "The result was not verified." if metric.column == "wrong" else f"The row has no {metric.column}."
+        reason = (
+            "The result was not verified."
+            if metric.column == "wrong"
+            else f"The row has no {metric.column}."
+        )
         return Finding(name=name, outcome=Outcome.NOT_TESTED, reason=reason)
     if expectation.word:
-        is_met = value.lower() == expectation.word.lower() or value.lower().startswith(f"{expectation.word.lower()}/")
+        is_met = value.lower() == expectation.word.lower() or value.lower().startswith(
+            f"{expectation.word.lower()}/"
+        )
         return Finding(name=name, outcome=Outcome.MET if is_met else Outcome.NOT_MET, value=value)
     bound = expectation.bound * (_link_GBps(run, row, rate_bps) if expectation.of_link else 1.0)
     low, high = (value, value) if metric.is_exact else interval_of(row, metric)
@@ -439,7 +502,9 @@ def interval_of(row: Row | TrainingRow, metric: Metric) -> tuple[float, float] |
     """Return the interval of a metric; a bandwidth is a constant over the time."""
     if not metric.is_rate:
         return getattr(row, f"{metric.column}_ci_low"), getattr(row, f"{metric.column}_ci_high")
-    time, low, high = (getattr(row, name) for name in ("time_us", "time_us_ci_low", "time_us_ci_high"))
+    time, low, high = (
+        getattr(row, name) for name in ("time_us", "time_us_ci_low", "time_us_ci_high")
+    )
     if time is None or not low or not high:
         return None, None
     rate = getattr(row, metric.column)
@@ -447,13 +512,19 @@ def interval_of(row: Row | TrainingRow, metric: Metric) -> tuple[float, float] |
 
 
 def _outcome(comparison: str, bound: float, low: float | None, high: float | None) -> Outcome:
-    """Return whether an interval lies on the right side of a bound, on the wrong side, or neither is shown."""
+    """Return whether an interval lies on the right side of a bound, on the wrong side, or neither
+    is shown.
+    """
     if low is None or high is None:
         return Outcome.NOT_SHOWN
     if comparison == "=":
         return Outcome.MET if low == bound else Outcome.NOT_MET
-    is_met = {"<=": high <= bound, "<": high < bound, ">=": low >= bound, ">": low > bound}[comparison]
-    is_missed = {"<=": low > bound, "<": low >= bound, ">=": high < bound, ">": high <= bound}[comparison]
+    is_met = {"<=": high <= bound, "<": high < bound, ">=": low >= bound, ">": low > bound}[
+        comparison
+    ]
+    is_missed = {"<=": low > bound, "<": low >= bound, ">=": high < bound, ">": high <= bound}[
+        comparison
+    ]
     return Outcome.MET if is_met else Outcome.NOT_MET if is_missed else Outcome.NOT_SHOWN
 
 
@@ -469,7 +540,8 @@ def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:
     limit = limit_of(row, run.info)
     if limit is None or limit.bound_bps is None:
         raise InputError(
-            f"The link's rate is unknown for {name_of(row)}: the run states none that bounds it; give --link 200gbit."
+            f"The link's rate is unknown for {name_of(row)}: the run states none that bounds it;"
+            " give --link 200gbit."
         )
     return limit.bound_bps / 8e9
 
@@ -480,7 +552,9 @@ def _judge_stragglers(run: Run) -> Finding:
         names = "; ".join(str(straggler) for straggler in findings.stragglers)
         return Finding(name="all ranks", outcome=Outcome.NOT_MET, value=names)
     if not findings.comparisons:
-        reason = " ".join(findings.remarks) or "The run compares no ranks; measure the suite matrix."
+        reason = (
+            " ".join(findings.remarks) or "The run compares no ranks; measure the suite matrix."
+        )
         return Finding(name="all ranks", outcome=Outcome.NOT_TESTED, reason=reason)
     return Finding(name="all ranks", outcome=Outcome.MET, value="none")
 
@@ -491,7 +565,13 @@ def name_of(row: Row | TrainingRow) -> str:
         caps = "default" if row.bucket_cap_mb == DEFAULT_CAP else f"{row.bucket_cap_mb} MiB"
         return " ".join(filter(None, [row.workload, row.hook, f"{caps} buckets", row.env]))
     size = format_size(row.message_bytes) if row.message_bytes else ""
-    words = [row.backend, row.operation, size, "" if row.pattern == "flat" else row.pattern, row.env]
+    words = [
+        row.backend,
+        row.operation,
+        size,
+        "" if row.pattern == "flat" else row.pattern,
+        row.env,
+    ]
     state = f"({row.state} state)" if row.state else ""
     return " ".join(filter(None, [*words, state]))
 

@@ -13,7 +13,9 @@ from commbench.results.info import network_records
 
 @once_per_run
 def network_model(run: Run) -> NetworkModel:
-    """Return the contents of ``model.json``, fitted to the records; without curves if too few sizes were measured.
+    """Return the contents of ``model.json``, fitted to the records.
+
+    Without curves if too few sizes were measured.
 
     Ranks that share a GPU are left out, because their times do not measure a network.
     """

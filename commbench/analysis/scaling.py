@@ -45,15 +45,18 @@ class Growth:
     interval: stats.Interval | None
     """The ratio's 95 % interval over launches; None below two launches."""
     law: str
-    """``constant`` (within `CONSTANT`), ``log2 n``, ``n``, ``log2 n or n`` if the intervals allow both, ``neither``.
-    ``undecided`` if growth is neither shown nor excluded. Empty with too few numbers of ranks and on shared GPUs.
-    """
+    """``constant`` (within `CONSTANT`), ``log2 n``, ``n``, ``log2 n or n`` if the intervals
+    allow both, ``neither``. ``undecided`` if growth is neither shown nor excluded. Empty with
+    too few numbers of ranks and on shared GPUs."""
 
 
 def growths(records: Iterable[Record], info: RunInfo) -> list[Growth]:
-    """Return the growth of each case of a scaling study, in the order of the rows; empty for other runs.
+    """Return the growth of each case of a scaling study, in the order of the rows.
 
-    A case needs to be timed on all its numbers of ranks, as one group, with the same size except for rounding.
+    Empty for other runs.
+
+    A case needs to be timed on all its numbers of ranks, as one group, with the same size except
+    for rounding.
 
     Args:
         records: of ``samples.jsonl``.
@@ -70,7 +73,11 @@ def growths(records: Iterable[Record], info: RunInfo) -> list[Growth]:
         case, ranks = cases[key[0]], cases[key[0]].world_size or info.get("world_size")
         if ranks and row.status == "ok" and row.time_us and rows_of_case[key[0]] == 1:
             by_case.setdefault(_alike(case, by_case), {})[int(ranks)] = (case, row, launches[key])
-    return [_growth(dict(sorted(by_ranks.items()))) for by_ranks in by_case.values() if len(by_ranks) > 1]
+    return [
+        _growth(dict(sorted(by_ranks.items())))
+        for by_ranks in by_case.values()
+        if len(by_ranks) > 1
+    ]
 
 
 def all_rank_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> list[Row]:
@@ -80,7 +87,10 @@ def all_rank_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> list
 
 
 def _alike(case: Case, known_keys: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return the key that a case shares over numbers of ranks; sizes that differ by rounding are equal."""
+    """Return the key that a case shares over numbers of ranks.
+
+    Sizes that differ by rounding are equal.
+    """
     fields = replace(case, world_size=None, message_bytes=0)
     for other, size in known_keys:
         if other == fields and abs(size - case.message_bytes) <= SAME_SIZE * size:
@@ -92,27 +102,37 @@ def _growth(by_ranks: Mapping[int, tuple[Case, Row, list[Record]]]) -> Growth:
     first, last = min(by_ranks), max(by_ranks)
     first_medians, last_medians = (_medians(by_ranks[ranks][2]) for ranks in (first, last))
     paired = sorted(first_medians.keys() & last_medians.keys())
-    times = ([first_medians[launch] for launch in paired], [last_medians[launch] for launch in paired])
+    times = (
+        [first_medians[launch] for launch in paired],
+        [last_medians[launch] for launch in paired],
+    )
     ratio, interval = by_ranks[last][1].time_us or 0.0, None
     ratio /= by_ranks[first][1].time_us or math.nan
     if len(paired) > 1:
         ratio, interval = stats.ratio_interval(*times, level=0.95, seed=0, paired=True)
     rows = {ranks: row for ranks, (_, row, _) in by_ranks.items()}
     law = law_of(rows) if all(map(measures_interconnect, rows.values())) else ""
-    if law == "constant" and not (interval and interval.high <= CONSTANT and interval.low >= 1 / CONSTANT):
+    if law == "constant" and not (
+        interval and interval.high <= CONSTANT and interval.low >= 1 / CONSTANT
+    ):
         law = "undecided"
     return Growth(case=by_ranks[last][0], rows=rows, ratio=ratio, interval=interval, law=law)
 
 
 def _medians(records: Iterable[Record]) -> dict[int, float]:
     """Return the median time of each launch."""
-    return {r.launch: float(np.median(r.times_us)) for r in records if r.status == "ok" and len(r.times_us)}
+    return {
+        r.launch: float(np.median(r.times_us))
+        for r in records
+        if r.status == "ok" and len(r.times_us)
+    }
 
 
 def law_of(rows: Mapping[int, Row]) -> str:
     """Return the laws of growth that agree with all intervals; see `Growth`.
 
-    A law is a + b f(n) with b >= 0. It holds if some a and b fit every interval, widened by `TOLERANCE`.
+    A law is a + b f(n) with b >= 0. It holds if some a and b fit every interval, widened by
+    `TOLERANCE`.
     """
     bounds = [(row.time_us_ci_low, row.time_us_ci_high) for row in rows.values()]
     if len(rows) < FEWEST_SIZES or any(bound is None for interval in bounds for bound in interval):
@@ -121,12 +141,18 @@ def law_of(rows: Mapping[int, Row]) -> str:
     low, high = (1 - TOLERANCE) * low, (1 + TOLERANCE) * high
     if low.max() <= high.min():
         return "constant"
-    fitting = (name for name, law in _LAWS.items() if _runs_through(np.array([law(n) for n in rows]), low, high))
+    fitting = (
+        name
+        for name, law in _LAWS.items()
+        if _runs_through(np.array([law(n) for n in rows]), low, high)
+    )
     return " or ".join(fitting) or "neither"
 
 
 def _runs_through(x: Floats, low: Floats, high: Floats) -> bool:
-    """Return whether a non-decreasing line runs through all intervals: every pair of intervals bounds its slope."""
+    """Return whether a non-decreasing line runs through all intervals: every pair of intervals
+    bounds its slope.
+    """
     distances = x[None, :] - x[:, None]
     later = distances > 0
     steepest = (high[None, :] - low[:, None])[later] / distances[later]

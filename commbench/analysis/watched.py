@@ -1,4 +1,6 @@
-"""Says where the steps of a watched training go: parts of a step, ranks, the straggler, and what tuning could gain."""
+"""Says where the steps of a watched training go: parts of a step, ranks, the straggler, and what
+tuning could gain.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +40,27 @@ class RankTime(NamedTuple):
     rank: int
     host: str
     computing_ms: float
-    """Median time from the end of an exchange to the last local gradient before the next one, without broadcasts."""
+    """Median time from the end of an exchange to the last local gradient before the next one,
+    without broadcasts."""
 
 
 def parts_of(record: TrainingRecord) -> list[Part]:
     """Return the parts of the mean step; they add up to it, because the last one is the rest."""
     step_ms, exposed_ms = fmean(record.step_ms), record.exposed_comm_ms or 0.0
     parts_ms = {
-        **({"broadcast of buffers, as of BatchNorm": record.broadcast_ms} if record.broadcast_ms else {}),
+        **(
+            {"broadcast of buffers, as of BatchNorm": record.broadcast_ms}
+            if record.broadcast_ms
+            else {}
+        ),
         "forward pass, with the loss": record.forward_ms or 0.0,
         "backward pass, without exposed communication": (record.backward_ms or 0.0) - exposed_ms,
         EXPOSED: exposed_ms,
         "optimiser": record.optimizer_ms or 0.0,
     }
-    parts_ms["other, such as loading data, logging, saving"] = max(0.0, step_ms - sum(parts_ms.values()))
+    parts_ms["other, such as loading data, logging, saving"] = max(
+        0.0, step_ms - sum(parts_ms.values())
+    )
     return [Part(name, ms, ms / step_ms) for name, ms in parts_ms.items()]
 
 
@@ -79,23 +88,30 @@ def watched_sentences(record: TrainingRecord, info: RunInfo) -> list[str]:
     ranks = rank_times(record, info)
     fastest, slowest = (choose(ranks, key=lambda each: each.computing_ms) for choose in (min, max))
     mean = (
-        f"A step takes {three_digits(step_ms)} ms on average over {counted(len(record.step_ms), 'step')}, "
-        f"{three_digits(median(record.step_ms))} ms in the median. The parts are of the rank that the others wait "
-        "for."
+        f"A step takes {three_digits(step_ms)} ms on average over"
+        f" {counted(len(record.step_ms), 'step')}, {three_digits(median(record.step_ms))} ms in the"
+        " median. The parts are of the rank that the others wait for."
     )
     skew = (
-        f"Between two exchanges of gradients a rank computes for {three_digits(fastest.computing_ms)} ms (rank "
-        f"{fastest.rank}) to {three_digits(slowest.computing_ms)} ms (rank {slowest.rank})."
+        "Between two exchanges of gradients a rank computes for"
+        f" {three_digits(fastest.computing_ms)} ms (rank {fastest.rank}) to"
+        f" {three_digits(slowest.computing_ms)} ms (rank {slowest.rank})."
     )
     straggler = _straggler_sentence(find_straggler(record.computing_ms), ranks)
-    return [mean, f"{skew} {straggler}", _bound_sentence(step_ms, record.exposed_comm_ms or 0.0, info)]
+    return [
+        mean,
+        f"{skew} {straggler}",
+        _bound_sentence(step_ms, record.exposed_comm_ms or 0.0, info),
+    ]
 
 
 def watched_lines(record: TrainingRecord, info: RunInfo) -> list[str]:
     """Return `watched_sentences` with the parts of a step as a table, for a terminal."""
     parts = parts_of(record)
     width = max(len(part.name) for part in parts)
-    table = [f"    {part.name:<{width}} {part.ms:10.2f} ms {100 * part.share:5.1f} %" for part in parts]
+    table = [
+        f"    {part.name:<{width}} {part.ms:10.2f} ms {100 * part.share:5.1f} %" for part in parts
+    ]
     first, *others = watched_sentences(record, info)
     return [first, *table, *others]
 
@@ -103,8 +119,9 @@ def watched_lines(record: TrainingRecord, info: RunInfo) -> list[str]:
 def find_straggler(computing_ms: Sequence[Sequence[float]]) -> int | None:
     """Return the rank that is slower than its peers beyond noise; None if there is none.
 
-    The rule is that of `commbench.analysis.stragglers`, with groups of steps in place of launches. Of two ranks neither
-    is typical. The slower one is named if it is slower in so many groups that chance is excluded.
+    The rule is that of `commbench.analysis.stragglers`, with groups of steps in place of launches.
+    Of two ranks neither is typical. The slower one is named if it is slower in so many groups that
+    chance is excluded.
 
     Args:
         computing_ms: by group of steps and rank, as `TrainingRecord.computing_ms`.
@@ -118,7 +135,9 @@ def find_straggler(computing_ms: Sequence[Sequence[float]]) -> int | None:
     ahead = values[:, 1] - values[:, 0]
     slower = int(np.median(ahead) > 0)
     times_slowest = int((ahead > 0).sum() if slower else (ahead < 0).sum())
-    total = 2 * len(values) - times_slowest  # rank 1 in each group in which it is the slower one, else 2
+    total = (
+        2 * len(values) - times_slowest
+    )  # rank 1 in each group in which it is the slower one, else 2
     is_beyond = abs(float(np.median(ahead))) > math.log(RELEVANT)
     return slower if is_beyond and rank_sum_p(total, _PAIR, len(values)) <= ALPHA / _PAIR else None
 
@@ -126,15 +145,25 @@ def find_straggler(computing_ms: Sequence[Sequence[float]]) -> int | None:
 def _straggler_sentence(straggler: int | None, ranks: Sequence[RankTime]) -> str:
     if straggler is None:
         return "No rank is slower than the others beyond noise."
-    late_ms = ranks[straggler].computing_ms - median([each.computing_ms for each in ranks if each.rank != straggler])
-    place = f"rank {straggler} on {ranks[straggler].host}" if ranks[straggler].host else f"rank {straggler}"
-    return f"The straggler is {place}: the others wait {three_digits(late_ms)} ms for its gradients."
+    late_ms = ranks[straggler].computing_ms - median(
+        [each.computing_ms for each in ranks if each.rank != straggler]
+    )
+    place = (
+        f"rank {straggler} on {ranks[straggler].host}"
+        if ranks[straggler].host
+        else f"rank {straggler}"
+    )
+    return (
+        f"The straggler is {place}: the others wait {three_digits(late_ms)} ms for its gradients."
+    )
 
 
 def _bound_sentence(step_ms: float, exposed_ms: float, info: RunInfo) -> str:
     gain = step_ms / (step_ms - exposed_ms)
-    command = shlex.join(itertools.islice(itertools.dropwhile(lambda word: word != "--", info["argv"]), 1, None))
+    command = shlex.join(
+        itertools.islice(itertools.dropwhile(lambda word: word != "--", info["argv"]), 1, None)
+    )
     return (
-        f"Without exposed communication of gradients a step would be {gain:.2f} times as fast; that is the bound. "
-        f"To try: commbench tune -- {command}"
+        f"Without exposed communication of gradients a step would be {gain:.2f} times as fast; that"
+        f" is the bound. To try: commbench tune -- {command}"
     )

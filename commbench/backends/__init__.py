@@ -1,7 +1,8 @@
 """The libraries that carry messages, one module each, and how a rank opens them.
 
-May import engine, collectives and the packages below them; must not import hooks, ddp or anything above. The module of
-a backend imports MPI, torch or cupy, so they are loaded only when that backend is opened.
+May import engine, collectives and the packages below them; must not import hooks, ddp or anything
+above. The module of a backend imports MPI, torch or cupy, so they are loaded only when that backend
+is opened.
 """
 
 from __future__ import annotations
@@ -25,41 +26,52 @@ from commbench.errors import InputError
 _TRIAL_TIMEOUT_S = 60
 
 WITHOUT_MPI = (
-    "Backend mpi needs ranks that MPI sees: start them by mpirun, or by srun with the PMI of your MPI (--mpi=pmix or "
-    "pmi2), not by torchrun; or choose --backend gloo."
+    "Backend mpi needs ranks that MPI sees: start them by mpirun, or by srun with the PMI of your"
+    " MPI (--mpi=pmix or pmi2), not by torchrun; or choose --backend gloo."
 )
 
 
 def missing_library(backend: str) -> str | None:
-    """Return a sentence on the package that ``backend`` lacks and how to install it; None if none is missing."""
+    """Return a sentence on the package that ``backend`` lacks and how to install it.
+
+    None if none is missing.
+    """
     for package in find_backend(backend).packages:
         if find_spec(package.name) is None:
-            return f"Backend {backend} needs {package.name}, which is not installed: {package.remedy}."
+            return (
+                f"Backend {backend} needs {package.name}, which is not installed: {package.remedy}."
+            )
     return None
 
 
 def connect_control(launcher: str, world_size: int, *, carries_mpi: bool = True) -> Control:
-    """Connect the ranks that ``launcher`` started by a control plane: MPI's, or torch's if MPI does not see them.
+    """Connect the ranks that ``launcher`` started by a control plane: MPI's, or torch's if MPI does
+    not see them.
 
     Raises:
         InputError: the library is missing, or it does not see the ranks that the launcher started.
     """
     _require("mpi" if carries_mpi else "gloo")
-    control: Control = _load("mpi_control:MpiControl" if carries_mpi else "torch_control:TorchControl")()
+    control: Control = _load(
+        "mpi_control:MpiControl" if carries_mpi else "torch_control:TorchControl"
+    )()
     if control.size != world_size:
         raise InputError(
-            f"{launcher} started {world_size} ranks but this rank's MPI sees {control.size}: the launcher belongs to "
-            "another MPI than mpi4py uses; start with the mpirun of the same MPI, or under Slurm with the --mpi= that "
-            "it speaks (srun --mpi=none for Gloo only)."
+            f"{launcher} started {world_size} ranks but this rank's MPI sees {control.size}: the"
+            " launcher belongs to another MPI than mpi4py uses; start with the mpirun of the same"
+            " MPI, or under Slurm with the --mpi= that it speaks (srun --mpi=none for Gloo only)."
         )
     return control
 
 
 def open_backend(backend: str, control: Control, launch: int = 0) -> Communicator:
-    """Open ``backend`` among all ranks of ``control``; collective; ``launch`` seeds the fake backend.
+    """Open ``backend`` among all ranks of ``control``; collective.
+
+    ``launch`` seeds the fake backend.
 
     Raises:
-        InputError: its library is missing, or it cannot be used under this launcher or on this machine.
+        InputError: its library is missing, or it cannot be used under this launcher or on this
+            machine.
     """
     entry = find_backend(backend)
     _require(backend)
@@ -89,7 +101,8 @@ def count_gpus(backend: str) -> int:
     except ImportError as error:
         package = entry.packages[-1]
         raise InputError(
-            f"Backend {backend} needs {package.name}, which cannot be imported ({_cause(error)}): {package.remedy}."
+            f"Backend {backend} needs {package.name}, which cannot be imported ({_cause(error)}):"
+            f" {package.remedy}."
         ) from error
 
 
@@ -113,16 +126,24 @@ class DeviceTrial:
 def try_device(backend: str) -> DeviceTrial:
     """Try a GPU backend on this machine, once.
 
-    The trial runs in a process of its own: once started, CUDA stays in a process and does not survive a fork.
+    The trial runs in a process of its own: once started, CUDA stays in a process and does not
+    survive a fork.
     """
     program = f"from commbench.backends import count_gpus; print(count_gpus({backend!r}))"
     try:
         trial = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=_TRIAL_TIMEOUT_S, check=False
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return DeviceTrial(
-            refusal=f"Backend {backend} cannot be used here: CUDA has not answered for {_TRIAL_TIMEOUT_S} seconds."
+            refusal=(
+                f"Backend {backend} cannot be used here: CUDA has not answered for"
+                f" {_TRIAL_TIMEOUT_S} seconds."
+            )
         )
     if not trial.returncode:
         return DeviceTrial(gpus=int(trial.stdout.split()[-1]))

@@ -18,7 +18,8 @@ from commbench.errors import InputError
 
 
 def find_gpus(backend: str) -> list[str]:
-    """Return the PCI addresses of the GPUs that CUDA shows this process, in CUDA's order: at least one.
+    """Return the PCI addresses of the GPUs that CUDA shows this process, in CUDA's order: at least
+    one.
 
     Args:
         backend: the backend that needs them, for the message.
@@ -28,12 +29,16 @@ def find_gpus(backend: str) -> list[str]:
     """
     runtime = cupy.cuda.runtime
     try:
-        addresses = [str(runtime.deviceGetPCIBusId(number)) for number in range(runtime.getDeviceCount())]
+        addresses = [
+            str(runtime.deviceGetPCIBusId(number)) for number in range(runtime.getDeviceCount())
+        ]
         reason = ""
     except runtime.CUDARuntimeError as error:
         addresses, reason = [], f" ({str(error).partition(': ')[2] or error})"
     if not addresses:
-        raise InputError(f"Backend {backend} needs a GPU, and CUDA finds none on {socket.gethostname()}{reason}.")
+        raise InputError(
+            f"Backend {backend} needs a GPU, and CUDA finds none on {socket.gethostname()}{reason}."
+        )
     return addresses
 
 
@@ -49,7 +54,8 @@ def find_nccl_gpus(backend: str) -> list[str]:
 
 
 def check_nccl() -> None:
-    """Check that cupy can use NCCL: without NCCL, cupy imports without an error and lacks NCCL's functions.
+    """Check that cupy can use NCCL: without NCCL, cupy imports without an error and lacks NCCL's
+    functions.
 
     Raises:
         InputError: NCCL is missing or too old for this cupy.
@@ -60,8 +66,8 @@ def check_nccl() -> None:
         return
     cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
     raise InputError(
-        f"Backend nccl needs NCCL, and cupy {cupy.__version__} finds none that it can use on {socket.gethostname()}"
-        f"{_nccl_import_error()}: pip install nvidia-nccl-cu{cuda}."
+        f"Backend nccl needs NCCL, and cupy {cupy.__version__} finds none that it can use on"
+        f" {socket.gethostname()}{_nccl_import_error()}: pip install nvidia-nccl-cu{cuda}."
     )
 
 
@@ -102,7 +108,9 @@ class DeviceBuffer:
 
     def shares_memory(self, other: DeviceBuffer) -> bool:
         """Return whether both buffers overlap: the operation is in place."""
-        return self.address < other.address_of(other.count) and other.address < self.address_of(self.count)
+        return self.address < other.address_of(other.count) and other.address < self.address_of(
+            self.count
+        )
 
 
 class CupyMemory(Communicator):
@@ -163,4 +171,6 @@ class CupyMemory(Communicator):
 
 
 def _room_for(nbytes: int) -> AbstractContextManager[None]:
-    return room_for(nbytes, cupy.cuda.memory.OutOfMemoryError, lambda: int(cupy.cuda.runtime.memGetInfo()[0]))
+    return room_for(
+        nbytes, cupy.cuda.memory.OutOfMemoryError, lambda: int(cupy.cuda.runtime.memGetInfo()[0])
+    )

@@ -1,6 +1,8 @@
-"""The fake backend: scripted times instead of communication, so that statistics and sweeps can be tested exactly.
+"""The fake backend: scripted times instead of communication, so that statistics and sweeps can be
+tested exactly.
 
-Nothing is sent and no rank waits. A repetition's timestamps are drawn from a `Script` whose true medians are known.
+Nothing is sent and no rank waits. A repetition's timestamps are drawn from a `Script` whose true
+medians are known.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ class Regime:
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """The times that the fake backend returns; ``seed``, the launch and the call determine every random draw."""
+    """The times that the fake backend returns.
+
+    ``seed``, the launch and the call determine every random draw.
+    """
 
     regimes: Sequence[Regime] = (Regime(),)
     """Sorted by ``from_bytes``; each start is a breakpoint of the curve."""
@@ -99,13 +104,20 @@ class FakeCommunicator(Communicator):
     device = "none"
 
     def __init__(
-        self, control: Control, script: Script | None = None, launch: int = 0, members: Group = (), aside: int = 0
+        self,
+        control: Control,
+        script: Script | None = None,
+        launch: int = 0,
+        members: Group = (),
+        aside: int = 0,
     ) -> None:
         self._control = control
         self.script = script or Script()
         members = members or tuple(range(control.size))
         together = self.script.slow_together
-        self._factor = self.script.slow_together_factor if together and {*together} <= {*members} else 1.0
+        self._factor = (
+            self.script.slow_together_factor if together and {*together} <= {*members} else 1.0
+        )
         self.rank = members.index(control.rank)
         self.size = len(members)
         self.launch = launch
@@ -121,7 +133,11 @@ class FakeCommunicator(Communicator):
         """Make the group's communicator with the same script; all groups are equally fast."""
         aside = self.size - sum(map(len, groups))
         members = next((group for group in groups if self.rank in group), None)
-        return FakeCommunicator(self._control, self.script, self.launch, members, aside) if members else None
+        return (
+            FakeCommunicator(self._control, self.script, self.launch, members, aside)
+            if members
+            else None
+        )
 
     def library(self) -> str:
         """See `Communicator.library`."""
@@ -161,13 +177,23 @@ class FakeCommunicator(Communicator):
         """See `Communicator.empty`."""
         return FakeBuffer(0, 1)
 
-    def _fake(self, primitive: str, *buffers: FakeBuffer | None, blocks: int = 1, drawn_as: str = "") -> FakeCall:
-        """Return a call of the largest buffer times ``blocks``; equal ``drawn_as`` draw equal times."""
+    def _fake(
+        self, primitive: str, *buffers: FakeBuffer | None, blocks: int = 1, drawn_as: str = ""
+    ) -> FakeCall:
+        """Return a call of the largest buffer times ``blocks``.
+
+        Equal ``drawn_as`` draw equal times.
+        """
         if primitive in self.script.unsupported:
             raise self._cannot(primitive)
         largest = max((b.nbytes for b in buffers if b), default=0)
         call_bytes = largest * blocks
-        return FakeCall(run=_nothing, primitive=drawn_as or primitive, call_bytes=call_bytes, factor=self._factor)
+        return FakeCall(
+            run=_nothing,
+            primitive=drawn_as or primitive,
+            call_bytes=call_bytes,
+            factor=self._factor,
+        )
 
     def all_reduce(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> Call:  # noqa: ARG002, D102
         return self._fake("all_reduce", send, receive)
@@ -188,19 +214,32 @@ class FakeCommunicator(Communicator):
         return self._fake("reduce", send, receive)
 
     def gather(self, send: FakeBuffer, receive: FakeBuffer | None, root: int) -> Call:  # noqa: ARG002, D102
-        return self._fake("gather", None if receive else send, receive, blocks=1 if receive else self.size)
+        return self._fake(
+            "gather", None if receive else send, receive, blocks=1 if receive else self.size
+        )
 
     def scatter(self, send: FakeBuffer | None, receive: FakeBuffer, root: int) -> Call:  # noqa: ARG002, D102
-        return self._fake("scatter", send, None if send else receive, blocks=1 if send else self.size)
+        return self._fake(
+            "scatter", send, None if send else receive, blocks=1 if send else self.size
+        )
 
     def iall_reduce(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> list[Call]:  # noqa: ARG002, D102
-        return [self._fake("iall_reduce", send, receive), FakeCall(run=_nothing, primitive="wait", call_bytes=-1)]
+        return [
+            self._fake("iall_reduce", send, receive),
+            FakeCall(run=_nothing, primitive="wait", call_bytes=-1),
+        ]
 
     def iall_gather(self, send: FakeBuffer, receive: FakeBuffer) -> list[Call]:  # noqa: D102
-        return [self._fake("iall_gather", send, receive), FakeCall(run=_nothing, primitive="wait", call_bytes=-1)]
+        return [
+            self._fake("iall_gather", send, receive),
+            FakeCall(run=_nothing, primitive="wait", call_bytes=-1),
+        ]
 
     def barrier(self) -> Call:
-        """Return a call that, when verified, is a real barrier of all groups; its times are scripted."""
+        """Return a call that, when verified, is a real barrier of all groups.
+
+        Its times are scripted.
+        """
         self._fake("barrier")
         if self._aside:
             raise self._cannot("barrier while ranks stand aside")
@@ -215,18 +254,26 @@ class FakeCommunicator(Communicator):
     def send_receive(self, send: FakeBuffer, target: int, receive: FakeBuffer, source: int) -> Call:  # noqa: ARG002, D102
         return self._fake("send_receive", send, receive)
 
-    def exchange_window(self, sends: Ends[FakeBuffer], receives: Ends[FakeBuffer], window: int) -> Call:  # noqa: D102
+    def exchange_window(  # noqa: D102
+        self, sends: Ends[FakeBuffer], receives: Ends[FakeBuffer], window: int
+    ) -> Call:
         message = self._fake("window", *(buffer for buffer, _ in [*sends, *receives]))
         streams = max(len(sends), len(receives))
-        return FakeCall(run=_nothing, primitive="window", call_bytes=message.call_bytes * window * streams)
+        return FakeCall(
+            run=_nothing, primitive="window", call_bytes=message.call_bytes * window * streams
+        )
 
 
 class FakeTimer:
-    """Draws timestamps instead of reading them: one operation time for all ranks, and an arrival time for each."""
+    """Draws timestamps instead of reading them: one operation time for all ranks, and an arrival
+    time for each.
+    """
 
     name = "python"
 
-    def __init__(self, communicator: FakeCommunicator, sync: Synchroniser, progress: Progress) -> None:
+    def __init__(
+        self, communicator: FakeCommunicator, sync: Synchroniser, progress: Progress
+    ) -> None:
         self.sync = sync
         self._communicator = communicator
         self._progress = progress
@@ -251,9 +298,17 @@ class FakeTimer:
         self._drawn[identity] += repetitions
         shared_rng = _generator(script.seed, self._communicator.launch, identity, number)
         rank_rng = _generator(script.seed, self._communicator.launch, identity, number, rank)
-        times_us = [call.factor * script.time_us(call.call_bytes) for call in scripted if call.call_bytes >= 0]
+        times_us = [
+            call.factor * script.time_us(call.call_bytes)
+            for call in scripted
+            if call.call_bytes >= 0
+        ]
         true_us = sum(times_us) * batch
-        duration_us = true_us * self._launch_factor(identity) * _repetition_factors(script, shared_rng, repetitions)
+        duration_us = (
+            true_us
+            * self._launch_factor(identity)
+            * _repetition_factors(script, shared_rng, repetitions)
+        )
         duration_us[: max(0, script.warmup - number)] *= script.warmup_factor
         if rank == script.slow_rank:
             duration_us = duration_us * script.slow_rank_factor
@@ -275,7 +330,9 @@ class FakeTimer:
         return factor * (script.slow_factor if draw.random() < script.slow_launches else 1.0)
 
 
-def _repetition_factors(script: Script, draw: np.random.Generator, repetitions: int) -> NDArray[np.float64]:
+def _repetition_factors(
+    script: Script, draw: np.random.Generator, repetitions: int
+) -> NDArray[np.float64]:
     noise = np.exp(script.noise * draw.standard_normal(repetitions))
     tail = np.where(draw.random(repetitions) < script.tail, script.tail_factor, 1.0)
     factors: NDArray[np.float64] = noise * tail

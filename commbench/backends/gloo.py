@@ -34,7 +34,11 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
     own_threads = True
 
     def __init__(
-        self, control: Control, group: dist.ProcessGroup | None = None, members: Group = (), hosts: Sequence[str] = ()
+        self,
+        control: Control,
+        group: dist.ProcessGroup | None = None,
+        members: Group = (),
+        hosts: Sequence[str] = (),
     ) -> None:
         self._control = control
         self._members = members or tuple(range(control.size))
@@ -47,7 +51,9 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
         self._hosts = gather_everywhere(control, socket.gethostname())
         with unpinned():
             self._group = dist.new_group(timeout=TIMEOUT, backend="gloo")
-            self._self_group = dist.new_group([self.rank], backend="gloo", use_local_synchronization=True)
+            self._self_group = dist.new_group(
+                [self.rank], backend="gloo", use_local_synchronization=True
+            )
 
     @classmethod
     def connect(cls, control: Control, launch: int = 0) -> GlooCommunicator:  # noqa: ARG003 - the fake alone draws by launch
@@ -57,18 +63,25 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
     def _split(self, groups: Sequence[Group]) -> GlooCommunicator | None:
         """Make torch's subgroups one after the other; collective."""
         with unpinned():
-            process_group, _ = dist.new_subgroups_by_enumeration([list(group) for group in groups], TIMEOUT, "gloo")
+            process_group, _ = dist.new_subgroups_by_enumeration(
+                [list(group) for group in groups], TIMEOUT, "gloo"
+            )
         if process_group is None:
             return None
         members = next(group for group in groups if self.rank in group)
-        return GlooCommunicator(self._control, process_group, members, [self._hosts[rank] for rank in members])
+        return GlooCommunicator(
+            self._control, process_group, members, [self._hosts[rank] for rank in members]
+        )
 
     def library(self) -> str:
         """Return e.g. ``torch 2.13.0 gloo``."""
         return f"torch {torch_version()} gloo"
 
     def transport(self) -> str:
-        """Return ``tcp/`` and the network interfaces of the connections; within a host, the loopback."""
+        """Return ``tcp/`` and the network interfaces of the connections.
+
+        Within a host, the loopback.
+        """
         if self.size == 1:
             return "self"
         shares_host, spans_hosts = len(set(self._hosts)) < self.size, len(set(self._hosts)) > 1
@@ -77,7 +90,9 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
 
     @cached_property
     def _interfaces(self) -> list[str]:
-        """Return the interfaces, except the loopback, that own the addresses of this process's TCP connections."""
+        """Return the interfaces, except the loopback, that own the addresses of this process's TCP
+        connections.
+        """
         names = {
             address.address: name
             for name, addresses in psutil.net_if_addrs().items()
@@ -85,7 +100,9 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
             if address.family in {socket.AF_INET, socket.AF_INET6}
         }
         local_names = {
-            names.get(_plain(c.laddr.ip)) for c in psutil.Process().net_connections("tcp") if c.status == "ESTABLISHED"
+            names.get(_plain(c.laddr.ip))
+            for c in psutil.Process().net_connections("tcp")
+            if c.status == "ESTABLISHED"
         }
         return sorted(name for name in local_names if name and name != "lo")
 
@@ -129,5 +146,7 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
 
 
 def _plain(address: str) -> str:
-    """Return the IPv4 address of an IPv6 socket (``::ffff:10.0.0.1``), any other address unchanged."""
+    """Return the IPv4 address of an IPv6 socket (``::ffff:10.0.0.1``), any other address
+    unchanged.
+    """
     return address.removeprefix("::ffff:")

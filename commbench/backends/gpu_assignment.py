@@ -1,4 +1,6 @@
-"""The GPU of each rank, NCCL's settings for ranks that share a GPU, and the error for buffers beyond its memory."""
+"""The GPU of each rank, NCCL's settings for ranks that share a GPU, and the error for buffers
+beyond its memory.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,17 @@ class AssignedGpu:
 def assign_gpu(control: Control, visible: Sequence[str]) -> AssignedGpu:
     """Assign a GPU to each rank before NCCL reads its settings; collective.
 
-    If all ranks of a host see all GPUs, its k-th rank gets the k-th GPU, round robin. A launcher may show different
-    GPUs to each rank. PCI addresses identify them, even if containers of one machine have different host names. Parts
-    of one GPU (MIG) count as that GPU, as in NCCL.
+    If all ranks of a host see all GPUs, its k-th rank gets the k-th GPU, round robin. A launcher
+    may show different GPUs to each rank. PCI addresses identify them, even if containers of one
+    machine have different host names. Parts of one GPU (MIG) count as that GPU, as in NCCL.
 
-    Sets NCCL's variables for ranks that share a GPU, and enables NCCL's log of transports unless a log is configured.
+    Sets NCCL's variables for ranks that share a GPU, and enables NCCL's log of transports unless a
+    log is configured.
 
     Args:
         control: among all ranks of the launch.
-        visible: the PCI address, or else another identifier, of each GPU that this rank can use, in CUDA's order.
+        visible: the PCI address, or else another identifier, of each GPU that this rank can use, in
+            CUDA's order.
     """
     gathered = gather_everywhere(control, (machine_id(), socket.gethostname(), tuple(visible)))
     devices, ranks_per_gpu = distribute([(machine, gpus) for machine, _, gpus in gathered])
@@ -54,13 +58,16 @@ def assign_gpu(control: Control, visible: Sequence[str]) -> AssignedGpu:
 
 
 def distribute(visible_by_rank: Sequence[tuple[str, Sequence[str]]]) -> tuple[list[int], int]:
-    """Give each rank in turn the GPU with the fewest ranks so far; of several, the first that the rank sees.
+    """Give each rank in turn the GPU with the fewest ranks so far.
+
+    Of several, the first that the rank sees.
 
     Args:
         visible_by_rank: the machine of each rank and the GPUs that the rank sees.
 
     Returns:
-        The number of each rank's GPU among those that it sees, and the largest number of ranks on one GPU.
+        The number of each rank's GPU among those that it sees, and the largest number of ranks on
+        one GPU.
     """
     ranks_on: Counter[tuple[str, str]] = Counter()
     devices = []
@@ -73,7 +80,9 @@ def distribute(visible_by_rank: Sequence[tuple[str, Sequence[str]]]) -> tuple[li
 
 
 @contextmanager
-def room_for(nbytes: int, full: type[BaseException], free_bytes: Callable[[], int]) -> Iterator[None]:
+def room_for(
+    nbytes: int, full: type[BaseException], free_bytes: Callable[[], int]
+) -> Iterator[None]:
     """Turn the library's out-of-memory error, raised inside, into `UnsupportedError`.
 
     Args:
@@ -87,4 +96,6 @@ def room_for(nbytes: int, full: type[BaseException], free_bytes: Callable[[], in
     try:
         yield
     except full as error:
-        raise UnsupportedError("gpu_memory_full", size=format_size(nbytes), free=format_size(free_bytes())) from error
+        raise UnsupportedError(
+            "gpu_memory_full", size=format_size(nbytes), free=format_size(free_bytes())
+        ) from error

@@ -1,4 +1,6 @@
-"""MPI on host memory by mpi4py: every primitive in Python and as the C call that the native loop makes."""
+"""MPI on host memory by mpi4py: every primitive in Python and as the C call that the native loop
+makes.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ _REDOPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
 
 
 class MpiCommunicator(HostCommunicator):
-    """A duplicate of MPI_COMM_WORLD, or the communicator of ``make`` on ``hosts``, for measured messages only."""
+    """A duplicate of MPI_COMM_WORLD, or the communicator of ``make`` on ``hosts``, for measured
+    messages only.
+    """
 
     backend = "mpi"
     loops = ("native", "python")
@@ -66,7 +70,10 @@ class MpiCommunicator(HostCommunicator):
         self._handle = _c_handle(self._comm)
         self._status = _statuses(1)
         on_host, off_host = control.connections
-        spans_hosts, shares_host = len(set(self._hosts)) > 1, len(set(self._hosts)) < len(self._hosts)
+        spans_hosts, shares_host = (
+            len(set(self._hosts)) > 1,
+            len(set(self._hosts)) < len(self._hosts),
+        )
         connections = [*([on_host] if shares_host else []), *([off_host] if spans_hosts else [])]
         self._transport = "+".join(filter(None, connections))
 
@@ -82,11 +89,17 @@ class MpiCommunicator(HostCommunicator):
 
     @property
     def takes_gpu_memory(self) -> bool:
-        """Whether the library reports that it accepts addresses in GPU memory; other libraries crash on them."""
+        """Whether the library reports that it accepts addresses in GPU memory.
+
+        Other libraries crash on them.
+        """
         return takes_gpu_memory(self._library)
 
     def transport(self) -> str:
-        """Return the component in use as the library reports it, e.g. ``sm``; empty without a report."""
+        """Return the component in use as the library reports it, e.g.
+
+        ``sm``; empty without a report.
+        """
         return self._transport if self.size > 1 else "self"
 
     def algorithm(self, operation: str) -> str:
@@ -102,17 +115,26 @@ class MpiCommunicator(HostCommunicator):
 
     def _sync_calls(self, plan: SyncPlan) -> SyncCalls:
         handle, instant = _c_handle(self._control.comm), self._control.instant
-        broadcast = self._c_call("MPI_Bcast", instant.ctypes.data, 1, _c_handle(MPI.INT64_T), 0, handle)
+        broadcast = self._c_call(
+            "MPI_Bcast", instant.ctypes.data, 1, _c_handle(MPI.INT64_T), 0, handle
+        )
         barrier = [self._c_call("MPI_Barrier", handle)]
-        if plan.method == "barrier":  # of the operation's communicator, as in OSU and IMB: its memory is in the cache
+        if (
+            plan.method == "barrier"
+        ):  # of the operation's communicator, as in OSU and IMB: its memory is in the cache
             barrier = [self._c_call("MPI_Barrier", self._handle)]
         if plan.method == "dissemination":
-            barrier = [self._c_exchange(distance, handle) for distance in _powers_of_two_below(self._control.size)]
+            barrier = [
+                self._c_exchange(distance, handle)
+                for distance in _powers_of_two_below(self._control.size)
+            ]
         assert plan.method in METHODS  # noqa: S101 - choose_method yields nothing else
         return SyncCalls(barrier=barrier, broadcast=[broadcast], instant=instant)
 
     def _c_exchange(self, distance: int, comm: int) -> tuple[int, ...]:
-        """Return one round of a dissemination barrier: empty messages to rank + distance and from rank - distance."""
+        """Return one round of a dissemination barrier: empty messages to rank + distance and from
+        rank - distance.
+        """
         address, byte = self._control.instant.ctypes.data, _c_handle(MPI.BYTE)
         rank, size = self._control.rank, self._control.size
         target, source = (rank + distance) % size, (rank - distance) % size
@@ -123,7 +145,10 @@ class MpiCommunicator(HostCommunicator):
         return (address_of(getattr(self._library, name)), *arguments)
 
     def _call(self, name: str, python_arguments: Sequence[Any], *arguments: int) -> Call:
-        """Return the call of ``MPI_name``, by mpi4py and by address; the communicator is its last argument in C."""
+        """Return the call of ``MPI_name``, by mpi4py and by address.
+
+        The communicator is its last argument in C.
+        """
         row = self._c_call(f"MPI_{name}", *arguments, self._handle)
         return Call(run=partial(getattr(self._comm, name), *python_arguments), rows=[row])
 
@@ -152,7 +177,9 @@ class MpiCommunicator(HostCommunicator):
         self._comm.Free()
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:
-        """Return 0 for reduce_scatter: in place, MPI leaves its result at the start of the buffer."""
+        """Return 0 for reduce_scatter: in place, MPI leaves its result at the start of the
+        buffer.
+        """
         return 0 if operation.has_mpi_result_at_start else super().result_offset(operation, shape)
 
     def empty(self) -> HostBuffer:
@@ -279,7 +306,9 @@ class MpiCommunicator(HostCommunicator):
             *(address, block, handle, receive.address, block, handle),
         )
 
-    def _start_and_wait(self, name: str, start: Callable[[], MPI.Request], *arguments: int) -> list[Call]:
+    def _start_and_wait(
+        self, name: str, start: Callable[[], MPI.Request], *arguments: int
+    ) -> list[Call]:
         """Return the two calls of a non-blocking collective, with the request that they share."""
         pending: list[MPI.Request] = []
         room, status = np.zeros(_c_size(MPI.Request), dtype=np.uint8), _statuses(1)
@@ -331,9 +360,15 @@ class MpiCommunicator(HostCommunicator):
             *(receive.address, receive.count, handle, source, TAG),
             *(self._handle, int(status.ctypes.data)),
         )
-        return Call(run=lambda: self._comm.Sendrecv(out, target, TAG, into, source, TAG), rows=[row], keep=(status,))
+        return Call(
+            run=lambda: self._comm.Sendrecv(out, target, TAG, into, source, TAG),
+            rows=[row],
+            keep=(status,),
+        )
 
-    def exchange_window(self, sends: Ends[HostBuffer], receives: Ends[HostBuffer], window: int) -> Call:
+    def exchange_window(
+        self, sends: Ends[HostBuffer], receives: Ends[HostBuffer], window: int
+    ) -> Call:
         """Prepare MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall."""
         posts: list[tuple[str, Callable[..., MPI.Request], HostBuffer, int]] = [
             *(("MPI_Irecv", self._comm.Irecv, buffer, peer) for buffer, peer in receives),
@@ -341,16 +376,32 @@ class MpiCommunicator(HostCommunicator):
         ]
         size, total = _c_size(MPI.Request), len(posts) * window
         requests, statuses = np.zeros(total * size, dtype=np.uint8), _statuses(total)
-        slots = iter(range(int(requests.ctypes.data), int(requests.ctypes.data) + total * size, size))
+        slots = iter(
+            range(int(requests.ctypes.data), int(requests.ctypes.data) + total * size, size)
+        )
         rows = []
         for name, _, buffer, peer in posts:
-            arguments = (buffer.address, buffer.count, _c_handle(_transfer_type(buffer.dtype)), peer, TAG, self._handle)
+            arguments = (
+                buffer.address,
+                buffer.count,
+                _c_handle(_transfer_type(buffer.dtype)),
+                peer,
+                TAG,
+                self._handle,
+            )
             rows += [self._c_call(name, *arguments, next(slots)) for _ in range(window)]
-        rows.append(self._c_call("MPI_Waitall", total, int(requests.ctypes.data), int(statuses.ctypes.data)))
-        specs = [(function, [b.memory, b.count, _transfer_type(b.dtype)], peer) for _, function, b, peer in posts]
+        rows.append(
+            self._c_call("MPI_Waitall", total, int(requests.ctypes.data), int(statuses.ctypes.data))
+        )
+        specs = [
+            (function, [b.memory, b.count, _transfer_type(b.dtype)], peer)
+            for _, function, b, peer in posts
+        ]
 
         def run() -> None:
-            MPI.Request.Waitall([function(spec, peer, TAG) for function, spec, peer in specs for _ in range(window)])
+            MPI.Request.Waitall(
+                [function(spec, peer, TAG) for function, spec, peer in specs for _ in range(window)]
+            )
 
         return Call(run=run, rows=rows, keep=(requests, statuses))
 
@@ -359,14 +410,18 @@ class MpiCommunicator(HostCommunicator):
     def _source(
         self, buffer: HostBuffer, other: HostBuffer | None, count: int, datatype: MPI.Datatype
     ) -> tuple[Any, int]:
-        """Return a rank's own buffer as an argument of MPI: MPI_IN_PLACE if it lies in the other buffer."""
+        """Return a rank's own buffer as an argument of MPI: MPI_IN_PLACE if it lies in the other
+        buffer.
+        """
         if other is not None and buffer.shares_memory(other):
             return MPI.IN_PLACE, int(MPI.IN_PLACE)
         return [buffer.memory, count, datatype], buffer.address
 
 
 class PersistentMpiCommunicator(MpiCommunicator):
-    """Collectives as persistent requests of MPI 4: initialised once, then started and completed by each call."""
+    """Collectives as persistent requests of MPI 4: initialised once, then started and completed by
+    each call.
+    """
 
     def algorithm(self, operation: str) -> str:  # noqa: ARG002 - the query finds the component of other collectives
         """Return an empty text: the component of persistent collectives is unknown."""
@@ -382,7 +437,9 @@ class PersistentMpiCommunicator(MpiCommunicator):
         try:
             request = _Request(getattr(self._comm, function)(*python_arguments))
         except NotImplementedError as error:
-            raise UnsupportedError("not_persistent", library=self.library(), function=f"MPI_{function}") from error
+            raise UnsupportedError(
+                "not_persistent", library=self.library(), function=f"MPI_{function}"
+            ) from error
         status = _statuses(1)
         rows = [
             self._c_call("MPI_Start", request.address),
@@ -415,7 +472,10 @@ class _Request:
 
 
 def _statuses(count: int) -> NDArray[np.uint8]:
-    """Return memory for ``count`` MPI_Status; the value of MPI_STATUS_IGNORE differs between libraries."""
+    """Return memory for ``count`` MPI_Status.
+
+    The value of MPI_STATUS_IGNORE differs between libraries.
+    """
     return np.zeros(count * _c_size(MPI.Status), dtype=np.uint8)
 
 
@@ -438,7 +498,9 @@ def _reduction_type(dtype: DataType) -> MPI.Datatype:
 
 def _transfer_type(dtype: DataType) -> MPI.Datatype:
     """Return the MPI type for transfers without arithmetic."""
-    datatype: MPI.Datatype = getattr(MPI, _TRANSFER_TYPES.get(dtype.name, _REDUCTION_TYPES[dtype.name]))
+    datatype: MPI.Datatype = getattr(
+        MPI, _TRANSFER_TYPES.get(dtype.name, _REDUCTION_TYPES[dtype.name])
+    )
     return datatype
 
 

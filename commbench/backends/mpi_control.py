@@ -15,7 +15,8 @@ import numpy as np
 from commbench.backends.mpi_report import ComponentQuery, captured
 from commbench.errors import InputError
 
-# We time MPI_Init and capture its report, so the import must not run it; `MpiControl.close` finalises MPI.
+# We time MPI_Init and capture its report, so the import must not run it; `MpiControl.close`
+# finalises MPI.
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 # Only our main thread calls MPI; a higher thread level would add locks to every call.
@@ -31,10 +32,12 @@ except (ImportError, RuntimeError) as error:
 
 T = TypeVar("T")
 
-#: The sleep between two tests of a patient wait; ranks then start about 40 us apart. Chosen from 5, 20, 40 and 80 us on
-#: two cores: with 5 us many Gloo operations took milliseconds, see docs/measuring.md.
+#: The sleep between two tests of a patient wait; ranks then start about 40 us apart. Chosen from 5,
+#: 20, 40 and 80 us on two cores: with 5 us many Gloo operations took milliseconds, see
+#: docs/measuring.md.
 NAP_S = 20e-6
-#: Variables that make Open MPI print the component of each connection (its hook/comm_method component).
+#: Variables that make Open MPI print the component of each connection (its hook/comm_method
+#: component).
 REPORT = {"OMPI_MCA_ompi_display_comm": "mpi_init", "OMPI_MCA_hook_comm_method_brief": "true"}
 #: Queries the collective component of each new communicator.
 COMPONENT_QUERY = ComponentQuery(ctypes.CDLL(MPI.__file__))
@@ -45,7 +48,9 @@ _INT_TAG = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The start of MPI: seconds in MPI_Init, and the components of connections on and between hosts."""
+    """The start of MPI: seconds in MPI_Init, and the components of connections on and between
+    hosts.
+    """
 
     init_s: float
     on_host: str = ""
@@ -55,7 +60,8 @@ class Start:
 def start_mpi() -> Start:
     """Initialise MPI; later calls do nothing.
 
-    Only stdout is captured: if MPI_Init ends the process, its reason on stderr must reach the terminal.
+    Only stdout is captured: if MPI_Init ends the process, its reason on stderr must reach the
+    terminal.
     """
     if MPI.Is_initialized():
         return Start(init_s=0.0)
@@ -83,13 +89,17 @@ def parse_connections(report: str) -> tuple[str, str]:
 
 
 def _wait_patiently(request: MPI.Request) -> None:
-    """Wait without occupying the core: MPI_Wait polls and would starve the threads of other libraries."""
+    """Wait without occupying the core: MPI_Wait polls and would starve the threads of other
+    libraries.
+    """
     while not request.Test():
         time.sleep(NAP_S)
 
 
 def _allow_short_naps() -> None:
-    """Reduce this thread's timer slack, the time that Linux may add to a sleep, from 50 us to 1 ns."""
+    """Reduce this thread's timer slack, the time that Linux may add to a sleep, from 50 us to 1
+    ns.
+    """
     pr_set_timerslack, nanoseconds = 29, 1
     ctypes.CDLL(None).prctl(pr_set_timerslack, nanoseconds, 0, 0, 0)
 
@@ -104,7 +114,9 @@ class MpiControl:
         self.rank = self.comm.Get_rank()
         self.size = self.comm.Get_size()
         self.instant = np.zeros(1, dtype=np.int64)
-        self.connections: tuple[str, str] = self.comm.bcast((self.start.on_host, self.start.off_host))
+        self.connections: tuple[str, str] = self.comm.bcast(
+            (self.start.on_host, self.start.off_host)
+        )
         self._spec = [self.instant, 1, MPI.INT64_T]
         self._int_buffer = np.zeros(1, dtype=np.int64)
         self._int_spec = [self._int_buffer, 1, MPI.INT64_T]

@@ -60,7 +60,10 @@ class DeviceMpiCommunicator(CupyMemory):
 
     @abstractmethod
     def with_copies(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:
-        """Return the carrier's call with the copies that it needs; on this rank, it reads ``out``, writes ``into``."""
+        """Return the carrier's call with the copies that it needs.
+
+        On this rank, it reads ``out``, writes ``into``.
+        """
 
     @property
     def takes_gpu_memory(self) -> bool:
@@ -112,7 +115,9 @@ class DeviceMpiCommunicator(CupyMemory):
     def all_reduce(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
         """Prepare MPI_Allreduce."""
         return self.with_copies(
-            self._carrier.all_reduce(self.mpi_side(send), self.mpi_side(receive), redop), [send], [receive]
+            self._carrier.all_reduce(self.mpi_side(send), self.mpi_side(receive), redop),
+            [send],
+            [receive],
         )
 
     def all_gather(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
@@ -137,7 +142,9 @@ class DeviceMpiCommunicator(CupyMemory):
         call, is_root = self._carrier.broadcast(self.mpi_side(buffer), root), self.rank == root
         return self.with_copies(call, [buffer] if is_root else [], [] if is_root else [buffer])
 
-    def reduce(self, send: DeviceBuffer, receive: DeviceBuffer | None, redop: str, root: int) -> Call:
+    def reduce(
+        self, send: DeviceBuffer, receive: DeviceBuffer | None, redop: str, root: int
+    ) -> Call:
         """Prepare MPI_Reduce."""
         call = self._carrier.reduce(self.mpi_side(send), self.mpi_side(receive), redop, root)
         return self.with_copies(call, [send], [receive] if receive else [])
@@ -164,16 +171,28 @@ class DeviceMpiCommunicator(CupyMemory):
         """Prepare MPI_Recv."""
         return self.with_copies(self._carrier.receive(self.mpi_side(buffer), peer), [], [buffer])
 
-    def send_receive(self, send: DeviceBuffer, target: int, receive: DeviceBuffer, source: int) -> Call:
+    def send_receive(
+        self, send: DeviceBuffer, target: int, receive: DeviceBuffer, source: int
+    ) -> Call:
         """Prepare MPI_Sendrecv."""
-        call = self._carrier.send_receive(self.mpi_side(send), target, self.mpi_side(receive), source)
+        call = self._carrier.send_receive(
+            self.mpi_side(send), target, self.mpi_side(receive), source
+        )
         return self.with_copies(call, [send], [receive])
 
-    def exchange_window(self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer], window: int) -> Call:
-        """Prepare MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall, with every copy."""
-        there, back = ([(self.mpi_side(buffer), peer) for buffer, peer in side] for side in (sends, receives))
+    def exchange_window(
+        self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer], window: int
+    ) -> Call:
+        """Prepare MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall, with
+        every copy.
+        """
+        there, back = (
+            [(self.mpi_side(buffer), peer) for buffer, peer in side] for side in (sends, receives)
+        )
         call = self._carrier.exchange_window(there, back, window)
-        return self.with_copies(call, [b for b, _ in sends] * window, [b for b, _ in receives] * window)
+        return self.with_copies(
+            call, [b for b, _ in sends] * window, [b for b, _ in receives] * window
+        )
 
 
 class CudaMpiCommunicator(DeviceMpiCommunicator):
@@ -194,8 +213,9 @@ class CudaMpiCommunicator(DeviceMpiCommunicator):
     ) -> None:
         if not carrier.takes_gpu_memory:
             raise InputError(
-                f"Backend mpi-cuda passes GPU memory to MPI, and {carrier.library()} does not report support for it "
-                "(MPIX_Query_cuda_support); use an MPI that is built for CUDA, or --backend mpi-staged."
+                f"Backend mpi-cuda passes GPU memory to MPI, and {carrier.library()} does not"
+                " report support for it (MPIX_Query_cuda_support); use an MPI that is built for"
+                " CUDA, or --backend mpi-staged."
             )
         super().__init__(control, carrier, parent)
 
@@ -216,7 +236,10 @@ class StagedBuffer(DeviceBuffer):
 
 
 class StagedMpiCommunicator(DeviceMpiCommunicator):
-    """MPI on host memory; the copies from the GPU before and to the GPU after an operation count in its time."""
+    """MPI on host memory.
+
+    The copies from the GPU before and to the GPU after an operation count in its time.
+    """
 
     backend = "mpi-staged"
     loops = ("python",)
@@ -232,7 +255,9 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
         """See `Communicator.part`."""
         device = super().part(buffer, offset, count)
         return StagedBuffer(
-            device.memory, buffer.dtype, HostBuffer(buffer.host.memory[offset : offset + count], buffer.dtype)
+            device.memory,
+            buffer.dtype,
+            HostBuffer(buffer.host.memory[offset : offset + count], buffer.dtype),
         )
 
     def poison(self, buffer: Any) -> None:  # noqa: ANN401 - a StagedBuffer
@@ -265,6 +290,10 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
 
     def _copy(self, buffer: StagedBuffer, *, to_host: bool) -> Callable[[], object]:
         runtime = cupy.cuda.runtime
-        target, source = (buffer.host.address, buffer.address) if to_host else (buffer.address, buffer.host.address)
+        target, source = (
+            (buffer.host.address, buffer.address)
+            if to_host
+            else (buffer.address, buffer.host.address)
+        )
         kind = runtime.memcpyDeviceToHost if to_host else runtime.memcpyHostToDevice
         return partial(runtime.memcpyAsync, target, source, buffer.nbytes, kind, self._stream.ptr)

@@ -1,6 +1,8 @@
-"""Reports of an MPI library: the collective component of a communicator, and whether it accepts GPU memory.
+"""Reports of an MPI library: the collective component of a communicator, and whether it accepts GPU
+memory.
 
-Open MPI prints the component when it creates a communicator. We capture that text before it reaches the terminal.
+Open MPI prints the component when it creates a communicator. We capture that text before it reaches
+the terminal.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from commbench.collectives.operations import find_operation
 
 T = TypeVar("T")
 
-#: The variable with the verbosity of Open MPI's collective components; if it is set already, we leave it unchanged.
+#: The variable with the verbosity of Open MPI's collective components; if it is set already, we
+#: leave it unchanged.
 VERBOSE = "OMPI_MCA_coll_base_verbose"
-#: A verbosity at which the components open output streams; its unusual value identifies these streams.
+#: A verbosity at which the components open output streams; its unusual value identifies these
+#: streams.
 _OPENING_LEVEL = 7
 #: The verbosity at which Open MPI prints the component of a new communicator.
 _SELECTION_LEVEL = 9
@@ -65,8 +69,9 @@ def captured(descriptor: int) -> Iterator[Captured]:
 class ComponentQuery:
     """Finds the collective component that Open MPI selects for a new communicator.
 
-    The components are verbose only while a communicator is created: some would print for every operation, within the
-    measured time. Their text never reaches stderr, which carries heartbeats and the reason why a process ended.
+    The components are verbose only while a communicator is created: some would print for every
+    operation, within the measured time. Their text never reaches stderr, which carries heartbeats
+    and the reason why a process ended.
 
     Args:
         library: the MPI library; only Open MPI has the functions.
@@ -79,14 +84,17 @@ class ComponentQuery:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Capture the components' text while MPI is initialised inside, and forward other text to stderr.
+        """Capture the components' text while MPI is initialised inside, and forward other text to
+        stderr.
 
         A grep process forwards it, because grep survives if MPI_Init ends this process.
         """
         if VERBOSE in os.environ or not self._can_be_quiet:
             yield
             return
-        with subprocess.Popen(["grep", "--line-buffered", "-Ev", _ANSWER], stdin=subprocess.PIPE, stdout=2) as grep:
+        with subprocess.Popen(
+            ["grep", "--line-buffered", "-Ev", _ANSWER], stdin=subprocess.PIPE, stdout=2
+        ) as grep:
             assert grep.stdin is not None  # noqa: S101 - it is a pipe
             self._channel = os.dup(grep.stdin.fileno())
             os.environ |= {VERBOSE: str(_OPENING_LEVEL), _CHANNEL: str(self._channel)}
@@ -96,12 +104,17 @@ class ComponentQuery:
                 os.dup2(2, self._channel, inheritable=False)
                 del os.environ[VERBOSE], os.environ[_CHANNEL]
         self._streams = [
-            stream for stream in _STREAMS if self._library.opal_output_get_verbosity(stream) == _OPENING_LEVEL
+            stream
+            for stream in _STREAMS
+            if self._library.opal_output_get_verbosity(stream) == _OPENING_LEVEL
         ]
         self._set_verbosity(0)
 
     def with_component(self, make: Callable[[], T]) -> tuple[T, str]:
-        """Create a communicator; return it and the component that Open MPI prefers for it, empty if unknown."""
+        """Create a communicator.
+
+        Return it and the component that Open MPI prefers for it, empty if unknown.
+        """
         if not self._streams:
             return make(), ""
         report = Captured()
@@ -116,7 +129,9 @@ class ComponentQuery:
 
     @property
     def _can_be_quiet(self) -> bool:
-        return all(hasattr(self._library, f"opal_output_{verb}_verbosity") for verb in ("get", "set"))
+        return all(
+            hasattr(self._library, f"opal_output_{verb}_verbosity") for verb in ("get", "set")
+        )
 
     def _set_verbosity(self, level: int) -> None:
         for stream in self._streams:
@@ -125,28 +140,39 @@ class ComponentQuery:
 
 def pass_on(report: str) -> None:
     """Write the lines of a report that do not concern selection to stderr."""
-    other_lines = "".join(line for line in report.splitlines(keepends=True) if not _ANSWER_LINE.match(line))
+    other_lines = "".join(
+        line for line in report.splitlines(keepends=True) if not _ANSWER_LINE.match(line)
+    )
     if other_lines:
         os.write(2, other_lines.encode(errors="replace"))
 
 
 def parse_component(report: str) -> str:
-    """Return the enabled component of the highest priority, e.g. ``han``; empty if the report names none."""
+    """Return the enabled component of the highest priority, e.g.
+
+    ``han``; empty if the report names none.
+    """
     enabled = re.findall(r"selecting\s+(\w+), priority\s+(\d+), Enabled", report)
     return max(enabled, key=lambda entry: int(entry[1]))[0] if enabled else ""
 
 
 def algorithm_of(component: str, operation: str) -> str:
-    """Return the component of a collective, e.g. ``coll/han``; empty if the preferred one may lack the collective."""
+    """Return the component of a collective, e.g.
+
+    ``coll/han``; empty if the preferred one may lack the collective.
+    """
     return f"coll/{component}" if component in find_operation(operation).open_mpi_components else ""
 
 
-def takes_gpu_memory(library: Any) -> bool:  # noqa: ANN401 - a ctypes library, of functions without types
-    """Return whether an initialised MPI library reports that it accepts addresses in the memory of NVIDIA's GPUs.
+def takes_gpu_memory(
+    library: Any,  # noqa: ANN401 - a ctypes library, of functions without types
+) -> bool:
+    """Return whether an initialised MPI library reports that it accepts addresses in the memory of
+    NVIDIA's GPUs.
 
-    Open MPI and MPICH have MPIX_Query_cuda_support; MPICH's result depends on MPIR_CVAR_ENABLE_GPU. Older versions of
-    MPICH have only MPIX_GPU_query_support. A library with neither function counts as one that denies: it would use
-    such an address as one in host memory.
+    Open MPI and MPICH have MPIX_Query_cuda_support; MPICH's result depends on MPIR_CVAR_ENABLE_GPU.
+    Older versions of MPICH have only MPIX_GPU_query_support. A library with neither function counts
+    as one that denies: it would use such an address as one in host memory.
     """
     query = getattr(library, "MPIX_Query_cuda_support", None)
     if query is not None:

@@ -1,4 +1,6 @@
-"""NCCL through cupy: every operation is a call of the library on device buffers, timed by events on one stream."""
+"""NCCL through cupy: every operation is a call of the library on device buffers, timed by events on
+one stream.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,16 @@ extern "C" __global__ void spin(long long cycles) {
     }
 }
 """
-#: NCCL's operations can be captured in graphs since 2.9 (NCCL's user guide, "Using NCCL with CUDA Graphs").
+#: NCCL's operations can be captured in graphs since 2.9 (NCCL's user guide, "Using NCCL with CUDA
+#: Graphs").
 _FIRST_WITH_GRAPHS = 20900
 
 
 class NcclCommunicator(NcclBase, CupyMemory):
     """An NCCL communicator on this rank's GPU.
 
-    A communicator of a group or with a requested algorithm uses the device and the stream of its ``parent``.
+    A communicator of a group or with a requested algorithm uses the device and the stream of its
+    ``parent``.
     """
 
     backend = "nccl"
@@ -109,9 +113,10 @@ class NcclCommunicator(NcclBase, CupyMemory):
                 raise
             ranks = f"ranks {pair[0]} and {pair[1]}" if pair else "several ranks"
             raise InputError(
-                f"NCCL finds {ranks} on one GPU and takes them for ranks of one host, by NCCL_HOSTID="
-                f"{os.environ.get('NCCL_HOSTID', 'unset')}; unset NCCL_HOSTID, so that each rank gets its own where "
-                "they share GPUs, or start no more ranks on a host than it has GPUs."
+                f"NCCL finds {ranks} on one GPU and takes them for ranks of one host, by"
+                f" NCCL_HOSTID={os.environ.get('NCCL_HOSTID', 'unset')}; unset NCCL_HOSTID, so that"
+                " each rank gets its own where they share GPUs, or start no more ranks on a host"
+                " than it has GPUs."
             ) from error
 
     def library(self) -> str:
@@ -119,7 +124,10 @@ class NcclCommunicator(NcclBase, CupyMemory):
         return f"NCCL {version_text(nccl.get_version())}"
 
     def using(self, algorithm: str) -> NcclCommunicator:
-        """Return a communicator with that algorithm; NCCL reads the request when it creates a communicator."""
+        """Return a communicator with that algorithm.
+
+        NCCL reads the request when it creates a communicator.
+        """
         if algorithm == AUTO:
             return self
         choice = Choice.parse(algorithm)
@@ -130,9 +138,13 @@ class NcclCommunicator(NcclBase, CupyMemory):
             if communicator is not None:
                 communicator.abort()
             try:
-                communicator = self._by_algorithm[algorithm] = NcclCommunicator(self._control, self, choice=choice)
+                communicator = self._by_algorithm[algorithm] = NcclCommunicator(
+                    self._control, self, choice=choice
+                )
             except RuntimeError as error:
-                raise UnsupportedError("communicator_not_made", algorithm=algorithm, error=str(error)) from error
+                raise UnsupportedError(
+                    "communicator_not_made", algorithm=algorithm, error=str(error)
+                ) from error
         return communicator
 
     @contextmanager
@@ -142,16 +154,21 @@ class NcclCommunicator(NcclBase, CupyMemory):
             yield
 
     def _split(self, groups: Sequence[Group]) -> NcclCommunicator | None:
-        """Create this rank's communicator of its group; the first rank of each group shares the unique id.
+        """Create this rank's communicator of its group.
 
-        All communicators use the parent's stream, where the timed loop records its events: their order is kept.
+        The first rank of each group shares the unique id.
+
+        All communicators use the parent's stream, where the timed loop records its events: their
+        order is kept.
         """
         ranks = next((group for group in groups if self._control.rank in group), None)
         leads = ranks is not None and ranks[0] == self._control.rank
         identities = gather_everywhere(self._control, nccl.get_unique_id() if leads else None)
         if ranks is None:
             return None
-        return NcclCommunicator(self._control, self, members=ranks, identity=identities[ranks[0]], choice=self._choice)
+        return NcclCommunicator(
+            self._control, self, members=ranks, identity=identities[ranks[0]], choice=self._choice
+        )
 
     def abort(self) -> None:
         """See `NcclBase.abort`."""
@@ -164,7 +181,8 @@ class NcclCommunicator(NcclBase, CupyMemory):
             (communicator.abort if communicator.has_failed() else communicator.close)()
         super().close()
         self.complete()
-        gc.collect()  # since 2.26 NCCL waits for the graphs that hold its operations, possibly without end
+        # Since 2.26 NCCL waits for the graphs that hold its operations, possibly without end.
+        gc.collect()
         self._comm.destroy()
         LOG.remove()
 
@@ -181,7 +199,10 @@ class NcclCommunicator(NcclBase, CupyMemory):
             raise UnsupportedError("graphs_unsupported", version=version_text(version))
 
     def capture(self, calls: Sequence[Call]) -> Call:
-        """Capture the calls in a CUDA graph; return its launch, on the stream that it was captured from."""
+        """Capture the calls in a CUDA graph.
+
+        Return its launch, on the stream that it was captured from.
+        """
         self._stream.begin_capture()
         try:
             for call in calls:
@@ -234,7 +255,12 @@ class NcclCommunicator(NcclBase, CupyMemory):
         """Prepare ncclAllGather."""
         block = receive.count // self.size
         return self._call(
-            self._comm.allGather, send.address, receive.address, block, _code(receive), keep=(send, receive)
+            self._comm.allGather,
+            send.address,
+            receive.address,
+            block,
+            _code(receive),
+            keep=(send, receive),
         )
 
     def reduce_scatter(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
@@ -254,20 +280,33 @@ class NcclCommunicator(NcclBase, CupyMemory):
         ends = (buffer.address, buffer.address, buffer.count, _code(buffer), root)
         return self._call(self._comm.broadcast, *ends, keep=(buffer,))
 
-    def reduce(self, send: DeviceBuffer, receive: DeviceBuffer | None, redop: str, root: int) -> Call:
-        """Prepare ncclReduce; ranks without a receive buffer, all but the root, pass the send buffer instead."""
+    def reduce(
+        self, send: DeviceBuffer, receive: DeviceBuffer | None, redop: str, root: int
+    ) -> Call:
+        """Prepare ncclReduce.
+
+        Ranks without a receive buffer, all but the root, pass the send buffer instead.
+        """
         target = receive if receive is not None else send
         ends = (send.address, target.address, send.count, _code(send), _REDOPS[redop], root)
         return self._call(self._comm.reduce, *ends, keep=(send, target))
 
     def gather(self, send: DeviceBuffer, receive: DeviceBuffer | None, root: int) -> Call:
-        """Prepare ncclSend of each rank's block to the root, in one group; in place, the root's block stays."""
+        """Prepare ncclSend of each rank's block to the root, in one group.
+
+        In place, the root's block stays.
+        """
         own_block = [] if receive is not None and send.shares_memory(receive) else [(send, root)]
         sources = [rank for rank in range(self.size) if own_block or rank != root]
-        return self._exchange(own_block, self._blocks(receive, sources) if receive is not None else [])
+        return self._exchange(
+            own_block, self._blocks(receive, sources) if receive is not None else []
+        )
 
     def scatter(self, send: DeviceBuffer | None, receive: DeviceBuffer, root: int) -> Call:
-        """Prepare ncclSend of a block from the root to each rank, in one group; in place, the root's block stays."""
+        """Prepare ncclSend of a block from the root to each rank, in one group.
+
+        In place, the root's block stays.
+        """
         own_block = [] if send is not None and send.shares_memory(receive) else [(receive, root)]
         targets = [rank for rank in range(self.size) if own_block or rank != root]
         return self._exchange(self._blocks(send, targets) if send is not None else [], own_block)
@@ -280,17 +319,25 @@ class NcclCommunicator(NcclBase, CupyMemory):
 
     def send(self, buffer: DeviceBuffer, peer: int) -> Call:
         """Prepare ncclSend."""
-        return self._call(self._comm.send, buffer.address, buffer.count, _code(buffer), peer, keep=(buffer,))
+        return self._call(
+            self._comm.send, buffer.address, buffer.count, _code(buffer), peer, keep=(buffer,)
+        )
 
     def receive(self, buffer: DeviceBuffer, peer: int) -> Call:
         """Prepare ncclRecv."""
-        return self._call(self._comm.recv, buffer.address, buffer.count, _code(buffer), peer, keep=(buffer,))
+        return self._call(
+            self._comm.recv, buffer.address, buffer.count, _code(buffer), peer, keep=(buffer,)
+        )
 
-    def send_receive(self, send: DeviceBuffer, target: int, receive: DeviceBuffer, source: int) -> Call:
+    def send_receive(
+        self, send: DeviceBuffer, target: int, receive: DeviceBuffer, source: int
+    ) -> Call:
         """Prepare ncclSend and ncclRecv in one group."""
         return self._exchange([(send, target)], [(receive, source)])
 
-    def exchange_window(self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer], window: int) -> Call:
+    def exchange_window(
+        self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer], window: int
+    ) -> Call:
         """Prepare ``window`` ncclSend and ncclRecv with each peer, in one group."""
         return self._exchange([*sends] * window, [*receives] * window)
 
@@ -300,7 +347,9 @@ class NcclCommunicator(NcclBase, CupyMemory):
         ends = (self._token.address, self._token.address, 1, nccl.NCCL_INT8, nccl.NCCL_MAX)
         self._comm.allReduce(*ends, self._stream.ptr)
 
-    def _call(self, function: Callable[..., object], *arguments: int, keep: Iterable[DeviceBuffer]) -> Call:
+    def _call(
+        self, function: Callable[..., object], *arguments: int, keep: Iterable[DeviceBuffer]
+    ) -> Call:
         """Return the call of one function of NCCL; the stream is its last argument."""
         return Call(run=partial(function, *arguments, self._stream.ptr), keep=tuple(keep))
 

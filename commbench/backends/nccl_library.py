@@ -1,4 +1,6 @@
-"""Code that the cupy and torch NCCL backends share: version, variables, log parsing, event timing."""
+"""Code that the cupy and torch NCCL backends share: version, variables, log parsing, event
+timing.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,15 @@ from commbench.engine.timing.device import DeviceClock, EventTimer
 from commbench.engine.timing.loops import Progress, Timer
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
 
-#: E.g. ``Channel 00/02 : 0[0] -> 1[1] via P2P/CUMEM``; after NET follow the network and the adapter's number.
+#: E.g. ``Channel 00/02 : 0[0] -> 1[1] via P2P/CUMEM``; after NET follow the network and the
+#: adapter's number.
 _CHANNEL = re.compile(r"Channel \d+(?:/\d+)? : .* via (?P<how>(?:P2P|SHM|NET)(?:/[A-Za-z]+)?)")
-#: E.g. ``AllReduce: 4096 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}``, since 2.24 on the first rank only.
+#: E.g. ``AllReduce: 4096 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}``, since 2.24 on the
+#: first rank only.
 _SELECTION = re.compile(
     r"(?P<name>\w+)(?: \[[\w ]+\])?: \d+ Bytes -> "
-    r"(?:Algo (?P<algorithm>\w+) proto (?P<protocol>\w+) channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\}"
+    r"(?:Algo (?P<algorithm>\w+) proto (?P<protocol>\w+)"
+    r" channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\}"
     r"|Kernel (?P<kernel>\w+)|(?P<copy>cudaMemcpy|.*RMA proxy))"
 )
 #: Our names of the operations by the names in NCCL's log.
@@ -33,28 +38,37 @@ _OPERATIONS = {
     if entry.has_nccl_algorithms
 }
 #: E.g. ``NCCL_ALGO set by environment to Ring.``, once a variable when NCCL first reads it.
-_SETTING = re.compile(r"\b(?P<name>NCCL_\w+) set (?:by environment )?to (?P<value>.*?)\.?\s*$", re.MULTILINE)
+_SETTING = re.compile(
+    r"\b(?P<name>NCCL_\w+) set (?:by environment )?to (?P<value>.*?)\.?\s*$", re.MULTILINE
+)
 _DUPLICATE = re.compile(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device")
 
 
 def transports_in(log: str) -> list[str]:
-    """Return the transports of this rank's channels, e.g. ``NET/Socket``, ``SHM/direct``; each once, sorted.
+    """Return the transports of this rank's channels, e.g.
 
-    Read from the lines that NCCL writes with ``NCCL_DEBUG=INFO`` and ``NCCL_DEBUG_SUBSYS=INIT`` when ranks connect
-    (NCCL 2.28: transport/net.cc, shm.cc, p2p.cc). They do not name the communicator.
-    Their lines about NVLS state only whether the GPUs support it.
+    ``NET/Socket``, ``SHM/direct``; each once, sorted.
+
+    Read from the lines that NCCL writes with ``NCCL_DEBUG=INFO`` and ``NCCL_DEBUG_SUBSYS=INIT``
+    when ranks connect (NCCL 2.28: transport/net.cc, shm.cc, p2p.cc). They do not name the
+    communicator. Their lines about NVLS state only whether the GPUs support it.
     """
     return sorted({match["how"] for match in _CHANNEL.finditer(log)})
 
 
 def algorithms_in(log: str) -> dict[str, str]:
-    """Return the last algorithm of each operation in the log, e.g. ``{"all_reduce": "ring/ll/2ch"}``.
+    """Return the last algorithm of each operation in the log, e.g.
 
-    Read from the lines that NCCL writes with ``NCCL_DEBUG_SUBSYS=TUNING`` (NCCL 2.28: enqueue.cc). Kernels on
-    symmetric memory have their name, ``symmetric/allreduce_agxll_r``, and GPUs' copy engines are ``copy``.
+    ``{"all_reduce": "ring/ll/2ch"}``.
+
+    Read from the lines that NCCL writes with ``NCCL_DEBUG_SUBSYS=TUNING`` (NCCL 2.28: enqueue.cc).
+    Kernels on symmetric memory have their name, ``symmetric/allreduce_agxll_r``, and GPUs' copy
+    engines are ``copy``.
     """
     return {
-        _OPERATIONS[line["name"]]: _algorithm(line) for line in _SELECTION.finditer(log) if line["name"] in _OPERATIONS
+        _OPERATIONS[line["name"]]: _algorithm(line)
+        for line in _SELECTION.finditer(log)
+        if line["name"] in _OPERATIONS
     }
 
 
@@ -64,20 +78,25 @@ def _algorithm(line: re.Match[str]) -> str:
     if line["kernel"]:
         return f"{SYMMETRIC}{line['kernel'].lower()}"
     channels = int(line["high"]) - int(line["low"]) + 1
-    algorithm, protocol = (line[name].lower().replace("_", "") for name in ("algorithm", "protocol"))
+    algorithm, protocol = (
+        line[name].lower().replace("_", "") for name in ("algorithm", "protocol")
+    )
     return str(Choice(algorithm=algorithm, protocol=protocol, channels=channels))
 
 
 def settings_in(log: str) -> dict[str, str]:
     """Return by name the environment variables that NCCL has read, with their values.
 
-    Read from the lines that NCCL writes with ``NCCL_DEBUG_SUBSYS=ENV`` (NCCL 2.28: misc/param.cc, graph/tuning.cc).
+    Read from the lines that NCCL writes with ``NCCL_DEBUG_SUBSYS=ENV`` (NCCL 2.28: misc/param.cc,
+    graph/tuning.cc).
     """
     return {match["name"]: match["value"] for match in _SETTING.finditer(log)}
 
 
 def duplicates_in(log: str) -> tuple[int, int] | None:
-    """Return the two ranks that NCCL refused because they share a GPU of one host; None without such a refusal.
+    """Return the two ranks that NCCL refused because they share a GPU of one host.
+
+    None without such a refusal.
 
     NCCL prints it as a warning, which every value of ``NCCL_DEBUG`` shows (NCCL 2.28: init.cc).
     """
@@ -87,12 +106,15 @@ def duplicates_in(log: str) -> tuple[int, int] | None:
 
 _MAPS = Path("/proc/self/maps")
 _OWN_LOG = "commbench-nccl-"
-#: Functions that make NCCL read the settings of its log again; newer versions have both and will drop the second.
+#: Functions that make NCCL read the settings of its log again; newer versions have both and will
+#: drop the second.
 _RESETS = ("ncclResetDebugInitInternal", "ncclResetDebugInit")
 
 
 def loaded_library() -> ctypes.CDLL | None:
-    """Return the NCCL library that this process has loaded, torch's or cupy's; None if it has none or several.
+    """Return the NCCL library that this process has loaded, torch's or cupy's.
+
+    None if it has none or several.
 
     Several libraries cannot be told apart, and all write to the same log.
     """
@@ -102,7 +124,10 @@ def loaded_library() -> ctypes.CDLL | None:
 
 
 def loaded_version() -> str:
-    """Return the version of the loaded NCCL, e.g. ``NCCL 2.28.9``, not that of torch's build; ``NCCL`` if unknown."""
+    """Return the version of the loaded NCCL, e.g.
+
+    ``NCCL 2.28.9``, not that of torch's build; ``NCCL`` if unknown.
+    """
     library, number = loaded_library(), ctypes.c_int()
     if library is None or library.ncclGetVersion(ctypes.byref(number)):
         return "NCCL"
@@ -123,7 +148,9 @@ def set_defaults(variables: Mapping[str, str]) -> None:
 
 @contextmanager
 def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables while a communicator is created inside: NCCL reads some of them only then."""
+    """Set environment variables while a communicator is created inside: NCCL reads some of them
+    only then.
+    """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -137,11 +164,13 @@ def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class NcclLog:
-    """NCCL's log of this process, in temporary files; a log that is configured already stays unchanged.
+    """NCCL's log of this process, in temporary files.
 
-    By default NCCL logs only how ranks connect. Its log of every operation takes time, so we enable it only around
-    calls that are not timed, which NCCL allows since 2.24 (`_RESETS`). NCCL truncates its file at each change, so each
-    change gets a new file name.
+    A log that is configured already stays unchanged.
+
+    By default NCCL logs only how ranks connect. Its log of every operation takes time, so we enable
+    it only around calls that are not timed, which NCCL allows since 2.24 (`_RESETS`). NCCL
+    truncates its file at each change, so each change gets a new file name.
     """
 
     def __init__(self) -> None:
@@ -171,7 +200,10 @@ class NcclLog:
 
     @contextmanager
     def recording(self) -> Iterator[dict[str, str]]:
-        """Yield a mapping; at the end it gets the algorithms of the operations inside, if NCCL can log them."""
+        """Yield a mapping.
+
+        At the end it gets the algorithms of the operations inside, if NCCL can log them.
+        """
         algorithms: dict[str, str] = {}
         library = loaded_library() if self._is_own else None
         reset = next((getattr(library, name) for name in _RESETS if hasattr(library, name)), None)
@@ -234,14 +266,19 @@ class NcclBase(Communicator, DeviceClock):
     """Whether a call of NCCL failed here."""
 
     def transport(self) -> str:
-        """Return the transports of this rank's channels in NCCL's log, e.g. ``NET/Socket``; empty if it is not ours.
+        """Return the transports of this rank's channels in NCCL's log, e.g.
+
+        ``NET/Socket``; empty if it is not ours.
 
         They cover all communicators of this process so far: the log does not name the communicator.
         """
         return "self" if self.size == 1 else LOG.transport()
 
     def algorithm(self, operation: str) -> str:
-        """Return the algorithm in NCCL's log when the case was verified; only the first rank logs it."""
+        """Return the algorithm in NCCL's log when the case was verified.
+
+        Only the first rank logs it.
+        """
         return self._algorithms.get(operation, "")
 
     @contextmanager
@@ -257,7 +294,10 @@ class NcclBase(Communicator, DeviceClock):
         self._algorithms = dict(algorithms) or before
 
     def abort(self) -> None:
-        """Abort the communicators, the groups first; after an error of NCCL they cannot be closed."""
+        """Abort the communicators, the groups first.
+
+        After an error of NCCL they cannot be closed.
+        """
         for part in self.parts:
             part.abort()
 
@@ -272,7 +312,10 @@ class NcclBase(Communicator, DeviceClock):
         return self._failed or any(part.failed for part in self.parts)
 
     def has_failed(self) -> bool:
-        """Return whether the communicator `failed` on any rank; collective, as all ranks must abort together."""
+        """Return whether the communicator `failed` on any rank.
+
+        Collective, as all ranks must abort together.
+        """
         return any(gather_everywhere(self._control, self.failed))
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop

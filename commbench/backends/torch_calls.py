@@ -42,8 +42,12 @@ _REDOPS = {
 
 
 def _first_available(*names: str) -> Callable[..., Any]:
-    """Return torch.distributed's function of the first name that exists: 2.13 renamed ``*_tensor`` to ``*_single``."""
-    function: Callable[..., Any] = next(getattr(dist, name) for name in names if hasattr(dist, name))
+    """Return torch.distributed's function of the first name that exists: 2.13 renamed ``*_tensor``
+    to ``*_single``.
+    """
+    function: Callable[..., Any] = next(
+        getattr(dist, name) for name in names if hasattr(dist, name)
+    )
     return function
 
 
@@ -56,9 +60,9 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
 
     torch names roots and peers in every group by their rank in the launch; ``_members`` translates.
 
-    Every operation is started with ``async_op`` and awaited, as in DDP. Over NCCL it then runs on a stream of the
-    group, and the current stream waits, not the host. Without ``async_op``, torch from 2.8 on runs collectives on the
-    current stream, but not sends.
+    Every operation is started with ``async_op`` and awaited, as in DDP. Over NCCL it then runs on a
+    stream of the group, and the current stream waits, not the host. Without ``async_op``, torch
+    from 2.8 on runs collectives on the current stream, but not sends.
     """
 
     _group: dist.ProcessGroup
@@ -94,7 +98,9 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
     def all_to_all(self, send: BufferT, receive: BufferT) -> Call:
         """Prepare dist.all_to_all_single."""
         if send.shares_memory(receive):
-            raise UnsupportedError("missing", backend="torch.distributed", what="in-place all_to_all")
+            raise UnsupportedError(
+                "missing", backend="torch.distributed", what="in-place all_to_all"
+            )
         output, blocks = self.tensor_of(receive), self.tensor_of(send)
         return _started_and_awaited(dist.all_to_all_single, output, blocks, group=self._group)
 
@@ -140,8 +146,16 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
 
     def exchange_window(self, sends: Ends[BufferT], receives: Ends[BufferT], window: int) -> Call:
         """Prepare ``window`` receives and sends with each peer, then a wait for all; see `post`."""
-        into = [(self.tensor_of(buffer), self._members[peer]) for buffer, peer in receives for _ in range(window)]
-        out = [(self.tensor_of(buffer), self._members[peer]) for buffer, peer in sends for _ in range(window)]
+        into = [
+            (self.tensor_of(buffer), self._members[peer])
+            for buffer, peer in receives
+            for _ in range(window)
+        ]
+        out = [
+            (self.tensor_of(buffer), self._members[peer])
+            for buffer, peer in sends
+            for _ in range(window)
+        ]
 
         def run() -> None:
             for work in self.post(into, out):
@@ -155,13 +169,18 @@ def start_all_reduce(tensor: torch.Tensor, redop: str, group: dist.ProcessGroup)
     return _start_and_wait(lambda: dist.all_reduce(tensor, _REDOPS[redop], group, async_op=True))
 
 
-def start_all_gather(output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGroup) -> list[Call]:
+def start_all_gather(
+    output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGroup
+) -> list[Call]:
     """Prepare dist.all_gather_into_tensor with async_op, and its wait."""
     return _start_and_wait(lambda: all_gather_single(output, block, group=group, async_op=True))
 
 
 def as_tensor(memory: Raw, dtype: DataType) -> torch.Tensor:
-    """Return host memory as a tensor that shares it; numpy lacks bfloat16 and holds it as uint16."""
+    """Return host memory as a tensor that shares it.
+
+    Numpy lacks bfloat16 and holds it as uint16.
+    """
     if dtype.name == "bfloat16":
         return torch.from_numpy(memory.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(memory)
@@ -170,7 +189,8 @@ def as_tensor(memory: Raw, dtype: DataType) -> torch.Tensor:
 def find_gpus(backend: str, cuda: Any = torch.cuda, *, instead: str = "") -> list[str]:  # noqa: ANN401 - or a stand-in
     """Return identifiers of the GPUs that torch finds on this host, in its order: at least one.
 
-    They are PCI addresses; UUIDs before torch 2.8, which lacks the addresses; numbers before torch 2.4.
+    They are PCI addresses; UUIDs before torch 2.8, which lacks the addresses; numbers before torch
+    2.4.
 
     Args:
         backend: the backend that needs them, for the message.
@@ -184,22 +204,31 @@ def find_gpus(backend: str, cuda: Any = torch.cuda, *, instead: str = "") -> lis
     if not cuda.is_available():
         if torch.backends.cuda.is_built():
             reason = (
-                f"torch {torch.__version__} finds none on {host}{_cuda_error(cuda)}: start commbench where there is one"
+                f"torch {torch.__version__} finds none on {host}{_cuda_error(cuda)}: start"
+                " commbench where there is one"
             )
         else:
-            reason = f"torch {torch.__version__} on {host} is built without CUDA: install one that is built with it"
+            reason = (
+                f"torch {torch.__version__} on {host} is built without CUDA: install one that is"
+                " built with it"
+            )
         raise InputError(f"Backend {backend} needs a GPU, and {reason}{alternative}.")
     if not dist.is_nccl_available():
         raise InputError(
-            f"Backend {backend} needs NCCL, and torch {torch.__version__} on {host} is built without it: install one "
-            f"that is built with it{alternative}."
+            f"Backend {backend} needs NCCL, and torch {torch.__version__} on {host} is built"
+            f" without it: install one that is built with it{alternative}."
         )
     gpus = [cuda.get_device_properties(number) for number in range(cuda.device_count())]
-    return [pci_address(gpu) or str(getattr(gpu, "uuid", number)) for number, gpu in enumerate(gpus)]
+    return [
+        pci_address(gpu) or str(getattr(gpu, "uuid", number)) for number, gpu in enumerate(gpus)
+    ]
 
 
 def _cuda_error(cuda: Any) -> str:  # noqa: ANN401 - as above
-    """Return CUDA's error at its start, in parentheses; ``is_available`` only warns of a driver that is too old."""
+    """Return CUDA's error at its start, in parentheses.
+
+    ``is_available`` only warns of a driver that is too old.
+    """
     try:
         cuda.init()
     except RuntimeError as error:

@@ -1,4 +1,6 @@
-"""The start of torch.distributed with Gloo, and the control plane over Gloo for ranks that MPI does not see."""
+"""The start of torch.distributed with Gloo, and the control plane over Gloo for ranks that MPI does
+not see.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ try:
     import torch
     import torch.distributed as dist
 except ImportError as error:
-    raise InputError("Backend gloo needs PyTorch, which is not installed: pip install torch.") from error
+    raise InputError(
+        "Backend gloo needs PyTorch, which is not installed: pip install torch."
+    ) from error
 
 T = TypeVar("T")
 
@@ -35,9 +39,11 @@ _world_members: list[Control] = []
 
 @contextmanager
 def unpinned() -> Iterator[None]:
-    """Let threads that start inside use every core of the process's control group, not only those the launcher bound.
+    """Let threads that start inside use every core of the process's control group, not only those
+    the launcher bound.
 
-    Gloo moves data in its own threads. They would share one core with the thread that waits for them.
+    Gloo moves data in its own threads. They would share one core with the thread that waits for
+    them.
     """
     pinned = os.sched_getaffinity(0)
     try:
@@ -65,11 +71,15 @@ def join_world(control: Control) -> None:
     host = control.broadcast(_own_address())
     store = None
     if control.rank == 0:
-        store = dist.TCPStore(host, 0, control.size, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+        store = dist.TCPStore(
+            host, 0, control.size, is_master=True, wait_for_workers=False, timeout=TIMEOUT
+        )
     port = control.broadcast_int(store.port if store else 0)
     store = store or dist.TCPStore(host, port, control.size, is_master=False, timeout=TIMEOUT)
     with unpinned():
-        dist.init_process_group("gloo", store=store, rank=control.rank, world_size=control.size, timeout=TIMEOUT)
+        dist.init_process_group(
+            "gloo", store=store, rank=control.rank, world_size=control.size, timeout=TIMEOUT
+        )
 
 
 def leave_world(control: Control) -> None:
@@ -80,9 +90,11 @@ def leave_world(control: Control) -> None:
 
 
 def choose_interface(*, one_host: bool) -> None:
-    """Set Gloo's interface if unset: the loopback if all ranks share a host, else the default route's interface.
+    """Set Gloo's interface if unset: the loopback if all ranks share a host, else the default
+    route's interface.
 
-    Gloo would choose the address that the host's name resolves to; in Debian's /etc/hosts this is 127.0.1.1.
+    Gloo would choose the address that the host's name resolves to; in Debian's /etc/hosts this is
+    127.0.1.1.
 
     Raises:
         InputError: the name resolves to the loopback, and there is no default route.
@@ -96,14 +108,16 @@ def choose_interface(*, one_host: bool) -> None:
         names = [name for name in psutil.net_if_addrs() if address and address in _addresses(name)]
         if not names:
             raise InputError(
-                f"The name of host {socket.gethostname()} leads to {_hostname_address()}, where other hosts cannot "
-                "reach it, and there is no default route; name the network interface by --interface."
+                f"The name of host {socket.gethostname()} leads to {_hostname_address()}, where"
+                " other hosts cannot reach it, and there is no default route; name the network"
+                " interface by --interface."
             )
         os.environ[INTERFACE] = names[0]
 
 
 def _own_address() -> str:
-    """Return an address at which other ranks reach this host: of Gloo's interface, else of the host's name.
+    """Return an address at which other ranks reach this host: of Gloo's interface, else of the
+    host's name.
 
     Raises:
         InputError: the interface has no address.
@@ -114,15 +128,19 @@ def _own_address() -> str:
     addresses = _addresses(name)
     if not addresses:
         raise InputError(
-            f"{INTERFACE} is {name}, and host {socket.gethostname()} has no such interface with an IPv4 address; "
-            "name another one by --interface."
+            f"{INTERFACE} is {name}, and host {socket.gethostname()} has no such interface with an"
+            " IPv4 address; name another one by --interface."
         )
     return addresses[0]
 
 
 def _addresses(interface: str) -> list[str]:
     """Return the IPv4 addresses of an interface."""
-    return [each.address for each in psutil.net_if_addrs().get(interface, []) if each.family == socket.AF_INET]
+    return [
+        each.address
+        for each in psutil.net_if_addrs().get(interface, [])
+        if each.family == socket.AF_INET
+    ]
 
 
 def _hostname_address() -> str:
@@ -138,7 +156,10 @@ def _is_loopback(address: str) -> bool:
 
 
 def _default_route_address() -> str:
-    """Return the source address of the default route, without sending a packet; empty without such a route."""
+    """Return the source address of the default route, without sending a packet.
+
+    Empty without such a route.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_UNREACHABLE_ADDRESS)
@@ -157,12 +178,14 @@ def _rendezvous() -> None:
             raise
         port = os.environ.get("MASTER_PORT")
         raise InputError(
-            f"Port {port} of this host, where the ranks were to meet, is in use; set MASTER_PORT to a free one."
+            f"Port {port} of this host, where the ranks were to meet, is in use; set MASTER_PORT to"
+            " a free one."
         ) from error
 
 
 class TorchControl:
-    """The control plane over the default process group, whose rendezvous is at MASTER_ADDR and MASTER_PORT.
+    """The control plane over the default process group, whose rendezvous is at MASTER_ADDR and
+    MASTER_PORT.
 
     Raises:
         InputError: the port is in use, or other hosts cannot reach this host.
@@ -170,7 +193,9 @@ class TorchControl:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        choose_interface(one_host=os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", "1"))
+        choose_interface(
+            one_host=os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", "1")
+        )
         with unpinned():
             _rendezvous()
         self.rank = dist.get_rank()

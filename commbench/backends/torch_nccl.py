@@ -1,4 +1,6 @@
-"""NCCL through torch.distributed, as DDP uses it: on tensors of the rank's GPU, timed by events on torch's stream."""
+"""NCCL through torch.distributed, as DDP uses it: on tensors of the rank's GPU, timed by events on
+torch's stream.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +60,17 @@ class TensorBuffer:
 
     def shares_memory(self, other: TensorBuffer) -> bool:
         """Return whether both buffers overlap: the operation is in place."""
-        return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+        return (
+            self.address < other.address + other.nbytes
+            and other.address < self.address + self.nbytes
+        )
 
 
 class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     """An NCCL process group on this rank's GPU.
 
-    Operations run on a stream of the group, as in DDP. The current stream waits for them: an event that is recorded
-    there after a call occurs when the operation has ended.
+    Operations run on a stream of the group, as in DDP. The current stream waits for them: an event
+    that is recorded there after a call occurs when the operation has ended.
     """
 
     backend = "torch-nccl"
@@ -108,9 +113,11 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         return cls(control)
 
     def _connect(self) -> None:
-        """Make torch create NCCL's communicator now, which reads the variables, not at the first operation.
+        """Make torch create NCCL's communicator now, which reads the variables, not at the first
+        operation.
 
-        With a requested algorithm it is created without an operation, as the algorithm may not support an all-reduce.
+        With a requested algorithm it is created without an operation, as the algorithm may not
+        support an all-reduce.
         """
         backend = self._backend
         if self._choice.variables and hasattr(backend, "eager_connect_single_device"):
@@ -133,9 +140,15 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         return torch.device("cuda", assigned.device)
 
     def describe_device(self) -> tuple[str, str, int]:
-        """Return the GPU's name, its PCI address if torch reports it, and the size of its L2 cache in bytes."""
+        """Return the GPU's name, its PCI address if torch reports it, and the size of its L2 cache
+        in bytes.
+        """
         properties = torch.cuda.get_device_properties(self._torch_device)
-        return str(properties.name), pci_address(properties), int(getattr(properties, "L2_cache_size", 0))
+        return (
+            str(properties.name),
+            pci_address(properties),
+            int(getattr(properties, "L2_cache_size", 0)),
+        )
 
     def free_bytes(self) -> int:
         """Return the free memory of the GPU."""
@@ -182,14 +195,19 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     # Other communicators
 
     def using(self, algorithm: str) -> TorchNcclCommunicator:
-        """Return a process group with that algorithm; a failed group is not closed, because closing it may hang."""
+        """Return a process group with that algorithm.
+
+        A failed group is not closed, because closing it may hang.
+        """
         if algorithm == AUTO:
             return self
         communicator = self._by_algorithm.get(algorithm)
         if communicator is None or communicator.has_failed():
             choice = Choice.parse(algorithm)
             try:
-                communicator = self._by_algorithm[algorithm] = type(self)(self._control, self, choice=choice)
+                communicator = self._by_algorithm[algorithm] = type(self)(
+                    self._control, self, choice=choice
+                )
             except RuntimeError as error:
                 raise self._cannot(f"communicator for {algorithm}: {error}") from error
         return communicator
@@ -197,16 +215,27 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     def _split(self, groups: Sequence[Group]) -> TorchNcclCommunicator | None:
         """Make the process groups one after the other; collective."""
         process_groups = [self._new_group(list(group)) for group in groups]
-        index = next((number for number, group in enumerate(groups) if self._control.rank in group), None)
+        index = next(
+            (number for number, group in enumerate(groups) if self._control.rank in group), None
+        )
         if index is None:
             return None
-        return type(self)(self._control, self, members=groups[index], group=process_groups[index], choice=self._choice)
+        return type(self)(
+            self._control,
+            self,
+            members=groups[index],
+            group=process_groups[index],
+            choice=self._choice,
+        )
 
     def _new_group(self, ranks: list[int]) -> Any:  # noqa: ANN401 - a group, or torch's marker of a rank outside it
         return dist.new_group(ranks, TIMEOUT, self.carrier, self._options())
 
     def _options(self) -> Any:  # noqa: ANN401 - of torch's build for CUDA
-        """Return the options with the number of NCCL's channels (CTAs in its configuration); None without a request."""
+        """Return the options with the number of NCCL's channels (CTAs in its configuration).
+
+        None without a request.
+        """
         if not self._choice.channels:
             return None
         options = dist.ProcessGroupNCCL.Options()
@@ -236,14 +265,19 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     def allocate(self, dtype: DataType, count: int) -> TensorBuffer:
         """See `Communicator.allocate`; torch aligns memory to 512 bytes."""
         with self._room_for(count * dtype.itemsize):
-            return TensorBuffer(torch.zeros(count, dtype=getattr(torch, dtype.name), device=self._torch_device), dtype)
+            return TensorBuffer(
+                torch.zeros(count, dtype=getattr(torch, dtype.name), device=self._torch_device),
+                dtype,
+            )
 
     def _room_for(self, nbytes: int) -> AbstractContextManager[None]:
         return room_for(nbytes, torch.cuda.OutOfMemoryError, self.free_bytes)
 
     @contextmanager
     def allocating(self, kind: str) -> Iterator[None]:
-        """See `Communicator.allocating`: a pool of memory that NCCL allocates and registers, one pool at a time."""
+        """See `Communicator.allocating`: a pool of memory that NCCL allocates and registers, one
+        pool at a time.
+        """
         if kind not in REGISTERED:
             yield
             return
@@ -257,7 +291,9 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         except (AttributeError, TypeError, RuntimeError) as error:
             with suppress(AttributeError, RuntimeError):
                 self._release()  # torch records a pool before it registers the pool's memory
-            raise UnsupportedError("buffers_not_made", version=torch_version(), kind=kind, error=str(error)) from error
+            raise UnsupportedError(
+                "buffers_not_made", version=torch_version(), kind=kind, error=str(error)
+            ) from error
 
     def _release(self) -> None:
         """Deregister the memory of an earlier case."""
@@ -319,7 +355,10 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         """Accept every version: every NCCL that torch loads is new enough."""
 
     def capture(self, calls: Sequence[Call]) -> Call:
-        """Capture the calls in a CUDA graph on torch's own stream; return its replay on the current stream."""
+        """Capture the calls in a CUDA graph on torch's own stream.
+
+        Return its replay on the current stream.
+        """
         self.complete()
         graph = torch.cuda.CUDAGraph()
         own_stream = torch.cuda.stream(
@@ -338,6 +377,10 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
 
     def post(self, receives: Tensors, sends: Tensors) -> list[Any]:
         """Post all messages in one group of NCCL; without a group they run one after the other."""
-        operations = [dist.P2POp(dist.irecv, tensor, other, self._group) for tensor, other in receives]
-        operations += [dist.P2POp(dist.isend, tensor, other, self._group) for tensor, other in sends]
+        operations = [
+            dist.P2POp(dist.irecv, tensor, other, self._group) for tensor, other in receives
+        ]
+        operations += [
+            dist.P2POp(dist.isend, tensor, other, self._group) for tensor, other in sends
+        ]
         return list(dist.batch_isend_irecv(operations))

@@ -1,4 +1,6 @@
-"""The command line: this module registers every command, which is a function of another module of this package."""
+"""The command line: this module registers every command, which is a function of another module of
+this package.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ _make_app = partial(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-#: The module below this package and the function of each command, or its `typer.Typer` of further commands.
+#: The module below this package and the function of each command, or its `typer.Typer` of further
+#: commands.
 _COMMANDS = {
     "bench": ("measure", "bench"),
     "run": ("measure", "run"),
@@ -48,7 +51,9 @@ _STARTING = frozenset({"tune", "watch"})
 
 
 class _LazyGroup(TyperGroup):
-    """A group that imports the module of a command when the command, or the list of all commands, is needed."""
+    """A group that imports the module of a command when the command, or the list of all commands,
+    is needed.
+    """
 
     @property
     def commands(self) -> dict[str, Any]:
@@ -86,7 +91,9 @@ app = _make_app(
     add_completion=True,
     cls=_LazyGroup,
     help="Time collectives and real DDP training; recommend settings, with confidence intervals.",
-    epilog="\n".join(["\b", "Exit codes:", *(f"  {code:<3} {meaning}" for code, meaning in EXIT_CODES.items())]),
+    epilog="\n".join(
+        ["\b", "Exit codes:", *(f"  {code:<3} {meaning}" for code, meaning in EXIT_CODES.items())]
+    ),
     no_args_is_help=True,
     result_callback=lambda code, **_: sys.exit(code),
 )
@@ -94,7 +101,9 @@ app = _make_app(
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
 ) -> None:
     if version:
         sys.stdout.write(f"commbench {__version__}\n")
@@ -112,7 +121,9 @@ def _exit_on_closed_pipe() -> Iterator[None]:
     except (BrokenPipeError, SystemExit) as ending:
         if not any(isinstance(each, BrokenPipeError) for each in (ending, ending.__context__)):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes its buffers there at exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python flushes its buffers there at exit
         sys.exit(128 + signal.SIGPIPE)
 
 

@@ -1,4 +1,6 @@
-"""The search of ``run --bisect`` for a set of hosts that is slow only together, as stages of a run."""
+"""The search of ``run --bisect`` for a set of hosts that is slow only together, as stages of a
+run.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,18 @@ def parse_bisect(factor: float, racks: Path | None, launches: int | None) -> Bis
     """Return the terms of a search.
 
     Raises:
-        InputError: the factor is not above 1, launches are given, or the file of racks cannot be read.
+        InputError: the factor is not above 1, launches are given, or the file of racks cannot be
+            read.
     """
     if not 1 < factor < math.inf:
-        raise InputError(f"--bisect {factor:g} is no factor above 1; write how many times the time is slow, e.g. 1.5.")
+        raise InputError(
+            f"--bisect {factor:g} is no factor above 1; write how many times the time is slow, e.g."
+            " 1.5."
+        )
     if launches is not None:
-        raise InputError("--launches was given with --bisect, which chooses its launches; leave --launches out.")
+        raise InputError(
+            "--launches was given with --bisect, which chooses its launches; leave --launches out."
+        )
     return Bisect(factor=factor, racks=_read_racks(racks) if racks else {})
 
 
@@ -42,12 +50,17 @@ def _read_racks(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--racks {path} cannot be read ({error}); give a file of lines HOST RACK.") from error
+        raise InputError(
+            f"--racks {path} cannot be read ({error}); give a file of lines HOST RACK."
+        ) from error
     racks: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
         if words and (len(words) != 2 or words[0] in racks):  # noqa: PLR2004 - host and rack
-            raise InputError(f"Line {number} of {path} is not understood: {line!r}; write HOST RACK, each host once.")
+            raise InputError(
+                f"Line {number} of {path} is not understood: {line!r}; write HOST RACK, each host"
+                " once."
+            )
         if words:
             racks[words[0]] = words[1]
     return racks
@@ -62,16 +75,26 @@ def as_search(task: Task, terms: Bisect, place: Place) -> Task:
     (request,) = task.requests
     first, *others = request.cases
     if place.started:
-        raise InputError("--bisect starts ranks often, and these are started already; run it outside the launcher.")
+        raise InputError(
+            "--bisect starts ranks often, and these are started already; run it outside the"
+            " launcher."
+        )
     if others:
         raise InputError(
-            f"--bisect searches by one case and {counted(len(request.cases), 'case')} were asked for; name one "
-            f"operation, size and backend, as in {EXAMPLE}."
+            f"--bisect searches by one case and {counted(len(request.cases), 'case')} were asked"
+            f" for; name one operation, size and backend, as in {EXAMPLE}."
         )
     assert isinstance(first, Case)  # noqa: S101 - of a suite
     operation = OPERATIONS[first.operation]
-    if first.pattern != "flat" or first.env or operation.kind != "collective" or not operation.moves_data:
-        raise InputError(f"--bisect takes a collective with data on all ranks and no --env, as in {EXAMPLE}.")
+    if (
+        first.pattern != "flat"
+        or first.env
+        or operation.kind != "collective"
+        or not operation.moves_data
+    ):
+        raise InputError(
+            f"--bisect takes a collective with data on all ranks and no --env, as in {EXAMPLE}."
+        )
     search = _Search(request, first)
     return replace(
         task,
@@ -108,7 +131,9 @@ class _Search:
         return request
 
     def _next(self, records: Sequence[Record], info: RunInfo) -> RunRequest | None:
-        if not any(record.case == self._case and record.launch < FIRST_LAUNCH for record in records):
+        if not any(
+            record.case == self._case and record.launch < FIRST_LAUNCH for record in records
+        ):
             return self.first
         step = bisection_of(self._case, records, info).advance()
         if isinstance(step, Outcome):

@@ -33,7 +33,13 @@ from commbench.schema import JsonObject
 from commbench.stats.budgets import BUDGETS
 
 #: Filters that choose what is measured, with the axis of a sweep.
-_AXES = {"backend": "backends", "dtype": "dtypes", "redop": "redops", "pattern": "patterns", "buffers": "buffers"}
+_AXES = {
+    "backend": "backends",
+    "dtype": "dtypes",
+    "redop": "redops",
+    "pattern": "patterns",
+    "buffers": "buffers",
+}
 SCHEMA = 1
 
 
@@ -43,19 +49,22 @@ def check(
     run: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN]", help="The run to judge; without it the cases of the expectations are measured."
+            metavar="[RUN]",
+            help="The run to judge; without it the cases of the expectations are measured.",
         ),
     ] = None,
     expect: Expect = None,
     link: LinkRate = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document instead of a table.")
+    ] = False,
     budget: BudgetName = "standard",
 ) -> int:
     """Judge a run, or measure one and judge it: is each expectation met?
 
-    An expectation is met only if the whole interval of each row lies on the right side of its bound. It is not shown if
-    an interval holds the bound, and not tested if the run has no such row. Exit code 0 if all are met, 5 if one is not
-    met, 3 if one is not shown or not tested.
+    An expectation is met only if the whole interval of each row lies on the right side of its
+    bound. It is not shown if an interval holds the bound, and not tested if the run has no such
+    row. Exit code 0 if all are met, 5 if one is not met, 3 if one is not shown or not tested.
     """
     expectations = read_expectations(expect or [])
     code = 0
@@ -66,7 +75,9 @@ def check(
         if settings.dry_run:
             return code
     elif settings != Settings():
-        raise InputError(f"{run} is judged as it is: leave out the options of measuring, or leave out the run.")
+        raise InputError(
+            f"{run} is judged as it is: leave out the options of measuring, or leave out the run."
+        )
     loaded_run = load_run(run)
     answers = judge(loaded_run, expectations, link)
     outcome = worst(answer.outcome for answer in answers)
@@ -95,13 +106,20 @@ def _measure(expectations: Sequence[Expectation], settings: Settings, budget: st
     sweeps = []
     for each in expectations:
         if each.kind.of_training:
-            raise InputError(f"{each.text}: check measures no training; run commbench train, then check its run.")
+            raise InputError(
+                f"{each.text}: check measures no training; run commbench train, then check its run."
+            )
         if each.operation:
             axes = {_AXES[name]: (value,) for name, value in each.filters.items() if name in _AXES}
             sizes = {"sizes": each.sizes_text} if each.sizes_text else {}
             sweeps.append(Sweep(operations=(each.operation,), **axes, **sizes))  # type: ignore[arg-type] # by name
     if not sweeps:
-        raise InputError("No expectation names an operation to measure; write latency@8: time <= 3us, or name a run.")
+        raise InputError(
+            "No expectation names an operation to measure; write latency@8: time <= 3us, or name a"
+            " run."
+        )
     suite = Suite(name="check", sweeps=sweeps)
     is_named = any("backend" in each.filters for each in expectations)
-    return carry_out(settings, plan_suite(suite, settings, find_budget(BUDGETS, budget), None, is_named=is_named))
+    return carry_out(
+        settings, plan_suite(suite, settings, find_budget(BUDGETS, budget), None, is_named=is_named)
+    )

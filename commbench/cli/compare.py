@@ -37,13 +37,18 @@ def compare(
         typer.Argument(
             metavar="A... B",
             show_default=False,
-            help="One or more baseline runs, or a folder of runs, followed by the run to judge; two commands, each in "
-            "quotes, with --until-decided.",
+            help=(
+                "One or more baseline runs, or a folder of runs, followed by the run to judge; two"
+                " commands, each in "
+                "quotes, with --until-decided."
+            ),
         ),
     ],
     baseline: Annotated[
         list[Path] | None,
-        typer.Option("--baseline", metavar="A", help="A baseline run, or a folder of runs; may be repeated."),
+        typer.Option(
+            "--baseline", metavar="A", help="A baseline run, or a folder of runs; may be repeated."
+        ),
     ] = None,
     threshold: Annotated[
         str,
@@ -53,14 +58,21 @@ def compare(
             help="Exit with 5 only if a case is slower by more than this share, e.g. 5% or 0.05.",
         ),
     ] = f"{100 * MARGIN:g}%",
-    sort: Annotated[bool, typer.Option("--sort", help="Sort the cases, the slowest first.")] = False,
+    sort: Annotated[
+        bool, typer.Option("--sort", help="Sort the cases, the slowest first.")
+    ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Compare even if the runs were measured under different conditions.")
+        bool,
+        typer.Option(
+            "--force", help="Compare even if the runs were measured under different conditions."
+        ),
     ] = False,
     output_format: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="STYLE", help=f"{join_names(FORMATS)}; by default from the suffix of --out, else table."
+            "--format",
+            metavar="STYLE",
+            help=f"{join_names(FORMATS)}; by default from the suffix of --out, else table.",
         ),
     ] = None,
     out: Annotated[
@@ -68,40 +80,61 @@ def compare(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="Also write the comparison to this file; with --until-decided the directory of both runs.",
+            help=(
+                "Also write the comparison to this file; with --until-decided the directory of both"
+                " runs."
+            ),
         ),
     ] = None,
     until_decided: Annotated[
         bool,
         typer.Option(
             "--until-decided",
-            help="Measure two commands in turn, such as 'run -c all_reduce' or '/old/.venv/bin/commbench run ...', "
-            "until each case has a verdict. Variables may precede them: 'NCCL_ALGO=Ring run ...'.",
+            help=(
+                "Measure two commands in turn, such as 'run -c all_reduce' or"
+                " '/old/.venv/bin/commbench run ...', "
+                "until each case has a verdict. Variables may precede them: 'NCCL_ALGO=Ring run"
+                " ...'."
+            ),
         ),
     ] = False,
     time_limit: Annotated[
         float | None,
-        typer.Option("--time-limit", metavar="S", help="Time limit of --until-decided in seconds; 600 by default."),
+        typer.Option(
+            "--time-limit",
+            metavar="S",
+            help="Time limit of --until-decided in seconds; 600 by default.",
+        ),
     ] = None,
 ) -> int:
-    """Compare run B with run A, or with several baselines: faster and slower cases, with confidence intervals.
+    """Compare run B with run A, or with several baselines: faster and slower cases, with confidence
+    intervals.
 
-    With --until-decided it measures both first, launch by launch in turn, and looks after 6, 8, 12, 16, 24, 32 and 40
-    launches; intervals are so wide that seven looks err as seldom as one. Exit code 5 if any case became slower or
-    broke, 2 if the runs cannot be compared.
+    With --until-decided it measures both first, launch by launch in turn, and looks after 6, 8, 12,
+    16, 24, 32 and 40 launches; intervals are so wide that seven looks err as seldom as one. Exit
+    code 5 if any case became slower or broke, 2 if the runs cannot be compared.
     """
     limit = _share(threshold)
     if until_decided:
         return _decide(
-            [str(run) for run in runs], baseline or [], out, limit=limit, style=output_format, seconds=time_limit
+            [str(run) for run in runs],
+            baseline or [],
+            out,
+            limit=limit,
+            style=output_format,
+            seconds=time_limit,
         )
     if time_limit is not None:
-        raise InputError(f"--time-limit {time_limit:g} is of --until-decided; add it, or leave the limit out.")
+        raise InputError(
+            f"--time-limit {time_limit:g} is of --until-decided; add it, or leave the limit out."
+        )
     style = _style_of(output_format, out)
     baseline_runs, judged_run = _split_runs(runs, baseline or [])
     table = compare_runs(baseline_runs, judged_run, force=force)
     if not table.cases and not table.broken:
-        raise InputError(f"{judged_run} has no case in common with its baseline; measure the same cases.")
+        raise InputError(
+            f"{judged_run} has no case in common with its baseline; measure the same cases."
+        )
     table = table.worst_first() if sort else table
     console = make_console()
     if out is not None:
@@ -123,11 +156,15 @@ def _decide(
     style: str | None,
     seconds: float | None,
 ) -> int:
-    """Measure two commands in turn until a verdict, and print the comparison; return the exit code."""
+    """Measure two commands in turn until a verdict, and print the comparison.
+
+    Return the exit code.
+    """
     if len(commands) != 2 or baselines:  # noqa: PLR2004 - A and B
         raise InputError(
-            f"--until-decided takes two commands and got {len(commands)}; put each in quotes, as in commbench compare "
-            "--until-decided -- 'run -c all_reduce --sizes 1M' 'NCCL_ALGO=Ring run -c all_reduce --sizes 1M'."
+            f"--until-decided takes two commands and got {len(commands)}; put each in quotes, as in"
+            " commbench compare --until-decided -- 'run -c all_reduce --sizes 1M' 'NCCL_ALGO=Ring"
+            " run -c all_reduce --sizes 1M'."
         )
     if seconds is not None and not 0 < seconds < math.inf:
         raise InputError(f"--time-limit {seconds:g} is no number of seconds above 0.")
@@ -137,7 +174,9 @@ def _decide(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {folder} cannot be made ({error.strerror}); choose another directory.") from error
+        raise InputError(
+            f"--out {folder} cannot be made ({error.strerror}); choose another directory."
+        ) from error
     messages = make_console(sys.stderr)
     try:
         table = measure_until_decided(
@@ -147,7 +186,9 @@ def _decide(
             report=lambda line: messages.print(line, markup=False),
         )
     except (KeyboardInterrupt, SystemExit):
-        messages.print(f"Ended before a verdict; the same command with --out {folder} goes on.", markup=False)
+        messages.print(
+            f"Ended before a verdict; the same command with --out {folder} goes on.", markup=False
+        )
         raise
     if style and style != "table":
         sys.stdout.write(_text_of(table, style, limit))
@@ -170,11 +211,13 @@ def _share(text: str) -> float:
         raise InputError(f"--threshold {text} is no share: write 5% or 0.05.")
     share = float(match[1]) / (100 if match[2] else 1)
     if share >= 1 and not match[2]:
-        raise InputError(f"--threshold {text} would be {100 * share:g} %: write {text}% or {share / 100:g}.")
+        raise InputError(
+            f"--threshold {text} would be {100 * share:g} %: write {text}% or {share / 100:g}."
+        )
     if share < MARGIN:
         raise InputError(
-            f"--threshold {text} lies below the margin of {100 * MARGIN:g} %, within which times count as the same; "
-            f"give {100 * MARGIN:g}% or more."
+            f"--threshold {text} lies below the margin of {100 * MARGIN:g} %, within which times"
+            f" count as the same; give {100 * MARGIN:g}% or more."
         )
     return share
 
@@ -184,29 +227,40 @@ def _split_runs(runs: Sequence[Path], baselines: Sequence[Path]) -> tuple[list[P
     *first, judged_run = runs
     if baselines and first:
         raise InputError(
-            f"With --baseline give one run to be judged, not {len(runs)}: for runs that the shell lists leave "
-            "--baseline out, as in commbench compare results/good/* results/new."
+            f"With --baseline give one run to be judged, not {len(runs)}: for runs that the shell"
+            " lists leave --baseline out, as in commbench compare results/good/* results/new."
         )
     if not baselines and not first:
-        raise InputError(f"There is no run to compare {judged_run} with: name it first, as in commbench compare A B.")
+        raise InputError(
+            f"There is no run to compare {judged_run} with: name it first, as in commbench compare"
+            " A B."
+        )
     baselines_by_target: dict[Path, Path] = {}
     for run in (run for path in (*baselines, *first) for run in runs_in(path)):
         baselines_by_target.setdefault(run.resolve(), run)  # a link and its target are one run
     if len(baselines_by_target) > 1 and judged_run.resolve() in baselines_by_target:
-        raise InputError(f"{judged_run} is among its own baselines; keep them in a folder of their own.")
+        raise InputError(
+            f"{judged_run} is among its own baselines; keep them in a folder of their own."
+        )
     return list(baselines_by_target.values()), judged_run
 
 
 def _text_of(table: ComparisonTable, style: str, threshold: float) -> str:
     if style == "table":
         stream = io.StringIO()
-        make_console(stream, plain=True, width=_FILE_WIDTH).print(render_comparison(table, threshold))
+        make_console(stream, plain=True, width=_FILE_WIDTH).print(
+            render_comparison(table, threshold)
+        )
         return stream.getvalue()
-    return {"csv": comparison_csv, "json": comparison_json, "html": comparison_page}[style](table, threshold)
+    return {"csv": comparison_csv, "json": comparison_json, "html": comparison_page}[style](
+        table, threshold
+    )
 
 
 def _write(out: Path, text: str) -> None:
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"--out {out} cannot be written ({error.strerror}); choose another file.") from error
+        raise InputError(
+            f"--out {out} cannot be written ({error.strerror}); choose another file."
+        ) from error

@@ -1,4 +1,6 @@
-"""Code of all commands that measure: find this process's role and the launcher, carry out the run, print it."""
+"""Code of all commands that measure: find this process's role and the launcher, carry out the run,
+print it.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ class Task:
     name: str
     """The name of the suite or workload, used for the directory of results."""
     requests: Sequence[RunRequest]
-    """Requests of the stages that are known in advance: they identify the run, and a dry run lists them."""
+    """Requests of the stages that are known in advance: they identify the run, and a dry run
+    lists them."""
     stages: Sequence[Stage]
     left_out: Sequence[str] = ()
     """A sentence for each part that is not measured, with the reason."""
@@ -84,7 +87,8 @@ class Task:
         """Text such as ``60 cases on 2 ranks in 6 launches, then ...``."""
         parts = [
             f"{counted(len(request.cases), 'case')} on {counted(request.ranks, 'rank')} "
-            f"in {'' if request.aim_s is None else 'up to '}{counted(request.budget.launches, 'launch')}"
+            f"in {'' if request.aim_s is None else 'up to '}"
+            f"{counted(request.budget.launches, 'launch')}"
             + (f" of each of {len(request.envs)} environments" if len(request.envs) > 1 else "")
             for request in self.requests
         ]
@@ -100,19 +104,25 @@ class Task:
         if self.seconds is not None:
             return self.seconds
         return sum(
-            dry_run_estimate(r.slices(r.cases), r.budget, r.budget.launches, starts=len(r.envs)) for r in self.requests
+            dry_run_estimate(r.slices(r.cases), r.budget, r.budget.launches, starts=len(r.envs))
+            for r in self.requests
         )
 
 
 def carry_out(
-    settings: Settings, plan: Callable[[Place], Task], by_gpus: Callable[[], int | None] = lambda: None
+    settings: Settings,
+    plan: Callable[[Place], Task],
+    by_gpus: Callable[[], int | None] = lambda: None,
 ) -> int:
-    """Measure a task as conductor, or as a rank of a launch that another launcher has started; return the exit code.
+    """Measure a task as conductor, or as a rank of a launch that another launcher has started.
+
+    Return the exit code.
 
     Args:
         settings: how to measure.
         plan: makes the task for a place; called once, on every rank if this process is one.
-        by_gpus: number of ranks for this machine's GPUs if none is given; None if GPUs do not decide.
+        by_gpus: number of ranks for this machine's GPUs if none is given; None if GPUs do not
+            decide.
 
     Raises:
         CommbenchError: the task cannot be carried out.
@@ -126,7 +136,11 @@ def carry_out(
     ranks_here = launcher.ranks_per_host(ranks)
     task = plan(Place(ranks=ranks, ranks_here=ranks_here, carries_mpi=launcher.carries_mpi))
     check_slots(ranks, launcher)
-    messages = make_console() if settings.style == "table" and settings.prints_rows else make_console(sys.stderr)
+    messages = (
+        make_console()
+        if settings.style == "table" and settings.prints_rows
+        else make_console(sys.stderr)
+    )
     _print_left_out(task, messages)
     if settings.dry_run:
         return _print_plan(task, messages)
@@ -158,20 +172,25 @@ def default_ranks(launcher: Launcher, by_gpus: Callable[[], int | None] = lambda
     limit = launcher.limit()
     if limit is not None:
         return limit
-    return min(launcher.slots(), by_gpus() or DEFAULT_RANKS) if launcher.is_local else launcher.slots()
+    return (
+        min(launcher.slots(), by_gpus() or DEFAULT_RANKS) if launcher.is_local else launcher.slots()
+    )
 
 
 def print_error(error: BaseException) -> None:
     """Print an error on stderr; of several ranks with the same error, only the first prints.
 
-    The other ranks wait a moment, because their launcher ends all ranks when the first exits. A rank that is still
-    alive then prints its own error.
+    The other ranks wait a moment, because their launcher ends all ranks when the first exits. A
+    rank that is still alive then prints its own error.
     """
     with contextlib.suppress(InputError):  # the lookup of the host name may fail, too
         identity = identify(os.environ)
         if identity.rank:
             time.sleep(AFTER_RANK_0_S)
-            sys.stderr.write(f"commbench: rank {identity.rank} on host {socket.gethostname()}: {visible(str(error))}\n")
+            sys.stderr.write(
+                f"commbench: rank {identity.rank} on host {socket.gethostname()}:"
+                f" {visible(str(error))}\n"
+            )
             return
     sys.stderr.write(f"commbench: {visible(str(error))}\n")
 
@@ -198,7 +217,10 @@ def _candidates(task: Task) -> list[str]:
     for key in task.info.get("candidates") or ():
         case = TrainingCase.from_key(key)
         by_hook.setdefault(case.hook_name, []).append(case.bucket_cap_mb)
-    return [f"To choose from: {hook} with buckets of {join_names(caps)} MiB" for hook, caps in by_hook.items()]
+    return [
+        f"To choose from: {hook} with buckets of {join_names(caps)} MiB"
+        for hook, caps in by_hook.items()
+    ]
 
 
 def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Console) -> int:
@@ -206,11 +228,15 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
     with Store.open(out, task.header()) as store:
         kind = "Resuming" if store.resumed else "Measuring"
         messages.print(
-            f"{kind} {task.name}: {task.extent} by {launcher.name}, into {out}", markup=False, soft_wrap=True
+            f"{kind} {task.name}: {task.extent} by {launcher.name}, into {out}",
+            markup=False,
+            soft_wrap=True,
         )
         task.begin(store)
         try:
-            code = conduct(task.stages, store, launcher, make_display(messages), fail_fast=settings.fail_fast)
+            code = conduct(
+                task.stages, store, launcher, make_display(messages), fail_fast=settings.fail_fast
+            )
         except InputError:
             store.discard()
             raise
@@ -218,7 +244,9 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
     measured_run = load_run(out)
     if settings.prints_rows:
         print_run(measured_run, settings.style, make_console(), hint=not task.draws_page)
-    print_unfinished(measured_run, messages if is_complete(measured_run.info) else make_console(sys.stderr))
+    print_unfinished(
+        measured_run, messages if is_complete(measured_run.info) else make_console(sys.stderr)
+    )
     if task.draws_page:
         _draw_page(measured_run, messages)
     return code
@@ -229,11 +257,15 @@ def _draw_page(run: Run, messages: Console) -> None:
     try:
         print_page(write_page([run], run.path), messages)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is measured and printed
-        messages.print(f"No page was drawn: {error or type(error).__name__}", markup=False, soft_wrap=True)
+        messages.print(
+            f"No page was drawn: {error or type(error).__name__}", markup=False, soft_wrap=True
+        )
 
 
 def _apply_interface(settings: Settings, ranks: int) -> None:
-    """Apply the requested interface; refuse options that only a launcher can apply, and another number of ranks.
+    """Apply the requested interface.
+
+    Refuse options that only a launcher can apply, and another number of ranks.
 
     Raises:
         InputError: such an option was given, or this host has no such interface.
@@ -247,11 +279,14 @@ def _apply_interface(settings: Settings, ranks: int) -> None:
     )
     for option, value in launcher_options:
         if value:
-            raise InputError(f"{option} was given to ranks that are started already; give it to what started them.")
+            raise InputError(
+                f"{option} was given to ranks that are started already; give it to what started"
+                " them."
+            )
     if settings.ranks not in {None, ranks}:
         raise InputError(
-            f"-n {settings.ranks} was asked for but the launcher has started {counted(ranks, 'rank')}; leave it out, "
-            "or start as many."
+            f"-n {settings.ranks} was asked for but the launcher has started"
+            f" {counted(ranks, 'rank')}; leave it out, or start as many."
         )
     if settings.interface:
         check_interface(settings.interface)
@@ -270,8 +305,8 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
     task = plan(place)
     if any(any(request.envs) for request in task.requests):
         raise InputError(
-            "Environment variables are to be varied (--env), but the ranks are started already; set a variable where "
-            "they are started, each value with an --out of its own."
+            "Environment variables are to be varied (--env), but the ranks are started already; set"
+            " a variable where they are started, each value with an --out of its own."
         )
     out = settings.out or default_out(task.name)
     messages = make_console(sys.stderr, plain=True)

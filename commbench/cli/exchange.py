@@ -34,33 +34,45 @@ def export(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", show_default=False, help="A run directory; for history several, or a folder of runs."
+            metavar="RUN...",
+            show_default=False,
+            help="A run directory; for history several, or a folder of runs.",
         ),
     ],
-    style: Annotated[str, typer.Option("--format", metavar="FORM", help=f"One of {join_names(EXPORTS)}.")],
+    style: Annotated[
+        str, typer.Option("--format", metavar="FORM", help=f"One of {join_names(EXPORTS)}.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             metavar="PATH",
-            help="Where to: openmetrics a file NAME.prom, parquet and tensorboard a directory, each by default in RUN; "
-            "mlflow an SQLite file, by default what MLFLOW_TRACKING_URI says; nccl-tuner a file, by default in RUN; "
-            "history a file NAME.csv, which grows from run to run.",
+            help=(
+                "Where to: openmetrics a file NAME.prom, parquet and tensorboard a directory, each"
+                " by default in RUN; "
+                "mlflow an SQLite file, by default what MLFLOW_TRACKING_URI says; nccl-tuner a"
+                " file, by default in RUN; "
+                "history a file NAME.csv, which grows from run to run."
+            ),
         ),
     ] = None,
     expect: Expect = None,
     link: LinkRate = "",
 ) -> int:
-    """Export a run to Prometheus, data frames, TensorBoard, MLflow or NCCL; needs neither torch nor MPI.
+    """Export a run to Prometheus, data frames, TensorBoard, MLflow or NCCL.
 
-    With --expect the metrics for Prometheus say which expectations the run meets, as commbench check does. The form
-    history adds runs to a file in which Apache Otava finds change points.
+    Needs neither torch nor MPI.
+
+    With --expect the metrics for Prometheus say which expectations the run meets, as commbench
+    check does. The form history adds runs to a file in which Apache Otava finds change points.
     """
     check_choice("format", style, EXPORTS)
     paths = [path for each in runs for path in runs_in(each)]
     EXPORTS[style].check(style, paths, expect or [])
     if link and not expect:
-        raise InputError(f"--link {link} is of --expect; add an expectation, or leave the rate out.")
+        raise InputError(
+            f"--link {link} is of --expect; add an expectation, or leave the rate out."
+        )
     loaded_runs = [load_run(path) for path in paths]
     answers = judge(loaded_runs[0], read_expectations(expect), link) if expect else []
     destination = EXPORTS[style].write(loaded_runs, out, answers)
@@ -73,36 +85,57 @@ STDIN = "-"
 
 def import_(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help=f"Outputs of other tools; {STDIN} is standard input.")
+        list[str],
+        typer.Argument(
+            metavar="FILE...", help=f"Outputs of other tools; {STDIN} is standard input."
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="RUN", help="Directory for the run; by default one below results.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="RUN", help="Directory for the run; by default one below results."
+        ),
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option("-n", "--ranks", metavar="RANKS", help="Number of ranks, if the output does not state it."),
+        typer.Option(
+            "-n",
+            "--ranks",
+            metavar="RANKS",
+            help="Number of ranks, if the output does not state it.",
+        ),
     ] = None,
     tool: Annotated[
         str | None,
         typer.Option(
-            "--tool", metavar="NAME", help=f"The tool; by default detected from the content: {join_names(TOOLS)}."
+            "--tool",
+            metavar="NAME",
+            help=f"The tool; by default detected from the content: {join_names(TOOLS)}.",
         ),
     ] = None,
     operation: Annotated[
         str | None,
         typer.Option(
-            "--operation", metavar="NAME", help="Operation, if the output does not state it (old nccl-tests)."
+            "--operation",
+            metavar="NAME",
+            help="Operation, if the output does not state it (old nccl-tests).",
         ),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
-            "--dtype", metavar="NAME", help=f"Element type, if the output does not state it: {join_names(DTYPES)}."
+            "--dtype",
+            metavar="NAME",
+            help=f"Element type, if the output does not state it: {join_names(DTYPES)}.",
         ),
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option("--backend", metavar="NAME", help=f"Backend of PARAM's output: {join_names(PARAM_BACKENDS)}."),
+        typer.Option(
+            "--backend",
+            metavar="NAME",
+            help=f"Backend of PARAM's output: {join_names(PARAM_BACKENDS)}.",
+        ),
     ] = None,
 ) -> int:
     """Import the output of nccl-tests, OSU, IMB or PARAM as a run, for report, compare and predict.
@@ -135,11 +168,15 @@ def _read_source(file: str) -> Source:
         return Source(name=STDIN, data=sys.stdin.buffer.read())
     path = Path(file)
     if path.is_dir():
-        raise InputError(f"{path} is a directory; name the files in it (a run of commbench needs no import).")
+        raise InputError(
+            f"{path} is a directory; name the files in it (a run of commbench needs no import)."
+        )
     try:
         return Source(name=file, data=path.read_bytes())
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror or error}); name another file.") from error
+        raise InputError(
+            f"{path} cannot be read ({error.strerror or error}); name another file."
+        ) from error
 
 
 def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
@@ -167,22 +204,36 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
 
 def _digest(records: Iterable[Record]) -> str:
     """Return the SHA-256 of the outputs and of the options that affect how they are read."""
-    return hashlib.sha256("\n".join(encode(record.to_json()) for record in records).encode()).hexdigest()
+    return hashlib.sha256(
+        "\n".join(encode(record.to_json()) for record in records).encode()
+    ).hexdigest()
 
 
 def _print_import(imported: Imported, rows: int, path: Path, console: Console) -> None:
-    """Print the imported measurements, the assumptions, and the parts that were left out, with reasons."""
+    """Print the imported measurements, the assumptions, and the parts that were left out, with
+    reasons.
+    """
     for tool, reading in imported.readings:
         version = f" {reading.version.removeprefix('OSU ')}" if reading.version else ""
         measurements = counted(len(reading.records), "measurement")
         console.print(f"{reading.name}: {measurements} of {tool.title}{version}.", soft_wrap=True)
-    _list(console, "Assumed: ", dict.fromkeys(text for _, reading in imported.readings for text in reading.assumed))
+    _list(
+        console,
+        "Assumed: ",
+        dict.fromkeys(text for _, reading in imported.readings for text in reading.assumed),
+    )
     for _, reading in imported.readings:
-        texts = (f"{text}{f' ({times} times)' if times > 1 else ''}" for text, times in reading.left_out.items())
+        texts = (
+            f"{text}{f' ({times} times)' if times > 1 else ''}"
+            for text, times in reading.left_out.items()
+        )
         _list(console, f"Not imported of {reading.name}: ", texts)
     launches = {record.launch for record in imported.records}
     if len(launches) == 1:
-        console.print("Each case has one launch, so there are no intervals; import several outputs of it to get them.")
+        console.print(
+            "Each case has one launch, so there are no intervals; import several outputs of it to"
+            " get them."
+        )
     wrong = sum(record.status == "wrong" for record in imported.records)
     if wrong:
         console.print(f"! {counted(wrong, 'measurement')} of wrong data: without bandwidths.")

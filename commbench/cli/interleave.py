@@ -18,8 +18,8 @@ from commbench.errors import InputError, LaunchError
 from commbench.stats import Verdict
 from commbench.units import counted
 
-#: Launches of each side after which the sides are compared. Each look has its share of the error (Bonferroni), so that
-#: any number of them together errs as seldom as one comparison.
+#: Launches of each side after which the sides are compared. Each look has its share of the error
+#: (Bonferroni), so that any number of them together errs as seldom as one comparison.
 LOOKS = (6, 8, 12, 16, 24, 32, 40)
 #: Commands that add launches to a run.
 MEASURING = ("run", "train", "bench")
@@ -46,20 +46,26 @@ class Side:
         log = self.folder.with_suffix(".log")
         with log.open("a", encoding="utf-8") as stream:
             done = subprocess.run(
-                command, stdout=stream, stderr=stream, env={**os.environ, **self.environment}, check=False
+                command,
+                stdout=stream,
+                stderr=stream,
+                env={**os.environ, **self.environment},
+                check=False,
             )
         if done.returncode:
             raise LaunchError(
-                f"Launch {launches} of {self.name.upper()} ended with code {done.returncode}; {log} has its output. "
-                "The same command with the same --out goes on."
+                f"Launch {launches} of {self.name.upper()} ended with code {done.returncode}; {log}"
+                " has its output. The same command with the same --out goes on."
             )
 
 
 def parse_side(text: str, name: str, folder: Path) -> Side:
-    """Parse a command such as ``run -c all_reduce --sizes 1M``, after variables as in ``NCCL_ALGO=Ring run ...``.
+    """Parse a command such as ``run -c all_reduce --sizes 1M``, after variables as in
+    ``NCCL_ALGO=Ring run ...``.
 
     Raises:
-        InputError: it names no program, or no command of commbench that measures, or options that are set here.
+        InputError: it names no program, or no command of commbench that measures, or options that
+            are set here.
     """
     try:
         words = shlex.split(text)
@@ -71,15 +77,25 @@ def parse_side(text: str, name: str, folder: Path) -> Side:
         environment[variable] = value
     if not words or not set(words) & set(MEASURING):
         raise InputError(
-            f"Command {name.upper()} {text!r} does not measure; write one such as 'run -c all_reduce --sizes 1M', "
-            "or with the program of another version before it: '/old/.venv/bin/commbench run -c all_reduce'."
+            f"Command {name.upper()} {text!r} does not measure; write one such as 'run -c"
+            " all_reduce --sizes 1M', or with the program of another version before it:"
+            " '/old/.venv/bin/commbench run -c all_reduce'."
         )
     if refused := {"--out", "--launches"} & {word.partition("=")[0] for word in words}:
-        raise InputError(f"Command {name.upper()} has {min(refused)}, which is chosen here; leave it out.")
+        raise InputError(
+            f"Command {name.upper()} has {min(refused)}, which is chosen here; leave it out."
+        )
     if words[0] in {*MEASURING, "commbench"}:
-        words = [sys.executable, "-m", "commbench", *(words[1:] if words[0] == "commbench" else words)]
+        words = [
+            sys.executable,
+            "-m",
+            "commbench",
+            *(words[1:] if words[0] == "commbench" else words),
+        ]
     elif not shutil.which(words[0]):
-        raise InputError(f"Command {name.upper()} begins with {words[0]}, which is no program on the PATH.")
+        raise InputError(
+            f"Command {name.upper()} begins with {words[0]}, which is no program on the PATH."
+        )
     return Side(name=name, command=words, environment=environment, folder=folder / name)
 
 
@@ -91,10 +107,12 @@ def measure_until_decided(
     report: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> ComparisonTable:
-    """Add a launch to both runs in turn until each case has a verdict, the time is over, or the launches are.
+    """Add a launch to both runs in turn until each case has a verdict, the time is over, or the
+    launches are.
 
     Args:
-        sides: A and B. The order of each pair of launches alternates, so that drift meets both alike.
+        sides: A and B. The order of each pair of launches alternates, so that drift meets both
+            alike.
         seconds: time limit; a pair of launches that would probably exceed it is not begun.
         margin: relative difference that does not matter.
         report: takes a line of progress.
@@ -111,10 +129,15 @@ def measure_until_decided(
         now = clock()
         is_over = now - begun + (now - before) > seconds
         if launches in LOOKS or is_over:
-            table = compare(sides[0].folder, sides[1].folder, force=True, margin=margin, looks=len(LOOKS))
+            table = compare(
+                sides[0].folder, sides[1].folder, force=True, margin=margin, looks=len(LOOKS)
+            )
             undecided = table.counts[Verdict.INCONCLUSIVE]
             cases = counted(len(table.cases), "case")
-            report(f"{counted(launches, 'launch')} of each: {len(table.cases) - undecided} of {cases} decided")
+            report(
+                f"{counted(launches, 'launch')} of each: {len(table.cases) - undecided} of {cases}"
+                " decided"
+            )
             if is_over or not undecided:
                 break
         else:

@@ -1,4 +1,6 @@
-"""The commands of the emulated cluster: ``lab run``, ``up``, ``exec``, ``status``, ``link``, ``down``."""
+"""The commands of the emulated cluster: ``lab run``, ``up``, ``exec``, ``status``, ``link``,
+``down``.
+"""
 
 from __future__ import annotations
 
@@ -29,40 +31,58 @@ from commbench.launch.lab import (
 from commbench.units import counted
 
 app = typer.Typer(
-    help="Emulate a cluster on this Linux machine: network namespaces with links of a shaped rate; needs root.",
+    help=(
+        "Emulate a cluster on this Linux machine: network namespaces with links of a shaped rate;"
+        " needs root."
+    ),
     no_args_is_help=True,
 )
 
-Hosts = Annotated[int, typer.Option("--hosts", metavar="N", help=f"Hosts to emulate, at most {MAX_HOSTS}.")]
-Rate = Annotated[str, typer.Option("--rate", metavar="RATE", help=f"Rate of each host's link: {RATE_HINT}.")]
-RanksPerHost = Annotated[int, typer.Option("--ranks-per-host", metavar="N", help="Slots of each host.")]
+Hosts = Annotated[
+    int, typer.Option("--hosts", metavar="N", help=f"Hosts to emulate, at most {MAX_HOSTS}.")
+]
+Rate = Annotated[
+    str, typer.Option("--rate", metavar="RATE", help=f"Rate of each host's link: {RATE_HINT}.")
+]
+RanksPerHost = Annotated[
+    int, typer.Option("--ranks-per-host", metavar="N", help="Slots of each host.")
+]
 Slow = Annotated[
     list[str] | None,
     typer.Option(
-        "--slow", metavar="HOST=RATE", help="A different rate for one host's link, both ways; may be repeated."
+        "--slow",
+        metavar="HOST=RATE",
+        help="A different rate for one host's link, both ways; may be repeated.",
     ),
 ]
 Racks = Annotated[
     int,
     typer.Option(
-        "--racks", metavar="K", help="Connect the hosts to K rack switches, in order, and the racks to a core switch."
+        "--racks",
+        metavar="K",
+        help="Connect the hosts to K rack switches, in order, and the racks to a core switch.",
     ),
 ]
 Uplink = Annotated[
     str | None,
     typer.Option(
-        "--uplink", metavar="RATE", help="Rate of each rack's uplink, both ways; by default the rate of a host."
+        "--uplink",
+        metavar="RATE",
+        help="Rate of each rack's uplink, both ways; by default the rate of a host.",
     ),
 ]
 
 
-Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the lab; several can run at once.")]
+Name = Annotated[
+    str, typer.Option("--name", metavar="NAME", help="Name of the lab; several can run at once.")
+]
 
 
 @app.command(epilog=NOT_EMULATED)
 def run(
     command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND", help="The command to run on the first host, after --.")
+        list[str],
+        typer.Argument(metavar="COMMAND", help="The command to run on the first host, after --."),
     ],
     hosts: Hosts = 2,
     rate: Rate = "1gbit",
@@ -71,11 +91,17 @@ def run(
     racks: Racks = 1,
     uplink: Uplink = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name of the lab; by default a new one.")
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Name of the lab; by default a new one."),
     ] = None,
 ) -> int:
-    """Emulate a cluster, run a command on its first host, and remove the cluster; the exit code is the command's."""
-    plan = LabPlan.parse(hosts, rate, ranks_per_host=ranks_per_host, slow=slow or (), racks=racks, uplink=uplink)
+    """Emulate a cluster, run a command on its first host, and remove the cluster.
+
+    The exit code is the command's.
+    """
+    plan = LabPlan.parse(
+        hosts, rate, ranks_per_host=ranks_per_host, slow=slow or (), racks=racks, uplink=uplink
+    )
     return run_in_lab(plan, command, name)
 
 
@@ -87,10 +113,16 @@ def up(
     slow: Slow = None,
     racks: Racks = 1,
     uplink: Uplink = None,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What to call the lab.")] = DEFAULT_NAME,
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="What to call the lab.")
+    ] = DEFAULT_NAME,
 ) -> int:
-    """Start an emulated cluster that stays until `commbench lab down`, even after this terminal closes."""
-    plan = LabPlan.parse(hosts, rate, ranks_per_host=ranks_per_host, slow=slow or (), racks=racks, uplink=uplink)
+    """Start an emulated cluster that stays until `commbench lab down`, even after this terminal
+    closes.
+    """
+    plan = LabPlan.parse(
+        hosts, rate, ranks_per_host=ranks_per_host, slow=slow or (), racks=racks, uplink=uplink
+    )
     lab = start_lab(plan, name)
     option, console = _option(lab), make_console()
     _print(lab, console)
@@ -107,8 +139,13 @@ def up(
 
 @app.command("exec")
 def execute(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command to run on the host, after --.")],
-    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="The host; by default the first.")] = None,
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND", help="The command to run on the host, after --."),
+    ],
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="HOST", help="The host; by default the first.")
+    ] = None,
     name: Name = DEFAULT_NAME,
 ) -> int:
     """Run a command on a host of a running lab, as `lab run` does; the exit code is the command's.
@@ -121,7 +158,9 @@ def execute(
 
 @app.command()
 def status(
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the lab; by default all.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the lab; by default all.")
+    ] = None,
 ) -> int:
     """List the running labs: hosts, links, racks, start time and processes."""
     check_machine()
@@ -142,11 +181,16 @@ def status(
 def link(
     host: Annotated[str, typer.Argument(metavar="HOST", help="Whose link.")],
     state: Annotated[
-        str, typer.Argument(metavar="down|up|RATE", help="down cuts it, up restores it, a rate changes it.")
+        str,
+        typer.Argument(
+            metavar="down|up|RATE", help="down cuts it, up restores it, a rate changes it."
+        ),
     ],
     name: Name = DEFAULT_NAME,
 ) -> int:
-    """Cut a host's link, restore it, or change its rate, both ways, while the lab runs, to see how programs react."""
+    """Cut a host's link, restore it, or change its rate, both ways, while the lab runs, to see how
+    programs react.
+    """
     check_machine(shaped=state not in {"up", "down"})
     Lab.find(name).set_link(host, state)
     return 0
@@ -154,14 +198,20 @@ def link(
 
 @app.command()
 def down(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help=f"Which lab; by default {DEFAULT_NAME}.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Remove all labs that `lab up` has started.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help=f"Which lab; by default {DEFAULT_NAME}.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Remove all labs that `lab up` has started.")
+    ] = False,
 ) -> int:
     """Remove a lab and end all its processes; returns when it is gone."""
     check_machine()
     if everything and name is not None:
         raise InputError(f"The lab {name!r} and --all were both given; choose one of them.")
-    for lab in [lab for lab in find_all() if lab.stays] if everything else [Lab.find(name or DEFAULT_NAME)]:
+    for lab in (
+        [lab for lab in find_all() if lab.stays] if everything else [Lab.find(name or DEFAULT_NAME)]
+    ):
         lab.end()
         make_console().print(f"The emulated cluster {lab.name} has ended.", markup=False)
     check_machine()  # also remains of earlier labs
@@ -175,17 +225,28 @@ def _option(lab: Lab) -> str:
 def _print(lab: Lab, console: Console) -> None:
     """Print a lab: its shape, and its hosts with their processes, one on each line."""
     plan, running = lab.plan, lab.running()
-    uplinks = f", {plan.racks} racks with uplinks of {format_rate(plan.uplink_bps)}" if plan.racks > 1 else ""
+    uplinks = (
+        f", {plan.racks} racks with uplinks of {format_rate(plan.uplink_bps)}"
+        if plan.racks > 1
+        else ""
+    )
     end = f"until `commbench lab down {lab.name}`" if lab.stays else "until its command ends"
     head = f"{lab.name}: {counted(len(plan.hosts), 'emulated host')}{uplinks}, process {lab.pid}, "
-    console.print(f"{head}since {lab.since:%Y-%m-%d %H:%M:%S} {end}", markup=False, soft_wrap=True, style="bold")
+    console.print(
+        f"{head}since {lab.since:%Y-%m-%d %H:%M:%S} {end}",
+        markup=False,
+        soft_wrap=True,
+        style="bold",
+    )
     table = Table(box=None, pad_edge=False)
     for column in ("host", "address", "rate", "rack", "slots", "runs"):
         table.add_column(column, overflow="fold")
     for host in plan.hosts:
         rate = format_rate(host.rate_bps) if host.is_up else "cut"
         commands = [
-            f"{shlex.join(process.command)} ({process.pid})" for process in running if process.host == host.name
+            f"{shlex.join(process.command)} ({process.pid})"
+            for process in running
+            if process.host == host.name
         ]
         facts = (host.name, host.address, rate, str(host.rack), str(host.slots))
         table.add_row(*facts, Text("\n".join(commands) or "nothing"))

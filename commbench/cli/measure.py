@@ -55,7 +55,13 @@ from commbench.cli.request import (
     usable_suite,
 )
 from commbench.cli.soak import as_soak, parse_soak
-from commbench.cli.train import backend_at, default_sweep, join_training, permission_of, plan_training
+from commbench.cli.train import (
+    backend_at,
+    default_sweep,
+    join_training,
+    permission_of,
+    plan_training,
+)
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.collectives.cases import Axes, Case
 from commbench.collectives.suites import Suite, load_suite
@@ -66,9 +72,11 @@ from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
 
 #: Share of a time limit for the collectives if `bench` also trains.
 COLLECTIVES_SHARE = 0.4
-#: The most launches of the collectives in a quick bench, which uses three minutes on two cores for narrow intervals.
+#: The most launches of the collectives in a quick bench, which uses three minutes on two cores for
+#: narrow intervals.
 MOST_LAUNCHES = 10
-#: Launches beyond the budget's are left out if all launches would take longer than this number of seconds.
+#: Launches beyond the budget's are left out if all launches would take longer than this number of
+#: seconds.
 LAUNCHES_S = 90.0
 #: Fresh launches of the training in a quick bench.
 FRESH_LAUNCHES = 8
@@ -83,7 +91,10 @@ def bench(
         typer.Option(
             "--launches",
             metavar="R",
-            help="Launches of the collectives; by default from the budget, for quick up to 10 within 90 s.",
+            help=(
+                "Launches of the collectives; by default from the budget, for quick up to 10 within"
+                " 90 s."
+            ),
         ),
     ] = None,
     like: Like = None,
@@ -96,20 +107,27 @@ def bench(
 ) -> int:
     """Measure this machine or cluster, and recommend DDP settings.
 
-    Times all-reduce, all-gather and latency on every backend, 8 B to 16 MiB. Then trains a small model with DDP under
-    several bucket sizes and hooks, on GPUs if each rank has one, and recommends a setting. Finally draws a page,
-    report.html, beside the results.
+    Times all-reduce, all-gather and latency on every backend, 8 B to 16 MiB. Then trains a small
+    model with DDP under several bucket sizes and hooks, on GPUs if each rank has one, and
+    recommends a setting. Finally draws a page, report.html, beside the results.
     """
     settings = replace(settings, style=output_format)
     backends = split_names(backend)
     suite = _override(load_suite("quick"), {"backends": backends, "env": env})
     trains_over = _trains_over(backends) if train else None
-    timing, training = find_budget(BUDGETS, budget, launches=launches), find_budget(TRAINING_BUDGETS, budget)
+    timing, training = (
+        find_budget(BUDGETS, budget, launches=launches),
+        find_budget(TRAINING_BUDGETS, budget),
+    )
     if budget == "quick":
         training = replace(training, confirm_launches=FRESH_LAUNCHES)
 
     def plan(place: Place) -> Task:
-        lack = unusable_reason("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
+        lack = (
+            unusable_reason("gloo")
+            if place.ranks > 1
+            else "Training with DDP takes 2 ranks or more."
+        )
         trainer = TRAINING_BACKENDS.get(trains_over or "")
         if (
             trainer and trainer.uses_gpu and not lack
@@ -125,7 +143,9 @@ def bench(
         if budget == "quick" and launches is None:
             task = _with_more_launches(task)
         if requested is None:
-            return replace(task, left_out=[*task.left_out, *([lack] if trains_over and lack else [])])
+            return replace(
+                task, left_out=[*task.left_out, *([lack] if trains_over and lack else [])]
+            )
         sweep = replace(default_sweep(), env=env or ())
         training_backend, left_out = backend_at(place, requested, sweep.workload)
         task = replace(task, left_out=[*task.left_out, *left_out])
@@ -141,23 +161,32 @@ def _with_more_launches(task: Task) -> Task:
     """Return the task with up to `MOST_LAUNCHES` launches of its collectives."""
     (request,) = task.requests
     budget = replace(request.budget, launches=MOST_LAUNCHES)
-    request = replace(request, budget=budget, aim_s=LAUNCHES_S, fewest_launches=request.budget.launches)
+    request = replace(
+        request, budget=budget, aim_s=LAUNCHES_S, fewest_launches=request.budget.launches
+    )
     return replace(task, requests=(request,), stages=single_stage(request))
 
 
 def _trains_over(backends: Sequence[str] | None) -> str | None:
-    """Return the training backend that belongs to these backends (None: all backends); None if no backend can train."""
+    """Return the training backend that belongs to these backends (None: all backends).
+
+    None if no backend can train.
+    """
     if backends is None:
         return AUTO_BACKEND
-    suitable = [name for name, trainer in TRAINING_BACKENDS.items() if {name, trainer.name} & set(backends)]
+    suitable = [
+        name for name, trainer in TRAINING_BACKENDS.items() if {name, trainer.name} & set(backends)
+    ]
     return AUTO_BACKEND if len(suitable) > 1 else next(iter(suitable), None)
 
 
 SuiteName = Annotated[
     str,
     typer.Argument(
-        help="A suite of commbench (quick, collectives, p2p, patterns, matrix, parallelism), or a Python file that "
-        "sets SUITE."
+        help=(
+            "A suite of commbench (quick, collectives, p2p, patterns, matrix, parallelism), or a"
+            " Python file that sets SUITE."
+        )
     ),
 ]
 
@@ -190,16 +219,23 @@ def run(
         typer.Option(
             "--bisect",
             metavar="FACTOR",
-            help="Search for the smallest set of hosts that is slow only together: one collective is measured on all "
-            "hosts, on halves and on smaller sets, in as many launches as needed. FACTOR times the time of another "
-            "set, at equal busbw, counts as slow, e.g. 1.5; choose a size that fills the links. Without several hosts "
-            "the sets are of ranks.",
+            help=(
+                "Search for the smallest set of hosts that is slow only together: one collective is"
+                " measured on all "
+                "hosts, on halves and on smaller sets, in as many launches as needed. FACTOR times"
+                " the time of another "
+                "set, at equal busbw, counts as slow, e.g. 1.5; choose a size that fills the links."
+                " Without several hosts "
+                "the sets are of ranks."
+            ),
         ),
     ] = None,
     racks: Annotated[
         Path | None,
         typer.Option(
-            "--racks", metavar="FILE", help="Rack or switch of each host for --bisect: a file of lines HOST RACK."
+            "--racks",
+            metavar="FILE",
+            help="Rack or switch of each host for --bisect: a file of lines HOST RACK.",
         ),
     ] = None,
     soak: SoakTime = None,
@@ -213,14 +249,20 @@ def run(
 ) -> int:
     """Measure a suite of collectives; each option replaces one axis of the suite.
 
-    Inside mpirun, torchrun or srun this process is one rank of one launch; repeat the command with the same --out to
-    add launches.
+    Inside mpirun, torchrun or srun this process is one rank of one launch; repeat the command with
+    the same --out to add launches.
     """
     axes = {
         "operations": split_names(collective),
-        "sizes": SizeOptions(
-            sizes=sizes, min_bytes=min_bytes, max_bytes=max_bytes, step_factor=step_factor, osu_range=osu_range
-        ).parse(),
+        "sizes": (
+            SizeOptions(
+                sizes=sizes,
+                min_bytes=min_bytes,
+                max_bytes=max_bytes,
+                step_factor=step_factor,
+                osu_range=osu_range,
+            ).parse()
+        ),
         "backends": split_names(backend),
         "dtypes": split_names(dtype),
         "redops": split_names(redop),
@@ -228,7 +270,9 @@ def run(
         "in_place": in_place,
         "patterns": split_names(pattern),
         "algorithms": split_names(algorithm),
-        "world_sizes": parse_numbers("--world-sizes", world_sizes, "numbers of ranks; write e.g. 2,4,8"),
+        "world_sizes": parse_numbers(
+            "--world-sizes", world_sizes, "numbers of ranks; write e.g. 2,4,8"
+        ),
         "sync": sync,
         "loop": loop,
         "cadences": split_names(cadence),
@@ -287,7 +331,9 @@ def _run_as(tool: str, axes: Axes, settings: Settings, budget: Budget) -> int:
         (request,) = task.requests
         cases = [case for case in request.cases if isinstance(case, Case)]
         request = replace(request, fixed=convention.fixed(cases, place.ranks))
-        return replace(task, requests=(request,), stages=single_stage(request), identity={"as": tool})
+        return replace(
+            task, requests=(request,), stages=single_stage(request), identity={"as": tool}
+        )
 
     return carry_out(settings, plan, lambda: ranks_by_gpus(backends))
 
@@ -300,7 +346,10 @@ def _override(suite: Suite, axes: Mapping[str, object]) -> Suite:
 def plan_suite(
     full_suite: Suite, settings: Settings, budget: Budget, like: Path | None, *, is_named: bool
 ) -> Callable[[Place], Task]:
-    """Return the function that plans a suite for a place; ``is_named``: whether the user named the backends."""
+    """Return the function that plans a suite for a place.
+
+    ``is_named``: whether the user named the backends.
+    """
 
     def plan(place: Place) -> Task:
         suite, left_out = usable_suite(
@@ -310,7 +359,11 @@ def plan_suite(
             ranks_here=place.ranks_here,
             started=place.started,
         )
-        request = make_request(suite, settings, budget, ranks=place.ranks, ranks_here=place.ranks_here, like=like)
-        return Task(name=suite.name, requests=(request,), stages=single_stage(request), left_out=left_out)
+        request = make_request(
+            suite, settings, budget, ranks=place.ranks, ranks_here=place.ranks_here, like=like
+        )
+        return Task(
+            name=suite.name, requests=(request,), stages=single_stage(request), left_out=left_out
+        )
 
     return plan

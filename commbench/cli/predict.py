@@ -70,18 +70,32 @@ def parse_world_sizes(text: str) -> list[int]:
         if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9}){0,2}", item.strip()):
             raise InputError(f"World sizes {text!r} are not understood; {_RANKS_HINT}.")
         low, high, factor = (*map(int, item.split(":")), *(None, None))[:3]
-        if not FEWEST_RANKS <= (low or 0) <= MOST_RANKS or not FEWEST_RANKS <= (high or MOST_RANKS) <= MOST_RANKS:
-            raise InputError(f"World sizes {text!r} are not all from {FEWEST_RANKS} to {MOST_RANKS}; choose such.")
-        world_sizes |= set(_ranks_between(item.strip(), low or 0, high, 2 if factor is None else factor))
+        if (
+            not FEWEST_RANKS <= (low or 0) <= MOST_RANKS
+            or not FEWEST_RANKS <= (high or MOST_RANKS) <= MOST_RANKS
+        ):
+            raise InputError(
+                f"World sizes {text!r} are not all from {FEWEST_RANKS} to {MOST_RANKS}; choose"
+                " such."
+            )
+        world_sizes |= set(
+            _ranks_between(item.strip(), low or 0, high, 2 if factor is None else factor)
+        )
     return sorted(world_sizes)
 
 
 def _ranks_between(item: str, low: int, high: int | None, factor: int) -> Iterable[int]:
     """Parse one item of a list."""
     if high is not None and high < low:
-        raise InputError(f"World sizes {item!r} end below their start; write the fewer ranks first, as in 8:1024.")
+        raise InputError(
+            f"World sizes {item!r} end below their start; write the fewer ranks first, as in"
+            " 8:1024."
+        )
     if factor < 2:  # noqa: PLR2004 - the smallest factor that grows
-        raise InputError(f"World sizes {item!r} have a factor below 2; write e.g. 8:512:4 for 8, 32, 128 and 512.")
+        raise InputError(
+            f"World sizes {item!r} have a factor below 2; write e.g. 8:512:4 for 8, 32, 128 and"
+            " 512."
+        )
     while low <= (high or low):
         yield low
         low *= factor
@@ -116,8 +130,14 @@ def parse_hooks(text: str | None, trained: Iterable[str]) -> list[str] | None:
     hooks = [hook_name(part) for part in text.split(",")]
     for hook in hooks:
         if hook not in trained_hooks:
-            among = f"only {', '.join(trained_hooks)} can be" if trained_hooks else "no training is in these runs"
-            raise InputError(f"Steps with hook {hook} were to be predicted, but {among}; train it first, too.")
+            among = (
+                f"only {', '.join(trained_hooks)} can be"
+                if trained_hooks
+                else "no training is in these runs"
+            )
+            raise InputError(
+                f"Steps with hook {hook} were to be predicted, but {among}; train it first, too."
+            )
     return list(dict.fromkeys(hooks))
 
 
@@ -127,7 +147,9 @@ def hook_name(text: str) -> str:
     Raises:
         InputError: the text is not a hook.
     """
-    return TrainingCase(workload="", world_size=FEWEST_RANKS, batch_per_rank=1, **parse_hook(text)).hook_name
+    return TrainingCase(
+        workload="", world_size=FEWEST_RANKS, batch_per_rank=1, **parse_hook(text)
+    ).hook_name
 
 
 def parse_message_sizes(text: str | None, dtypes: Iterable[str]) -> tuple[int, ...] | None:
@@ -144,8 +166,9 @@ def parse_message_sizes(text: str | None, dtypes: Iterable[str]) -> tuple[int, .
         wrong = next((size for size in sizes if size == 0 or size % element_bytes), None)
         if wrong is not None:
             raise InputError(
-                f"Messages of {format_size(wrong)} were to be predicted, but {dtype}, which was measured, has elements "
-                f"of {element_bytes} B; choose multiples of that, such as {format_size(1024)}."
+                f"Messages of {format_size(wrong)} were to be predicted, but {dtype}, which was"
+                f" measured, has elements of {element_bytes} B; choose multiples of that, such as"
+                f" {format_size(1024)}."
             )
     return sizes
 
@@ -159,10 +182,14 @@ def check_measured_rate(rates_bps: Sequence[float | None], links: Iterable[Link]
     used_bps = sorted({link.rate_bps for link in links if link.rate_bps is not None})
     if None not in rates_bps or len(used_bps) < 2:  # noqa: PLR2004 - several
         return
-    names = ["links that are not shaped or within one host" if math.isinf(r) else format_link_rate(r) for r in used_bps]
+    names = [
+        "links that are not shaped or within one host" if math.isinf(r) else format_link_rate(r)
+        for r in used_bps
+    ]
     raise InputError(
-        f"The runs were measured over links of different rates ({' and '.join(names)}), so that 'measured' says "
-        f"nothing; name the rate to predict for, such as --rate {names[0] if math.isfinite(used_bps[0]) else '1gbit'}."
+        f"The runs were measured over links of different rates ({' and '.join(names)}), so that"
+        " 'measured' says nothing; name the rate to predict for, such as --rate"
+        f" {names[0] if math.isfinite(used_bps[0]) else '1gbit'}."
     )
 
 
@@ -172,7 +199,8 @@ CHARTS = (".svg", ".png")
 Runs = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN...", help="Run directories measured under the same conditions: collectives, training, or both."
+        metavar="RUN...",
+        help="Run directories measured under the same conditions: collectives, training, or both.",
     ),
 ]
 WorldSizes = Annotated[
@@ -187,29 +215,46 @@ WorldSizes = Annotated[
 Rates = Annotated[
     str | None,
     typer.Option(
-        "--rate", metavar="RATES", help="Rates of every host's link to predict for: e.g. measured,1gbit,25gbit."
+        "--rate",
+        metavar="RATES",
+        help="Rates of every host's link to predict for: e.g. measured,1gbit,25gbit.",
     ),
 ]
 RanksPerNode = Annotated[
-    int | None, typer.Option("--ranks-per-node", metavar="K", help="Ranks on each host; by default as measured.")
+    int | None,
+    typer.Option(
+        "--ranks-per-node", metavar="K", help="Ranks on each host; by default as measured."
+    ),
 ]
 Sizes = Annotated[
     str | None,
-    typer.Option("--sizes", metavar="SIZES", help="Message sizes; by default three of the measured ones."),
+    typer.Option(
+        "--sizes", metavar="SIZES", help="Message sizes; by default three of the measured ones."
+    ),
 ]
 OnlyWorkload = Annotated[
-    str | None, typer.Option("--workload", metavar="NAME", help="Only this workload of the trained ones.")
+    str | None,
+    typer.Option("--workload", metavar="NAME", help="Only this workload of the trained ones."),
 ]
-OnlyHooks = Annotated[str | None, typer.Option("--hook", metavar="HOOKS", help="Only these hooks of the trained ones.")]
+OnlyHooks = Annotated[
+    str | None,
+    typer.Option("--hook", metavar="HOOKS", help="Only these hooks of the trained ones."),
+]
 Chart = Annotated[
     Path | None,
     typer.Option(
         "--chart",
         metavar="FILE",
-        help="Draw (.svg or .png) and list the link rate below which each hook is faster than dense gradients.",
+        help=(
+            "Draw (.svg or .png) and list the link rate below which each hook is faster than dense"
+            " gradients."
+        ),
     ),
 ]
-Format = Annotated[str, typer.Option("--format", metavar="STYLE", help=f"How rows are printed: {', '.join(FORMATS)}.")]
+Format = Annotated[
+    str,
+    typer.Option("--format", metavar="STYLE", help=f"How rows are printed: {', '.join(FORMATS)}."),
+]
 
 
 def predict(
@@ -223,7 +268,8 @@ def predict(
     chart: Chart = None,
     output_format: Format = "table",
 ) -> int:
-    """Predict collectives and DDP training on more ranks and other links from runs alone, with the expected error.
+    """Predict collectives and DDP training on more ranks and other links from runs alone, with the
+    expected error.
 
     Needs neither torch nor MPI.
     """
@@ -231,7 +277,9 @@ def predict(
     check_chart(chart)
     world_sizes, rates = parse_world_sizes(world_size), parse_rates(rate)
     runs = [under_first_env(load_run(path)) for path in paths]
-    hooks = parse_hooks(hook, (r.case.hook_name for run in runs for r in run.training_records if r.case.uses_ddp))
+    hooks = parse_hooks(
+        hook, (r.case.hook_name for run in runs for r in run.training_records if r.case.uses_ddp)
+    )
     network = GrowingNetwork.fit(
         MeasuredRun(model=network_model(run), records=run.records, info=run.info) for run in runs
     )
@@ -246,7 +294,9 @@ def predict(
         network=network,
         collectives=collective_forecasts(network, networks, message_sizes),
     )
-    forecasts = _with_training(forecasts, runs, networks, workload, hooks, has_rates=chart is not None)
+    forecasts = _with_training(
+        forecasts, runs, networks, workload, hooks, has_rates=chart is not None
+    )
     rows = forecasts.rows
     if all(row.status != "ok" for row in rows):
         reasons = [*(row.reason for row in rows), *forecasts.missing]
@@ -266,9 +316,15 @@ def check_chart(chart: Path | None) -> None:
     if chart is None:
         return
     if chart.suffix not in CHARTS:
-        raise InputError(f"--chart {chart} is neither {' nor '.join(CHARTS)}; give a name with one of these ends.")
+        raise InputError(
+            f"--chart {chart} is neither {' nor '.join(CHARTS)}; give a name with one of these"
+            " ends."
+        )
     if not chart.parent.is_dir():
-        raise InputError(f"--chart {chart} cannot be written, because there is no directory {chart.parent}; make it.")
+        raise InputError(
+            f"--chart {chart} cannot be written, because there is no directory {chart.parent};"
+            " make it."
+        )
 
 
 def _draw(forecasts: _Forecasts, chart: Path) -> None:
@@ -286,7 +342,10 @@ def _draw(forecasts: _Forecasts, chart: Path) -> None:
         raise InputError(f"Nothing can be drawn into {chart}: {why}")
     trainings = set(map(workload_of, predicted))
     if len(trainings) > 1:
-        raise InputError(f"A chart shows one training and {len(trainings)} are in these runs; name one by --workload.")
+        raise InputError(
+            f"A chart shows one training and {len(trainings)} are in these runs; name one by"
+            " --workload."
+        )
     drawing = rates_figure(predicted)
     with refusing(chart, InputError):
         chart.write_bytes(drawing.png if chart.suffix == ".png" else drawing.svg.encode())
@@ -301,7 +360,10 @@ def _ranks_per_node(requested: int | None, measured: int) -> int:
 def _links(runs: Iterable[Run], network: GrowingNetwork) -> list[Link]:
     """Return the links over which the runs trained and the network was measured."""
     trained = [link_of(run.info, "") for run in runs if run.training_records]
-    return [*trained, *(measured.link for curve in network.curves.values() for measured in curve.measured)]
+    return [
+        *trained,
+        *(measured.link for curve in network.curves.values() for measured in curve.measured),
+    ]
 
 
 def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
@@ -309,20 +371,24 @@ def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
     if network.unknown:
         return next(iter(network.unknown.values()))
     names = " and ".join(str(run.path) for run in runs)
-    if any(row.status == "ok" and not measures_interconnect(row) for run in runs for row in run.rows):
+    if any(
+        row.status == "ok" and not measures_interconnect(row) for run in runs for row in run.rows
+    ):
         return (
-            f"What {names} {'has' if len(runs) == 1 else 'have'} timed on GPUs comes from ranks that share a GPU, "
-            "which does not show the interconnect; measure with a GPU for each rank (a smaller -n)."
+            f"What {names} {'has' if len(runs) == 1 else 'have'} timed on GPUs comes from ranks"
+            " that share a GPU, which does not show the interconnect; measure with a GPU for each"
+            " rank (a smaller -n)."
         )
     backend = next((r.case.carrier for run in runs for r in run.training_records), "gloo,mpi")
     return (
-        f"{names} {'has' if len(runs) == 1 else 'have'} no curve of a collective over at least 3 message sizes, from "
-        "which larger networks are predicted; measure some on two hosts or more beside it: commbench run -c "
-        f"all_reduce,all_gather --backend {backend} --sizes 64K:16M:4 -n 4 --world-sizes 2,4."
+        f"{names} {'has' if len(runs) == 1 else 'have'} no curve of a collective over at least 3"
+        " message sizes, from which larger networks are predicted; measure some on two hosts or"
+        f" more beside it: commbench run -c all_reduce,all_gather --backend {backend} --sizes"
+        " 64K:16M:4 -n 4 --world-sizes 2,4."
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -375,10 +441,16 @@ def _with_training(
                 predicted = training_forecasts(trained, forecasts.network, networks, hooks)
                 steps += predicted[0]
                 break_evens += predicted[1]
-                rates += rate_forecasts(trained, forecasts.network, networks, hooks) if has_rates else []
+                rates += (
+                    rate_forecasts(trained, forecasts.network, networks, hooks) if has_rates else []
+                )
     if workload and not steps and not missing:
-        raise InputError(f"No training of {workload!r} is in these runs; give a workload that was trained.")
-    return dataclasses.replace(forecasts, steps=steps, break_evens=break_evens, rates=rates, missing=missing)
+        raise InputError(
+            f"No training of {workload!r} is in these runs; give a workload that was trained."
+        )
+    return dataclasses.replace(
+        forecasts, steps=steps, break_evens=break_evens, rates=rates, missing=missing
+    )
 
 
 def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[list[TrainingRecord]]:
@@ -391,11 +463,13 @@ def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[lis
 
 
 def _check_own_gpus(run: Run, backend: str) -> None:
-    """Raise `InputError` if ranks of a training shared a GPU: its step times include waiting for the GPU."""
+    """Raise `InputError` if ranks of a training shared a GPU: its step times include waiting for
+    the GPU.
+    """
     if shares_gpu(backend, run.info):
         raise InputError(
-            f"The ranks of {run.path} shared a GPU, so its steps do not hold for one GPU for each rank; train with a "
-            "GPU for each rank (a smaller -n)."
+            f"The ranks of {run.path} shared a GPU, so its steps do not hold for one GPU for each"
+            " rank; train with a GPU for each rank (a smaller -n)."
         )
 
 
@@ -407,8 +481,9 @@ def _facts(run: Run, workload: str) -> WorkloadFacts:
     """
     if not run.info.get("facts"):
         raise InputError(
-            f"{run.path} keeps no facts of {workload} (an earlier version trained it), without which its steps cannot "
-            f"be predicted; train it again: commbench train --workload {workload} --hook none,topk:0.01."
+            f"{run.path} keeps no facts of {workload} (an earlier version trained it), without"
+            " which its steps cannot be predicted; train it again: commbench train --workload"
+            f" {workload} --hook none,topk:0.01."
         )
     return WorkloadFacts.from_json(run.info["facts"])
 
@@ -419,7 +494,7 @@ def _rate_bps(run: Run) -> float | None:
     return rate_bps if rate_bps is not None and math.isfinite(rate_bps) else None
 
 
-# ---------------------------------------------------------------------------------------------------------- printing
+# ----------------------------------------------------------------------------------------- printing
 
 
 def _print(forecasts: _Forecasts, style: str) -> None:
@@ -428,7 +503,9 @@ def _print(forecasts: _Forecasts, style: str) -> None:
         for part in _tables(forecasts):
             console.print(part)
     elif style == "csv":
-        sys.stdout.write(csv_text(forecasts.rows, COLUMNS_WITH_RATES if forecasts.rates else COLUMNS))
+        sys.stdout.write(
+            csv_text(forecasts.rows, COLUMNS_WITH_RATES if forecasts.rates else COLUMNS)
+        )
         messages = make_console(sys.stderr)
         for sentence in forecasts.missing:
             messages.print(f"- {sentence}", markup=False)

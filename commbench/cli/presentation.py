@@ -31,7 +31,12 @@ from commbench.report.table import (
     warnings_for,
 )
 from commbench.report.text_formats import STYLES, render
-from commbench.report.training import render_cost, render_predictions, render_recommendation, render_training
+from commbench.report.training import (
+    render_cost,
+    render_predictions,
+    render_recommendation,
+    render_training,
+)
 from commbench.results import Run
 from commbench.results.overhead import overheads
 from commbench.results.tables import csv_text
@@ -52,7 +57,11 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     elif run_.records or not run_.training_records:
         _print_collectives(run_, console)
     if run_.training_records:
-        for part in [*render_training(run_), *render_envs(training_envs(run_)), *render_predictions(predictions(run_))]:
+        for part in [
+            *render_training(run_),
+            *render_envs(training_envs(run_)),
+            *render_predictions(predictions(run_)),
+        ]:
             console.print(part)
     if run_.info.get("candidates"):
         _print_conclusion(run_, console)
@@ -62,7 +71,11 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
         console.print(line, markup=False)
     command = shlex.join(["commbench", "report", str(run_.path)])
     page_hint = f"; `{command}` draws a page of them" if hint else ""
-    console.print(f"Results: {', '.join(map(str, result_files(run_)))}{page_hint}", markup=False, soft_wrap=True)
+    console.print(
+        f"Results: {', '.join(map(str, result_files(run_)))}{page_hint}",
+        markup=False,
+        soft_wrap=True,
+    )
     if not run_.info.get("candidates"):
         _print_conclusion(run_, console)
 
@@ -84,26 +97,36 @@ def _print_conclusion(run_: Run, console: Console) -> None:
 def _texts(run_: Run, style: str) -> list[str]:
     """Return the tables of each kind as text that ends in a newline."""
     means = "as" in run_.info.get("plan", {})
-    collectives = [render(run_.rows, style, means=means)] if run_.records or not run_.training_records else []
+    collectives = (
+        [render(run_.rows, style, means=means)] if run_.records or not run_.training_records else []
+    )
     if not run_.training_records:
         return collectives
     if style == "csv":
         return [*collectives, csv_text(run_.training_rows, DDP_COLUMNS)]
-    return [*collectives, "# training configurations have no place in this format; use --format table or csv\n"]
+    return [
+        *collectives,
+        "# training configurations have no place in this format; use --format table or csv\n",
+    ]
 
 
 def _print_collectives(run_: Run, console: Console) -> None:
     ranks = sorted(run_.info.get("ranks") or [], key=lambda rank: rank["rank"])
     rows, scaling = all_rank_rows(run_), growths(run_)
     if rows or not scaling:
-        console.print(render_table(rows, width=console.width, hosts=[rank["host"] for rank in ranks]))
+        console.print(
+            render_table(rows, width=console.width, hosts=[rank["host"] for rank in ranks])
+        )
     for part in render_growths(scaling):
         console.print(part)
     if run_.overlaps:
         console.print(render_overlap(run_.overlaps))
     if overheads_of_torch := overheads(all_rank_rows(run_)):
         console.print(render_overheads(overheads_of_torch))
-    for part in [*render_envs(collective_envs(run_)), *render_matrices(run_.matrices, straggler_findings(run_))]:
+    for part in [
+        *render_envs(collective_envs(run_)),
+        *render_matrices(run_.matrices, straggler_findings(run_)),
+    ]:
         console.print(part)
     for sentence in [
         *precision_of(run_.rows, run_.info, run_.divided.states),
@@ -112,7 +135,11 @@ def _print_collectives(run_: Run, console: Console) -> None:
         console.print(sentence, markup=False)
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)
-    conclusions = (conclude(straggler_findings(run_)), conclude_model(network_model(run_)), *describe_soak(run_))
+    conclusions = (
+        conclude(straggler_findings(run_)),
+        conclude_model(network_model(run_)),
+        *describe_soak(run_),
+    )
     for sentence in conclusions:
         if sentence:
             console.print(sentence, markup=False)
@@ -136,9 +163,18 @@ def check_style(style: str) -> None:
 
 def facts_table(title: str, facts: Mapping[str, object]) -> Table:
     """Return a table of facts by name, one on each line; None is shown as unknown."""
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+        box=None,
+        pad_edge=False,
+    )
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, Text("unknown" if value is None else str(value)))  # no markup: [mpi] is text
+        table.add_row(
+            name, Text("unknown" if value is None else str(value))
+        )  # no markup: [mpi] is text
     return table

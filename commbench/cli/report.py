@@ -16,7 +16,13 @@ from rich.console import Console
 from commbench.analysis.expectations import Answer, judge, read_expectations
 from commbench.analysis.runs import network_model
 from commbench.cli.options import Expect, Format, LinkRate
-from commbench.cli.presentation import check_style, facts_table, print_page, print_run, print_unfinished
+from commbench.cli.presentation import (
+    check_style,
+    facts_table,
+    print_page,
+    print_run,
+    print_unfinished,
+)
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
@@ -37,36 +43,50 @@ from commbench.system.variables import relevant_variables
 
 @without_collector()
 def report(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories: one, or several to compare.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run directories: one, or several to compare."),
+    ],
     output_format: Format = "table",
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Directory of the page; by default the run itself, for several runs a new one in results/.",
+            help=(
+                "Directory of the page; by default the run itself, for several runs a new one in"
+                " results/."
+            ),
         ),
     ] = None,
     terminal: Annotated[
-        bool, typer.Option("--terminal", help="Draw the main curves in the terminal instead of the page.")
+        bool,
+        typer.Option(
+            "--terminal", help="Draw the main curves in the terminal instead of the page."
+        ),
     ] = False,
     model: Annotated[
         bool,
-        typer.Option("--model", help="Print only the network model: start-up times, rates, and their error."),
+        typer.Option(
+            "--model", help="Print only the network model: start-up times, rates, and their error."
+        ),
     ] = False,
     expect: Expect = None,
     link: LinkRate = "",
 ) -> int:
     """Print a run's rows and draw its page, report.html; needs neither torch nor MPI.
 
-    Several runs are overlaid on one page. With --format the rows are printed and no page is drawn. With --expect the
-    page of a run says which expectations it meets, as commbench check does.
+    Several runs are overlaid on one page. With --format the rows are printed and no page is drawn.
+    With --expect the page of a run says which expectations it meets, as commbench check does.
     """
     check_style(output_format)
     _check_options(paths, output_format, out=out, terminal=terminal, model=model)
     runs = [load_run(path) for path in paths]
     if (expect or link) and (len(runs) > 1 or not expect):
-        raise InputError("--expect is of one run, and --link needs --expect; name one run and what it should meet.")
+        raise InputError(
+            "--expect is of one run, and --link needs --expect; name one run and what it should"
+            " meet."
+        )
     answers = judge(runs[0], read_expectations(expect), link) if expect else []
     console = make_console()
     if model:
@@ -82,7 +102,9 @@ def report(
     return 0
 
 
-def _check_options(paths: Sequence[Path], style: str, *, out: Path | None, terminal: bool, model: bool) -> None:
+def _check_options(
+    paths: Sequence[Path], style: str, *, out: Path | None, terminal: bool, model: bool
+) -> None:
     """Raise `InputError` if options exclude each other."""
     outputs = {"--model": model, "--terminal": terminal, f"--format {style}": style != "table"}
     requested = [option for option, is_requested in outputs.items() if is_requested]
@@ -90,12 +112,16 @@ def _check_options(paths: Sequence[Path], style: str, *, out: Path | None, termi
         hint = "; the run's model.json has all its numbers" if model else ""
         raise InputError(f"{requested[0]} and {requested[1]} were asked for; choose one{hint}.")
     if requested and out is not None:
-        raise InputError(f"{requested[0]} writes no page, so that --out {out} has no use; leave one of them out.")
+        raise InputError(
+            f"{requested[0]} writes no page, so that --out {out} has no use; leave one of them out."
+        )
     if len(paths) > 1 and requested and not terminal:
         raise InputError(f"{requested[0]} is of one run and {len(paths)} were named; name one.")
 
 
-def _report_page(runs: Sequence[Run], out: Path | None, console: Console, answers: Sequence[Answer]) -> None:
+def _report_page(
+    runs: Sequence[Run], out: Path | None, console: Console, answers: Sequence[Answer]
+) -> None:
     """Print the table of one run, write the page, and print its path last."""
     folder = out or (runs[0].path if len(runs) == 1 else default_out("report"))
     check_writable(folder)
@@ -110,18 +136,30 @@ def env(
     with_mpi: Annotated[
         bool,
         typer.Option(
-            "--mpi/--no-mpi", help="Start two MPI ranks and report the library, its transport and the time of MPI_Init."
+            "--mpi/--no-mpi",
+            help=(
+                "Start two MPI ranks and report the library, its transport and the time of"
+                " MPI_Init."
+            ),
         ),
     ] = True,
     topology: Annotated[
-        bool, typer.Option("--topology", help="Print only sockets, NUMA nodes, GPUs, network adapters and their links.")
+        bool,
+        typer.Option(
+            "--topology",
+            help="Print only sockets, NUMA nodes, GPUs, network adapters and their links.",
+        ),
     ] = False,
 ) -> int:
-    """Print what a run would record about this machine, and advice on conditions that distort measurements."""
+    """Print what a run would record about this machine, and advice on conditions that distort
+    measurements.
+    """
     if topology:
         return _print_topology(as_json=as_json)
     host, versions, variables = collect_host(), collect_versions(), relevant_variables(os.environ)
-    mpi = probe_mpi() if with_mpi else {}  # in separate processes: a broken MPI must not end this one
+    mpi = (
+        probe_mpi() if with_mpi else {}
+    )  # in separate processes: a broken MPI must not end this one
     facts = {
         "host": host,
         "versions": versions,
@@ -149,7 +187,10 @@ def env(
         variables=variables,
     )
     advice = advise(conditions)
-    console.print("Advice" if advice else "No advice: no known condition here distorts measurements.", style="bold")
+    console.print(
+        "Advice" if advice else "No advice: no known condition here distorts measurements.",
+        style="bold",
+    )
     for item in advice:
         console.print(f"- {item}", markup=False)
     return 0

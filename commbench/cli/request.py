@@ -1,4 +1,6 @@
-"""Turns options into a request: axes, number of ranks, check of memory, the run's identity and directory."""
+"""Turns options into a request: axes, number of ranks, check of memory, the run's identity and
+directory.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ import psutil
 
 from commbench.backends import WITHOUT_MPI, has_gpus, missing_library, try_device
 from commbench.cli.options import Settings
-from commbench.collectives.backends import GPU_BACKENDS, MPI_BACKENDS, NCCL_BACKENDS, TRAINING_BACKENDS
+from commbench.collectives.backends import (
+    GPU_BACKENDS,
+    MPI_BACKENDS,
+    NCCL_BACKENDS,
+    TRAINING_BACKENDS,
+)
 from commbench.collectives.cases import Case, all_cases
 from commbench.collectives.suites import Suite
 from commbench.errors import InputError, check_choice, find_entry
@@ -57,9 +64,13 @@ class SizeOptions:
         Raises:
             InputError: several spellings were given, or one cannot be parsed.
         """
-        has_nccl_sizes = any(value is not None for value in (self.min_bytes, self.max_bytes, self.step_factor))
+        has_nccl_sizes = any(
+            value is not None for value in (self.min_bytes, self.max_bytes, self.step_factor)
+        )
         if (self.sizes is not None) + has_nccl_sizes + (self.osu_range is not None) > 1:
-            raise InputError("Sizes were given in several ways; use only one of --sizes, -b/-e/-f, or -m.")
+            raise InputError(
+                "Sizes were given in several ways; use only one of --sizes, -b/-e/-f, or -m."
+            )
         if self.sizes is not None:
             return parse_sizes(self.sizes)
         if self.osu_range is not None:
@@ -70,7 +81,10 @@ class SizeOptions:
         return None
 
     def _nccl_sizes(self) -> tuple[int, ...]:
-        """Return the sizes from -b to -e as in nccl-tests; one size if either is missing. There is no step -i."""
+        """Return the sizes from -b to -e as in nccl-tests; one size if either is missing.
+
+        There is no step -i.
+        """
         low = self.min_bytes or self.max_bytes or "32M"
         high = self.max_bytes or low
         if parse_size(low) == parse_size(high):
@@ -92,7 +106,9 @@ def split_names(text: str | None) -> tuple[str, ...] | None:
     return names
 
 
-def parse_numbers(option: str, text: str | None, of: str = "whole numbers; write e.g. 1,4") -> tuple[int, ...] | None:
+def parse_numbers(
+    option: str, text: str | None, of: str = "whole numbers; write e.g. 1,4"
+) -> tuple[int, ...] | None:
     """Return ``1,4`` as a tuple of numbers; None stays None.
 
     Args:
@@ -113,11 +129,18 @@ def parse_numbers(option: str, text: str | None, of: str = "whole numbers; write
 
 
 def usable_suite(
-    suite: Suite, *, is_named: bool, carries_mpi: bool = True, ranks_here: int | None = None, started: bool = False
+    suite: Suite,
+    *,
+    is_named: bool,
+    carries_mpi: bool = True,
+    ranks_here: int | None = None,
+    started: bool = False,
 ) -> tuple[Suite, list[str]]:
-    """Return the suite without backends that this machine lacks, and a sentence for each that was left out.
+    """Return the suite without backends that this machine lacks, and a sentence for each that was
+    left out.
 
-    Unless it was named, NCCL is left out silently without a GPU, and with a sentence if ranks would share GPUs.
+    Unless it was named, NCCL is left out silently without a GPU, and with a sentence if ranks would
+    share GPUs.
 
     Args:
         suite: what to measure.
@@ -131,7 +154,9 @@ def usable_suite(
     """
     on_hosts = [backend for backend in suite.backends if backend not in NCCL_BACKENDS]
     candidates = suite.backends if is_named or has_gpus() or not on_hosts else on_hosts
-    sharing = ranks_here if on_hosts else None  # a suite only for GPUs counts as naming its backends
+    sharing = (
+        ranks_here if on_hosts else None
+    )  # a suite only for GPUs counts as naming its backends
     reasons = {
         backend: unusable_reason(
             backend, is_named=is_named, carries_mpi=carries_mpi, ranks_here=sharing, started=started
@@ -145,9 +170,14 @@ def usable_suite(
     if usable == list(suite.backends):
         return suite, []
     sweeps_and_backends = [
-        (sweep, tuple(backend for backend in sweep.backends if backend in usable)) for sweep in suite.sweeps
+        (sweep, tuple(backend for backend in sweep.backends if backend in usable))
+        for sweep in suite.sweeps
     ]
-    sweeps = [dataclasses.replace(sweep, backends=backends) for sweep, backends in sweeps_and_backends if backends]
+    sweeps = [
+        dataclasses.replace(sweep, backends=backends)
+        for sweep, backends in sweeps_and_backends
+        if backends
+    ]
     return Suite(name=suite.name, sweeps=sweeps), sentences
 
 
@@ -163,7 +193,8 @@ def unusable_reason(
 
     Args:
         backend: the backend's name.
-        is_named: whether the user named it: GPUs are then not checked here, because ranks may run on other machines.
+        is_named: whether the user named it: GPUs are then not checked here, because ranks may run
+            on other machines.
         carries_mpi: whether MPI sees the ranks.
         ranks_here: number of ranks that use the GPUs of a host like this one; None: unknown.
         started: whether the ranks run already: a launcher may then show each rank different GPUs.
@@ -174,14 +205,17 @@ def unusable_reason(
     if sentence or is_named or backend not in NCCL_BACKENDS:
         return sentence
     if emulated_conditions():
-        return "NCCL is not for emulated hosts, which share the GPUs of a machine; --backend nccl tries it there."
+        return (
+            "NCCL is not for emulated hosts, which share the GPUs of a machine; --backend nccl"
+            " tries it there."
+        )
     trial = try_device(backend)
     gpus = max(trial.gpus, len(gpu_addresses()) if started else 0)
     if trial.refusal or (ranks_here or 0) <= gpus:
         return trial.refusal
     return (
-        f"{ranks_here} ranks of a host would share {counted(gpus, 'GPU')}: start {gpus} on each (--ranks-per-node "
-        f"{gpus}), or let them share by --backend nccl."
+        f"{ranks_here} ranks of a host would share {counted(gpus, 'GPU')}: start {gpus} on each"
+        f" (--ranks-per-node {gpus}), or let them share by --backend nccl."
     )
 
 
@@ -191,8 +225,11 @@ def check_training_backend(name: str) -> str:
     return name
 
 
-def choose_training_backend(requested: str, *, ranks_here: int, started: bool = False) -> tuple[str, list[str]]:
-    """Return the training backend: the requested one, or for ``auto`` NCCL if each rank has a GPU, else Gloo.
+def choose_training_backend(
+    requested: str, *, ranks_here: int, started: bool = False
+) -> tuple[str, list[str]]:
+    """Return the training backend: the requested one, or for ``auto`` NCCL if each rank has a GPU,
+    else Gloo.
 
     Args:
         requested: one of `commbench.collectives.backends.TRAINING_BACKENDS`, or ``auto``.
@@ -205,14 +242,21 @@ def choose_training_backend(requested: str, *, ranks_here: int, started: bool = 
     if requested != AUTO_BACKEND:
         return requested, []
     on_cpus, on_gpus = TRAINING_BACKENDS.values()
-    reason = unusable_reason(on_gpus.name, is_named=False, ranks_here=ranks_here, started=started) if has_gpus() else ""
+    reason = (
+        unusable_reason(on_gpus.name, is_named=False, ranks_here=ranks_here, started=started)
+        if has_gpus()
+        else ""
+    )
     if reason is None:
         return on_gpus.training_name, []
-    return on_cpus.training_name, [f"Training on GPUs: this trains over Gloo on CPUs. {reason}"] if reason else []
+    return on_cpus.training_name, (
+        [f"Training on GPUs: this trains over Gloo on CPUs. {reason}"] if reason else []
+    )
 
 
 def ranks_by_gpus(backends: Sequence[str]) -> int | None:
-    """Return the number of ranks that gives each rank a GPU of this machine, if a backend uses GPUs.
+    """Return the number of ranks that gives each rank a GPU of this machine, if a backend uses
+    GPUs.
 
     None if GPUs do not decide: no GPU is usable, or there is one GPU and a backend that uses none.
     """
@@ -282,22 +326,32 @@ def draw_seed(seed: int | None) -> int:
 
 
 def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
-    """Raise `InputError` if buffers exceed this host's memory; a full GPU gives a row with the reason instead.
+    """Raise `InputError` if buffers exceed this host's memory.
+
+    A full GPU gives a row with the reason instead.
 
     Raises:
         InputError: the largest message does not fit; the sentence states the available memory.
     """
-    largest = max((case.message_bytes for case in cases if case.backend not in NCCL_BACKENDS), default=0)
-    needed_bytes, available = largest * BUFFERS_PER_RANK * ranks_here, psutil.virtual_memory().available
+    largest = max(
+        (case.message_bytes for case in cases if case.backend not in NCCL_BACKENDS), default=0
+    )
+    needed_bytes, available = (
+        largest * BUFFERS_PER_RANK * ranks_here,
+        psutil.virtual_memory().available,
+    )
     if needed_bytes > available:
         raise InputError(
-            f"Messages of {format_size(largest)} on {ranks_here} ranks of this host need about "
-            f"{format_size(needed_bytes)} and {format_size(available)} are available; choose smaller --sizes."
+            f"Messages of {format_size(largest)} on {ranks_here} ranks of this host need about"
+            f" {format_size(needed_bytes)} and {format_size(available)} are available; choose"
+            " smaller --sizes."
         )
 
 
 def plan_identity(requests: Sequence[RunRequest]) -> dict[str, object]:
-    """Return the settings that must be equal to resume a run, for the stages that are known in advance."""
+    """Return the settings that must be equal to resume a run, for the stages that are known in
+    advance.
+    """
     keys = [case.key for request in requests for case in request.cases]
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
     terms = next((request.training for request in requests if request.training), None)
@@ -341,8 +395,12 @@ def run_header(
 
 
 def default_out(name: str) -> Path:
-    """Return ``results/<UTC time>-<suite or workload>-<host>``, with a number behind it if that exists already."""
+    """Return ``results/<UTC time>-<suite or workload>-<host>``, with a number behind it if that
+    exists already.
+    """
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     stem = f"{stamp}-{name}-{socket.gethostname().split('.')[0]}"
     numbered = (Path("results") / f"{stem}-{number}" for number in itertools.count(2))
-    return next(path for path in itertools.chain([Path("results") / stem], numbered) if not path.exists())
+    return next(
+        path for path in itertools.chain([Path("results") / stem], numbered) if not path.exists()
+    )

@@ -38,7 +38,8 @@ class StartingCommand(TyperCommand):
         if rest:
             command = shlex.join([*rest, *args[place + 1 :]])
             raise InputError(
-                f"{rest[0]} is not an option; put -- before a command to start: {ctx.command_path} -- {command}."
+                f"{rest[0]} is not an option; put -- before a command to start: {ctx.command_path}"
+                f" -- {command}."
             )
         return rest
 
@@ -50,9 +51,12 @@ def command_behind(context: typer.Context) -> Sequence[str] | None:
 
 
 def given_options(context: typer.Context) -> dict[str, str]:
-    """Return the options on the command line as people write them, by the names of their parameters."""
+    """Return the options on the command line as people write them, by the names of their
+    parameters.
+    """
     return {
         parameter.name: max(parameter.opts, key=len)
         for parameter in context.command.params
-        if parameter.name and str(context.get_parameter_source(parameter.name)).endswith("COMMANDLINE")
+        if parameter.name
+        and str(context.get_parameter_source(parameter.name)).endswith("COMMANDLINE")
     }

@@ -15,11 +15,13 @@ from commbench.units import format_duration, parse_duration
 
 #: The shortest soak, in seconds: start-up takes some of it.
 SHORTEST_S = 10.0
-#: A launch lasts a minute, so that start-up is a small share; of a short soak a sixth, so that there is an interval.
+#: A launch lasts a minute, so that start-up is a small share; of a short soak a sixth, so that
+#: there is an interval.
 LAUNCH_S, LEAST_LAUNCH_S, LEAST_LAUNCHES = 60.0, 10.0, 6
 #: A long soak has about this many launches, longer ones: they bound the disk space.
 MOST_LAUNCHES = 100
-#: The most visits of a case in a launch, points of the time line, and the shortest visit in seconds.
+#: The most visits of a case in a launch, points of the time line, and the shortest visit in
+#: seconds.
 MOST_VISITS, VISIT_S = 12, 1.0
 #: The least time for a case in a launch, in seconds.
 LEAST_SLICE_S = 0.2
@@ -36,7 +38,10 @@ def parse_soak(text: str, others: Mapping[str, object]) -> float:
         InputError: the duration is not understood or too short, or one of the options was given.
     """
     if clash := next((option for option, value in others.items() if value is not None), None):
-        raise InputError(f"{clash} was given with --soak, which chooses its launches and their length; leave it out.")
+        raise InputError(
+            f"{clash} was given with --soak, which chooses its launches and their length; leave it"
+            " out."
+        )
     seconds = parse_duration(text)
     if seconds < SHORTEST_S:
         raise InputError(f"--soak {text} is too short; give at least {SHORTEST_S:g} s.")
@@ -51,11 +56,18 @@ def as_soak(task: Task, soak_s: float, place: Place) -> Task:
     """
     (request,) = task.requests
     if place.started:
-        raise InputError("--soak starts ranks again and again, and these are started already; run it outside mpirun.")
+        raise InputError(
+            "--soak starts ranks again and again, and these are started already; run it outside"
+            " mpirun."
+        )
     if len(request.envs) > 1:
-        raise InputError("--soak measures under one environment; give --env one value, or leave it out.")
+        raise InputError(
+            "--soak measures under one environment; give --env one value, or leave it out."
+        )
     if any(isinstance(case, Case) and case.pattern == MATRIX for case in request.cases):
-        raise InputError("--soak takes no pattern matrix, which has no time line; name another --pattern.")
+        raise InputError(
+            "--soak takes no pattern matrix, which has no time line; name another --pattern."
+        )
     cases = len(request.cases)
     launch_s = max(length_of_launch_s(soak_s), LEAST_SLICE_S * cases)
     slice_s = launch_s / cases
@@ -78,6 +90,8 @@ def as_soak(task: Task, soak_s: float, place: Place) -> Task:
 
 
 def length_of_launch_s(soak_s: float) -> float:
-    """Return the length of a launch in seconds: a minute, less in a short soak, more in a long one."""
+    """Return the length of a launch in seconds: a minute, less in a short soak, more in a long
+    one.
+    """
     shorter = max(LEAST_LAUNCH_S, soak_s / LEAST_LAUNCHES)
     return math.ceil(max(min(LAUNCH_S, shorter), soak_s / MOST_LAUNCHES))

@@ -9,7 +9,15 @@ from functools import partial
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.segment import Segment
 
 from commbench.launch.events import (
@@ -30,10 +38,15 @@ from commbench.units import format_duration
 PLAIN_WIDTH = 110
 
 
-def make_console(stream: TextIO | None = None, *, plain: bool = False, width: int = PLAIN_WIDTH) -> Console:
-    """Return a console on ``stream`` (stdout); into a file or pipe it writes plain text of this width.
+def make_console(
+    stream: TextIO | None = None, *, plain: bool = False, width: int = PLAIN_WIDTH
+) -> Console:
+    """Return a console on ``stream`` (stdout).
 
-    ``plain``: plain text also on a terminal, for ranks, whose launcher gives them a pseudo-terminal.
+    Into a file or pipe it writes plain text of this width.
+
+    ``plain``: plain text also on a terminal, for ranks, whose launcher gives them a
+    pseudo-terminal.
     """
     stream = stream or sys.stdout
     # No text is markup: names such as ``[red]`` or ``:smile:`` are shown unchanged.
@@ -46,7 +59,9 @@ def make_console(stream: TextIO | None = None, *, plain: bool = False, width: in
 class SafeConsole(Console):
     """A console that escapes control characters: names and reasons come from outside."""
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Render as rich does, with control characters escaped."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
@@ -107,8 +122,12 @@ class LineDisplay:
         """Print the duration of the launch and the progress."""
         done, total = self._progress
         time_left = f", about {format_duration(self._eta_s)} left" if done < total else ""
-        place = f", {done} of {total} measurements{time_left}" if total else ", nothing was measured"
-        self._console.print(f"{self._launch or 'launch'}: {format_duration(seconds)}{place}", markup=False)
+        place = (
+            f", {done} of {total} measurements{time_left}" if total else ", nothing was measured"
+        )
+        self._console.print(
+            f"{self._launch or 'launch'}: {format_duration(seconds)}{place}", markup=False
+        )
 
 
 class BarDisplay(LineDisplay):
@@ -137,7 +156,9 @@ class BarDisplay(LineDisplay):
             self._bar.stop()
             self._bar = None
 
-    def _update(self, text: str, done: int | None = None, total: int | None = None, left: str = "") -> None:
+    def _update(
+        self, text: str, done: int | None = None, total: int | None = None, left: str = ""
+    ) -> None:
         if self._bar is None:
             self._bar = Progress(
                 SpinnerColumn(),

@@ -51,9 +51,11 @@ Workload = Annotated[
         "--workload",
         "-w",
         metavar="WORKLOAD",
-        help="What to train: mlp, resnet18, gpt, digits (accuracy), text (loss); trace:resnet50, trace:bert-base, "
-        "trace:gpt2-small, trace:many-tiny or trace:FILE (recorded gradients, replayed); or your own model as "
-        "FILE.py:CALLABLE, see benchmarks/own_model.py.",
+        help=(
+            "What to train: mlp, resnet18, gpt, digits (accuracy), text (loss); trace:resnet50,"
+            " trace:bert-base, trace:gpt2-small, trace:many-tiny or trace:FILE (recorded gradients,"
+            " replayed); or your own model as FILE.py:CALLABLE, see benchmarks/own_model.py."
+        ),
     ),
 ]
 BucketCaps = Annotated[
@@ -61,7 +63,10 @@ BucketCaps = Annotated[
     typer.Option(
         "--bucket-cap-mb",
         metavar="SIZES",
-        help="DDP bucket sizes in MiB, comma-separated: default (1, then 25), numbers, and lists such as 1+5+25.",
+        help=(
+            "DDP bucket sizes in MiB, comma-separated: default (1, then 25), numbers, and lists"
+            " such as 1+5+25."
+        ),
     ),
 ]
 Hooks = Annotated[
@@ -69,26 +74,43 @@ Hooks = Annotated[
     typer.Option(
         "--hook",
         metavar="HOOKS",
-        help=f"Communication hooks, comma-separated: {join_names(HOOKS)}; topk:0.01 and randomk:0.01 send 1 %, "
-        "powersgd:2 has rank 2, localsgd:8 averages parameters every 8 steps; options follow as in "
-        "topk:0.01:values=float16. FILE.py:CALLABLE is a hook of your own: a function of (state, bucket), or a factory "
-        "without required arguments.",
+        help=(
+            f"Communication hooks, comma-separated: {join_names(HOOKS)}; topk:0.01 and randomk:0.01"
+            " send 1 %, powersgd:2 has rank 2, localsgd:8 averages parameters every 8 steps;"
+            " options follow as in topk:0.01:values=float16. FILE.py:CALLABLE is a hook of your"
+            " own: a function of (state, bucket), or a factory without required arguments."
+        ),
     ),
 ]
-Precisions = Annotated[str, typer.Option("--precision", metavar="NAMES", help=f"Any of {join_names(PRECISIONS)}.")]
+Precisions = Annotated[
+    str, typer.Option("--precision", metavar="NAMES", help=f"Any of {join_names(PRECISIONS)}.")
+]
 Accumulations = Annotated[
-    str, typer.Option("--accumulation", metavar="NUMBERS", help="Backward passes per optimiser step, comma-separated.")
+    str,
+    typer.Option(
+        "--accumulation",
+        metavar="NUMBERS",
+        help="Backward passes per optimiser step, comma-separated.",
+    ),
 ]
 BucketView = Annotated[
-    str, typer.Option("--bucket-view", metavar="WHICH", help="gradient_as_bucket_view: off, on or both.")
+    str,
+    typer.Option(
+        "--bucket-view", metavar="WHICH", help="gradient_as_bucket_view: off, on or both."
+    ),
 ]
-StaticGraph = Annotated[str, typer.Option("--static-graph", metavar="WHICH", help="static_graph: off, on or both.")]
+StaticGraph = Annotated[
+    str, typer.Option("--static-graph", metavar="WHICH", help="static_graph: off, on or both.")
+]
 UnusedParameters = Annotated[
     str,
     typer.Option(
         "--unused-parameters",
         metavar="WHICH",
-        help="find_unused_parameters: off, on or both; on by itself for a model whose loss leaves parameters out.",
+        help=(
+            "find_unused_parameters: off, on or both; on by itself for a model whose loss leaves"
+            " parameters out."
+        ),
     ),
 ]
 BroadcastBuffers = Annotated[
@@ -96,25 +118,38 @@ BroadcastBuffers = Annotated[
     typer.Option(
         "--broadcast-buffers",
         metavar="WHICH",
-        help="Whether rank 0 sends its buffers before each forward pass (DDP's forward_sync_buffers, or "
-        "broadcast_buffers before torch 2.13): on, off or both.",
+        help=(
+            "Whether rank 0 sends its buffers before each forward pass (DDP's forward_sync_buffers,"
+            " or broadcast_buffers before torch 2.13): on, off or both."
+        ),
     ),
 ]
 BatchedGradCopy = Annotated[
-    str, typer.Option("--batched-grad-copy", metavar="WHICH", help="batched_grad_copy (torch 2.13): off, on or both.")
+    str,
+    typer.Option(
+        "--batched-grad-copy",
+        metavar="WHICH",
+        help="batched_grad_copy (torch 2.13): off, on or both.",
+    ),
 ]
 Compile = Annotated[
     str,
     typer.Option(
         "--compile",
         metavar="MODES",
-        help=f"torch.compile of the DDP object, comma-separated: off, and optimize_ddp's {join_names(COMPILE_MODES)}; "
-        "all is all four.",
+        help=(
+            "torch.compile of the DDP object, comma-separated: off, and optimize_ddp's"
+            f" {join_names(COMPILE_MODES)}; all is all four."
+        ),
     ),
 ]
 Batches = Annotated[
     str | None,
-    typer.Option("--batch", metavar="NUMBERS", help="Samples per rank, comma-separated; by default the workload's."),
+    typer.Option(
+        "--batch",
+        metavar="NUMBERS",
+        help="Samples per rank, comma-separated; by default the workload's.",
+    ),
 ]
 WorldSizes = Annotated[
     str | None,
@@ -130,8 +165,11 @@ TrainingBackend = Annotated[
     typer.Option(
         "--backend",
         metavar="NAME",
-        help=f"One of {join_names([AUTO_BACKEND, *TRAINING_BACKENDS])}: gloo trains on CPUs; nccl on GPUs, the k-th "
-        "rank of a host on its k-th GPU; auto is nccl if this machine has a GPU for each rank, else gloo.",
+        help=(
+            f"One of {join_names([AUTO_BACKEND, *TRAINING_BACKENDS])}: gloo trains on CPUs; nccl on"
+            " GPUs, the k-th rank of a host on its k-th GPU; auto is nccl if this machine has a"
+            " GPU for each rank, else gloo."
+        ),
     ),
 ]
 Steps = Annotated[
@@ -139,19 +177,27 @@ Steps = Annotated[
     typer.Option(
         "--steps",
         metavar="N",
-        help="Optimiser steps of a block, the first 3 untimed; by default from the budget's time, for digits and "
-        "text from their metric.",
+        help=(
+            "Optimiser steps of a block, the first 3 untimed; by default from the budget's time,"
+            " for digits and text from their metric."
+        ),
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", metavar="N", help="Compute threads of a rank; by default a fair share.")
+    int | None,
+    typer.Option(
+        "--threads", metavar="N", help="Compute threads of a rank; by default a fair share."
+    ),
 ]
 TrainingBudgetName = Annotated[
     str,
     typer.Option(
         "--budget",
         metavar="NAME",
-        help="quick (3 launches, then 6 fresh launches of the winners), standard (6 and 10) or rigorous (10 and 20).",
+        help=(
+            "quick (3 launches, then 6 fresh launches of the winners), standard (6 and 10) or"
+            " rigorous (10 and 20)."
+        ),
     ),
 ]
 MaxLossIncrease = Annotated[
@@ -159,8 +205,10 @@ MaxLossIncrease = Annotated[
     typer.Option(
         "--max-loss-increase",
         metavar="SHARE",
-        help="Never recommend a setting whose loss after equal steps is higher by more than this, e.g. 0.05; by "
-        "default the loss is only stated.",
+        help=(
+            "Never recommend a setting whose loss after equal steps is higher by more than this,"
+            " e.g. 0.05; by default the loss is only stated."
+        ),
     ),
 ]
 MaxAccuracyLoss = Annotated[
@@ -168,24 +216,36 @@ MaxAccuracyLoss = Annotated[
     typer.Option(
         "--max-accuracy-loss",
         metavar="X",
-        help="Never recommend a hook, precision or accumulation whose metric may end worse by more than X, e.g. "
-        "0.01; without a metric X is a share of the loss; without a loss none of them is recommended.",
+        help=(
+            "Never recommend a hook, precision or accumulation whose metric may end worse by more"
+            " than X, e.g. 0.01; without a metric X is a share of the loss; without a loss none of"
+            " them is recommended."
+        ),
     ),
 ]
 AcceptLoss = Annotated[
     bool,
     typer.Option(
         "--accept-loss",
-        help="Recommend a lossy hook that is named, whatever it does to learning; by default only if "
-        "--max-accuracy-loss shows its accuracy, else its speedup is only stated.",
+        help=(
+            "Recommend a lossy hook that is named, whatever it does to learning; by default only if"
+            " --max-accuracy-loss shows its accuracy, else its speedup is only stated."
+        ),
     ),
 ]
 SweepLaunches = Annotated[
-    int | None, typer.Option("--launches", metavar="R", help="Launches of the sweep; by default from the budget.")
+    int | None,
+    typer.Option(
+        "--launches", metavar="R", help="Launches of the sweep; by default from the budget."
+    ),
 ]
 ConfirmLaunches = Annotated[
     int | None,
-    typer.Option("--confirm-launches", metavar="R", help="Fresh launches of the winners; by default from the budget."),
+    typer.Option(
+        "--confirm-launches",
+        metavar="R",
+        help="Fresh launches of the winners; by default from the budget.",
+    ),
 ]
 
 
@@ -217,12 +277,14 @@ def train(
     launches: SweepLaunches = None,
     confirm_launches: ConfirmLaunches = None,
 ) -> int:
-    """Train a model with DDP under every combination of settings, and recommend one, with its confidence interval.
+    """Train a model with DDP under every combination of settings, and recommend one, with its
+    confidence interval.
 
-    The baseline (fp32, no hook, DDP's default buckets) and the step without DDP are always measured too. The winners
-    are measured again in fresh launches; only these decide. What leaves learning as it is comes first; FP16 and BF16
-    are recommended only where --hook names them, lossy hooks only with their accuracy shown or accepted. Inside mpirun,
-    torchrun or srun this process is one rank of one launch; repeat the command with the same --out to add launches.
+    The baseline (fp32, no hook, DDP's default buckets) and the step without DDP are always measured
+    too. The winners are measured again in fresh launches; only these decide. What leaves learning
+    as it is comes first; FP16 and BF16 are recommended only where --hook names them, lossy hooks
+    only with their accuracy shown or accepted. Inside mpirun, torchrun or srun this process is one
+    rank of one launch; repeat the command with the same --out to add launches.
     """
     requested = check_training_backend(backend)
     requested_sweep = TrainingSweep(
@@ -242,7 +304,9 @@ def train(
         env=env or (),
     )
     check_counts({"--steps": steps, "--threads": threads})
-    training_budget = find_budget(TRAINING_BUDGETS, budget, launches=launches, confirm_launches=confirm_launches)
+    training_budget = find_budget(
+        TRAINING_BUDGETS, budget, launches=launches, confirm_launches=confirm_launches
+    )
     if launches or confirm_launches:
         # numbers of launches that the user gives are exact
         training_budget = dataclasses.replace(training_budget, aim_s=None)
@@ -272,9 +336,18 @@ def train(
 
 def backend_at(place: Place, requested: str, workload: str) -> tuple[str, list[str]]:
     """Return the training backend of a workload at a place, see `choose_training_backend`."""
-    backend, left_out = choose_training_backend(requested, ranks_here=place.ranks_here, started=place.started)
-    if requested == AUTO_BACKEND and TRAINING_BACKENDS[backend].uses_gpu and _computes_on_hosts(workload):
-        sentence = f"{workload} was recorded on CPUs, which replay it; --backend nccl sends its gradients by NCCL."
+    backend, left_out = choose_training_backend(
+        requested, ranks_here=place.ranks_here, started=place.started
+    )
+    if (
+        requested == AUTO_BACKEND
+        and TRAINING_BACKENDS[backend].uses_gpu
+        and _computes_on_hosts(workload)
+    ):
+        sentence = (
+            f"{workload} was recorded on CPUs, which replay it; --backend nccl sends its gradients"
+            " by NCCL."
+        )
         return "gloo", [f"Training on GPUs: this trains over Gloo on CPUs. {sentence}"]
     return backend, left_out
 
@@ -286,7 +359,9 @@ def _computes_on_hosts(workload: str) -> bool:
 
 
 def training_ranks(backend: str) -> int | None:
-    """Return the number of ranks for this machine's GPUs if none is given; None if GPUs do not decide.
+    """Return the number of ranks for this machine's GPUs if none is given.
+
+    None if GPUs do not decide.
 
     Raises:
         InputError: there is one GPU to train on, and no number was given.
@@ -297,19 +372,25 @@ def training_ranks(backend: str) -> int | None:
     ranks = ranks_by_gpus([trainer.name]) if trainer.uses_gpu else None
     if ranks == 1:
         raise InputError(
-            "Training with DDP takes 2 ranks or more, and this machine has 1 GPU for them; give -n 2 to have both "
-            "share it, name hosts by --hostfile, or train with --backend gloo."
+            "Training with DDP takes 2 ranks or more, and this machine has 1 GPU for them; give -n"
+            " 2 to have both share it, name hosts by --hostfile, or train with --backend gloo."
         )
     return ranks
 
 
 def default_sweep() -> TrainingSweep:
     """Return the default sweep."""
-    return TrainingSweep(workload=DEFAULT_WORKLOAD, bucket_caps=DEFAULT_CAPS.split(","), hooks=DEFAULT_HOOKS.split(","))
+    return TrainingSweep(
+        workload=DEFAULT_WORKLOAD,
+        bucket_caps=DEFAULT_CAPS.split(","),
+        hooks=DEFAULT_HOOKS.split(","),
+    )
 
 
 def join_training(task: Task, training: TrainingPlan) -> Task:
-    """Return the task with a training sweep after its other stages, and a recommendation at the end."""
+    """Return the task with a training sweep after its other stages, and a recommendation at the
+    end.
+    """
     return dataclasses.replace(
         task,
         requests=[*task.requests, training.sweep_request()],
@@ -317,7 +398,9 @@ def join_training(task: Task, training: TrainingPlan) -> Task:
         left_out=[*task.left_out, *training.left_out],
         info={**task.info, **training.info},
         then=training.then,
-        seconds=task.estimate_s() + training.estimate_s() if task.requests else training.estimate_s(),
+        seconds=(
+            task.estimate_s() + training.estimate_s() if task.requests else training.estimate_s()
+        ),
         conclude=functools.partial(write_recommendation, permission=training.permission),
     )
 
@@ -357,12 +440,16 @@ def check_accuracy_loss(allowed: float | None) -> float | None:
         InputError: it is below 0, infinite or not a number.
     """
     if allowed is not None and not 0 <= allowed < math.inf:
-        raise InputError(f"--max-accuracy-loss {allowed:g} was asked for; give a number of 0 or more, such as 0.01.")
+        raise InputError(
+            f"--max-accuracy-loss {allowed:g} was asked for; give a number of 0 or more, such as"
+            " 0.01."
+        )
     return allowed
 
 
 def permission_of(hooks: Sequence[str], *, is_given: bool, accepts_loss: bool) -> Permission:
-    """Return which hooks may be recommended: those that the user named, not those of an option's default.
+    """Return which hooks may be recommended: those that the user named, not those of an option's
+    default.
 
     Args:
         hooks: value of ``--hook`` or ``--allow``.
@@ -374,12 +461,17 @@ def permission_of(hooks: Sequence[str], *, is_given: bool, accepts_loss: bool) -
 
 
 def write_recommendation(store: Store, permission: Permission) -> None:
-    """Write the recommendation that follows from the records in the store; a resumed run may permit other hooks."""
+    """Write the recommendation that follows from the records in the store.
+
+    A resumed run may permit other hooks.
+    """
     store.update(**permission.info)
     trainings = store.training_records
     recommendation = recommend(trainings, store.info)
     if recommendation is not None:
-        completed = with_search(recommendation, collective_records(store.records), trainings, store.info)
+        completed = with_search(
+            recommendation, collective_records(store.records), trainings, store.info
+        )
         store.write_recommendation(completed.to_json())
 
 
@@ -393,10 +485,20 @@ def _compile_modes(text: str) -> tuple[str, ...]:
     names = split_names(text) or ()
     for name in names:
         check_choice("compile mode", name, (OFF, ALL, *COMPILE_MODES))
-    return tuple("" if name == OFF else name for name in ((OFF, *COMPILE_MODES) if ALL in names else names))
+    return tuple(
+        "" if name == OFF else name for name in ((OFF, *COMPILE_MODES) if ALL in names else names)
+    )
 
 
 def short_name(command: str, workload: str) -> str:
-    """Return a name for the directory of results: ``train-resnet18``, or ``train-own_model`` for a file."""
-    stem = workload.removeprefix("trace:").split("/")[-1].split(":")[0].removesuffix(".py").removesuffix(".json")
+    """Return a name for the directory of results: ``train-resnet18``, or ``train-own_model`` for a
+    file.
+    """
+    stem = (
+        workload.removeprefix("trace:")
+        .split("/")[-1]
+        .split(":")[0]
+        .removesuffix(".py")
+        .removesuffix(".json")
+    )
     return f"{command}-{stem}"

@@ -1,4 +1,6 @@
-"""The command ``tune``: the best settings of a user's own training, or of a workload without a full sweep."""
+"""The command ``tune``: the best settings of a user's own training, or of a workload without a full
+sweep.
+"""
 
 from __future__ import annotations
 
@@ -51,17 +53,22 @@ from commbench.tuner.stages import TuningPlan
 FEWEST_STEPS = 6
 
 #: Options that apply to the training of a COMMAND.
-LIVE_OPTIONS = frozenset({"bucket_cap_mb", "allow", "steps", "time_limit", "then", "out", "seed", "accept_loss"})
+LIVE_OPTIONS = frozenset(
+    {"bucket_cap_mb", "allow", "steps", "time_limit", "then", "out", "seed", "accept_loss"}
+)
 
 Allow = Annotated[
     str,
     typer.Option(
         "--allow",
         metavar="HOOKS",
-        help="Hooks to try, comma-separated, as in train --hook; topk means topk:0.01, randomk randomk:0.01, powersgd "
-        "powersgd:2, localsgd localsgd:8 (not with a COMMAND). DDP without a hook is always tried. A hook is "
-        "recommended only if it is named here, and a lossy one only with --max-accuracy-loss or --accept-loss. With a "
-        "COMMAND the default is none, because a hook changes what the training learns.",
+        help=(
+            "Hooks to try, comma-separated, as in train --hook; topk means topk:0.01, randomk"
+            " randomk:0.01, powersgd powersgd:2, localsgd localsgd:8 (not with a COMMAND). DDP"
+            " without a hook is always tried. A hook is recommended only if it is named here, and a"
+            " lossy one only with --max-accuracy-loss or --accept-loss. With a COMMAND the default"
+            " is none, because a hook changes what the training learns."
+        ),
     ),
 ]
 Caps = Annotated[
@@ -69,7 +76,10 @@ Caps = Annotated[
     typer.Option(
         "--bucket-cap-mb",
         metavar="SIZES",
-        help="Bucket sizes to choose from, as in train; auto: one for each different layout of the model's buckets.",
+        help=(
+            "Bucket sizes to choose from, as in train; auto: one for each different layout of the"
+            " model's buckets."
+        ),
     ),
 ]
 TuningSteps = Annotated[
@@ -77,9 +87,11 @@ TuningSteps = Annotated[
     typer.Option(
         "--steps",
         metavar="N",
-        help="With a COMMAND: optimiser steps after which tuning ends; by default when it is decided. Without: "
-        "optimiser steps of a block, the first 3 untimed; by default from the budget's time, for digits and text from "
-        "their metric.",
+        help=(
+            "With a COMMAND: optimiser steps after which tuning ends; by default when it is"
+            " decided. Without: optimiser steps of a block, the first 3 untimed; by default from"
+            " the budget's time, for digits and text from their metric."
+        ),
     ),
 ]
 ThenName = Annotated[
@@ -87,20 +99,25 @@ ThenName = Annotated[
     typer.Option(
         "--then",
         metavar="WHAT",
-        help="With a COMMAND, after tuning: go-on trains on with the best setting; stop ends all ranks with exit code "
-        "0.",
+        help=(
+            "With a COMMAND, after tuning: go-on trains on with the best setting; stop ends all"
+            " ranks with exit code 0."
+        ),
     ),
 ]
 Batch = Annotated[
-    int | None, typer.Option("--batch", metavar="N", help="Samples per rank; by default from the workload.")
+    int | None,
+    typer.Option("--batch", metavar="N", help="Samples per rank; by default from the workload."),
 ]
 BudgetName = Annotated[
     str,
     typer.Option(
         "--budget",
         metavar="NAME",
-        help="quick, standard or rigorous: up to 6, 10 or 20 fresh launches decide (a full sweep takes 3, 6 or 10 "
-        "more).",
+        help=(
+            "quick, standard or rigorous: up to 6, 10 or 20 fresh launches decide (a full sweep"
+            " takes 3, 6 or 10 more)."
+        ),
     ),
 ]
 
@@ -122,20 +139,30 @@ def tune(
     budget: BudgetName = "quick",
     confirm_launches: ConfirmLaunches = None,
 ) -> int:
-    """Find the fastest DDP setting: for your own training while it runs (tune -- COMMAND), or for a workload.
+    """Find the fastest DDP setting: for your own training while it runs (tune -- COMMAND), or for a
+    workload.
 
-    With -- COMMAND: tunes your own training while it runs. COMMAND is what you type anyway, e.g. torchrun
-    --nproc-per-node 8 train.py, accelerate launch, mpirun or srun; the script stays as it is. Bucket sizes are tried in
-    short blocks of steps, the best one is kept, and the lines to paste are printed when COMMAND has ended, with whose
-    exit code commbench ends. Options for it, before --: --bucket-cap-mb, --allow, --accept-loss, --steps,
-    --time-limit, --then, --out, --seed. The same command with the same --out adds to its results.
+    With -- COMMAND: tunes your own training while it runs. COMMAND is what you type anyway, e.g.
+    torchrun --nproc-per-node 8 train.py, accelerate launch, mpirun or srun; the script stays as it
+    is. Bucket sizes are tried in short blocks of steps, the best one is kept, and the lines to
+    paste are printed when COMMAND has ended, with whose exit code commbench ends. Options for it,
+    before --: --bucket-cap-mb, --allow, --accept-loss, --steps, --time-limit, --then, --out,
+    --seed. The same command with the same --out adds to its results.
 
-    Without a COMMAND: trains --workload, for about a quarter of the steps of a full sweep. Times the network and a few
-    steps, predicts every setting from them, measures the promising ones beside the default, and compares the best one
-    with the default in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is one rank of
-    one launch; repeat the command with the same --out until it says that nothing is left.
+    Without a COMMAND: trains --workload, for about a quarter of the steps of a full sweep. Times
+    the network and a few steps, predicts every setting from them, measures the promising ones
+    beside the default, and compares the best one with the default in fresh launches; only these
+    decide. Inside mpirun, torchrun or srun this process is one rank of one launch; repeat the
+    command with the same --out until it says that nothing is left.
     """
-    check_counts({"--steps": steps, "--threads": threads, "--batch": batch, "--confirm-launches": confirm_launches})
+    check_counts(
+        {
+            "--steps": steps,
+            "--threads": threads,
+            "--batch": batch,
+            "--confirm-launches": confirm_launches,
+        }
+    )
     command, given_values = command_behind(context), given_options(context)
     _check_options(given_values, settings.time_limit, steps, has_command=command is not None)
     caps = checked_caps(split_names(bucket_cap_mb) or ())
@@ -162,7 +189,9 @@ def tune(
     def plan(place: Place) -> Task:
         _check_ranks(place)
         trains_over, left_out = backend_at(place, requested, workload)
-        facts = known_facts(settings, workload, batch) or probe_workload(workload, batch, hooks, backend=trains_over)
+        facts = known_facts(settings, workload, batch) or probe_workload(
+            workload, batch, hooks, backend=trains_over
+        )
         check_all_used(facts.unused)
         tuning = TuningPlan(
             workload=workload,
@@ -196,12 +225,19 @@ def _check_options(
     """
     check_time_limit(time_limit_s)
     if not has_command and "then" in options:
-        raise InputError("--then was given and applies to a training only; put the command of one behind --.")
+        raise InputError(
+            "--then was given and applies to a training only; put the command of one behind --."
+        )
     others = [option for name, option in options.items() if name not in LIVE_OPTIONS]
     if has_command and others:
-        raise InputError(f"{others[0]} was given and does not apply to the training of a COMMAND; leave it out.")
+        raise InputError(
+            f"{others[0]} was given and does not apply to the training of a COMMAND; leave it out."
+        )
     if not has_command and steps is not None and steps < FEWEST_STEPS:
-        raise InputError(f"--steps {steps} was asked for; the first 3 are not timed, so give at least {FEWEST_STEPS}.")
+        raise InputError(
+            f"--steps {steps} was asked for; the first 3 are not timed, so give at least"
+            f" {FEWEST_STEPS}."
+        )
 
 
 def check_time_limit(time_limit_s: float | None) -> None:
@@ -227,7 +263,8 @@ def _check_ranks(place: Place) -> None:
 def _start(settings: Settings, command: Sequence[str], options: LiveOptions) -> int:
     """Start the command of a training and tune it; return the command's exit code.
 
-    ``options`` say what may be tried; their results, limit, seed and command follow from the other arguments.
+    ``options`` say what may be tried; their results, limit, seed and command follow from the other
+    arguments.
     """
     find_program(command)
     probe_hooks(options.allow)
@@ -266,7 +303,8 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
 
 
 def known_facts(settings: Settings, workload: str, batch: int | None) -> WorkloadFacts | None:
-    """Return the facts of the workload from the start of the run to resume, on which every decision is based.
+    """Return the facts of the workload from the start of the run to resume, on which every decision
+    is based.
 
     None without such a run, or if it has another workload or batch.
     """

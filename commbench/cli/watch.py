@@ -17,21 +17,32 @@ from commbench.live.command import attach_to, find_program, name_of
 from commbench.live.options import LiveOptions, checked_then
 
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Run directory; by default results/TIME-watch-NAME-HOST.")
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR", help="Run directory; by default results/TIME-watch-NAME-HOST."
+    ),
 ]
 Steps = Annotated[
     int | None,
-    typer.Option("--steps", metavar="N", help="Optimiser steps to watch after a short warm-up; by default 200."),
+    typer.Option(
+        "--steps",
+        metavar="N",
+        help="Optimiser steps to watch after a short warm-up; by default 200.",
+    ),
 ]
 TimeLimit = Annotated[
-    float | None, typer.Option("--time-limit", metavar="S", help="Seconds after which watching ends.")
+    float | None,
+    typer.Option("--time-limit", metavar="S", help="Seconds after which watching ends."),
 ]
 ThenName = Annotated[
     str,
     typer.Option(
         "--then",
         metavar="WHAT",
-        help="What follows: go-on trains on, with nothing left of commbench; stop ends all ranks with exit code 0.",
+        help=(
+            "What follows: go-on trains on, with nothing left of commbench; stop ends all ranks"
+            " with exit code 0."
+        ),
     ),
 ]
 
@@ -45,15 +56,18 @@ def watch(
 ) -> int:
     """Show where the time of your own DDP training goes: watch -- COMMAND.
 
-    COMMAND is what you type anyway, e.g. torchrun --nproc-per-node 8 train.py; the script stays as it is. Prints the
-    time of the forward pass, the backward pass, exposed communication, the optimiser and the rest of a step, the rank
-    that others wait for, and how much faster a step could be. commbench ends with the exit code of COMMAND.
+    COMMAND is what you type anyway, e.g. torchrun --nproc-per-node 8 train.py; the script stays as
+    it is. Prints the time of the forward pass, the backward pass, exposed communication, the
+    optimiser and the rest of a step, the rank that others wait for, and how much faster a step
+    could be. commbench ends with the exit code of COMMAND.
     """
     check_counts({"--steps": steps})
     check_time_limit(time_limit)
     command = command_behind(context)
     if command is None:
-        raise InputError("watch takes a command behind --; write e.g. commbench watch -- torchrun train.py.")
+        raise InputError(
+            "watch takes a command behind --; write e.g. commbench watch -- torchrun train.py."
+        )
     find_program(command, "watch")
     workload = name_of(command)
     options = LiveOptions(

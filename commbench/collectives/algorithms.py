@@ -12,7 +12,8 @@ ALGORITHMS = ("ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree
 PROTOCOLS = ("ll", "ll128", "simple")
 #: The library's own choice.
 AUTO = "auto"
-#: Further algorithms in NCCL's log: GPUs' copy engines, and the prefix of kernels on symmetric memory.
+#: Further algorithms in NCCL's log: GPUs' copy engines, and the prefix of kernels on symmetric
+#: memory.
 COPY, SYMMETRIC = "copy", "symmetric/"
 
 _CHANNELS = re.compile(r"(?P<number>[1-9]\d*)ch")
@@ -44,10 +45,15 @@ class Choice:
         channels = _CHANNELS.fullmatch(rest[0]) if rest else None
         if len(rest) > bool(channels):
             raise InputError(
-                f"Algorithm {text!r} is not understood; write {AUTO}, or any of {', '.join(ALGORITHMS)}, then "
-                f"{', '.join(PROTOCOLS)}, then a number of channels, with / between, e.g. tree, ring/ll128 or ring/8ch."
+                f"Algorithm {text!r} is not understood; write {AUTO}, or any of"
+                f" {', '.join(ALGORITHMS)}, then {', '.join(PROTOCOLS)}, then a number of channels,"
+                " with / between, e.g. tree, ring/ll128 or ring/8ch."
             )
-        return cls(algorithm=algorithm, protocol=protocol, channels=int(channels["number"]) if channels else None)
+        return cls(
+            algorithm=algorithm,
+            protocol=protocol,
+            channels=int(channels["number"]) if channels else None,
+        )
 
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
@@ -56,8 +62,15 @@ class Choice:
 
     @property
     def variables(self) -> dict[str, str]:
-        """NCCL's environment variables for this choice; NCCL reads them when it creates a communicator."""
-        return {name: value for name, value in (("NCCL_ALGO", self.algorithm), ("NCCL_PROTO", self.protocol)) if value}
+        """NCCL's environment variables for this choice.
+
+        NCCL reads them when it creates a communicator.
+        """
+        return {
+            name: value
+            for name, value in (("NCCL_ALGO", self.algorithm), ("NCCL_PROTO", self.protocol))
+            if value
+        }
 
 
 def transport_by(algorithm: str, transport: str) -> str:

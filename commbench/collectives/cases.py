@@ -15,7 +15,13 @@ from commbench.collectives.algorithms import AUTO, Choice
 from commbench.collectives.backends import USUAL_BACKENDS, find_backend
 from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.datatypes import find_dtype
-from commbench.collectives.operations import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
+from commbench.collectives.operations import (
+    OPERATIONS,
+    REDOPS,
+    Operation,
+    find_operation,
+    true_message_bytes,
+)
 from commbench.collectives.patterns import check_pattern, shares_of
 from commbench.errors import InputError, UnsupportedError, check_choice
 from commbench.schema import Ranks
@@ -28,11 +34,13 @@ SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
 LOOPS = ("auto", "native", "python", "event")
 IN_PLACE = ("default", "in", "out", "both")
 MODES = ("isolated", "pipelined", "graph", "persistent")
-#: Kinds of buffers that are registered with NCCL and need no copy; symmetric ones have the same offset on each rank.
+#: Kinds of buffers that are registered with NCCL and need no copy; symmetric ones have the same
+#: offset on each rank.
 REGISTERED = ("registered", "symmetric")
 BUFFERS = ("hot", "rotated", *REGISTERED)
 
-#: Default sizes of a sweep: nccl-tests' usual range, limited to sizes that a small machine can time.
+#: Default sizes of a sweep: nccl-tests' usual range, limited to sizes that a small machine can
+#: time.
 DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 2**20)
 
 
@@ -40,8 +48,9 @@ DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 
 class Case:
     """One point of a sweep. None means that the axis does not apply to the operation.
 
-    ``message_bytes`` is the measured size, with each rank's share rounded up to whole elements. In the patterns
-    ``node`` and ``cross``, whose group sizes depend on the hosts, each group may round it up once more.
+    ``message_bytes`` is the measured size, with each rank's share rounded up to whole elements. In
+    the patterns ``node`` and ``cross``, whose group sizes depend on the hosts, each group may round
+    it up once more.
     """
 
     backend: str
@@ -73,15 +82,18 @@ class Case:
     graph: bool = False
     """Whether several operations are captured in one CUDA graph, which is replayed."""
     persistent: bool = False
-    """Whether the operation is a persistent request of MPI, which each repetition starts and completes."""
+    """Whether the operation is a persistent request of MPI, which each repetition starts and
+    completes."""
     env: str = ""
-    """The environment variables of its launches, see `commbench.system.env`; empty: none was asked for."""
+    """The environment variables of its launches, see `commbench.system.env`; empty: none was
+    asked for."""
 
     @cached_property
     def key(self) -> str:
         """A stable text that identifies the case across launches.
 
-        Fields added after version 1 appear only if they differ from the default, so that older keys stay valid.
+        Fields added after version 1 appear only if they differ from the default, so that older keys
+        stay valid.
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("world_size", "algorithm", "graph", "persistent", "env"):
@@ -91,7 +103,9 @@ class Case:
 
     @property
     def mode(self) -> str:
-        """One of `MODES`: ``pipelined`` without synchronisation, except for graphs and persistent requests."""
+        """One of `MODES`: ``pipelined`` without synchronisation, except for graphs and persistent
+        requests.
+        """
         if self.graph or self.persistent:
             return "graph" if self.graph else "persistent"
         return "pipelined" if self.sync == "none" else "isolated"
@@ -103,7 +117,10 @@ class Case:
             words.append(format_size(self.message_bytes))
             words.append(self.dtype)
         words += [word for word in (self.redop,) if word]
-        if self.in_place is not None and self.in_place != OPERATIONS[self.operation].default_in_place:
+        if (
+            self.in_place is not None
+            and self.in_place != OPERATIONS[self.operation].default_in_place
+        ):
             words.append("in place" if self.in_place else "out of place")
         if self.root:
             words.append(f"root {self.root}")
@@ -130,7 +147,8 @@ class Sweep:
     """Axes whose product is measured; a suite is a short Python file that names one or several.
 
     Raises:
-        InputError: an unknown name, or a size that is not a whole number of elements of each data type.
+        InputError: an unknown name, or a size that is not a whole number of elements of each data
+            type.
     """
 
     operations: Sequence[str] = ("all_reduce",)
@@ -142,21 +160,29 @@ class Sweep:
     redops: Sequence[str] = ("sum",)
     roots: Sequence[int] = (0,)
     in_place: str = "default"
-    """``in``, ``out``, ``both``, or ``default``: in place for all_reduce and reduce, else out of place."""
+    """``in``, ``out``, ``both``, or ``default``: in place for all_reduce and reduce, else out of
+    place."""
     patterns: Sequence[str] = ("flat",)
     sync: str = "auto"
     loop: str = "auto"
     world_sizes: Sequence[int] = ()
-    """Numbers of ranks of a scaling study; each uses the first ranks of the launch. Empty: all ranks."""
+    """Numbers of ranks of a scaling study; each uses the first ranks of the launch.
+
+    Empty: all ranks.
+    """
     algorithms: Sequence[str] = (AUTO,)
-    """Algorithms to request, as ``--algorithm`` takes them; ``auto`` leaves the choice to the library."""
+    """Algorithms to request, as ``--algorithm`` takes them; ``auto`` leaves the choice to the
+    library."""
     cadences: Sequence[str] = ()
-    """Modes: ``isolated``, ``pipelined`` (``sync`` none), ``graph`` or ``persistent``; empty: ``sync`` decides."""
+    """Modes: ``isolated``, ``pipelined`` (``sync`` none), ``graph`` or ``persistent``; empty:
+    ``sync`` decides."""
     buffers: Sequence[str] = ("hot",)
-    """``hot``: the same buffers in each repetition; ``rotated``: several sets in turn, together larger than the cache;
-    ``registered`` and ``symmetric``: hot buffers that are registered with NCCL."""
+    """``hot``: the same buffers in each repetition; ``rotated``: several sets in turn, together
+    larger than the cache; ``registered`` and ``symmetric``: hot buffers that are registered with
+    NCCL."""
     env: Sequence[str] = ()
-    """Environment variables of the launches, as ``--env`` takes them: ``NCCL_ALGO=Ring,Tree,default``."""
+    """Environment variables of the launches, as ``--env`` takes them:
+    ``NCCL_ALGO=Ring,Tree,default``."""
 
     def __post_init__(self) -> None:
         if isinstance(self.sizes, str):
@@ -177,14 +203,20 @@ class Sweep:
                 check_choice(axis, name, choices)
         if self.sync == "none" and "isolated" in self.cadences:
             raise InputError(
-                "Cadence isolated synchronises the ranks, synchronisation none does not; choose one of the two."
+                "Cadence isolated synchronises the ranks, synchronisation none does not; choose one"
+                " of the two."
             )
         for pattern in self.patterns:
             check_pattern(pattern)
-        object.__setattr__(self, "algorithms", tuple(str(Choice.parse(text)) for text in self.algorithms))
+        object.__setattr__(
+            self, "algorithms", tuple(str(Choice.parse(text)) for text in self.algorithms)
+        )
         for world_size in self.world_sizes:
             if not isinstance(world_size, int) or world_size < 2:  # noqa: PLR2004 - one rank does not communicate
-                raise InputError(f"World size {world_size!r} is not a number of ranks to compare; give 2 or more.")
+                raise InputError(
+                    f"World size {world_size!r} is not a number of ranks to compare; give 2 or"
+                    " more."
+                )
         parse_env(self.env)
         self._check_sizes()
 
@@ -200,20 +232,24 @@ class Sweep:
                 )
 
     def cases(self, world_size: int) -> list[Case]:
-        """Return the cases on ``world_size`` ranks, in axis order, without the axes that an operation lacks.
+        """Return the cases on ``world_size`` ranks, in axis order, without the axes that an
+        operation lacks.
 
         Raises:
-            InputError: a root that is not a rank, a pattern that does not divide the ranks, or a scaling study on more
-                ranks than the run has.
+            InputError: a root that is not a rank, a pattern that does not divide the ranks, or a
+                scaling study on more ranks than the run has.
         """
         if self.world_sizes and max(self.world_sizes) > world_size:
             raise InputError(
-                f"World size {max(self.world_sizes)} was asked for and this run has {world_size} ranks; "
-                "start as many as the largest (-n)."
+                f"World size {max(self.world_sizes)} was asked for and this run has {world_size}"
+                " ranks; start as many as the largest (-n)."
             )
         cases = [case for size in self.world_sizes or (world_size,) for case in self._cases(size)]
         # a scaling study's case on all ranks is the same case as outside a study
-        unified = (case if case.world_size != world_size else replace(case, world_size=None) for case in cases)
+        unified = (
+            case if case.world_size != world_size else replace(case, world_size=None)
+            for case in cases
+        )
         unique = list(dict.fromkeys(unified))
         return [replace(case, env=env) for env in parse_env(self.env) for case in unique] or unique
 
@@ -223,7 +259,10 @@ class Sweep:
             check_pattern(pattern, world_size)
         for root in self.roots:
             if not 0 <= root < world_size:
-                raise InputError(f"Root {root} is not a rank of a run with {world_size} ranks (0 to {world_size - 1}).")
+                raise InputError(
+                    f"Root {root} is not a rank of a run with {world_size} ranks (0 to"
+                    f" {world_size - 1})."
+                )
         names = itertools.product(
             self.operations, self.backends, self.dtypes, self.redops, self.patterns, self.algorithms
         )
@@ -245,12 +284,17 @@ class Sweep:
                 yield from self._variants(requested, entry)
 
     def _variants(self, requested: Case, operation: Operation) -> Iterable[Case]:
-        """Yield the case in each form, cadence and kind of buffers, without the axes that the operation lacks."""
+        """Yield the case in each form, cadence and kind of buffers, without the axes that the
+        operation lacks.
+        """
         places: tuple[bool | None, ...] = (None,)
         if operation.has_in_place:
-            places = {"default": (operation.default_in_place,), "in": (True,), "out": (False,), "both": (False, True)}[
-                self.in_place
-            ]
+            places = {
+                "default": (operation.default_in_place,),
+                "in": (True,),
+                "out": (False,),
+                "both": (False, True),
+            }[self.in_place]
         shares = shares_of(requested.pattern, requested.world_size or 1)
         itemsize = find_dtype(str(requested.dtype)).itemsize
         reduced = replace(
@@ -261,7 +305,9 @@ class Sweep:
             root=requested.root if operation.rooted else None,
             algorithm=requested.algorithm if operation.has_nccl_algorithms else AUTO,
         )
-        for in_place, cadence, buffers in itertools.product(places, self.cadences or ("",), self.buffers):
+        for in_place, cadence, buffers in itertools.product(
+            places, self.cadences or ("",), self.buffers
+        ):
             yield replace(
                 reduced,
                 in_place=in_place,
@@ -273,7 +319,10 @@ class Sweep:
 
 
 def _entry(operation: str, pattern: str, world_size: int) -> Operation:
-    """Return the entry of the pattern; if it lacks the operation, the plain entry, for a row that states the reason."""
+    """Return the entry of the pattern.
+
+    If it lacks the operation, the plain entry, for a row that states the reason.
+    """
     try:
         return operation_in_pattern(operation, pattern, world_size)
     except UnsupportedError:
@@ -281,7 +330,9 @@ def _entry(operation: str, pattern: str, world_size: int) -> Operation:
 
 
 def check_case(case: Case) -> None:
-    """Raise `InputError` if a case from a file names an unknown operation, pattern, type or reduction."""
+    """Raise `InputError` if a case from a file names an unknown operation, pattern, type or
+    reduction.
+    """
     operation = find_operation(case.operation)
     check_pattern(case.pattern)
     if case.dtype is not None or operation.moves_data:
@@ -296,7 +347,9 @@ def all_cases(sweeps: Sequence[Sweep], world_size: int) -> list[Case]:
 
 
 def shuffled(cases: Sequence[T], seed: int, launch: int) -> list[T]:
-    """Return the cases in the order of one launch: shuffled by the run's seed and the launch's number."""
+    """Return the cases in the order of one launch: shuffled by the run's seed and the launch's
+    number.
+    """
     order = list(cases)
     random.Random(f"{seed}:{launch}").shuffle(order)
     return order

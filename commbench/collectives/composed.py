@@ -1,4 +1,6 @@
-"""Composed operations: the entries of operations in the patterns ring, fan, hierarchical and matrix."""
+"""Composed operations: the entries of operations in the patterns ring, fan, hierarchical and
+matrix.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def _plain(plain: Operation, _: int) -> Operation:
     return plain
 
 
-# ------------------------------------------------------------------------------------------------------------- ring
+# --------------------------------------------------------------------------------------------- ring
 
 
 def _from_left(shape: Shape) -> list[Span]:
@@ -44,7 +46,10 @@ def _from_left(shape: Shape) -> list[Span]:
 def _messages(shape: Shape, sources: Sequence[int]) -> list[Span]:
     """Return a whole message of each source, one after the other."""
     count = shape.elements
-    return [Span(offset=index * count, count=count, source=source) for index, source in enumerate(sources)]
+    return [
+        Span(offset=index * count, count=count, source=source)
+        for index, source in enumerate(sources)
+    ]
 
 
 def _receive_slots(
@@ -53,23 +58,38 @@ def _receive_slots(
     shape: Shape,
     sources: Sequence[int],
 ) -> Ends[Any]:
-    """Return the part of a buffer that receives the message of each source, in the order of `_messages`."""
+    """Return the part of a buffer that receives the message of each source, in the order of
+    `_messages`.
+    """
     count = shape.elements
-    return [(backend.part(buffer, index * count, count), source) for index, source in enumerate(sources)]
+    return [
+        (backend.part(buffer, index * count, count), source) for index, source in enumerate(sources)
+    ]
 
 
-def _token(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
-    """Pass a token round the ring: rank 0 sends first and receives last, all others receive first."""
-    send, receive = backend.send(buffers.send, right(shape)), backend.receive(buffers.receive, left(shape))
+def _token(
+    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
+) -> list[CallT_co]:
+    """Pass a token round the ring: rank 0 sends first and receives last, all others receive
+    first.
+    """
+    send, receive = (
+        backend.send(buffers.send, right(shape)),
+        backend.receive(buffers.receive, left(shape)),
+    )
     return [receive, send] if shape.rank else [send, receive]
 
 
-def _to_the_next(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+def _to_the_next(
+    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
+) -> list[CallT_co]:
     ends = [(buffers.send, right(shape))], [(buffers.receive, left(shape))]
     return [backend.exchange_window(*ends, shape.window)]
 
 
-def _with_both(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+def _with_both(
+    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
+) -> list[CallT_co]:
     sends = [(buffers.send, right(shape)), (buffers.send, left(shape))]
     receives = _receive_slots(backend, buffers.receive, shape, [left(shape), right(shape)])
     return [backend.exchange_window(sends, receives, shape.window)]
@@ -89,7 +109,10 @@ _RING: dict[str, Compose] = {
     ),
     "bandwidth": lambda plain, _: _ring(
         plain,
-        summary="every rank sends a window of messages to the next and receives one from the rank before",
+        summary=(
+            "every rank sends a window of messages to the next and receives one from the rank"
+            " before"
+        ),
         call=_to_the_next,
     ),
     "bibandwidth": lambda plain, _: _ring(
@@ -103,7 +126,7 @@ _RING: dict[str, Compose] = {
     "sendrecv": _plain,
 }
 
-# ------------------------------------------------------------------------------------------------------------- fans
+# --------------------------------------------------------------------------------------------- fans
 
 
 def _others(shape: Shape) -> list[int]:
@@ -130,8 +153,13 @@ def _from_root(shape: Shape) -> list[Span]:
     return [] if shape.is_root else _messages(shape, [shape.root])
 
 
-def _fan_in(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
-    """Send a window of messages from every other rank to the root; the root acknowledges each window."""
+def _fan_in(
+    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
+) -> list[CallT_co]:
+    """Send a window of messages from every other rank to the root.
+
+    The root acknowledges each window.
+    """
     if not shape.is_root:
         window = backend.exchange_window([(buffers.send, shape.root)], [], shape.window)
         return [window, backend.receive(backend.empty(), shape.root)]
@@ -140,25 +168,41 @@ def _fan_in(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Sh
     return [window, *(backend.send(backend.empty(), other) for other in _others(shape))]
 
 
-def _fan_out(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
-    """Send a window of one message from the root to every other rank; each acknowledges its window."""
+def _fan_out(
+    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
+) -> list[CallT_co]:
+    """Send a window of one message from the root to every other rank.
+
+    Each acknowledges its window.
+    """
     if not shape.is_root:
         window = backend.exchange_window([], [(buffers.receive, shape.root)], shape.window)
         return [window, backend.send(backend.empty(), shape.root)]
-    window = backend.exchange_window([(buffers.send, other) for other in _others(shape)], [], shape.window)
+    window = backend.exchange_window(
+        [(buffers.send, other) for other in _others(shape)], [], shape.window
+    )
     return [window, *(backend.receive(backend.empty(), other) for other in _others(shape))]
 
 
-def _fan_both(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+def _fan_both(
+    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
+) -> list[CallT_co]:
     if not shape.is_root:
         ends = [(buffers.send, shape.root)], [(buffers.receive, shape.root)]
         return [backend.exchange_window(*ends, shape.window)]
     slots = _receive_slots(backend, buffers.receive, shape, _others(shape))
-    return [backend.exchange_window([(buffers.send, other) for other in _others(shape)], slots, shape.window)]
+    return [
+        backend.exchange_window(
+            [(buffers.send, other) for other in _others(shape)], slots, shape.window
+        )
+    ]
 
 
 def _fan(plain: Operation, size: int, **changes: Any) -> Operation:  # noqa: ANN401 - fields of an entry
-    """Count every message over the root's link; all peers' windows together stay within `WINDOW_BYTES`."""
+    """Count every message over the root's link.
+
+    All peers' windows together stay within `WINDOW_BYTES`.
+    """
     peers = max(1, size - 1)
     return replace(
         plain,
@@ -210,25 +254,31 @@ _FAN_OUT: dict[str, Compose] = {
     "bibandwidth": _fan_both_ways,
 }
 
-# -------------------------------------------------------------------------------------------------------- hierarchy
+# ---------------------------------------------------------------------------------------- hierarchy
 
 
 def _hierarchy(hosts: Sequence[str]) -> tuple[Sequence[Group], Sequence[Group]]:
     """Return the ranks of each host, and the rails across the hosts.
 
     Raises:
-        UnsupportedError: there is one host, a host has one rank, or the hosts have different numbers of ranks.
+        UnsupportedError: there is one host, a host has one rank, or the hosts have different
+            numbers of ranks.
     """
     counts = Counter(hosts)
     if len(counts) < 2 or len(set(counts.values())) > 1 or min(counts.values()) < 2:  # noqa: PLR2004 - more than one
-        placement = ", ".join(f"{count} on {host or 'this host'}" for host, count in sorted(counts.items())[:4])
+        placement = ", ".join(
+            f"{count} on {host or 'this host'}" for host, count in sorted(counts.items())[:4]
+        )
         more = ", ..." if len(counts) > 4 else ""  # noqa: PLR2004 - as many as are named
         raise UnsupportedError("hosts_unequal", found=f"{placement}{more}")
     return groups_of("node", hosts), groups_of("cross", hosts)
 
 
-def _by_levels(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, redop: str) -> list[Any]:
-    """Reduce-scatter within each host, all-reduce the pieces across hosts, one rail each, all-gather within each host.
+def _by_levels(
+    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, redop: str
+) -> list[Any]:
+    """Reduce-scatter within each host, all-reduce the pieces across hosts, one rail each,
+    all-gather within each host.
 
     The message crosses between hosts once, in as many streams as a host has ranks, as in Horovod's
     NCCLHierarchicalAllreduce.
@@ -243,10 +293,16 @@ def _by_levels(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape:
 
 
 def _hierarchical(plain: Operation, _: int) -> Operation:
-    """Return the hierarchical entry; its message is rounded up to a block per rank, which a host's ranks can divide."""
+    """Return the hierarchical entry.
+
+    Its message is rounded up to a block per rank, which a host's ranks can divide.
+    """
     return replace(
         plain,
-        summary="reduce_scatter in each host, all_reduce of the pieces across hosts, all_gather in each host",
+        summary=(
+            "reduce_scatter in each host, all_reduce of the pieces across hosts, all_gather in each"
+            " host"
+        ),
         call=_by_levels,
         divisions=_hierarchy,
         divided=True,
@@ -255,12 +311,15 @@ def _hierarchical(plain: Operation, _: int) -> Operation:
 
 
 def _short_window(plain: Operation, _: int) -> Operation:
-    """Return the operation with a shorter window: a few MiB suffice for a pair's bandwidth; a matrix has many pairs."""
+    """Return the operation with a shorter window: a few MiB suffice for a pair's bandwidth.
+
+    A matrix has many pairs.
+    """
     return replace(plain, window_bytes=MATRIX_WINDOW_BYTES)
 
 
-#: For each pattern, the operations that it has and the function that changes their entry. Patterns that are not listed
-#: have all operations, unchanged.
+#: For each pattern, the operations that it has and the function that changes their entry. Patterns
+#: that are not listed have all operations, unchanged.
 COMPOSED: Mapping[str, Mapping[str, Compose]] = {
     "ring": _RING,
     "fan-in": _FAN_IN,
@@ -271,11 +330,14 @@ COMPOSED: Mapping[str, Mapping[str, Compose]] = {
 
 
 def operation_in_pattern(name: str, pattern: str, size: int) -> Operation:
-    """Return the entry of an operation in a pattern on ``size`` ranks; in a matrix, the entry for one pair.
+    """Return the entry of an operation in a pattern on ``size`` ranks.
+
+    In a matrix, the entry for one pair.
 
     Raises:
         InputError: there is no such operation.
-        UnsupportedError: the pattern does not have the operation; the message lists the operations that it has.
+        UnsupportedError: the pattern does not have the operation; the message lists the operations
+            that it has.
     """
     plain = find_operation(name)
     composed = COMPOSED.get(pattern)
@@ -284,5 +346,7 @@ def operation_in_pattern(name: str, pattern: str, size: int) -> Operation:
     if name not in composed:
         *other_names, last = composed
         offered = f"{', '.join(other_names)} or {last}" if other_names else last
-        raise UnsupportedError("operation_not_in_pattern", pattern=pattern, offered=offered, operation=name)
+        raise UnsupportedError(
+            "operation_not_in_pattern", pattern=pattern, offered=offered, operation=name
+        )
     return composed[name](plain, size)

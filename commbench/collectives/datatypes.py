@@ -1,8 +1,8 @@
 """Element types, and test data whose exact result is known in each type.
 
-Content consists of small whole numbers, exact in every type from int8 to float64 at any number of ranks. A tile of
-prime length is hashed from the data's source and target rank and repeated: moving a block, swapping two ranks or
-shifting by any power of two changes the content.
+Content consists of small whole numbers, exact in every type from int8 to float64 at any number of
+ranks. A tile of prime length is hashed from the data's source and target rank and repeated: moving
+a block, swapping two ranks or shifting by any power of two changes the content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from commbench.errors import UnsupportedError, find_entry
 TILE = 4093
 #: Values of moved data are 1 to 101: exact even in bfloat16 (8 significant bits) and int8.
 VALUES = 101
-#: The most ranks that contribute to one element; all others hold the neutral element, so that no type overflows.
+#: The most ranks that contribute to one element; all others hold the neutral element, so that no
+#: type overflows.
 CONTRIBUTORS = {"sum": 8, "min": 8, "max": 8, "prod": 6, "avg": 1}
 NEUTRAL = {"sum": 0, "min": 120, "max": -120, "prod": 1, "avg": 0}
 
@@ -33,7 +34,9 @@ Raw = NDArray[np.generic]
 
 @dataclass(frozen=True, kw_only=True)
 class DataType:
-    """An element type: its name in torch, its size in bytes and how values are stored in host memory."""
+    """An element type: its name in torch, its size in bytes and how values are stored in host
+    memory.
+    """
 
     name: str
     itemsize: int
@@ -63,13 +66,25 @@ DTYPES = {
     dtype.name: dtype
     for dtype in (
         DataType(
-            name="float64", itemsize=8, storage="float64", epsilon=2.0**-52, nccl_name="double", mpi_name="MPI_DOUBLE"
+            name="float64",
+            itemsize=8,
+            storage="float64",
+            epsilon=2.0**-52,
+            nccl_name="double",
+            mpi_name="MPI_DOUBLE",
         ),
         DataType(
-            name="float32", itemsize=4, storage="float32", epsilon=2.0**-23, nccl_name="float", mpi_name="MPI_FLOAT"
+            name="float32",
+            itemsize=4,
+            storage="float32",
+            epsilon=2.0**-23,
+            nccl_name="float",
+            mpi_name="MPI_FLOAT",
         ),
         DataType(name="float16", itemsize=2, storage="float16", epsilon=2.0**-10, nccl_name="half"),
-        DataType(name="bfloat16", itemsize=2, storage="uint16", epsilon=2.0**-7, nccl_name="bfloat16"),
+        DataType(
+            name="bfloat16", itemsize=2, storage="uint16", epsilon=2.0**-7, nccl_name="bfloat16"
+        ),
         DataType(name="int32", itemsize=4, storage="int32", nccl_name="int32", mpi_name="MPI_INT"),
         DataType(name="int8", itemsize=1, storage="int8", nccl_name="int8", mpi_name="MPI_CHAR"),
     )
@@ -89,7 +104,8 @@ def find_dtype(name: str) -> DataType:
 class Content:
     """The known content of a buffer: raw tiles to repeat over runs of elements.
 
-    ``tolerance`` is relative; it is 0 except for averages that no binary fraction represents exactly.
+    ``tolerance`` is relative; it is 0 except for averages that no binary fraction represents
+    exactly.
     """
 
     runs: Sequence[tuple[int, int, Raw]]
@@ -99,7 +115,9 @@ class Content:
 
     def moved(self, move: Callable[[Raw], Any]) -> Content:
         """Return the content with its tiles moved by ``move``, for example to a device."""
-        return dataclasses.replace(self, runs=[(offset, count, move(tile)) for offset, count, tile in self.runs])
+        return dataclasses.replace(
+            self, runs=[(offset, count, move(tile)) for offset, count, tile in self.runs]
+        )
 
     def write(self, memory: Raw) -> None:
         """Fill ``memory``, a one-dimensional raw array."""
@@ -111,7 +129,10 @@ class Content:
 
     def count_wrong(self, memory: Raw) -> int:
         """Return the number of elements of ``memory`` that differ from the content."""
-        return sum(self._wrong_in(memory[offset : offset + count], tile) for offset, count, tile in self.runs)
+        return sum(
+            self._wrong_in(memory[offset : offset + count], tile)
+            for offset, count, tile in self.runs
+        )
 
     def _wrong_in(self, part: Raw, tile: Raw) -> int:
         whole = part.size // TILE * TILE
@@ -123,13 +144,16 @@ class Content:
         if not self.tolerance:
             return int(np.count_nonzero(actual != expected))
         expected_values = self.dtype.decode(expected)
-        close = np.abs(self.dtype.decode(actual) - expected_values) <= self.tolerance * np.abs(expected_values)
+        close = np.abs(self.dtype.decode(actual) - expected_values) <= self.tolerance * np.abs(
+            expected_values
+        )
         return int(close.size - np.count_nonzero(close))
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownData:
-    """Makes the known content of buffers for one case: moved data, or a reduction over ``size`` ranks.
+    """Makes the known content of buffers for one case: moved data, or a reduction over ``size``
+    ranks.
 
     Raises:
         UnsupportedError: no exact answer exists (an average of whole numbers).
@@ -154,19 +178,26 @@ class KnownData:
         return self._content(spans, tolerance=2 * self.dtype.epsilon if inexact else 0.0)
 
     def neutral(self, count: int) -> Content:
-        """Return ``count`` elements that any number of in-place reductions leave unchanged, for timed loops."""
+        """Return ``count`` elements that any number of in-place reductions leave unchanged, for
+        timed loops.
+        """
         value = NEUTRAL[self.redop] if self.redop else 0
         tile = self.dtype.encode(np.full(TILE, float(value)))
         return Content(runs=[(0, count, tile)], dtype=self.dtype)
 
     def cancelling(self, spans: Sequence[Span]) -> Content:
-        """Return inputs whose sum, product or average over ranks is neutral, for repeated in-place reductions.
+        """Return inputs whose sum, product or average over ranks is neutral, for repeated in-place
+        reductions.
 
-        For each element one rank holds a value, the next rank its inverse, and all others the neutral element. A
-        span's ``target`` reduces its own buffer again in each repetition and therefore holds the neutral element. With
-        fewer than two other ranks all elements are neutral.
+        For each element one rank holds a value, the next rank its inverse, and all others the
+        neutral element. A span's ``target`` reduces its own buffer again in each repetition and
+        therefore holds the neutral element. With fewer than two other ranks all elements are
+        neutral.
         """
-        runs = [(span.offset, span.count, self.dtype.encode(self._cancelling_tile(span))) for span in spans]
+        runs = [
+            (span.offset, span.count, self.dtype.encode(self._cancelling_tile(span)))
+            for span in spans
+        ]
         return Content(runs=runs, dtype=self.dtype)
 
     def _cancelling_tile(self, span: Span) -> Values:
@@ -180,7 +211,9 @@ class KnownData:
         return np.where(distance == 0, values, np.where(distance == 1, inverse, neutral))
 
     def _content(self, spans: Sequence[Span], tolerance: float = 0.0) -> Content:
-        runs = [(s.offset, s.count, np.roll(self.dtype.encode(self._tile(s)), -s.start)) for s in spans]
+        runs = [
+            (s.offset, s.count, np.roll(self.dtype.encode(self._tile(s)), -s.start)) for s in spans
+        ]
         return Content(runs=runs, dtype=self.dtype, tolerance=tolerance)
 
     def _tile(self, span: Span) -> Values:
@@ -214,7 +247,8 @@ def _first_contributor(size: int) -> NDArray[np.int64]:
     return (_hash(2) % size).astype(np.int64)
 
 
-#: A contribution made from hashed bits: sums of 8 stay within 8 * 13 = 104, products of 6 within 2**6.
+#: A contribution made from hashed bits: sums of 8 stay within 8 * 13 = 104, products of 6 within
+#: 2**6.
 _CONTRIBUTION: dict[str, Callable[[NDArray[np.uint32]], Values]] = {
     "sum": lambda bits: (bits % 13 + 1).astype(np.float64),
     "min": lambda bits: (bits % VALUES).astype(np.float64),
@@ -224,7 +258,10 @@ _CONTRIBUTION: dict[str, Callable[[NDArray[np.uint32]], Values]] = {
 
 
 def _contribution(redop: str, size: int, rank: int) -> Values:
-    """Return the contribution of ``rank``; for an average one rank contributes ``size`` times 1, 2, 4 or 8."""
+    """Return the contribution of ``rank``.
+
+    For an average one rank contributes ``size`` times 1, 2, 4 or 8.
+    """
     if redop == "avg":
         return np.asarray(size * 2.0 ** (_hash(3, rank) % 4), dtype=np.float64)
     return _CONTRIBUTION[redop](_hash(3, rank))
@@ -233,7 +270,9 @@ def _contribution(redop: str, size: int, rank: int) -> Values:
 @lru_cache(maxsize=64)
 def _contribution_tile(redop: str, size: int, rank: int) -> Values:
     distance = (rank - _first_contributor(size)) % size
-    return np.where(distance < CONTRIBUTORS[redop], _contribution(redop, size, rank), float(NEUTRAL[redop]))
+    return np.where(
+        distance < CONTRIBUTORS[redop], _contribution(redop, size, rank), float(NEUTRAL[redop])
+    )
 
 
 _FOLD: dict[str, Callable[[Values, Values], Values]] = {
@@ -247,7 +286,10 @@ _FOLD: dict[str, Callable[[Values, Values], Values]] = {
 
 @lru_cache(maxsize=64)
 def _reduced_tile(redop: str, size: int) -> Values:
-    """Return the reduction over all ranks; at most `CONTRIBUTORS` ranks contribute to an element."""
+    """Return the reduction over all ranks.
+
+    At most `CONTRIBUTORS` ranks contribute to an element.
+    """
     all_contribute = size <= CONTRIBUTORS[redop]
     result = _reduced_by_rank(redop, size) if all_contribute else _reduced_by_position(redop, size)
     return result / size if redop == "avg" else result
@@ -262,7 +304,10 @@ def _reduced_by_rank(redop: str, size: int) -> Values:
 
 
 def _reduced_by_position(redop: str, size: int) -> Values:
-    """Return the reduction if few of many ranks contribute to an element; hash only ranks that contribute to some."""
+    """Return the reduction if few of many ranks contribute to an element.
+
+    Hash only ranks that contribute to some.
+    """
     first = _first_contributor(size)
     result: Values = np.full(TILE, float(NEUTRAL[redop]))
     for step in range(CONTRIBUTORS[redop]):

@@ -1,9 +1,11 @@
-"""The operations: each entry has the sizes of buffers, the busbw factor, the known result and the call.
+"""The operations: each entry has the sizes of buffers, the busbw factor, the known result and the
+call.
 
-A backend offers primitives (``all_reduce``, ``send``, ...) that return a prepared `Call`; an entry composes them.
-To add an operation, add one entry to `OPERATIONS`.
+A backend offers primitives (``all_reduce``, ``send``, ...) that return a prepared `Call`; an entry
+composes them. To add an operation, add one entry to `OPERATIONS`.
 
-Words: *message* is the larger of the send and the receive buffer, as in nccl-tests; *block* is one rank's share of it.
+Words: *message* is the larger of the send and the receive buffer, as in nccl-tests; *block* is one
+rank's share of it.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from commbench.errors import UnsupportedError, find_entry
 
 REDOPS = ("sum", "min", "max", "prod", "avg")
 
-#: Messages in flight in `bandwidth` and `bibandwidth` (OSU's window), and the most bytes that may be in flight.
+#: Messages in flight in `bandwidth` and `bibandwidth` (OSU's window), and the most bytes that may
+#: be in flight.
 WINDOW_MESSAGES = 64
 WINDOW_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The ranks and the message size of one group: the arguments of an entry's rules for buffers."""
+    """The ranks and the message size of one group: the arguments of an entry's rules for
+    buffers.
+    """
 
     rank: int
     size: int
@@ -53,10 +58,11 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A range of elements with known content: data from ``source`` for ``target``, or part of a reduction.
+    """A range of elements with known content: data from ``source`` for ``target``, or part of a
+    reduction.
 
-    ``offset`` and ``count`` are in elements of the buffer; ``start`` is where the span begins within the
-    source's data. ``source`` None means the reduction over all ranks.
+    ``offset`` and ``count`` are in elements of the buffer; ``start`` is where the span begins
+    within the source's data. ``source`` None means the reduction over all ranks.
     """
 
     offset: int
@@ -111,12 +117,16 @@ def _block_per_rank(shape: Shape) -> list[Span]:
 
 def _for_each_target(shape: Shape) -> list[Span]:
     block = shape.block
-    return [Span(offset=r * block, count=block, source=shape.rank, target=r) for r in range(shape.size)]
+    return [
+        Span(offset=r * block, count=block, source=shape.rank, target=r) for r in range(shape.size)
+    ]
 
 
 def _from_each_source(shape: Shape) -> list[Span]:
     block = shape.block
-    return [Span(offset=r * block, count=block, source=r, target=shape.rank) for r in range(shape.size)]
+    return [
+        Span(offset=r * block, count=block, source=r, target=shape.rank) for r in range(shape.size)
+    ]
 
 
 def _from(source: Callable[[Shape], int], layout: LengthRule = whole) -> SpanRule:
@@ -166,7 +176,10 @@ Kind = Literal["collective", "pair", "ring"]
 
 @dataclass(frozen=True, kw_only=True)
 class ToolNames:
-    """Names of an operation in other benchmarks; empty if they do not measure it, or not in the same way."""
+    """Names of an operation in other benchmarks.
+
+    Empty if they do not measure it, or not in the same way.
+    """
 
     nccl_tests: str = ""
     """The program of nccl-tests, if it is not the operation's name followed by ``_perf``."""
@@ -186,8 +199,9 @@ class Operation:
 
     This entry is the only registration of an operation; other packages look up its properties here.
 
-    ``send`` and ``receive`` give a rank's buffer lengths in elements, ``inputs`` and ``answer`` the known content of
-    them. ``call`` turns buffers into the sequence of prepared calls that is timed as one operation.
+    ``send`` and ``receive`` give a rank's buffer lengths in elements, ``inputs`` and ``answer`` the
+    known content of them. ``call`` turns buffers into the sequence of prepared calls that is timed
+    as one operation.
     """
 
     name: str
@@ -199,51 +213,62 @@ class Operation:
     answer: SpanRule = lambda _: []
     call: Callable[[Primitives[Any, Any], Buffers[Any], Shape, str], Sequence[Any]]
     divisions: Callable[[Sequence[str]], Sequence[Sequence[tuple[int, ...]]]] = lambda _: ()
-    """Returns the further divisions into groups that a composed operation uses, from the host of each rank."""
+    """Returns the further divisions into groups that a composed operation uses, from the host of
+    each rank."""
     busbw_factor: Callable[[int], float] = lambda _: 1.0
-    """algbw times this is busbw; the argument is the number of ranks (nccl-tests, doc/PERFORMANCE.md)."""
+    """algbw times this is busbw; the argument is the number of ranks (nccl-tests,
+    doc/PERFORMANCE.md)."""
     divided: bool = False
-    """Whether the message consists of one block per rank: its size is then a multiple of the number of ranks."""
+    """Whether the message consists of one block per rank: its size is then a multiple of the
+    number of ranks."""
     osu_per_rank: bool = False
     """Whether OSU prints one rank's block instead of the message for this operation."""
     reduces: bool = False
     rooted: bool = False
     has_in_place: bool = False
     default_in_place: bool = False
-    """The default form: in place for reductions, because all backends have that form, else out of place."""
+    """The default form: in place for reductions, because all backends have that form, else out
+    of place."""
     windowed: bool = False
     window_bytes: int = WINDOW_BYTES
     """The most bytes that may be in flight from one rank to another."""
     operations_per_call: int = 1
     """Number of consecutive messages in one call: 2 in a ping-pong."""
     messages_at_once: int = 1
-    """Messages in flight together that the reported bandwidth counts: 2 if both directions carry data."""
+    """Messages in flight together that the reported bandwidth counts: 2 if both directions carry
+    data."""
     algorithm: str = ""
     """Name of the algorithm if commbench composes the operation; empty if the library chooses."""
     overlaps: bool = False
-    """Whether ``call`` is a start and a completion with computing in between (non-blocking collectives)."""
+    """Whether ``call`` is a start and a completion with computing in between (non-blocking
+    collectives)."""
     moves_data: bool = True
     minimum_ranks: int = 1
     in_place_slice: Literal["same", "send_in_receive", "receive_in_send"] = "same"
     """In place, which buffer is a block of the other; ``same`` if both are one whole buffer."""
     has_mpi_result_at_start: bool = False
-    """Whether MPI leaves the result of the in-place form at the start of the buffer, on every rank."""
+    """Whether MPI leaves the result of the in-place form at the start of the buffer, on every
+    rank."""
     names: ToolNames = ToolNames()
     closed_forms: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """The function in `commbench.analysis.prediction.closed_forms` for each algorithm's time, by its name."""
+    """The function in `commbench.analysis.prediction.closed_forms` for each algorithm's time, by
+    its name."""
     gloo_algorithm: str = ""
     """The algorithm in ``closed_forms`` that torch's Gloo uses for all sizes and numbers of ranks.
 
-    Sources: ``allreduce.cc``, ``allgather.cc``, ``broadcast.cc``, ``reduce.cc``, ``gather.cc``, ``scatter.cc``,
-    ``alltoall.cc`` and ``barrier.cc`` of Gloo, and ``ProcessGroupGloo.cpp`` of PyTorch, whose reduce_scatter_tensor is
-    an all_reduce of a copy.
+    Sources: ``allreduce.cc``, ``allgather.cc``, ``broadcast.cc``, ``reduce.cc``, ``gather.cc``,
+    ``scatter.cc``, ``alltoall.cc`` and ``barrier.cc`` of Gloo, and ``ProcessGroupGloo.cpp`` of
+    PyTorch, whose reduce_scatter_tensor is an all_reduce of a copy.
     """
     has_nccl_algorithms: bool = False
-    """Whether NCCL chooses among several algorithms; it implements the other operations by sends and receives."""
+    """Whether NCCL chooses among several algorithms; it implements the other operations by sends
+    and receives."""
     open_mpi_components: frozenset[str] = frozenset()
-    """Components of Open MPI 5 (``coll/han``, ``coll/tuned``) that implement the operation in every version."""
+    """Components of Open MPI 5 (``coll/han``, ``coll/tuned``) that implement the operation in
+    every version."""
     compares_ranks: bool = False
-    """Whether its times reveal stragglers: every rank sends and receives the same, so all should take equally long."""
+    """Whether its times reveal stragglers: every rank sends and receives the same, so all should
+    take equally long."""
     quantity: Literal["both", "time", "bandwidth"] = "both"
     """The quantity that tables and figures show."""
 
@@ -253,17 +278,24 @@ class Operation:
         return self.operations_per_call > 1
 
     def participants(self, size: int) -> tuple[int, ...]:
-        """Return the participating ranks of ``size``; a pair is the first and the last rank, the farthest apart."""
+        """Return the participating ranks of ``size``.
+
+        A pair is the first and the last rank, the farthest apart.
+        """
         return (0, size - 1) if self.kind == "pair" else tuple(range(size))
 
     @property
     def is_one_way(self) -> bool:
-        """Whether only the last of two ranks receives, so that a matrix measures both directions of a pair."""
+        """Whether only the last of two ranks receives, so that a matrix measures both directions of
+        a pair.
+        """
         return not self.answer(Shape(rank=0, size=2, elements=1))
 
     @property
     def nccl_program(self) -> str:
-        """The program of nccl-tests that measures it, or the name that such a program would have."""
+        """The program of nccl-tests that measures it, or the name that such a program would
+        have.
+        """
         return self.names.nccl_tests or f"{self.name}_perf"
 
     def osu_bytes(self, message_bytes: int, size: int) -> int:
@@ -271,19 +303,28 @@ class Operation:
         return message_bytes // size if self.osu_per_rank else message_bytes
 
     def message_bytes(self, osu_bytes: int, size: int) -> int:
-        """Return the message, in bytes, of a case for which OSU's micro-benchmarks print ``osu_bytes``."""
+        """Return the message, in bytes, of a case for which OSU's micro-benchmarks print
+        ``osu_bytes``.
+        """
         return osu_bytes * size if self.osu_per_rank else osu_bytes
 
 
-def _ping_pong(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+def _ping_pong(
+    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
+) -> list[CallT_co]:
     if shape.rank == 0:
-        return [backend.send(buffers.send, shape.last), backend.receive(buffers.receive, shape.last)]
+        return [
+            backend.send(buffers.send, shape.last),
+            backend.receive(buffers.receive, shape.last),
+        ]
     if shape.rank == shape.last:
         return [backend.receive(buffers.receive, 0), backend.send(buffers.send, 0)]
     return []
 
 
-def _one_way(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+def _one_way(
+    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
+) -> list[CallT_co]:
     """Send a window of messages one way, then an empty acknowledgement, as OSU's osu_bw."""
     if shape.rank == 0:
         window = backend.exchange_window([(buffers.send, shape.last)], [], shape.window)
@@ -294,10 +335,14 @@ def _one_way(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: S
     return []
 
 
-def _both_ways(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
+def _both_ways(
+    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
+) -> list[CallT_co]:
     if shape.rank in {0, shape.last}:
         peer = _other_end(shape)
-        return [backend.exchange_window([(buffers.send, peer)], [(buffers.receive, peer)], shape.window)]
+        return [
+            backend.exchange_window([(buffers.send, peer)], [(buffers.receive, peer)], shape.window)
+        ]
     return []
 
 
@@ -346,8 +391,13 @@ _ENTRIES = (
         osu_per_rank=True,
         has_in_place=True,
         in_place_slice="send_in_receive",
-        names=ToolNames(osu="Allgather Latency Test", imb="Allgather", param=("all_gather", "all_gather_base")),
-        closed_forms={"ring": "ring_all_gather", "recursive doubling": "recursive_doubling_all_gather"},
+        names=ToolNames(
+            osu="Allgather Latency Test", imb="Allgather", param=("all_gather", "all_gather_base")
+        ),
+        closed_forms={
+            "ring": "ring_all_gather",
+            "recursive doubling": "recursive_doubling_all_gather",
+        },
         gloo_algorithm="ring",
         has_nccl_algorithms=True,
         open_mpi_components=_HAN_AND_TUNED,
@@ -414,7 +464,9 @@ _ENTRIES = (
         answer=_from(_root),
         call=lambda backend, b, s, _r: [backend.broadcast(b.receive, s.root)],
         rooted=True,
-        names=ToolNames(osu="Broadcast Latency Test", other_osu=("Bcast",), imb="Bcast", param=("broadcast",)),
+        names=ToolNames(
+            osu="Broadcast Latency Test", other_osu=("Bcast",), imb="Bcast", param=("broadcast",)
+        ),
         closed_forms={
             "binomial": "binomial_broadcast",
             "scatter and all_gather": "scatter_all_gather_broadcast",
@@ -593,7 +645,9 @@ def find_operation(name: str) -> Operation:
 
 
 def window_of(operation: Operation, message_bytes: int) -> int:
-    """Return the number of messages in flight: 64 as in OSU, fewer if 64 exceed the operation's ``window_bytes``."""
+    """Return the number of messages in flight: 64 as in OSU, fewer if 64 exceed the operation's
+    ``window_bytes``.
+    """
     if not operation.windowed:
         return 1
     return max(1, min(WINDOW_MESSAGES, operation.window_bytes // max(1, message_bytes)))
@@ -612,4 +666,6 @@ def true_message_bytes(operation: Operation, requested: int, itemsize: int, size
 def check_ranks(operation: Operation, size: int) -> None:
     """Raise `UnsupportedError` if ``operation`` is undefined on ``size`` ranks."""
     if size < operation.minimum_ranks:
-        raise UnsupportedError("too_few_ranks", operation=operation.name, minimum=operation.minimum_ranks, ranks=size)
+        raise UnsupportedError(
+            "too_few_ranks", operation=operation.name, minimum=operation.minimum_ranks, ranks=size
+        )

@@ -1,4 +1,6 @@
-"""Communication patterns: the groups into which a pattern divides the ranks of a launch, by host."""
+"""Communication patterns: the groups into which a pattern divides the ranks of a launch, by
+host.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ PATTERNS = {
     "bisection": "every rank of the first half with its partner in the second, all pairs at once",
     "fan-in": "all other ranks send to one; point to point only",
     "fan-out": "one rank sends to all others; point to point only",
-    "hierarchical": "all_reduce as reduce_scatter in each host, all_reduce across hosts, all_gather in each host",
+    "hierarchical": (
+        "all_reduce as reduce_scatter in each host, all_reduce across hosts, all_gather in each"
+        " host"
+    ),
     "matrix": "every ordered pair of ranks, in rounds of disjoint pairs; point to point only",
 }
 _COUNTED = re.compile(r"(split|stride):([1-9][0-9]{0,5})")
@@ -38,27 +43,35 @@ def check_pattern(pattern: str, world_size: int | None = None) -> None:
     """Check that a pattern exists and divides ``world_size`` ranks evenly.
 
     Raises:
-        InputError: the pattern is unknown (the message lists all), or the number of ranks does not fit.
+        InputError: the pattern is unknown (the message lists all), or the number of ranks does not
+            fit.
     """
     counted_form, listed = _COUNTED.fullmatch(pattern), listed_ranks(pattern)
     if listed is not None:
         _check_listed(pattern, listed, world_size)
     elif not counted_form and (pattern not in PATTERNS or pattern.endswith((":K", ":LIST"))):
-        raise unknown_choice("pattern", pattern, PATTERNS, ", where K is a number of ranks and LIST lists ranks")
+        raise unknown_choice(
+            "pattern", pattern, PATTERNS, ", where K is a number of ranks and LIST lists ranks"
+        )
     if counted_form and world_size is not None and world_size % int(counted_form[2]):
         raise InputError(
-            f"Pattern {pattern} needs a multiple of {counted_form[2]} ranks and this run has {world_size}; "
-            "choose another K or another number of ranks."
+            f"Pattern {pattern} needs a multiple of {counted_form[2]} ranks and this run has"
+            f" {world_size}; choose another K or another number of ranks."
         )
 
 
 def _check_listed(pattern: str, listed: Group, world_size: int | None) -> None:
-    """Raise `InputError` unless two ranks or more are listed, each once in ascending order, and all exist."""
+    """Raise `InputError` unless two ranks or more are listed, each once in ascending order, and all
+    exist.
+    """
     if len(listed) < 2 or list(listed) != sorted(set(listed)):  # noqa: PLR2004 - one rank does not communicate
-        raise InputError(f"Pattern {pattern} must list two ranks or more in ascending order, as in ranks:0-3+6.")
+        raise InputError(
+            f"Pattern {pattern} must list two ranks or more in ascending order, as in ranks:0-3+6."
+        )
     if world_size is not None and listed[-1] >= world_size:
         raise InputError(
-            f"Pattern {pattern} lists rank {listed[-1]} and this run has ranks 0 to {world_size - 1}; list fewer."
+            f"Pattern {pattern} lists rank {listed[-1]} and this run has ranks 0 to"
+            f" {world_size - 1}; list fewer."
         )
 
 
@@ -85,24 +98,36 @@ def makes_groups(pattern: str) -> bool:
 
 
 def shares_of(pattern: str, world_size: int) -> int:
-    """Return the number of shares of a divided message: the group size if the pattern fixes it, else the world size.
+    """Return the number of shares of a divided message: the group size if the pattern fixes it,
+    else the world size.
 
-    The group sizes of ``node`` and ``cross`` depend on the hosts. Sizes that differ after rounding up for all ranks
-    still differ after rounding up for a group.
+    The group sizes of ``node`` and ``cross`` depend on the hosts. Sizes that differ after rounding
+    up for all ranks still differ after rounding up for a group.
     """
     counted_form = _COUNTED.fullmatch(pattern)
     if counted_form:
-        return int(counted_form[2]) if counted_form[1] == "split" else max(1, world_size // int(counted_form[2]))
+        return (
+            int(counted_form[2])
+            if counted_form[1] == "split"
+            else max(1, world_size // int(counted_form[2]))
+        )
     if listed := listed_ranks(pattern):
         return len(listed)
-    return min(2, world_size) if pattern == "bisection" or pattern.startswith("pairs:") else world_size
+    return (
+        min(2, world_size) if pattern == "bisection" or pattern.startswith("pairs:") else world_size
+    )
 
 
 def pattern_order(pattern: str) -> tuple[int, int, str]:
-    """Return a sort key: the order of `PATTERNS`, then the number of a pattern, unknown patterns last."""
+    """Return a sort key: the order of `PATTERNS`, then the number of a pattern, unknown patterns
+    last.
+    """
     name, _, count = pattern.partition(":")
     forms = list(PATTERNS)
-    place = next((forms.index(form) for form in (pattern, f"{name}:K", f"{name}:LIST") if form in forms), len(forms))
+    place = next(
+        (forms.index(form) for form in (pattern, f"{name}:K", f"{name}:LIST") if form in forms),
+        len(forms),
+    )
     return place, int(count) if count.isdecimal() else 0, pattern
 
 
@@ -127,7 +152,9 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
     if counted_form:
         count = int(counted_form[2])
         neighbours = [ranks[i : i + count] for i in range(0, len(ranks), count)]
-        divided = neighbours if counted_form[1] == "split" else [ranks[i::count] for i in range(count)]
+        divided = (
+            neighbours if counted_form[1] == "split" else [ranks[i::count] for i in range(count)]
+        )
     elif pattern == "node":
         divided = _by_host(hosts)
     elif pattern == "cross":
@@ -137,7 +164,9 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
     elif pattern == "pairs:inter":
         by_host = _by_host(hosts)
         host_pairs = zip(by_host[::2], by_host[1::2], strict=False)
-        divided = [pair for first, second in host_pairs for pair in zip(first, second, strict=False)]
+        divided = [
+            pair for first, second in host_pairs for pair in zip(first, second, strict=False)
+        ]
     else:
         ordered = [rank for host in _by_host(hosts) for rank in host]
         half = len(ordered) // 2
@@ -151,9 +180,11 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
 def rounds_of(size: int) -> list[list[Pair]]:
     """Return all pairs of ``size`` ranks, each once, in rounds of disjoint pairs.
 
-    There are size - 1 rounds, or size rounds if size is odd. The schedule is the circle method of round-robin
-    tournaments (Kirkman 1847): one place is fixed, all others rotate by one place per round. If size is odd, a virtual
-    rank is added and its partner is idle. Every second round reverses its pairs.
+    There are size - 1 rounds, or size rounds if size is odd. The schedule is the circle method of
+    round-robin
+    tournaments (Kirkman 1847): one place is fixed, all others rotate by one place per round. If
+    size is odd, a virtual rank is added and its partner is idle. Every second round reverses its
+    pairs.
     """
     even = size + size % 2
     circle = list(range(1, even))
@@ -176,18 +207,26 @@ def rank_list(ranks: Sequence[int]) -> str:
 def ranks_of(text: str) -> list[int]:
     """Return the ranks of a text made by `rank_list`."""
     first, dash, last = text.partition("-")
-    return list(range(int(first), int(last) + 1)) if dash else [int(rank) for rank in text.split(",") if rank]
+    return (
+        list(range(int(first), int(last) + 1))
+        if dash
+        else [int(rank) for rank in text.split(",") if rank]
+    )
 
 
 def _by_host(hosts: Sequence[str]) -> list[Group]:
     """Return the ranks of each host, hosts in order of first appearance."""
-    return [tuple(rank for rank, host in enumerate(hosts) if host == name) for name in dict.fromkeys(hosts)]
+    return [
+        tuple(rank for rank, host in enumerate(hosts) if host == name)
+        for name in dict.fromkeys(hosts)
+    ]
 
 
 def _rails(by_host: Sequence[Group]) -> list[Group]:
     """Return for each i the i-th ranks of all hosts with more than i ranks."""
     return [
-        tuple(host_ranks[i] for host_ranks in by_host if i < len(host_ranks)) for i in range(max(map(len, by_host)))
+        tuple(host_ranks[i] for host_ranks in by_host if i < len(host_ranks))
+        for i in range(max(map(len, by_host)))
     ]
 
 

@@ -1,4 +1,6 @@
-"""Finds and loads suites: short Python files that set ``SUITE`` to a `Sweep` or a list of sweeps."""
+"""Finds and loads suites: short Python files that set ``SUITE`` to a `Sweep` or a list of
+sweeps.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,12 @@ from pathlib import Path
 from commbench.collectives.cases import Axes, Sweep
 from commbench.errors import InputError, unknown_choice
 
-#: Directories of commbench's own suites: beside the package in a checkout, below the prefix when installed.
-HOMES = (Path(__file__).parents[2] / "benchmarks", Path(sys.prefix) / "share" / "commbench" / "benchmarks")
+#: Directories of commbench's own suites: beside the package in a checkout, below the prefix when
+#: installed.
+HOMES = (
+    Path(__file__).parents[2] / "benchmarks",
+    Path(sys.prefix) / "share" / "commbench" / "benchmarks",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +30,16 @@ class Suite:
     sweeps: Sequence[Sweep]
 
     def override(self, axes: Axes) -> Suite:
-        """Return the suite with axes replaced in every sweep; sweeps that become equal are measured once.
+        """Return the suite with axes replaced in every sweep.
+
+        Sweeps that become equal are measured once.
 
         Raises:
             InputError: an axis does not have the value.
         """
-        return dataclasses.replace(self, sweeps=[dataclasses.replace(sweep, **axes) for sweep in self.sweeps])
+        return dataclasses.replace(
+            self, sweeps=[dataclasses.replace(sweep, **axes) for sweep in self.sweeps]
+        )
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -52,8 +62,15 @@ def load_suite(name: str) -> Suite:
         reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
         raise InputError(f"Suite {path} cannot be run ({reason}).") from error
     sweeps = [suite] if isinstance(suite, Sweep) else suite
-    if not isinstance(sweeps, Sequence) or not sweeps or not all(isinstance(sweep, Sweep) for sweep in sweeps):
-        raise InputError(f"Suite {path} names no sweeps; it must set SUITE to a commbench.Sweep or a list of them.")
+    if (
+        not isinstance(sweeps, Sequence)
+        or not sweeps
+        or not all(isinstance(sweep, Sweep) for sweep in sweeps)
+    ):
+        raise InputError(
+            f"Suite {path} names no sweeps; it must set SUITE to a commbench.Sweep or a list of"
+            " them."
+        )
     return Suite(name=path.stem, sweeps=list(sweeps))
 
 
@@ -76,4 +93,6 @@ def known_suites() -> list[str]:
     home = next((home for home in HOMES if home.is_dir()), None)
     if home is None:
         return []
-    return sorted(path.stem for path in home.glob("*.py") if "\nSUITE =" in path.read_text(encoding="utf-8"))
+    return sorted(
+        path.stem for path in home.glob("*.py") if "\nSUITE =" in path.read_text(encoding="utf-8")
+    )

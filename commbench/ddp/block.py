@@ -1,4 +1,6 @@
-"""Training of a configuration on one rank, from the launch's initial weights, in one block of steps or several."""
+"""Training of a configuration on one rank, from the launch's initial weights, in one block of steps
+or several.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,11 @@ from commbench.hooks.registry import find_hook, hook_source
 from commbench.hooks.step_clock import Mark
 from commbench.system.process import without_collector
 
-#: At least this number of first steps is not timed: DDP uses one bucket in the first, rebuilds the buckets before the
-#: second, and PowerSGD compresses from the third on.
+#: At least this number of first steps is not timed: DDP uses one bucket in the first, rebuilds the
+#: buckets before the second, and PowerSGD compresses from the third on.
 EARLY_STEPS = 3
-#: Steps after the timed ones in which the pass-through hook times the buckets of a configuration without hook.
+#: Steps after the timed ones in which the pass-through hook times the buckets of a configuration
+#: without hook.
 WATCHED_STEPS = 3
 #: Evaluations of a workload's metric in a block.
 EVALUATIONS = 15
@@ -59,16 +62,21 @@ _AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 @dataclass(kw_only=True)
 class BlockSamples:
-    """The measurements of one rank in a block. Times are in seconds; arrays cover all steps, early ones included."""
+    """The measurements of one rank in a block.
+
+    Times are in seconds; arrays cover all steps, early ones included.
+    """
 
     times: NDArray[np.float64]
     """Shape (steps, 4): forward, backward, optimiser, whole step."""
     losses: list[float]
-    """Of each of the first `BlockContext.steps` steps made so far; empty if the workload's loss has no meaning."""
+    """Of each of the first `BlockContext.steps` steps made so far; empty if the workload's loss
+    has no meaning."""
     metrics: list[tuple[int, float]]
     """Of the same steps."""
     watched: list[list[BucketTimes]]
-    """The buckets of each step, relative to the begin of its last backward pass; empty without DDP."""
+    """The buckets of each step, relative to the begin of its last backward pass; empty without
+    DDP."""
     sent_bytes: float | None
     """Per step after the early ones."""
     expected_bytes: float | None
@@ -83,20 +91,25 @@ class BlockSamples:
     peak_memory_bytes: int | None
     parameters: int
     early_steps: int = EARLY_STEPS
-    """Steps at the beginning that are not timed; the others are whole periods from one exchange to the next."""
+    """Steps at the beginning that are not timed; the others are whole periods from one exchange
+    to the next."""
     energy_J: float | None = None  # noqa: N815 - a unit
-    """Energy of this machine in the timed steps; 0 if another rank reads the counter, None if no rank does."""
+    """Energy of this machine in the timed steps; 0 if another rank reads the counter, None if no
+    rank does."""
     metered_s: float = 0.0
     """Duration of the timed steps, including the work between them."""
     clocks: tuple[Reading, Reading] | None = None
-    """Clocks of this rank's GPU before and after the timed steps; None without a GPU, or if NVML cannot read it."""
+    """Clocks of this rank's GPU before and after the timed steps; None without a GPU, or if NVML
+    cannot read it."""
     seconds: float = 0.0
     """Wall time of all steps."""
 
 
 @dataclass(kw_only=True)
 class BlockContext:
-    """The conditions of a training: ranks, device, the workload with its initial weights, and the number of steps."""
+    """The conditions of a training: ranks, device, the workload with its initial weights, and the
+    number of steps.
+    """
 
     progress: Progress
     group: dist.ProcessGroup
@@ -109,7 +122,8 @@ class BlockContext:
     steps: int
     """Steps of a whole training; more may be made, without losses and metrics."""
     deep: bool
-    """Whether to make extra passes for the gradient's error, and for bucket times without a hook."""
+    """Whether to make extra passes for the gradient's error, and for bucket times without a
+    hook."""
     device: Device = field(default_factory=Device)
     meter: EnergyMeter | None = None
     """This rank's energy counters; None if energy is not measured."""
@@ -130,12 +144,16 @@ class BlockContext:
 
 
 def early_steps_of(device: Device, steps: int) -> int:
-    """Return the untimed steps: `EARLY_STEPS`, or those in which DDP waits for the device, if at most half of all."""
+    """Return the untimed steps: `EARLY_STEPS`, or those in which DDP waits for the device, if at
+    most half of all.
+    """
     return max(EARLY_STEPS, min(device.unsteady_steps, steps // 2))
 
 
 def _reset_process(context: BlockContext) -> None:
-    """Reset random generators, garbage and the memory peak, so that all blocks of a launch start alike."""
+    """Reset random generators, garbage and the memory peak, so that all blocks of a launch start
+    alike.
+    """
     gc.collect()
     context.device.reset_peak_memory()
     seed = context.seed * 1009 + context.group.rank()
@@ -149,7 +167,11 @@ _RandomState = tuple[tuple[torch.Tensor, ...], Any, Any]
 
 def _random_state(device: Device) -> _RandomState:
     """Return the state of all random generators that training and data may use."""
-    return device.random_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - as above
+    return (
+        device.random_state(),
+        random.getstate(),
+        np.random.get_state(),  # noqa: NPY002 - as above
+    )
 
 
 def _set_random_state(device: Device, state: _RandomState) -> None:
@@ -159,7 +181,9 @@ def _set_random_state(device: Device, state: _RandomState) -> None:
 
 
 class Training:
-    """A model under one configuration, with its optimiser, scaler and hook; all ranks of the group make it together.
+    """A model under one configuration, with its optimiser, scaler and hook.
+
+    All ranks of the group make it together.
 
     Raises:
         UnsupportedError: this torch lacks something that the case needs.
@@ -173,7 +197,9 @@ class Training:
         self.inner.train()
         make = context.workload.optimizer or default_optimizer
         self.optimizer = make(self.inner.parameters())
-        self.scaler = torch.amp.GradScaler(context.device.torch_device.type, enabled=case.precision == "amp-fp16")
+        self.scaler = torch.amp.GradScaler(
+            context.device.torch_device.type, enabled=case.precision == "amp-fp16"
+        )
         self.autocast = _AUTOCAST.get(case.precision)
         if case.compile:
             _check_compile(case, context.device)
@@ -207,7 +233,10 @@ class Training:
         return hook
 
     def _choose_compile_mode(self) -> None:
-        """Set how torch.compile splits graphs, which DDP reads, too; compiled code of other trainings stays."""
+        """Set how torch.compile splits graphs, which DDP reads, too.
+
+        Compiled code of other trainings stays.
+        """
         if self.case.uses_ddp:
             torch._dynamo.config.optimize_ddp = self.case.compile or COMPILE_MODES[0]  # noqa: SLF001 - documented so
             torch._dynamo.config.recompile_limit = _MOST_COMPILED  # noqa: SLF001 - as above
@@ -221,17 +250,22 @@ class Training:
             self.scaler.scale(loss).backward()
 
     def close(self) -> None:
-        """Break the cycle of model, hook and this object: DDP's C++ part holds the hook, so it is never collected."""
+        """Break the cycle of model, hook and this object: DDP's C++ part holds the hook, so it is
+        never collected.
+        """
         if self.hook is not None:
             self.hook.observer = None
             self.hook.close()
 
     def run_block(self, steps: int, *, is_last: bool = True) -> BlockSamples:
-        """Make and time the next steps; after the last block the extra passes. Other trainings may run in between.
+        """Make and time the next steps; after the last block the extra passes.
+
+        Other trainings may run in between.
 
         Raises:
             InputError: the hook returned something that DDP cannot use, on all ranks.
-            UnsupportedError: the timed steps do not contain a whole period from one exchange to the next.
+            UnsupportedError: the timed steps do not contain a whole period from one exchange to the
+                next.
         """
         _set_random_state(self.context.device, self._random_state)
         self._choose_compile_mode()
@@ -248,7 +282,9 @@ class Training:
 
     def _run_block(self, steps: int, *, is_last: bool) -> BlockSamples:
         context, case = self.context, self.case
-        early_steps = _align(steps, context.device.settling_steps if self.made else context.early_steps, case)
+        early_steps = _align(
+            steps, context.device.settling_steps if self.made else context.early_steps, case
+        )
         started, sent_before = time.monotonic(), None
         meter, metered_from = context.meter or EnergyMeter(), started
         energy_before: Readings = {}
@@ -259,7 +295,10 @@ class Training:
         for step in range(steps):
             if step == early_steps:
                 context.device.wait()
-                clock_before, sent_before = context.device.read_clock(), self._sent()  # ends with a barrier
+                clock_before, sent_before = (
+                    context.device.read_clock(),
+                    self._sent(),
+                )  # ends with a barrier
                 energy_before, metered_from = meter.read(), time.monotonic()
             self._note(self._step())
             if is_last and self._is_last_exchange(steps - 1 - step):
@@ -276,12 +315,21 @@ class Training:
         times, watched = np.array(self.log.seconds), self.log.buckets
         skipped, peak = int(self.skipped) - skipped_before, context.device.peak_memory_bytes()
         error = self._gradient_error() if context.deep and case.makes_buckets else None
-        if context.deep and case.uses_ddp and self.hook is None and case.compile != "python_reducer":
+        if (
+            context.deep
+            and case.uses_ddp
+            and self.hook is None
+            and case.compile != "python_reducer"
+        ):
             watched = self._watch()
         contents = self._bucket_parameters()
         return BlockSamples(
             times=times,
-            losses=[float(loss) for loss in self.losses] if case.uses_ddp and context.workload.steps else [],
+            losses=(
+                [float(loss) for loss in self.losses]
+                if case.uses_ddp and context.workload.steps
+                else []
+            ),
             metrics=list(self.metrics),
             watched=watched,
             sent_bytes=sent_bytes,
@@ -303,7 +351,8 @@ class Training:
     def _note(self, loss: torch.Tensor) -> None:
         """Count a step; keep its loss and the metric after it as long as the whole training lasts.
 
-        A metric that is due between two exchanges is evaluated after the next one, the last after the last one.
+        A metric that is due between two exchanges is evaluated after the next one, the last after
+        the last one.
         """
         self.made += 1
         whole, period = self.context.steps, self.case.period
@@ -316,13 +365,18 @@ class Training:
             self.metrics += self._evaluate(self.made)
 
     def _is_last_exchange(self, steps_left: int) -> bool:
-        """Return whether ranks have exchanged in the latest step and do not in the steps that are left, if any."""
+        """Return whether ranks have exchanged in the latest step and do not in the steps that are
+        left, if any.
+        """
         return self.made % self.case.period == 0 and 0 < steps_left < self.case.period
 
     # One step
 
     def _step(self) -> torch.Tensor:
-        """Make one optimiser step and log its marks; return its loss. Nothing here waits for a GPU."""
+        """Make one optimiser step and log its marks; return its loss.
+
+        Nothing here waits for a GPU.
+        """
         progress, device = self.context.progress, self.context.device
         clock = device.clock
         progress.counters[0] += 1
@@ -336,7 +390,9 @@ class Training:
                 start = clock()
                 loss = self._loss(batch)
                 between = clock()
-                progress.counters[0] += 1  # shows that a rank which never reaches the exchange is behind
+                progress.counters[0] += (
+                    1  # shows that a rank which never reaches the exchange is behind
+                )
                 self._pass_backward(loss / accumulation)
                 passes.append((start, between, clock()))
             total = total + loss.detach() / accumulation
@@ -345,12 +401,16 @@ class Training:
         ended = clock()
         buckets = self.buckets.copy()
         self.buckets.clear()
-        self.log.add(StepMarks(begun=begun, passes=passes, updating=updating, ended=ended, buckets=buckets))
+        self.log.add(
+            StepMarks(begun=begun, passes=passes, updating=updating, ended=ended, buckets=buckets)
+        )
         progress.counters[1] += 1
         return total
 
     def _exchanging(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a pass, forward included: only the last pass of a step exchanges gradients."""
+        """Return the context of a pass, forward included: only the last pass of a step exchanges
+        gradients.
+        """
         return contextlib.nullcontext() if last or not self.case.uses_ddp else self.model.no_sync()
 
     def _loss(self, batch: Any) -> torch.Tensor:  # noqa: ANN401 - the workload's own type
@@ -369,7 +429,10 @@ class Training:
     # Measurements besides time
 
     def _evaluate(self, steps: int) -> list[tuple[int, float]]:
-        """Return the workload's metric; every rank computes it, so that none waits for another in the next step."""
+        """Return the workload's metric.
+
+        Every rank computes it, so that none waits for another in the next step.
+        """
         evaluate = self.context.workload.evaluate
         if evaluate is None or not self.case.uses_ddp:
             return []
@@ -388,10 +451,11 @@ class Training:
         return sent_bytes
 
     def _expected_bytes(self) -> float | None:
-        """Return the bytes that a rank sends in a step by theory: the hook's, and its share of broadcasting buffers.
+        """Return the bytes that a rank sends in a step by theory: the hook's, and its share of
+        broadcasting buffers.
 
-        A search for unused parameters adds an all-reduce of an integer for each parameter. None without DDP, before DDP
-        has rebuilt its buckets, and for a user's own hook.
+        A search for unused parameters adds an all-reduce of an integer for each parameter. None
+        without DDP, before DDP has rebuilt its buckets, and for a user's own hook.
         """
         trained = self._trained()
         contents = self._bucket_parameters() if self.case.makes_buckets else [range(len(trained))]
@@ -407,25 +471,39 @@ class Training:
             step_bytes += hook.wire_bytes(elements, ranks, shapes=shapes) if hook else dense
         if self.case.keeps_first_buckets and self.case.makes_buckets:
             step_bytes += ring_bytes(_USE_BYTES * len(trained), ranks)
-        buffers = sum(b.numel() * b.element_size() for b in self.inner.buffers()) if self.case.broadcast_buffers else 0
+        buffers = (
+            sum(b.numel() * b.element_size() for b in self.inner.buffers())
+            if self.case.broadcast_buffers
+            else 0
+        )
         return float(step_bytes + buffers * (ranks - 1) / ranks / self.case.period)
 
     def _bucket_parameters(self) -> list[list[int]]:
-        """Return the indices of each bucket's parameters; empty if DDP's reducer makes no buckets."""
+        """Return the indices of each bucket's parameters.
+
+        Empty if DDP's reducer makes no buckets.
+        """
         has_buckets = self.case.makes_buckets and self.case.compile != "python_reducer"
         return bucket_parameters(self.model, self.case) if has_buckets else []
 
     def _watch(self) -> list[list[BucketTimes]]:
-        """Return the bucket times of more steps with the pass-through hook, which DDP accepts at any time."""
+        """Return the bucket times of more steps with the pass-through hook, which DDP accepts at
+        any time.
+        """
         self.hook = self._register(PassThrough())
         self.log = StepLog(is_serial=self.context.device.is_serial)
-        for _ in range(self.context.early_steps + WATCHED_STEPS):  # `timed_events` drops the early ones
+        for _ in range(
+            self.context.early_steps + WATCHED_STEPS
+        ):  # `timed_events` drops the early ones
             self._step()
         self.log.finish()
         return self.log.buckets
 
     def _gradient_error(self) -> float | None:
-        """Return the relative error of the exchanged gradient against the mean over ranks; None if not finite."""
+        """Return the relative error of the exchanged gradient against the mean over ranks.
+
+        None if not finite.
+        """
         device = self.context.device
         batch, state = device.moved(next(self.batches)), device.random_state()
         with self.model.no_sync():
@@ -445,7 +523,9 @@ class Training:
         return [p for p in self.inner.parameters() if p.requires_grad]
 
     def _flat_gradient(self) -> torch.Tensor:
-        """Return all gradients as one vector of the same length on every rank: zeros for unused parameters."""
+        """Return all gradients as one vector of the same length on every rank: zeros for unused
+        parameters.
+        """
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained()]
         return torch.cat([gradient.detach().reshape(-1).float() for gradient in gradients])
 
@@ -459,8 +539,13 @@ def _ddp_options() -> Collection[str]:
     return inspect.signature(DistributedDataParallel.__init__).parameters
 
 
-def _wrap(model: torch.nn.Module, case: TrainingCase, context: BlockContext) -> DistributedDataParallel:
-    """Wrap the model in DDP as the case says. Initial weights are equal already, so they are not broadcast again."""
+def _wrap(
+    model: torch.nn.Module, case: TrainingCase, context: BlockContext
+) -> DistributedDataParallel:
+    """Wrap the model in DDP as the case says.
+
+    Initial weights are equal already, so they are not broadcast again.
+    """
     if case.static_graph and case.accumulation > 1:  # an internal assertion of DDP's reducer fails
         raise UnsupportedError("static_graph_accumulates", version=torch.__version__)
     options: dict[str, object] = {"init_sync": False} if "init_sync" in _ddp_options() else {}
@@ -476,7 +561,9 @@ def _wrap(model: torch.nn.Module, case: TrainingCase, context: BlockContext) -> 
         options[newer if newer in _ddp_options() else older] = False
     if case.batched_grad_copy:
         if "batched_grad_copy" not in _ddp_options():
-            raise UnsupportedError("ddp_argument_missing", argument="batched_grad_copy", version=torch.__version__)
+            raise UnsupportedError(
+                "ddp_argument_missing", argument="batched_grad_copy", version=torch.__version__
+            )
         options["batched_grad_copy"] = True
     return DistributedDataParallel(
         model,
@@ -508,7 +595,9 @@ def _cycle(batches: Any) -> Iterator[Any]:  # noqa: ANN401 - any iterable that s
 
 
 def _digest(model: torch.nn.Module) -> int:
-    """Return a checksum of all parameters: ranks that differ have equal checksums with probability 2^-32."""
+    """Return a checksum of all parameters: ranks that differ have equal checksums with probability
+    2^-32.
+    """
     value = 0
     for parameter in model.parameters():
         data = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -521,17 +610,23 @@ def _difference(before: int | None, after: int | None, steps: int) -> float | No
 
 
 def _align(steps: int, early_steps: int, case: TrainingCase) -> int:
-    """Return the untimed steps of a block: at least ``early_steps``, so that the others are whole periods.
+    """Return the untimed steps of a block: at least ``early_steps``, so that the others are whole
+    periods.
 
     Raises:
         UnsupportedError: there is no whole period.
     """
     if case.period > max(1, steps - early_steps):
         timed = max(0, steps - early_steps)
-        raise UnsupportedError("period_beyond_block", hook=case.hook_name, period=case.period, timed=timed)
+        raise UnsupportedError(
+            "period_beyond_block", hook=case.hook_name, period=case.period, timed=timed
+        )
     return early_steps + (steps - early_steps) % case.period
 
 
 def timed_events(samples: BlockSamples) -> list[list[BucketTimes]]:
     """Return the buckets of every step after the early ones, in the order of sending."""
-    return [sorted(events, key=lambda event: event.index) for events in samples.watched[samples.early_steps :]]
+    return [
+        sorted(events, key=lambda event: event.index)
+        for events in samples.watched[samples.early_steps :]
+    ]

@@ -10,18 +10,30 @@ from commbench.ddp.plan.layout import caps_bytes, first_layout
 
 def bucket_bytes(ddp_model: DistributedDataParallel) -> list[int]:
     """Return the bytes of each bucket: of the rebuilt ones, else of those of DDP's construction."""
-    return _integers(_logged(ddp_model, "rebuilt_bucket_sizes") or _logged(ddp_model, "bucket_sizes"))
+    return _integers(
+        _logged(ddp_model, "rebuilt_bucket_sizes") or _logged(ddp_model, "bucket_sizes")
+    )
 
 
 def bucket_parameters(ddp_model: DistributedDataParallel, case: TrainingCase) -> list[list[int]]:
-    """Return the indices of each bucket's parameters among the trainable ones; empty until DDP has rebuilt its buckets.
+    """Return the indices of each bucket's parameters among the trainable ones.
 
-    DDP logs the indices of rebuilt buckets only. Buckets that it does not rebuild follow from the bucket size.
+    Empty until DDP has rebuilt its buckets.
+
+    DDP logs the indices of rebuilt buckets only. Buckets that it does not rebuild follow from the
+    bucket size.
     """
     if case.keeps_first_buckets:
-        trained = [parameter for parameter in ddp_model.module.parameters() if parameter.requires_grad]
-        numels, itemsizes, dtypes = zip(*((p.numel(), p.element_size(), p.dtype) for p in trained), strict=True)
-        return [list(bucket) for bucket in first_layout(numels, itemsizes, dtypes, caps_bytes(case.bucket_cap_mb))]
+        trained = [
+            parameter for parameter in ddp_model.module.parameters() if parameter.requires_grad
+        ]
+        numels, itemsizes, dtypes = zip(
+            *((p.numel(), p.element_size(), p.dtype) for p in trained), strict=True
+        )
+        return [
+            list(bucket)
+            for bucket in first_layout(numels, itemsizes, dtypes, caps_bytes(case.bucket_cap_mb))
+        ]
     logged = _logged(ddp_model, "rebuilt_per_bucket_param_indices")
     return [_integers(bucket.replace(" ", ",")) for bucket in logged.split(", ")] if logged else []
 

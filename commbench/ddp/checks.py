@@ -1,4 +1,7 @@
-"""Checks whether a user's own workload can be trained under DDP; each error states what to correct."""
+"""Checks whether a user's own workload can be trained under DDP.
+
+Each error states what to correct.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +25,32 @@ def check_workload(workload: Workload) -> None:
     """Check a workload without a training step.
 
     Raises:
-        InputError: the model is no module, has no trainable parameter or parameters that DDP cannot reduce together, a
-            function cannot be called, or the batches cannot be iterated repeatedly.
+        InputError: the model is no module, has no trainable parameter or parameters that DDP cannot
+            reduce together, a function cannot be called, or the batches cannot be iterated
+            repeatedly.
     """
-    if not isinstance(workload.model, nn.Module) or isinstance(workload.model, DistributedDataParallel):
+    if not isinstance(workload.model, nn.Module) or isinstance(
+        workload.model, DistributedDataParallel
+    ):
         raise InputError(
-            f"The workload's model is of type {type(workload.model).__name__}: it must be a torch.nn.Module, without"
-            " the DDP that commbench puts around it."
+            f"The workload's model is of type {type(workload.model).__name__}: it must be a"
+            " torch.nn.Module, without the DDP that commbench puts around it."
         )
     for name in ("loss", "optimizer", "evaluate"):
         function = getattr(workload, name)
         if not callable(function) and (name == "loss" or function is not None):
-            raise InputError(f"The workload's {name} is {function!r:.60}, which cannot be called: give a function.")
+            raise InputError(
+                f"The workload's {name} is {function!r:.60}, which cannot be called: give a"
+                " function."
+            )
     for name in ("batch_size", "steps"):
         number = getattr(workload, name)
-        if (not isinstance(number, int) or number < 1) and (name == "batch_size" or number is not None):
-            raise InputError(f"The workload's {name} is {number!r:.60}: give a whole number of 1 or more.")
+        if (not isinstance(number, int) or number < 1) and (
+            name == "batch_size" or number is not None
+        ):
+            raise InputError(
+                f"The workload's {name} is {number!r:.60}: give a whole number of 1 or more."
+            )
     check_parameters(workload.model)
     first_batch(workload.batches)
 
@@ -46,27 +59,37 @@ def check_parameters(model: nn.Module) -> None:
     """Check that DDP can reduce a model's parameters together.
 
     Raises:
-        InputError: no parameter is trainable, or some are lazy, not floating point or on several devices.
+        InputError: no parameter is trainable, or some are lazy, not floating point or on several
+            devices.
     """
     parameters = trainable(model)
     if not parameters:
         raise InputError(
-            "The model has no trainable parameters, so there is nothing to communicate: leave requires_grad"
-            " on for some."
+            "The model has no trainable parameters, so there is nothing to communicate: leave"
+            " requires_grad on for some."
         )
     if lazy := [name for name, parameter in parameters.items() if is_lazy(parameter)]:
-        raise InputError(f"{named(lazy)} came without initial values: call the model once on a batch first.")
-    if other := [name for name, parameter in parameters.items() if not parameter.is_floating_point()]:
         raise InputError(
-            f"{named(other)} came as {parameters[other[0]].dtype}, not floating point: use a real float type."
+            f"{named(lazy)} came without initial values: call the model once on a batch first."
+        )
+    if other := [
+        name for name, parameter in parameters.items() if not parameter.is_floating_point()
+    ]:
+        raise InputError(
+            f"{named(other)} came as {parameters[other[0]].dtype}, not floating point: use a real"
+            " float type."
         )
     devices = {str(parameter.device): name for name, parameter in parameters.items()}
     if len(devices) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in devices.items())
-        raise InputError(f"The parameters are on several devices ({places}): move the model to one.")
+        raise InputError(
+            f"The parameters are on several devices ({places}): move the model to one."
+        )
 
 
-def first_batch(batches: Iterable[Any]) -> Any:  # noqa: ANN401 - a batch has any type that the loss accepts
+def first_batch(
+    batches: Iterable[Any],
+) -> Any:  # noqa: ANN401 - a batch has any type that the loss accepts
     """Return the first batch.
 
     Raises:
@@ -76,13 +99,13 @@ def first_batch(batches: Iterable[Any]) -> Any:  # noqa: ANN401 - a batch has an
         iterator = iter(batches)
     except TypeError as error:
         raise InputError(
-            f"The workload's batches are of type {type(batches).__name__}, which cannot be iterated: give a list or a"
-            " DataLoader."
+            f"The workload's batches are of type {type(batches).__name__}, which cannot be"
+            " iterated: give a list or a DataLoader."
         ) from error
     if iterator is batches:
         raise InputError(
-            f"The workload's batches are a {type(batches).__name__}, which can be iterated only once: give a list, a"
-            " DataLoader or another object that starts over."
+            f"The workload's batches are a {type(batches).__name__}, which can be iterated only"
+            " once: give a list, a DataLoader or another object that starts over."
         )
     for batch in iterator:
         return batch
@@ -106,8 +129,8 @@ def make_optimizer(workload: Workload, parameters: Sequence[Any]) -> Optimizer:
         optimizer = make(parameters)
     if not isinstance(optimizer, Optimizer):
         raise InputError(
-            f"The workload's optimizer returned a value of type {type(optimizer).__name__}: it must take parameters and"
-            " return a torch.optim.Optimizer."
+            f"The workload's optimizer returned a value of type {type(optimizer).__name__}: it must"
+            " take parameters and return a torch.optim.Optimizer."
         )
     return optimizer
 
@@ -118,10 +141,12 @@ def checked_step(
     batch: Any,  # noqa: ANN401 - a batch has any type that the loss accepts
     optimizer: Optimizer,
 ) -> list[str]:
-    """Make one local training step, check that DDP can make it, and return the names of unused parameters.
+    """Make one local training step, check that DDP can make it, and return the names of unused
+    parameters.
 
     Raises:
-        InputError: the step fails, the loss is not a scalar with gradients, or a gradient is sparse.
+        InputError: the step fails, the loss is not a scalar with gradients, or a gradient is
+            sparse.
     """
     optimizer.zero_grad(set_to_none=True)
     with naming_errors("The loss of the first batch"):
@@ -131,8 +156,13 @@ def checked_step(
         value.backward()
     parameters = trainable(model)
     unused = [name for name, parameter in parameters.items() if parameter.grad is None]
-    if sparse := [name for name, p in parameters.items() if p.grad is not None and p.grad.is_sparse]:
-        raise InputError(f"{named(sparse)} got a sparse gradient, which commbench does not exchange: make it dense.")
+    if sparse := [
+        name for name, p in parameters.items() if p.grad is not None and p.grad.is_sparse
+    ]:
+        raise InputError(
+            f"{named(sparse)} got a sparse gradient, which commbench does not exchange: make it"
+            " dense."
+        )
     with naming_errors("The first step of the optimizer"):
         optimizer.step()
     return unused
@@ -155,11 +185,13 @@ def _check_loss(value: Any) -> None:  # noqa: ANN401 - a user's loss may return 
             if isinstance(value, Tensor)
             else f"a value of type {type(value).__name__}"
         )
-        raise InputError(f"The workload's loss returned {returned}: it must return one number as a tensor.")
+        raise InputError(
+            f"The workload's loss returned {returned}: it must return one number as a tensor."
+        )
     if not value.requires_grad:
         raise InputError(
-            "The workload's loss does not depend on the model by a way that has gradients: compute it from model(...),"
-            " without detach() or no_grad()."
+            "The workload's loss does not depend on the model by a way that has gradients: compute"
+            " it from model(...), without detach() or no_grad()."
         )
 
 
@@ -175,6 +207,6 @@ def check_evaluation(workload: Workload) -> None:
         value = float(workload.evaluate(workload.model))
     if not math.isfinite(value) or not workload.metric:
         raise InputError(
-            f"The workload's evaluate returned {value} for the metric {workload.metric!r}: return a finite number and"
-            " name it, as in metric='accuracy'."
+            f"The workload's evaluate returned {value} for the metric {workload.metric!r}: return a"
+            " finite number and name it, as in metric='accuracy'."
         )

@@ -29,7 +29,8 @@ class Device:
     ranks_per_gpu: int | None = None
     """The most ranks of the launch on one GPU; None without GPUs."""
     is_serial = False
-    """Whether a process group runs one collective after the other, see `commbench.ddp.step_times.serialised`."""
+    """Whether a process group runs one collective after the other, see
+    `commbench.ddp.step_times.serialised`."""
     unsteady_steps = 0
     """Steps of a new model in which DDP makes the host wait for the device."""
     settling_steps = 0
@@ -100,7 +101,9 @@ class Gpu(Device):
     backend = "nccl"
     is_serial = True
     settling_steps = 1  # the host queues a step while the GPU runs the previous one
-    unsteady_steps = 11  # DDP times its first 10 steps with events, and reads a step's events in the next step
+    unsteady_steps = (
+        11  # DDP times its first 10 steps with events, and reads a step's events in the next step
+    )
 
     def __init__(
         self,
@@ -122,11 +125,17 @@ class Gpu(Device):
         self._clock = find_clock(address) if address else None
 
     def library(self) -> str:
-        """Return torch and the loaded NCCL, e.g. ``torch 2.13.0 NCCL 2.28.9``; torch may be built with another NCCL."""
+        """Return torch and the loaded NCCL, e.g.
+
+        ``torch 2.13.0 NCCL 2.28.9``; torch may be built with another NCCL.
+        """
         return f"torch {torch_version()} {loaded_version()}"
 
     def moved(self, value: Any) -> Any:  # noqa: ANN401 - see `Device.moved`
-        """See `Device.moved`; a model is moved in place. Copies of tensors are queued, from pinned memory."""
+        """See `Device.moved`; a model is moved in place.
+
+        Copies of tensors are queued, from pinned memory.
+        """
         return moved_by(self._move, value)
 
     def _move(self, value: Any) -> Any:  # noqa: ANN401 - a tensor, or an object with a method ``to``

@@ -1,8 +1,8 @@
 """The command by which a conductor inspects a workload without importing torch itself.
 
-``python -m commbench.ddp.inspect [SPEC] [--batch N] [--gpu K] [--hook HOOK]...`` prints one line of JSON:
-``{"ok": {...}}`` with the `WorkloadFacts`, or ``{"error": "a sentence"}``. It imports torch only after checking that
-torch is installed.
+``python -m commbench.ddp.inspect [SPEC] [--batch N] [--gpu K] [--hook HOOK]...`` prints one line of
+JSON: ``{"ok": {...}}`` with the `WorkloadFacts`, or ``{"error": "a sentence"}``. It imports torch
+only after checking that torch is installed.
 """
 
 from __future__ import annotations
@@ -27,18 +27,30 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one line of JSON about a workload; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m commbench.ddp.inspect", description="Inspect a workload.")
-    parser.add_argument(
-        "spec", nargs="?", help="a workload's name, trace:NAME, or file.py:callable (default: try only the hooks)"
+    parser = argparse.ArgumentParser(
+        prog="python -m commbench.ddp.inspect", description="Inspect a workload."
     )
-    parser.add_argument("--batch", type=int, help="samples per rank and step (default: the workload's own)")
-    parser.add_argument("--hook", action="append", default=[], help="a hook to make, as NAME:DENSITY:KEY=VALUE")
+    parser.add_argument(
+        "spec",
+        nargs="?",
+        help="a workload's name, trace:NAME, or file.py:callable (default: try only the hooks)",
+    )
+    parser.add_argument(
+        "--batch", type=int, help="samples per rank and step (default: the workload's own)"
+    )
+    parser.add_argument(
+        "--hook", action="append", default=[], help="a hook to make, as NAME:DENSITY:KEY=VALUE"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of initial weights and data")
-    parser.add_argument("--gpu", type=int, help="number of this host's GPU, modulo their number (default: none)")
+    parser.add_argument(
+        "--gpu", type=int, help="number of this host's GPU, modulo their number (default: none)"
+    )
     options = parser.parse_args(arguments)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a user's own file may print
-            facts = _inspect_spec(options.spec, options.batch, options.seed, options.hook, options.gpu)
+            facts = _inspect_spec(
+                options.spec, options.batch, options.seed, options.hook, options.gpu
+            )
     except InputError as error:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return error.exit_code
@@ -51,7 +63,9 @@ def _inspect_spec(
 ) -> WorkloadFacts | None:
     """Return the facts of a workload, after trying the hooks; None without a workload."""
     if importlib.util.find_spec("torch") is None:
-        raise InputError("Training needs PyTorch, which is not installed: pip install 'commbench[torch]'.")
+        raise InputError(
+            "Training needs PyTorch, which is not installed: pip install 'commbench[torch]'."
+        )
     from commbench.ddp.devices import Device, Gpu, gpus_to_train_on
     from commbench.ddp.inspection import inspect_workload
     from commbench.ddp.workloads import load_workload
@@ -67,7 +81,8 @@ def _inspect_spec(
         if gpu is None:
             raise
         raise InputError(
-            f"{error} Its model and batches were on a GPU, where all it makes must be; --backend gloo trains on CPUs."
+            f"{error} Its model and batches were on a GPU, where all it makes must be; --backend"
+            " gloo trains on CPUs."
         ) from error
     for hook in made_hooks:
         hook.check_size(sum(parameter.numel for parameter in facts.parameters))
@@ -75,9 +90,12 @@ def _inspect_spec(
 
 
 def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
-    """Return each hook, so that an unknown option raises an error before any measurement; import a user's own hooks.
+    """Return each hook, so that an unknown option raises an error before any measurement.
 
-    A hook's code is compiled here, outside of any case timeout: on a busy machine it takes longer than a timeout.
+    Import a user's own hooks.
+
+    A hook's code is compiled here, outside of any case timeout: on a busy machine it takes longer
+    than a timeout.
     """
     from commbench.ddp.session import compile_hooks
     from commbench.hooks.from_file import check_file_hook
@@ -85,8 +103,13 @@ def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
     for path in find_file_hooks(hooks):
         check_file_hook(path)
     shipped = [text for text in hooks if not is_file_hook(text)]
-    cases = [TrainingCase(workload="", world_size=1, batch_per_rank=1, **parse_hook(text)) for text in shipped]
-    hooks_or_none = [make_hook(each.hook, density=each.density, options=each.options) for each in cases]
+    cases = [
+        TrainingCase(workload="", world_size=1, batch_per_rank=1, **parse_hook(text))
+        for text in shipped
+    ]
+    hooks_or_none = [
+        make_hook(each.hook, density=each.density, options=each.options) for each in cases
+    ]
     compile_hooks(cases, device.torch_device)
     return [hook for hook in hooks_or_none if hook is not None]
 

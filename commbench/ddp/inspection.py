@@ -7,7 +7,14 @@ import time
 import torch
 
 from commbench.ddp.block import takes_lists
-from commbench.ddp.checks import check_evaluation, check_workload, checked_step, endless, make_optimizer, naming_errors
+from commbench.ddp.checks import (
+    check_evaluation,
+    check_workload,
+    checked_step,
+    endless,
+    make_optimizer,
+    naming_errors,
+)
 from commbench.ddp.devices import Device
 from commbench.ddp.local_step import LocalStep, local_step, median_step, trainable
 from commbench.ddp.plan.workload import ParameterFacts, Workload, WorkloadFacts
@@ -71,7 +78,9 @@ def _facts(workload: Workload, step: LocalStep) -> WorkloadFacts:
             for name, parameter in parameters.items()
         ),
         ready_order=tuple(indices[name] for name in (*unused, *step.ready_ms)),
-        buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in workload.model.buffers()),
+        buffer_bytes=sum(
+            buffer.numel() * buffer.element_size() for buffer in workload.model.buffers()
+        ),
         batch_size=workload.batch_size,
         forward_ms=step.forward_ms,
         backward_ms=step.backward_ms,

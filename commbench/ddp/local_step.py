@@ -25,7 +25,8 @@ class LocalStep:
     backward_ms: float
     optimizer_ms: float
     ready_ms: dict[str, float]
-    """Time from the start of the backward pass until each gradient was ready, in order; without unused parameters."""
+    """Time from the start of the backward pass until each gradient was ready, in order; without
+    unused parameters."""
 
 
 def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -49,7 +50,9 @@ def local_step(
     batch: Any,  # noqa: ANN401 - a batch has any type that the loss accepts
     optimizer: torch.optim.Optimizer,
 ) -> LocalStep:
-    """Set gradients to None, then make one forward pass, backward pass and optimiser step; return their times.
+    """Set gradients to None, then make one forward pass, backward pass and optimiser step.
+
+    Return their times.
 
     Raises:
         Exception: the model, the loss or the optimiser raised it.
@@ -74,7 +77,9 @@ def local_step(
 
 
 def batch_length(batch: Any) -> int:  # noqa: ANN401 - a batch has any type that the loss accepts
-    """Return the first dimension of the first tensor in a batch, looking into tuples, lists and dicts; else 1."""
+    """Return the first dimension of the first tensor in a batch, looking into tuples, lists and
+    dicts; else 1.
+    """
     first = next(tensors_in(batch), None)
     return int(first.shape[0]) if first is not None and first.dim() else 1
 
@@ -95,8 +100,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 - the inputs or 
 def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - as `tensors_in`
     """Return a copy of a value in which ``move`` has replaced all movable parts.
 
-    Movable parts are tensors, as `tensors_in` finds them, and objects with a method ``to``, such as models and the
-    batches of some libraries.
+    Movable parts are tensors, as `tensors_in` finds them, and objects with a method ``to``, such as
+    models and the batches of some libraries.
     """
     if hasattr(value, "to"):
         return move(value)
@@ -104,7 +109,9 @@ def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - a
         return {key: moved_by(move, part) for key, part in value.items()}
     if isinstance(value, tuple | list):
         parts = [moved_by(move, part) for part in value]
-        is_named = hasattr(value, "_fields")  # the constructor of a named tuple has one argument for each part
+        is_named = hasattr(
+            value, "_fields"
+        )  # the constructor of a named tuple has one argument for each part
         return type(value)(*parts) if is_named else type(value)(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         copied = copy.copy(value)
@@ -115,7 +122,9 @@ def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - a
 
 
 def median_step(steps: Sequence[LocalStep]) -> LocalStep:
-    """Return the median of every time; gradients are in the order of their medians, ties as in the first step.
+    """Return the median of every time.
+
+    Gradients are in the order of their medians, ties as in the first step.
 
     Gradients that a step lacks are left out.
     """
@@ -137,12 +146,17 @@ def _median(values: Iterable[float]) -> float:
 def ready_hooks(
     parameters: Mapping[str, nn.Parameter], on_ready: Callable[[str, nn.Parameter], None]
 ) -> Iterator[None]:
-    """Call ``on_ready`` with name and parameter after each accumulation of a gradient, until the block ends."""
+    """Call ``on_ready`` with name and parameter after each accumulation of a gradient, until the
+    block ends.
+    """
 
     def noting(name: str) -> Callable[[nn.Parameter], None]:
         return lambda parameter: on_ready(name, parameter)
 
-    hooks = [parameter.register_post_accumulate_grad_hook(noting(name)) for name, parameter in parameters.items()]
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(noting(name))
+        for name, parameter in parameters.items()
+    ]
     try:
         yield
     finally:

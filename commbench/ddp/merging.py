@@ -49,7 +49,8 @@ def merge(
     """
     slowest = [np.max([rank.times for rank in ranks], axis=0) for ranks in blocks]
     early = [
-        _early(times[:, _STEP], ranks[0].early_steps, case.period) for times, ranks in zip(slowest, blocks, strict=True)
+        _early(times[:, _STEP], ranks[0].early_steps, case.period)
+        for times, ranks in zip(slowest, blocks, strict=True)
     ]
     timed = [_timed(ranks, count, case.period) for ranks, count in zip(blocks, early, strict=True)]
     timed_steps = np.concatenate(timed)
@@ -60,7 +61,11 @@ def merge(
     longest = max(blocks, key=lambda ranks: len(ranks[0].losses) or len(ranks[0].metrics))
     all_ranks = [rank for ranks in blocks for rank in ranks]
     clocks = clocks_between(rank.clocks for rank in all_ranks if rank.clocks)
-    ranks_agree = all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks) if case.uses_ddp else None
+    ranks_agree = (
+        all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks)
+        if case.uses_ddp
+        else None
+    )
     record = TrainingRecord(
         case=case,
         step_ms=(1e3 * timed_steps[:, _STEP]).round(6).tolist(),
@@ -76,26 +81,41 @@ def merge(
         **_bucket_times(blocks)._asdict(),
         sent_bytes=_mean([rank.sent_bytes for rank in all_ranks]),
         expected_bytes=_mean([rank.expected_bytes for rank in all_ranks]),
-        dense_bytes=ring_bytes(FLOAT32_BYTES * first[0].parameters, case.world_size) if case.uses_ddp else None,
-        losses=np.mean([rank.losses for rank in longest], axis=0).tolist() if longest[0].losses else [],
+        dense_bytes=(
+            ring_bytes(FLOAT32_BYTES * first[0].parameters, case.world_size)
+            if case.uses_ddp
+            else None
+        ),
+        losses=(
+            np.mean([rank.losses for rank in longest], axis=0).tolist() if longest[0].losses else []
+        ),
         metric_name=workload.metric if longest[0].metrics else "",
         metrics=longest[0].metrics,
         target=workload.target if longest[0].metrics else None,
-        grad_rel_error=next((rank.grad_rel_error for rank in all_ranks if rank.grad_rel_error is not None), None),
+        grad_rel_error=next(
+            (rank.grad_rel_error for rank in all_ranks if rank.grad_rel_error is not None), None
+        ),
         ranks_agree=ranks_agree,
         skipped_steps=sum(ranks[0].skipped for ranks in blocks),
-        peak_memory_bytes=max((rank.peak_memory_bytes or 0 for rank in all_ranks), default=0) or None,
+        peak_memory_bytes=max((rank.peak_memory_bytes or 0 for rank in all_ranks), default=0)
+        or None,
         **(_energy(blocks, meter) if meter else {}),
         clocks=clocks,
         flags=["throttled"] if clocks and clocks.slowed_by else [],
         measuring_s=sum(ranks[0].seconds for ranks in blocks),
         **fields,
     )
-    return without_result(record, "wrong", Reason(code="parameters_differ")) if ranks_agree is False else record
+    return (
+        without_result(record, "wrong", Reason(code="parameters_differ"))
+        if ranks_agree is False
+        else record
+    )
 
 
 def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter) -> dict[str, Any]:
-    """Return the joules per step of all machines, and the counted devices. All blocks count: one may be too short.
+    """Return the joules per step of all machines, and the counted devices.
+
+    All blocks count: one may be too short.
 
     Empty if a counter failed, or no counter changed.
     """
@@ -103,29 +123,42 @@ def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter) -> dict[s
     valid_readings = [joules for joules in readings if joules is not None]
     steps = sum(len(ranks[0].times) - ranks[0].early_steps for ranks in blocks)
     duration_s = sum(ranks[0].metered_s for ranks in blocks)
-    if len(valid_readings) < len(readings) or not sum(valid_readings) or steps < 1 or duration_s < meter.least_s:
+    if (
+        len(valid_readings) < len(readings)
+        or not sum(valid_readings)
+        or steps < 1
+        or duration_s < meter.least_s
+    ):
         return {}
     return {"energy_J": sum(valid_readings) / steps, "energy_of": meter.energy_of}
 
 
 def _timed(ranks: Sequence[BlockSamples], early: int, period: int) -> Floats:
-    """Return the times of the timed steps on the slowest rank, shape (steps, 4); of whole periods each step's mean.
+    """Return the times of the timed steps on the slowest rank, shape (steps, 4).
 
-    Ranks wait for each other only in an exchange, so the times of a period are added before the slowest rank is taken.
+    Of whole periods each step's mean.
+
+    Ranks wait for each other only in an exchange, so the times of a period are added before the
+    slowest rank is taken.
     """
-    means = [rank.times[early:].reshape(-1, period, rank.times.shape[1]).mean(axis=1) for rank in ranks]
+    means = [
+        rank.times[early:].reshape(-1, period, rank.times.shape[1]).mean(axis=1) for rank in ranks
+    ]
     return np.repeat(np.max(means, axis=0), period, axis=0)
 
 
 def _early(times: Floats, least: int, period: int = 1) -> int:
-    """Return the untimed steps at the beginning of a block: at least ``least``, at most half of a long block.
+    """Return the untimed steps at the beginning of a block: at least ``least``, at most half of a
+    long block.
 
     The others are whole periods from one exchange to the next.
     """
     early = min(least, len(times) - 1)
     if len(times) >= LONG_BLOCK:
         warmup_steps = stats.warmup_count(times.tolist())
-        early = max(least, min(len(times) // 2, len(times) // 2 if warmup_steps is None else warmup_steps))
+        early = max(
+            least, min(len(times) // 2, len(times) // 2 if warmup_steps is None else warmup_steps)
+        )
     periods = max(1, (len(times) - early) // period)
     return len(times) - periods * period
 
@@ -136,7 +169,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 class BucketMedians(NamedTuple):
-    """The buckets of a step and their sums over a step, medians over steps: fields of a `TrainingRecord`."""
+    """The buckets of a step and their sums over a step, medians over steps: fields of a
+    `TrainingRecord`.
+    """
 
     buckets: Sequence[Bucket]
     comm_ms: float | None = None
@@ -160,7 +195,8 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> BucketMe
     """Return the medians over steps.
 
     Args:
-        stamps: in ns since each rank's backward began, as `stamps_of`, shape (steps, ranks, buckets, 5).
+        stamps: in ns since each rank's backward began, as `stamps_of`, shape (steps, ranks,
+            buckets, 5).
         sizes: bytes and number of tensors of each bucket.
     """
     _, ranks, count, _ = stamps.shape
@@ -183,7 +219,9 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> BucketMe
         )
         for i, (size, tensors) in enumerate(sizes[:count])
     ]
-    busy = np.array([[_union(start[s, r], arrived[s, r]) for r in range(ranks)] for s in range(len(stamps))])
+    busy = np.array(
+        [[_union(start[s, r], arrived[s, r]) for r in range(ranks)] for s in range(len(stamps))]
+    )
     fastest = busy.min(axis=1)
     return BucketMedians(
         buckets=buckets,
@@ -195,7 +233,9 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> BucketMe
 
 
 def _aligned_steps(ranks: Sequence[BlockSamples]) -> list[Floats]:
-    """Return the timestamps of each timed step, (ranks, buckets, 5), in ns since each rank's backward began."""
+    """Return the timestamps of each timed step, (ranks, buckets, 5), in ns since each rank's
+    backward began.
+    """
     per_rank = [timed_events(rank) for rank in ranks]
     return [
         np.array([stamps_of(rank_events) for rank_events in events])

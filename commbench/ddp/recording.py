@@ -1,4 +1,6 @@
-"""Recording of a trace in a user's own training script (`record_gradients`) or by making the steps (`record`)."""
+"""Recording of a trace in a user's own training script (`record_gradients`) or by making the steps
+(`record`).
+"""
 
 from __future__ import annotations
 
@@ -47,26 +49,30 @@ def record_gradients(
             for inputs, labels in itertools.islice(loader, 12):
                 train_step(ddp_model, inputs, labels)
 
-    ``commbench train --workload trace:my_model.json`` then trains a replay of it anywhere, without model and data. Any
-    loop works that calls the model and then ``backward()``: with DDP or without, with accumulation, a GradScaler, a
-    closure, several forward passes. The first two steps do not count, 3 more are needed, and recording stops after
-    100 backward passes. The hooks only read a clock: they do not change results, send messages or wait. The end of the
-    block removes them.
+    ``commbench train --workload trace:my_model.json`` then trains a replay of it anywhere, without
+    model and data. Any
+    loop works that calls the model and then ``backward()``: with DDP or without, with accumulation,
+    a GradScaler, a closure, several forward passes. The first two steps do not count, 3 more are
+    needed, and recording stops after 100 backward passes. The hooks only read a clock: they do not
+    change results, send messages or wait. The end of the block removes them.
 
-    ``forward_ms`` lasts from the model's forward pass to the gradient of its output. It includes the forward and
-    backward pass of the loss. ``backward_ms`` ends with the last gradient, not with DDP's exchange, and includes the
-    local work of DDP and hooks between gradients. ``optimizer_ms`` is the time of ``optimizer.step()``. All times are
-    of this process. On CUDA they come from events in the model's stream (tested on CPUs only).
+    ``forward_ms`` lasts from the model's forward pass to the gradient of its output. It includes
+    the forward and backward pass of the loss. ``backward_ms`` ends with the last gradient, not with
+    DDP's exchange, and includes the local work of DDP and hooks between gradients. ``optimizer_ms``
+    is the time of ``optimizer.step()``. All times are of this process. On CUDA they come from
+    events in the model's stream (tested on CPUs only).
 
     Args:
         model: a module, inside DDP or not, compiled or not.
-        path: the file to write when the block ends, on rank 0 only if torch.distributed is in use; None: no file.
+        path: the file to write when the block ends, on rank 0 only if torch.distributed is in use;
+            None: no file.
         batch: samples in one backward pass; None: the first dimension of the model's first tensor.
         name: the trace's name; default: the name of the file or of the model's class.
 
     Raises:
-        InputError: at once, if the model or the arguments are unsuitable; at the end of the block, if it had too few
-            steps, or a gradient was absent or sparse. An exception in the block passes unchanged.
+        InputError: at once, if the model or the arguments are unsuitable; at the end of the block,
+            if it had too few steps, or a gradient was absent or sparse. An exception in the block
+            passes unchanged.
     """
     return Recording(model, path, batch=batch, name=name)
 
@@ -74,10 +80,13 @@ def record_gradients(
 class Recording:
     """A recording of `record_gradients`, running or finished."""
 
-    def __init__(self, model: nn.Module, path: str | Path | None, *, batch: int | None, name: str) -> None:
+    def __init__(
+        self, model: nn.Module, path: str | Path | None, *, batch: int | None, name: str
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(
-                f"record_gradients was given a {type(model).__name__}: give the torch.nn.Module you train."
+                f"record_gradients was given a {type(model).__name__}: give the torch.nn.Module you"
+                " train."
             )
         if batch is not None and batch < 1:
             raise InputError(f"A batch of {batch} samples was given: give 1 or more.")
@@ -88,7 +97,9 @@ class Recording:
         _check_traceable(self._parameters)
         self._path = None if path is None else Path(path)
         if self._path is not None and not self._path.absolute().parent.is_dir():
-            raise InputError(f"The trace cannot be written to {path}: make the directory first, or give another.")
+            raise InputError(
+                f"The trace cannot be written to {path}: make the directory first, or give another."
+            )
         self._batch, self._name = batch, name or (self._path.stem if self._path else "")
         self._watch: Watch | None = None
         self._trace: Trace | None = None
@@ -97,12 +108,17 @@ class Recording:
 
     def __enter__(self) -> Recording:  # noqa: PYI034 - typing.Self needs Python 3.11
         if self._watch is not None:
-            raise InputError("A recording can be made only once: call record_gradients again for another.")
+            raise InputError(
+                "A recording can be made only once: call record_gradients again for another."
+            )
         self._watch = Watch(self._outer, self._parameters)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
     ) -> None:
         assert self._watch is not None  # noqa: S101 - entered before
         self._watch.close()
@@ -120,7 +136,10 @@ class Recording:
             InputError: the block has not ended, or it failed.
         """
         if self._trace is None:
-            raise InputError("Nothing is recorded until the block of record_gradients has ended well: ask after it.")
+            raise InputError(
+                "Nothing is recorded until the block of record_gradients has ended well: ask"
+                " after it."
+            )
         return self._trace
 
     def save(self, path: str | Path) -> None:
@@ -135,7 +154,9 @@ class Recording:
         try:
             trace.save(Path(path))
         except OSError as error:
-            raise InputError(f"The trace cannot be written to {path} ({error}): give another path.") from error
+            raise InputError(
+                f"The trace cannot be written to {path} ({error}): give another path."
+            ) from error
 
     def _conclude(self, watch: Watch) -> None:
         iterations = watch.iterations()[SKIPPED:]
@@ -146,7 +167,9 @@ class Recording:
             optimizer_ms=float(np.median([iteration.optimizer_ms for iteration in iterations])),
         )
         self.steps = len(iterations)
-        batches = [sum(forward.batch for forward in each.forwards) for each in passes if each.forwards]
+        batches = [
+            sum(forward.batch for forward in each.forwards) for each in passes if each.forwards
+        ]
         self._trace = trace_of(
             self._model,
             step,
@@ -169,25 +192,30 @@ class Recording:
         """Raise InputError if the recording cannot be replayed."""
         if watch.sparse:
             raise InputError(
-                f"{named(list(watch.sparse))} got a sparse gradient, which commbench does not exchange: make it dense."
+                f"{named(list(watch.sparse))} got a sparse gradient, which commbench does not"
+                " exchange: make it dense."
             )
         if not watch.passes and watch.has_stray:
             raise InputError(
-                "Gradients came, but no forward pass of the model was seen before them: give record_gradients the"
-                " module that the loop calls, and let it return tensors or tuples, lists, dicts, dataclasses of them."
+                "Gradients came, but no forward pass of the model was seen before them: give"
+                " record_gradients the module that the loop calls, and let it return tensors or"
+                " tuples, lists, dicts, dataclasses of them."
             )
         if len(iterations) < FEWEST:
             steps = len(watch.iterations())
             raise InputError(
-                f"{steps} training steps with a backward pass were seen and {SKIPPED + FEWEST} are needed, of which the"
-                f" first {SKIPPED} are not counted: make more steps of the loop inside the block."
+                f"{steps} training steps with a backward pass were seen and {SKIPPED + FEWEST} are"
+                f" needed, of which the first {SKIPPED} are not counted: make more steps of the"
+                " loop inside the block."
             )
         passes = [backward for iteration in iterations for backward in iteration.passes]
-        if unused := [name for name in self._parameters if any(name not in each.ready for each in passes)]:
+        if unused := [
+            name for name in self._parameters if any(name not in each.ready for each in passes)
+        ]:
             absent = max(sum(name not in each.ready for each in passes) for name in unused)
             raise InputError(
-                f"{named(unused)} got no gradient in {absent} of {len(passes)} backward passes, and DDP would wait for"
-                " it: use all in the loss, or set requires_grad to False."
+                f"{named(unused)} got no gradient in {absent} of {len(passes)} backward passes, and"
+                " DDP would wait for it: use all in the loss, or set requires_grad to False."
             )
 
 
@@ -196,13 +224,16 @@ def _check_traceable(parameters: Mapping[str, nn.Parameter]) -> None:
     for name, parameter in parameters.items():
         if str(parameter.dtype).removeprefix("torch.") not in DTYPES or not parameter.numel():
             raise InputError(
-                f"The parameter {name} is of type {parameter.dtype} and shape {tuple(parameter.shape)}, which a trace"
-                f" cannot hold: record a model whose parameters have elements of {', '.join(DTYPES)}."
+                f"The parameter {name} is of type {parameter.dtype} and shape"
+                f" {tuple(parameter.shape)}, which a trace cannot hold: record a model whose"
+                f" parameters have elements of {', '.join(DTYPES)}."
             )
 
 
 def _bare(model: Any) -> nn.Module:  # noqa: ANN401 - the wrappers are untyped
-    """Return the module without the wrappers of DDP and torch.compile, which rename its parameters."""
+    """Return the module without the wrappers of DDP and torch.compile, which rename its
+    parameters.
+    """
     while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
         model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod  # noqa: SLF001 - attributes of the wrappers
     return model
@@ -217,15 +248,20 @@ def record(
     name: str = "",
     optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
 ) -> Trace:
-    """Train a model for ``2 + steps`` steps and return the medians of the last ``steps`` as a trace.
+    """Train a model for ``2 + steps`` steps and return the medians of the last ``steps`` as a
+    trace.
 
-    The batches are cycled; the optimiser is as in `commbench.ddp.plan.workload.Workload`. The model is changed.
+    The batches are cycled; the optimiser is as in `commbench.ddp.plan.workload.Workload`. The model
+    is changed.
 
     Raises:
         InputError: the model, the loss or the batches are unsuitable (see `commbench.ddp.checks`).
     """
     batch = batch_length(first_batch(batches))
-    optimizer_in_use, source = (optimizer or default_optimizer)(trainable(model).values()), endless(batches)
+    optimizer_in_use, source = (
+        (optimizer or default_optimizer)(trainable(model).values()),
+        endless(batches),
+    )
     check_all_used(checked_step(model, loss, next(source), optimizer_in_use))
     times = [local_step(model, loss, next(source), optimizer_in_use) for _ in range(1 + steps)][1:]
     step = median_step(times)
@@ -233,7 +269,9 @@ def record(
     return trace_of(model, step, name=name, batch=batch, recorded=conditions(model, method))
 
 
-def trace_of(model: nn.Module, step: LocalStep, *, name: str, batch: int, recorded: Conditions) -> Trace:
+def trace_of(
+    model: nn.Module, step: LocalStep, *, name: str, batch: int, recorded: Conditions
+) -> Trace:
     """Return the trace of a model's trainable parameters and of one step."""
     return Trace(
         name=name or type(model).__name__.lower(),
@@ -259,4 +297,9 @@ def conditions(model: nn.Module, method: str) -> Conditions:
     """Return the method, processor and software of a recording."""
     cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
     processor = {"gpu": torch.cuda.get_device_name(cuda)} if cuda else {"cpu": cpu_model()}
-    return {"how": method, **processor, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    return {
+        "how": method,
+        **processor,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }

@@ -1,4 +1,6 @@
-"""Training of one launch's configurations in interleaved blocks: a rank's part of ``commbench train``."""
+"""Training of one launch's configurations in interleaved blocks: a rank's part of ``commbench
+train``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from commbench.backends.torch_control import TIMEOUT, join_world, unpinned
 from commbench.ddp.block import EARLY_STEPS, BlockContext, BlockSamples, Training, early_steps_of
 from commbench.ddp.devices import Device
 from commbench.ddp.merging import merge
-from commbench.ddp.plan.cases import CONFIRM, FEWEST_TIMED, Terms, TrainingCase, schedule, short_blocks
+from commbench.ddp.plan.cases import (
+    CONFIRM,
+    FEWEST_TIMED,
+    Terms,
+    TrainingCase,
+    schedule,
+    short_blocks,
+)
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads import load_workload
@@ -31,10 +40,12 @@ from commbench.hooks.registry import TOP_K, file_hook_name, find_hook
 from commbench.system.clock import clock_domain
 from commbench.system.host import usable_cpus
 
-#: Timed steps of the trial that sets the number of steps of all blocks, and the bounds of that number.
+#: Timed steps of the trial that sets the number of steps of all blocks, and the bounds of that
+#: number.
 TRIAL_STEPS = 2
 FEWEST_STEPS, MOST_STEPS = 3, 2000
-#: Memory of a training in copies of its parameters: weights, gradients, buckets, two of the optimiser, one of a hook.
+#: Memory of a training in copies of its parameters: weights, gradients, buckets, two of the
+#: optimiser, one of a hook.
 TRAINING_COPIES = 6
 #: The share of the free memory that trainings may take which are kept between their blocks.
 FREE_SHARE = 0.5
@@ -64,7 +75,9 @@ class Duty:
     """Whether no further block may begin."""
 
 
-def train_launch(cases: Sequence[TrainingCase], terms: Terms, rank: TrainingRank, duty: Duty, *, launch: int) -> bool:
+def train_launch(
+    cases: Sequence[TrainingCase], terms: Terms, rank: TrainingRank, duty: Duty, *, launch: int
+) -> bool:
     """Train every configuration in its blocks, as `commbench.ddp.plan.cases.schedule` orders them.
 
     Args:
@@ -77,7 +90,9 @@ def train_launch(cases: Sequence[TrainingCase], terms: Terms, rank: TrainingRank
     Returns:
         False if time ran out before the last block.
     """
-    session = _Session(terms, launch, rank, paces=_find_baseline(cases), period=longest_period(cases))
+    session = _Session(
+        terms, launch, rank, paces=_find_baseline(cases), period=longest_period(cases)
+    )
     with contextlib.closing(session):
         for case in cases:  # before any case timeout starts: a user's workload may read much data
             session.build(case)
@@ -89,7 +104,9 @@ def train_launch(cases: Sequence[TrainingCase], terms: Terms, rank: TrainingRank
         return _train_blocks(cases, order, session, duty)
 
 
-def _train_blocks(cases: Sequence[TrainingCase], order: Sequence[int], session: _Session, duty: Duty) -> bool:
+def _train_blocks(
+    cases: Sequence[TrainingCase], order: Sequence[int], session: _Session, duty: Duty
+) -> bool:
     """Train the blocks in that order of cases; return False if time ran out before the last one."""
     blocks_left = Counter(order)
     for index in order:
@@ -118,7 +135,10 @@ def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None
 
 
 def fast_selection(cases: Collection[TrainingCase], device: Device) -> str | None:
-    """Return the package behind ``selection=fast``, see `commbench.hooks.selectors`; None if no case uses it."""
+    """Return the package behind ``selection=fast``, see `commbench.hooks.selectors`.
+
+    None if no case uses it.
+    """
     selects = any(case.hook == TOP_K and _compiles(case) for case in cases)
     return selectors.fast_selection(device.torch_device) if selects else None
 
@@ -133,14 +153,18 @@ def longest_period(cases: Iterable[TrainingCase]) -> int:
 
 
 def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
-    """Return the configuration whose steps set the length of all blocks: DDP's default, if it is trained."""
+    """Return the configuration whose steps set the length of all blocks: DDP's default, if it is
+    trained.
+    """
     plain = (case for case in cases if case.is_default)
     return next(plain, cases[0])
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Groups:
-    """Two process groups of the same ranks: one for training, and one over Gloo for all other communication."""
+    """Two process groups of the same ranks: one for training, and one over Gloo for all other
+    communication.
+    """
 
     training: dist.ProcessGroup
     control_group: dist.ProcessGroup
@@ -148,7 +172,9 @@ class _Groups:
 
 @dataclass(frozen=True, kw_only=True)
 class _Built:
-    """A workload with its initial weights, equal on all training ranks, and the groups of these ranks."""
+    """A workload with its initial weights, equal on all training ranks, and the groups of these
+    ranks.
+    """
 
     workload: Workload
     groups: _Groups
@@ -166,10 +192,13 @@ class _Outcome:
 class _Session:
     """The state that the blocks of a launch share."""
 
-    def __init__(self, terms: Terms, launch: int, rank: TrainingRank, *, paces: TrainingCase, period: int = 1) -> None:
+    def __init__(
+        self, terms: Terms, launch: int, rank: TrainingRank, *, paces: TrainingCase, period: int = 1
+    ) -> None:
         self.paces = paces
         self.period = period
-        """The most optimiser steps from one exchange to the next; a block has at least that number of timed steps."""
+        """The most optimiser steps from one exchange to the next; a block has at least that
+        number of timed steps."""
         self.meter = rank.meter
         self.terms = terms
         self.launch = launch
@@ -188,17 +217,22 @@ class _Session:
         self._built: dict[tuple[str, int, int], _Built] = {}
         self._blocks: dict[str, list[list[BlockSamples]]] = {}
         self.short_blocks: Sequence[int] = ()
-        """Steps of each block of a training that is kept between its blocks; empty: each block is a training."""
+        """Steps of each block of a training that is kept between its blocks; empty: each block
+        is a training."""
         self._kept: dict[str, Training] = {}
         self._refused_hooks: dict[str, Reason] = {}
         """Why a rank cannot load a user's own hook, by its name; the same on all ranks."""
 
     def divide_blocks(self, cases: Sequence[TrainingCase]) -> None:
-        """Divide the blocks into short ones if so planned and if the trainings of all cases fit into memory."""
+        """Divide the blocks into short ones if so planned and if the trainings of all cases fit
+        into memory.
+        """
         if not (self.terms.divides_blocks and self.steps):
             return
         parameters = sum(
-            p.numel() * p.element_size() for case in cases for p in self.build(case).workload.model.parameters()
+            p.numel() * p.element_size()
+            for case in cases
+            for p in self.build(case).workload.model.parameters()
         )
         sharing = self.device.ranks_per_gpu or len(_cpus_here(self.control))
         has_room = sharing * TRAINING_COPIES * parameters <= FREE_SHARE * self.device.free_bytes()
@@ -206,12 +240,17 @@ class _Session:
             early, settling = early_steps_of(self.device, self.steps), self.device.settling_steps
             fewest_timed = max(FEWEST_TIMED, longest_period(cases))
             lengths = short_blocks(
-                self.terms.blocks * self.steps, early=early, settling=settling, fewest_timed=fewest_timed
+                self.terms.blocks * self.steps,
+                early=early,
+                settling=settling,
+                fewest_timed=fewest_timed,
             )
             self.short_blocks = lengths if len(lengths) > self.terms.blocks else ()
 
     def load_file_hooks(self) -> None:
-        """Import the user's own hooks on all ranks, so that a rank without one refuses its case instead of hanging."""
+        """Import the user's own hooks on all ranks, so that a rank without one refuses its case
+        instead of hanging.
+        """
         for text in self.terms.file_hooks:
             reason = None
             try:
@@ -228,7 +267,10 @@ class _Session:
             self._kept.popitem()[1].close()
 
     def block(self, case: TrainingCase, *, last: bool) -> _Outcome:
-        """Train a block. An error that all ranks raise fails only this case; any other ends the launch."""
+        """Train a block.
+
+        An error that all ranks raise fails only this case; any other ends the launch.
+        """
         built = self.build(case)
         if self.steps is None:
             workload_steps = (
@@ -240,14 +282,19 @@ class _Session:
         deep = self.launch == 0 and last and case.phase != CONFIRM
         length = self.short_blocks[len(blocks)] if self.short_blocks else steps
         samples, refusal = self._try(case, built, steps, length, deep=deep, last=last)
-        first_refusal = next((r for r in gather_everywhere(self.control, refusal) if r is not None), None)
+        first_refusal = next(
+            (r for r in gather_everywhere(self.control, refusal) if r is not None), None
+        )
         gathered = self.control.gather(samples)
         if first_refusal:
             if case.key in self._kept:
                 self._kept.pop(case.key).close()
-            record = TrainingRecord(case=case, launch=self.launch, seed=self.seed, device=self.device.name)
+            record = TrainingRecord(
+                case=case, launch=self.launch, seed=self.seed, device=self.device.name
+            )
             return _Outcome(
-                is_last=True, record=without_result(record, *first_refusal) if gathered is not None else None
+                is_last=True,
+                record=without_result(record, *first_refusal) if gathered is not None else None,
             )
         if gathered is None:
             blocks.append([])
@@ -258,7 +305,8 @@ class _Session:
     def _try(
         self, case: TrainingCase, built: _Built, steps: int, length: int, *, deep: bool, last: bool
     ) -> tuple[BlockSamples | None, tuple[Status, Reason] | None]:
-        """Return a block's samples (None on a rank that does not train), or the status and reason of a refusal.
+        """Return a block's samples (None on a rank that does not train), or the status and reason
+        of a refusal.
 
         ``steps`` are those of a training, ``length`` those of this block.
         """
@@ -297,7 +345,9 @@ class _Session:
         self.control.barrier(patient=True)  # ranks that do not train must not use a core
         return samples, refusal
 
-    def _record(self, case: TrainingCase, built: _Built, blocks: Sequence[Sequence[BlockSamples]]) -> TrainingRecord:
+    def _record(
+        self, case: TrainingCase, built: _Built, blocks: Sequence[Sequence[BlockSamples]]
+    ) -> TrainingRecord:
         return merge(
             case,
             blocks,
@@ -311,7 +361,9 @@ class _Session:
         )
 
     def build(self, case: TrainingCase) -> _Built:
-        """Return the case's workload, built once per launch, with rank 0's weights on all ranks, as under DDP."""
+        """Return the case's workload, built once per launch, with rank 0's weights on all ranks, as
+        under DDP.
+        """
         key = (case.workload, case.world_size, case.batch_per_rank)
         if key not in self._built:
             groups = self._groups_of(case.world_size)
@@ -337,18 +389,24 @@ class _Session:
             backends = dict.fromkeys((self.device.backend, "gloo"))
             with unpinned():
                 new_groups = [
-                    dist.new_group(list(range(ranks)), timeout=TIMEOUT, backend=backend) for backend in backends
+                    dist.new_group(list(range(ranks)), timeout=TIMEOUT, backend=backend)
+                    for backend in backends
                 ]
             self._groups[ranks] = _Groups(training=new_groups[0], control_group=new_groups[-1])
         return self._groups[ranks]
 
     def _find_steps(self, case: TrainingCase, built: _Built) -> int | None:
-        """Return the number of steps of a case that fill a block, from a short trial; None if the trial fails."""
+        """Return the number of steps of a case that fill a block, from a short trial.
+
+        None if the trial fails.
+        """
         trial = EARLY_STEPS + TRIAL_STEPS
         samples, refusal = self._try(case, built, trial, trial, deep=False, last=True)
         if any(gather_everywhere(self.control, refusal)):
             return None
-        rank_step_s = statistics.median(samples.times[samples.early_steps :, -1].tolist()) if samples else 0.0
+        rank_step_s = (
+            statistics.median(samples.times[samples.early_steps :, -1].tolist()) if samples else 0.0
+        )
         step_s = max(gather_everywhere(self.control, rank_step_s))
         steps = int(self.terms.block_s / step_s) if step_s else FEWEST_STEPS
         early_beyond = max(0, self.device.unsteady_steps - EARLY_STEPS) if self.period > 1 else 0

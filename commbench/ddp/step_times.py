@@ -1,4 +1,6 @@
-"""The times of a step's parts and buckets, read after the device has reached the end of the step."""
+"""The times of a step's parts and buckets, read after the device has reached the end of the
+step.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class StepMarks:
     begun: Mark
     """Mark before the first batch is fetched."""
     passes: Sequence[tuple[Mark, Mark, Mark]]
-    """For each forward and backward pass: marks when the batch, the loss and the gradients were ready."""
+    """For each forward and backward pass: marks when the batch, the loss and the gradients were
+    ready."""
     updating: Mark
     ended: Mark
     buckets: Sequence[BucketMarks] = ()
@@ -28,22 +31,28 @@ class StepMarks:
     def seconds(self) -> tuple[float, float, float, float]:
         """Return the seconds of forward, backward, optimiser, and the whole step."""
         forward = sum(elapsed_ns(fetched, loss_ready) for fetched, loss_ready, _ in self.passes)
-        backward = sum(elapsed_ns(loss_ready, exchanged) for _, loss_ready, exchanged in self.passes)
+        backward = sum(
+            elapsed_ns(loss_ready, exchanged) for _, loss_ready, exchanged in self.passes
+        )
         updating, whole = elapsed_ns(self.updating, self.ended), elapsed_ns(self.begun, self.ended)
         return NS * forward, NS * backward, NS * updating, NS * whole
 
     def bucket_times(self, *, is_serial: bool) -> list[BucketTimes]:
-        """Return the times of each bucket in ns since the last backward pass began; ``is_serial``: see `serialised`."""
+        """Return the times of each bucket in ns since the last backward pass began.
+
+        ``is_serial``: see `serialised`.
+        """
         _, began, _ = self.passes[-1]
         times = [bucket.times(began) for bucket in self.buckets]
         return serialised(times) if is_serial else times
 
 
 def serialised(times: Sequence[BucketTimes]) -> list[BucketTimes]:
-    """Move starts after earlier arrivals, for a process group that runs one collective after the other.
+    """Move starts after earlier arrivals, for a process group that runs one collective after the
+    other.
 
-    NCCL queues collectives on its own stream, where we cannot set a mark. The mark is the time from which a bucket
-    could have started.
+    NCCL queues collectives on its own stream, where we cannot set a mark. The mark is the time from
+    which a bucket could have started.
     """
     serial: list[BucketTimes] = []
     free_ns = 0
@@ -57,7 +66,8 @@ def serialised(times: Sequence[BucketTimes]) -> list[BucketTimes]:
 class StepLog:
     """The times of steps in order; the log reads a step after the next one was queued.
 
-    The GPU then always has a queued step while the host reads, and the host is at most one step ahead.
+    The GPU then always has a queued step while the host reads, and the host is at most one step
+    ahead.
     """
 
     def __init__(self, *, is_serial: bool = False) -> None:

@@ -1,12 +1,15 @@
-"""Traces: recorded times at which the gradients of a real model are ready, for replay without the model.
+"""Traces: recorded times at which the gradients of a real model are ready, for replay without the
+model.
 
 A trace is one JSON file::
 
     {"format": "commbench-trace", "version": 1, "name": "resnet50", "device": "cpu", "batch": 2,
-     "forward_ms": 93.1, "backward_ms": 180.2, "optimizer_ms": 31.5, "recorded": {"how": "...", "cpu": "...", ...},
-     "parameters": [{"name": "0.weight", "shape": [64, 3, 7, 7], "dtype": "float32", "ready_ms": 180.1}, ...]}
+     "forward_ms": 93.1, "backward_ms": 180.2, "optimizer_ms": 31.5, "recorded": {"how": "...",
+     "cpu": "...", ...}, "parameters": [{"name": "0.weight", "shape": [64, 3, 7, 7], "dtype":
+     "float32", "ready_ms": 180.1}, ...]}
 
-Parameters are in the order of registration in the model; ``ready_ms`` counts from the start of the backward pass.
+Parameters are in the order of registration in the model; ``ready_ms`` counts from the start of the
+backward pass.
 """
 
 from __future__ import annotations
@@ -98,7 +101,9 @@ class Trace:
         ]
         body = ",\n".join(lines)
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        part.write_text(f'{json.dumps(header)[:-1]},\n"parameters": [\n{body}\n]}}\n', encoding="utf-8")
+        part.write_text(
+            f'{json.dumps(header)[:-1]},\n"parameters": [\n{body}\n]}}\n', encoding="utf-8"
+        )
         part.replace(path)
 
 
@@ -109,15 +114,21 @@ def load_trace(name_or_path: str) -> Trace:
         InputError: there is no such trace or file, or the file is no valid trace.
     """
     if name_or_path in SHIPPED:
-        text = (resources.files("commbench.ddp") / "data" / "traces" / f"{name_or_path}.json").read_text("utf-8")
+        text = (
+            resources.files("commbench.ddp") / "data" / "traces" / f"{name_or_path}.json"
+        ).read_text("utf-8")
     else:
         text = _read(Path(name_or_path))
     try:
         return _parse(json.loads(text))
     except json.JSONDecodeError as error:
-        raise InputError(f"The trace {name_or_path} is not JSON ({error}): record it again.") from error
+        raise InputError(
+            f"The trace {name_or_path} is not JSON ({error}): record it again."
+        ) from error
     except _BadTraceError as error:
-        raise InputError(f"The trace {name_or_path} {error}: record it again or correct the file.") from error
+        raise InputError(
+            f"The trace {name_or_path} {error}: record it again or correct the file."
+        ) from error
 
 
 def _read(path: Path) -> str:
@@ -125,10 +136,13 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise InputError(
-            f"There is no trace named {path} and no such file: choose one of {', '.join(SHIPPED)}, or give a file."
+            f"There is no trace named {path} and no such file: choose one of {', '.join(SHIPPED)},"
+            " or give a file."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The trace {path} cannot be read ({error}): give a file that is a trace.") from error
+        raise InputError(
+            f"The trace {path} cannot be read ({error}): give a file that is a trace."
+        ) from error
 
 
 class _BadTraceError(Exception):
@@ -140,7 +154,9 @@ def _parse(data: Any) -> Trace:  # noqa: ANN401 - a file may contain anything
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _BadTraceError(f'has no "format": "{FORMAT}"')
     if data.get("version") != VERSION:
-        raise _BadTraceError(f"is of version {data.get('version')} and this commbench reads version {VERSION}")
+        raise _BadTraceError(
+            f"is of version {data.get('version')} and this commbench reads version {VERSION}"
+        )
     trace = Trace(
         name=_entry(data, "name", str),
         device=_one_of(data, "device", DEVICES),
@@ -165,8 +181,8 @@ def _check_parameters(trace: Trace) -> None:
     for parameter in trace.parameters:
         if parameter.ready_ms > trace.backward_ms:
             raise _BadTraceError(
-                f"says that {parameter.name} is ready after {parameter.ready_ms:g} ms and the backward pass is over"
-                f" after {trace.backward_ms:g} ms"
+                f"says that {parameter.name} is ready after {parameter.ready_ms:g} ms and the"
+                f" backward pass is over after {trace.backward_ms:g} ms"
             )
 
 
@@ -175,7 +191,9 @@ def _parse_parameter(entry: Any) -> TracedParameter:  # noqa: ANN401 - a file ma
         raise _BadTraceError(f"has the parameter {entry!r:.40}, which is no object")
     shape = _entry(entry, "shape", list)
     if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape):
-        raise _BadTraceError(f"has a parameter with the shape {shape!r:.40}, not positive whole numbers")
+        raise _BadTraceError(
+            f"has a parameter with the shape {shape!r:.40}, not positive whole numbers"
+        )
     return TracedParameter(
         name=_entry(entry, "name", str),
         shape=tuple(shape),
@@ -194,7 +212,9 @@ def _entry(data: JsonMapping, key: str, kind: type) -> Any:  # noqa: ANN401 - a 
 def _one_of(data: JsonMapping, key: str, choices: tuple[str, ...]) -> str:
     value = data.get(key)
     if value not in choices:
-        raise _BadTraceError(f'has "{key}": {json.dumps(value):.40}, not one of {", ".join(choices)}')
+        raise _BadTraceError(
+            f'has "{key}": {json.dumps(value):.40}, not one of {", ".join(choices)}'
+        )
     return str(value)
 
 

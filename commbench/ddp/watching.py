@@ -1,4 +1,6 @@
-"""Observes a user's own training loop: times of forward and backward passes, gradients and optimiser steps."""
+"""Observes a user's own training loop: times of forward and backward passes, gradients and
+optimiser steps.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from commbench.ddp.local_step import LocalStep, batch_length, ready_hooks, tensors_in
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
-#: Recording stops after this number of backward passes: enough for precise medians, and later steps are undisturbed.
+#: Recording stops after this number of backward passes: enough for precise medians, and later steps
+#: are undisturbed.
 MOST_PASSES = 100
 
 
@@ -44,7 +51,10 @@ class BackwardPass:
     """Times at which gradients were accumulated, in order."""
 
     def step(self) -> LocalStep:
-        """Return the times; forward includes the loss's forward and backward pass, because no hook marks their end."""
+        """Return the times.
+
+        Forward includes the loss's forward and backward pass, because no hook marks their end.
+        """
         forward_ms = sum(elapsed_ms(forward.start, forward.end) for forward in self.forwards)
         ready_ms = {name: elapsed_ms(self.start, mark) for name, mark in self.ready.items()}
         return LocalStep(
@@ -79,12 +89,20 @@ class Iteration:
     @property
     def optimizer_ms(self) -> float:
         """Time of all updates without the passes inside them."""
-        passed = sum(step.forward_ms + step.backward_ms for step in (backward.step() for backward in self.inside))
-        return max(0.0, sum(elapsed_ms(update.start, update.end) for update in self.updates) - passed)
+        passed = sum(
+            step.forward_ms + step.backward_ms
+            for step in (backward.step() for backward in self.inside)
+        )
+        return max(
+            0.0, sum(elapsed_ms(update.start, update.end) for update in self.updates) - passed
+        )
 
 
 class Watch:
-    """Hooks on a model and on all optimisers that only read a clock; they neither compute nor wait."""
+    """Hooks on a model and on all optimisers that only read a clock.
+
+    They neither compute nor wait.
+    """
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
         self.passes: list[BackwardPass] = []
@@ -97,7 +115,8 @@ class Watch:
         self._owned = {id(parameter) for parameter in parameters.values()}
         self._forward: Forward | None = None
         self._open: BackwardPass | None = None
-        """The current backward pass; no hook marks its end, so it stays open until other work begins."""
+        """The current backward pass; no hook marks its end, so it stays open until other work
+        begins."""
         self._latest: Mark = None
         self._depth = 0
         self._hooks = ExitStack()
@@ -117,14 +136,22 @@ class Watch:
         self._clock = None
 
     def iterations(self) -> list[Iteration]:
-        """Return the complete iterations, from update to update; without an optimiser, each backward pass is one."""
+        """Return the complete iterations, from update to update.
+
+        Without an optimiser, each backward pass is one.
+        """
         if not any(update.end is not None for update in self.updates):
             return [Iteration(passes=[backward]) for backward in self.passes if backward.ready]
         complete: list[Iteration] = []
         first = 0
         for count in sorted({update.passes for update in self.updates if update.end is not None}):
             updates = [update for update in self.updates if update.passes == count]
-            inside = [done for update in updates for done in self.passes[update.passes_before : count] if done.ready]
+            inside = [
+                done
+                for update in updates
+                for done in self.passes[update.passes_before : count]
+                if done.ready
+            ]
             passes = [backward for backward in self.passes[first:count] if backward.ready]
             if passes:
                 complete.append(Iteration(passes=passes, updates=updates, inside=inside))
@@ -152,7 +179,10 @@ class Watch:
                 tensor.register_hook(lambda _: self._begin_backward(forward))
 
     def _begin_backward(self, forward: Forward) -> None:
-        """Mark the gradient of an output; the first one of a backward pass opens a `BackwardPass`."""
+        """Mark the gradient of an output.
+
+        The first one of a backward pass opens a `BackwardPass`.
+        """
         if not self._is_on:
             return
         task = torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no public function
@@ -165,7 +195,9 @@ class Watch:
             self._open.forwards.append(forward)
 
     def _drop_if_empty(self) -> None:
-        """Drop a backward pass that reached no parameter, such as a gradient penalty: its time counts as loss."""
+        """Drop a backward pass that reached no parameter, such as a gradient penalty: its time
+        counts as loss.
+        """
         if self._open is not None and not self._open.ready:
             for forward in self.passes.pop().forwards:
                 forward.is_used = False
@@ -205,7 +237,11 @@ class Watch:
 
     def _concerns(self, optimizer: Optimizer) -> bool:
         """Return whether an optimiser updates the model."""
-        return any(id(parameter) in self._owned for group in optimizer.param_groups for parameter in group["params"])
+        return any(
+            id(parameter) in self._owned
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
 
 
 def _in_backward() -> bool:

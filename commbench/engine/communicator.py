@@ -1,7 +1,9 @@
-"""The interface between the engine and a backend: primitives, buffers, a timed loop, and facts for its rows.
+"""The interface between the engine and a backend: primitives, buffers, a timed loop, and facts for
+its rows.
 
-A new backend is one file with one class. A backend with buffers in host memory inherits `HostCommunicator` and
-implements the primitives only. Others also allocate, fill and check their buffers, and bring their own timed loop.
+A new backend is one file with one class. A backend with buffers in host memory inherits
+`HostCommunicator` and implements the primitives only. Others also allocate, fill and check their
+buffers, and bring their own timed loop.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ STALE = 0xA5
 class Communicator(Primitives[Any, Call]):
     """One backend in one launch or in a group of its ranks, seen from one rank.
 
-    Primitives return prepared, repeatable `Call`s and raise `UnsupportedError` for what the backend cannot do.
+    Primitives return prepared, repeatable `Call`s and raise `UnsupportedError` for what the backend
+    cannot do.
     """
 
     device: str
@@ -67,7 +70,10 @@ class Communicator(Primitives[Any, Call]):
         return ""
 
     def using(self, algorithm: str) -> Communicator:
-        """Return the communicator for an algorithm (see `commbench.collectives.algorithms`); collective."""
+        """Return the communicator for an algorithm (see `commbench.collectives.algorithms`).
+
+        collective.
+        """
         if algorithm == AUTO:
             return self
         raise UnsupportedError("algorithm_not_offered", backend=self.backend)
@@ -89,7 +95,10 @@ class Communicator(Primitives[Any, Call]):
         """Return a new timed loop: one of ``loops``, or ``auto`` for the best."""
 
     def local_calls(self) -> list[Call]:
-        """Return an 8-byte operation on one rank through a framework; empty if calls go to the library directly."""
+        """Return an 8-byte operation on one rank through a framework.
+
+        Empty if calls go to the library directly.
+        """
         return []
 
     @abstractmethod
@@ -98,7 +107,9 @@ class Communicator(Primitives[Any, Call]):
 
     @contextmanager
     def allocating(self, kind: str) -> Iterator[None]:
-        """Allocate buffers of a kind from `commbench.collectives.cases.BUFFERS` inside this context."""
+        """Allocate buffers of a kind from `commbench.collectives.cases.BUFFERS` inside this
+        context.
+        """
         if kind in REGISTERED:
             raise self._cannot(f"{kind} buffers; use --backend torch-nccl")
         yield
@@ -127,7 +138,9 @@ class Communicator(Primitives[Any, Call]):
         raise self._cannot("graphs of operations; use --cadence isolated or pipelined")
 
     def capture(self, calls: Sequence[Call]) -> Call:  # noqa: ARG002 - a backend overrides it
-        """Return one call that replays several, each of which has run before, without Python in between."""
+        """Return one call that replays several, each of which has run before, without Python in
+        between.
+        """
         raise self._cannot("graphs of operations")
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:  # noqa: ARG002 - MPI's reduce_scatter differs
@@ -135,12 +148,15 @@ class Communicator(Primitives[Any, Call]):
         return shape.rank * shape.block
 
     def split(self, groups: Sequence[Group]) -> Communicator | None:
-        """Return the communicator of this rank's group, None in no group; each division is made once.
+        """Return the communicator of this rank's group, None in no group.
 
-        Collective over all ranks of the launch, including ranks in no group: libraries identify a group by the number
-        of groups that the process has made, which must be equal on all ranks. In the result, ``rank`` and ``size`` are
-        the group's. Its timed loops are not used: all groups run in the loop of the whole communicator, which
-        synchronises all ranks and closes it.
+        Each division is made once.
+
+        Collective over all ranks of the launch, including ranks in no group: libraries identify a
+        group by the number of groups that the process has made, which must be equal on all ranks.
+        In the result, ``rank`` and ``size`` are the group's. Its timed loops are not used: all
+        groups run in the loop of the whole communicator, which synchronises all ranks and closes
+        it.
 
         Args:
             groups: disjoint, each ascending, the same on every rank.

@@ -1,7 +1,8 @@
 """The control plane: how ranks agree, beside the backend that is measured.
 
-It carries plans, decisions and samples, never timed data. It is MPI if an MPI launcher started the ranks, else
-torch.distributed; `ThreadControl` runs ranks as threads of one process, for the fake backend and for tests.
+It carries plans, decisions and samples, never timed data. It is MPI if an MPI launcher started the
+ranks, else torch.distributed; `ThreadControl` runs ranks as threads of one process, for the fake
+backend and for tests.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ class Control(Assembly, Protocol):
         """Send an empty message to ``target`` and receive one from ``source``."""
 
     def send_int(self, value: int, target: int) -> None:
-        """Send one 64-bit integer to ``target`` as fast as the transport allows; used to compare clocks."""
+        """Send one 64-bit integer to ``target`` as fast as the transport allows.
+
+        Used to compare clocks.
+        """
 
     def receive_int(self, source: int) -> int:
         """Return the next integer that ``source`` sent to this rank."""
@@ -155,7 +159,10 @@ class ThreadControl:
 
 
 def run_threads(size: int, work: Callable[[ThreadControl], T]) -> list[T]:
-    """Run ``work`` on ``size`` ranks that are threads; return their results by rank. The first error is raised."""
+    """Run ``work`` on ``size`` ranks that are threads; return their results by rank.
+
+    The first error is raised.
+    """
     rendezvous = _Rendezvous(size)
 
     def guarded(rank: int) -> T:
@@ -168,7 +175,9 @@ def run_threads(size: int, work: Callable[[ThreadControl], T]) -> list[T]:
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(guarded, rank) for rank in range(size)]
     errors = [future.exception() for future in futures]
-    real = [error for error in errors if error and not isinstance(error, threading.BrokenBarrierError)]
+    real = [
+        error for error in errors if error and not isinstance(error, threading.BrokenBarrierError)
+    ]
     if real:
         raise real[0]
     return [future.result() for future in futures]

@@ -20,10 +20,12 @@ from commbench.units import counted
 Kind = Literal["cpu", "gpu"]
 #: Processors with their memory, and GPUs, in the order in which ``energy_of`` names them.
 KINDS: tuple[Kind, ...] = ("cpu", "gpu")
-#: Shortest time, in seconds, over which the energy of a kind is accurate to a few per cent: RAPL's counters change
-#: about once a millisecond, NVML's about ten times a second (J.-W. Chung et al., ml.energy, "Measuring GPU Energy").
+#: Shortest time, in seconds, over which the energy of a kind is accurate to a few per cent: RAPL's
+#: counters change about once a millisecond, NVML's about ten times a second (J.-W. Chung et al.,
+#: ml.energy, "Measuring GPU Energy").
 LEAST_S: Mapping[Kind, float] = {"cpu": 0.1, "gpu": 2.0}
-#: RAPL's zones that add up; ``psys`` contains the packages, and a package contains ``core`` and ``uncore``.
+#: RAPL's zones that add up; ``psys`` contains the packages, and a package contains ``core`` and
+#: ``uncore``.
 _ZONES = ("package", "dram")
 
 
@@ -47,7 +49,8 @@ class EnergyMeter:
 
     counters: Mapping[str, Counter] = field(default_factory=dict)
     missing: Mapping[Kind, str] = field(default_factory=dict)
-    """Why a kind of the machine is not counted: a counter cannot be read, or some device has none."""
+    """Why a kind of the machine is not counted: a counter cannot be read, or some device has
+    none."""
 
     @classmethod
     def find(cls, root: Path = ROOT) -> EnergyMeter:
@@ -58,7 +61,9 @@ class EnergyMeter:
         """
         (processors, without_cpu), (gpus, without_gpu) = _processors(root), _gpus(root)
         reasons: dict[Kind, str] = {"cpu": without_cpu, "gpu": without_gpu}
-        return cls({**processors, **gpus}, {kind: reason for kind, reason in reasons.items() if reason})
+        return cls(
+            {**processors, **gpus}, {kind: reason for kind, reason in reasons.items() if reason}
+        )
 
     @property
     def kinds(self) -> set[Kind]:
@@ -67,18 +72,24 @@ class EnergyMeter:
 
     def only(self, kinds: Collection[Kind]) -> EnergyMeter:
         """Return the meter with the counters of these kinds."""
-        return EnergyMeter({name: counter for name, counter in self.counters.items() if counter.kind in kinds})
+        return EnergyMeter(
+            {name: counter for name, counter in self.counters.items() if counter.kind in kinds}
+        )
 
     def read(self) -> Readings:
         """Return the readings of all counters."""
         return {name: counter.read_J() for name, counter in self.counters.items()}
 
     def joules_since(self, before: Readings) -> float | None:
-        """Return the joules of all counters since the readings ``before``; each may have wrapped once.
+        """Return the joules of all counters since the readings ``before``.
+
+        Each may have wrapped once.
 
         None if a counter could not be read before or now, or decreased without wrapping.
         """
-        differences = [self._grown(name, before.get(name), now) for name, now in self.read().items()]
+        differences = [
+            self._grown(name, before.get(name), now) for name, now in self.read().items()
+        ]
         readable = [joules for joules in differences if joules is not None]
         return sum(readable) if len(readable) == len(differences) else None
 
@@ -93,7 +104,9 @@ class EnergyMeter:
 
 @dataclass(frozen=True)
 class RunMeter:
-    """The energy counters of a launch: the same kinds on every machine, read by the lowest rank there."""
+    """The energy counters of a launch: the same kinds on every machine, read by the lowest rank
+    there.
+    """
 
     kinds: Sequence[Kind] = ()
     """In the order of `KINDS`; the same on every rank."""
@@ -113,7 +126,10 @@ class RunMeter:
         return max((LEAST_S[kind] for kind in self.kinds), default=0.0)
 
     def covers(self, backend: str) -> bool:
-        """Return whether the device of a backend's buffers is counted; idle GPUs say nothing of a host's energy."""
+        """Return whether the device of a backend's buffers is counted.
+
+        Idle GPUs say nothing of a host's energy.
+        """
         return ("gpu" if backend in GPU_BACKENDS else "cpu") in self.kinds
 
     def facts(self) -> JsonObject:
@@ -124,16 +140,25 @@ class RunMeter:
 def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.find) -> RunMeter:
     """Return the counters that this rank reads; collective.
 
-    A kind is counted if every machine that has it can count all its devices. Emulated hosts on one machine count as one
-    machine.
+    A kind is counted if every machine that has it can count all its devices. Emulated hosts on one
+    machine count as one machine.
     """
     machine = clock_domain().partition("/")[0]
     leads = gather_everywhere(control, machine).index(machine) == control.rank
     meter = find() if leads else EnergyMeter()
     meters = gather_everywhere(control, (socket.gethostname(), meter.kinds, meter.missing))
-    lacks = {kind: [(host, missing[kind]) for host, _, missing in meters if kind in missing] for kind in KINDS}
-    kinds = [kind for kind in KINDS if not lacks[kind] and any(kind in counted_kinds for _, counted_kinds, _ in meters)]
-    return RunMeter(kinds, meter.only(kinds), {kind: _reason(hosts) for kind, hosts in lacks.items() if hosts})
+    lacks = {
+        kind: [(host, missing[kind]) for host, _, missing in meters if kind in missing]
+        for kind in KINDS
+    }
+    kinds = [
+        kind
+        for kind in KINDS
+        if not lacks[kind] and any(kind in counted_kinds for _, counted_kinds, _ in meters)
+    ]
+    return RunMeter(
+        kinds, meter.only(kinds), {kind: _reason(hosts) for kind, hosts in lacks.items() if hosts}
+    )
 
 
 def _reason(missing: Sequence[tuple[str, str]]) -> str:
@@ -144,7 +169,10 @@ def _reason(missing: Sequence[tuple[str, str]]) -> str:
 
 
 def _processors(root: Path) -> tuple[dict[str, Counter], str]:
-    """Return RAPL's packages and their memory (Linux, power/powercap); if one cannot be read, none and the reason."""
+    """Return RAPL's packages and their memory (Linux, power/powercap).
+
+    If one cannot be read, none and the reason.
+    """
     counters = {}
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
         try:
@@ -168,17 +196,28 @@ def _rapl_J(file: Path) -> float | None:  # noqa: N802 - a unit
 
 
 def _gpus(root: Path) -> tuple[dict[str, Counter], str]:
-    """Return NVML's counters of all GPUs (Volta and later); if one cannot be read, none and the reason.
+    """Return NVML's counters of all GPUs (Volta and later).
+
+    If one cannot be read, none and the reason.
 
     A machine without GPUs lacks nothing. In a container only its own GPUs count.
     """
     nvml = Nvml.start()
     handles = nvml.devices() if nvml else []
     if nvml is None or not handles:
-        reason = "NVML lists none of the GPUs" if nvml else "NVML does not start: it takes nvidia-ml-py and the driver"
+        reason = (
+            "NVML lists none of the GPUs"
+            if nvml
+            else "NVML does not start: it takes nvidia-ml-py and the driver"
+        )
         return {}, reason if gpu_addresses(root) else ""
-    counters = {f"gpu{n}": Counter("gpu", partial(_nvml_J, nvml, handle)) for n, handle in enumerate(handles)}
-    silent = [name.removeprefix("gpu") for name, counter in counters.items() if counter.read_J() is None]
+    counters = {
+        f"gpu{n}": Counter("gpu", partial(_nvml_J, nvml, handle))
+        for n, handle in enumerate(handles)
+    }
+    silent = [
+        name.removeprefix("gpu") for name, counter in counters.items() if counter.read_J() is None
+    ]
     if silent:
         return {}, f"NVML counts no energy of GPU {', '.join(silent)} of {len(handles)}"
     return counters, ""
@@ -186,5 +225,7 @@ def _gpus(root: Path) -> tuple[dict[str, Counter], str]:
 
 def _nvml_J(nvml: Nvml, handle: Any) -> float | None:  # noqa: ANN401, N802 - a handle; a unit
     """Return joules since the driver was loaded; NVML counts millijoules."""
-    millijoules = None if handle is None else nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+    millijoules = (
+        None if handle is None else nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+    )
     return None if millijoules is None else millijoules / 1e3

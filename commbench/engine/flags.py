@@ -1,4 +1,6 @@
-"""The flags: warnings that a record or a row of results carries, for collectives and for training."""
+"""The flags: warnings that a record or a row of results carries, for collectives and for
+training.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Literal
 from commbench.errors import InputError
 
 Severity = Literal["high", "medium", "low"]
-"""When a report's first screen names a flag: high always, medium if most rows have it, low never."""
+"""When a report's first screen names a flag: high always, medium if most rows have it, low
+never."""
 
 #: Placeholders in warnings and remedies that depend on the run's budget.
 _DEFAULTS = {"target": "the budget's target", "more_launches": "use more launches"}
@@ -20,7 +23,10 @@ OVERHEAD = "time of commbench's loop around an empty call"
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One warning; ``remedy`` and ``warning`` may hold the placeholders ``{target}`` and ``{more_launches}``."""
+    """One warning.
+
+    ``remedy`` and ``warning`` may hold the placeholders ``{target}`` and ``{more_launches}``.
+    """
 
     name: str
     """How records and CSV cells spell it."""
@@ -32,8 +38,8 @@ class Flag:
     warning: str = ""
     """The predicate of "3 of 10 rows ..."; by default it states name and meaning."""
     brief: str = ""
-    """A clause beside a single figure whose interval does not show the effect; ``{overhead}`` is its share of time,
-    ``{and_framework}`` names torch's call where an older run counts it."""
+    """A clause beside a single figure whose interval does not show the effect; ``{overhead}`` is
+    its share of time, ``{and_framework}`` names torch's call where an older run counts it."""
     severity: Severity = "low"
     priority: int = 0
     """Position among the flags of a report's first screen, 1 first; 0 for low severity."""
@@ -48,8 +54,13 @@ class Flag:
         return f"{self.meaning}: {remedy}" if remedy else self.meaning
 
     def warning_with(self, **values: str) -> str:
-        """Return the predicate of a warning, with placeholders replaced by ``values`` or general words."""
-        return self.warning.format_map({**_DEFAULTS, **values}) or f"are flagged {self.name}: {self.meaning}"
+        """Return the predicate of a warning, with placeholders replaced by ``values`` or general
+        words.
+        """
+        return (
+            self.warning.format_map({**_DEFAULTS, **values})
+            or f"are flagged {self.name}: {self.meaning}"
+        )
 
     def remedy_with(self, **values: str) -> str:
         """Return the remedy, with placeholders replaced by ``values`` or general words."""
@@ -100,7 +111,10 @@ FLAGS: Mapping[str, Flag] = {
         Flag(
             name="bimodal_launches",
             mark="B",
-            meaning="launches are bimodal; the library or the system chose differently from launch to launch",
+            meaning=(
+                "launches are bimodal; the library or the system chose differently from launch to"
+                " launch"
+            ),
             brief="launches are bimodal",
             severity="medium",
             priority=11,
@@ -136,7 +150,10 @@ FLAGS: Mapping[str, Flag] = {
             mark="c",
             meaning="the error of the ranks' clocks exceeds a tenth of the time",
             remedy="use --sync dissemination",
-            warning="are flagged clock, since the error of the ranks' clocks exceeds a tenth of the time",
+            warning=(
+                "are flagged clock, since the error of the ranks' clocks exceeds a tenth of the"
+                " time"
+            ),
             severity="high",
             priority=7,
         ),
@@ -148,25 +165,41 @@ FLAGS: Mapping[str, Flag] = {
             severity="medium",
             priority=13,
         ),
-        Flag(name="unverified", mark="v", meaning="the result could not be verified", severity="high", priority=3),
+        Flag(
+            name="unverified",
+            mark="v",
+            meaning="the result could not be verified",
+            severity="high",
+            priority=3,
+        ),
         Flag(
             name="slowest_group",
             mark="S",
             meaning="this group was the slowest of the groups that ran at the same time",
             remedy="see below its table",
-            warning="are of a group that was slower than the median one of its pattern, beyond noise",
+            warning=(
+                "are of a group that was slower than the median one of its pattern, beyond noise"
+            ),
         ),
         Flag(
             name="imported",
             mark="i",
-            meaning="another tool's figure: no raw repetitions, no interval, time as that tool defines it",
+            meaning=(
+                "another tool's figure: no raw repetitions, no interval, time as that tool"
+                " defines it"
+            ),
             remedy="import more than one of its outputs",
-            warning="are figures of another tool, without raw repetitions and intervals, with time as it defines it",
+            warning=(
+                "are figures of another tool, without raw repetitions and intervals, with time as"
+                " it defines it"
+            ),
         ),
         Flag(
             name="emulated",
             mark="e",
-            meaning="hosts and links were emulated on one machine: only the rate of the links is real",
+            meaning=(
+                "hosts and links were emulated on one machine: only the rate of the links is real"
+            ),
             severity="high",
             priority=5,
         ),
@@ -180,7 +213,10 @@ FLAGS: Mapping[str, Flag] = {
         Flag(
             name="throttled",
             mark="T",
-            meaning="a GPU was slowed down around the case; clocks.slowed_by in samples.jsonl names the cause",
+            meaning=(
+                "a GPU was slowed down around the case; clocks.slowed_by in samples.jsonl names the"
+                " cause"
+            ),
             severity="medium",
             priority=10,
         ),
@@ -194,13 +230,19 @@ FLAGS: Mapping[str, Flag] = {
         Flag(
             name="layout",
             mark="L",
-            meaning="DDP's buckets differ from those that its rule predicts: gradients come in another order",
+            meaning=(
+                "DDP's buckets differ from those that its rule predicts: gradients come in another"
+                " order"
+            ),
             is_training_only=True,
         ),
         Flag(
             name="traffic",
             mark="t",
-            meaning="the bytes sent differ from theory by more than 5 %: the hook does not do what it claims",
+            meaning=(
+                "the bytes sent differ from theory by more than 5 %: the hook does not do what it"
+                " claims"
+            ),
             severity="high",
             priority=2,
             is_training_only=True,
@@ -208,7 +250,9 @@ FLAGS: Mapping[str, Flag] = {
         Flag(
             name="drift",
             mark="d",
-            meaning="the baseline moved by more than 10 % within a launch: the machine is not steady",
+            meaning=(
+                "the baseline moved by more than 10 % within a launch: the machine is not steady"
+            ),
             severity="medium",
             priority=12,
             is_training_only=True,
@@ -233,7 +277,10 @@ FLAGS: Mapping[str, Flag] = {
         Flag(
             name="same_layout",
             mark="=",
-            meaning="DDP makes the same buckets as for another bucket size; that measurement stands for both",
+            meaning=(
+                "DDP makes the same buckets as for another bucket size; that measurement stands for"
+                " both"
+            ),
             is_training_only=True,
         ),
     )

@@ -1,4 +1,6 @@
-"""The matrix of pairs: every ordered pair of ranks is timed, in rounds of disjoint pairs that run at the same time."""
+"""The matrix of pairs: every ordered pair of ranks is timed, in rounds of disjoint pairs that run
+at the same time.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from commbench.errors import UnsupportedError
 FEWEST, MOST = 6, 100
 #: Discarded repetitions of each pair after the verified one.
 WARMUPS = 2
-#: Time slices of a case for all turns together, and the smallest and largest share of a slice for one turn.
+#: Time slices of a case for all turns together, and the smallest and largest share of a slice for
+#: one turn.
 SLICES, LEAST_SHARE, MOST_SHARE = 10, 0.1, 0.5
 
 Turn = Sequence[Pair]
@@ -39,7 +42,9 @@ Turn = Sequence[Pair]
 
 
 class _PairView:
-    """A backend restricted to the two ranks of a pair, numbered 0 and 1, for point-to-point operations."""
+    """A backend restricted to the two ranks of a pair, numbered 0 and 1, for point-to-point
+    operations.
+    """
 
     def __init__(self, communicator: Communicator, pair: Pair) -> None:
         self._communicator = communicator
@@ -52,10 +57,14 @@ class _PairView:
         return self._communicator.receive(buffer, self._pair[peer])
 
     def send_receive(self, send: Any, target: int, receive: Any, source: int) -> Call:  # noqa: ANN401 - as above
-        return self._communicator.send_receive(send, self._pair[target], receive, self._pair[source])
+        return self._communicator.send_receive(
+            send, self._pair[target], receive, self._pair[source]
+        )
 
     def exchange_window(self, sends: Ends[Any], receives: Ends[Any], window: int) -> Call:
-        there, back = ([(buffer, self._pair[peer]) for buffer, peer in side] for side in (sends, receives))
+        there, back = (
+            [(buffer, self._pair[peer]) for buffer, peer in side] for side in (sends, receives)
+        )
         return self._communicator.exchange_window(there, back, window)
 
     def empty(self) -> Any:  # noqa: ANN401 - as above
@@ -81,11 +90,18 @@ class PreparedMatrix:
         return tuple(range(self.communicator.size))
 
     def turns(self, launch: int) -> list[Turn]:
-        """Return the turns of a launch in its own order; both directions of a round follow each other."""
+        """Return the turns of a launch in its own order.
+
+        Both directions of a round follow each other.
+        """
         rounds: list[Turn] = list(shuffled(rounds_of(self.communicator.size), 0, launch))
         if not self.operation.is_one_way:
             return rounds
-        return [turn for pairs in rounds for turn in (pairs, [(target, source) for source, target in pairs])]
+        return [
+            turn
+            for pairs in rounds
+            for turn in (pairs, [(target, source) for source, target in pairs])
+        ]
 
     def calls(self, turn: Turn) -> list[Call]:
         """Return this rank's calls in a turn; none if it is idle."""
@@ -97,7 +113,10 @@ class PreparedMatrix:
         return calls
 
     def verify(self, turn: Turn, calls: Sequence[Call], timer: Timer) -> int:
-        """Run the calls once in the timed loop; return the wrong elements that this rank received."""
+        """Run the calls once in the timed loop.
+
+        Return the wrong elements that this rank received.
+        """
         self.communicator.poison(self.buffers.receive)
         timer.run(calls, 1, 1)
         self.communicator.complete()
@@ -113,7 +132,12 @@ class PreparedMatrix:
         return next((pair for pair in turn if self.communicator.rank in pair), None)
 
     def _shape(self, pair: Pair) -> Shape:
-        return Shape(rank=pair.index(self.communicator.rank), size=2, elements=self.elements, window=self.window)
+        return Shape(
+            rank=pair.index(self.communicator.rank),
+            size=2,
+            elements=self.elements,
+            window=self.window,
+        )
 
 
 def turn_share(turns: int) -> float:
@@ -137,7 +161,8 @@ def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
     """Allocate the buffers of a case and fill the send buffer with data that differ between ranks.
 
     Raises:
-        UnsupportedError: there are no pairs, or the operation or the backend cannot do pairs; the same on every rank.
+        UnsupportedError: there are no pairs, or the operation or the backend cannot do pairs; the
+            same on every rank.
     """
     operation = operation_in_pattern(case.operation, case.pattern, communicator.size)
     check_ranks(operation, communicator.size)
@@ -149,8 +174,12 @@ def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
     elements = case.message_bytes // dtype.itemsize
     check_count(elements, communicator)
     data = KnownData(dtype=dtype, size=communicator.size, redop=None)
-    buffers = Buffers(send=communicator.allocate(dtype, elements), receive=communicator.allocate(dtype, elements))
-    communicator.write(buffers.send, data.inputs([Span(offset=0, count=elements, source=communicator.rank)]))
+    buffers = Buffers(
+        send=communicator.allocate(dtype, elements), receive=communicator.allocate(dtype, elements)
+    )
+    communicator.write(
+        buffers.send, data.inputs([Span(offset=0, count=elements, source=communicator.rank)])
+    )
     return PreparedMatrix(
         case=case,
         operation=operation,
@@ -164,7 +193,9 @@ def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class _Share:
-    """One rank's result of a turn: stamps, arrays of shape (repetitions,), and the wrong elements it received."""
+    """One rank's result of a turn: stamps, arrays of shape (repetitions,), and the wrong elements
+    it received.
+    """
 
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
@@ -173,7 +204,9 @@ class _Share:
 
 
 class _TurnTimes:
-    """Times of the pairs of a turn, shape (pairs, repetitions), in nanoseconds; NaN if one of the two was late.
+    """Times of the pairs of a turn, shape (pairs, repetitions), in nanoseconds.
+
+    NaN if one of the two was late.
 
     ``spanning`` as in `commbench.engine.samples.Samples`.
     """
@@ -213,22 +246,29 @@ class _TurnTimes:
     def add(self, ranks: Sequence[_Share]) -> float:
         """Add a chunk of every rank; return the share of late repetitions in it."""
         start, end, late = (
-            np.stack([getattr(share, name) for share in ranks])[self._ends] for name in ("start_ns", "end_ns", "late")
+            np.stack([getattr(share, name) for share in ranks])[self._ends]
+            for name in ("start_ns", "end_ns", "late")
         )
-        lasting = end.max(axis=0) - start.min(axis=0) if self._spanning else (end - start).max(axis=0)
+        lasting = (
+            end.max(axis=0) - start.min(axis=0) if self._spanning else (end - start).max(axis=0)
+        )
         times = np.where(late.any(axis=0), np.nan, lasting)
         self._times = np.hstack([self._times, times])
         self._wrong = [share.wrong for share in ranks]
         return float(np.isnan(times).mean())
 
     def pairs(self, per: int, *, one_way: bool) -> list[PairTimes]:
-        """Return each pair's times in microseconds of one of ``per`` operations, in both orders unless ``one_way``."""
+        """Return each pair's times in microseconds of one of ``per`` operations, in both orders
+        unless ``one_way``.
+        """
         counts = (~np.isnan(self._times)).sum(axis=1)
         places = np.flatnonzero(counts)
         if not places.size:
             return []
         percentile = np.nanpercentile if self.late else np.percentile
-        medians, highs = np.round(percentile(self._times[places], (50, 95), axis=1) / (1e3 * per), DECIMALS).tolist()
+        medians, highs = np.round(
+            percentile(self._times[places], (50, 95), axis=1) / (1e3 * per), DECIMALS
+        ).tolist()
         return [
             PairTimes(
                 source=source,
@@ -249,7 +289,10 @@ class _TurnTimes:
 
 @dataclass(kw_only=True)
 class MatrixSampler:
-    """Samples all pairs turn by turn, each for its share of the time; rank 0 decides for all ranks."""
+    """Samples all pairs turn by turn, each for its share of the time.
+
+    Rank 0 decides for all ranks.
+    """
 
     control: Control
     timer: Timer
@@ -265,8 +308,13 @@ class MatrixSampler:
     wrong: int = field(default=0, init=False)
     """Wrong elements over all pairs, on rank 0."""
 
-    def collect(self, launch: int, fixed: FixedSettings | None) -> tuple[FixedSettings, list[PairTimes]]:
-        """Measure every pair; return the settings, and on rank 0 the pairs sorted by source and target."""
+    def collect(
+        self, launch: int, fixed: FixedSettings | None
+    ) -> tuple[FixedSettings, list[PairTimes]]:
+        """Measure every pair.
+
+        Return the settings, and on rank 0 the pairs sorted by source and target.
+        """
         turns = self.matrix.turns(launch)
         self.timer.sync.plan.reset()
         settled = fixed or self._choose_settings(turns[0])
@@ -286,7 +334,9 @@ class MatrixSampler:
         calls = self.matrix.calls(turn)
         self.timer.run(calls, 1, 1)
         timed = self.timer.run(calls, 1 + WARMUPS, 1)
-        typical = self.control.gather(float(np.median(timed.end_ns - timed.start_ns)) if calls else np.inf)
+        typical = self.control.gather(
+            float(np.median(timed.end_ns - timed.start_ns)) if calls else np.inf
+        )
         batch = batch_of(min(typical), self.reading_ns) if typical else 1
         return self.control.broadcast(FixedSettings(warmups=WARMUPS, batch=batch))
 
@@ -301,8 +351,12 @@ class MatrixSampler:
         step = Step(repetitions=FEWEST)
         while step.repetitions:
             timed = self.timer.run(calls, step.repetitions, settled.batch)
-            share = _Share(start_ns=timed.start_ns, end_ns=timed.end_ns, late=timed.late, wrong=wrong)
-            agreed = self.control.broadcast(_next_step(times, self.control.gather(share), begun, turn_s, clock))
+            share = _Share(
+                start_ns=timed.start_ns, end_ns=timed.end_ns, late=timed.late, wrong=wrong
+            )
+            agreed = self.control.broadcast(
+                _next_step(times, self.control.gather(share), begun, turn_s, clock)
+            )
             assert agreed is not None  # noqa: S101 - rank 0 always has a view
             step = agreed
             if step.widen:
@@ -313,7 +367,11 @@ class MatrixSampler:
 
 
 def _next_step(
-    times: _TurnTimes, gathered: Sequence[_Share] | None, begun: float, turn_s: float, clock: GlobalClock
+    times: _TurnTimes,
+    gathered: Sequence[_Share] | None,
+    begun: float,
+    turn_s: float,
+    clock: GlobalClock,
 ) -> Step | None:
     """Return rank 0's decision after a chunk; None on the other ranks."""
     if gathered is None:
@@ -323,4 +381,6 @@ def _next_step(
     affordable = int((turn_s - elapsed) * times.tried / elapsed)
     missing = FEWEST - times.valid if times.tried < 4 * FEWEST else 0
     probes = max(0, missing, min(MOST - times.tried, affordable))
-    return Step(repetitions=probes, widen=probes > 0 and late > TOLERATED_LATE, refresh=clock.is_stale())
+    return Step(
+        repetitions=probes, widen=probes > 0 and late > TOLERATED_LATE, refresh=clock.is_stale()
+    )

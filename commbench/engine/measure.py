@@ -22,8 +22,22 @@ from commbench.engine.gpu_clocks import Reading, clocks_between
 from commbench.engine.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
 from commbench.engine.overlap import measure_overlap, probe_us
 from commbench.engine.probe import probe_of
-from commbench.engine.records import FixedSettings, Overlap, PairTimes, Point, Record, Stall, without_result
-from commbench.engine.samples import Samples, elements_wrong, join_transports, timed_groups, wrong_record
+from commbench.engine.records import (
+    FixedSettings,
+    Overlap,
+    PairTimes,
+    Point,
+    Record,
+    Stall,
+    without_result,
+)
+from commbench.engine.samples import (
+    Samples,
+    elements_wrong,
+    join_transports,
+    timed_groups,
+    wrong_record,
+)
 from commbench.engine.session import Session
 from commbench.engine.setup import Checked, Prepared, prepare, sets_needed
 from commbench.engine.soak import SoakSamples
@@ -36,23 +50,33 @@ from commbench.system import process
 
 #: Pairs that the reason of a wrong matrix names.
 NAMED_PAIRS = 3
-#: Probed operations, of which the shortest gives an operation's length, and their share of a case's time slice.
+#: Probed operations, of which the shortest gives an operation's length, and their share of a case's
+#: time slice.
 PROBES = 5
 PROBING_SHARE = 0.1
 
-#: Bytes of buffers that a rank keeps between visits, estimated from message sizes; others are allocated again.
+#: Bytes of buffers that a rank keeps between visits, estimated from message sizes; others are
+#: allocated again.
 KEPT_BYTES = 2**28
 
 PreparedT = TypeVar("PreparedT")
 
 
 def measure(
-    case: Case, communicator: Communicator, session: Session, *, launch: int, fixed: FixedSettings | None = None
+    case: Case,
+    communicator: Communicator,
+    session: Session,
+    *,
+    launch: int,
+    fixed: FixedSettings | None = None,
 ) -> Record | None:
-    """Measure one case in visits that follow each other at once; the record on rank 0, None elsewhere.
+    """Measure one case in visits that follow each other at once.
 
-    ``fixed`` holds the settings of the first launch; None in the first launch. An unsupported case becomes a record
-    with status ``unsupported``. Wrong data becomes a record with status ``wrong`` and no times.
+    The record on rank 0, None elsewhere.
+
+    ``fixed`` holds the settings of the first launch; None in the first launch. An unsupported case
+    becomes a record with status ``unsupported``. Wrong data becomes a record with status ``wrong``
+    and no times.
     """
     measurement = Measurement(case, communicator, session, launch=launch, fixed=fixed)
     record = measurement.visit()
@@ -74,7 +98,13 @@ class Measurement:
     """
 
     def __init__(
-        self, case: Case, communicator: Communicator, session: Session, *, launch: int, fixed: FixedSettings | None
+        self,
+        case: Case,
+        communicator: Communicator,
+        session: Session,
+        *,
+        launch: int,
+        fixed: FixedSettings | None,
     ) -> None:
         self.case = case
         self.visits_made = 0
@@ -100,8 +130,15 @@ class Measurement:
         return self.visits_made >= self.settings.visits
 
     def visit(self) -> Record | None:
-        """Measure the case once more; collective; return the record of this visit on rank 0, None elsewhere."""
-        is_probed = self.settings.is_probed and not self.session.budget.is_soak and self.case.pattern != MATRIX
+        """Measure the case once more; collective.
+
+        Return the record of this visit on rank 0, None elsewhere.
+        """
+        is_probed = (
+            self.settings.is_probed
+            and not self.session.budget.is_soak
+            and self.case.pattern != MATRIX
+        )
         probe = probe_of(self._communicator, self.session) if is_probed else None
         if probe is None:
             return self._visit()
@@ -134,9 +171,16 @@ class Measurement:
         return self._first_visit(record, *verified, stopwatch)
 
     def _first_visit(
-        self, record: Record, prepared: Prepared, timer: Timer, checked: Checked, stopwatch: Stopwatch
+        self,
+        record: Record,
+        prepared: Prepared,
+        timer: Timer,
+        checked: Checked,
+        stopwatch: Stopwatch,
     ) -> Record | None:
-        """Settle how the case is measured, and measure what only one visit does: overlap, energy and overhead."""
+        """Settle how the case is measured, and measure what only one visit does: overlap, energy
+        and overhead.
+        """
         communicator, session, fixed = self._communicator, self.session, self._fixed
         prepared.refill()
         with stopwatch.measuring():
@@ -148,16 +192,24 @@ class Measurement:
             self._calls_batch = calls.batch
             settled = self.settings = replace(calls, batch=calls.batch * together)
             self._repeatable = 0 if session.budget.is_soak else settled.visits // 4
-            before = session.read_clock(communicator)  # after warm-up: the clock of an idle GPU is low
+            before = session.read_clock(
+                communicator
+            )  # after warm-up: the clock of an idle GPU is low
             samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
             after = session.read_clock(communicator)
             overlap = _overlap(prepared, communicator, timer, session)
         if session.budget.energy_s and session.meter.covers(self.case.backend):
             lasting_s = max(session.budget.energy_s, session.meter.least_s)
-            at_once = replace(sampler, timer=session.timer(replace(self.case, sync="none"), communicator))
-            _, repetition_J = session.with_energy(lambda: at_once.repeat_for(lasting_s, calls.batch))  # noqa: N806 - a unit
+            at_once = replace(
+                sampler, timer=session.timer(replace(self.case, sync="none"), communicator)
+            )
+            _, repetition_J = session.with_energy(  # noqa: N806 - a unit
+                lambda: at_once.repeat_for(lasting_s, calls.batch)
+            )
         rotated_bytes = prepared.rotation * self.case.message_bytes
-        in_cache = self.case.buffers == "rotated" and rotated_bytes <= session.cache_bytes(communicator)
+        in_cache = self.case.buffers == "rotated" and rotated_bytes <= session.cache_bytes(
+            communicator
+        )
         self._first = replace(
             record,
             wrong=checked.wrong,
@@ -175,14 +227,19 @@ class Measurement:
         return self._finish(replace(record, overlap=overlap), samples, (before, after), stopwatch)
 
     def _revisit(self, stopwatch: Stopwatch) -> Record | None:
-        """Measure the case in one more visit, with the settings of the first; it has been verified."""
+        """Measure the case in one more visit, with the settings of the first.
+
+        It has been verified.
+        """
         communicator, session, sampler = self._communicator, self.session, self._sampler
         prepared = self._prepared or self._prepare_again()
         sampler.calls = prepared.calls
         with stopwatch.measuring():
             sampler.begin_visit(self.settings, is_first=False)
             before = session.read_clock(communicator)
-            disturbance = Disturbance(counts_delay=not (communicator.own_threads or session.oversubscribed))
+            disturbance = Disturbance(
+                counts_delay=not (communicator.own_threads or session.oversubscribed)
+            )
             samples = sampler.collect(_no_samples(sampler, prepared, session), self._calls_batch)
             is_disturbed = self._repeatable > 0 and disturbance.share() > DISTURBED_SHARE
             after = session.read_clock(communicator)
@@ -194,7 +251,9 @@ class Measurement:
         record = self._finish(first, samples, (before, after), stopwatch)
         if record is None:
             return None
-        return replace(record, revisiting_s=round(record.measuring_s + record.other_s - record.repeating_s, 6))
+        return replace(
+            record, revisiting_s=round(record.measuring_s + record.other_s - record.repeating_s, 6)
+        )
 
     def _prepare_again(self) -> Prepared:
         prepared = _prepare_case(self.case, self._communicator, self.session)
@@ -210,12 +269,18 @@ class Measurement:
         readings: tuple[Reading | None, Reading | None],
         stopwatch: Stopwatch,
     ) -> Record | None:
-        """Return the record with the samples of a visit, on rank 0; free the buffers if there is no room for them."""
+        """Return the record with the samples of a visit, on rank 0.
+
+        Free the buffers if there is no room for them.
+        """
         prepared, session = self._prepared, self.session
         assert prepared is not None  # noqa: S101 - the visit has used it
         if not self._keeps_buffers(prepared):
             self._prepared = None
-        repeating_s, self._repeated_s = self._sampler.repeating_s - self._repeated_s, self._sampler.repeating_s
+        repeating_s, self._repeated_s = (
+            self._sampler.repeating_s - self._repeated_s,
+            self._sampler.repeating_s,
+        )
         stalls = session.progress.take_stalls()
         gathered = session.control.gather((prepared.communicator.transport(), *readings, stalls))
         if samples is None or gathered is None:
@@ -224,7 +289,9 @@ class Measurement:
         record = replace(
             record,
             transport=join_transports(transports, prepared.participants),
-            clocks=clocks_between((clock, other) for _, clock, other, _ in gathered if clock and other),
+            clocks=clocks_between(
+                (clock, other) for _, clock, other, _ in gathered if clock and other
+            ),
             repeating_s=round(repeating_s, 6),
         )
         record = _with_samples(record, samples, session, stopwatch)
@@ -237,14 +304,23 @@ class Measurement:
         session, needed_bytes = self.session, 2 * prepared.rotation * self.case.message_bytes
         if self._kept_bytes and self.is_finished:
             session.kept_bytes -= self._kept_bytes
-        elif not self._kept_bytes and not self.is_finished and session.kept_bytes + needed_bytes <= KEPT_BYTES:
+        elif (
+            not self._kept_bytes
+            and not self.is_finished
+            and session.kept_bytes + needed_bytes <= KEPT_BYTES
+        ):
             self._kept_bytes = needed_bytes
             session.kept_bytes += needed_bytes
         return bool(self._kept_bytes) and not self.is_finished
 
 
-def _points(samples: Samples, per: int, stalls_of_ranks: Sequence[Sequence[tuple[float, float]]]) -> list[Point]:
-    """Return the point of a visit of a soak, in a list; empty elsewhere, and if every repetition started late."""
+def _points(
+    samples: Samples, per: int, stalls_of_ranks: Sequence[Sequence[tuple[float, float]]]
+) -> list[Point]:
+    """Return the point of a visit of a soak, in a list.
+
+    Empty elsewhere, and if every repetition started late.
+    """
     if not isinstance(samples, SoakSamples) or not samples.valid:
         return []
     stalls = [
@@ -256,10 +332,12 @@ def _points(samples: Samples, per: int, stalls_of_ranks: Sequence[Sequence[tuple
 
 
 class Disturbance:
-    """The share of time that this rank has waited for a CPU, or that other guests had CPUs, since this was made.
+    """The share of time that this rank has waited for a CPU, or that other guests had CPUs, since
+    this was made.
 
     Args:
-        counts_delay: whether this thread has a CPU of its own, so that waiting for one is a disturbance.
+        counts_delay: whether this thread has a CPU of its own, so that waiting for one is a
+            disturbance.
     """
 
     def __init__(self, *, counts_delay: bool) -> None:
@@ -294,9 +372,16 @@ class Stopwatch:
 
 
 def _measure_matrix(
-    record: Record, communicator: Communicator, session: Session, stopwatch: Stopwatch, fixed: FixedSettings | None
+    record: Record,
+    communicator: Communicator,
+    session: Session,
+    stopwatch: Stopwatch,
+    fixed: FixedSettings | None,
 ) -> Record | None:
-    """Measure every pair of ranks; with wrong data the record has no times and its pairs show which are wrong."""
+    """Measure every pair of ranks.
+
+    With wrong data the record has no times and its pairs show which are wrong.
+    """
     make = partial(prepare_matrix, record.case, communicator)
     prepared_with_timer = _prepare_with_timer(record.case, communicator, session, make)
     if isinstance(prepared_with_timer, Reason):
@@ -328,9 +413,14 @@ def _measure_matrix(
 
 
 def _conclude_matrix(record: Record, session: Session, counted: int) -> Record:
-    """Add status, times and flags to the record of a matrix; ``counted``: valid repetitions of all pairs."""
+    """Add status, times and flags to the record of a matrix.
+
+    ``counted``: valid repetitions of all pairs.
+    """
     if record.wrong:
-        return without_result(record, "wrong", elements_wrong(record.wrong, _describe_wrong_pairs(record.pairs)))
+        return without_result(
+            record, "wrong", elements_wrong(record.wrong, _describe_wrong_pairs(record.pairs))
+        )
     if not record.pairs:
         return without_result(record, "failed", _reason_without_times(record))
     late = record.late_discarded
@@ -379,7 +469,10 @@ def _prepare_case(case: Case, communicator: Communicator, session: Session) -> P
 def _prepare_and_verify(
     record: Record, communicator: Communicator, session: Session
 ) -> tuple[Prepared, Timer, Checked] | Record:
-    """Return the prepared case, its timed loop and its verification; the finished record if it cannot be timed."""
+    """Return the prepared case, its timed loop and its verification.
+
+    The finished record if it cannot be timed.
+    """
     make = partial(_prepare_case, record.case, communicator, session)
     prepared_with_timer = _prepare_with_timer(record.case, communicator, session, make)
     if isinstance(prepared_with_timer, Reason):
@@ -388,27 +481,40 @@ def _prepare_and_verify(
     prepared, checked = _verify_case(prepared, timer, session)
     if not checked.refusal and not checked.wrong:
         return prepared, timer, checked
-    record = replace(record, **_conditions(prepared, timer))  # the algorithm is known after the first operation
+    record = replace(
+        record, **_conditions(prepared, timer)
+    )  # the algorithm is known after the first operation
     if checked.refusal:
         return without_result(record, "unsupported", checked.refusal)
     return wrong_record(record, prepared, checked)
 
 
 def _verify_case(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepared, Checked]:
-    """Return the case as it will be timed, and its verification; graphs are captured after plain calls were right."""
+    """Return the case as it will be timed, and its verification.
+
+    Graphs are captured after plain calls were right.
+    """
     checked = prepared.verify(session.control, shared_clock=session.clock.is_shared, timer=timer)
     if checked.refusal or checked.wrong or not prepared.case.graph:
         return prepared, checked
     captured = agree_on(session.control, prepared.capture)
     if isinstance(captured, Reason):
         return prepared, Checked(refusal=captured)
-    return captured, captured.verify(session.control, shared_clock=session.clock.is_shared, timer=timer)
+    return captured, captured.verify(
+        session.control, shared_clock=session.clock.is_shared, timer=timer
+    )
 
 
 def _timer_for_length(
-    prepared: Prepared, communicator: Communicator, timer: Timer, session: Session, fixed: FixedSettings | None
+    prepared: Prepared,
+    communicator: Communicator,
+    timer: Timer,
+    session: Session,
+    fixed: FixedSettings | None,
 ) -> Timer:
-    """Return the timed loop for an operation of this length, which may decide how ranks start together."""
+    """Return the timed loop for an operation of this length, which may decide how ranks start
+    together.
+    """
     case = prepared.case
     if case.sync != "auto" or session.clock.is_shared or communicator.own_threads:
         return timer
@@ -416,9 +522,13 @@ def _timer_for_length(
         return session.timer(replace(case, sync=fixed.sync), communicator)
     lasting_us = 0.0
     for share in (0.0, PROBING_SHARE):  # the first is a warm-up
-        affordable = share * 1e6 * (session.slice_s or session.budget.slice_s) / max(lasting_us, 1.0)
+        affordable = (
+            share * 1e6 * (session.slice_s or session.budget.slice_s) / max(lasting_us, 1.0)
+        )
         probes = max(1, min(PROBES, int(affordable)))
-        probe_times = probe_us(session.control, timer, prepared.calls, prepared.participants, probes)
+        probe_times = probe_us(
+            session.control, timer, prepared.calls, prepared.participants, probes
+        )
         lasting_us = session.control.broadcast(min(probe_times, default=0.0))
     return session.timer(case, communicator, lasting_ns=1e3 * lasting_us)
 
@@ -445,19 +555,31 @@ def _no_samples(sampler: Sampler, prepared: Prepared, session: Session) -> Sampl
     return kind(prepared.participants, spanning=spanning, clock_error_ns=session.clock.error_ns)
 
 
-def _sample(sampler: Sampler, prepared: Prepared, session: Session, batch: int) -> tuple[Samples | None, float | None]:
-    """Repeat the case; return the samples on rank 0, and the joules per repetition if they are counted."""
+def _sample(
+    sampler: Sampler, prepared: Prepared, session: Session, batch: int
+) -> tuple[Samples | None, float | None]:
+    """Repeat the case.
+
+    Return the samples on rank 0, and the joules per repetition if they are counted.
+    """
     samples = _no_samples(sampler, prepared, session)
     if not session.meter.covers(prepared.case.backend):
         return sampler.collect(samples, batch), None
     return session.with_energy(lambda: sampler.collect(samples, batch))
 
 
-def _overlap(prepared: Prepared, communicator: Communicator, settled: Timer, session: Session) -> Overlap | None:
-    """Return the overlap of a non-blocking collective that starts as in its row; None for others."""
+def _overlap(
+    prepared: Prepared, communicator: Communicator, settled: Timer, session: Session
+) -> Overlap | None:
+    """Return the overlap of a non-blocking collective that starts as in its row.
+
+    None for others.
+    """
     if not prepared.operation.overlaps:
         return None
-    timer = session.timer(replace(prepared.case, loop="python", sync=settled.sync.plan.method), communicator)
+    timer = session.timer(
+        replace(prepared.case, loop="python", sync=settled.sync.plan.method), communicator
+    )
     slice_s = session.slice_s or session.budget.slice_s
     return measure_overlap(prepared.calls, timer, session.control, prepared.participants, slice_s)
 
@@ -472,20 +594,26 @@ def _conditions(prepared: Prepared | PreparedMatrix, timer: Timer) -> dict[str, 
         "group": rank_list(participants),
         "group_size": len(participants),
         "window": prepared.window,
-        "algorithm": prepared.operation.algorithm or prepared.communicator.algorithm(prepared.operation.name),
+        "algorithm": (
+            prepared.operation.algorithm or prepared.communicator.algorithm(prepared.operation.name)
+        ),
         "sync": timer.sync.plan.method,
         "loop": timer.name,
     }
 
 
-def _with_samples(record: Record, samples: Samples, session: Session, stopwatch: Stopwatch) -> Record:
+def _with_samples(
+    record: Record, samples: Samples, session: Session, stopwatch: Stopwatch
+) -> Record:
     """Return the record with the samples and the flags that follow from them."""
     measuring_s, other_s = round(stopwatch.measuring_s, 6), round(stopwatch.other_s, 6)
     record = replace(record, measuring_s=measuring_s, other_s=other_s)
     if not samples.valid and record.visit > 1:  # the other visits stand for the launch
         return replace(record, visit_lengths=(0,), late_discarded=samples.late)
     if not samples.valid:
-        return without_result(replace(record, late_discarded=samples.late), "failed", _reason_without_times(record))
+        return without_result(
+            replace(record, late_discarded=samples.late), "failed", _reason_without_times(record)
+        )
     per = _operations(record)
     conditions = {
         "oversubscribed": session.oversubscribed,
@@ -510,7 +638,9 @@ def _reason_without_times(record: Record) -> Reason:
 
 
 def _is_clock_uncertain(record: Record, times_us: Sequence[float], session: Session) -> bool:
-    """Return whether the clock error is too large for an agreed start of operations that take ``times_us``."""
+    """Return whether the clock error is too large for an agreed start of operations that take
+    ``times_us``.
+    """
     lasting_ns = 1e3 * _operations(record) * float(np.median(times_us))
     return record.sync == "round-time" and not is_close(session.clock.error_ns, lasting_ns)
 

@@ -1,4 +1,6 @@
-"""Overlap of a non-blocking collective with computing, as OSU's non-blocking benchmarks define it."""
+"""Overlap of a non-blocking collective with computing, as OSU's non-blocking benchmarks define
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,15 @@ ORDER = 32
 
 
 def measure_overlap(
-    calls: Sequence[Call], timer: Timer, control: Control, participants: Sequence[int], slice_s: float
+    calls: Sequence[Call],
+    timer: Timer,
+    control: Control,
+    participants: Sequence[int],
+    slice_s: float,
 ) -> Overlap | None:
-    """Time a start and a completion with and without computing between them; return medians on rank 0.
+    """Time a start and a completion with and without computing between them.
+
+    Return medians on rank 0.
 
     None on the other ranks, and on rank 0 if no repetition started on time, as on very busy hosts.
 
@@ -42,14 +50,18 @@ def measure_overlap(
     pure_ns = _median_ns(control, timer, calls, participants, repetitions)
     compute = [Call(run=Computing(pure_ns or 0).run)] if calls else []
     compute_ns = _median_ns(control, timer, compute, participants, repetitions)
-    overall_ns = _median_ns(control, timer, [*calls[:1], *compute, *calls[1:]], participants, repetitions)
+    overall_ns = _median_ns(
+        control, timer, [*calls[:1], *compute, *calls[1:]], participants, repetitions
+    )
     if control.rank or pure_ns is None or compute_ns is None or overall_ns is None:
         return None
     return Overlap(pure_us=pure_ns / 1e3, compute_us=compute_ns / 1e3, overall_us=overall_ns / 1e3)
 
 
 class Computing:
-    """Multiplies a small matrix with a vector for a given time in nanoseconds, as OSU's dummy_compute does."""
+    """Multiplies a small matrix with a vector for a given time in nanoseconds, as OSU's
+    dummy_compute does.
+    """
 
     def __init__(self, lasting_ns: int) -> None:
         self._lasting_ns = lasting_ns
@@ -65,12 +77,21 @@ class Computing:
 
 
 def _median_ns(
-    control: Control, timer: Timer, calls: Sequence[Call], participants: Sequence[int], repetitions: int
+    control: Control,
+    timer: Timer,
+    calls: Sequence[Call],
+    participants: Sequence[int],
+    repetitions: int,
 ) -> int | None:
-    """Return the median over repetitions of the slowest rank, on every rank; None if all starts were late."""
+    """Return the median over repetitions of the slowest rank, on every rank.
+
+    None if all starts were late.
+    """
     for _ in range(ATTEMPTS):
         times_us = probe_us(control, timer, calls, participants, repetitions)
-        median_ns = control.broadcast_int(round(1e3 * float(np.median(times_us))) if times_us else _ALL_LATE)
+        median_ns = control.broadcast_int(
+            round(1e3 * float(np.median(times_us))) if times_us else _ALL_LATE
+        )
         if median_ns != _ALL_LATE:
             return median_ns
         timer.sync.handle_late_starts()
@@ -78,9 +99,16 @@ def _median_ns(
 
 
 def probe_us(
-    control: Control, timer: Timer, calls: Sequence[Call], participants: Sequence[int], repetitions: int
+    control: Control,
+    timer: Timer,
+    calls: Sequence[Call],
+    participants: Sequence[int],
+    repetitions: int,
 ) -> list[float]:
-    """Return the slowest rank's time of each of a few repetitions, in microseconds, on rank 0; none elsewhere."""
+    """Return the slowest rank's time of each of a few repetitions, in microseconds, on rank 0.
+
+    None elsewhere.
+    """
     gathered = control.gather(timer.run(calls, repetitions, 1))
     if gathered is None:
         return []

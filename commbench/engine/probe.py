@@ -1,7 +1,9 @@
-"""The probe: a short operation before and after each visit, whose time tells the state of the machine.
+"""The probe: a short operation before and after each visit, whose time tells the state of the
+machine.
 
-A virtual machine whose CPUs are placed again can be in two states for seconds, in one of which all operations take
-longer. Which state a visit met is told by the probe alone, never by the visit's own times.
+A virtual machine whose CPUs are placed again can be in two states for seconds, in one of which all
+operations take longer. Which state a visit met is told by the probe alone, never by the visit's own
+times.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ INTERVALS, INTERVAL_S, MOST_OPERATIONS = 5, 5e-6, 32
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """An 8-byte all_reduce of all ranks in the native loop, the same number of operations each time."""
+    """An 8-byte all_reduce of all ranks in the native loop, the same number of operations each
+    time.
+    """
 
     calls: tuple[Call, ...]
     timer: Timer
@@ -31,7 +35,10 @@ class Probe:
 
     @classmethod
     def open(cls, communicator: Communicator, session: Session) -> Probe | None:
-        """Return the probe of a backend, collective; None without a native loop, a second rank, or a CPU for each."""
+        """Return the probe of a backend, collective.
+
+        None without a native loop, a second rank, or a CPU for each.
+        """
         if "native" not in communicator.loops or communicator.size < 2 or session.oversubscribed:  # noqa: PLR2004
             return None
         case = Case(
@@ -44,7 +51,9 @@ class Probe:
             loop="native",
         )
         prepared = prepare(case, communicator, session.hosts)
-        probe = cls(calls=tuple(prepared.calls), timer=session.timer(case, communicator), operations=1)
+        probe = cls(
+            calls=tuple(prepared.calls), timer=session.timer(case, communicator), operations=1
+        )
         probe.time_us()
         fitting = int(INTERVAL_S * 1e6 / max(probe.time_us(), 1e-3))
         operations = session.control.broadcast_int(max(1, min(MOST_OPERATIONS, fitting)))

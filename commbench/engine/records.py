@@ -1,4 +1,5 @@
-"""The `Record` of one collective in one launch, the rows made of records, and the schema number of a run's files.
+"""The `Record` of one collective in one launch, the rows made of records, and the schema number of
+a run's files.
 
 Schema 1: first version.
 Schema 2: each line of ``samples.jsonl`` states its ``kind``, ``collective`` or ``training``.
@@ -113,7 +114,9 @@ class GroupTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class PairTimes:
-    """One ordered pair of ranks of a matrix in one launch, summarised because a matrix has very many pairs."""
+    """One ordered pair of ranks of a matrix in one launch, summarised because a matrix has very
+    many pairs.
+    """
 
     source: Ranks
     """Sending rank."""
@@ -145,7 +148,10 @@ class Interruption:
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """A time in which the process of a rank did not run: it was stopped, or had no CPU. Known to a quarter second."""
+    """A time in which the process of a rank did not run: it was stopped, or had no CPU.
+
+    Known to a quarter second.
+    """
 
     rank: Ranks
     """Number of the rank."""
@@ -199,7 +205,9 @@ class _PairColumns(_TimedColumns, total=False):
 
 
 class PairTable(Sequence[PairTimes]):
-    """The pairs of a launch as one array per field, (pairs,), NaN for None: a thousand ranks have a million pairs."""
+    """The pairs of a launch as one array per field, (pairs,), NaN for None: a thousand ranks have a
+    million pairs.
+    """
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Take the pairs by field; ``wrong`` may be missing.
@@ -210,7 +218,9 @@ class PairTable(Sequence[PairTimes]):
         """
         filled = {"wrong": [None] * len(columns.get("source", ())), **columns}
         if filled.keys() != set(_PAIR_FIELDS):
-            raise TypeError(f"pairs have the fields {', '.join(_PAIR_FIELDS)}, not {', '.join(columns)}")
+            raise TypeError(
+                f"pairs have the fields {', '.join(_PAIR_FIELDS)}, not {', '.join(columns)}"
+            )
         self.columns = {name: np.array(filled[name], dtype=np.float64) for name in _PAIR_FIELDS}
         if len({column.shape for column in self.columns.values()}) > 1:
             raise ValueError("the fields of pairs differ in length")
@@ -229,16 +239,22 @@ class PairTable(Sequence[PairTimes]):
     def __getitem__(self, place: slice) -> PairTable: ...
     def __getitem__(self, place: int | slice) -> PairTimes | PairTable:
         if isinstance(place, slice):
-            return PairTable({name: column[place].tolist() for name, column in self.columns.items()})
+            return PairTable(
+                {name: column[place].tolist() for name, column in self.columns.items()}
+            )
         line = {name: column[place].item() for name, column in self.columns.items()}
         wholes = {name: int(line[name]) for name in ("source", "target", "repetitions")}
-        return PairTimes(**{**line, **wholes, "wrong": None if math.isnan(line["wrong"]) else int(line["wrong"])})
+        return PairTimes(
+            **{**line, **wholes, "wrong": None if math.isnan(line["wrong"]) else int(line["wrong"])}
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (PairTable, list, tuple)):
             return NotImplemented
         mine, others = self.columns, PairTable.of(other).columns
-        return all(np.array_equal(mine[name], others[name], equal_nan=True) for name in _PAIR_FIELDS)
+        return all(
+            np.array_equal(mine[name], others[name], equal_nan=True) for name in _PAIR_FIELDS
+        )
 
     __hash__ = None  # type: ignore[assignment] # arrays can be changed
 
@@ -247,8 +263,9 @@ class PairTable(Sequence[PairTimes]):
 class Record:
     """One case in one launch: raw times, how they were measured, and under which conditions.
 
-    Times are microseconds of one operation: divided by ``batch`` and ``window`` and halved for a round trip. Lists over
-    repetitions hold valid repetitions only; ``late_discarded`` counts the others.
+    Times are microseconds of one operation: divided by ``batch`` and ``window`` and halved for a
+    round trip. Lists over repetitions hold valid repetitions only; ``late_discarded`` counts the
+    others.
     """
 
     kind: ClassVar = "collective"
@@ -284,13 +301,15 @@ class Record:
     rank_slowest: Sequence[int] = ()
     """In how many repetitions each participating rank was the slowest."""
     visit: int = 0
-    """Number of the visit within the launch, from 1, if the record holds one visit; 0: it holds the whole launch."""
+    """Number of the visit within the launch, from 1, if the record holds one visit; 0: it holds
+    the whole launch."""
     visit_lengths: Sequence[int] = ()
     """Valid repetitions of each visit, in order; empty: one visit."""
     probes_us: Sequence[float] = ()
     """The probe's time before and after each visit, two for each; empty without a probe."""
     disturbed: int = 0
-    """Visits that were repeated because the kernel's counters showed a disturbance; 1 in the line of such a visit."""
+    """Visits that were repeated because the kernel's counters showed a disturbance; 1 in the
+    line of such a visit."""
     warmups: int = 0
     """Discarded repetitions before the first visit."""
     late_discarded: int = 0
@@ -322,17 +341,18 @@ class Record:
     stated: Stated | None = None
     """Of imported measurements only; ``times_us`` then holds its time alone."""
     groups: Sequence[GroupTimes] = ()
-    """Of patterns with several groups: each group; the record's own times are then those of all groups together."""
+    """Of patterns with several groups: each group; the record's own times are then those of all
+    groups together."""
     pairs: Sequence[PairTimes] = ()
-    """Of the pattern ``matrix`` only: each pair; the record's own times are then the medians of the pairs."""
+    """Of the pattern ``matrix`` only: each pair; the record's own times are then the medians of
+    the pairs."""
     points: Sequence[Point] = ()
     """Of a soak only: each visit, in order; ``times_us`` then holds some repetitions of each."""
     energy_J: float | None = None  # noqa: N815 - a unit
     """Of one operation on all hosts, including waiting; None if not measured."""
     energy_of: str = ""
-    """Devices that ``energy_J`` counts: ``cpu`` (processors and their memory), ``gpu`` or ``cpu+gpu``; empty without
-    energy and in older files.
-    """
+    """Devices that ``energy_J`` counts: ``cpu`` (processors and their memory), ``gpu`` or
+    ``cpu+gpu``; empty without energy and in older files."""
     clocks: Clocks | None = None
     """Of backends on GPUs, if NVML reports them."""
     flags: Sequence[str] = ()
@@ -347,13 +367,25 @@ class Record:
     """Wall time of all visits but the first, without ``repeating_s``."""
 
     def to_json(self) -> JsonObject:
-        """Return its object in ``samples.jsonl``: ``case`` an object, ``launch`` a number, ``pairs`` by column."""
-        plain = {field.name: getattr(self, field.name) for field in _RECORD_FIELDS}  # asdict copies each number
-        plain |= {name: dataclasses.asdict(plain[name]) for name in _NESTED if plain[name] is not None}
+        """Return its object in ``samples.jsonl``: ``case`` an object, ``launch`` a number,
+        ``pairs`` by column.
+        """
+        plain = {
+            field.name: getattr(self, field.name) for field in _RECORD_FIELDS
+        }  # asdict copies each number
+        plain |= {
+            name: dataclasses.asdict(plain[name]) for name in _NESTED if plain[name] is not None
+        }
         groups = [dataclasses.asdict(group) for group in self.groups]
         pairs = _as_columns(self.pairs) if self.pairs else {}
         points = [dataclasses.asdict(point) for point in plain.pop("points")]
-        return {"kind": self.kind, **plain, "groups": groups, "pairs": pairs, **({"points": points} if points else {})}
+        return {
+            "kind": self.kind,
+            **plain,
+            "groups": groups,
+            "pairs": pairs,
+            **({"points": points} if points else {}),
+        }
 
     @classmethod
     def from_json(cls, data: JsonMapping) -> Record:
@@ -372,7 +404,9 @@ class Record:
                 record = dataclasses.replace(record, pairs=_read_pairs(data["pairs"]))
             _check_record(record)
         except (InputError, UnsupportedError) as error:
-            raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
+            raise InputError(
+                f"A line of samples.jsonl is not a record of commbench ({error})."
+            ) from error
         return record
 
 
@@ -389,7 +423,9 @@ def _known_case(data: object) -> Case:
     Raises:
         InputError: it is no case, or one that this version does not know.
     """
-    key = (*data, *data.values(), *map(type, data.values())) if isinstance(data, dict) else ()  # 1 and true are equal
+    key = (
+        (*data, *data.values(), *map(type, data.values())) if isinstance(data, dict) else ()
+    )  # 1 and true are equal
     with contextlib.suppress(TypeError):  # a later version's field that is a list
         if key in _CASES:
             return _CASES[key]
@@ -438,7 +474,9 @@ def _read_pairs(data: object) -> PairTable:
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSettings:
-    """Settings of a case that the first launch determines and later launches keep, so that launches are alike."""
+    """Settings of a case that the first launch determines and later launches keep, so that launches
+    are alike.
+    """
 
     warmups: int
     batch: int
@@ -486,7 +524,9 @@ class Row:
     transport: str = column("what carried the row: sm, tcp, ucx/rc, tcp/lo, ...", "")
     operation: str = column("what was timed", "")
     pattern: str = column("who talks to whom", "")
-    group: str = column("ranks that took part, of a pattern that makes groups one of them, e.g. 2-3", "")
+    group: str = column(
+        "ranks that took part, of a pattern that makes groups one of them, e.g. 2-3", ""
+    )
     world_size: int | None = column("ranks of the launch")
     group_size: int | None = column("ranks that took part")
     nodes: int | None = column("hosts of the launch")
@@ -502,25 +542,35 @@ class Row:
     batch: int | None = column("operations timed together")
     window: int | None = column("messages in flight")
     buffers: str = column(
-        "hot: the same each repetition; rotated: sets that exceed the cache take turns; registered, symmetric: "
-        "known to NCCL",
+        "hot: the same each repetition; rotated: sets that exceed the cache take turns; registered,"
+        " symmetric: known to NCCL",
         "",
     )
     sync: str = column("how ranks were made to start together", "")
     loop: str = column("native, python or event", "")
     env: str = column(
-        "environment variables of the ranks by --env, NAME=value;...; (again): the A/A control; empty without --env",
+        "environment variables of the ranks by --env, NAME=value;...; (again): the A/A control;"
+        " empty without --env",
         "",
     )
     launches: int | None = column("launches behind the row")
-    visits: int | None = column("separate stretches of time in which a launch measured the case; their median")
-    disturbed: int | None = column("visits repeated because a rank had waited for a CPU, all launches together")
-    state: str = column("state of the machine in the visits of this row, fast or slow; empty where it had one", "")
+    visits: int | None = column(
+        "separate stretches of time in which a launch measured the case; their median"
+    )
+    disturbed: int | None = column(
+        "visits repeated because a rank had waited for a CPU, all launches together"
+    )
+    state: str = column(
+        "state of the machine in the visits of this row, fast or slow; empty where it had one", ""
+    )
     state_share: float | None = column("share of the case's visits in that state")
     repetitions: int | None = column("valid repetitions, all launches together")
-    late_discarded: int | None = column("repetitions dropped for a late start, or because a GPU waited for its host")
+    late_discarded: int | None = column(
+        "repetitions dropped for a late start, or because a GPU waited for its host"
+    )
     time_us: float | None = column(
-        "median over launches of the median over visits of the median over repetitions of the slowest rank"
+        "median over launches of the median over visits of the median over repetitions of the"
+        " slowest rank"
     )
     time_us_ci_low: float | None = column("95 % confidence interval of time_us, low end")
     time_us_ci_high: float | None = column("and its high end")
@@ -528,25 +578,34 @@ class Row:
     time_us_p25: float | None = column("median over launches of the launch's quartile")
     time_us_p75: float | None = column("median over launches of the launch's quartile")
     time_us_p95: float | None = column("median over launches of the launch's p95")
-    time_us_rank_mean: float | None = column("time_us with the mean over ranks, nccl-tests' default")
-    time_us_mean: float | None = column(
-        "median over launches of the mean over repetitions and ranks, as nccl-tests, OSU and IMB (t_avg) state it"
+    time_us_rank_mean: float | None = column(
+        "time_us with the mean over ranks, nccl-tests' default"
     )
-    time_us_mean_min: float | None = column("the same of the fastest rank, IMB's t_min; empty in older runs")
+    time_us_mean: float | None = column(
+        "median over launches of the mean over repetitions and ranks, as nccl-tests, OSU and IMB"
+        " (t_avg) state it"
+    )
+    time_us_mean_min: float | None = column(
+        "the same of the fastest rank, IMB's t_min; empty in older runs"
+    )
     time_us_mean_max: float | None = column("and of the slowest rank, IMB's t_max")
     skew_us: float | None = column("median of last minus first arrival")
     algbw_GBps: float | None = column("message_bytes over time_us, GB = 1e9 bytes")  # noqa: N815 - a unit
     busbw_GBps: float | None = column("algbw times nccl-tests' factor")  # noqa: N815 - a unit
     wrong: int | None = column("wrong elements found")
     harness_us: float | None = column(
-        f"{OVERHEAD}, per operation; never subtracted; in older Gloo rows, without framework_us, with torch's call"
+        f"{OVERHEAD}, per operation; never subtracted; in older Gloo rows, without framework_us,"
+        " with torch's call"
     )
     framework_us: float | None = column(
-        "what torch adds to a call: 8-byte all_reduce of one rank, less harness_us; empty without torch or with events"
+        "what torch adds to a call: 8-byte all_reduce of one rank, less harness_us; empty without"
+        " torch or with events"
     )
     algorithm_requested: str = column("algorithm asked for", "")
     algorithm: str = column("algorithm that ran", "")
-    energy_J: float | None = column("energy of one operation, of what energy_of in samples.jsonl names")  # noqa: N815 - a unit
+    energy_J: float | None = column(  # noqa: N815 - a unit
+        "energy of one operation, of what energy_of in samples.jsonl names"
+    )
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
     reason_code: str = no_column()
@@ -575,6 +634,8 @@ class OverlapRow:
     overall_us: float | None = column("started, computed, completed")
     compute_us: float | None = column("computing alone, as long as the communication")
     pure_us: float | None = column("started and completed at once, Python loop")
-    overlap_percent: float | None = column("max(0, 100 (1 - (overall - compute) / pure)), OSU's definition")
+    overlap_percent: float | None = column(
+        "max(0, 100 (1 - (overall - compute) / pure)), OSU's definition"
+    )
     overlap_percent_ci_low: float | None = column("its 95 % interval, low end")
     overlap_percent_ci_high: float | None = column("and its high end")

@@ -1,4 +1,6 @@
-"""Samples of one case in one launch: time stamps of all ranks, reduced on rank 0 to times, means and skew."""
+"""Samples of one case in one launch: time stamps of all ranks, reduced on rank 0 to times, means
+and skew.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,15 @@ Matrix = NDArray[Any]
 class Samples:
     """Stamps of the participating ranks, arrays of shape (ranks, repetitions), in nanoseconds.
 
-    A repetition that any rank started late is dropped and counted. Stamps are of one clock with an error of
-    ``clock_error_ns``, unless they say otherwise; arrivals are compared if the error is a small share of the time. With
-    ``spanning``, a repetition lasts from the first start to the last end over all ranks.
+    A repetition that any rank started late is dropped and counted. Stamps are of one clock with an
+    error of ``clock_error_ns``, unless they say otherwise; arrivals are compared if the error is a
+    small share of the time. With ``spanning``, a repetition lasts from the first start to the last
+    end over all ranks.
     """
 
-    def __init__(self, participants: Sequence[int], *, spanning: bool, clock_error_ns: float = 0.0) -> None:
+    def __init__(
+        self, participants: Sequence[int], *, spanning: bool, clock_error_ns: float = 0.0
+    ) -> None:
         self._participants = list(participants)
         self._clock_error_ns = clock_error_ns
         self._spanning = spanning
@@ -70,7 +75,9 @@ class Samples:
         return float(late.mean()) if late.size else 0.0
 
     def slowest_us(self, per: int) -> list[float]:
-        """Return each repetition's time over all ranks, in microseconds of one of ``per`` operations."""
+        """Return each repetition's time over all ranks, in microseconds of one of ``per``
+        operations.
+        """
         return _us(self._slowest_ns(), per)
 
     def _slowest_ns(self) -> Matrix:
@@ -88,7 +95,9 @@ class Samples:
             "rank_average_us": _us(lasting.mean(axis=1), per),
             "rank_slowest": np.bincount(self._last(), minlength=len(self._participants)).tolist(),
         }
-        if self._comparable and is_close(self._clock_error_ns, float(np.median(self._slowest_ns()))):
+        if self._comparable and is_close(
+            self._clock_error_ns, float(np.median(self._slowest_ns()))
+        ):
             arrival = self._start - self._start.min(axis=0)
             fields["skew_us"] = _us(arrival.max(axis=0), 1)
             fields["rank_arrival_us"] = _us(np.median(arrival, axis=1), 1)

@@ -38,7 +38,8 @@ class Overhead:
     harness_us: float
     """The timed loop around an empty call."""
     framework_us: float | None
-    """What a framework's call adds to it on one rank, where nothing is communicated; None without a framework."""
+    """What a framework's call adds to it on one rank, where nothing is communicated; None
+    without a framework."""
 
 
 @dataclass
@@ -72,7 +73,9 @@ class Session:
     @cached_property
     def rule(self) -> StoppingRule:
         """Return the stopping rule of a case."""
-        return StoppingRule(relative_half_width=self.budget.relative_half_width, ticks_s=timer_tick_s())
+        return StoppingRule(
+            relative_half_width=self.budget.relative_half_width, ticks_s=timer_tick_s()
+        )
 
     def reading_ns(self, timer: Timer) -> float:
         """Return the cost of one reading of a timed loop's clock, in nanoseconds."""
@@ -83,13 +86,16 @@ class Session:
     def with_energy(self, work: Callable[[], WorkT]) -> tuple[WorkT, float | None]:
         """Run ``work``; return its result and the joules per repetition; collective.
 
-        Only rank 0 gets the energy. It is None if a counter cannot be read, if none changes, as on some virtual
-        machines, or if ``work`` was too short.
+        Only rank 0 gets the energy. It is None if a counter cannot be read, if none changes, as on
+        some virtual machines, or if ``work`` was too short.
         """
         before, repetitions_before = self.meter.own.read(), int(self.progress.counters[1])
         begun = time.perf_counter()
         result = work()
-        lasted_s, repetitions = time.perf_counter() - begun, int(self.progress.counters[1]) - repetitions_before
+        lasted_s, repetitions = (
+            time.perf_counter() - begun,
+            int(self.progress.counters[1]) - repetitions_before,
+        )
         joules_of_ranks = self.control.gather(self.meter.own.joules_since(before))
         readable = [joules for joules in joules_of_ranks or () if joules is not None]
         joules: float = sum(readable)
@@ -111,7 +117,10 @@ class Session:
         return clock.read() if clock else None
 
     def cache_bytes(self, communicator: Communicator) -> int:
-        """Return the largest cache behind any rank's buffers; 0 if a rank's is unknown; collective."""
+        """Return the largest cache behind any rank's buffers; 0 if a rank's is unknown.
+
+        collective.
+        """
         if communicator.backend not in self._caches:
             gathered = gather_everywhere(self.control, communicator.cache_bytes())
             self._caches[communicator.backend] = max(gathered) if all(gathered) else 0
@@ -121,11 +130,17 @@ class Session:
         """Raise `UnsupportedError` if the backend cannot time the case as requested."""
         if case.loop not in ("auto", *communicator.loops):
             raise UnsupportedError(
-                "loop_missing", backend=case.backend, loop=case.loop, loops=" or ".join(communicator.loops)
+                "loop_missing",
+                backend=case.backend,
+                loop=case.loop,
+                loops=" or ".join(communicator.loops),
             )
         if case.sync not in communicator.syncs:
             raise UnsupportedError(
-                "start_method_missing", backend=case.backend, sync=case.sync, syncs=" or ".join(communicator.syncs)
+                "start_method_missing",
+                backend=case.backend,
+                sync=case.sync,
+                syncs=" or ".join(communicator.syncs),
             )
         if case.graph:
             communicator.check_capture()
@@ -133,8 +148,8 @@ class Session:
     def timer(self, case: Case, communicator: Communicator, *, lasting_ns: float = 0.0) -> Timer:
         """Return the timed loop for a case, calibrated once per launch; collective.
 
-        ``lasting_ns``: duration of the operation, which decides whether clocks agree closely enough for an agreed
-        start.
+        ``lasting_ns``: duration of the operation, which decides whether clocks agree closely enough
+        for an agreed start.
         """
         method = choose_method(
             case.sync,
@@ -157,8 +172,8 @@ class Session:
     def overhead(self, case: Case, communicator: Communicator, batch: int) -> Overhead:
         """Measure the loop around an empty call, and around a call of the framework on one rank.
 
-        A loop on the host needs no other ranks for that. A loop of events does, because only a common start hides the
-        host's time; the framework's call is not timed there.
+        A loop on the host needs no other ranks for that. A loop of events does, because only a
+        common start hides the host's time; the framework's call is not timed there.
         """
         key = (case.backend, case.loop, case.mode, batch)
         if key not in self._overheads:
@@ -168,8 +183,12 @@ class Session:
                 timer = communicator.timer(case.loop, SyncPlan(method="none"), self.progress)
                 local = communicator.local_calls()
             harness_us = _median_us(timer, [empty_call()], batch)
-            framework_us = round(max(0.0, _median_us(timer, local, batch) - harness_us), 4) if local else None
-            self._overheads[key] = Overhead(harness_us=round(harness_us, 4), framework_us=framework_us)
+            framework_us = (
+                round(max(0.0, _median_us(timer, local, batch) - harness_us), 4) if local else None
+            )
+            self._overheads[key] = Overhead(
+                harness_us=round(harness_us, 4), framework_us=framework_us
+            )
         return self._overheads[key]
 
 

@@ -11,7 +11,14 @@ from typing import Any
 from commbench.collectives.cases import Case
 from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.datatypes import DTYPES, DataType, KnownData
-from commbench.collectives.operations import Operation, Shape, Span, check_ranks, true_message_bytes, window_of
+from commbench.collectives.operations import (
+    Operation,
+    Shape,
+    Span,
+    check_ranks,
+    true_message_bytes,
+    window_of,
+)
 from commbench.collectives.patterns import Group, groups_of
 from commbench.collectives.primitives import Buffers
 from commbench.engine.communicator import Communicator
@@ -27,13 +34,16 @@ GRAPH_OPERATIONS = 16
 CACHES = 2
 #: Exceptions by which libraries refuse a call.
 LIBRARY_ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError)
-#: The most sets of buffers and the most bytes of messages in them, to limit the time of preparation.
+#: The most sets of buffers and the most bytes of messages in them, to limit the time of
+#: preparation.
 MOST_SETS, MOST_BYTES = 512, 2**29
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The result of verification: the library's refusal, or the number of wrong elements on each rank."""
+    """The result of verification: the library's refusal, or the number of wrong elements on each
+    rank.
+    """
 
     refusal: Reason | None = None
     by_rank: Sequence[int] | None = None
@@ -75,7 +85,10 @@ class Prepared:
     @property
     def active(self) -> tuple[Group, ...]:
         """Return the participating ranks of each group."""
-        return tuple(tuple(group[i] for i in self.operation.participants(len(group))) for group in self.groups)
+        return tuple(
+            tuple(group[i] for i in self.operation.participants(len(group)))
+            for group in self.groups
+        )
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -99,8 +112,12 @@ class Prepared:
         return alone and self.case.in_place is not False and self.case.redop != "avg"
 
     def message_bytes(self, size: int) -> int:
-        """Return the true size in a group of ``size`` ranks: a rank's share is rounded up to one element."""
-        return true_message_bytes(self.operation, self.case.message_bytes, self.data.dtype.itemsize, size)
+        """Return the true size in a group of ``size`` ranks: a rank's share is rounded up to one
+        element.
+        """
+        return true_message_bytes(
+            self.operation, self.case.message_bytes, self.data.dtype.itemsize, size
+        )
 
     def verify(
         self,
@@ -112,9 +129,10 @@ class Prepared:
     ) -> Checked:
         """Run the operation once in all groups at the same time and check the result; collective.
 
-        Rotating buffers are each used once, and each graph is replayed once. With a native ``timer``, the timer runs
-        the operation again on fresh data, so that the calls that will be timed are checked. ``tamper`` may alter this
-        rank's result before the check, to test the check.
+        Rotating buffers are each used once, and each graph is replayed once. With a native
+        ``timer``, the timer runs the operation again on fresh data, so that the calls that will be
+        timed are checked. ``tamper`` may alter this rank's result before the check, to test the
+        check.
         """
         if not self.operation.moves_data:
             return self._verify_barrier(control) if shared_clock else Checked()
@@ -147,10 +165,16 @@ class Prepared:
         refusals = [gathered[rank] for rank in self.participants]
         if any(refusals) and not all(refusals):
             raise RuntimeError(next(text for text in refusals if text))
-        return Reason(code="library_refused", parameters={"error": refusals[0]}) if refusals[0] else None
+        return (
+            Reason(code="library_refused", parameters={"error": refusals[0]})
+            if refusals[0]
+            else None
+        )
 
     def _verify_barrier(self, control: Control) -> Checked:
-        """Check a barrier: the last rank enters late, and ranks that leave before it are counted as wrong."""
+        """Check a barrier: the last rank enters late, and ranks that leave before it are counted as
+        wrong.
+        """
         control.barrier()
         if self.shape and self.shape.rank == self.shape.last:
             time.sleep(LATE_ENTRY_S)
@@ -173,22 +197,32 @@ class Prepared:
 
     @property
     def _accumulates(self) -> bool:
-        """Return whether repeated calls change their own input, so that only cancelling data has a known answer."""
+        """Return whether repeated calls change their own input, so that only cancelling data has a
+        known answer.
+        """
         in_place = self.operation.reduces and bool(self.case.in_place)
         return in_place and self.captured > 1 and self.case.redop not in {"min", "max"}
 
     def _fill(self) -> None:
         """Poison the receive buffers, then write the inputs."""
         spans = self.operation.inputs(self.shape) if self.shape else []
-        content = self.data.cancelling(self._contributions()) if self._accumulates else self.data.inputs(spans)
+        content = (
+            self.data.cancelling(self._contributions())
+            if self._accumulates
+            else self.data.inputs(spans)
+        )
         for buffers in self._sets:
             if buffers.receive is not None:
                 self.communicator.poison(buffers.receive)
             if spans:
-                self.communicator.write(buffers.send if buffers.send is not None else buffers.receive, content)
+                self.communicator.write(
+                    buffers.send if buffers.send is not None else buffers.receive, content
+                )
 
     def _contributions(self) -> list[Span]:
-        """Return this rank's input to an in-place reduction; ``target`` is the only rank that holds the result.
+        """Return this rank's input to an in-place reduction.
+
+        ``target`` is the only rank that holds the result.
 
         The target adds its own buffer again in each repetition. An all_reduce has no such rank.
         """
@@ -205,21 +239,32 @@ class Prepared:
         if not self.shape or not spans:
             return 0
         expected = (
-            self.data.neutral(self.operation.receive(self.shape)) if self._accumulates else self.data.answer(spans)
+            self.data.neutral(self.operation.receive(self.shape))
+            if self._accumulates
+            else self.data.answer(spans)
         )
-        return sum(self.communicator.count_wrong(buffers.receive, expected) for buffers in self._sets)
+        return sum(
+            self.communicator.count_wrong(buffers.receive, expected) for buffers in self._sets
+        )
 
     def refill(self) -> None:
-        """Give in-place reductions neutral data before timing, so that repetitions neither grow nor overflow."""
+        """Give in-place reductions neutral data before timing, so that repetitions neither grow nor
+        overflow.
+        """
         if not (self.shape and self.operation.reduces and self.case.in_place):
             return
         for buffers in self._sets:
-            for buffer, layout in ((buffers.receive, self.operation.receive), (buffers.send, self.operation.send)):
+            for buffer, layout in (
+                (buffers.receive, self.operation.receive),
+                (buffers.send, self.operation.send),
+            ):
                 if buffer is not None:
                     self.communicator.write(buffer, self.data.neutral(layout(self.shape)))
 
     def capture(self) -> Prepared:
-        """Return the case with its operations in graphs of `GRAPH_OPERATIONS`; all must have run before.
+        """Return the case with its operations in graphs of `GRAPH_OPERATIONS`.
+
+        All must have run before.
 
         Raises:
             UnsupportedError: the library's calls cannot be captured.
@@ -229,10 +274,14 @@ class Prepared:
         sets = self.calls.sets if isinstance(self.calls, Turns) else [self.calls]
         turns = Turns(sets).order(0, GRAPH_OPERATIONS).turns
         try:
-            with self.communicator.watched():  # the library logs its algorithm at capture, not at replay
+            with (
+                self.communicator.watched()
+            ):  # the library logs its algorithm at capture, not at replay
                 graphs = [[self.communicator.capture(turn)] for turn in turns]
         except LIBRARY_ERRORS as error:
-            raise UnsupportedError("graph_refused", operation=self.operation.name, error=_one_line(error)) from error
+            raise UnsupportedError(
+                "graph_refused", operation=self.operation.name, error=_one_line(error)
+            ) from error
         calls = graphs[0] if len(graphs) == 1 else Turns(graphs)
         return replace(self, calls=calls, captured=GRAPH_OPERATIONS)
 
@@ -245,11 +294,14 @@ def _one_line(error: BaseException) -> str:
 def _check_blocking(case: Case, communicator: Communicator, calls: Sequence[Call]) -> None:
     """Raise `UnsupportedError` if a graph would have to contain a wait of the host."""
     if case.graph and any(call.blocking for call in calls):
-        raise UnsupportedError("graph_waits", backend=communicator.backend, operation=case.operation)
+        raise UnsupportedError(
+            "graph_waits", backend=communicator.backend, operation=case.operation
+        )
 
 
 def sets_needed(message_bytes: int, cache_bytes: int) -> int:
-    """Return the number of buffer sets, a power of two, so that each set has left the cache at its turn.
+    """Return the number of buffer sets, a power of two, so that each set has left the cache at its
+    turn.
 
     Args:
         message_bytes: the fewest bytes that one operation touches.
@@ -264,7 +316,9 @@ def sets_needed(message_bytes: int, cache_bytes: int) -> int:
     return min(MOST_SETS, 1 << max(0, math.ceil(math.log2(copies))))
 
 
-def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), sets: int = 1) -> Prepared:
+def prepare(
+    case: Case, communicator: Communicator, hosts: Sequence[str] = (), sets: int = 1
+) -> Prepared:
     """Divide the ranks by the case's pattern, allocate buffers and build the calls; collective.
 
     Args:
@@ -274,7 +328,8 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), s
         sets: number of rotating buffer sets.
 
     Raises:
-        UnsupportedError: the hosts do not allow such groups, or the backend or its library cannot do the case.
+        UnsupportedError: the hosts do not allow such groups, or the backend or its library cannot
+            do the case.
     """
     placed = (hosts or [""] * communicator.size)[: case.world_size]
     operation = operation_in_pattern(case.operation, case.pattern, len(placed))
@@ -321,14 +376,21 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), s
 def _check_root(case: Case, size: int) -> None:
     """Raise `UnsupportedError` if the root, a rank within the group, is outside it."""
     if case.root is not None and case.root >= size:
-        raise UnsupportedError("root_outside_group", root=case.root, pattern=case.pattern, size=size)
+        raise UnsupportedError(
+            "root_outside_group", root=case.root, pattern=case.pattern, size=size
+        )
 
 
 def check_count(elements: int, communicator: Communicator) -> None:
-    """Raise `UnsupportedError` if one call cannot take that many elements; it would silently move fewer."""
+    """Raise `UnsupportedError` if one call cannot take that many elements.
+
+    It would silently move fewer.
+    """
     most = communicator.most_elements
     if most is not None and elements > most:
-        raise UnsupportedError("message_too_large", backend=communicator.backend, most=most, elements=elements)
+        raise UnsupportedError(
+            "message_too_large", backend=communicator.backend, most=most, elements=elements
+        )
 
 
 def _allocate(

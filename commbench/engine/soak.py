@@ -1,4 +1,6 @@
-"""Samples of one visit of a soak: some repetitions, the longest interruptions, and its point of the time line."""
+"""Samples of one visit of a soak: some repetitions, the longest interruptions, and its point of the
+time line.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,14 @@ _DECIMALS = 6
 class SoakSamples(Samples):
     """Samples whose memory is bounded however long the visit is; arguments as of `Samples`.
 
-    If more than `MOST_KEPT` repetitions remain, every second one is dropped. The longest interruptions are kept of all
+    If more than `MOST_KEPT` repetitions remain, every second one is dropped. The longest
+    interruptions are kept of all
     repetitions, late ones included: a rank that was stopped before it started is late.
     """
 
-    def __init__(self, participants: Sequence[int], *, spanning: bool, clock_error_ns: float = 0.0) -> None:
+    def __init__(
+        self, participants: Sequence[int], *, spanning: bool, clock_error_ns: float = 0.0
+    ) -> None:
         super().__init__(participants, spanning=spanning, clock_error_ns=clock_error_ns)
         self._begun_s = time.time()
         self._ends_ns: int | None = None
@@ -43,7 +48,8 @@ class SoakSamples(Samples):
         share = super().add(ranks)
         self._total += self.valid - before
         self._start, self._end = (
-            np.hstack([stamps[:, :before], stamps[:, before :: self._stride]]) for stamps in (self._start, self._end)
+            np.hstack([stamps[:, :before], stamps[:, before :: self._stride]])
+            for stamps in (self._start, self._end)
         )
         while self.valid > MOST_KEPT:
             self._start, self._end = self._start[:, ::2], self._end[:, ::2]
@@ -52,7 +58,9 @@ class SoakSamples(Samples):
 
     def _note_interruptions(self, ranks: Sequence[Repetitions]) -> None:
         """Keep the longest interruptions: from one repetition's last end to the next one's."""
-        start, end = (np.stack([getattr(r, name) for r in ranks]) for name in ("start_ns", "end_ns"))
+        start, end = (
+            np.stack([getattr(r, name) for r in ranks]) for name in ("start_ns", "end_ns")
+        )
         is_comparable = all(r.comparable for r in ranks)
         lasts: Matrix = end.max(axis=0) if is_comparable else end[0]
         first = int(start[:, 0].min() if is_comparable else start[0, 0])
@@ -70,10 +78,14 @@ class SoakSamples(Samples):
                     arrival_s=_seconds(arrival) if is_comparable else (),
                 )
             )
-        self._longest = sorted(self._longest, key=lambda each: each.lasted_s, reverse=True)[:MOST_INTERRUPTIONS]
+        self._longest = sorted(self._longest, key=lambda each: each.lasted_s, reverse=True)[
+            :MOST_INTERRUPTIONS
+        ]
 
     def _recorded(self) -> list[int]:
-        """Return the places of the repetitions to record: evenly spaced by time, so that quantiles remain."""
+        """Return the places of the repetitions to record: evenly spaced by time, so that quantiles
+        remain.
+        """
         order = np.argsort(self._slowest_ns(), kind="stable")
         places = np.linspace(0, len(order) - 1, min(MOST_RECORDED, len(order)))
         return sorted(int(order[place]) for place in np.rint(places).astype(int))
@@ -82,7 +94,9 @@ class SoakSamples(Samples):
         """Return the fields of a `Record`, with times of at most `MOST_RECORDED` repetitions."""
         fields, recorded = super().summary(per), self._recorded()
         by_repetition = [name for name in ("times_us", "rank_mean_us", "skew_us") if name in fields]
-        return fields | {name: [fields[name][place] for place in recorded] for name in by_repetition}
+        return fields | {
+            name: [fields[name][place] for place in recorded] for name in by_repetition
+        }
 
     def within(self, ranks: Sequence[int]) -> Samples:
         """Return the recorded repetitions for some of the participating ranks."""

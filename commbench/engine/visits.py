@@ -1,7 +1,9 @@
-"""The visits of a case in a launch: how many, how long, in which rounds, and the record that they make together.
+"""The visits of a case in a launch: how many, how long, in which rounds, and the record that they
+make together.
 
-A launch measures a case in several short visits, spread over the launch in shuffled rounds. Consecutive repetitions
-share a state of the machine, so that one long stretch says less about a launch than several short ones.
+A launch measures a case in several short visits, spread over the launch in shuffled rounds.
+Consecutive repetitions share a state of the machine, so that one long stretch says less about a
+launch than several short ones.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS, compon
 PILOT_VISITS = 8
 #: Duration of the repetitions of such a visit.
 PILOT_S = 0.002
-#: Discarded repetitions before a later visit: at least one, at most this number, at most for this time in seconds.
+#: Discarded repetitions before a later visit: at least one, at most this number, at most for this
+#: time in seconds.
 MOST_WARMUPS, WARMUP_S = 20, 0.001
 #: Above this share of late starts a record is flagged.
 FLAGGED_LATE = 0.2
-#: A visit is disturbed if a rank waited longer than this share of it for a CPU, or if other guests had CPUs so long.
+#: A visit is disturbed if a rank waited longer than this share of it for a CPU, or if other guests
+#: had CPUs so long.
 DISTURBED_SHARE = 0.25
 #: Flags that are determined again when a visit is added.
 _JUDGED = frozenset({"bimodal", "unsteady", "late"})
@@ -53,7 +57,10 @@ def pilot_visits(most: int, *, left_s: float, operation_s: float) -> int:
 
 
 def visit_rule(rule: StoppingRule, settings: FixedSettings) -> StoppingRule:
-    """Return the stopping rule of each visit; a single visit of no fixed length has to be precise by itself."""
+    """Return the stopping rule of each visit.
+
+    A single visit of no fixed length has to be precise by itself.
+    """
     if settings.visits <= 1 and not settings.repetitions:
         return rule
     repetitions = settings.repetitions or -(-rule.minimum // settings.visits)
@@ -79,7 +86,8 @@ def rounds_of_launch(settings: Sequence[FixedSettings | None], budget: Budget) -
 
 
 def is_due(visit: int, visits: int, number: int, rounds: int) -> bool:
-    """Return whether the next visit of a case, counted from 0, belongs to round ``number`` of ``rounds``.
+    """Return whether the next visit of a case, counted from 0, belongs to round ``number`` of
+    ``rounds``.
 
     The visits are spread evenly over the rounds; the first is in the first round.
     """
@@ -87,7 +95,10 @@ def is_due(visit: int, visits: int, number: int, rounds: int) -> bool:
 
 
 def settings_after(record: Record, budget: Budget) -> FixedSettings | None:
-    """Return the settings that later launches keep from a launch; None if the case was not measured."""
+    """Return the settings that later launches keep from a launch.
+
+    None if the case was not measured.
+    """
     if not record.times_us:
         return None
     settings = FixedSettings(warmups=record.warmups, batch=record.batch, sync=record.sync)
@@ -108,24 +119,35 @@ def settings_after(record: Record, budget: Budget) -> FixedSettings | None:
 
 
 def visit_times(record: Record) -> list[Values]:
-    """Return the times of each visit in microseconds, of shape (repetitions,); a visit without any is left out."""
+    """Return the times of each visit in microseconds, of shape (repetitions,).
+
+    A visit without any is left out.
+    """
     values = record.times_us
     if not len(values) or not len(record.visit_lengths):
         return [values] if len(values) else []
     ends = list(accumulate(record.visit_lengths))
-    return [values[end - length : end] for end, length in zip(ends, record.visit_lengths, strict=True) if length]
+    return [
+        values[end - length : end]
+        for end, length in zip(ends, record.visit_lengths, strict=True)
+        if length
+    ]
 
 
 def launch_value(record: Record) -> float:
-    """Return the time of a launch in microseconds: the median over visits of the median over repetitions."""
+    """Return the time of a launch in microseconds: the median over visits of the median over
+    repetitions.
+    """
     return median([median(np.asarray(visit).tolist()) for visit in visit_times(record)])
 
 
 def extended(record: Record, visit: Record) -> Record:
-    """Return the record of a launch with one more visit; a visit without result takes the place of all before it.
+    """Return the record of a launch with one more visit.
 
-    A disturbed visit is counted only: another one has taken its place. So is a visit of which every repetition started
-    late.
+    A visit without result takes the place of all before it.
+
+    A disturbed visit is counted only: another one has taken its place. So is a visit of which every
+    repetition started late.
     """
     if visit.disturbed and record.status == "ok":
         return replace(record, disturbed=record.disturbed + visit.disturbed)
@@ -136,7 +158,9 @@ def extended(record: Record, visit: Record) -> Record:
     lengths = [len(record.times_us), len(visit.times_us)]
     joined = record
     if lengths[1]:  # else every repetition started late
-        groups = tuple(_join_times(*pair, lengths) for pair in zip(record.groups, visit.groups, strict=True))
+        groups = tuple(
+            _join_times(*pair, lengths) for pair in zip(record.groups, visit.groups, strict=True)
+        )
         joined = replace(_join_times(record, visit, lengths), groups=groups)
     late = record.late_discarded + visit.late_discarded
     judged = {"bimodal": is_bimodal(joined.times_us), "late": are_many_late(late, sum(lengths))}
@@ -164,16 +188,24 @@ def are_many_late(late: int, valid: int) -> bool:
 
 
 def _join_times(times: TimesT, more: TimesT, lengths: Sequence[int]) -> TimesT:
-    """Return the times of two stretches of the same ranks; values by rank are averaged over repetitions.
+    """Return the times of two stretches of the same ranks.
+
+    Values by rank are averaged over repetitions.
 
     ``lengths``: the repetitions of each stretch.
     """
-    joined: dict[str, Any] = {name: [*getattr(times, name), *getattr(more, name)] for name in _LISTS}
+    joined: dict[str, Any] = {
+        name: [*getattr(times, name), *getattr(more, name)] for name in _LISTS
+    }
     for by_rank in _BY_RANK:
         first, second = (np.asarray(getattr(part, by_rank), dtype=float) for part in (times, more))
         if len(first) == len(second):
-            joined[by_rank] = np.round((first * lengths[0] + second * lengths[1]) / max(1, sum(lengths)), 4).tolist()
-    joined["rank_slowest"] = [a + b for a, b in zip(times.rank_slowest, more.rank_slowest, strict=True)]
+            joined[by_rank] = np.round(
+                (first * lengths[0] + second * lengths[1]) / max(1, sum(lengths)), 4
+            ).tolist()
+    joined["rank_slowest"] = [
+        a + b for a, b in zip(times.rank_slowest, more.rank_slowest, strict=True)
+    ]
     return replace(times, **joined)
 
 

@@ -1,7 +1,8 @@
 """DDP communication hooks as a library; one line registers a hook on any DDP model.
 
-`registry`, `message` and `compression` need no torch. The hooks' classes need it, so they are imported on first use.
-May import backends, engine, collectives and the packages below them; must not import ddp or anything above.
+`registry`, `message` and `compression` need no torch. The hooks' classes need it, so they are
+imported on first use. May import backends, engine, collectives and the packages below them; must
+not import ddp or anything above.
 """
 
 from __future__ import annotations
@@ -68,5 +69,7 @@ def __getattr__(name: str) -> object:
     try:
         import torch  # noqa: F401 - a missing torch becomes one sentence
     except ImportError as error:
-        raise InputError("Communication hooks need PyTorch, which is not installed: pip install torch.") from error
+        raise InputError(
+            "Communication hooks need PyTorch, which is not installed: pip install torch."
+        ) from error
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,6 @@
-"""The base class of all communication hooks: registration, checked results, times per bucket, state for checkpoints."""
+"""The base class of all communication hooks: registration, checked results, times per bucket, state
+for checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ class BucketTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketMarks:
-    """Timestamps of one bucket as marks of its hook's clock; a GPU reaches them after the hook has returned."""
+    """Timestamps of one bucket as marks of its hook's clock.
+
+    A GPU reaches them after the hook has returned.
+    """
 
     bucket: Expected
     ready: Mark
@@ -61,7 +66,10 @@ class BucketMarks:
     """Begin and end of local work between collectives."""
 
     def times(self, since: Mark) -> BucketTimes:
-        """Return the times relative to a mark of the same clock; waits until a GPU has reached all marks."""
+        """Return the times relative to a mark of the same clock.
+
+        Waits until a GPU has reached all marks.
+        """
         return BucketTimes(
             index=self.bucket.index,
             numel=self.bucket.numel,
@@ -70,7 +78,8 @@ class BucketMarks:
             start_ns=elapsed_ns(since, self.start),
             done_ns=elapsed_ns(since, self.done),
             encode_ns=elapsed_ns(self.ready, self.encoded),
-            decode_ns=elapsed_ns(self.arrived, self.done) + sum(elapsed_ns(*work) for work in self.between),
+            decode_ns=elapsed_ns(self.arrived, self.done)
+            + sum(elapsed_ns(*work) for work in self.between),
         )
 
 
@@ -114,16 +123,18 @@ class Stopwatch:
 
 
 class Hook(ABC):
-    """A DDP communication hook: averages each bucket of gradients over the ranks of the model's process group.
+    """A DDP communication hook: averages each bucket of gradients over the ranks of the model's
+    process group.
 
-    A subclass implements `launch`. It may issue one asynchronous collective with local work after it, or put all its
-    collectives in one job for the communication thread. It must not issue a collective from a callback: Gloo pairs
-    collectives by the order of issue, and runs callbacks in an order that differs between ranks. One object serves one
-    model.
+    A subclass implements `launch`. It may issue one asynchronous collective with local work after
+    it, or put all its collectives in one job for the communication thread. It must not issue a
+    collective from a callback: Gloo pairs collectives by the order of issue, and runs callbacks in
+    an order that differs between ranks. One object serves one model.
     """
 
     name: ClassVar[str]
-    #: Called for every finished bucket, on the thread that finished it; a GPU may not have reached the marks yet.
+    #: Called for every finished bucket, on the thread that finished it; a GPU may not have reached
+    #: the marks yet.
     observer: Callable[[BucketMarks], None] | None = None
     #: Takes the marks; `register` chooses the clock of the model's device.
     clock: Clock = staticmethod(host_clock)
@@ -138,17 +149,20 @@ class Hook(ABC):
         ddp_model: DistributedDataParallel,
         *,
         scaler: torch.amp.GradScaler | None = None,
-        optimizer: torch.optim.Optimizer | None = None,  # noqa: ARG002 - of hooks that exchange parameters
+        optimizer: (torch.optim.Optimizer | None) = None,  # noqa: ARG002 - of hooks that exchange parameters
     ) -> Self:
         """Make this the hook of a DDP model, before its first backward pass, and return it.
 
-        ``scaler`` is the GradScaler of mixed-precision training; hooks with a residual need it. ``optimizer`` updates
-        the model; hooks that exchange parameters need it, others do not use it.
-        Raises InputError if this is no DDP model, the model has a hook, or the hook is in use.
+        ``scaler`` is the GradScaler of mixed-precision training; hooks with a residual need it.
+        ``optimizer`` updates the model; hooks that exchange parameters need it, others do not use
+        it. Raises InputError if this is no DDP model, the model has a hook, or the hook is in use.
         """
         self._check_model(ddp_model)
         if scaler is not None and not hasattr(scaler, "get_scale"):
-            raise InputError(f"Hook {self.name} was given a scaler of type {type(scaler).__name__}: pass a GradScaler.")
+            raise InputError(
+                f"Hook {self.name} was given a scaler of type {type(scaler).__name__}: pass a"
+                " GradScaler."
+            )
         self.attach(ddp_model, scaler)
         try:
             ddp_model.register_comm_hook(self, _named(self.name))
@@ -159,26 +173,35 @@ class Hook(ABC):
         return self
 
     def follow(self, ddp_model: DistributedDataParallel) -> None:
-        """Switch to another DDP object that has taken over the reducer on which the hook was registered."""
+        """Switch to another DDP object that has taken over the reducer on which the hook was
+        registered.
+        """
         self._model = weakref.ref(ddp_model)
 
     def _check_model(self, ddp_model: object) -> None:
         if not isinstance(ddp_model, DistributedDataParallel):
             raise InputError(
-                f"Hook {self.name} was registered on a {type(ddp_model).__name__}: wrap the model in "
-                "torch.nn.parallel.DistributedDataParallel first."
+                f"Hook {self.name} was registered on a {type(ddp_model).__name__}: wrap the model"
+                " in torch.nn.parallel.DistributedDataParallel first."
             )
         if self._group is not None:
-            raise InputError(f"This {self.name} hook serves another model already: make a new one for each model.")
+            raise InputError(
+                f"This {self.name} hook serves another model already: make a new one for each"
+                " model."
+            )
         if getattr(ddp_model, "_comm_hooks", None):
             raise InputError(
-                f"The model has a communication hook already, and DDP takes one only: leave out {self.name}."
+                "The model has a communication hook already, and DDP takes one only: leave out"
+                f" {self.name}."
             )
 
     def attach(  # noqa: B027 - most hooks accept any model
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
     ) -> None:
-        """Inspect the model before the hook is registered; raise InputError if the hook cannot serve it."""
+        """Inspect the model before the hook is registered.
+
+        Raise InputError if the hook cannot serve it.
+        """
 
     def check_size(self, elements: int) -> None:  # noqa: B027 - most hooks accept any model
         """Raise InputError if the hook cannot serve a model of that number of elements."""
@@ -192,18 +215,24 @@ class Hook(ABC):
         """
 
     @abstractmethod
-    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
-        """Start the communication of one bucket; return its future and the local work that follows it."""
+    def launch(
+        self, bucket: dist.GradBucket, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
+        """Start the communication of one bucket.
+
+        Return its future and the local work that follows it.
+        """
 
     @abstractmethod
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """Return the collectives that the hook issues for a bucket, in order, after any warm-up."""
 
     def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
-        """Return the bytes that one rank sends by theory for a float32 bucket of ``numel`` elements, after any warm-up.
+        """Return the bytes that one rank sends by theory for a float32 bucket of ``numel``
+        elements, after any warm-up.
 
-        ``shapes`` are the shapes of the bucket's tensors. Without them, a hook that depends on shapes treats the
-        bucket as one matrix.
+        ``shapes`` are the shapes of the bucket's tensors. Without them, a hook that depends on
+        shapes treats the bucket as one matrix.
         """
         bucket = BucketShape(elements=numel, world_size=world_size, shapes=shapes)
         return sent_bytes(self.messages(bucket), world_size)
@@ -216,10 +245,16 @@ class Hook(ABC):
         return {"hook": self.name, "version": 1}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Resume from the `state_dict` of the same rank; raise InputError for another hook's state."""
+        """Resume from the `state_dict` of the same rank.
+
+        Raise InputError for another hook's state.
+        """
         if state.get("hook") != self.name or state.get("version") != 1:
             origin = f"hook {state.get('hook')}, version {state.get('version')}"
-            raise InputError(f"The state to load is of {origin}: hook {self.name}, version 1, can only load its own.")
+            raise InputError(
+                f"The state to load is of {origin}: hook {self.name}, version 1, can only load its"
+                " own."
+            )
 
     def close(self) -> None:  # noqa: B027 - most hooks have no thread
         """End the hook's thread, if it has one; it ends at exit in any case."""
@@ -230,8 +265,13 @@ class Hook(ABC):
         return int(self._group.size())
 
     def run(self, bucket: dist.GradBucket) -> torch.futures.Future:
-        """Return the future of the averaged bucket, with the result checked; DDP calls this for each bucket."""
-        watch = Stopwatch(self.clock if self.observer is not None else host_clock)  # unread events would cost time
+        """Return the future of the averaged bucket, with the result checked.
+
+        DDP calls this for each bucket.
+        """
+        watch = Stopwatch(
+            self.clock if self.observer is not None else host_clock
+        )  # unread events would cost time
         try:
             expected = Expected.of(bucket)
             if expected.index == 0:
@@ -245,7 +285,10 @@ class Hook(ABC):
     def _finished(
         self, done: torch.futures.Future, finish: Finish, expected: Expected, watch: Stopwatch
     ) -> torch.Tensor:
-        """Decode and check the result of a bucket, and notify the observer; the callback of its future."""
+        """Decode and check the result of a bucket, and notify the observer.
+
+        The callback of its future.
+        """
         try:
             value = expected.value_of(self.name, done)
             watch.arrived()
@@ -268,15 +311,18 @@ class Hook(ABC):
 
     def _refuse(self, *_: object) -> None:
         raise InputError(
-            f"Hook {self.name} failed in an earlier step and left DDP unusable; wrap the model in a new "
-            f"DistributedDataParallel. What happened: {self.failure}"
+            f"Hook {self.name} failed in an earlier step and left DDP unusable; wrap the model in a"
+            f" new DistributedDataParallel. What happened: {self.failure}"
         )
 
 
 def _named(name: str) -> Callable[[Any, Any], Any]:
-    """Return the function that DDP calls. DDP logs its name and checks annotations, so it has none."""
+    """Return the function that DDP calls.
 
-    def call(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - see above
+    DDP logs its name and checks annotations, so it has none.
+    """
+
+    def call(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - see above
         return state.run(bucket)
 
     call.__name__ = call.__qualname__ = f"commbench_{name}"

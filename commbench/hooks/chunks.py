@@ -1,4 +1,6 @@
-"""Aligned top-k: all ranks send the same chunks of a bucket, so that values are all-reduced and no indices are sent."""
+"""Aligned top-k: all ranks send the same chunks of a bucket, so that values are all-reduced and no
+indices are sent.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,14 @@ Memory = Mapping[str, torch.Tensor]
 
 
 class Chunker(Protocol):
-    """Does the local work on the chunks of a bucket. On a device everything is queued; the host never waits."""
+    """Does the local work on the chunks of a bucket.
 
-    def measure(self, gradient: torch.Tensor, residual: torch.Tensor | None, norms: torch.Tensor) -> None:
+    On a device everything is queued; the host never waits.
+    """
+
+    def measure(
+        self, gradient: torch.Tensor, residual: torch.Tensor | None, norms: torch.Tensor
+    ) -> None:
         """Write the norm of each chunk of gradient + residual to ``norms``, shape (chunks,)."""
 
     def take(
@@ -33,10 +40,13 @@ class Chunker(Protocol):
         divisor: float | torch.Tensor,
         memory: Memory,
     ) -> None:
-        """Choose the chunks with the largest norms; write their sums of gradient and residual, divided, to ``values``.
+        """Choose the chunks with the largest norms.
 
-        The other chunks become the new residual, and the momentum of chosen chunks becomes zero. If a norm is not
-        finite, ``values`` are NaN and ``memory`` is kept. Equal norms give all ranks the same choice.
+        Write their sums of gradient and residual, divided, to ``values``.
+
+        The other chunks become the new residual, and the momentum of chosen chunks becomes zero. If
+        a norm is not finite, ``values`` are NaN and ``memory`` is kept. Equal norms give all ranks
+        the same choice.
 
         Args:
             gradient: as given to `measure`.
@@ -48,7 +58,9 @@ class Chunker(Protocol):
         """
 
     def spread(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Write the values of the chosen chunks to ``into``, shape (elements,), and zeros elsewhere."""
+        """Write the values of the chosen chunks to ``into``, shape (elements,), and zeros
+        elsewhere.
+        """
 
 
 class TorchChunker:
@@ -64,7 +76,9 @@ class TorchChunker:
         """The chunks as one tensor of the bucket's shape; only the last chunk reaches beyond it."""
         return self._total.view(-1)[: self._layout.elements]
 
-    def measure(self, gradient: torch.Tensor, residual: torch.Tensor | None, norms: torch.Tensor) -> None:
+    def measure(
+        self, gradient: torch.Tensor, residual: torch.Tensor | None, norms: torch.Tensor
+    ) -> None:
         """See `Chunker.measure`."""
         self._total.view(-1)[self._layout.elements :] = 0.0  # NaN after a step that was not finite
         torch.add(gradient, 0.0 if residual is None else residual, out=self._flat)
@@ -83,7 +97,12 @@ class TorchChunker:
         """See `Chunker.take`."""
         finite = is_finite(norms)
         # The choice among equal norms must be the same on all ranks, so the sort is stable.
-        self._chosen = torch.sort(norms, descending=True, stable=True).indices[: self._layout.sent_chunks].sort().values
+        self._chosen = (
+            torch.sort(norms, descending=True, stable=True)
+            .indices[: self._layout.sent_chunks]
+            .sort()
+            .values
+        )
         torch.index_select(self._total, 0, self._chosen, out=values)
         if "residual" in memory:
             self._total.index_fill_(0, self._chosen, 0.0)
@@ -105,7 +124,9 @@ class TorchChunker:
 
 
 class NativeChunker:
-    """The compiled work of `commbench.hooks.compression` on host memory: two passes over the bucket and one after."""
+    """The compiled work of `commbench.hooks.compression` on host memory: two passes over the bucket
+    and one after.
+    """
 
     def __init__(self, layout: ChunkLayout) -> None:
         from commbench.hooks.compression import kernels
@@ -115,7 +136,9 @@ class NativeChunker:
         self._histogram = kernels.make_histogram()
         self._chosen = torch.zeros(layout.sent_chunks, dtype=torch.int32).numpy()
 
-    def measure(self, gradient: torch.Tensor, residual: torch.Tensor | None, norms: torch.Tensor) -> None:
+    def measure(
+        self, gradient: torch.Tensor, residual: torch.Tensor | None, norms: torch.Tensor
+    ) -> None:
         """See `Chunker.measure`."""
         old = None if residual is None else residual.numpy()
         self._kernels.measure_chunks(gradient.numpy(), old, self._chunk, norms.numpy())
@@ -134,8 +157,12 @@ class NativeChunker:
         if not self._kernels.choose_chunks(norms.numpy(), self._histogram, self._chosen):
             values.fill_(torch.nan)
             return
-        old, new = (None, None) if residual is None else (residual.numpy(), memory["residual"].numpy())
-        self._kernels.take_chunks(gradient.numpy(), old, new, self._chosen, float(divisor), values.numpy())
+        old, new = (
+            (None, None) if residual is None else (residual.numpy(), memory["residual"].numpy())
+        )
+        self._kernels.take_chunks(
+            gradient.numpy(), old, new, self._chosen, float(divisor), values.numpy()
+        )
         if "momentum" in memory:
             self._kernels.clear_chunks(self._chosen, self._chunk, memory["momentum"].numpy())
 
@@ -169,7 +196,8 @@ def prepare(device: torch.device) -> None:
 class ChunkChannel:
     """The exchange of one bucket, with buffers that are reused in every step.
 
-    The ranks sum the norms of their chunks. They have the same sums, so they choose the same chunks.
+    The ranks sum the norms of their chunks. They have the same sums, so they choose the same
+    chunks.
     """
 
     def __init__(self, layout: ChunkLayout, like: torch.Tensor, *, fast: bool) -> None:
@@ -195,7 +223,9 @@ class ChunkChannel:
         memory: Memory,
         watch: Stopwatch,
     ) -> tuple[dist.Work, torch.Tensor]:
-        """Choose chunks by the sums of the norms, and begin to sum their values; NaN if a norm is not finite.
+        """Choose chunks by the sums of the norms, and begin to sum their values.
+
+        NaN if a norm is not finite.
 
         Args:
             group: of the collective.
@@ -206,7 +236,9 @@ class ChunkChannel:
             watch: takes the times.
         """
         start = watch.clock()
-        self._chunker.take(gradient, residual, self._norms, self._values, divisor=divisor, memory=memory)
+        self._chunker.take(
+            gradient, residual, self._norms, self._values, divisor=divisor, memory=memory
+        )
         watch.worked(start)
         return dist.all_reduce(self._values, group=group, async_op=True), self._values
 

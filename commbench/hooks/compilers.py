@@ -14,7 +14,9 @@ def find_compiler(device: torch.device) -> str | None:
 
     torch's device type ``cuda`` includes AMD's GPUs, for which cupy's kernels are not meant.
     """
-    compiler = {"cpu": "numba", "cuda": "cupy" if torch.version.cuda is not None else None}.get(device.type)
+    compiler = {"cpu": "numba", "cuda": "cupy" if torch.version.cuda is not None else None}.get(
+        device.type
+    )
     return compiler if compiler and importlib.util.find_spec(compiler) else None
 
 

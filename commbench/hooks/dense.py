@@ -16,12 +16,17 @@ class PassThrough(Hook):
 
     name: ClassVar[str] = "passthrough"
 
-    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
+    def launch(
+        self, bucket: dist.GradBucket, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
         """Divide, then sum."""
         buffer = bucket.buffer().div_(self.world_size)
         watch.encoded()
         watch.started()
-        return dist.all_reduce(buffer, group=self._group, async_op=True).get_future(), lambda _: buffer
+        return (
+            dist.all_reduce(buffer, group=self._group, async_op=True).get_future(),
+            lambda _: buffer,
+        )
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """See `Hook.messages`."""
@@ -31,8 +36,9 @@ class PassThrough(Hook):
 class _Half(Hook):
     """Sends and adds gradients in a type of two bytes.
 
-    Gradients are divided before the cast, in their original type. Sent and summed values are then never larger than the
-    largest gradient, so fewer overflow than if sums were divided. The result has the gradients' type.
+    Gradients are divided before the cast, in their original type. Sent and summed values are then
+    never larger than the largest gradient, so fewer overflow than if sums were divided. The result
+    has the gradients' type.
     """
 
     dtype: ClassVar[torch.dtype]
@@ -40,7 +46,9 @@ class _Half(Hook):
     def __init__(self) -> None:
         self._sent: dict[int, torch.Tensor] = {}
 
-    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
+    def launch(
+        self, bucket: dist.GradBucket, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
         """Divide, cast, sum, cast back."""
         buffer = bucket.buffer()
         half = self._buffer(bucket.index(), buffer).copy_(buffer.div_(self.world_size))
@@ -50,7 +58,9 @@ class _Half(Hook):
         return future, lambda _: buffer.copy_(half)
 
     def _buffer(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the send buffer of a bucket, reused in every step: newly allocated pages cost as much as the cast."""
+        """Return the send buffer of a bucket, reused in every step: newly allocated pages cost as
+        much as the cast.
+        """
         half = self._sent.get(index)
         if half is None or half.shape != buffer.shape or half.device != buffer.device:
             half = self._sent[index] = torch.empty_like(buffer, dtype=self.dtype)
@@ -69,7 +79,10 @@ class FP16(_Half):
 
 
 class BF16(_Half):
-    """bfloat16: the range of float32 with 8 bits of precision; also works on CPUs, unlike torch's own hook."""
+    """bfloat16: the range of float32 with 8 bits of precision.
+
+    Also works on CPUs, unlike torch's own hook.
+    """
 
     name: ClassVar[str] = "bf16"
     dtype: ClassVar[torch.dtype] = torch.bfloat16

@@ -1,10 +1,12 @@
 """Error feedback: a hook keeps the unsent part of each parameter's gradient, and sends it later.
 
-The residual e belongs to one rank. a = g + e is compressed and sent; the unsent part of a is the next e (Stich et al.
-2018, Karimireddy et al. 2019). Over any number of steps, sent values plus the last residual sum up to the gradients.
+The residual e belongs to one rank. a = g + e is compressed and sent; the unsent part of a is the
+next e (Stich et al. 2018, Karimireddy et al. 2019). Over any number of steps, sent values plus the
+last residual sum up to the gradients.
 
-Residuals are updated only if the bucket is finite. On the host a branch decides. On a device a branch would make the
-host wait for all queued work, so the condition stays a tensor and `put` depends on it.
+Residuals are updated only if the bucket is finite. On the host a branch decides. On a device a
+branch would make the host wait for all queued work, so the condition stays a tensor and `put`
+depends on it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(kw_only=True)
 class Slot:
-    """The memory of one bucket by kind (residual, momentum), each of shape (numel,): old and new values."""
+    """The memory of one bucket by kind (residual, momentum), each of shape (numel,): old and new
+    values.
+    """
 
     layout: Layout
     old: Tensors = field(default_factory=dict)
@@ -40,11 +44,13 @@ class Slot:
 
 
 class Memory:
-    """Tensors that each parameter keeps from step to step, in the layout of the buckets: a step copies nothing.
+    """Tensors that each parameter keeps from step to step, in the layout of the buckets: a step
+    copies nothing.
 
-    When DDP rebuilds the buckets, the tensors are moved by parameter. With ``held_back``, updates go to second tensors.
-    `settle` accepts these only if no bucket of the step was rejected: by swapping the two on the host, by `put` on a
-    device.
+    When DDP rebuilds the buckets, the tensors are moved by parameter. With ``held_back``, updates
+    go to second tensors.
+    `settle` accepts these only if no bucket of the step was rejected: by swapping the two on the
+    host, by `put` on a device.
     """
 
     def __init__(self, kinds: Collection[str]) -> None:
@@ -65,13 +71,18 @@ class Memory:
         return slot
 
     def reject(self, where: torch.Tensor) -> None:
-        """Make the next `settle` drop every update of this step if the condition ``where`` holds; thread-safe."""
+        """Make the next `settle` drop every update of this step if the condition ``where`` holds.
+
+        Thread-safe.
+        """
         self._rejections.append(where)
 
     def settle(self) -> None:
         """End a step: accept the updates that were held back, or drop them all."""
         rejections, self._rejections = self._rejections, []
-        rejected = torch.stack(rejections).any() if rejections else torch.zeros((), dtype=torch.bool)
+        rejected = (
+            torch.stack(rejections).any() if rejections else torch.zeros((), dtype=torch.bool)
+        )
         for slot in self._slots.values():
             if slot.pending and self.held_back:
                 self._accept(slot, rejected)
@@ -101,20 +112,27 @@ class Memory:
         for slot in self._slots.values():
             for kind in self.kinds:
                 copied[kind] |= {span.name: span.view(slot.old[kind]) for span in slot.layout.spans}
-        return {kind: {name: tensor.clone() for name, tensor in tensors.items()} for kind, tensors in copied.items()}
+        return {
+            kind: {name: tensor.clone() for name, tensor in tensors.items()}
+            for kind, tensors in copied.items()
+        }
 
     def load(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Replace the memory; the tensors wait for the buckets of their parameters."""
         self._slots.clear()
         self._rejections = []
         for kind in self.kinds:
-            self._waiting[kind] = {name: tensor.clone() for name, tensor in state.get(kind, {}).items()}
+            self._waiting[kind] = {
+                name: tensor.clone() for name, tensor in state.get(kind, {}).items()
+            }
 
     def _dissolve(self, index: int) -> None:
         """Remove the tensors from this bucket and all later ones; they wait for the new buckets."""
         for removed in [self._slots.pop(other) for other in list(self._slots) if other >= index]:
             for kind in self.kinds:
-                self._waiting[kind] |= {span.name: span.view(removed.old[kind]) for span in removed.layout.spans}
+                self._waiting[kind] |= {
+                    span.name: span.view(removed.old[kind]) for span in removed.layout.spans
+                }
 
     def _assemble(self, layout: Layout, like: torch.Tensor) -> Slot:
         slot = Slot(layout=layout)
@@ -131,14 +149,18 @@ class Memory:
 class FeedbackHook(Hook):
     """A hook that compresses float32 gradients and keeps the unsent part.
 
-    A subclass implements `exchange`. With a GradScaler the residual is kept unscaled. If any averaged bucket of a step
-    is not finite, the optimiser skips the step, and the updates of all its buckets are dropped. All ranks have the same
-    averaged data, so they decide alike.
+    A subclass implements `exchange`. With a GradScaler the residual is kept unscaled. If any
+    averaged bucket of a step is not finite, the optimiser skips the step, and the updates of all
+    its buckets are dropped. All ranks have the same averaged data, so they decide alike.
     """
 
-    def __init__(self, *, feedback: bool, start: int = 0, kinds: Collection[str] = ("residual",)) -> None:
+    def __init__(
+        self, *, feedback: bool, start: int = 0, kinds: Collection[str] = ("residual",)
+    ) -> None:
         if start < 0:
-            raise InputError(f"Hook {self.name} was given start {start}: it is a number of steps, at least 0.")
+            raise InputError(
+                f"Hook {self.name} was given start {start}: it is a number of steps, at least 0."
+            )
         self.feedback = feedback
         self.start = start
         self.memory = Memory(kinds if feedback else ())
@@ -164,13 +186,18 @@ class FeedbackHook(Hook):
 
     @property
     def discarded_steps(self) -> int:
-        """Number of steps without residual updates, as an averaged bucket was not finite; waits for a device."""
+        """Number of steps without residual updates, as an averaged bucket was not finite.
+
+        Waits for a device.
+        """
         self.memory.settle()
         return int(self.memory.discarded)
 
     @property
     def divisor(self) -> float | torch.Tensor:
-        """The divisor of the sum over ranks: the world size divided by the loss scale that was removed before."""
+        """The divisor of the sum over ranks: the world size divided by the loss scale that was
+        removed before.
+        """
         return self.world_size / self._scale
 
     @property
@@ -182,20 +209,29 @@ class FeedbackHook(Hook):
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Do as `launch`: send ``buffer`` plus ``slot.old``, write ``slot.new``, leave sum / `divisor` in ``buffer``.
+        """Do as `launch`: send ``buffer`` plus ``slot.old``, write ``slot.new``, leave sum /
+        `divisor` in ``buffer``.
 
-        If the values to send are not finite, every rank must receive NaN, and ``slot.new`` is not written; a hook that
-        sends blocks may treat each block by itself.
+        If the values to send are not finite, every rank must receive NaN, and ``slot.new`` is not
+        written; a hook that sends blocks may treat each block by itself.
         """
 
-    def send_dense(self, buffer: torch.Tensor, slot: Slot, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
-        """Do as `exchange` by one all-reduce; the residual becomes zero, which it was except after a resume."""
+    def send_dense(
+        self, buffer: torch.Tensor, slot: Slot, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
+        """Do as `exchange` by one all-reduce.
+
+        The residual becomes zero, which it was except after a resume.
+        """
         accumulate(buffer, slot).div_(self.divisor)
         if "residual" in slot.new:
             slot.new["residual"].zero_()
         watch.encoded()
         watch.started()
-        return dist.all_reduce(buffer, group=self._group, async_op=True).get_future(), lambda _: buffer
+        return (
+            dist.all_reduce(buffer, group=self._group, async_op=True).get_future(),
+            lambda _: buffer,
+        )
 
     def register(
         self,
@@ -204,21 +240,31 @@ class FeedbackHook(Hook):
         scaler: torch.amp.GradScaler | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Self:
-        """See `Hook.register`; with ``optimizer`` the residual follows changes of its learning rates.
+        """See `Hook.register`.
 
-        A residual is a gradient of earlier steps. It is multiplied by the old rate over the new rate: it then moves the
-        parameter as far as it would have moved it in those steps.
+        With ``optimizer`` the residual follows changes of its learning rates.
+
+        A residual is a gradient of earlier steps. It is multiplied by the old rate over the new
+        rate: it then moves the parameter as far as it would have moved it in those steps.
         """
         self._optimizer = optimizer
         return super().register(ddp_model, scaler=scaler)
 
-    def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
-        """Record the parameters' names; raise InputError if a gradient is not float32 or the model is too small."""
+    def attach(
+        self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
+    ) -> None:
+        """Record the parameters' names.
+
+        Raise InputError if a gradient is not float32 or the model is too small.
+        """
         self._names, self._shapes = {}, {}
         for name, parameter in ddp_model.module.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
                 kind = str(parameter.dtype).removeprefix("torch.")
-                raise InputError(f"Hook {self.name} compresses float32 gradients, {name} is {kind}: use passthrough.")
+                raise InputError(
+                    f"Hook {self.name} compresses float32 gradients, {name} is {kind}: use"
+                    " passthrough."
+                )
             self._names[id(parameter)] = name
             self._shapes[name] = tuple(parameter.shape)
             if parameter.requires_grad:
@@ -229,7 +275,9 @@ class FeedbackHook(Hook):
         self.memory.held_back = scaler is not None
 
     def begin_step(self) -> None:
-        """Count the step, settle the previous step, and read the loss scale of this step's gradients."""
+        """Count the step, settle the previous step, and read the loss scale of this step's
+        gradients.
+        """
         self._steps += 1
         self.memory.settle()
         self._scale = self._loss_scale()
@@ -237,7 +285,9 @@ class FeedbackHook(Hook):
             self._follow_rates(self._optimizer)
 
     def _loss_scale(self) -> float | torch.Tensor:
-        """Return the loss scale of this step: a number on the host, else a tensor, because `get_scale` would wait."""
+        """Return the loss scale of this step: a number on the host, else a tensor, because
+        `get_scale` would wait.
+        """
         if self._scaler is None:
             return 1.0
         unit = torch.ones((), device=self._device)
@@ -251,13 +301,17 @@ class FeedbackHook(Hook):
             for parameter in group["params"]
             if id(parameter) in self._names and group["lr"] > 0
         }
-        factors = {name: self._rates[name] / rate for name, rate in rates.items() if name in self._rates}
+        factors = {
+            name: self._rates[name] / rate for name, rate in rates.items() if name in self._rates
+        }
         changed = {name: factor for name, factor in factors.items() if factor != 1.0}
         if changed:
             self.memory.scale("residual", changed)
         self._rates |= rates
 
-    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
+    def launch(
+        self, bucket: dist.GradBucket, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
         """Find the bucket's memory, divide by the loss scale, exchange."""
         buffer, layout = bucket.buffer(), self._layout_of(bucket)
         slot = self.memory.open(bucket.index(), layout, buffer)
@@ -267,7 +321,10 @@ class FeedbackHook(Hook):
         return future, lambda value: self._inspected(finish(value))
 
     def _inspected(self, result: torch.Tensor) -> torch.Tensor:
-        """Return the averaged bucket; drop this step's updates if a scaler will skip the step because of it."""
+        """Return the averaged bucket.
+
+        Drop this step's updates if a scaler will skip the step because of it.
+        """
         if self._scaler is not None:
             self.memory.reject(~is_finite(result))
         return result
@@ -285,14 +342,20 @@ class FeedbackHook(Hook):
         """Drop a subclass's buffers for a bucket that no longer exists."""
 
     def state_dict(self) -> StateDict:
-        """Return the step counter, and this rank's residuals by parameter name; each rank has its own."""
+        """Return the step counter, and this rank's residuals by parameter name.
+
+        Each rank has its own.
+        """
         own = {"step": self._steps, "rates": dict(self._rates), "memory": self.memory.state()}
         return super().state_dict() | own
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Resume from `state_dict`, before or after the first step; raise InputError if it belongs to another model.
+        """Resume from `state_dict`, before or after the first step.
 
-        DDP puts the first step after a restart into one bucket; hooks that select per bucket select differently there.
+        Raise InputError if it belongs to another model.
+
+        DDP puts the first step after a restart into one bucket; hooks that select per bucket select
+        differently there.
         """
         super().load_state_dict(state)
         if self._names:
@@ -305,13 +368,17 @@ class FeedbackHook(Hook):
             for name, tensor in tensors.items():
                 if self._shapes.get(name) != tuple(tensor.shape):
                     raise InputError(
-                        f"The state to load has a residual of shape {tuple(tensor.shape)} for {name}, the model has "
-                        f"{self._shapes.get(name, 'no such parameter')}: load the state of the same model."
+                        f"The state to load has a residual of shape {tuple(tensor.shape)} for"
+                        f" {name}, the model has {self._shapes.get(name, 'no such parameter')}:"
+                        " load the state of the same model."
                     )
 
 
 def is_finite(tensor: torch.Tensor) -> torch.Tensor:
-    """Return whether every element is finite, as a boolean tensor on the same device; one pass, no temporary."""
+    """Return whether every element is finite, as a boolean tensor on the same device.
+
+    One pass, no temporary.
+    """
     if tensor.numel() == 0:
         return torch.ones((), dtype=torch.bool, device=tensor.device)
     low, high = torch.aminmax(tensor)
@@ -324,7 +391,10 @@ def on_host(flag: torch.Tensor) -> bool:
 
 
 def put(into: torch.Tensor, value: torch.Tensor, *, where: torch.Tensor) -> None:
-    """Write ``value`` to ``into``, of the same shape, if the condition ``where`` holds; do not wait for a device."""
+    """Write ``value`` to ``into``, of the same shape, if the condition ``where`` holds.
+
+    Do not wait for a device.
+    """
     if not on_host(where):
         torch.where(where, value.to(into.dtype), into, out=into)
     elif where:
@@ -340,6 +410,8 @@ def poison(tensor: torch.Tensor, *, unless: torch.Tensor) -> None:
 
 
 def accumulate(buffer: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """Add the residual to the gradients, in the bucket's buffer: a = g + e, or g without a residual."""
+    """Add the residual to the gradients, in the bucket's buffer: a = g + e, or g without a
+    residual.
+    """
     residual = slot.old.get("residual")
     return buffer if residual is None else buffer.add_(residual)

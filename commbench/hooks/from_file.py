@@ -28,7 +28,9 @@ def check_file_hook(text: str) -> None:
 
 
 def make_file_hook(text: str) -> Hook:
-    """Return the hook of ``FILE.py:CALLABLE`` inside `Guard`; a factory is called for each hook that is made.
+    """Return the hook of ``FILE.py:CALLABLE`` inside `Guard`.
+
+    A factory is called for each hook that is made.
 
     Raises:
         InputError: as for `check_file_hook`, or the factory fails or returns no hook.
@@ -43,11 +45,13 @@ def make_file_hook(text: str) -> Hook:
         raise InputError(f"The factory {name} failed ({failure(error)}): correct it.") from error
     if isinstance(returned, Hook):
         return returned
-    state, hook = returned if isinstance(returned, tuple) and len(returned) == 2 else (None, returned)  # noqa: PLR2004 - state and hook
+    state, hook = (
+        returned if isinstance(returned, tuple) and len(returned) == 2 else (None, returned)  # noqa: PLR2004 - state and hook
+    )
     if not callable(hook):
         raise InputError(
-            f"The factory {name} returned a value of type {type(returned).__name__}: return a hook of (state, bucket), "
-            "or the pair (state, hook)."
+            f"The factory {name} returned a value of type {type(returned).__name__}: return a hook"
+            " of (state, bucket), or the pair (state, hook)."
         )
     return _guarded(hook, state, name)
 
@@ -66,14 +70,17 @@ def _load(text: str) -> tuple[Callable[..., Any], bool]:
     required = _required_arguments(function)
     if required not in {_HOOK_ARGUMENTS, _FACTORY_ARGUMENTS}:
         raise InputError(
-            f"{text} requires {counted(required, 'argument')}: a hook requires two, state and bucket; a factory "
-            "requires none and returns the hook, or the pair (state, hook)."
+            f"{text} requires {counted(required, 'argument')}: a hook requires two, state and"
+            " bucket; a factory requires none and returns the hook, or the pair (state, hook)."
         )
     return function, required == _FACTORY_ARGUMENTS
 
 
 def _required_arguments(function: Callable[..., Any]) -> int:
-    """Return how many arguments have no default value; compiled functions without a signature count as hooks."""
+    """Return how many arguments have no default value.
+
+    Compiled functions without a signature count as hooks.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,6 @@
-"""A quantised all-reduce: gradients travel as int8 with a float32 scale per block, and are summed in float32."""
+"""A quantised all-reduce: gradients travel as int8 with a float32 scale per block, and are summed
+in float32.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from commbench.hooks import quantisers
 from commbench.hooks.base import Finish, Stopwatch
 from commbench.hooks.feedback import Slot
 from commbench.hooks.layout import Layout
-from commbench.hooks.message import BucketShape, Message, QuantisedLayout, check_length, quantised_messages
+from commbench.hooks.message import (
+    BucketShape,
+    Message,
+    QuantisedLayout,
+    check_length,
+    quantised_messages,
+)
 from commbench.hooks.ordered import OrderedHook
 from commbench.hooks.ordering import Ending, all_gather
 from commbench.hooks.quantisers import Quantiser, make_quantiser
@@ -35,15 +43,17 @@ class _Channel:
 
 
 class Int8(OrderedHook):
-    """Sends int8 values with a scale per block: an all_to_all of shards, their sum in float32, an all_gather of sums.
+    """Sends int8 values with a scale per block: an all_to_all of shards, their sum in float32, an
+    all_gather of sums.
 
-    Each rank owns one shard of a bucket and sums it. All ranks, the owner included, use the quantised sum, so that they
-    have the same bits. A block with an element that is not finite becomes NaN on all ranks.
+    Each rank owns one shard of a bucket and sums it. All ranks, the owner included, use the
+    quantised sum, so that they have the same bits. A block with an element that is not finite
+    becomes NaN on all ranks.
 
     Args:
         block: elements that share a scale; smaller blocks round less and send more.
-        feedback: keep the rounding errors of gradients and, on the shard's owner, of sums; add them to the next
-            gradient.
+        feedback: keep the rounding errors of gradients and, on the shard's owner, of sums; add them
+            to the next gradient.
         start: number of first steps without compression.
     """
 
@@ -55,7 +65,9 @@ class Int8(OrderedHook):
         self.block = check_length(self.name, "block", block)
         self._channels: dict[Layout, _Channel] = {}
 
-    def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
+    def attach(
+        self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
+    ) -> None:
         """See `OrderedHook.attach`; also compile the quantisation, so that no step waits for it."""
         super().attach(ddp_model, scaler)
         self.prepare(self._device)
@@ -68,7 +80,10 @@ class Int8(OrderedHook):
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Quantise and begin to exchange shards on the autograd thread; sum and exchange sums in an ordered job."""
+        """Quantise and begin to exchange shards on the autograd thread.
+
+        Sum and exchange sums in an ordered job.
+        """
         if self.is_dense:
             return self.send_dense(buffer, slot, watch)
         channel = self._channel_of(layout, buffer)
@@ -81,20 +96,29 @@ class Int8(OrderedHook):
             received, sent = channel.received.view(-1), channel.sent.view(-1)
             return dist.all_to_all_single(received, sent, group=group, async_op=True)
 
-        future = self.submit_opened(send_shards, lambda wait: self._reduce(channel, new, wait, watch))
+        future = self.submit_opened(
+            send_shards, lambda wait: self._reduce(channel, new, wait, watch)
+        )
         return future, lambda _: self._decode(channel, buffer)
 
     def _reduce(
-        self, channel: _Channel, residual: torch.Tensor | None, wait: Callable[[], object], watch: Stopwatch
+        self,
+        channel: _Channel,
+        residual: torch.Tensor | None,
+        wait: Callable[[], object],
+        watch: Stopwatch,
     ) -> torch.Tensor | Ending:
         """Sum this rank's shard when all shards are there, and gather the sums.
 
-        The rounding error of a sum joins the residual of the shard's owner: the next sum contains it once.
+        The rounding error of a sum joins the residual of the shard's owner: the next sum contains
+        it once.
         """
         wait()
         start = watch.clock()
         mine = None if residual is None else residual[channel.layout.span(self._group.rank())]
-        channel.quantiser.combine(channel.received, channel.own, divisor=self.divisor, residual=mine)
+        channel.quantiser.combine(
+            channel.received, channel.own, divisor=self.divisor, residual=mine
+        )
         watch.worked(start)
         work = all_gather(channel.sent.view(-1), channel.own, group=self._private, async_op=True)
         return self.last(work, channel.sent)
@@ -106,7 +130,9 @@ class Int8(OrderedHook):
     def _channel_of(self, layout: Layout, buffer: torch.Tensor) -> _Channel:
         if layout not in self._channels:
             quantised = QuantisedLayout.of(layout.numel, shards=self.world_size, block=self.block)
-            sent = torch.zeros((self.world_size, quantised.row_bytes), dtype=torch.uint8, device=buffer.device)
+            sent = torch.zeros(
+                (self.world_size, quantised.row_bytes), dtype=torch.uint8, device=buffer.device
+            )
             self._channels[layout] = _Channel(
                 layout=quantised,
                 quantiser=make_quantiser(quantised, buffer.device),

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """One tensor's part of a bucket: elements ``start`` to ``start + numel``, with the strides ``stride``."""
+    """One tensor's part of a bucket: elements ``start`` to ``start + numel``, with the strides
+    ``stride``.
+    """
 
     name: str
     start: int
@@ -25,7 +27,9 @@ class Span:
     stride: tuple[int, ...]
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the span of ``flat``, shape (bucket numel,), as a tensor of the parameter's shape."""
+        """Return the span of ``flat``, shape (bucket numel,), as a tensor of the parameter's
+        shape.
+        """
         return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.start)
 
     def flat(self, flat: torch.Tensor) -> torch.Tensor:
@@ -35,9 +39,12 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """The tensors of one bucket in the order of its buffer; one object as long as the tensors stay the same.
+    """The tensors of one bucket in the order of its buffer.
 
-    DDP uses one large bucket in the first step, then rebuilds its buckets in the order in which gradients were ready.
+    One object as long as the tensors stay the same.
+
+    DDP uses one large bucket in the first step, then rebuilds its buckets in the order in which
+    gradients were ready.
     """
 
     parameters: tuple[torch.nn.Parameter, ...]
@@ -65,7 +72,8 @@ class Layout:
 
 
 def _stride_in_bucket(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a gradient in its bucket: the parameter's own if dense in memory, else row-major.
+    """Return the strides of a gradient in its bucket: the parameter's own if dense in memory, else
+    row-major.
 
     ``GradBucket.gradients()`` does not show it: it returns every tensor as row-major.
     """

@@ -1,7 +1,10 @@
-"""`LocalSGD`: exchanges parameters once in several optimiser steps, instead of gradients in every step."""
+"""`LocalSGD`: exchanges parameters once in several optimiser steps, instead of gradients in every
+step.
+"""
 
-# torch's PostLocalSGDOptimizer is not used: it averages after steps 1, H + 1, 2H + 1, and only parameters with a
-# gradient on this rank, so that ranks may sum messages of different lengths; it has no outer optimiser either.
+# torch's PostLocalSGDOptimizer is not used: it averages after steps 1, H + 1, 2H + 1, and only
+# parameters with a gradient on this rank, so that ranks may sum messages of different lengths; it
+# has no outer optimiser either.
 
 from __future__ import annotations
 
@@ -28,17 +31,20 @@ PART_BYTES = 25 * 2**20
 
 
 class LocalSGD(Hook):
-    """Averages parameters every ``period`` optimiser steps (local SGD, arXiv 1805.09767); gradients stay on their rank.
+    """Averages parameters every ``period`` optimiser steps (local SGD, arXiv 1805.09767).
 
-    ``LocalSGD(period=8).register(ddp_model, optimizer=optimizer)``; the training loop stays as it is. Between
-    exchanges DDP sends nothing. An exchange follows every ``period``-th ``optimizer.step()``: parameters are
-    all-reduced in parts of 25 MiB and, if DDP broadcasts buffers, rank 0's buffers are sent. The optimiser's state
-    stays on its rank.
+    Gradients stay on their rank.
+
+    ``LocalSGD(period=8).register(ddp_model, optimizer=optimizer)``; the training loop stays as it
+    is. Between exchanges DDP sends nothing. An exchange follows every ``period``-th
+    ``optimizer.step()``: parameters are all-reduced in parts of 25 MiB and, if DDP broadcasts
+    buffers, rank 0's buffers are sent. The optimiser's state stays on its rank.
 
     Args:
         period: optimiser steps from one exchange to the next.
-        outer: ``average`` replaces parameters by their mean over the ranks. ``nesterov`` takes the mean change since
-            the last exchange as the gradient of an outer step of SGD with Nesterov momentum (DiLoCo, arXiv 2311.08105).
+        outer: ``average`` replaces parameters by their mean over the ranks. ``nesterov`` takes the
+            mean change since the last exchange as the gradient of an outer step of SGD with
+            Nesterov momentum (DiLoCo, arXiv 2311.08105).
         outer_lr: learning rate of the outer step; only with ``outer=nesterov``.
         outer_momentum: momentum of the outer step; only with ``outer=nesterov``.
         start: number of first steps that are each followed by an exchange.
@@ -57,16 +63,18 @@ class LocalSGD(Hook):
     ) -> None:
         if period < 1 or start < 0:
             raise InputError(
-                f"Hook localsgd was given period {period} and start {start}: they are numbers of steps, period at "
-                "least 1, start at least 0."
+                f"Hook localsgd was given period {period} and start {start}: they are numbers of"
+                " steps, period at least 1, start at least 0."
             )
         if not (outer_lr > 0 and 0 < outer_momentum < 1):
             raise InputError(
-                f"Hook localsgd was given outer_lr {outer_lr:g} and outer_momentum {outer_momentum:g}: the first is "
-                "above 0, the second above 0 and below 1."
+                f"Hook localsgd was given outer_lr {outer_lr:g} and outer_momentum"
+                f" {outer_momentum:g}: the first is above 0, the second above 0 and below 1."
             )
         if outer == "average" and (outer_lr, outer_momentum) != (OUTER_LR, OUTER_MOMENTUM):
-            raise InputError("Hook localsgd was given outer_lr or outer_momentum: they need outer=nesterov.")
+            raise InputError(
+                "Hook localsgd was given outer_lr or outer_momentum: they need outer=nesterov."
+            )
         self.period = period
         self.start = start
         self._rates = (outer_lr, outer_momentum) if outer == "nesterov" else None
@@ -90,7 +98,11 @@ class LocalSGD(Hook):
         _check(ddp_model, scaler, optimizer)
         super().register(ddp_model, scaler=scaler)
         ignored = getattr(ddp_model, "parameters_to_ignore", ())
-        trained = [p for name, p in ddp_model.module.named_parameters() if p.requires_grad and name not in ignored]
+        trained = [
+            p
+            for name, p in ddp_model.module.named_parameters()
+            if p.requires_grad and name not in ignored
+        ]
         self._parts = [_Part(parameters) for parameters in _divide(trained)]
         if self._rates:
             self._outer_steps = [_OuterStep(part.collect(), *self._rates) for part in self._parts]
@@ -98,8 +110,13 @@ class LocalSGD(Hook):
         self._ending.callback(optimizer.register_step_post_hook(self._after_step).remove)  # type: ignore[union-attr]
         return self
 
-    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
-        """Return the rank's own gradients; DDP asks for them only where other code ends its ``no_sync``."""
+    def launch(
+        self, bucket: dist.GradBucket, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
+        """Return the rank's own gradients.
+
+        DDP asks for them only where other code ends its ``no_sync``.
+        """
         buffer = bucket.buffer()
         watch.encoded()
         watch.started()
@@ -108,11 +125,17 @@ class LocalSGD(Hook):
         return future, lambda value: value
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
-        """See `Hook.messages`; the bucket is the whole model, and the message is the mean of a step."""
+        """See `Hook.messages`.
+
+        The bucket is the whole model, and the message is the mean of a step.
+        """
         return periodic_messages(bucket, period=self.period)
 
     def close(self) -> None:
-        """Exchange nothing any more; DDP exchanges no gradients either, because the hook stays in it."""
+        """Exchange nothing any more.
+
+        DDP exchanges no gradients either, because the hook stays in it.
+        """
         self._ending.close()
 
     # Exchanging
@@ -133,7 +156,9 @@ class LocalSGD(Hook):
                 part.spread()
             for buffers in _divide(self._broadcast_buffers()):
                 part = _Part(buffers)
-                dist.broadcast(part.collect(), dist.get_global_rank(self._group, 0), group=self._group)
+                dist.broadcast(
+                    part.collect(), dist.get_global_rank(self._group, 0), group=self._group
+                )
                 part.spread()
 
     def _broadcast_buffers(self) -> list[torch.Tensor]:
@@ -148,14 +173,20 @@ class LocalSGD(Hook):
 
     def state_dict(self) -> StateDict:
         """See `Hook.state_dict`; parameters are equal on all ranks only right after an exchange."""
-        return super().state_dict() | {"steps": self._steps, "outer": [outer.state() for outer in self._outer_steps]}
+        return super().state_dict() | {
+            "steps": self._steps,
+            "outer": [outer.state() for outer in self._outer_steps],
+        }
 
     def load_state_dict(self, state: StateDict) -> None:
         """See `Hook.load_state_dict`; load the parameters first, and register the hook before."""
         super().load_state_dict(state)
-        if [len(part["parameters"]) for part in state["outer"]] != [outer.elements for outer in self._outer_steps]:
+        if [len(part["parameters"]) for part in state["outer"]] != [
+            outer.elements for outer in self._outer_steps
+        ]:
             raise InputError(
-                "The state to load into hook localsgd is of another model or another outer step: load that of the same."
+                "The state to load into hook localsgd is of another model or another outer step:"
+                " load that of the same."
             )
         for outer, saved in zip(self._outer_steps, state["outer"], strict=True):
             outer.load(saved)
@@ -163,23 +194,26 @@ class LocalSGD(Hook):
 
 
 def _check(
-    ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer | None
+    ddp_model: DistributedDataParallel,
+    scaler: torch.amp.GradScaler | None,
+    optimizer: torch.optim.Optimizer | None,
 ) -> None:
     """Raise InputError if the training cannot exchange parameters."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(
-            f"Hook localsgd was given {'no optimizer' if optimizer is None else f'a {type(optimizer).__name__}'}: "
-            "exchanges follow its steps, so register with optimizer=optimizer."
+            "Hook localsgd was given"
+            f" {'no optimizer' if optimizer is None else f'a {type(optimizer).__name__}'}:"
+            " exchanges follow its steps, so register with optimizer=optimizer."
         )
     if scaler is not None:
         raise InputError(
-            "Hook localsgd was given a GradScaler: a rank whose gradients overflow would skip its step and the "
-            "exchange, and the others would wait for it; train in fp32 or amp-bf16."
+            "Hook localsgd was given a GradScaler: a rank whose gradients overflow would skip its"
+            " step and the exchange, and the others would wait for it; train in fp32 or amp-bf16."
         )
     if getattr(ddp_model, "static_graph", False):
         raise InputError(
-            "Hook localsgd was given a DDP model with a static graph, which DDP learns from an exchange of gradients: "
-            "leave out static_graph."
+            "Hook localsgd was given a DDP model with a static graph, which DDP learns from an"
+            " exchange of gradients: leave out static_graph."
         )
 
 
@@ -203,14 +237,19 @@ class _Part:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
-        self.flat = torch.empty(sum(each.numel() for each in tensors), dtype=tensors[0].dtype, device=tensors[0].device)
+        self.flat = torch.empty(
+            sum(each.numel() for each in tensors), dtype=tensors[0].dtype, device=tensors[0].device
+        )
 
     def collect(self) -> torch.Tensor:
         """Copy the tensors to ``flat``, and return it."""
         return torch.cat([each.detach().reshape(-1) for each in self._tensors], out=self.flat)
 
     def begin_average(self, group: dist.ProcessGroup) -> dist.Work:
-        """Begin to write the mean of the tensors over the ranks to ``flat``; all ranks get the same bits."""
+        """Begin to write the mean of the tensors over the ranks to ``flat``.
+
+        All ranks get the same bits.
+        """
         self.collect().div_(group.size())
         return dist.all_reduce(self.flat, group=group, async_op=True)
 
@@ -228,7 +267,8 @@ class _OuterStep:
         self._lr = lr
         self._momentum = momentum
         self._state = {"parameters": parameters.clone(), "momentum": torch.zeros_like(parameters)}
-        """The parameters right after the last exchange, and the momentum; each of shape (elements,)."""
+        """The parameters right after the last exchange, and the momentum; each of shape
+        (elements,)."""
 
     @property
     def elements(self) -> int:

@@ -1,7 +1,9 @@
-"""Messages of a hook for a bucket: the collectives with their sizes, and the layout of a sparse payload in bytes.
+"""Messages of a hook for a bucket: the collectives with their sizes, and the layout of a sparse
+payload in bytes.
 
-A payload is a byte array that collectives send unchanged: k indices (int32), then k values (float32 or float16). If k
-is odd and values take two bytes, two bytes of zero follow, so that payloads in one buffer stay aligned.
+A payload is a byte array that collectives send unchanged: k indices (int32), then k values (float32
+or float16). If k is odd and values take two bytes, two bytes of zero follow, so that payloads in
+one buffer stay aligned.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ FLOAT32_BYTES = 4
 SHARD_ALIGNMENT = 4
 
 
-# ------------------------------------------------------------------------------------------------------- collectives
+# -------------------------------------------------------------------------------------- collectives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,8 @@ class Message:
 
     operation: Literal["all_reduce", "all_gather", "all_to_all"]
     dtype: str
-    """Type of the elements that are summed; other operations sum none, so their ``float32`` has no meaning."""
+    """Type of the elements that are summed; other operations sum none, so their ``float32`` has
+    no meaning."""
     message_bytes: float
     """Size as in ``collectives.csv``: all_gather and all_to_all count the parts of all ranks."""
 
@@ -63,16 +66,20 @@ class Message:
 def sent_bytes(messages: Sequence[Message], world_size: int) -> int:
     """Return the bytes that one rank sends in theory for these messages.
 
-    An all_reduce is a ring, see `ring_bytes`. In an all_gather a rank sends its part once for every other rank; in an
-    all_to_all it sends every other rank one part.
+    An all_reduce is a ring, see `ring_bytes`. In an all_gather a rank sends its part once for every
+    other rank; in an all_to_all it sends every other rank one part.
     """
-    reduced = sum(message.message_bytes for message in messages if message.operation == "all_reduce")
+    reduced = sum(
+        message.message_bytes for message in messages if message.operation == "all_reduce"
+    )
     moved = sum(message.message_bytes for message in messages if message.operation != "all_reduce")
     return round(ring_bytes(reduced, world_size) + (world_size - 1) * moved / world_size)
 
 
 def ring_bytes(nbytes: float, world_size: int) -> float:
-    """Return the bytes that one rank sends in a ring all-reduce: 2 (p-1)/p of them (Patarasuk and Yuan, 2009)."""
+    """Return the bytes that one rank sends in a ring all-reduce: 2 (p-1)/p of them (Patarasuk and
+    Yuan, 2009).
+    """
     return 2 * (world_size - 1) * nbytes / world_size
 
 
@@ -82,12 +89,20 @@ def dense_messages(bucket: BucketShape, *, dtype: str | None = None) -> tuple[Me
 
 
 def periodic_messages(bucket: BucketShape, *, period: int) -> tuple[Message, ...]:
-    """Return the mean message of a step if every element is all-reduced once in ``period`` steps."""
-    return tuple(replace(message, message_bytes=message.message_bytes / period) for message in dense_messages(bucket))
+    """Return the mean message of a step if every element is all-reduced once in ``period``
+    steps.
+    """
+    return tuple(
+        replace(message, message_bytes=message.message_bytes / period)
+        for message in dense_messages(bucket)
+    )
 
 
 def top_k_messages(bucket: BucketShape, selection: Selection) -> tuple[Message, ...]:
-    """Return one all_gather of payloads and tensors sent whole; one all_reduce if all tensors are sent whole."""
+    """Return one all_gather of payloads and tensors sent whole.
+
+    One all_reduce if all tensors are sent whole.
+    """
     payload = selection.layout([(bucket.elements, 1)] if bucket.shapes is None else bucket.shapes)
     if not payload.sparse:
         return (_all_reduce(bucket.elements),)
@@ -102,7 +117,9 @@ def aligned_messages(bucket: BucketShape, *, density: float, chunk: int) -> tupl
 
 
 def quantised_messages(bucket: BucketShape, *, block: int) -> tuple[Message, ...]:
-    """Return the two halves of a quantised all-reduce: an all_to_all of shards, and an all_gather of their sums."""
+    """Return the two halves of a quantised all-reduce: an all_to_all of shards, and an all_gather
+    of their sums.
+    """
     layout = QuantisedLayout.of(bucket.elements, shards=bucket.world_size, block=block)
     nbytes = bucket.world_size * layout.row_bytes
     return (
@@ -119,13 +136,16 @@ def random_k_messages(bucket: BucketShape, *, density: float) -> tuple[Message, 
 def power_sgd_messages(
     bucket: BucketShape, *, rank: int, min_compression_rate: float, values: str = "float32"
 ) -> tuple[Message, ...]:
-    """Return two all_reduces: the left factors with all tensors that are sent whole, then the right factors.
+    """Return two all_reduces: the left factors with all tensors that are sent whole, then the right
+    factors.
 
     Without shapes the bucket counts as one square matrix.
     """
     side = max(1, math.isqrt(bucket.elements))
     left = right = 0
-    for shape in [(side, max(1, bucket.elements // side))] if bucket.shapes is None else bucket.shapes:
+    for shape in (
+        [(side, max(1, bucket.elements // side))] if bucket.shapes is None else bucket.shapes
+    ):
         factors = matrix_factors(shape, rank=rank, min_compression_rate=min_compression_rate)
         left += factors.rows * factors.rank if factors else math.prod(shape)
         right += factors.columns * factors.rank if factors else 0
@@ -133,10 +153,12 @@ def power_sgd_messages(
 
 
 def _all_reduce(elements: int, dtype: str = "float32") -> Message:
-    return Message(operation="all_reduce", dtype=dtype, message_bytes=elements * DTYPES[dtype].itemsize)
+    return Message(
+        operation="all_reduce", dtype=dtype, message_bytes=elements * DTYPES[dtype].itemsize
+    )
 
 
-# --------------------------------------------------------------------------------------------------- sparse payloads
+# ---------------------------------------------------------------------------------- sparse payloads
 
 
 def payload_bytes(k: int, value_dtype: ValueType = "float32") -> int:
@@ -154,21 +176,26 @@ def check_slots(n: int, k: int, value_dtype: str) -> None:
 def check_density(hook: str, density: float) -> float:
     """Return k/n; raise InputError if it is outside (0, 1]."""
     if not 0 < density <= 1:
-        raise InputError(f"Hook {hook} was given density {density:g}: it is k/n, above 0 and at most 1.")
+        raise InputError(
+            f"Hook {hook} was given density {density:g}: it is k/n, above 0 and at most 1."
+        )
     return density
 
 
 def kept_elements(numel: int, density: float) -> int:
-    """Return how many of n elements are sent: k = ceil(density x n), at least 1, despite the product's rounding."""
+    """Return how many of n elements are sent: k = ceil(density x n), at least 1, despite the
+    product's rounding.
+    """
     return min(numel, max(1, math.ceil(round(density * numel, 6))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PayloadPart:
-    """Elements ``start`` to ``start + numel`` of a bucket, and their place in the message, in bytes.
+    """Elements ``start`` to ``start + numel`` of a bucket, and their place in the message, in
+    bytes.
 
-    ``k`` elements are sent as k int32 indices (counted from ``start``), k values and padding to a multiple of 4 bytes.
-    If ``k`` is 0, all are sent as float32.
+    ``k`` elements are sent as k int32 indices (counted from ``start``), k values and padding to a
+    multiple of 4 bytes. If ``k`` is 0, all are sent as float32.
     """
 
     start: int
@@ -216,17 +243,22 @@ class Selection:
                 sparse.append((start, numel, numel))
             start += numel
         if self.scope == "bucket" and sparse:
-            # One selection over the whole bucket: the tensors sent whole are zeroed first, so none is selected.
+            # One selection over the whole bucket: the tensors sent whole are zeroed first, so none
+            # is selected.
             sparse = [(0, start, sum(numel for _, numel, _ in sparse))]
         sparse_parts, dense_parts = [], []
         for first, numel, count in sparse:
             k = kept_elements(count, self.density)
             nbytes = payload_bytes(k, self.values)
-            sparse_parts.append(PayloadPart(start=first, numel=numel, k=k, offset=offset, nbytes=nbytes))
+            sparse_parts.append(
+                PayloadPart(start=first, numel=numel, k=k, offset=offset, nbytes=nbytes)
+            )
             offset += nbytes
         for first, numel in dense:
             nbytes = FLOAT32_BYTES * numel
-            dense_parts.append(PayloadPart(start=first, numel=numel, k=0, offset=offset, nbytes=nbytes))
+            dense_parts.append(
+                PayloadPart(start=first, numel=numel, k=0, offset=offset, nbytes=nbytes)
+            )
             offset += nbytes
         return PayloadLayout(sparse=tuple(sparse_parts), dense=tuple(dense_parts), nbytes=offset)
 
@@ -250,18 +282,24 @@ class ChunkLayout:
         """Return the layout of a bucket; a bucket shorter than ``chunk`` is one chunk."""
         chunk = max(1, min(chunk, elements))
         chunks = -(-elements // chunk)
-        return cls(elements=elements, chunk=chunk, chunks=chunks, sent_chunks=kept_elements(chunks, density))
+        return cls(
+            elements=elements,
+            chunk=chunk,
+            chunks=chunks,
+            sent_chunks=kept_elements(chunks, density),
+        )
 
 
-# ------------------------------------------------------------------------------------------------- quantised payloads
+# ------------------------------------------------------------------------------- quantised payloads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantisedLayout:
-    """The payload of a bucket in int8: one row per shard, with a float32 scale per block and then int8 values.
+    """The payload of a bucket in int8: one row per shard, with a float32 scale per block and then
+    int8 values.
 
-    Shards are equal and a multiple of 4 elements long, so that rows are aligned; the last ones may be partly or wholly
-    beyond the bucket. The last block of a shard may be shorter than the others.
+    Shards are equal and a multiple of 4 elements long, so that rows are aligned; the last ones may
+    be partly or wholly beyond the bucket. The last block of a shard may be shorter than the others.
     """
 
     elements: int
@@ -289,21 +327,27 @@ class QuantisedLayout:
 
     def span(self, shard: int) -> slice:
         """Return the elements of the bucket that belong to a shard."""
-        return slice(min(shard * self.shard, self.elements), min((shard + 1) * self.shard, self.elements))
+        return slice(
+            min(shard * self.shard, self.elements), min((shard + 1) * self.shard, self.elements)
+        )
 
 
 def check_length(hook: str, option: str, elements: int) -> int:
     """Return the number of elements that an option gives; raise InputError if it is below 1."""
     if elements < 1:
-        raise InputError(f"Hook {hook} was given {option} {elements}: it is a number of elements, at least 1.")
+        raise InputError(
+            f"Hook {hook} was given {option} {elements}: it is a number of elements, at least 1."
+        )
     return elements
 
 
-# --------------------------------------------------------------------------------------------------- matrix factors
+# ----------------------------------------------------------------------------------- matrix factors
 
 
 class MatrixFactors(NamedTuple):
-    """A tensor as the matrix that PowerSGD factorises: factors of shapes (rows, rank) and (columns, rank)."""
+    """A tensor as the matrix that PowerSGD factorises: factors of shapes (rows, rank) and (columns,
+    rank).
+    """
 
     rows: int
     columns: int
@@ -328,4 +372,8 @@ def matrix_factors(
     rows = shape[outermost]
     columns = numel // rows
     r = min(rank, rows, columns)
-    return MatrixFactors(rows, columns, r) if numel > min_compression_rate * r * (rows + columns) else None
+    return (
+        MatrixFactors(rows, columns, r)
+        if numel > min_compression_rate * r * (rows + columns)
+        else None
+    )

@@ -1,4 +1,6 @@
-"""The base class of hooks whose collectives depend on each other: their jobs run in order, off the autograd thread."""
+"""The base class of hooks whose collectives depend on each other: their jobs run in order, off the
+autograd thread.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
 from commbench.hooks.feedback import FeedbackHook
-from commbench.hooks.ordering import CommStream, CommThread, Ending, borrow, give_back, opening_group
+from commbench.hooks.ordering import (
+    CommStream,
+    CommThread,
+    Ending,
+    borrow,
+    give_back,
+    opening_group,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,9 +31,11 @@ Opening = Callable[[dist.ProcessGroup], dist.Work]
 
 
 class OrderedHook(FeedbackHook):
-    """A hook that exchanges a bucket by several collectives, each of which needs the result of the previous one.
+    """A hook that exchanges a bucket by several collectives, each of which needs the result of the
+    previous one.
 
-    They run on the communication thread of the model's process group, or on a GPU on a separate stream.
+    They run on the communication thread of the model's process group, or on a GPU on a separate
+    stream.
     """
 
     _lane: CommThread | CommStream
@@ -40,13 +51,25 @@ class OrderedHook(FeedbackHook):
         """Whether the hook with its options needs jobs."""
         return True
 
-    def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
-        """See `FeedbackHook.attach`; also raise InputError unless all gradients are on the host or on one GPU."""
+    def attach(
+        self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
+    ) -> None:
+        """See `FeedbackHook.attach`.
+
+        Also raise InputError unless all gradients are on the host or on one GPU.
+        """
         super().attach(ddp_model, scaler)
-        devices = {str(parameter.device) for parameter in ddp_model.module.parameters() if parameter.requires_grad}
+        devices = {
+            str(parameter.device)
+            for parameter in ddp_model.module.parameters()
+            if parameter.requires_grad
+        }
         if self.is_ordered and (len(devices) != 1 or self._device.type not in {"cpu", "cuda"}):
             places = ", ".join(sorted(devices))
-            raise InputError(f"Hook {self.name} works on models on the host or on one GPU, this one is on {places}.")
+            raise InputError(
+                f"Hook {self.name} works on models on the host or on one GPU, this one is on"
+                f" {places}."
+            )
 
     def register(
         self,
@@ -55,7 +78,10 @@ class OrderedHook(FeedbackHook):
         scaler: torch.amp.GradScaler | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Self:
-        """See `FeedbackHook.register`; collective over Gloo, where the ranks create a process group."""
+        """See `FeedbackHook.register`.
+
+        Collective over Gloo, where the ranks create a process group.
+        """
         super().register(ddp_model, scaler=scaler, optimizer=optimizer)
         if not self.is_ordered:
             return self
@@ -67,19 +93,25 @@ class OrderedHook(FeedbackHook):
         return self
 
     def submit(self, job: Callable[[], torch.Tensor | Ending]) -> torch.futures.Future:
-        """Queue a job that may issue blocking collectives on ``self._private``; return the future of its tensor.
+        """Queue a job that may issue blocking collectives on ``self._private``.
+
+        Return the future of its tensor.
 
         Raises:
             InputError: the hook was closed.
         """
         if self._private is None:
-            raise InputError(f"Hook {self.name} was used after its close(): close hooks when training is over.")
+            raise InputError(
+                f"Hook {self.name} was used after its close(): close hooks when training is over."
+            )
         return self._lane.submit(job)
 
     def submit_opened(
         self, opening: Opening, job: Callable[[Callable[[], object]], torch.Tensor | Ending]
     ) -> torch.futures.Future:
-        """Queue a job whose first collective needs no earlier one; over Gloo that begins before the job's turn.
+        """Queue a job whose first collective needs no earlier one.
+
+        Over Gloo that begins before the job's turn.
 
         Args:
             opening: issues the first collective.
@@ -103,7 +135,10 @@ class OrderedHook(FeedbackHook):
         return value
 
     def close(self) -> None:
-        """Release the thread, which ends with its last user; raise LaunchError if a collective does not end."""
+        """Release the thread, which ends with its last user.
+
+        Raise LaunchError if a collective does not end.
+        """
         if self._private is None:
             return
         self._private = None

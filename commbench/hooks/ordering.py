@@ -1,16 +1,20 @@
-"""Runs dependent collectives of hooks in call order: on a thread with its own process group, or on a CUDA stream.
+"""Runs dependent collectives of hooks in call order: on a thread with its own process group, or on
+a CUDA stream.
 
-NCCL uses a stream: the host queues collectives in the order of the buckets, which is the same on all ranks. The device
-runs them in this order while it computes the rest of the backward pass.
+NCCL uses a stream: the host queues collectives in the order of the buckets, which is the same on
+all ranks. The device runs them in this order while it computes the rest of the backward pass.
 
-Gloo uses a thread. Gloo pairs collectives by the order in which a rank issues them, and runs the callbacks of its
-futures on two threads in an order that differs between ranks. A collective issued from a callback can therefore be
-paired with another bucket's on another rank. This corrupts gradients silently, aborts or deadlocks. Jobs of one thread
-cannot overtake each other. The thread has a process group of its own, because DDP (when it looks for unused parameters)
-and SyncBN issue collectives on the model's group.
+Gloo uses a thread. Gloo pairs collectives by the order in which a rank issues them, and runs the
+callbacks of its futures on two threads in an order that differs between ranks. A collective issued
+from a callback can therefore be paired with another bucket's on another rank. This corrupts
+gradients silently, aborts or deadlocks. Jobs of one thread cannot overtake each other. The thread
+has a process group of its own, because DDP (when it looks for unused parameters) and SyncBN issue
+collectives on the model's group.
 
-The first collective of a job depends on no other. It may be issued before the job's turn, when DDP calls the hook, on a
-third process group: DDP calls hooks in the same order on all ranks. It is then under way while earlier jobs go on.
+The first collective of a job depends on no other. It may be issued before the job's turn, when DDP
+calls the hook, on a
+third process group: DDP calls hooks in the same order on all ranks. It is then under way while
+earlier jobs go on.
 """
 
 from __future__ import annotations
@@ -35,14 +39,18 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 
 
 class CommStream:
-    """A stream on which each job waits for earlier jobs, and for the work that was queued on the device before it."""
+    """A stream on which each job waits for earlier jobs, and for the work that was queued on the
+    device before it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
     def submit(self, job: Callable[[], torch.Tensor]) -> torch.futures.Future:
-        """Run a job that queues its work, blocking collectives included; return the future of the job's tensor.
+        """Run a job that queues its work, blocking collectives included.
+
+        Return the future of the job's tensor.
 
         Waiting for the future makes the current stream wait, not the host.
         """
@@ -63,7 +71,9 @@ Job = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Ending:
-    """What a job may return: its last collective, which is still under way, so that the next job begins at once."""
+    """What a job may return: its last collective, which is still under way, so that the next job
+    begins at once.
+    """
 
     work: dist.Work
     value: torch.Tensor
@@ -71,9 +81,12 @@ class Ending:
 
 
 class CommThread:
-    """A thread that runs jobs first in, first out; each job may issue any number of blocking collectives.
+    """A thread that runs jobs first in, first out.
 
-    After a failed job the ranks would no longer issue the same collectives, so later jobs fail without running.
+    Each job may issue any number of blocking collectives.
+
+    After a failed job the ranks would no longer issue the same collectives, so later jobs fail
+    without running.
     """
 
     def __init__(self, name: str = "commbench-comm") -> None:
@@ -87,13 +100,19 @@ class CommThread:
     def submit(self, job: Job) -> torch.futures.Future:
         """Queue a job; return the future of its result or error."""
         if not self._thread.is_alive():
-            raise InputError("A communication thread was used after its close(): close hooks when training is over.")
+            raise InputError(
+                "A communication thread was used after its close(): close hooks when training is"
+                " over."
+            )
         future = torch.futures.Future()
         self._jobs.put((job, future))
         return future
 
     def close(self, timeout_s: float = LEAVE_S) -> bool:
-        """Finish the queued jobs and end the thread; return False if it is still busy after ``timeout_s``."""
+        """Finish the queued jobs and end the thread.
+
+        Return False if it is still busy after ``timeout_s``.
+        """
         self._jobs.put(None)
         self._thread.join(timeout_s)
         ended = not self._thread.is_alive()
@@ -119,7 +138,9 @@ class CommThread:
             else:
                 future.set_result(result)
 
-    def _end(self, done: torch.futures.Future, ending: Ending, future: torch.futures.Future) -> None:
+    def _end(
+        self, done: torch.futures.Future, ending: Ending, future: torch.futures.Future
+    ) -> None:
         """Set the result of a job when its last collective has ended; on a thread of Gloo."""
         try:
             done.value()
@@ -133,7 +154,9 @@ class CommThread:
         future.set_exception(error)
 
     def _leave(self) -> None:
-        """End the thread at exit, or the process if a collective hangs: Python aborts if it ends before the thread."""
+        """End the thread at exit, or the process if a collective hangs: Python aborts if it ends
+        before the thread.
+        """
         if not self.close():
             sys.stdout.flush()
             sys.stderr.flush()
@@ -145,9 +168,11 @@ class _Lane:
     """The thread and process group that the hooks on one process group share."""
 
     group: dist.ProcessGroup
-    """A group of the same ranks for this thread; kept when the thread ends: torch cannot create such a group twice."""
+    """A group of the same ranks for this thread; kept when the thread ends: torch cannot create
+    such a group twice."""
     opening_group: dist.ProcessGroup | None = None
-    """A group of the same ranks for collectives that are issued before their job's turn; None until a hook needs it."""
+    """A group of the same ranks for collectives that are issued before their job's turn; None
+    until a hook needs it."""
     thread: CommThread | None = None
     users: int = 0
 
@@ -156,7 +181,9 @@ _lanes: weakref.WeakKeyDictionary[Any, _Lane] = weakref.WeakKeyDictionary()
 
 
 def borrow(group: dist.ProcessGroup) -> tuple[CommThread, dist.ProcessGroup]:
-    """Return the thread and the group for dependent collectives of ``group``'s ranks; all hooks share them.
+    """Return the thread and the group for dependent collectives of ``group``'s ranks.
+
+    All hooks share them.
 
     Collective: the first call makes the group.
     """
@@ -169,7 +196,8 @@ def borrow(group: dist.ProcessGroup) -> tuple[CommThread, dist.ProcessGroup]:
 
 
 def opening_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return the group of ``group``'s ranks for collectives that are issued before their job's turn.
+    """Return the group of ``group``'s ranks for collectives that are issued before their job's
+    turn.
 
     Collective: the first call makes the group. The thread was borrowed before.
     """
@@ -179,14 +207,19 @@ def opening_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def give_back(group: dist.ProcessGroup) -> None:
-    """End the thread of a group with its last user; raise LaunchError if a collective does not end."""
+    """End the thread of a group with its last user.
+
+    Raise LaunchError if a collective does not end.
+    """
     lane = _lanes[group]
     lane.users -= 1
     if lane.users or lane.thread is None:
         return
     thread, lane.thread = lane.thread, None
     if not thread.close():
-        raise LaunchError(f"A hook is still in a collective after {LEAVE_S:g} s: has another rank ended?")
+        raise LaunchError(
+            f"A hook is still in a collective after {LEAVE_S:g} s: has another rank ended?"
+        )
 
 
 def _new_gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -202,7 +235,9 @@ def _new_gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def _equalise_group_count(group: dist.ProcessGroup) -> None:
-    """Give all ranks of a group the same count of joined groups: torch names the next group by that count."""
+    """Give all ranks of a group the same count of joined groups: torch names the next group by that
+    count.
+    """
     joined = torch.tensor([len(dist.distributed_c10d._world.pg_names)])  # noqa: SLF001 - torch has no public function
     most = joined.clone()
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)

@@ -1,4 +1,5 @@
-"""PowerSGD: each gradient matrix as a product of two low-rank factors, refined by one power iteration per step.
+"""PowerSGD: each gradient matrix as a product of two low-rank factors, refined by one power
+iteration per step.
 
 Vogels, Karimireddy and Jaggi, 2019, with error feedback and warm start. torch's powerSGD_hook
 issues collectives from callbacks, which hangs or aborts on Gloo with more than one bucket.
@@ -17,7 +18,13 @@ from commbench.errors import InputError, check_choice
 from commbench.hooks.base import Finish, StateDict, Stopwatch
 from commbench.hooks.feedback import Slot, accumulate, is_finite, on_host, poison, put
 from commbench.hooks.layout import Layout, Span
-from commbench.hooks.message import BucketShape, MatrixFactors, Message, matrix_factors, power_sgd_messages
+from commbench.hooks.message import (
+    BucketShape,
+    MatrixFactors,
+    Message,
+    matrix_factors,
+    power_sgd_messages,
+)
 from commbench.hooks.ordered import OrderedHook
 from commbench.hooks.randomk import seeded
 
@@ -26,7 +33,9 @@ _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True, kw_only=True)
 class _Matrix:
-    """One tensor as a matrix: its span of the bucket, and its factors, which are views of the messages."""
+    """One tensor as a matrix: its span of the bucket, and its factors, which are views of the
+    messages.
+    """
 
     span: Span
     rows: int
@@ -45,7 +54,9 @@ class _Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """One bucket's two messages: the left factors with all uncompressed tensors, then the right factors."""
+    """One bucket's two messages: the left factors with all uncompressed tensors, then the right
+    factors.
+    """
 
     matrices: tuple[_Matrix, ...]
     rest: tuple[tuple[Span, torch.Tensor], ...]
@@ -55,15 +66,16 @@ class _Plan:
 
 
 class PowerSGD(OrderedHook):
-    """Sends r (rows + columns) numbers in place of rows x columns, in two dependent all-reduces a bucket.
+    """Sends r (rows + columns) numbers in place of rows x columns, in two dependent all-reduces a
+    bucket.
 
     Args:
         rank: r, the number of columns of the factors.
         start: number of first steps without compression.
         feedback: keep the part that the factors do not represent, and add it to the next gradient.
         min_compression_rate: a tensor is sent whole unless it shrinks by more than this.
-        values: the type in which factors and whole tensors are sent and summed; what rounding takes from this rank's
-            part stays in the residual.
+        values: the type in which factors and whole tensors are sent and summed; what rounding takes
+            from this rank's part stays in the residual.
         seed: for the first right factors, which are the same on all ranks.
     """
 
@@ -82,8 +94,8 @@ class PowerSGD(OrderedHook):
         check_choice("values of hook powersgd", values, tuple(_TYPES))
         if rank < 1 or min_compression_rate <= 0:
             raise InputError(
-                f"Hook powersgd was given rank {rank}, min_compression_rate {min_compression_rate:g}: "
-                "rank is at least 1, the rate above 0."
+                f"Hook powersgd was given rank {rank}, min_compression_rate"
+                f" {min_compression_rate:g}: rank is at least 1, the rate above 0."
             )
         super().__init__(feedback=feedback, start=start)
         self.rank = rank
@@ -96,7 +108,10 @@ class PowerSGD(OrderedHook):
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Project on the autograd thread; all-reduce, orthogonalise and project back in an ordered job."""
+        """Project on the autograd thread.
+
+        All-reduce, orthogonalise and project back in an ordered job.
+        """
         if self.is_dense:
             return self.send_dense(buffer, slot, watch)
         plan = self._plan_of(layout, buffer)
@@ -106,7 +121,10 @@ class PowerSGD(OrderedHook):
         return future, lambda _: buffer
 
     def _project(self, plan: _Plan, total: torch.Tensor) -> None:
-        """Compute P = M Q / ranks for every matrix; if the bucket is not finite, send NaN to all ranks."""
+        """Compute P = M Q / ranks for every matrix.
+
+        If the bucket is not finite, send NaN to all ranks.
+        """
         for matrix in plan.matrices:
             torch.mm(matrix.of(total), self._unit(matrix.q), out=matrix.p)
         for span, whole in plan.rest:
@@ -115,7 +133,8 @@ class PowerSGD(OrderedHook):
         poison(plan.first, unless=is_finite(total))
 
     def _unit(self, q: torch.Tensor) -> torch.Tensor:
-        """Return right factors for the projection: of unit columns where P would else underflow in half precision.
+        """Return right factors for the projection: of unit columns where P would else underflow in
+        half precision.
 
         P then spans the same space, and nothing but its space is used.
         """
@@ -137,8 +156,13 @@ class PowerSGD(OrderedHook):
         if sent is not message:
             message.copy_(sent)
 
-    def _refine(self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch) -> torch.Tensor:
-        """Run both all-reduces of a bucket; all ranks take the same branches because they have the same sums."""
+    def _refine(
+        self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch
+    ) -> torch.Tensor:
+        """Run both all-reduces of a bucket.
+
+        All ranks take the same branches because they have the same sums.
+        """
         watch.started()
         self._sum(plan.first)
         start = watch.clock()
@@ -159,8 +183,8 @@ class PowerSGD(OrderedHook):
     ) -> None:
         """Orthonormalise P, compute Q = M^T P, and keep M - P Q^T as the residual.
 
-        As in the paper's algorithm 2, Q is this rank's. With the mean over ranks, the residuals would diverge by the
-        accumulated differences between the ranks' gradients.
+        As in the paper's algorithm 2, Q is this rank's. With the mean over ranks, the residuals
+        would diverge by the accumulated differences between the ranks' gradients.
         """
         for matrix in plan.matrices:
             matrix.p.copy_(torch.linalg.qr(matrix.p).Q)
@@ -170,7 +194,9 @@ class PowerSGD(OrderedHook):
         if left is not None:
             self._subtract_sent(plan, total, left)
         if left is total:
-            put(residual, total, where=finite)  # on a device, values that are not finite also reach this line
+            put(
+                residual, total, where=finite
+            )  # on a device, values that are not finite also reach this line
 
     def _subtract_sent(self, plan: _Plan, total: torch.Tensor, left: torch.Tensor) -> None:
         """Write to ``left``, which may be ``total``, what this rank's messages lack of it."""
@@ -179,13 +205,18 @@ class PowerSGD(OrderedHook):
             if self._is_whole:
                 part.zero_()
             else:
-                torch.sub(whole, self._round(whole / self.world_size), alpha=self.world_size, out=part)
+                torch.sub(
+                    whole, self._round(whole / self.world_size), alpha=self.world_size, out=part
+                )
         for matrix in plan.matrices:
             arguments = matrix.of(total), matrix.p, matrix.next_q.T
             torch.addmm(*arguments, alpha=-self.world_size, out=matrix.of(left))
 
     def _restore(self, plan: _Plan, total: torch.Tensor, finite: torch.Tensor) -> None:
-        """Rebuild the averaged bucket from its factors and restore the loss scale; NaN if it is not finite."""
+        """Rebuild the averaged bucket from its factors and restore the loss scale.
+
+        NaN if it is not finite.
+        """
         put(plan.warm, plan.second, where=finite)
         for matrix in plan.matrices:
             torch.mm(matrix.p, matrix.q.T, out=matrix.of(total))
@@ -224,7 +255,9 @@ class PowerSGD(OrderedHook):
             self._warm[span.name] = q
             matrices.append(_Matrix(span=span, rows=height, columns=width, p=p, q=q, next_q=next_q))
             at, at_q = at + height * r, at_q + width * r
-        return _Plan(matrices=tuple(matrices), rest=tuple(rest), first=first, second=second, warm=warm)
+        return _Plan(
+            matrices=tuple(matrices), rest=tuple(rest), first=first, second=second, warm=warm
+        )
 
     def _first_q(self, name: str, width: int, r: int) -> torch.Tensor:
         warm = self._warm.get(name)
@@ -234,16 +267,24 @@ class PowerSGD(OrderedHook):
 
     def _factors(self, shape: Sequence[int], stride: Sequence[int] = ()) -> MatrixFactors | None:
         """Return the factors of a tensor in its memory order; None if it is sent whole."""
-        return matrix_factors(shape, rank=self.rank, min_compression_rate=self.min_compression_rate, stride=stride)
+        return matrix_factors(
+            shape, rank=self.rank, min_compression_rate=self.min_compression_rate, stride=stride
+        )
 
     def forget(self, layout: Layout) -> None:
-        """Drop the bucket's messages; the warm factors stay for the next bucket of their parameter."""
+        """Drop the bucket's messages.
+
+        The warm factors stay for the next bucket of their parameter.
+        """
         self._plans.pop(layout, None)
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """See `Hook.messages`."""
         return power_sgd_messages(
-            bucket, rank=self.rank, min_compression_rate=self.min_compression_rate, values=self._values
+            bucket,
+            rank=self.rank,
+            min_compression_rate=self.min_compression_rate,
+            values=self._values,
         )
 
     # Checkpoints

@@ -11,17 +11,21 @@ from commbench.hooks.message import FLOAT32_BYTES, LARGEST_N, QuantisedLayout
 
 #: The largest int8 that is sent.
 STEPS = 127.0
-#: Larger sums are sent as NaN, because 127 x scale may overflow; with a smaller scale 1 / scale may.
+#: Larger sums are sent as NaN, because 127 x scale may overflow; with a smaller scale 1 / scale
+#: may.
 TOO_LARGE, LEAST_SCALE = 2.0**127, 2.0**-126
-#: The longest block, in elements, for CUDA kernels: a warp works on each block, and few long blocks leave a GPU idle.
+#: The longest block, in elements, for CUDA kernels: a warp works on each block, and few long blocks
+#: leave a GPU idle.
 LONGEST_CUDA_BLOCK = 4096
 
 
 class Quantiser(Protocol):
-    """Quantises the shards of a bucket; a payload is uint8, shape (shards, row_bytes), see `QuantisedLayout`.
+    """Quantises the shards of a bucket.
 
-    A block with a sum that is not finite, or that is too large, has the scale NaN: all its elements become NaN.
-    On a device everything is queued on the current stream; the host never waits.
+    A payload is uint8, shape (shards, row_bytes), see `QuantisedLayout`.
+
+    A block with a sum that is not finite, or that is too large, has the scale NaN: all its elements
+    become NaN. On a device everything is queued on the current stream; the host never waits.
     """
 
     def encode(
@@ -45,10 +49,12 @@ class Quantiser(Protocol):
         divisor: float | torch.Tensor,
         residual: torch.Tensor | None,
     ) -> None:
-        """Sum one shard over the ranks in their order; write the sum / ``divisor`` to the row ``own``.
+        """Sum one shard over the ranks in their order.
 
-        The rounding errors of the sum are added to ``residual``, the shard's elements, except in blocks that are not
-        finite.
+        Write the sum / ``divisor`` to the row ``own``.
+
+        The rounding errors of the sum are added to ``residual``, the shard's elements, except in
+        blocks that are not finite.
         """
 
     def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
@@ -76,7 +82,11 @@ class TorchQuantiser:
         torch.add(gradient, 0.0 if residual is None else residual, out=flat)
         errors, is_sent = self._pack(whole, payload)
         if out_residual is not None:
-            _put(out_residual, errors.view(-1)[: layout.elements], is_sent.reshape(-1)[: layout.elements])
+            _put(
+                out_residual,
+                errors.view(-1)[: layout.elements],
+                is_sent.reshape(-1)[: layout.elements],
+            )
 
     def combine(
         self,
@@ -101,7 +111,10 @@ class TorchQuantiser:
         into.copy_(self._unpack(payload).reshape(-1)[: self._layout.elements])
 
     def _pack(self, sums: torch.Tensor, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write scales and values of shards, shape (rows, shard); return rounding errors, and which are finite."""
+        """Write scales and values of shards, shape (rows, shard).
+
+        Return rounding errors, and which are finite.
+        """
         largest = self._blocks(sums).abs().amax(dim=-1)
         is_sent = largest < TOO_LARGE
         scales = largest / STEPS
@@ -121,7 +134,9 @@ class TorchQuantiser:
         """Return shards as (rows, blocks, block), the last block filled up with zeros."""
         layout = self._layout
         padding = layout.blocks * layout.block - layout.shard
-        return torch.nn.functional.pad(sums, (0, padding)).view(len(sums), layout.blocks, layout.block)
+        return torch.nn.functional.pad(sums, (0, padding)).view(
+            len(sums), layout.blocks, layout.block
+        )
 
     def _by_element(self, by_block: torch.Tensor) -> torch.Tensor:
         """Repeat a value per block for each of its elements; shape (rows, shard)."""
@@ -154,7 +169,9 @@ class NativeQuantiser:
         """See `Quantiser.encode`."""
         old = None if residual is None else residual.numpy()
         rest = None if out_residual is None else out_residual.numpy()
-        self._kernels.quantise(gradient.numpy(), old, rest, self._block, self._shard, *_both_views(payload))
+        self._kernels.quantise(
+            gradient.numpy(), old, rest, self._block, self._shard, *_both_views(payload)
+        )
 
     def combine(
         self,
@@ -167,7 +184,9 @@ class NativeQuantiser:
         """See `Quantiser.combine`."""
         rest = None if residual is None else residual.numpy()
         sizes = self._block, self._shard
-        self._kernels.combine(*_both_views(payload), *sizes, float(divisor), rest, *_both_views(own))
+        self._kernels.combine(
+            *_both_views(payload), *sizes, float(divisor), rest, *_both_views(own)
+        )
 
     def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
         """See `Quantiser.decode`."""
@@ -225,12 +244,18 @@ class CudaQuantiser:
 
 
 def make_quantiser(layout: QuantisedLayout, device: torch.device) -> Quantiser:
-    """Return the compiled quantisation if the device has one that suits the layout, else torch's."""
+    """Return the compiled quantisation if the device has one that suits the layout, else
+    torch's.
+    """
     compiler = find_compiler(device)
     if compiler == "numba":
         return NativeQuantiser(layout)
     suits_kernels = layout.block <= LONGEST_CUDA_BLOCK and layout.elements <= LARGEST_N
-    return CudaQuantiser(layout, device) if compiler == "cupy" and suits_kernels else TorchQuantiser(layout)
+    return (
+        CudaQuantiser(layout, device)
+        if compiler == "cupy" and suits_kernels
+        else TorchQuantiser(layout)
+    )
 
 
 def prepare(device: torch.device) -> None:
@@ -249,11 +274,15 @@ def prepare(device: torch.device) -> None:
 
 
 def _prepare_kernels(device: torch.device) -> None:
-    """Compile the CUDA kernels and launch each once: the driver may load a kernel at its first launch."""
+    """Compile the CUDA kernels and launch each once: the driver may load a kernel at its first
+    launch.
+    """
     layout = QuantisedLayout.of(4, shards=1, block=4)
     try:
         quantiser = CudaQuantiser(layout, device)
-    except Exception as error:  # cupy raises errors of many types if a library or CUDA's headers are missing
+    except (
+        Exception
+    ) as error:  # cupy raises errors of many types if a library or CUDA's headers are missing
         alternative = "uninstall cupy: torch then quantises"
         raise compile_error(error, work="int8 quantises", alternative=alternative) from error
     elements = torch.ones(4, device=device)

@@ -1,4 +1,6 @@
-"""Random-k sparsification with a shared seed: all ranks send the same elements, so no indices are sent."""
+"""Random-k sparsification with a shared seed: all ranks send the same elements, so no indices are
+sent.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,28 @@ import torch.distributed as dist
 from commbench.hooks.base import Finish, Stopwatch
 from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite, on_host, put
 from commbench.hooks.layout import Layout
-from commbench.hooks.message import BucketShape, Message, check_density, kept_elements, random_k_messages
+from commbench.hooks.message import (
+    BucketShape,
+    Message,
+    check_density,
+    kept_elements,
+    random_k_messages,
+)
 
 
 class RandomK(FeedbackHook):
-    """Sums k = ceil(density x n) elements of each bucket, drawn again every step from (seed, step, first parameter).
+    """Sums k = ceil(density x n) elements of each bucket, drawn again every step from (seed, step,
+    first parameter).
 
-    With error feedback the unsent part is kept; without it the sum is scaled by n/k, which makes it unbiased. The first
-    ``start`` steps send everything.
+    With error feedback the unsent part is kept; without it the sum is scaled by n/k, which makes it
+    unbiased. The first ``start`` steps send everything.
     """
 
     name: ClassVar[str] = "randomk"
 
-    def __init__(self, *, density: float = 0.01, seed: int = 0, feedback: bool = True, start: int = 0) -> None:
+    def __init__(
+        self, *, density: float = 0.01, seed: int = 0, feedback: bool = True, start: int = 0
+    ) -> None:
         super().__init__(feedback=feedback, start=start)
         self.density = check_density(self.name, density)
         self.seed = seed
@@ -39,7 +50,8 @@ class RandomK(FeedbackHook):
         indices = _moved(draw(layout.numel, count, self._generator(layout)), buffer.device)
         values = self._take(buffer, slot, indices)
         values.div_(self.divisor if self.feedback else self.divisor * count / layout.numel)
-        # On a GPU another stream uses both until the next step; memory that is freed earlier would be reused too soon.
+        # On a GPU another stream uses both until the next step; memory that is freed earlier would
+        # be reused too soon.
         self._under_way[layout] = indices, values
         watch.encoded()
         watch.started()
@@ -47,13 +59,17 @@ class RandomK(FeedbackHook):
         return future, lambda _: buffer.zero_().index_copy_(0, indices, values)
 
     def _take(self, buffer: torch.Tensor, slot: Slot, indices: torch.Tensor) -> torch.Tensor:
-        """Return the values to send, shape (k,), removed from the new residual; all NaN if a gradient is not finite.
+        """Return the values to send, shape (k,), removed from the new residual.
+
+        All NaN if a gradient is not finite.
 
         The infinite element may not be among the drawn elements, and every rank must detect it.
         """
         finite = is_finite(buffer)
         if not on_host(finite):
-            return torch.where(finite, self._take_on_device(buffer, slot, indices, finite), torch.nan)
+            return torch.where(
+                finite, self._take_on_device(buffer, slot, indices, finite), torch.nan
+            )
         if not finite:
             return torch.full_like(indices, torch.nan, dtype=buffer.dtype)
         if not self.feedback:
@@ -73,7 +89,10 @@ class RandomK(FeedbackHook):
         return values
 
     def _generator(self, layout: Layout) -> torch.Generator:
-        """Return the generator of this step and bucket, the same on every rank; torch's global one stays unchanged."""
+        """Return the generator of this step and bucket, the same on every rank.
+
+        Torch's global one stays unchanged.
+        """
         return seeded(self.seed, self.step, layout.spans[0].name)
 
     def forget(self, layout: Layout) -> None:
@@ -92,10 +111,11 @@ def seeded(*parts: object) -> torch.Generator:
 
 
 def draw(n: int, k: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw k different indices below n, int64 of shape (k,): one in each of k equal intervals, then a random rotation.
+    """Draw k different indices below n, int64 of shape (k,): one in each of k equal intervals, then
+    a random rotation.
 
-    Each index is drawn with probability exactly k/n. The bias and the variance of random-k depend on nothing else. A
-    uniformly drawn subset would cost a pass over all n.
+    Each index is drawn with probability exactly k/n. The bias and the variance of random-k depend
+    on nothing else. A uniformly drawn subset would cost a pass over all n.
     """
     edges = torch.arange(k + 1, dtype=torch.int64).mul_(n).div_(k, rounding_mode="floor")
     length = edges[1:] - edges[:-1]
@@ -105,5 +125,8 @@ def draw(n: int, k: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _moved(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy indices to a device without waiting for it; drawn on the host, because draws depend on the GPU's model."""
+    """Copy indices to a device without waiting for it.
+
+    Drawn on the host, because draws depend on the GPU's model.
+    """
     return indices if device.type == "cpu" else indices.pin_memory().to(device, non_blocking=True)

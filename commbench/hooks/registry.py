@@ -1,4 +1,6 @@
-"""Every communication hook as one entry: its class, its options, its messages and its name on the command line."""
+"""Every communication hook as one entry: its class, its options, its messages and its name on the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
     from commbench.hooks.base import Hook
 
 OptionValue: TypeAlias = bool | int | float | str | tuple[float, ...]
-#: What a hook does to gradients: nothing beyond the rounding of a sum; it rounds each to 16 bits; it drops more.
+#: What a hook does to gradients: nothing beyond the rounding of a sum; it rounds each to 16 bits;
+#: it drops more.
 Effect = Literal["none", "half precision", "lossy"]
-#: What ranks exchange: gradients in buckets during the backward pass, or parameters after the optimiser's step.
+#: What ranks exchange: gradients in buckets during the backward pass, or parameters after the
+#: optimiser's step.
 Exchanged = Literal["gradients", "parameters"]
 #: DDP without a hook.
 NONE = "none"
@@ -61,7 +65,12 @@ class HookOption:
     @property
     def values(self) -> str:
         """The option's values, in words."""
-        words = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list such as 0.25+0.06"}
+        words = {
+            bool: "true or false",
+            int: "a whole number",
+            float: "a number",
+            tuple: "a list such as 0.25+0.06",
+        }
         at_least = "" if self.least is None else f" of at least {self.least}"
         return " or ".join(self.choices) if self.choices else words[type(self.default)] + at_least
 
@@ -75,7 +84,9 @@ class HookOption:
             return self.choices[self.choices.index(text)]
         if isinstance(self.default, bool):
             return TRUTH[text.lower()]
-        if isinstance(self.default, tuple):  # commas separate hooks on a command line, so plus signs may stand for them
+        if isinstance(
+            self.default, tuple
+        ):  # commas separate hooks on a command line, so plus signs may stand for them
             return tuple(float(word) for word in text.replace("+", ",").split(","))
         number = int(text) if isinstance(self.default, int) else float(text)
         if self.least is not None and number < self.least:
@@ -90,10 +101,9 @@ class HookSpec:
     name: str
     """Name in ``--hook``."""
     messages: Callable[..., tuple[Message, ...]]
-    """Returns the hook's messages for a `BucketShape` after any warm-up; its options are keyword arguments.
-
-    Of a hook that exchanges parameters, the bucket is the whole model, and the messages are the mean of a step.
-    """
+    """Returns the hook's messages for a `BucketShape` after any warm-up; its options are keyword
+    arguments. Of a hook that exchanges parameters, the bucket is the whole model, and the
+    messages are the mean of a step."""
     formula: str
     """Bytes that one of p ranks sends for n float32 elements, as text."""
     class_name: str = ""
@@ -110,20 +120,28 @@ class HookSpec:
     is_instrument: bool = False
     """Whether the hook only serves measurements and is never recommended."""
     runs_in_order: Callable[[Mapping[str, str]], bool] = lambda _options: False
-    """Returns whether, with these options, the collectives of a bucket wait for those of the previous bucket."""
+    """Returns whether, with these options, the collectives of a bucket wait for those of the
+    previous bucket."""
     compiles: Callable[[Mapping[str, str]], bool] = lambda _options: False
-    """Returns whether the hook with these options uses compiled code, which takes seconds to compile."""
+    """Returns whether the hook with these options uses compiled code, which takes seconds to
+    compile."""
     is_from_file: bool = False
-    """Whether it is a callable of a user's file: then its messages are unknown, and its bytes can only be measured."""
+    """Whether it is a callable of a user's file: then its messages are unknown, and its bytes
+    can only be measured."""
     needs_shapes: Callable[[Collection[str]], bool] = lambda _options: False
-    """Returns whether the size of the messages depends on the shapes of the tensors with these options."""
+    """Returns whether the size of the messages depends on the shapes of the tensors with these
+    options."""
 
     def selects_over_buckets(self, options: Mapping[str, str]) -> bool:
-        """Return whether the hook with these options selects over whole buckets: bucket sizes then affect results."""
+        """Return whether the hook with these options selects over whole buckets: bucket sizes then
+        affect results.
+        """
         return self.number == "density" and self._text("scope", options) in {"bucket", ""}
 
     def period(self, options: Mapping[str, str]) -> int:
-        """Return the optimiser steps from one exchange to the next; 1 unless the hook has the option ``period``."""
+        """Return the optimiser steps from one exchange to the next; 1 unless the hook has the
+        option ``period``.
+        """
         return int(self._text("period", options) or 1)
 
     @property
@@ -132,7 +150,10 @@ class HookSpec:
         return self.exchanges == "gradients" and not self.is_from_file
 
     def _text(self, name: str, options: Mapping[str, str]) -> str:
-        """Return an option as text: the given value or the default; empty if the hook has no such option."""
+        """Return an option as text: the given value or the default.
+
+        Empty if the hook has no such option.
+        """
         defaults = {option.name: str(option.default) for option in self.options}
         return options.get(name, defaults.get(name, ""))
 
@@ -152,10 +173,14 @@ class HookSpec:
         Raises:
             InputError: PyTorch is not installed.
         """
-        hook_class: type[Hook] = getattr(importlib.import_module("commbench.hooks"), self.class_name)
+        hook_class: type[Hook] = getattr(
+            importlib.import_module("commbench.hooks"), self.class_name
+        )
         return hook_class
 
-    def arguments(self, *, density: float | None, options: Mapping[str, str]) -> dict[str, OptionValue]:
+    def arguments(
+        self, *, density: float | None, options: Mapping[str, str]
+    ) -> dict[str, OptionValue]:
         """Parse the given density and options to keyword arguments.
 
         Raises:
@@ -165,7 +190,9 @@ class HookSpec:
         arguments: dict[str, OptionValue] = {}
         if density is not None:
             if "density" not in by_name:
-                raise InputError(f"Hook {self.name} was given density {density:g} and takes none: leave it out.")
+                raise InputError(
+                    f"Hook {self.name} was given density {density:g} and takes none: leave it out."
+                )
             arguments["density"] = density
         for name, text in options.items():
             if name not in by_name or name in arguments:
@@ -175,28 +202,36 @@ class HookSpec:
             try:
                 arguments[name] = option.read(text)
             except (KeyError, ValueError) as error:
-                raise InputError(f"Hook {self.name} was given {name}={text}: it takes {option.values}.") from error
+                raise InputError(
+                    f"Hook {self.name} was given {name}={text}: it takes {option.values}."
+                ) from error
         return arguments
 
     def messages_of(
         self, bucket: BucketShape, *, density: float | None, options: Mapping[str, str]
     ) -> tuple[Message, ...]:
-        """Return the messages of the hook with these options for a bucket, in order, after any warm-up.
+        """Return the messages of the hook with these options for a bucket, in order, after any
+        warm-up.
 
         Raises:
             InputError: an option is not understood, or the bucket's shapes are needed and missing.
         """
         if bucket.shapes is None and self.needs_shapes(options):
-            name = hook_words(self.name, density, ";".join(f"{key}={text}" for key, text in options.items()))
+            name = hook_words(
+                self.name, density, ";".join(f"{key}={text}" for key, text in options.items())
+            )
             raise InputError(
-                f"What hook {name} sends was asked for from the number of elements alone, but it depends on the "
-                "shapes of the tensors: give these, from an inspection of the workload."
+                f"What hook {name} sends was asked for from the number of elements alone, but it"
+                " depends on the shapes of the tensors: give these, from an inspection of the"
+                " workload."
             )
         defaults = {option.name: option.default for option in self.options}
-        return self.messages(bucket, **(defaults | self.arguments(density=density, options=options)))
+        return self.messages(
+            bucket, **(defaults | self.arguments(density=density, options=options))
+        )
 
 
-# ------------------------------------------------------------------------------------------------------- the entries
+# -------------------------------------------------------------------------------------- the entries
 
 _DENSITY = HookOption(name="density", default=0.01)
 _FEEDBACK = HookOption(name="feedback", default=True)
@@ -221,7 +256,11 @@ def _top_k(
     if exchange == ALIGNED:
         return aligned_messages(bucket, density=density, chunk=chunk)
     selection = Selection(
-        density=density, values=values, scope=scope, dense_below=dense_below, dense_vectors=dense_vectors
+        density=density,
+        values=values,
+        scope=scope,
+        dense_below=dense_below,
+        dense_vectors=dense_vectors,
     )
     return top_k_messages(bucket, selection)
 
@@ -230,7 +269,9 @@ def _is_aligned(options: Mapping[str, str]) -> bool:
     return options.get("exchange") == ALIGNED
 
 
-def _random_k(bucket: BucketShape, *, density: float, **_others: OptionValue) -> tuple[Message, ...]:
+def _random_k(
+    bucket: BucketShape, *, density: float, **_others: OptionValue
+) -> tuple[Message, ...]:
     return random_k_messages(bucket, density=density)
 
 
@@ -243,9 +284,16 @@ def _local_sgd(bucket: BucketShape, *, period: int, **_others: OptionValue) -> t
 
 
 def _power_sgd(
-    bucket: BucketShape, *, rank: int, min_compression_rate: float, values: str, **_others: OptionValue
+    bucket: BucketShape,
+    *,
+    rank: int,
+    min_compression_rate: float,
+    values: str,
+    **_others: OptionValue,
 ) -> tuple[Message, ...]:
-    return power_sgd_messages(bucket, rank=rank, min_compression_rate=min_compression_rate, values=values)
+    return power_sgd_messages(
+        bucket, rank=rank, min_compression_rate=min_compression_rate, values=values
+    )
 
 
 _SPECS = (
@@ -285,8 +333,10 @@ _SPECS = (
         name=TOP_K,
         class_name="TopK",
         messages=_top_k,
-        formula="(p-1) messages of k x (4 + value bytes), padded to 4, and the tensors sent whole as they are; "
-        "with `exchange=aligned` 2(p-1)/p x 4 (n/chunk + k)",
+        formula=(
+            "(p-1) messages of k x (4 + value bytes), padded to 4, and the tensors sent whole as"
+            " they are; with `exchange=aligned` 2(p-1)/p x 4 (n/chunk + k)"
+        ),
         options=(
             _DENSITY,
             HookOption(name="selection", default="fast", choices=("fast", "exact")),
@@ -307,7 +357,9 @@ _SPECS = (
         usual_number="0.01",
         needs_shapes=lambda options: not _BY_TENSOR.isdisjoint(options),
         runs_in_order=_is_aligned,
-        compiles=lambda options: options.get("selection", "fast") == "fast" and not _is_aligned(options),
+        compiles=lambda options: (
+            options.get("selection", "fast") == "fast" and not _is_aligned(options)
+        ),
     ),
     HookSpec(
         name="randomk",
@@ -322,14 +374,18 @@ _SPECS = (
         name="powersgd",
         class_name="PowerSGD",
         messages=_power_sgd,
-        formula="2(p-1)/p x value bytes x (sum of r (rows + columns) + what is sent whole); without shapes, of one "
-        "square matrix",
+        formula=(
+            "2(p-1)/p x value bytes x (sum of r (rows + columns) + what is sent whole); without"
+            " shapes, of one square matrix"
+        ),
         options=(
             HookOption(name="rank", default=1),
             HookOption(name="start", default=2),
             _FEEDBACK,
             HookOption(name="min_compression_rate", default=2.0),
-            HookOption(name="values", default="float32", choices=("float32", "float16", "bfloat16")),
+            HookOption(
+                name="values", default="float32", choices=("float32", "float16", "bfloat16")
+            ),
             _SEED,
         ),
         number="rank",
@@ -366,20 +422,28 @@ def find_hook(name: str) -> HookSpec:
     """
     if is_file_hook(name):
         return HookSpec(
-            name=name, messages=functools.partial(_unknown_messages, name), formula="measured", is_from_file=True
+            name=name,
+            messages=functools.partial(_unknown_messages, name),
+            formula="measured",
+            is_from_file=True,
         )
     if name not in HOOKS:
         raise unknown_choice("hook", name, [spec.usage for spec in HOOKS.values()])
     return HOOKS[name]
 
 
-def make_hook(name: str, *, density: float | None = None, options: Mapping[str, str] = _NO_OPTIONS) -> Hook | None:
-    """Make the hook of this name, or None for ``none``; ``options`` are its keyword arguments, written as text.
+def make_hook(
+    name: str, *, density: float | None = None, options: Mapping[str, str] = _NO_OPTIONS
+) -> Hook | None:
+    """Make the hook of this name, or None for ``none``.
+
+    ``options`` are its keyword arguments, written as text.
 
     A hook of a user's file is named with its path, see `hook_source`.
 
     Raises:
-        InputError: the name or an option is unknown, a text is not understood, or the density is outside (0, 1].
+        InputError: the name or an option is unknown, a text is not understood, or the density is
+            outside (0, 1].
     """
     spec = find_hook(name)
     if spec.is_from_file:
@@ -389,7 +453,7 @@ def make_hook(name: str, *, density: float | None = None, options: Mapping[str, 
     return spec.load()(**arguments) if spec.class_name else None
 
 
-# ------------------------------------------------------------------------------------------ hooks of a user's file
+# --------------------------------------------------------------------------- hooks of a user's file
 
 
 def is_file_hook(text: str) -> bool:
@@ -398,7 +462,9 @@ def is_file_hook(text: str) -> bool:
 
 
 def file_hook_name(text: str) -> str:
-    """Return the name of a user's own hook in results: its file without directories, and its callable."""
+    """Return the name of a user's own hook in results: its file without directories, and its
+    callable.
+    """
     return text.replace("\\", "/").rpartition("/")[2]
 
 
@@ -413,12 +479,17 @@ def find_file_hooks(hooks: Iterable[str]) -> tuple[str, ...]:
         file, callable_name = split_callable(text, "hook")
         path = f"{file.absolute()}:{callable_name}"
         if values.setdefault(file_hook_name(text), path) != path:
-            raise InputError(f"Hooks {path} and {values[file_hook_name(text)]} have the same name: rename a file.")
+            raise InputError(
+                f"Hooks {path} and {values[file_hook_name(text)]} have the same name: rename a"
+                " file."
+            )
     return tuple(values.values())
 
 
 def hook_source(name: str, file_hooks: Iterable[str]) -> str:
-    """Return what `make_hook` takes for a hook that results call ``name``: of a user's file its path, else the name."""
+    """Return what `make_hook` takes for a hook that results call ``name``: of a user's file its
+    path, else the name.
+    """
     return next((path for path in file_hooks if file_hook_name(path) == name), name)
 
 
@@ -426,7 +497,7 @@ def _unknown_messages(name: str, _bucket: BucketShape) -> tuple[Message, ...]:
     raise UnpredictedError("hook_bytes_unknown", hook=name)
 
 
-# ------------------------------------------------------------------------------------------------ on a command line
+# -------------------------------------------------------------------------------- on a command line
 
 
 class HookFields(TypedDict):
@@ -447,14 +518,25 @@ def parse_hook(text: str) -> HookFields:
         return {"hook": file_hook_name(text.strip()), "density": None, "hook_options": ""}
     name, *rest = text.strip().split(":")
     spec = find_hook(name)
-    numbers, pairs = [part for part in rest if "=" not in part], [part for part in rest if "=" in part]
+    numbers, pairs = (
+        [part for part in rest if "=" not in part],
+        [part for part in rest if "=" in part],
+    )
     if len(numbers) != (spec.number is not None):
         raise InputError(f"Hook {text!r} is not understood; write {spec.usage}.")
     options = dict(pair.split("=", 1) for pair in pairs)
     if len(options) < len(pairs) or spec.number in options:
-        raise InputError(f"Hook {text!r} names something twice; write each option once, and {spec.usage} first.")
-    if not all(re.fullmatch(r"[a-z_]+", key) and re.fullmatch(r"[\w.+-]+", value) for key, value in options.items()):
-        raise InputError(f"The options of hook {text!r} are not understood; write them as key=value, separated by :.")
+        raise InputError(
+            f"Hook {text!r} names something twice; write each option once, and {spec.usage} first."
+        )
+    if not all(
+        re.fullmatch(r"[a-z_]+", key) and re.fullmatch(r"[\w.+-]+", value)
+        for key, value in options.items()
+    ):
+        raise InputError(
+            f"The options of hook {text!r} are not understood; write them as key=value, separated"
+            " by :."
+        )
     density = None
     if spec.number == "density":
         density = _density(text, numbers[0])
@@ -465,7 +547,10 @@ def parse_hook(text: str) -> HookFields:
 
 
 def gathered_density(hook_name: str) -> float | None:
-    """Return the density of a top-k hook whose ranks gather the elements of all ranks; None for other hooks."""
+    """Return the density of a top-k hook whose ranks gather the elements of all ranks.
+
+    None for other hooks.
+    """
     fields = parse_hook(hook_name)
     is_gathered = fields["hook"] == TOP_K and not _is_aligned(split_options(fields["hook_options"]))
     return fields["density"] if is_gathered else None
@@ -476,7 +561,9 @@ def hook_words(hook: str, density: float | None, hook_options: str) -> str:
     texts = split_options(hook_options)
     option = HOOKS[hook].number if hook in HOOKS else None
     number = texts.pop(option or "", "") if density is None else f"{density:g}"
-    return ":".join([hook, *([number] if number else []), *(f"{key}={value}" for key, value in texts.items())])
+    return ":".join(
+        [hook, *([number] if number else []), *(f"{key}={value}" for key, value in texts.items())]
+    )
 
 
 def canonical_hook(text: str) -> str:
@@ -495,11 +582,16 @@ def _density(text: str, number: str) -> float:
     except ValueError:
         density = float("nan")
     if not 0 < density <= 1:
-        raise InputError(f"The density of hook {text!r} is not in (0, 1]; write e.g. topk:0.01 to send 1 %.")
+        raise InputError(
+            f"The density of hook {text!r} is not in (0, 1]; write e.g. topk:0.01 to send 1 %."
+        )
     return density
 
 
 def _whole_number(text: str, number: str, spec: HookSpec) -> str:
     if not number.isdecimal() or int(number) < 1:
-        raise InputError(f"The {spec.number} of hook {text!r} is not a whole number above 0; write e.g. {spec.usual}.")
+        raise InputError(
+            f"The {spec.number} of hook {text!r} is not a whole number above 0; write e.g."
+            f" {spec.usual}."
+        )
     return str(int(number))

@@ -14,7 +14,8 @@ from commbench.errors import CommbenchError, InputError, LaunchError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: The first words of torch's RuntimeError for an error in a callback; torch has no type for it and drops the cause.
+#: The first words of torch's RuntimeError for an error in a callback; torch has no type for it and
+#: drops the cause.
 _IN_CALLBACK = "Got the following error when running the callback: "
 #: Gloo's messages begin with a file and a line of Gloo's source.
 _PLACE = re.compile(r"^\[\S+\] ")
@@ -35,24 +36,34 @@ class Expected:
         """Return the requirements of a bucket; raise InputError if its gradients are sparse."""
         buffer, index = bucket.buffer(), bucket.index()
         if buffer.layout != torch.strided:
-            raise InputError(f"Bucket {index} holds sparse gradients, which hooks cannot average: make them dense.")
+            raise InputError(
+                f"Bucket {index} holds sparse gradients, which hooks cannot average: make them"
+                " dense."
+            )
         return cls(
-            index=index, numel=buffer.numel(), is_last=bucket.is_last(), dtype=buffer.dtype, device=buffer.device
+            index=index,
+            numel=buffer.numel(),
+            is_last=bucket.is_last(),
+            dtype=buffer.dtype,
+            device=buffer.device,
         )
 
     def check(self, hook: str, result: object) -> torch.Tensor:
-        """Return the result if DDP can use it; otherwise raise InputError with the hook, the bucket and the problem.
+        """Return the result if DDP can use it.
 
-        DDP itself crashes on None, and silently copies from a result that is too long, two-dimensional, strided or of
-        another type.
+        Otherwise raise InputError with the hook, the bucket and the problem.
+
+        DDP itself crashes on None, and silently copies from a result that is too long,
+        two-dimensional, strided or of another type.
         """
         if isinstance(result, list) and len(result) == 1:  # the value of a Gloo all_reduce
             result = result[0]
         if isinstance(result, torch.Tensor) and self._fits(result):
             return result
         raise InputError(
-            f"Hook {hook} returned {_describe(result)} for bucket {self.index}; it must return a Future of one "
-            f"contiguous tensor of shape ({self.numel},), {_plain(self.dtype)}, on {self.device}."
+            f"Hook {hook} returned {_describe(result)} for bucket {self.index}; it must return a"
+            f" Future of one contiguous tensor of shape ({self.numel},), {_plain(self.dtype)}, on"
+            f" {self.device}."
         )
 
     def _fits(self, result: torch.Tensor) -> bool:
@@ -64,7 +75,10 @@ class Expected:
         )
 
     def value_of(self, hook: str, done: torch.futures.Future) -> Any:  # noqa: ANN401 - a future's value
-        """Return the value of a future; raise InputError for a failed callback, LaunchError for a lost rank."""
+        """Return the value of a future.
+
+        Raise InputError for a failed callback, LaunchError for a lost rank.
+        """
         try:
             return done.value()
         except CommbenchError:
@@ -73,11 +87,13 @@ class Expected:
             text = (str(error) or type(error).__name__).splitlines()[0]
             if text.startswith(_IN_CALLBACK):
                 raised = text.removeprefix(_IN_CALLBACK)
-                raise InputError(f"A callback of hook {hook} raised {raised} on bucket {self.index}.") from error
+                raise InputError(
+                    f"A callback of hook {hook} raised {raised} on bucket {self.index}."
+                ) from error
             reason = _PLACE.sub("", text.split(". ")[0])
             raise LaunchError(
-                f"Hook {hook} could not exchange bucket {self.index} ({reason}): look at the other ranks' messages, "
-                "one of them has probably ended."
+                f"Hook {hook} could not exchange bucket {self.index} ({reason}): look at the other"
+                " ranks' messages, one of them has probably ended."
             ) from error
 
 
@@ -85,7 +101,10 @@ def _describe(result: object) -> str:
     if not isinstance(result, torch.Tensor):
         return "None" if result is None else f"a {type(result).__name__}"
     strided = "" if result.is_contiguous() else "strided "
-    return f"a {strided}tensor of shape {tuple(result.shape)}, {_plain(result.dtype)}, on {result.device}"
+    return (
+        f"a {strided}tensor of shape {tuple(result.shape)}, {_plain(result.dtype)}, on"
+        f" {result.device}"
+    )
 
 
 def _plain(dtype: torch.dtype) -> str:

@@ -1,4 +1,6 @@
-"""Selection of the k largest elements of a tensor into a message: compiled for the host or a GPU, or by torch."""
+"""Selection of the k largest elements of a tensor into a message: compiled for the host or a GPU,
+or by torch.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ class Selector(Protocol):
         out_residual: torch.Tensor | None,
         step: int,
     ) -> None:
-        """Write the payload of a = gradient + residual, and the unsent part of a to ``out_residual``.
+        """Write the payload of a = gradient + residual, and the unsent part of a to
+        ``out_residual``.
 
-        ``gradient`` may be overwritten. If a is not finite, the payload's values are NaN and ``out_residual`` is kept.
+        ``gradient`` may be overwritten. If a is not finite, the payload's values are NaN and
+        ``out_residual`` is kept.
         """
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
@@ -62,9 +66,17 @@ class TorchSelector:
         indices, values = split(payload, self._k, self._dtype)
         indices.copy_(positions)
         values.fill_(torch.nan)
-        put(values, total[positions].clamp_(-_largest(self._dtype), _largest(self._dtype)), where=finite)
+        put(
+            values,
+            total[positions].clamp_(-_largest(self._dtype), _largest(self._dtype)),
+            where=finite,
+        )
         if out_residual is not None:
-            put(out_residual, total.index_add_(0, positions, values.to(total.dtype), alpha=-1), where=finite)
+            put(
+                out_residual,
+                total.index_add_(0, positions, values.to(total.dtype), alpha=-1),
+                where=finite,
+            )
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
         """See `Selector.add`."""
@@ -108,7 +120,9 @@ class CudaSelector:
         from commbench.hooks.compression.cuda import CudaTopK, scratch_bytes
 
         self._scratch = torch.zeros(scratch_bytes(n), dtype=torch.uint8, device=device)
-        self._selector = CudaTopK(n, k, scratch=self._scratch.data_ptr(), value_dtype=values, device=device.index)
+        self._selector = CudaTopK(
+            n, k, scratch=self._scratch.data_ptr(), value_dtype=values, device=device.index
+        )
 
     def encode(
         self,
@@ -135,7 +149,9 @@ class CudaSelector:
         self._selector.add(payload.data_ptr(), into.data_ptr(), stream=stream_of(into.device))
 
 
-def make_selector(n: int, k: int, values: ValueType, *, fast: bool, device: torch.device) -> Selector:
+def make_selector(
+    n: int, k: int, values: ValueType, *, fast: bool, device: torch.device
+) -> Selector:
     """Return the compiled selection if ``fast`` and the device has one, else torch's."""
     compiler = fast_selection(device) if fast else SLOW
     if compiler == "numba":
@@ -159,11 +175,17 @@ def prepare(device: torch.device) -> None:
 
 
 def _prepare_kernels(device: torch.device) -> None:
-    """Compile the CUDA kernels and launch each once: the driver may load a kernel at its first launch."""
+    """Compile the CUDA kernels and launch each once: the driver may load a kernel at its first
+    launch.
+    """
     try:
         selector = CudaSelector(4, 2, "float32", device)
-    except Exception as error:  # cupy raises errors of many types if a library or CUDA's headers are missing
-        raise compile_error(error, work="topk selects", alternative="give the hook selection=exact") from error
+    except (
+        Exception
+    ) as error:  # cupy raises errors of many types if a library or CUDA's headers are missing
+        raise compile_error(
+            error, work="topk selects", alternative="give the hook selection=exact"
+        ) from error
     elements = torch.ones(4, device=device)
     payload = torch.zeros(16, dtype=torch.uint8, device=device)
     selector.encode(elements, None, payload, out_residual=None, step=0)
@@ -171,7 +193,9 @@ def _prepare_kernels(device: torch.device) -> None:
 
 
 def fast_selection(device: torch.device) -> str:
-    """Return the package behind ``selection=fast`` on a device: ``numba``, ``cupy``, or `SLOW` without these."""
+    """Return the package behind ``selection=fast`` on a device: ``numba``, ``cupy``, or `SLOW`
+    without these.
+    """
     return find_compiler(device) or SLOW
 
 
@@ -181,5 +205,8 @@ def split(payload: torch.Tensor, k: int, dtype: torch.dtype) -> tuple[torch.Tens
 
 
 def _largest(dtype: torch.dtype) -> float:
-    """Return the largest value that can be sent; values are clipped to it, and the rest stays in the residual."""
+    """Return the largest value that can be sent.
+
+    Values are clipped to it, and the rest stays in the residual.
+    """
     return float(torch.finfo(dtype).max)

@@ -1,4 +1,6 @@
-"""The clock of a training step: the process's clock, or events in a GPU's streams, read after the GPU reached them."""
+"""The clock of a training step: the process's clock, or events in a GPU's streams, read after the
+GPU reached them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ host_clock: Clock = time.perf_counter_ns
 
 
 def event_clock(number: int, cuda: Any = torch.cuda) -> Clock:  # noqa: ANN401 - a module, or a substitute
-    """Return a clock of events in the current stream; in a future's callback, that is the callback's stream.
+    """Return a clock of events in the current stream.
+
+    In a future's callback, that is the callback's stream.
 
     Args:
         number: the GPU's number; it need not be the current GPU of the calling thread.

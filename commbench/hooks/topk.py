@@ -1,4 +1,6 @@
-"""Top-k sparsification with error feedback: each rank sends its k largest elements, or all send the same chunks."""
+"""Top-k sparsification with error feedback: each rank sends its k largest elements, or all send the
+same chunks.
+"""
 
 from __future__ import annotations
 
@@ -54,25 +56,31 @@ class _Channel:
 
 
 class TopK(OrderedHook):
-    """Sends k = ceil(density x n) elements per bucket or per parameter, largest first, in one all_gather per bucket.
+    """Sends k = ceil(density x n) elements per bucket or per parameter, largest first, in one
+    all_gather per bucket.
 
     Args:
         density: k/n.
-        selection: ``fast`` is the compiled selection, on NVIDIA's GPUs by cupy; with ``exact``, or on a GPU without
-            cupy, torch.topk selects. All send exactly the k largest elements; they differ in the choice among ties.
-            With ``exchange=aligned``, ``fast`` is compiled for the host, and torch works with chunks on GPUs.
-        values: the type in which values are sent; the rounding error of float16 stays in the residual.
-        scope: the elements among which k are selected. With ``bucket`` the result depends on the bucket size.
+        selection: ``fast`` is the compiled selection, on NVIDIA's GPUs by cupy; with ``exact``, or
+            on a GPU without cupy, torch.topk selects. All send exactly the k largest elements; they
+            differ in the choice among ties. With ``exchange=aligned``, ``fast`` is compiled for the
+            host, and torch works with chunks on GPUs.
+        values: the type in which values are sent; the rounding error of float16 stays in the
+            residual.
+        scope: the elements among which k are selected. With ``bucket`` the result depends on the
+            bucket size.
         dense_below: tensors of fewer elements are sent whole.
         dense_vectors: tensors of one dimension (biases, norms) are sent whole.
-        exchange: with ``gather`` each rank sends its own elements to all ranks. With ``aligned`` the ranks sum the
-            norms of their chunks, choose the same chunks and sum only these; values, scope and the dense options
-            cannot be given.
+        exchange: with ``gather`` each rank sends its own elements to all ranks. With ``aligned``
+            the ranks sum the norms of their chunks, choose the same chunks and sum only these;
+            values, scope and the dense options cannot be given.
         chunk: elements of a chunk with ``exchange=aligned``; density is then the share of chunks.
         feedback: keep the unsent part, and send it later.
-        momentum: momentum correction of Deep Gradient Compression (Lin et al. 2018): u = m u + g is accumulated in
-            place of g, and zeroed for sent elements. The optimiser must then have no momentum.
-        clip: each tensor's norm is clipped to ``clip`` / sqrt(ranks) before compression (same source).
+        momentum: momentum correction of Deep Gradient Compression (Lin et al. 2018): u = m u + g is
+            accumulated in place of g, and zeroed for sent elements. The optimiser must then have no
+            momentum.
+        clip: each tensor's norm is clipped to ``clip`` / sqrt(ranks) before compression (same
+            source).
         warmup: densities of equal parts of the first ``warmup_steps`` steps (same source).
         warmup_steps: steps over which ``warmup`` goes.
         start: number of first steps without compression.
@@ -107,12 +115,19 @@ class TopK(OrderedHook):
         ):
             check_choice(f"{key} of hook topk", value, choices)
         if not 0 <= momentum < 1 or (momentum and not feedback):
-            raise InputError(f"Hook topk was given momentum {momentum:g}: it is below 1 and needs feedback.")
+            raise InputError(
+                f"Hook topk was given momentum {momentum:g}: it is below 1 and needs feedback."
+            )
         if bool(warmup) != bool(warmup_steps):
             raise InputError(
-                "Hook topk was given one of warmup and warmup_steps: densities need steps, and steps them."
+                "Hook topk was given one of warmup and warmup_steps: densities need steps, and"
+                " steps them."
             )
-        super().__init__(feedback=feedback, start=start, kinds=("residual", "momentum") if momentum else ("residual",))
+        super().__init__(
+            feedback=feedback,
+            start=start,
+            kinds=("residual", "momentum") if momentum else ("residual",),
+        )
         self.density = check_density(self.name, density)
         self.warmup = tuple(check_density(self.name, each) for each in warmup)
         self.warmup_steps = warmup_steps
@@ -122,7 +137,11 @@ class TopK(OrderedHook):
         self._chunk = check_length(self.name, "chunk", chunk)
         self._fast = selection == "fast"
         self._selection = Selection(
-            density=density, values=values, scope=scope, dense_below=dense_below, dense_vectors=dense_vectors
+            density=density,
+            values=values,
+            scope=scope,
+            dense_below=dense_below,
+            dense_vectors=dense_vectors,
         )
         self._check_exchange()
         self._channels: dict[Layout, _Channel] = {}
@@ -134,12 +153,14 @@ class TopK(OrderedHook):
         usual = Selection(density=self.density)
         if self.is_ordered and self._selection != usual:
             raise InputError(
-                "Hook topk was given exchange aligned and one of values, scope, dense_below, dense_vectors: chunks of "
-                "the whole bucket are sent as float32, so leave these out."
+                "Hook topk was given exchange aligned and one of values, scope, dense_below,"
+                " dense_vectors: chunks of the whole bucket are sent as float32, so leave these"
+                " out."
             )
         if not self.is_ordered and self._chunk != CHUNK:
             raise InputError(
-                f"Hook topk was given chunk {self._chunk} and exchange gather: chunks need exchange=aligned."
+                f"Hook topk was given chunk {self._chunk} and exchange gather: chunks need"
+                " exchange=aligned."
             )
 
     @property
@@ -151,10 +172,13 @@ class TopK(OrderedHook):
         """See `Hook.check_size`: a chunk must not be larger than the model."""
         if self.is_ordered and self._chunk > elements:
             raise InputError(
-                f"Hook topk was given chunk {self._chunk}, the model has {elements} elements: give a smaller chunk."
+                f"Hook topk was given chunk {self._chunk}, the model has {elements} elements: give"
+                " a smaller chunk."
             )
 
-    def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
+    def attach(
+        self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
+    ) -> None:
         """See `OrderedHook.attach`; also compile the selection, so that no step waits for it."""
         super().attach(ddp_model, scaler)
         if self._fast and self.is_ordered:
@@ -171,7 +195,10 @@ class TopK(OrderedHook):
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Encode, gather every rank's message, sum the messages in rank order; or exchange chunks."""
+        """Encode, gather every rank's message, sum the messages in rank order.
+
+        Or exchange chunks.
+        """
         if self.clip:
             self._clip(buffer, layout)
         if self.momentum:
@@ -185,14 +212,22 @@ class TopK(OrderedHook):
         watch.encoded()
         watch.started()
         if not channel.payload.sparse:
-            return dist.all_reduce(buffer, group=self._group, async_op=True).get_future(), lambda _: buffer
-        future = all_gather(channel.gathered.view(-1), channel.sent, group=self._group, async_op=True).get_future()
+            return (
+                dist.all_reduce(buffer, group=self._group, async_op=True).get_future(),
+                lambda _: buffer,
+            )
+        future = all_gather(
+            channel.gathered.view(-1), channel.sent, group=self._group, async_op=True
+        ).get_future()
         return future, lambda _: self._decode(channel, buffer)
 
     def _exchange_chunks(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Compute norms and begin to sum them on the autograd thread; choose chunks and sum them in an ordered job."""
+        """Compute norms and begin to sum them on the autograd thread.
+
+        Choose chunks and sum them in an ordered job.
+        """
         channel, residual = self._chunks_of(layout, buffer), slot.old.get("residual")
         channel.measure(buffer, residual)
         watch.encoded()
@@ -212,7 +247,11 @@ class TopK(OrderedHook):
     def _encode(self, channel: _Channel, buffer: torch.Tensor, slot: Slot) -> None:
         """Write the message; this overwrites ``buffer`` unless no element of it is selected."""
         self._take_whole(channel, buffer, slot)
-        old, new, momentum = slot.old.get("residual"), slot.new.get("residual"), slot.new.get("momentum")
+        old, new, momentum = (
+            slot.old.get("residual"),
+            slot.new.get("residual"),
+            slot.new.get("momentum"),
+        )
         for part, selector in zip(channel.payload.sparse, channel.selectors, strict=True):
             payload = _bytes(part, channel.sent)
             selector.encode(
@@ -225,16 +264,23 @@ class TopK(OrderedHook):
             indices, values = split(payload, part.k, DTYPES[channel.selection.values])
             if momentum is not None:
                 _forget(_elements(part, momentum), indices, values)
-            if values.dtype == torch.float32:  # float16 values would be rounded again: their sums are divided instead
+            if (
+                values.dtype == torch.float32
+            ):  # float16 values would be rounded again: their sums are divided instead
                 values.div_(self.divisor)
 
     def _take_whole(self, channel: _Channel, buffer: torch.Tensor, slot: Slot) -> None:
-        """Move tensors that are sent whole to the message; if the bucket has no others, divide them in place."""
+        """Move tensors that are sent whole to the message.
+
+        If the bucket has no others, divide them in place.
+        """
         residual = slot.old.get("residual")
         selected_over = channel.selection.scope == "bucket" and channel.payload.sparse
         for part in channel.payload.dense:
             values = _elements(part, buffer)
-            if residual is not None and not selected_over:  # zero, except after a resume with other options
+            if (
+                residual is not None and not selected_over
+            ):  # zero, except after a resume with other options
                 values.add_(_elements(part, residual))
                 _elements(part, slot.new["residual"]).zero_()
             values.div_(self.divisor)
@@ -260,7 +306,10 @@ class TopK(OrderedHook):
     # Deep Gradient Compression
 
     def _clip(self, buffer: torch.Tensor, layout: Layout) -> None:
-        """Clip each tensor's norm; the norm of the whole gradient is unknown when a bucket is ready."""
+        """Clip each tensor's norm.
+
+        The norm of the whole gradient is unknown when a bucket is ready.
+        """
         limit = self.clip / self.world_size**0.5
         for span in layout.spans:
             flat = span.flat(buffer)
@@ -307,16 +356,23 @@ class TopK(OrderedHook):
 
     def _chunks_of(self, layout: Layout, buffer: torch.Tensor) -> ChunkChannel:
         if layout not in self._chunks:
-            chunk_layout = ChunkLayout.of(layout.numel, density=self.current_density, chunk=self._chunk)
+            chunk_layout = ChunkLayout.of(
+                layout.numel, density=self.current_density, chunk=self._chunk
+            )
             self._chunks[layout] = ChunkChannel(chunk_layout, buffer, fast=self._fast)
         return self._chunks[layout]
 
     def _selector(self, part: PayloadPart, buffer: torch.Tensor) -> Selector:
-        """Return the selector for a part; parts of one size share a selector, because they are encoded in turn."""
+        """Return the selector for a part.
+
+        Parts of one size share a selector, because they are encoded in turn.
+        """
         key = (part.numel, part.k)
         if key not in self._selectors:
             values = self._selection.values
-            self._selectors[key] = make_selector(*key, values, fast=self._fast, device=buffer.device)
+            self._selectors[key] = make_selector(
+                *key, values, fast=self._fast, device=buffer.device
+            )
         return self._selectors[key]
 
     def begin_step(self) -> None:
@@ -352,7 +408,10 @@ def _bytes(part: PayloadPart, block: torch.Tensor) -> torch.Tensor:
 
 
 def _forget(momentum: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
-    """Zero the sent elements; unused slots (value 0) and slots that are not finite (NaN) send nothing."""
+    """Zero the sent elements.
+
+    Unused slots (value 0) and slots that are not finite (NaN) send nothing.
+    """
     sent = values.abs() > 0
     if on_host(sent):
         momentum.index_fill_(0, indices[sent].long(), 0.0)

@@ -1,8 +1,9 @@
-"""The conventions of nccl-tests, OSU and IMB, for ``commbench run --as``: cases, warm-up and repetitions.
+"""The conventions of nccl-tests, OSU and IMB, for ``commbench run --as``: cases, warm-up and
+repetitions.
 
-Sources: ``src/common.cu`` of nccl-tests 2.19.6 and the first example of its README; ``c/util/osu_util.h``,
-``c/util/osu_util_mpi.c`` and ``c/mpi`` of OSU 7.4; ``src_c/IMB_settings.h``, ``src_c/IMB_mem_manager.c`` and
-``src_c/IMB_warm_up.c`` of IMB 2021.11.
+Sources: ``src/common.cu`` of nccl-tests 2.19.6 and the first example of its README;
+``c/util/osu_util.h``, ``c/util/osu_util_mpi.c`` and ``c/mpi`` of OSU 7.4; ``src_c/IMB_settings.h``,
+``src_c/IMB_mem_manager.c`` and ``src_c/IMB_warm_up.c`` of IMB 2021.11.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Convention:
         """Return what the tool measures on ``ranks`` ranks.
 
         Args:
-            axes: values of `Sweep` that replace the tool's; ``sizes`` are counted as the tool counts them.
+            axes: values of `Sweep` that replace the tool's; ``sizes`` are counted as the tool
+                counts them.
             ranks: number of ranks, by which a share of a message becomes the message.
 
         Raises:
@@ -74,17 +76,27 @@ class Convention:
             "in_place": self.in_place,
             "sync": self.sync(operation),
         }
-        counted = [operation.message_bytes(size, ranks) if self.counts_shares else size for size in sizes]
-        return Sweep(**{**by_tool, **axes, "operations": (operation.name,), "sizes": tuple(counted)})
+        counted = [
+            operation.message_bytes(size, ranks) if self.counts_shares else size for size in sizes
+        ]
+        return Sweep(
+            **{**by_tool, **axes, "operations": (operation.name,), "sizes": tuple(counted)}
+        )
 
     def fixed(self, cases: Iterable[Case], ranks: int) -> dict[str, FixedSettings]:
         """Return by case key the warm-up and the repetitions that the tool makes."""
         settings = {}
         for case in cases:
             operation = OPERATIONS[case.operation]
-            size = operation.osu_bytes(case.message_bytes, ranks) if self.counts_shares else case.message_bytes
+            size = (
+                operation.osu_bytes(case.message_bytes, ranks)
+                if self.counts_shares
+                else case.message_bytes
+            )
             # Other tools know no states of the machine: a size has one line.
-            settings[case.key] = dataclasses.replace(self.settings(operation, size), visits=1, is_probed=False)
+            settings[case.key] = dataclasses.replace(
+                self.settings(operation, size), visits=1, is_probed=False
+            )
         return settings
 
 
@@ -105,7 +117,9 @@ def _imb_settings(operation: Operation, size: int) -> FixedSettings:
     warmups = repetitions + max(10, repetitions // 10)
     if operation.kind == "collective":
         return FixedSettings(warmups=warmups, batch=1, repetitions=repetitions)
-    return FixedSettings(warmups=warmups, batch=repetitions, repetitions=1)  # IMB reads the clock around its loop
+    return FixedSettings(
+        warmups=warmups, batch=repetitions, repetitions=1
+    )  # IMB reads the clock around its loop
 
 
 def _barrier_before_collectives(operation: Operation) -> str:
@@ -119,7 +133,9 @@ CONVENTIONS = {
         sizes=lambda _: "8:128M",
         counts_shares=False,
         in_place="both",
-        has=lambda operation: operation.moves_data and operation.kind != "pair" and not operation.overlaps,
+        has=lambda operation: (
+            operation.moves_data and operation.kind != "pair" and not operation.overlaps
+        ),
         dtype=lambda _: "float32",
         sync=lambda _: "none",
         settings=lambda _operation, _size: FixedSettings(warmups=1, batch=20, repetitions=1),

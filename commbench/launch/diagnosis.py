@@ -1,4 +1,6 @@
-"""Diagnosis of a launch that failed or hung: the evidence, the failed rank, and the sentences about both."""
+"""Diagnosis of a launch that failed or hung: the evidence, the failed rank, and the sentences about
+both.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,18 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherRanks:
-    """Ranks that were in the same place when another rank failed; run.json calls the fields ``ranks`` and ``in``."""
+    """Ranks that were in the same place when another rank failed.
+
+    run.json calls the fields ``ranks`` and ``in``.
+    """
 
     ranks: Sequence[int]
     place: str
 
     def __str__(self) -> str:
-        return f"{name_ranks(self.ranks)} {'was' if len(self.ranks) == 1 else 'were'} in {self.place}"
+        return (
+            f"{name_ranks(self.ranks)} {'was' if len(self.ranks) == 1 else 'were'} in {self.place}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +95,10 @@ class FailedRank:
 
     @property
     def waiting(self) -> str:
-        """Return the activity of the other ranks, as a sentence without its full stop; empty if unknown."""
+        """Return the activity of the other ranks, as a sentence without its full stop.
+
+        Empty if unknown.
+        """
         text = "; ".join(map(str, self.others))
         return text[:1].upper() + text[1:]
 
@@ -98,7 +108,8 @@ class Ending:
     """How a launch ended."""
 
     status: Literal["ok", "cut", "failed", "hung", "interrupted", "refused"]
-    """``cut``: time ran out before the last case; ``refused``: a rank finds that the request cannot be carried out."""
+    """``cut``: time ran out before the last case; ``refused``: a rank finds that the request
+    cannot be carried out."""
     reason: str = ""
     """One sentence without its full stop; for ``ok`` a warning, or empty."""
     cause: Reason | None = None
@@ -118,7 +129,13 @@ class Ending:
         is_host_lost: bool = False,
     ) -> Ending:
         """Return the ending of a launch that failed or hung."""
-        return cls(status=status, reason=str(cause), cause=cause, failed_rank=failed_rank, is_host_lost=is_host_lost)
+        return cls(
+            status=status,
+            reason=str(cause),
+            cause=cause,
+            failed_rank=failed_rank,
+            is_host_lost=is_host_lost,
+        )
 
     @property
     def is_broken(self) -> bool:
@@ -131,7 +148,9 @@ class Ending:
 
 
 def name_rank(rank: int | None, host: str = "") -> str:
-    """Return ``rank 1 on host n1``, ``a rank`` if its number is unknown, without a host if that is unknown."""
+    """Return ``rank 1 on host n1``, ``a rank`` if its number is unknown, without a host if that is
+    unknown.
+    """
     return f"{'a rank' if rank is None else f'rank {rank}'}{f' on host {host}' if host else ''}"
 
 
@@ -140,7 +159,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(rank) for rank in ranks)}"
 
 
-# ---------------------------------------------------------------------------------------------------------- a hang
+# ------------------------------------------------------------------------------------------- a hang
 
 
 #: What state letters of processes that are no longer heard mean.
@@ -154,18 +173,30 @@ def hang_reason(timeout_s: float, cause: str) -> Reason:
 
 def diagnose_ranks(ranks: Sequence[int], state: str, host: str) -> Diagnosis:
     """Name the first of the ranks that are in a state, and list the others."""
-    others = f" (as {'are' if len(ranks) > 2 else 'is'} {name_ranks(ranks[1:])})" if ranks[1:] else ""  # noqa: PLR2004 - grammar
-    reason = Reason(code="rank_stuck", subject=name_rank(ranks[0], host), parameters={"state": state, "others": others})
+    others = (
+        f" (as {'are' if len(ranks) > 2 else 'is'} {name_ranks(ranks[1:])})" if ranks[1:] else ""  # noqa: PLR2004 - grammar
+    )
+    reason = Reason(
+        code="rank_stuck",
+        subject=name_rank(ranks[0], host),
+        parameters={"state": state, "others": others},
+    )
     return Diagnosis(rank=ranks[0], host=host, state=state, reason=reason)
 
 
-def diagnose_silent(ranks: Sequence[int], host: str, since: str, process_state: str | None) -> Diagnosis:
-    """Name ranks whose heartbeats have stopped, and the state of the first rank's process if known."""
+def diagnose_silent(
+    ranks: Sequence[int], host: str, since: str, process_state: str | None
+) -> Diagnosis:
+    """Name ranks whose heartbeats have stopped, and the state of the first rank's process if
+    known.
+    """
     process = f" although its process {_STATES[process_state]}" if process_state in _STATES else ""
     return diagnose_ranks(ranks, f"has not been heard of {since}{process}", host)
 
 
-def diagnose_lost_hosts(lost: Mapping[str, Sequence[int]], since: str, own_host: str, *, is_alone: bool) -> Diagnosis:
+def diagnose_lost_hosts(
+    lost: Mapping[str, Sequence[int]], since: str, own_host: str, *, is_alone: bool
+) -> Diagnosis:
     """Name silent hosts; if several are silent and no other host answers, this host may be cut off.
 
     Args:
@@ -177,23 +208,30 @@ def diagnose_lost_hosts(lost: Mapping[str, Sequence[int]], since: str, own_host:
     hosts = ", ".join(f"{host} ({name_ranks(ranks)})" for host, ranks in lost.items())
     is_one = len(lost) == 1
     silent = f"host{'' if is_one else 's'} {hosts} {'has' if is_one else 'have'}"
-    suspicion = f"; it may be {own_host} that has lost its network" if is_alone and not is_one else ""
+    suspicion = (
+        f"; it may be {own_host} that has lost its network" if is_alone and not is_one else ""
+    )
     host, ranks = next(iter(lost.items()))
     return Diagnosis(
         rank=ranks[0],
         host=host,
         state=f"has not been heard of {since}",
-        reason=Reason(code="hosts_silent", parameters={"hosts": silent, "since": since, "suspicion": suspicion}),
+        reason=Reason(
+            code="hosts_silent",
+            parameters={"hosts": silent, "since": since, "suspicion": suspicion},
+        ),
         is_lost=True,
     )
 
 
 def diagnose_no_rank(*, is_any_heard: bool) -> Diagnosis:
     """Return the diagnosis of a hang without a rank that stands out."""
-    return Diagnosis(rank=None, reason=Reason(code="no_rank_stands_out" if is_any_heard else "no_rank_heard"))
+    return Diagnosis(
+        rank=None, reason=Reason(code="no_rank_stands_out" if is_any_heard else "no_rank_heard")
+    )
 
 
-# --------------------------------------------------------------------------------------------------------- an exit
+# ------------------------------------------------------------------------------------------ an exit
 
 _SIGNALS = {
     4: "illegal instruction",
@@ -223,9 +261,9 @@ def diagnose_exit(
 ) -> Diagnosis:
     """Return which rank ended a launch, if the evidence names one, and how.
 
-    A death by signal comes first: partners of a dead rank raise errors as well, and before the launcher notices. Then
-    come the first error that is not about a lost connection, a rank without heartbeats, an exit status, and last the
-    launcher's messages.
+    A death by signal comes first: partners of a dead rank raise errors as well, and before the
+    launcher notices. Then come the first error that is not about a lost connection, a rank without
+    heartbeats, an exit status, and last the launcher's messages.
 
     Args:
         stderr_lines: output of the launcher and the ranks, without events.
@@ -233,8 +271,8 @@ def diagnose_exit(
         returncode: of the launcher.
         processes: of the ranks, for launchers that name these only.
         silent: the ranks whose heartbeats stopped while those of other ranks went on.
-        is_out_of_memory: whether the kernel has killed a process of a host for lack of memory; None: unknown. An empty
-            name means this host.
+        is_out_of_memory: whether the kernel has killed a process of a host for lack of memory;
+            None: unknown. An empty name means this host.
     """
     text = " ".join(" ".join(stderr_lines).split())
     processes = processes or {}
@@ -250,7 +288,9 @@ def diagnose_exit(
     if peer := find_lost_peer(text):
         return _diagnose_lost_peer(peer, processes)
     return _diagnose_unknown(
-        stderr_lines, returncode, _diagnose_rank_exit(rank_exit, is_out_of_memory) if rank_exit else None
+        stderr_lines,
+        returncode,
+        _diagnose_rank_exit(rank_exit, is_out_of_memory) if rank_exit else None,
     )
 
 
@@ -261,11 +301,17 @@ def _diagnose_lost_daemon(host: str) -> Diagnosis | None:
     return Diagnosis(rank=None, host=host, state="lost", reason=reason)
 
 
-def _diagnose_rank_exit(rank_exit: RankExit, is_out_of_memory: Callable[[str], bool | None]) -> Diagnosis:
+def _diagnose_rank_exit(
+    rank_exit: RankExit, is_out_of_memory: Callable[[str], bool | None]
+) -> Diagnosis:
     name = name_rank(rank_exit.rank, rank_exit.host)
-    reason = Reason(code="rank_left", subject=name, parameters={"status": rank_exit.code, "remedy": ""})
+    reason = Reason(
+        code="rank_left", subject=name, parameters={"status": rank_exit.code, "remedy": ""}
+    )
     if rank_exit.signal:
-        memory = _OUT_OF_MEMORY[is_out_of_memory(rank_exit.host)] if rank_exit.signal == _SIGKILL else ""
+        memory = (
+            _OUT_OF_MEMORY[is_out_of_memory(rank_exit.host)] if rank_exit.signal == _SIGKILL else ""
+        )
         meaning = _SIGNALS.get(rank_exit.signal, "see signal(7)")
         parameters: dict[str, str | int] = {
             "signal": rank_exit.signal,
@@ -278,8 +324,13 @@ def _diagnose_rank_exit(rank_exit: RankExit, is_out_of_memory: Callable[[str], b
 
 
 def _diagnose_rank(rank: int | None, host: str, reason: Reason) -> Diagnosis:
-    """Return the diagnosis whose reason has the rank as its subject; its state is the reason's predicate."""
-    return Diagnosis(rank=rank, host=host, state=str(reason).removeprefix(f"{reason.subject} "), reason=reason)
+    """Return the diagnosis whose reason has the rank as its subject.
+
+    Its state is the reason's predicate.
+    """
+    return Diagnosis(
+        rank=rank, host=host, state=str(reason).removeprefix(f"{reason.subject} "), reason=reason
+    )
 
 
 def diagnose_error(error: RankError) -> Diagnosis:
@@ -292,7 +343,9 @@ def diagnose_error(error: RankError) -> Diagnosis:
 def _diagnose_lost_peer(peer: LostPeer, processes: Processes) -> Diagnosis:
     """Name the rank that has died; mpirun names the rank that first lost its connection to it."""
     candidates = [
-        rank for rank, (host, _) in processes.items() if (host == peer.host if peer.host else rank not in peer.victims)
+        rank
+        for rank, (host, _) in processes.items()
+        if (host == peer.host if peer.host else rank not in peer.victims)
     ]
     rank = candidates[0] if len(candidates) == 1 else None
     host = peer.host or ("" if rank is None else processes[rank][0])
@@ -300,20 +353,28 @@ def _diagnose_lost_peer(peer: LostPeer, processes: Processes) -> Diagnosis:
     return Diagnosis(rank=rank, host=host, state="has died", reason=reason)
 
 
-def _diagnose_unknown(lines: Sequence[str], returncode: int, diagnosis: Diagnosis | None) -> Diagnosis:
-    """Return an exit without another cause, or the launcher's own end, with a remedy if one is known."""
+def _diagnose_unknown(
+    lines: Sequence[str], returncode: int, diagnosis: Diagnosis | None
+) -> Diagnosis:
+    """Return an exit without another cause, or the launcher's own end, with a remedy if one is
+    known.
+    """
     remedy = explain(lines)
     if diagnosis:
         parameters = {**diagnosis.reason.parameters, "remedy": f": {remedy}" if remedy else ""}
         return replace(diagnosis, reason=replace(diagnosis.reason, parameters=parameters))
-    reason = Reason(code="launcher_ended", parameters={"status": returncode, "last_line": last_line(lines)})
+    reason = Reason(
+        code="launcher_ended", parameters={"status": returncode, "last_line": last_line(lines)}
+    )
     if remedy:
         reason = Reason(code="ranks_not_started", parameters={"remedy": remedy})
     return Diagnosis(rank=None, reason=reason)
 
 
 class MemoryKills:
-    """Detects that the kernel has killed a process on this host for lack of memory since this object was made."""
+    """Detects that the kernel has killed a process on this host for lack of memory since this
+    object was made.
+    """
 
     def __init__(self, file: Path = Path("/proc/vmstat")) -> None:
         self._file = file
@@ -328,13 +389,15 @@ class MemoryKills:
 
     def _count(self) -> int | None:
         try:
-            match = re.search(r"^oom_kill (\d+)$", self._file.read_text(encoding="utf-8"), re.MULTILINE)
+            match = re.search(
+                r"^oom_kill (\d+)$", self._file.read_text(encoding="utf-8"), re.MULTILINE
+            )
         except OSError:
             return None
         return int(match[1]) if match else None
 
 
-# -------------------------------------------------------------------------------------------------------- evidence
+# ----------------------------------------------------------------------------------------- evidence
 
 #: Path parts of frames that show where a rank waits.
 _OWN_FRAMES = ("commbench/", "torch/", "mpi4py/")
@@ -345,9 +408,17 @@ _FATAL = "Fatal Python error"
 
 
 def describe_place(stack: Sequence[str]) -> str:
-    """Return the place of a thread: its innermost frame of commbench, torch or mpi4py, else its innermost frame."""
-    library_frames = [frame for frame in stack if frame.startswith(_OWN_FRAMES) and not frame.startswith(_WRAPPERS)]
-    place, _, function = (library_frames or list(stack) or ["nowhere that is known"])[0].partition(" in ")
+    """Return the place of a thread: its innermost frame of commbench, torch or mpi4py, else its
+    innermost frame.
+    """
+    library_frames = [
+        frame
+        for frame in stack
+        if frame.startswith(_OWN_FRAMES) and not frame.startswith(_WRAPPERS)
+    ]
+    place, _, function = (library_frames or list(stack) or ["nowhere that is known"])[0].partition(
+        " in "
+    )
     return f"{function} ({place})" if function else place
 
 
@@ -360,7 +431,10 @@ def group_by_place(places: Mapping[int, str]) -> list[OtherRanks]:
 
 
 def find_crash_report(lines: Sequence[str]) -> list[str]:
-    """Return the interpreter's report on a process that died of a signal; empty without a report."""
+    """Return the interpreter's report on a process that died of a signal.
+
+    Empty without a report.
+    """
     starts = [index for index, line in enumerate(lines) if _FATAL in line]
     return list(lines[starts[0] :]) if starts else []
 
@@ -390,7 +464,11 @@ class Evidence:
         return {rank for rank, thread in self._stacks if thread == MAIN}
 
     def failed_rank(
-        self, diagnosis: Diagnosis, case: AnyCase | None, processes: Processes, printed: Iterable[str]
+        self,
+        diagnosis: Diagnosis,
+        case: AnyCase | None,
+        processes: Processes,
+        printed: Iterable[str],
     ) -> FailedRank:
         """Return all that is known of a failure.
 
@@ -400,8 +478,12 @@ class Evidence:
             processes: of the ranks, as far as known.
             printed: reports of interpreters on dying ranks.
         """
-        host, pid = processes.get(-1 if diagnosis.rank is None else diagnosis.rank, (diagnosis.host, None))
-        others = {rank: self._place(rank, case) for rank in sorted(self.located) if rank != diagnosis.rank}
+        host, pid = processes.get(
+            -1 if diagnosis.rank is None else diagnosis.rank, (diagnosis.host, None)
+        )
+        others = {
+            rank: self._place(rank, case) for rank in sorted(self.located) if rank != diagnosis.rank
+        }
         return FailedRank(
             rank=diagnosis.rank,
             host=diagnosis.host or host,
@@ -438,4 +520,7 @@ class Evidence:
         if not isinstance(case, Case):
             return place
         operation = f"{case.operation} of {case.backend}"
-        return f"{operation if stack.inside else f'synchronising or preparing for {operation}'}, at {place}"
+        return (
+            f"{operation if stack.inside else f'synchronising or preparing for {operation}'}, at"
+            f" {place}"
+        )

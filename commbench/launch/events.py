@@ -1,4 +1,6 @@
-"""The events of a launch, and the interface of every listener: rank 0, the supervisor, the ledger and the display."""
+"""The events of a launch, and the interface of every listener: rank 0, the supervisor, the ledger
+and the display.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ MAIN = "MainThread"
 #: More than the rounding error of a sum of shares, see `CaseFinished`.
 ROUNDING = 1e-6
 
-# --------------------------------------------------------------------------------------------------- from rank 0
+# -------------------------------------------------------------------------------------- from rank 0
 
 
 class Session(TypedDict, total=False):
@@ -33,7 +35,8 @@ class Session(TypedDict, total=False):
     oversubscribed: bool
     energy: Energy
     launch_variables: Mapping[str, VariableValues]
-    """By name, the variables that `commbench.system.env` gives the ranks of the launch; absent if there are none."""
+    """By name, the variables that `commbench.system.env` gives the ranks of the launch; absent
+    if there are none."""
     clock: ClockFacts
     """Facts of the ranks' clocks; absent in training."""
     fast_selection: str | None
@@ -73,7 +76,7 @@ class CasesEnded:
     """False if planned cases are left."""
 
 
-# ------------------------------------------------------------------------------------------------ from every rank
+# ---------------------------------------------------------------------------------- from every rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +106,8 @@ class RankError:
     """As in `Heartbeat`."""
     message: str
     error: str = ""
-    """Name of the exception's type; empty for an error of commbench, whose message is a whole sentence."""
+    """Name of the exception's type; empty for an error of commbench, whose message is a whole
+    sentence."""
     is_bad_input: bool = False
     """Whether the request cannot be carried out; else something went wrong."""
     stack: Sequence[str] = field(default_factory=list)
@@ -124,12 +128,13 @@ class Stack:
     thread: str
     """Name of the thread; the main thread's is `MAIN`."""
     stack: Sequence[str]
-    """Frames as ``path:line in function``, the innermost first; the outer ones of a deep stack are left out."""
+    """Frames as ``path:line in function``, the innermost first; the outer ones of a deep stack
+    are left out."""
     inside: bool = False
     """Whether the rank has begun a repetition and not finished it."""
 
 
-# ------------------------------------------------------------------------------------------- from the conductor
+# ------------------------------------------------------------------------------- from the conductor
 
 
 @dataclass(frozen=True, kw_only=True)

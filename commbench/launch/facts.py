@@ -41,7 +41,9 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place of a rank: ``cpus`` are the CPUs that it may use, ``clock`` names the clock that it reads."""
+    """The place of a rank: ``cpus`` are the CPUs that it may use, ``clock`` names the clock that it
+    reads.
+    """
 
     rank: int
     host: str
@@ -57,11 +59,20 @@ class Place:
 
 def own_place(rank: int) -> Place:
     """Return the place of this rank."""
-    return Place(rank=rank, host=socket.gethostname(), pid=os.getpid(), cpus=usable_cpus(), clock=clock_domain())
+    return Place(
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        cpus=usable_cpus(),
+        clock=clock_domain(),
+    )
 
 
 def emulated_conditions() -> Emulated | None:
-    """Return the conditions of the emulated cluster that this host belongs to; None on a real one."""
+    """Return the conditions of the emulated cluster that this host belongs to.
+
+    None on a real one.
+    """
     conditions: Emulated | None = json.loads(os.environ.get(EMULATED) or "null")
     return conditions
 
@@ -72,11 +83,16 @@ def share_clock(places: Sequence[Place]) -> bool:
 
 
 def are_oversubscribed(places: Sequence[Place]) -> bool:
-    """Return whether some ranks share a CPU: on any machine, more ranks than CPUs that they may use together."""
+    """Return whether some ranks share a CPU: on any machine, more ranks than CPUs that they may use
+    together.
+    """
     machines: dict[str, list[Place]] = defaultdict(list)
     for place in places:
         machines[place.machine].append(place)
-    return any(len(group) > len({cpu for place in group for cpu in place.cpus}) for group in machines.values())
+    return any(
+        len(group) > len({cpu for place in group for cpu in place.cpus})
+        for group in machines.values()
+    )
 
 
 def gather_places(control: Assembly) -> list[Place]:
@@ -97,17 +113,17 @@ def collect_session(
         control: the ranks.
         places: of every rank, as `gather_places` gives them.
         communicators: the open backends, by name, and the backend that trains on GPUs.
-        variables: environment variables of rank 0 that affect times, read before any library was loaded, without those
-            in ``varied``.
+        variables: environment variables of rank 0 that affect times, read before any library was
+            loaded, without those in ``varied``.
         varied: names of the variables that the launch gives its ranks, see `commbench.system.env`.
 
     Returns:
-        ``environment`` (see `commbench.system.environment.Environment`), ``ranks`` (rank, host, pid, cpus),
-        ``libraries`` by backend, ``ranks_per_gpu`` (None without GPUs), ``nccl_settings`` (the variables that were set
-        for NCCL on rank 0 beyond ``variables``),
+        ``environment`` (see `commbench.system.environment.Environment`), ``ranks`` (rank, host,
+        pid, cpus), ``libraries`` by backend, ``ranks_per_gpu`` (None without GPUs),
+        ``nccl_settings`` (the variables that were set for NCCL on rank 0 beyond ``variables``),
         ``mpi_init_s`` and ``mpi_takes_gpu_memory`` (whether the library says so; None without MPI),
-        ``shared_clock``, ``oversubscribed``, and ``launch_variables`` (by name, the values of those in ``varied``).
-        ``environment`` also has ``emulated`` in an emulated cluster.
+        ``shared_clock``, ``oversubscribed``, and ``launch_variables`` (by name, the values of those
+        in ``varied``). ``environment`` also has ``emulated`` in an emulated cluster.
     """
     hosts = control.gather(_own_host(control.rank, places))
     init_s = control.gather(getattr(getattr(control, "start", None), "init_s", None))
@@ -126,10 +142,13 @@ def collect_session(
             **({"emulated": emulated} if (emulated := emulated_conditions()) else {}),
         },
         "ranks": [
-            {"rank": place.rank, "host": place.host, "pid": place.pid, "cpus": list(place.cpus)} for place in places
+            {"rank": place.rank, "host": place.host, "pid": place.pid, "cpus": list(place.cpus)}
+            for place in places
         ],
         "libraries": libraries,
-        "ranks_per_gpu": max((c.ranks_per_gpu for c in communicators.values() if c.ranks_per_gpu), default=None),
+        "ranks_per_gpu": max(
+            (c.ranks_per_gpu for c in communicators.values() if c.ranks_per_gpu), default=None
+        ),
         "nccl_settings": _nccl_settings({*variables, *varied}),
         "mpi_init_s": max((seconds for seconds in init_s if seconds is not None), default=None),
         "mpi_takes_gpu_memory": _takes_gpu_memory(communicators.values()),
@@ -139,18 +158,28 @@ def collect_session(
     }
 
 
-def _own_variables(varied: Collection[str], communicators: Collection[str]) -> dict[str, tuple[str | None, str | None]]:
-    """Return by name the value of a variable in this rank's environment, and the value that its NCCL read."""
+def _own_variables(
+    varied: Collection[str], communicators: Collection[str]
+) -> dict[str, tuple[str | None, str | None]]:
+    """Return by name the value of a variable in this rank's environment, and the value that its
+    NCCL read.
+    """
     of_nccl = LOG.settings() if any(name in NCCL_BACKENDS for name in communicators) else {}
     return {name: (os.environ.get(name), of_nccl.get(name)) for name in varied}
 
 
-def _merged(values: Sequence[Mapping[str, tuple[str | None, str | None]]]) -> dict[str, VariableValues]:
+def _merged(
+    values: Sequence[Mapping[str, tuple[str | None, str | None]]],
+) -> dict[str, VariableValues]:
     """Return by name the different values over all ranks."""
     merged: dict[str, VariableValues] = {}
     for name in values[0]:
-        ranks, nccl = (list(dict.fromkeys(of_rank[name][part] for of_rank in values)) for part in (0, 1))
-        merged[name] = VariableValues(ranks=ranks, nccl=[value for value in nccl if value is not None])
+        ranks, nccl = (
+            list(dict.fromkeys(of_rank[name][part] for of_rank in values)) for part in (0, 1)
+        )
+        merged[name] = VariableValues(
+            ranks=ranks, nccl=[value for value in nccl if value is not None]
+        )
     return merged
 
 
@@ -165,22 +194,29 @@ def _nccl_settings(before: Collection[str]) -> dict[str, str]:
 
 
 def _takes_gpu_memory(communicators: Iterable[Carrier]) -> bool | None:
-    """Return whether the MPI library states that it accepts GPU memory; None without an MPI backend."""
+    """Return whether the MPI library states that it accepts GPU memory.
+
+    None without an MPI backend.
+    """
     answers = (getattr(communicator, "takes_gpu_memory", None) for communicator in communicators)
     return next((answer for answer in answers if answer is not None), None)
 
 
 def _own_host(rank: int, places: Sequence[Place]) -> Host | None:
-    """This rank's host if it is the lowest rank there; ``cpus_allowed`` counts the CPUs of all ranks on it.
+    """This rank's host if it is the lowest rank there.
 
-    Its ``topology`` (`commbench.system.topology`) also has ``ranks``: the ``numa_nodes`` of each ``rank``.
+    ``cpus_allowed`` counts the CPUs of all ranks on it.
+
+    Its ``topology`` (`commbench.system.topology`) also has ``ranks``: the ``numa_nodes`` of each
+    ``rank``.
     """
     host_places = [place for place in places if place.host == places[rank].host]
     if host_places[0].rank != rank:
         return None
     topology = collect_topology(emulated=emulated_conditions())
     topology["ranks"] = [
-        {"rank": place.rank, "numa_nodes": nodes_of(place.cpus, topology["numa"])} for place in host_places
+        {"rank": place.rank, "numa_nodes": nodes_of(place.cpus, topology["numa"])}
+        for place in host_places
     ]
     allowed = len({cpu for place in host_places for cpu in place.cpus})
     return {**collect_host(), "cpus_allowed": allowed, "topology": topology}
@@ -189,12 +225,17 @@ def _own_host(rank: int, places: Sequence[Place]) -> Host | None:
 def header_fields(session: Session, info: RunInfo) -> RunInfo:
     """Return the entries of run.json that a session changes; ``info`` are its present entries.
 
-    The environment of the first launch stays; libraries that only a later launch used are added. ``clock`` is
-    the worst agreement over all launches, ``energy`` comes from the launch with the fewest counted devices.
+    The environment of the first launch stays; libraries that only a later launch used are added.
+    ``clock`` is the worst agreement over all launches, ``energy`` comes from the launch with the
+    fewest counted devices.
     """
     ranks = session["ranks"]
     hosts = [rank["host"] for rank in ranks]
-    ticks_us = [tick_s * 1e6 for host in session["environment"]["hosts"] if (tick_s := host.get("timer_tick_s"))]
+    ticks_us = [
+        tick_s * 1e6
+        for host in session["environment"]["hosts"]
+        if (tick_s := host.get("timer_tick_s"))
+    ]
     fields: RunInfo = {
         "environment": {**session["environment"], **info.get("environment", {})},
         "ranks": ranks,
@@ -226,13 +267,15 @@ def remark(session: Session) -> str:
     on_gpus = session.get("ranks_per_gpu")
     package, wheel = ("cupy", "'cupy-cuda13x[ctk]' (or cuda12x)") if on_gpus else ("numba", "numba")
     return (
-        f"Hook topk selects by torch.topk, for selection=fast is compiled by {package}, which is not installed: "
-        f"pip install {wheel}."
+        f"Hook topk selects by torch.topk, for selection=fast is compiled by {package}, which is"
+        f" not installed: pip install {wheel}."
     )
 
 
 def changed_conditions(session: Session, info: RunInfo) -> list[str]:
-    """Return how the conditions of a session differ from those in run.json; empty if run.json has none.
+    """Return how the conditions of a session differ from those in run.json.
+
+    Empty if run.json has none.
 
     In training, MPI carries nothing that is measured, so its settings are ignored.
     """
@@ -246,7 +289,10 @@ def changed_conditions(session: Session, info: RunInfo) -> list[str]:
 
 def _without_mpi(environment: Environment) -> Environment:
     variables = environment.get("variables") or {}
-    return {**environment, "variables": {k: v for k, v in variables.items() if not k.startswith(_MPI_VARIABLES)}}
+    return {
+        **environment,
+        "variables": {k: v for k, v in variables.items() if not k.startswith(_MPI_VARIABLES)},
+    }
 
 
 def refuse_other_conditions(session: Session, info: RunInfo) -> None:
@@ -258,8 +304,8 @@ def refuse_other_conditions(session: Session, info: RunInfo) -> None:
     changes = changed_conditions(session, info)
     if changes:
         raise InputError(
-            f"This run was begun under other conditions ({'; '.join(changes[:3])}), and unlike conditions do not mix; "
-            "choose another --out."
+            f"This run was begun under other conditions ({'; '.join(changes[:3])}), and unlike"
+            " conditions do not mix; choose another --out."
         )
 
 
@@ -274,11 +320,15 @@ class Software:
     rank: int
     host: str
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions by name: all packages on the lowest rank of each host; elsewhere loaded software only."""
+    """Versions by name: all packages on the lowest rank of each host; elsewhere loaded software
+    only."""
 
 
 def refuse_unlike_software(control: Assembly) -> str:
-    """Return why the ranks' software does not match, the same on every rank; empty if it does. Collective."""
+    """Return why the ranks' software does not match, the same on every rank; empty if it does.
+
+    Collective.
+    """
     hosts = gather_everywhere(control, socket.gethostname())
     versions = _running(control)
     if hosts.index(hosts[control.rank]) == control.rank:
@@ -295,9 +345,14 @@ def _running(control: Assembly) -> dict[str, str]:
 
 
 def describe_differences(ranks: Sequence[Software]) -> str:
-    """Return a sentence and a table with a column for each group of equal ranks; empty for a single group."""
+    """Return a sentence and a table with a column for each group of equal ranks.
+
+    Empty for a single group.
+    """
     names = sorted({name for software in ranks for name in software.versions} - UNTIMED_PACKAGES)
-    by_host = {software.host: software.versions for software in reversed(ranks)}  # the lowest rank's come last
+    by_host = {
+        software.host: software.versions for software in reversed(ranks)
+    }  # the lowest rank's come last
 
     def versions_of(software: Software) -> tuple[str, ...]:
         versions = {**by_host[software.host], **software.versions}
@@ -311,8 +366,9 @@ def describe_differences(ranks: Sequence[Software]) -> str:
     header = ["", *(_label(group, ranks) for group in groups.values())]
     rows = [[name, *versions] for name, *versions in zip(names, *groups, strict=True)]
     return (
-        "The ranks do not run the same software, so that what they measure together means nothing; install the same on "
-        f"every host.\n{_table([header, *(row for row in rows if len(set(row[1:])) > 1)])}"
+        "The ranks do not run the same software, so that what they measure together means nothing;"
+        " install the same on every"
+        f" host.\n{_table([header, *(row for row in rows if len(set(row[1:])) > 1)])}"
     )
 
 
@@ -331,5 +387,8 @@ def _list(names: Sequence[str]) -> str:
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    lines = (
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
     return "\n".join(f"  {line}".rstrip() for line in lines)

@@ -1,4 +1,6 @@
-"""The heartbeat of a rank: a thread that reports progress and, on request, the stacks of all threads."""
+"""The heartbeat of a rank: a thread that reports progress and, on request, the stacks of all
+threads.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,23 @@ def stacks_of_threads() -> dict[str, list[str]]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         names.get(ident, f"thread {ident}"): _frames(frame)
-        for ident, frame in sys._current_frames().items()  # noqa: SLF001 - documented, only named like that
+        for ident, frame in (sys._current_frames().items())  # noqa: SLF001 - documented, only named like that
         if ident != threading.get_ident()
     }
 
 
 def stack_of_error(trace: TracebackType | None) -> list[str]:
     """Return the frames in which an error was raised, the innermost first."""
-    frames = [_text(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_tb(trace)]
+    frames = [
+        _text(frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(trace)
+    ]
     return _without_outermost(frames[::-1])
 
 
 def stack_in(lines: Iterable[str]) -> list[str]:
-    """Return the stack that `faulthandler` has printed: of the current thread, else of the last one, the main thread.
+    """Return the stack that `faulthandler` has printed: of the current thread, else of the last
+    one, the main thread.
 
     Empty if nothing was printed.
     """
@@ -72,8 +78,12 @@ def _frames(frame: FrameType | None) -> list[str]:
 
 
 def _without_outermost(stack: list[str]) -> list[str]:
-    """Return a stack without the outermost frames that all ranks share, and at most `DEEPEST` frames."""
-    return [frame for frame in stack if not frame.startswith(_OUTERMOST)][:DEEPEST] or stack[:DEEPEST]
+    """Return a stack without the outermost frames that all ranks share, and at most `DEEPEST`
+    frames.
+    """
+    return [frame for frame in stack if not frame.startswith(_OUTERMOST)][:DEEPEST] or stack[
+        :DEEPEST
+    ]
 
 
 def _text(path: str, line: int, function: str) -> str:
@@ -83,7 +93,11 @@ def _text(path: str, line: int, function: str) -> str:
 @cache
 def _short(path: str) -> str:
     """Return a path relative to the directory from which Python imported it."""
-    roots = [root.rstrip("/") + "/" for root in sys.path if root and path.startswith(root.rstrip("/") + "/")]
+    roots = [
+        root.rstrip("/") + "/"
+        for root in sys.path
+        if root and path.startswith(root.rstrip("/") + "/")
+    ]
     if roots:
         return path[len(max(roots, key=len)) :]
     return Path(path).name if path.startswith("/") else path
@@ -92,16 +106,19 @@ def _short(path: str) -> str:
 INTERVAL_S = 0.5
 #: A heartbeat that is later than this shows that the process did not run.
 STALL_S = 0.5
-#: Ranks have at least this many seconds to come together: all of them may read libraries from a slow disk at once.
+#: Ranks have at least this many seconds to come together: all of them may read libraries from a
+#: slow disk at once.
 STARTUP_TIMEOUT_S = 60.0
-#: A rank ends itself this many seconds after its repetition hung, because the conductor is out of reach.
-#: Between repetitions it may wait for ranks that make progress, so it waits at least the time limit once more.
+#: A rank ends itself this many seconds after its repetition hung, because the conductor is out of
+#: reach. Between repetitions it may wait for ranks that make progress, so it waits at least the
+#: time limit once more.
 ABANDONED_S = 10.0
 #: If this thread hangs, too, the interpreter ends the process this many seconds later.
 LAST_RESORT_S = 5.0
 #: Signals that end a rank at once.
 DEADLY = frozenset({signal.SIGTERM, signal.SIGHUP})
-#: Launchers' daemons that serve one launch only; on a host that is cut off only its ranks can end them.
+#: Launchers' daemons that serve one launch only; on a host that is cut off only its ranks can end
+#: them.
 _DAEMONS = frozenset({"prted", "orted", "hydra_pmi_proxy", "hydra_bstrap_proxy"})
 _NAME_LENGTH = 15
 #: Threads that serve the launch; their stacks do not show where it hangs.
@@ -113,8 +130,8 @@ class Patience:
     """The time that a rank may make no progress, and the reaction to more."""
 
     timeout_s: float | None = None
-    """Time without progress after which ``on_stall`` is called, once; None: any. A rank that is still alive
-    `ABANDONED_S` later ends itself."""
+    """Time without progress after which ``on_stall`` is called, once; None: any. A rank that is
+    still alive `ABANDONED_S` later ends itself."""
     startup_timeout_s: float = STARTUP_TIMEOUT_S
     """The least such time before the first repetition."""
     on_stall: Callable[[], None] = lambda: None
@@ -122,10 +139,12 @@ class Patience:
 
 
 class Heart:
-    """Beats every half second, and answers signals although the main thread may be stuck in a library.
+    """Beats every half second, and answers signals although the main thread may be stuck in a
+    library.
 
-    At SIGUSR1 it reports the stacks of all threads. At SIGTERM and SIGHUP it does so before the rank ends, so that
-    ranks which a launcher ends after another one has died report what they were waiting in.
+    At SIGUSR1 it reports the stacks of all threads. At SIGTERM and SIGHUP it does so before the
+    rank ends, so that ranks which a launcher ends after another one has died report what they were
+    waiting in.
 
     Args:
         rank: this rank's number.
@@ -169,7 +188,9 @@ class Heart:
         faulthandler.cancel_dump_traceback_later()
 
     def enter(self, index: int, text: str) -> None:
-        """Note that the case number ``index``, named ``text``, begins; -1 and no name: the rank starts again."""
+        """Note that the case number ``index``, named ``text``, begins; -1 and no name: the rank
+        starts again.
+        """
         self.case = index
         self.progress.case = text
 
@@ -181,20 +202,33 @@ class Heart:
     @timeout_s.setter
     def timeout_s(self, seconds: float | None) -> None:
         self._patience = replace(self._patience, timeout_s=seconds)
-        self._position = (-1, -1)  # the next look takes what it sees for progress, and arms the net again
+        self._position = (
+            -1,
+            -1,
+        )  # the next look takes what it sees for progress, and arms the net again
 
     @property
     def limit_s(self) -> float | None:
         """Return the present limit of seconds without progress; compiling counts as start-up."""
         starting = self.timeout_s is not None and (self.case < 0 or not self.progress.total)
-        return max(self.timeout_s or 0.0, self._patience.startup_timeout_s) if starting else self.timeout_s
+        return (
+            max(self.timeout_s or 0.0, self._patience.startup_timeout_s)
+            if starting
+            else self.timeout_s
+        )
 
     def state(self) -> Heartbeat:
         """Return the next heartbeat."""
         entered, left = (int(count) for count in self.progress.counters)
         cpu_ms = time.process_time_ns() // 1_000_000
         return Heartbeat(
-            rank=self.rank, host=self.host, pid=os.getpid(), entered=entered, left=left, cpu_ms=cpu_ms, case=self.case
+            rank=self.rank,
+            host=self.host,
+            pid=os.getpid(),
+            entered=entered,
+            left=left,
+            cpu_ms=cpu_ms,
+            case=self.case,
         )
 
     def report_stacks(self) -> None:
@@ -202,7 +236,15 @@ class Heart:
         entered, left = (int(count) for count in self.progress.counters)
         for name, stack in stacks_of_threads().items():
             if name not in HELPERS:
-                self._report(Stack(rank=self.rank, host=self.host, thread=name, stack=stack, inside=entered > left))
+                self._report(
+                    Stack(
+                        rank=self.rank,
+                        host=self.host,
+                        thread=name,
+                        stack=stack,
+                        inside=entered > left,
+                    )
+                )
 
     def _beat_on(self) -> None:
         while not self._stopped.is_set():
@@ -218,7 +260,8 @@ class Heart:
                 self._answer(number)
 
     def _note_stall(self, begun: float, cpu_s: float) -> None:
-        """Note a stall if the wait since ``begun`` took much too long and the process used little CPU time meanwhile.
+        """Note a stall if the wait since ``begun`` took much too long and the process used little
+        CPU time meanwhile.
 
         A library that holds the interpreter's lock delays this thread, too, but it uses CPU time.
         """
@@ -248,7 +291,9 @@ class Heart:
         if position != self._position:
             self._position, self._moved_at, self._stalled = position, now, False
             if limit_s is not None and not self._stopped.is_set():
-                faulthandler.dump_traceback_later(2 * limit_s + ABANDONED_S + LAST_RESORT_S, exit=True)
+                faulthandler.dump_traceback_later(
+                    2 * limit_s + ABANDONED_S + LAST_RESORT_S, exit=True
+                )
         elif limit_s is not None and now - self._moved_at > limit_s:
             if not self._stalled:
                 self._stalled = True

@@ -1,4 +1,6 @@
-"""The identity of this process: conductor, or a rank of mpirun, torchrun or srun, and where srun's tasks rendezvous."""
+"""The identity of this process: conductor, or a rank of mpirun, torchrun or srun, and where srun's
+tasks rendezvous.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from commbench.errors import InputError
 
 Role = Literal["conductor", "rank"]
 
-#: Slurm numbers the steps that hold a shell rather than tasks (interactive, batch, extern) from here on.
+#: Slurm numbers the steps that hold a shell rather than tasks (interactive, batch, extern) from
+#: here on.
 _SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 
 
@@ -24,27 +27,33 @@ class Identity:
 
     role: Role
     launcher: str = ""
-    """``openmpi``, ``mpich`` (any launcher that speaks PMI), ``torchrun`` or ``slurm``; empty for a conductor."""
+    """``openmpi``, ``mpich`` (any launcher that speaks PMI), ``torchrun`` or ``slurm``; empty
+    for a conductor."""
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_size: int = 1
     carries_mpi: bool = True
-    """Whether MPI sees the ranks: not those of torchrun, nor those of an srun that speaks neither PMI nor PMIx."""
+    """Whether MPI sees the ranks: not those of torchrun, nor those of an srun that speaks
+    neither PMI nor PMIx."""
 
 
 def identify(environ: Mapping[str, str], requested_role: str | None = None) -> Identity:
     """Return the identity of this process by its environment; ``requested_role`` overrides it.
 
-    Variables of a launcher precede Slurm's: mpirun inside ``salloc`` leaves SLURM_PROCID=0 in every rank. Variables of
-    torchrun precede all others: if mpirun or srun starts a torchrun on each host, its ranks inherit the variables of
-    that one process. A requested rank without a launcher is the only rank of its launch.
+    Variables of a launcher precede Slurm's: mpirun inside ``salloc`` leaves SLURM_PROCID=0 in every
+    rank. Variables of
+    torchrun precede all others: if mpirun or srun starts a torchrun on each host, its ranks inherit
+    the variables of that one process. A requested rank without a launcher is the only rank of its
+    launch.
 
     Raises:
         InputError: an unknown role, or a rank variable that is not a number.
     """
     if requested_role is not None and requested_role not in get_args(Role):
-        raise InputError(f"Unknown role {requested_role!r}; choose from {', '.join(get_args(Role))}.")
+        raise InputError(
+            f"Unknown role {requested_role!r}; choose from {', '.join(get_args(Role))}."
+        )
     if requested_role == "conductor":
         return Identity(role="conductor")
     for recognize in (_torchrun, _openmpi, _pmi, _slurm):
@@ -57,7 +66,14 @@ def _openmpi(environ: Mapping[str, str]) -> Identity | None:
     prefix = "OMPI_COMM_WORLD_"
     if f"{prefix}RANK" not in environ:
         return None
-    return _rank("openmpi", environ, f"{prefix}RANK", f"{prefix}SIZE", f"{prefix}LOCAL_RANK", f"{prefix}LOCAL_SIZE")
+    return _rank(
+        "openmpi",
+        environ,
+        f"{prefix}RANK",
+        f"{prefix}SIZE",
+        f"{prefix}LOCAL_RANK",
+        f"{prefix}LOCAL_SIZE",
+    )
 
 
 def _pmi(environ: Mapping[str, str]) -> Identity | None:
@@ -67,7 +83,11 @@ def _pmi(environ: Mapping[str, str]) -> Identity | None:
     task = (
         None if "MPI_LOCALNRANKS" in environ else _slurm(environ)
     )  # Slurm's PMI does not tell which ranks share a host
-    return replace(identity, local_rank=task.local_rank, local_size=task.local_size) if task else identity
+    return (
+        replace(identity, local_rank=task.local_rank, local_size=task.local_size)
+        if task
+        else identity
+    )
 
 
 def _torchrun(environ: Mapping[str, str]) -> Identity | None:
@@ -80,7 +100,8 @@ def _torchrun(environ: Mapping[str, str]) -> Identity | None:
 def _slurm(environ: Mapping[str, str]) -> Identity | None:
     """Return the identity of a task of srun; None for a batch script or an interactive shell.
 
-    Both have SLURM_PROCID too. A batch script has no step of its own, and the one task of ``srun --pty`` is a shell.
+    Both have SLURM_PROCID too. A batch script has no step of its own, and the one task of ``srun
+    --pty`` is a shell.
     """
     if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
         return None
@@ -98,20 +119,30 @@ def _slurm(environ: Mapping[str, str]) -> Identity | None:
         world_size=_number(environ, size, 1),
         local_rank=_number(environ, "SLURM_LOCALID", 0),
         local_size=per_node[node] if node < len(per_node) else 1,
-        carries_mpi="PMIX_NAMESPACE" in environ or "PMI_RANK" in environ or "I_MPI_PMI_LIBRARY" in environ,
+        carries_mpi="PMIX_NAMESPACE" in environ
+        or "PMI_RANK" in environ
+        or "I_MPI_PMI_LIBRARY" in environ,
     )
 
 
 def tasks_per_node(text: str) -> list[int]:
     """Expand Slurm's ``2(x3),1`` to [2, 2, 2, 1]; empty for a text of another form."""
     parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
-    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))] if all(parts) else []
+    return (
+        [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
+        if all(parts)
+        else []
+    )
 
 
 def _rank(launcher: str, environ: Mapping[str, str], *names: str) -> Identity:
-    """Return the rank that the four named variables describe: rank, world size, local rank, local size."""
+    """Return the rank that the four named variables describe: rank, world size, local rank, local
+    size.
+    """
     defaults = (0, 1, 0, 1)
-    numbers = [_number(environ, name, default) for name, default in zip(names, defaults, strict=True)]
+    numbers = [
+        _number(environ, name, default) for name, default in zip(names, defaults, strict=True)
+    ]
     rank, world_size, local_rank, local_size = numbers
     return Identity(
         role="rank",
@@ -126,7 +157,10 @@ def _rank(launcher: str, environ: Mapping[str, str], *names: str) -> Identity:
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, str(default))
     if not text.isdecimal():
-        raise InputError(f"{name} is {text!r}, which is not a number; start the ranks again or give --role conductor.")
+        raise InputError(
+            f"{name} is {text!r}, which is not a number; start the ranks again or give --role"
+            " conductor."
+        )
     return int(text)
 
 
@@ -136,15 +170,19 @@ _QUERY_S = 20
 
 
 def rendezvous_variables(identity: Identity, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which torch.distributed finds rank 0, for a task of srun; set variables are kept.
+    """Return the variables by which torch.distributed finds rank 0, for a task of srun.
 
-    Rank 0 runs on the first node of the step. The port follows from the step's number, as no task can tell the others
-    which port is free. Slurm's reserved ports and MASTER_PORT take precedence.
+    Set variables are kept.
+
+    Rank 0 runs on the first node of the step. The port follows from the step's number, as no task
+    can tell the others which port is free. Slurm's reserved ports and MASTER_PORT take precedence.
 
     Raises:
         InputError: the first node has no address that this host knows.
     """
-    address = environ.get("MASTER_ADDR") or _address(first_node(environ.get("SLURM_STEP_NODELIST", "")))
+    address = environ.get("MASTER_ADDR") or _address(
+        first_node(environ.get("SLURM_STEP_NODELIST", ""))
+    )
     return {
         "MASTER_ADDR": address,
         "MASTER_PORT": environ.get("MASTER_PORT") or str(_port(environ)),
@@ -156,7 +194,9 @@ def rendezvous_variables(identity: Identity, environ: Mapping[str, str]) -> dict
 
 
 def first_node(nodelist: str) -> str:
-    """Return the first name of a list in Slurm's form: ``rack1-n07`` of ``rack1-n[07-12,20],login``."""
+    """Return the first name of a list in Slurm's form: ``rack1-n07`` of
+    ``rack1-n[07-12,20],login``.
+    """
     match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodelist)
     return "".join(part or "" for part in match.groups()) if match else socket.gethostname()
 
@@ -181,11 +221,17 @@ def _address(node: str) -> str:
 def _slurm_address(node: str) -> str:
     try:
         report = subprocess.run(
-            ["scontrol", "show", "node", node], capture_output=True, text=True, timeout=_QUERY_S, check=False
+            ["scontrol", "show", "node", node],
+            capture_output=True,
+            text=True,
+            timeout=_QUERY_S,
+            check=False,
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         report = ""
     match = re.search(r"NodeAddr=(\S+)", report)
     if not match:
-        raise InputError(f"Node {node}, where the ranks are to meet, has no address; set MASTER_ADDR to one.")
+        raise InputError(
+            f"Node {node}, where the ranks are to meet, has no address; set MASTER_ADDR to one."
+        )
     return match[1]

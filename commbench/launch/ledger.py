@@ -1,4 +1,6 @@
-"""The ledger of a run: its records, failed cases, progress, launches and end, in the store and on the display."""
+"""The ledger of a run: its records, failed cases, progress, launches and end, in the store and on
+the display.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ from commbench.launch.events import (
     Session,
     SessionStarted,
 )
-from commbench.launch.facts import changed_conditions, header_fields, refuse_other_conditions, remark
+from commbench.launch.facts import (
+    changed_conditions,
+    header_fields,
+    refuse_other_conditions,
+    remark,
+)
 from commbench.launch.tables import write_tables
 from commbench.results import Store
 from commbench.results.info import Launch, VariableValues
@@ -60,7 +67,13 @@ class Ledger:
     """
 
     def __init__(
-        self, store: Store, display: Listener, launcher: str, *, fail_fast: bool = False, status: str = "running"
+        self,
+        store: Store,
+        display: Listener,
+        launcher: str,
+        *,
+        fail_fast: bool = False,
+        status: str = "running",
     ) -> None:
         self.store = store
         self.display = display
@@ -69,7 +82,8 @@ class Ledger:
         self.failures_in_a_row = 0
         """Failed launches since the last result."""
         self.has_failed_launches = False
-        """Whether a launch of a soak has failed, which ends it with code 3 although it is complete."""
+        """Whether a launch of a soak has failed, which ends it with code 3 although it is
+        complete."""
         self.lock = threading.RLock()
         self.info_before = store.info.copy()
         self._records_before = len(store.records)
@@ -95,14 +109,22 @@ class Ledger:
         """
         refuse_other_conditions(facts, self.info_before)
         if changes := changed_conditions(facts, self.store.info):
-            self.warn_once("change", f"The conditions have changed since the first launch: {'; '.join(changes[:3])}.")
+            self.warn_once(
+                "change",
+                f"The conditions have changed since the first launch: {'; '.join(changes[:3])}.",
+            )
         if text := remark(facts):
             self.warn_once("remark", text)
-        # mpirun leaves a quarter of a second between SIGTERM and SIGKILL: run.json states the end before it comes.
+        # mpirun leaves a quarter of a second between SIGTERM and SIGKILL: run.json states the end
+        # before it comes.
         reason = "" if self._status == "running" else f"launch {launch + 1} has begun and not ended"
         header = header_fields(facts, self.store.info)
         self.store.update(
-            status=self._status, reason=reason, launcher=self._launcher, **budget_fields(request), **header
+            status=self._status,
+            reason=reason,
+            launcher=self._launcher,
+            **budget_fields(request),
+            **header,
         )
 
     def warn_once(self, topic: str, text: str) -> None:
@@ -133,7 +155,9 @@ class Ledger:
         self._cut.append(request)
 
     def close(self, ending: Ending, *, next_step: str = "", signal: int = 0) -> int:
-        """Write how the run ended; return the exit code: a signal outranks wrong data, wrong data a partial run.
+        """Write how the run ended.
+
+        Return the exit code: a signal outranks wrong data, wrong data a partial run.
 
         Args:
             ending: of the last launch.
@@ -154,7 +178,9 @@ class Ledger:
             status = "cut"
         if code == DONE_CODE and self.has_failed_launches:
             code = PARTIAL_CODE
-        if code < SIGNAL_CODE and any(r.status == "wrong" for r in latest(self.store.records).values()):
+        if code < SIGNAL_CODE and any(
+            r.status == "wrong" for r in latest(self.store.records).values()
+        ):
             code = WRONG_CODE
         if not self._has_all_rows:
             self._write_tables()
@@ -162,16 +188,23 @@ class Ledger:
         return code
 
     def _lacks_cases(self) -> bool:
-        """Return whether a case of a cut stage has no launch at all, and no prediction in its place."""
+        """Return whether a case of a cut stage has no launch at all, and no prediction in its
+        place.
+        """
         required = (request for request in self._cut if not request.is_optional)
         return any(unmeasured_cases(request, self.store.records) for request in required)
 
     def _why(self, ending: Ending) -> str:
-        """Return how many cases failed and how the first did, or the reason of the launch that ended the run."""
+        """Return how many cases failed and how the first did, or the reason of the launch that
+        ended the run.
+        """
         if not self.failed or (self._fail_fast and ending.is_broken):
             return ending.reason
         first = next(iter(self.failed.values()))
-        text = f"{counted(len(self.failed), 'case')} failed{', the first' if len(self.failed) > 1 else ''}: {first}"
+        text = (
+            f"{counted(len(self.failed), 'case')}"
+            f" failed{', the first' if len(self.failed) > 1 else ''}: {first}"
+        )
         return f"{text}; {ending.reason}" if ending.reason else text
 
     def refuse(self, reason: str) -> None:
@@ -200,7 +233,9 @@ class Remaining:
     """Cases of the stage in all launches, measured or not."""
 
     @classmethod
-    def of(cls, request: RunRequest, missing_cases: Iterable[Sequence[AnyCase]], *, total: int) -> Remaining:
+    def of(
+        cls, request: RunRequest, missing_cases: Iterable[Sequence[AnyCase]], *, total: int
+    ) -> Remaining:
         """Return the remaining work from the missing cases of each launch."""
         by_launch = [cases for cases in missing_cases if cases]
         return cls(
@@ -258,7 +293,9 @@ class LaunchLedger:
 
     def show_start(self, launches: int, stage: str) -> None:
         """Show that the launch is being started; ``stage`` is named in runs of several stages."""
-        self.ledger.display.on(LaunchStarted(launch=self.plan.launch, launches=launches, stage=stage))
+        self.ledger.display.on(
+            LaunchStarted(launch=self.plan.launch, launches=launches, stage=stage)
+        )
 
     def on(self, event: Event) -> None:
         """Enter an event.
@@ -289,13 +326,21 @@ class LaunchLedger:
         slice_s = slice_seconds(self.request, self.ledger.store.records)
         remaining = self._remaining
         eta_s = self._times.eta_s(
-            time.monotonic(), slices=remaining.slices, launches=max(0, remaining.launches - 1), slice_s=slice_s
+            time.monotonic(),
+            slices=remaining.slices,
+            launches=max(0, remaining.launches - 1),
+            slice_s=slice_s,
         )
         done = remaining.total - math.ceil(remaining.cases - ROUNDING)
-        self.ledger.display.on(CaseProgress(done=done, total=remaining.total, case=str(case), eta_s=eta_s))
+        self.ledger.display.on(
+            CaseProgress(done=done, total=remaining.total, case=str(case), eta_s=eta_s)
+        )
 
     def _finish(self, record: AnyRecord, share: float) -> None:
-        """Keep a record; a configuration that fails to train on all ranks alike would do so again."""
+        """Keep a record.
+
+        A configuration that fails to train on all ranks alike would do so again.
+        """
         self._measuring_s += record.measuring_s
         if self._current is not None and self._current.key == record.case.key:
             self._current = None
@@ -310,7 +355,10 @@ class LaunchLedger:
         self.ledger.add(record)
 
     def close(self, ending: Ending) -> Ending:
-        """Enter how the launch ended; return the ending, which names the case in which the launch failed or hung."""
+        """Enter how the launch ended.
+
+        Return the ending, which names the case in which the launch failed or hung.
+        """
         with self.ledger.lock:
             if ending.is_broken and self._current is not None:
                 ending = self._fail_case(ending, self._current)
@@ -324,9 +372,14 @@ class LaunchLedger:
                 self._fail_case(ending, planned.case)
 
     def _fail_case(self, ending: Ending, case: AnyCase) -> Ending:
-        """Keep a case as failed and measure it no more; a soak measures it again, and keeps the results before."""
+        """Keep a case as failed and measure it no more.
+
+        A soak measures it again, and keeps the results before.
+        """
         self.failed_case = case
-        if self.request.soak_s and any(r.case.key == case.key and r.status in DONE for r in self.ledger.store.records):
+        if self.request.soak_s and any(
+            r.case.key == case.key and r.status in DONE for r in self.ledger.store.records
+        ):
             return ending.in_case(case)
         status: Status = "hung" if ending.status == "hung" else "failed"
         reason = ending.cause or Reason.stated(ending.reason)
@@ -347,7 +400,9 @@ class LaunchLedger:
             "status": ending.status,
             "reason": ending.reason,
         }
-        entry.update(launch_times(seconds=seconds, startup_s=startup_s, measuring_s=self._measuring_s))
+        entry.update(
+            launch_times(seconds=seconds, startup_s=startup_s, measuring_s=self._measuring_s)
+        )
         if self.plan.env:
             entry["env"], entry["variables"] = self.plan.env, self._variables
         if ending.failed_rank:
@@ -355,5 +410,7 @@ class LaunchLedger:
         self.ledger.add_launch(entry)
         if ending.status == "ok":
             slices = self.request.slices(planned.case for planned in self.plan.cases)
-            self._times.learn(startup_s=startup_s, seconds=seconds, measuring_s=self._measuring_s, slices=slices)
+            self._times.learn(
+                startup_s=startup_s, seconds=seconds, measuring_s=self._measuring_s, slices=slices
+            )
         self.ledger.display.on(LaunchFinished(seconds=seconds))

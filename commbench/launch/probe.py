@@ -23,7 +23,9 @@ WORKLOAD_TIMEOUT_S = 600
 
 
 def probe_mpi() -> JsonObject:
-    """Start two ranks; return their findings: library, launcher, seconds in MPI_Init, transport on this host.
+    """Start two ranks.
+
+    Return their findings: library, launcher, seconds in MPI_Init, transport on this host.
 
     A missing or broken MPI gives ``problem``, a sentence, instead.
     """
@@ -43,7 +45,10 @@ def probe_mpi() -> JsonObject:
         return {"problem": str(error)}
     except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:
         return {"problem": f"MPI does not start: {_last_line(error)}"}
-    return {"launcher": launcher.mpirun if isinstance(launcher, MpirunLauncher) else launcher.name, **report}
+    return {
+        "launcher": launcher.mpirun if isinstance(launcher, MpirunLauncher) else launcher.name,
+        **report,
+    }
 
 
 def _last_line(error: Exception) -> str:
@@ -57,20 +62,27 @@ def _last_line(error: Exception) -> str:
 def probe_workload(
     workload: str, batch: int | None = None, hooks: Sequence[str] = (), *, backend: str = "gloo"
 ) -> WorkloadFacts:
-    """Make a workload and train it for a few steps without DDP, in a process of its own; return its facts.
+    """Make a workload and train it for a few steps without DDP, in a process of its own.
+
+    Return its facts.
 
     Args:
         workload: as ``--workload`` names it.
         batch: samples per rank; None: the workload's own number.
         hooks: as ``--hook`` names them; they are made, too.
-        backend: that it will be trained over; for one on GPUs it is tried out on a GPU of this host.
+        backend: that it will be trained over; for one on GPUs it is tried out on a GPU of this
+            host.
 
     Raises:
-        InputError: it cannot be made, or not be trained with DDP, or a hook cannot be made, or there is no GPU.
+        InputError: it cannot be made, or not be trained with DDP, or a hook cannot be made, or
+            there is no GPU.
     """
     options = [f"--hook={hook}" for hook in hooks] + ([f"--batch={batch}"] if batch else [])
-    options += [f"--gpu={identify(os.environ).local_rank}"] if TRAINING_BACKENDS[backend].uses_gpu else []
-    # The probe may take a minute. Only a terminal shows it: a log of bad input holds nothing but its sentence.
+    options += (
+        [f"--gpu={identify(os.environ).local_rank}"] if TRAINING_BACKENDS[backend].uses_gpu else []
+    )
+    # The probe may take a minute. Only a terminal shows it: a log of bad input holds nothing but
+    # its sentence.
     if sys.stderr.isatty() and identify(os.environ).rank == 0:
         sys.stderr.write(f"Trying out workload {workload} ...\n")
     return WorkloadFacts.from_json(_inspected([workload, *options], f"Workload {workload}"))

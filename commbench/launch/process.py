@@ -15,19 +15,24 @@ from typing import IO, Literal, NamedTuple
 
 import psutil
 
-#: Variable in the environment of every process of a launch, with the launch's token. The session alone does not find
-#: all processes: torchrun gives each rank its own.
+#: Variable in the environment of every process of a launch, with the launch's token. The session
+#: alone does not find all processes: torchrun gives each rank its own.
 TOKEN = "COMMBENCH_LAUNCH_TOKEN"  # noqa: S105 - not a secret
-#: Seconds that the launcher has to end its ranks on all hosts, before ranks on this host are killed.
+#: Seconds that the launcher has to end its ranks on all hosts, before ranks on this host are
+#: killed.
 GRACE_S = 5.0
-#: Seconds for output to arrive after its writers have ended; a writer on another host may still run.
+#: Seconds for output to arrive after its writers have ended; a writer on another host may still
+#: run.
 REST_S = 1.0
 #: Seconds that ranks have to report their stacks.
 STACKS_S = 2.0
 
 
 class Output(NamedTuple):
-    """A line that a launch has written, without its end; or the end of a stream; or a wake-up without a line."""
+    """A line that a launch has written, without its end; or the end of a stream.
+
+    Or a wake-up without a line.
+    """
 
     source: Literal["stdout", "stderr", "end", "wake"]
     line: str = ""
@@ -39,7 +44,8 @@ class Launched:
     Args:
         command: the launcher's command.
         environment: its whole environment.
-        text: the first line of rank 0's stdin, which then stays open; its end shows rank 0 that the conductor is gone.
+        text: the first line of rank 0's stdin, which then stays open; its end shows rank 0 that the
+            conductor is gone.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], text: str) -> None:
@@ -68,7 +74,9 @@ class Launched:
 
     def _feed(self) -> None:
         stdin = self._process.stdin
-        with contextlib.suppress(OSError, ValueError):  # the launcher has ended first: see its exit status
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # the launcher has ended first: see its exit status
             while stdin is not None and (line := self._input.get()) is not None:
                 stdin.write(line + "\n")
                 stdin.flush()
@@ -108,7 +116,10 @@ class Launched:
         return self.returncode is not None and not self._open
 
     def drain(
-        self, seconds: float, handle: Callable[[Output], None], until: Callable[[], bool] = lambda: False
+        self,
+        seconds: float,
+        handle: Callable[[Output], None],
+        until: Callable[[], bool] = lambda: False,
     ) -> None:
         """Handle output for ``seconds``, or until the launch is over or ``until`` returns True."""
         end = time.monotonic() + seconds
@@ -116,12 +127,16 @@ class Launched:
             handle(self.next_output(min(remaining_s, 0.05)))
 
     def ask_for_stacks(self, pids: Collection[int], *, by_launcher: bool) -> None:
-        """Make every rank report its stacks: by the launcher if it forwards signals, else only ranks on this host."""
+        """Make every rank report its stacks: by the launcher if it forwards signals, else only
+        ranks on this host.
+        """
         for pid in [self._process.pid] if by_launcher else self._here(pids):
             _signal(pid, signal.SIGUSR1)
 
     def make_print(self, pid: int) -> None:
-        """Make the interpreter of a rank on this host print its stacks on stderr, even if all threads hang."""
+        """Make the interpreter of a rank on this host print its stacks on stderr, even if all
+        threads hang.
+        """
         for member in self._here([pid]):
             _signal(member, signal.SIGUSR2)
 
@@ -129,7 +144,8 @@ class Launched:
         return [pid for pid in self._members() if pid in pids]
 
     def stop(self, handle: Callable[[Output], None]) -> bool:
-        """End the launch: by SIGTERM to the launcher, which reaches other hosts, then by SIGKILL on this host.
+        """End the launch: by SIGTERM to the launcher, which reaches other hosts, then by SIGKILL on
+        this host.
 
         Return whether the launcher has ended in time, which shows that it reached all hosts.
         """
@@ -168,12 +184,17 @@ class Launched:
             self._process.poll()
 
     def _members(self) -> Iterator[int]:
-        """Yield the living processes of the launch on this host: in the launcher's session, or with the token."""
+        """Yield the living processes of the launch on this host: in the launcher's session, or with
+        the token.
+        """
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if process.status() == psutil.STATUS_ZOMBIE:
                     continue
-                if os.getsid(process.pid) == self._process.pid or process.environ().get(TOKEN) == self._token:
+                if (
+                    os.getsid(process.pid) == self._process.pid
+                    or process.environ().get(TOKEN) == self._token
+                ):
                     yield process.pid
 
 

@@ -1,9 +1,11 @@
-"""The protocol of events from ranks to the conductor: one line each, on rank 0's stdout or on each rank's stderr.
+"""The protocol of events from ranks to the conductor: one line each, on rank 0's stdout or on each
+rank's stderr.
 
-A line is ``@commbench NAME {fields as JSON}``. Rank 0 writes measurements to a private copy of stdout, so that no
-library can write between these lines. All ranks write short lines to stderr, which the launcher forwards from all
-hosts. Foreign and incomplete lines are passed through and never an error. In the other direction, rank 0's stdin
-carries the plan and then, if the run is to end early, `FINISH`.
+A line is ``@commbench NAME {fields as JSON}``. Rank 0 writes measurements to a private copy of
+stdout, so that no library can write between these lines. All ranks write short lines to stderr,
+which the launcher forwards from all hosts. Foreign and incomplete lines are passed through and
+never an error. In the other direction, rank 0's stdin carries the plan and then, if the run is to
+end early, `FINISH`.
 """
 
 from __future__ import annotations
@@ -50,12 +52,18 @@ _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 def format_event(event: RankEvent) -> str:
     """Return the line, with its end, that carries an event."""
-    fields = vars(event) | {"record": event.record.to_json()} if isinstance(event, CaseFinished) else vars(event)
+    fields = (
+        vars(event) | {"record": event.record.to_json()}
+        if isinstance(event, CaseFinished)
+        else vars(event)
+    )
     return _line(event, fields, is_ascii=True)
 
 
 def format_short(event: RankEvent) -> str:
-    """Return the line for an event, with its message or stack cut to the size that a pipe takes in one piece."""
+    """Return the line for an event, with its message or stack cut to the size that a pipe takes in
+    one piece.
+    """
     fields = dict(vars(event))
     if isinstance(event, RankError):
         fields["message"] = event.message[:LONGEST_TEXT]
@@ -77,7 +85,10 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any type that json does not kno
 
 
 def split_line(line: str) -> tuple[str, RankEvent | None]:
-    """Divide a line into the foreign text before the mark and the event; None if there is no whole event."""
+    """Divide a line into the foreign text before the mark and the event.
+
+    None if there is no whole event.
+    """
     foreign, mark, rest = line.partition(MARK)
     name, _, body = rest.partition(" ")
     if not mark or name not in _TYPES:
@@ -98,7 +109,9 @@ def say(event: RankEvent) -> None:
 
 
 def claim_stdout() -> TextIO:
-    """Reserve stdout for events: return a private copy of it, and redirect descriptor 1 to stderr."""
+    """Reserve stdout for events: return a private copy of it, and redirect descriptor 1 to
+    stderr.
+    """
     sys.stdout.flush()
     private = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

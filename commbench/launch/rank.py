@@ -1,7 +1,9 @@
-"""One rank of a launch: opens the backends, measures or trains the planned cases, and leaves cleanly.
+"""One rank of a launch: opens the backends, measures or trains the planned cases, and leaves
+cleanly.
 
-The conductor starts ``python -m mpi4py -m commbench.launch.rank``: rank 0 reads the plan as one line on stdin and
-answers with events on stdout. The heavy parts of the command line are never loaded here.
+The conductor starts ``python -m mpi4py -m commbench.launch.rank``: rank 0 reads the plan as one
+line on stdin and answers with events on stdout. The heavy parts of the command line are never
+loaded here.
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ from commbench.engine.timing.clocks import GlobalClock, open_clock
 from commbench.engine.timing.loops import Progress
 from commbench.engine.visits import is_due, rounds_of_launch
 from commbench.errors import CommbenchError, InputError
-from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, Listener, RankError, SessionStarted
+from commbench.launch.events import (
+    CaseFinished,
+    CasesEnded,
+    CaseStarted,
+    Listener,
+    RankError,
+    SessionStarted,
+)
 from commbench.launch.facts import (
     Carrier,
     Place,
@@ -59,7 +68,10 @@ TORCH_NCCL = "torch-nccl"
 
 @dataclass
 class RankWork:
-    """One rank and the launches that it makes in turn; backends that it has opened stay open for the next launch."""
+    """One rank and the launches that it makes in turn.
+
+    Backends that it has opened stay open for the next launch.
+    """
 
     control: Control
     """The ranks."""
@@ -86,7 +98,11 @@ class RankWork:
         duty = _Duty(plan, control, listener, self.heart, self.leave_off)
         places = gather_places(control)  # before any library moves this rank to other CPUs
         names = _backends(plan)
-        self.opened |= {name: open_backend(name, control, plan.launch) for name in names if name not in self.opened}
+        self.opened |= {
+            name: open_backend(name, control, plan.launch)
+            for name in names
+            if name not in self.opened
+        }
         carriers: dict[str, Carrier] = {name: self.opened[name] for name in names}
         device = _open_device(plan, control) if plan.training else None
         if device and device.ranks_per_gpu:
@@ -95,10 +111,15 @@ class RankWork:
         variables = {name: value for name, value in self.variables.items() if name not in varied}
         facts = collect_session(control, places, carriers, variables, varied)
         meter = own_meter(control)
-        clock = GlobalClock() if plan.training else open_clock(control, [place.clock for place in places])
+        clock = (
+            GlobalClock()
+            if plan.training
+            else open_clock(control, [place.clock for place in places])
+        )
         if listener and facts:
             facts["energy"] = Energy(
-                counted=list(meter.kinds), missing={str(kind): why for kind, why in meter.missing.items()}
+                counted=list(meter.kinds),
+                missing={str(kind): why for kind, why in meter.missing.items()},
             )
             facts["training"] = plan.training is not None
             if device:
@@ -116,7 +137,10 @@ class RankWork:
 
 
 def _backends(plan: LaunchPlan) -> list[str]:
-    """Return the backends that a plan needs. Training needs Gloo, over NCCL for everything but the gradients."""
+    """Return the backends that a plan needs.
+
+    Training needs Gloo, over NCCL for everything but the gradients.
+    """
     return sorted({"gloo" if plan.training else planned.case.backend for planned in plan.cases})
 
 
@@ -131,7 +155,9 @@ def _fast_selection(plan: LaunchPlan, device: Device) -> str | None:
     """See `commbench.ddp.session.fast_selection`."""
     from commbench.ddp.session import fast_selection
 
-    return fast_selection([planned.case for planned in plan.cases if isinstance(planned.case, TrainingCase)], device)
+    return fast_selection(
+        [planned.case for planned in plan.cases if isinstance(planned.case, TrainingCase)], device
+    )
 
 
 class _Duty:
@@ -161,7 +187,10 @@ class _Duty:
         clock: GlobalClock,
         meter: RunMeter,
     ) -> bool:
-        """Measure collectives in rounds, the first in the planned order; return whether all were measured."""
+        """Measure collectives in rounds, the first in the planned order.
+
+        Return whether all were measured.
+        """
         session = Session(
             control=self.control,
             budget=self.plan.budget,
@@ -187,10 +216,16 @@ class _Duty:
                 ):
                     continue
                 if self.is_out_of_time(time_slices(case, self.control.size) / rounds):
-                    return round_number > 0 and not self.control.broadcast_int(int(self.leave_off()))
+                    return round_number > 0 and not self.control.broadcast_int(
+                        int(self.leave_off())
+                    )
                 if measurement is None:
                     measurement = measurements[index] = Measurement(
-                        case, communicators[case.backend], session, launch=self.plan.launch, fixed=settings[index]
+                        case,
+                        communicators[case.backend],
+                        session,
+                        launch=self.plan.launch,
+                        fixed=settings[index],
                     )
                 self._begin(index, case, number=next(self.numbers))
                 record = measurement.visit()
@@ -199,11 +234,18 @@ class _Duty:
         return True
 
     def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:
-        """Train configurations in turns, in the order that ``terms`` fix; return whether all were trained."""
+        """Train configurations in turns, in the order that ``terms`` fix.
+
+        Return whether all were trained.
+        """
         from commbench.ddp.session import Duty, TrainingRank, train_launch
 
-        cases = [planned.case for planned in self.plan.cases if isinstance(planned.case, TrainingCase)]
-        rank = TrainingRank(control=self.control, device=device, progress=self.heart.progress, meter=meter)
+        cases = [
+            planned.case for planned in self.plan.cases if isinstance(planned.case, TrainingCase)
+        ]
+        rank = TrainingRank(
+            control=self.control, device=device, progress=self.heart.progress, meter=meter
+        )
         duty = Duty(
             begin=lambda index: self._begin(index, cases[index], number=next(self.numbers)),
             finish=self._finish,
@@ -212,14 +254,19 @@ class _Duty:
         return train_launch(cases, terms, rank, duty, launch=self.plan.launch)
 
     def is_out_of_time(self, slices: float = 1.0) -> bool:
-        """Return whether no further case is wanted, or ``slices`` would begin too late; rank 0 decides for all."""
+        """Return whether no further case is wanted, or ``slices`` would begin too late.
+
+        Rank 0 decides for all.
+        """
         budget = self.plan.budget
         seconds, needed_s = time.monotonic() - self.begun, slices * budget.slice_s + budget.energy_s
         late = self.plan.deadline_s is not None and seconds + needed_s > self.plan.deadline_s
         return bool(self.control.broadcast_int(int(late or self.leave_off())))
 
     def _begin(self, index: int, case: AnyCase, *, number: int) -> None:
-        """Begin a case once rank 0 has reported it: the conductor must know the case of a rank that dies."""
+        """Begin a case once rank 0 has reported it: the conductor must know the case of a rank that
+        dies.
+        """
         self.heart.enter(number, str(case))
         if self.listener:
             self.listener.on(CaseStarted(index=index))
@@ -230,11 +277,14 @@ class _Duty:
             self.listener.on(CaseFinished(record=record, share=share))
 
 
-# --------------------------------------------------------------------------------------------------- as a process
+# ------------------------------------------------------------------------------------- as a process
 
 
 def main() -> NoReturn:
-    """Be a rank that the conductor has started; the argument is the time in seconds for all ranks to come together."""
+    """Be a rank that the conductor has started.
+
+    The argument is the time in seconds for all ranks to come together.
+    """
     stdout = claim_stdout()
     variables = relevant_variables(os.environ)
     identity = identify(os.environ, "rank")
@@ -261,13 +311,19 @@ def main() -> NoReturn:
         return list(rank.opened.values())
 
     def refuse(text: str) -> None:
-        say(RankError(rank=heart.rank, host=heart.host, case=heart.case, message=text, is_bad_input=True))
+        say(
+            RankError(
+                rank=heart.rank, host=heart.host, case=heart.case, message=text, is_bad_input=True
+            )
+        )
 
     run_process(identity, heart, work, on_error=say, on_refusal=refuse)
 
 
 def _read_plan(heart: Heart, leave_off: threading.Event) -> str:
-    """Return the plan from stdin, which stays open while the conductor lives; this rank ends when stdin closes.
+    """Return the plan from stdin, which stays open while the conductor lives.
+
+    This rank ends when stdin closes.
 
     Sets ``leave_off`` when the conductor writes `FINISH`.
     """
@@ -277,7 +333,8 @@ def _read_plan(heart: Heart, leave_off: threading.Event) -> str:
         while line := sys.stdin.readline():
             if line.strip() == FINISH:
                 leave_off.set()
-        heart.report_stacks()  # a launcher that ends this rank because of another one comes here first
+        # A launcher that ends this rank because of another one comes here first.
+        heart.report_stacks()
         os._exit(1)
 
     threading.Thread(target=follow_conductor, name="conductor", daemon=True).start()
@@ -293,26 +350,33 @@ def run_process(
     on_refusal: Callable[[str], None],
     status: Callable[[], int] = lambda: 0,
 ) -> NoReturn:
-    """Connect the ranks, check that they run the same software, do ``work`` and leave; an error on one rank ends all.
+    """Connect the ranks, check that they run the same software, do ``work`` and leave.
 
-    Leave by `os._exit`: at Python's own exit, threads of Gloo that still run abort one process in ten. MPI is finalised
-    before, as mpirun reports a failure otherwise.
+    An error on one rank ends all.
+
+    Leave by `os._exit`: at Python's own exit, threads of Gloo that still run abort one process in
+    ten. MPI is finalised before, as mpirun reports a failure otherwise.
 
     Args:
         identity: this rank.
         heart: started already.
         work: measures; returns the backends to close.
         on_error: called with the reason before this rank ends all others.
-        on_refusal: called on rank 0 with the reason for which nothing can be measured, before all ranks leave.
+        on_refusal: called on rank 0 with the reason for which nothing can be measured, before all
+            ranks leave.
         status: returns the exit status of a rank that has done its work.
     """
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # also works if the heartbeat hangs: see `Supervisor`
+    faulthandler.register(
+        signal.SIGUSR2, all_threads=True
+    )  # also works if the heartbeat hangs: see `Supervisor`
     control: Control | None = None
     try:
         if identity.launcher == "slurm" and not identity.carries_mpi:
             os.environ.update(rendezvous_variables(identity, os.environ))
-        control = connect_control(identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi)
+        control = connect_control(
+            identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi
+        )
         refusal = refuse_unlike_software(control)
         if refusal and control.rank == 0:
             on_refusal(refusal)
@@ -327,9 +391,15 @@ def run_process(
 
 
 def _end_all(
-    error: BaseException, heart: Heart, control: Control | None, on_error: Callable[[RankError], None]
+    error: BaseException,
+    heart: Heart,
+    control: Control | None,
+    on_error: Callable[[RankError], None],
 ) -> NoReturn:
-    """Report the error and end every rank; an error of commbench is one sentence and shows no traceback."""
+    """Report the error and end every rank.
+
+    An error of commbench is one sentence and shows no traceback.
+    """
     is_own = isinstance(error, CommbenchError)
     on_error(
         RankError(

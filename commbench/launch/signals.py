@@ -1,4 +1,7 @@
-"""Signals to this process: the conductor notes them until it looks; a rank's thread reads them at once."""
+"""Signals to this process: the conductor notes them until it looks.
+
+A rank's thread reads them at once.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ _CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """A context in which SIGINT, SIGTERM and SIGHUP are noted instead of ending the process.
 
-    The first SIGINT asks for an end after the current case; another signal, or another SIGINT, for an end at once.
+    The first SIGINT asks for an end after the current case; another signal, or another SIGINT, for
+    an end at once.
     """
 
     def __init__(self) -> None:
@@ -39,7 +43,10 @@ class Interrupts:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -60,10 +67,14 @@ def _ignored() -> set[signal.Signals]:
 
 
 def leave_by_exit() -> None:
-    """Let SIGTERM and SIGHUP end this process and its children, until `Interrupts` or a `SignalFeed` takes over."""
+    """Let SIGTERM and SIGHUP end this process and its children, until `Interrupts` or a
+    `SignalFeed` takes over.
+    """
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        for child in psutil.Process().children():  # a child that is just being started would stay otherwise
+        for (
+            child
+        ) in psutil.Process().children():  # a child that is just being started would stay otherwise
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         sys.exit(128 + number)
@@ -74,9 +85,11 @@ def leave_by_exit() -> None:
 
 
 class SignalFeed:
-    """Catches signals for any thread that waits for them: the main thread may be stuck inside a library.
+    """Catches signals for any thread that waits for them: the main thread may be stuck inside a
+    library.
 
-    Created in the main thread. Signal masks do not serve: threads that libraries have started before have none.
+    Created in the main thread. Signal masks do not serve: threads that libraries have started
+    before have none.
 
     Args:
         numbers: the caught signals.
@@ -84,7 +97,9 @@ class SignalFeed:
     """
 
     def __init__(
-        self, numbers: Iterable[signal.Signals], on_signal: Callable[[signal.Signals], None] = lambda _: None
+        self,
+        numbers: Iterable[signal.Signals],
+        on_signal: Callable[[signal.Signals], None] = lambda _: None,
     ) -> None:
         self.on_signal = on_signal
         self._numbers = set(numbers) - _ignored()

@@ -1,4 +1,6 @@
-"""A launch that the user has started with mpirun, torchrun or srun: rank 0 plans it and writes the results itself."""
+"""A launch that the user has started with mpirun, torchrun or srun: rank 0 plans it and writes the
+results itself.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError, LaunchError, Reason
-from commbench.launch.diagnosis import Ending, describe_place, diagnose_error, hang_reason, name_rank
+from commbench.launch.diagnosis import (
+    Ending,
+    describe_place,
+    diagnose_error,
+    hang_reason,
+    name_rank,
+)
 from commbench.launch.events import (
     MAIN,
     CasesEnded,
@@ -28,7 +36,14 @@ from commbench.launch.events import (
 )
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, Patience, stacks_of_threads
 from commbench.launch.identity import Identity
-from commbench.launch.ledger import DONE_CODE, PARTIAL_CODE, SIGNAL_CODE, LaunchLedger, Ledger, Remaining
+from commbench.launch.ledger import (
+    DONE_CODE,
+    PARTIAL_CODE,
+    SIGNAL_CODE,
+    LaunchLedger,
+    Ledger,
+    Remaining,
+)
 from commbench.launch.rank import RankWork, leave, run_process
 from commbench.launch.signals import SignalFeed
 from commbench.results import Store
@@ -49,7 +64,10 @@ AFTER_RANK_0_S = 2.0
 
 
 class OwnLaunch(LaunchLedger):
-    """A launch that rank 0 enters into the ledger itself. Any thread may report that the launch fails."""
+    """A launch that rank 0 enters into the ledger itself.
+
+    Any thread may report that the launch fails.
+    """
 
     is_last_case = False
     """Whether a signal asks for an end after the case that is being measured."""
@@ -78,7 +96,9 @@ class OwnLaunch(LaunchLedger):
             ending = Ending(status="cut", reason=f"the time limit ended the launch{unmeasured}")
         self.close(ending)
         stage = f"stage {self.request.name} has got its launch and the next stage has not begun"
-        self.code = self.ledger.close(ending, next_step="" if self.is_last_stage else stage, signal=signal.SIGINT)
+        self.code = self.ledger.close(
+            ending, next_step="" if self.is_last_stage else stage, signal=signal.SIGINT
+        )
 
     def fail(self, ending: Ending) -> None:
         """Enter that the launch ended before its last case, and the run with it; once.
@@ -91,7 +111,9 @@ class OwnLaunch(LaunchLedger):
                 self.ledger.close(self.close(ending), signal=signal.SIGINT)
 
     def refuse(self) -> bool:
-        """Return whether the request is refused before the ranks came together: the run then stays as it was."""
+        """Return whether the request is refused before the ranks came together: the run then stays
+        as it was.
+        """
         with self.ledger.lock:
             is_refused = self.is_open and not self.has_session
             self.is_open = self.is_open and not is_refused
@@ -185,11 +207,17 @@ class _Standalone:
         return list(rank.opened.values())
 
     def _next(self) -> tuple[str, str]:
-        """On rank 0: (why nothing can be done or "", the plan of the next stage's launch or "" if none is left)."""
+        """On rank 0: (why nothing can be done or "", the plan of the next stage's launch or "" if
+        none is left).
+        """
         try:
             if self.ledger is None:
                 self.ledger = Ledger(
-                    self.open_store(), self.display, self.identity.launcher, fail_fast=True, status="partial"
+                    self.open_store(),
+                    self.display,
+                    self.identity.launcher,
+                    fail_fast=True,
+                    status="partial",
                 )
             request = self._next_request(self.ledger)
         except InputError as error:
@@ -201,7 +229,10 @@ class _Standalone:
         return "", self._plan(self.ledger, request).to_json() if request else ""
 
     def _next_request(self, ledger: Ledger) -> RunRequest | None:
-        """Return the request of the next stage with a launch to make; None at the end of the run, or of its time."""
+        """Return the request of the next stage with a launch to make.
+
+        None at the end of the run, or of its time.
+        """
         if self.launch and self.launch.is_cut:
             return None
         while self.stages:
@@ -216,7 +247,9 @@ class _Standalone:
         return None
 
     def _due(self, request: RunRequest | None, store: Store) -> RunRequest | None:
-        """Return the request if this invocation launches it: see `RunRequest.is_fixed_length` and ``depends``."""
+        """Return the request if this invocation launches it: see `RunRequest.is_fixed_length` and
+        ``depends``.
+        """
         if request is None or not request.is_fixed_length:
             return request
         launch, launches = next_launch(request, store.records), request.budget.launches
@@ -224,7 +257,8 @@ class _Standalone:
             return None
         if request.depends and (self.next_step or self.has_trained):
             self.next_step = self.next_step or _next_step(
-                f"stage {request.name} comes next, launch {launch + 1} of {launches}", launches - launch
+                f"stage {request.name} comes next, launch {launch + 1} of {launches}",
+                launches - launch,
             )
             self.stages.clear()
             return None
@@ -265,7 +299,9 @@ class _Standalone:
             self.launch.fail(Ending.broken("failed", diagnose_error(error).reason))
 
     def _end_hung_launch(self) -> None:
-        """End the launch, from the heartbeat's thread: this rank has made no progress for the case timeout."""
+        """End the launch, from the heartbeat's thread: this rank has made no progress for the case
+        timeout.
+        """
         if self.launch:
             cause = "start commbench without mpirun or torchrun to learn which rank"
             self.launch.fail(Ending.broken("hung", hang_reason(self.heart.limit_s or 0.0, cause)))
@@ -278,9 +314,12 @@ class _Standalone:
         leave(PARTIAL_CODE)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """Write the results when a user or the launcher ends this rank; called from the heartbeat's thread.
+        """Write the results when a user or the launcher ends this rank.
 
-        Ctrl-C may reach every rank or only rank 0. At the first one, rank 0 lets all ranks finish the case.
+        Called from the heartbeat's thread.
+
+        Ctrl-C may reach every rank or only rank 0. At the first one, rank 0 lets all ranks finish
+        the case.
         """
         if number == signal.SIGUSR1:
             return
@@ -289,8 +328,12 @@ class _Standalone:
             if self.interrupts == 1 and (self.identity.rank or self._finish_case()):
                 return
         if self.launch:
-            ending = Ending.broken("failed", Reason(code="rank_ended", parameters={"signal": number.name}))
-            self.launch.fail(replace(ending, status="interrupted") if number == signal.SIGINT else ending)
+            ending = Ending.broken(
+                "failed", Reason(code="rank_ended", parameters={"signal": number.name})
+            )
+            self.launch.fail(
+                replace(ending, status="interrupted") if number == signal.SIGINT else ending
+            )
         leave(SIGNAL_CODE + number)
 
     def _finish_case(self) -> bool:
@@ -304,12 +347,20 @@ class _Standalone:
     def _show_stack(self, event: Heartbeat | Stack) -> None:
         """Print a stack of this rank, which SIGUSR1 requests."""
         if isinstance(event, Stack):
-            self._say("\n  ".join([f"{name_rank(event.rank, event.host)}, {event.thread}:", *event.stack]))
+            self._say(
+                "\n  ".join([f"{name_rank(event.rank, event.host)}, {event.thread}:", *event.stack])
+            )
 
     def _say(self, sentence: str) -> None:
         sys.stderr.write(f"commbench: {sentence}\n")
 
 
 def _next_step(text: str, invocations: int) -> str:
-    """Return what comes next, and how often the command has to be repeated for it; later stages may add to that."""
-    return f"{text}, which takes this command {counted(invocations, 'more time')}, and what follows may take more"
+    """Return what comes next, and how often the command has to be repeated for it.
+
+    Later stages may add to that.
+    """
+    return (
+        f"{text}, which takes this command {counted(invocations, 'more time')}, and what follows"
+        " may take more"
+    )

@@ -1,4 +1,6 @@
-"""Runs one launch: starts its ranks, reads their events, ends a hung launch, and returns how it ended."""
+"""Runs one launch: starts its ranks, reads their events, ends a hung launch, and returns how it
+ended.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,12 @@ class Supervisor:
     """
 
     def __init__(
-        self, plan: LaunchPlan, ranks: int, launcher: Launcher, listener: Listener, interrupts: Interrupts
+        self,
+        plan: LaunchPlan,
+        ranks: int,
+        launcher: Launcher,
+        listener: Listener,
+        interrupts: Interrupts,
     ) -> None:
         self._plan = plan
         self._ranks = ranks
@@ -75,7 +82,9 @@ class Supervisor:
         self._listener = listener
         self._interrupts = interrupts
         self._startup_s = max(plan.case_timeout_s, STARTUP_TIMEOUT_S)
-        self._watchdog = Watchdog(ranks, plan.case_timeout_s, now=time.monotonic(), startup_timeout=self._startup_s)
+        self._watchdog = Watchdog(
+            ranks, plan.case_timeout_s, now=time.monotonic(), startup_timeout=self._startup_s
+        )
         self._evidence = Evidence()
         self._memory = MemoryKills()
         self._has_begun = self._finishing = False
@@ -98,10 +107,14 @@ class Supervisor:
         varied = variables_of(self._plan.env)
         inherited = {name: value for name, value in os.environ.items() if name not in varied}
         try:
-            launched = Launched(command, {**inherited, **launcher.environment()}, self._plan.to_json())
+            launched = Launched(
+                command, {**inherited, **launcher.environment()}, self._plan.to_json()
+            )
         except OSError as error:
             parameters = {"program": command[0], "error": str(error.strerror)}
-            return Ending.broken("failed", Reason(code="launcher_not_started", parameters=parameters))
+            return Ending.broken(
+                "failed", Reason(code="launcher_not_started", parameters=parameters)
+            )
         self._interrupts.wake = launched.wake
         try:
             return self._watch(launched)
@@ -127,7 +140,10 @@ class Supervisor:
         return self._judge(launched.finish(self._handle))
 
     def _is_over(self, launched: Launched) -> bool:
-        """Return whether a signal ends the launch at once; otherwise tell the ranks, once, to finish their case."""
+        """Return whether a signal ends the launch at once.
+
+        Otherwise tell the ranks, once, to finish their case.
+        """
         if self._interrupts.now or not self._has_begun:
             return True
         if not self._finishing:
@@ -144,14 +160,18 @@ class Supervisor:
         """End a hung launch after its ranks had time to report their stacks."""
         self._evidence.forget_stacks()
         launched.ask_for_stacks(self._watchdog.pids, by_launcher=self._launcher.forwards_signals)
-        launched.drain(STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids))
+        launched.drain(
+            STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids)
+        )
         failed_rank = self._evidence.failed_rank(
             hang, self._case, self._watchdog.processes, self._printed(launched, hang)
         )
         self.stack_lines = self._evidence.lines()
         is_reached = launched.stop(self._handle)
         if self._is_complete:
-            return Ending(status="ok", reason=f"the ranks did not end after their last case: {hang.reason}")
+            return Ending(
+                status="ok", reason=f"the ranks did not end after their last case: {hang.reason}"
+            )
         return Ending.broken(
             "hung",
             hang_reason(self._watchdog.timeout, str(hang.reason)),
@@ -160,7 +180,9 @@ class Supervisor:
         )
 
     def _printed(self, launched: Launched, hang: Diagnosis) -> list[str]:
-        """Return the interpreter's report on a rank of this host that cannot report its stacks itself."""
+        """Return the interpreter's report on a rank of this host that cannot report its stacks
+        itself.
+        """
         pid = self._watchdog.pids.get(-1 if hang.rank is None else hang.rank)
         if pid is None or hang.rank in self._evidence.located or hang.host != socket.gethostname():
             return []
@@ -180,7 +202,9 @@ class Supervisor:
         if returncode == 0 and self._all_cases_ended is False:
             if self._finishing:
                 return self._interrupted()
-            return Ending(status="cut", reason="the time limit ended the launch before its last case")
+            return Ending(
+                status="cut", reason="the time limit ended the launch before its last case"
+            )
         if returncode == 0 and self._is_complete:
             return Ending(status="ok", reason=find_warning(list(self.stderr)))
         diagnosis = diagnose_exit(
@@ -196,7 +220,9 @@ class Supervisor:
             return Ending(status="ok", reason=reason)
         self.stack_lines = self._evidence.lines()
         printed = find_crash_report(list(self.stderr))
-        failed_rank = self._evidence.failed_rank(diagnosis, self._case, self._watchdog.processes, printed)
+        failed_rank = self._evidence.failed_rank(
+            diagnosis, self._case, self._watchdog.processes, printed
+        )
         return Ending.broken("failed", diagnosis.reason, failed_rank=failed_rank)
 
     @property
@@ -217,7 +243,9 @@ class Supervisor:
             self._on(event)
         elif output.source == "stdout" and output.line.startswith(MARK):
             return  # a torn event
-        if foreign.strip():  # also on stdout: there Hydra names the process that died, and mpirun what it lacks
+        if (
+            foreign.strip()
+        ):  # also on stdout: there Hydra names the process that died, and mpirun what it lacks
             self.stderr.append(foreign)
 
     def _on(self, event: RankEvent) -> None:
@@ -243,10 +271,14 @@ class Supervisor:
                     self._watchdog.introduce(rank["rank"], rank["host"], rank["pid"])
             case CaseStarted(index=index):
                 self._current, self._has_begun = index, True
-                # Gloo's threads sleep while they wait: their CPU time does not show which rank is idle.
+                # Gloo's threads sleep while they wait: their CPU time does not show which rank is
+                # idle.
                 self._watchdog.case(now, polls=self._plan.cases[index].case.backend in MPI_BACKENDS)
             case CaseFinished(record=record, share=share):
-                if self._current is not None and self._plan.cases[self._current].case.key == record.case.key:
+                if (
+                    self._current is not None
+                    and self._plan.cases[self._current].case.key == record.case.key
+                ):
                     self._current = None
                 self._shares[record.case.key] += share
             case CasesEnded(is_complete=is_complete):

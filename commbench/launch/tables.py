@@ -1,4 +1,6 @@
-"""Writes the tables of a run from its records: rows, pairs, the network model, predictions and stragglers."""
+"""Writes the tables of a run from its records: rows, pairs, the network model, predictions and
+stragglers.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,14 @@ from commbench.tuner.predictions import PredictionRow, prediction_rows
 
 
 def write_tables(store: Store) -> list[Row]:
-    """Write each table that the records fill, each in one step; return the rows of ``collectives.csv``.
+    """Write each table that the records fill, each in one step.
 
-    These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``pairs.csv`` for matrices,
-    ``model.json`` if enough sizes were measured, ``ddp.csv`` and ``buckets.csv`` for training, ``predictions.csv`` for
-    tuning, ``timeline.csv``, ``events.csv`` and ``drift.csv`` for a soak. Components of variance and slow hosts, ranks
-    and links are added to ``run.json``.
+    Return the rows of ``collectives.csv``.
+
+    These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``pairs.csv`` for
+    matrices, ``model.json`` if enough sizes were measured, ``ddp.csv`` and ``buckets.csv`` for
+    training, ``predictions.csv`` for tuning, ``timeline.csv``, ``events.csv`` and ``drift.csv`` for
+    a soak. Components of variance and slow hosts, ranks and links are added to ``run.json``.
 
     Raises:
         LaunchError: one could not be written; the old file is unharmed.
@@ -71,5 +75,9 @@ def _soak_tables(run: Run) -> dict[str, str]:
     soak = soak_of(run.records, run.info)
     if soak is None:
         return {}
-    tables = ((TIMELINE, TimelineRow, soak.timeline), (EVENTS, EventRow, soak.events), (DRIFT, DriftRow, soak.drifts))
+    tables = (
+        (TIMELINE, TimelineRow, soak.timeline),
+        (EVENTS, EventRow, soak.events),
+        (DRIFT, DriftRow, soak.drifts),
+    )
     return {name: table_csv(table_of(row_class, rows)) for name, row_class, rows in tables}

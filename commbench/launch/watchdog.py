@@ -1,8 +1,9 @@
 """The conductor's watchdog: whether ranks make progress, and which rank has failed if they do not.
 
-Counters alone do not show the failed rank: a rank that was stopped inside an operation and a rank that waits for it
-have entered and left equally often. The failed rank is one that is stopped or silent, else the one furthest behind,
-else, among ranks that poll while they wait, the idle one. The rank that times out first is a victim.
+Counters alone do not show the failed rank: a rank that was stopped inside an operation and a rank
+that waits for it have entered and left equally often. The failed rank is one that is stopped or
+silent, else the one furthest behind, else, among ranks that poll while they wait, the idle one. The
+rank that times out first is a victim.
 """
 
 from __future__ import annotations
@@ -12,14 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from commbench.launch.diagnosis import Diagnosis, diagnose_lost_hosts, diagnose_no_rank, diagnose_ranks, diagnose_silent
+from commbench.launch.diagnosis import (
+    Diagnosis,
+    diagnose_lost_hosts,
+    diagnose_no_rank,
+    diagnose_ranks,
+    diagnose_silent,
+)
 from commbench.launch.events import Heartbeat
 
-#: A rank is silent after this many seconds without a heartbeat while others send theirs: six intervals.
+#: A rank is silent after this many seconds without a heartbeat while others send theirs: six
+#: intervals.
 SILENCE_S = 3.0
-#: The watchdog looks several times a second. After a longer gap the conductor itself was stopped; the gap is ignored.
+#: The watchdog looks several times a second. After a longer gap the conductor itself was stopped;
+#: the gap is ignored.
 GAP_S = 5.0
-#: Shares of the busiest rank's CPU time: a rank that polls uses more than the first, an idle one less than the second.
+#: Shares of the busiest rank's CPU time: a rank that polls uses more than the first, an idle one
+#: less than the second.
 BUSY, IDLE = 0.5, 0.2
 #: A rank that polls uses more than this of a CPU, however many ranks take turns on it.
 LEAST_POLLING = 0.05
@@ -32,7 +42,10 @@ class _Heard:
 
 
 def process_state(host: str, pid: int) -> str | None:
-    """Return the state letter of a process (T: stopped); None on another host, or if this is not Linux."""
+    """Return the state letter of a process (T: stopped).
+
+    None on another host, or if this is not Linux.
+    """
     if host != socket.gethostname():
         return None
     try:
@@ -49,8 +62,8 @@ class Watchdog:
         ranks: number of ranks.
         case_timeout: seconds without progress after which the launch is hung.
         now: when the launch was started.
-        startup_timeout: the same before the first repetition, which includes compiling, loading and connecting; by
-            default equal.
+        startup_timeout: the same before the first repetition, which includes compiling, loading and
+            connecting; by default equal.
         state_of: the state letter of a process on a host, see `process_state`.
         here: the conductor's host; None: this one.
     """
@@ -122,7 +135,9 @@ class Watchdog:
         self._looked = now
         if gap > GAP_S:
             self._moved += gap
-            self._last = {rank: _Heard(beat=sign.beat, at=sign.at + gap) for rank, sign in self._last.items()}
+            self._last = {
+                rank: _Heard(beat=sign.beat, at=sign.at + gap) for rank, sign in self._last.items()
+            }
         if now - self._moved <= self.timeout:
             return None
         return (
@@ -135,12 +150,21 @@ class Watchdog:
 
     def _stopped(self) -> Diagnosis | None:
         processes = sorted(self._processes.items())
-        stopped = [rank for rank, (host, pid) in processes if self._state_of(host, pid) in {"T", "t"}]
+        stopped = [
+            rank for rank, (host, pid) in processes if self._state_of(host, pid) in {"T", "t"}
+        ]
         return self._diagnose(stopped, "is stopped") if stopped else None
 
     def silent(self, now: float) -> Diagnosis | None:
-        """Return ranks whose heartbeats stopped while other ranks send theirs; None without such ranks."""
-        silent = [r for r in range(self._ranks) if r not in self._last or now - self._last[r].at > SILENCE_S]
+        """Return ranks whose heartbeats stopped while other ranks send theirs.
+
+        None without such ranks.
+        """
+        silent = [
+            r
+            for r in range(self._ranks)
+            if r not in self._last or now - self._last[r].at > SILENCE_S
+        ]
         if not silent or len(silent) == self._ranks:
             return None
         lost = self._lost_hosts(silent)
@@ -157,7 +181,11 @@ class Watchdog:
         hosts: dict[str, list[int]] = {}
         for rank, (host, _) in sorted(self._processes.items()):
             hosts.setdefault(host, []).append(rank)
-        return {host: ranks for host, ranks in hosts.items() if host != self._here and set(ranks) <= set(silent)}
+        return {
+            host: ranks
+            for host, ranks in hosts.items()
+            if host != self._here and set(ranks) <= set(silent)
+        }
 
     def _diagnose_hosts(self, lost: Mapping[str, Sequence[int]], since: str) -> Diagnosis:
         others = {host for host, _ in self._processes.values()} - {self._here}
@@ -167,15 +195,24 @@ class Watchdog:
         positions = {rank: (sign.beat.case, sign.beat.entered) for rank, sign in self._last.items()}
         lowest = min(positions.values(), default=None)
         behind = [rank for rank, place in sorted(positions.items()) if place == lowest]
-        return self._diagnose(behind, "is furthest behind") if len(behind) < len(positions) else None
+        return (
+            self._diagnose(behind, "is furthest behind") if len(behind) < len(positions) else None
+        )
 
     def _idle(self) -> Diagnosis | None:
-        """Return the ranks that are idle while all others poll; any other split of CPU times shows nothing."""
+        """Return the ranks that are idle while all others poll.
+
+        Any other split of CPU times shows nothing.
+        """
         if not self._polls:
             return None
         rates = {rank: self._rate(rank) for rank in range(self._ranks)}
         busiest = max((rate for rate in rates.values() if rate is not None), default=0.0)
-        idle = [rank for rank, rate in sorted(rates.items()) if rate is not None and rate < IDLE * busiest]
+        idle = [
+            rank
+            for rank, rate in sorted(rates.items())
+            if rate is not None and rate < IDLE * busiest
+        ]
         busy = [rank for rank, rate in rates.items() if rate is not None and rate > BUSY * busiest]
         is_clear = busiest > LEAST_POLLING and idle and len(busy) + len(idle) == len(rates)
         return self._diagnose(idle, "is idle while the others wait for it") if is_clear else None

@@ -1,4 +1,5 @@
 """Tunes or watches a person's own training while it goes on, without a change to its script.
 
-It may import everything below ``interop``, torch included. Its modules `options` and `command` load no torch.
+It may import everything below ``interop``, torch included. Its modules `options` and `command` load
+no torch.
 """

@@ -1,4 +1,6 @@
-"""Tunes the DDP models of a process: those that `commbench.live.attach` learns of, or one that a script names."""
+"""Tunes the DDP models of a process: those that `commbench.live.attach` learns of, or one that a
+script names.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
 from commbench.hooks.registry import find_file_hooks
-from commbench.live.options import AUTO, LiveOptions, Then, checked_caps, checked_hooks, checked_then
+from commbench.live.options import (
+    AUTO,
+    LiveOptions,
+    Then,
+    checked_caps,
+    checked_hooks,
+    checked_then,
+)
 from commbench.live.session import LiveTuning
 from commbench.results.recommendation import Choice, Recommendation
 
@@ -22,7 +31,10 @@ FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate")
 
 
 def adopt(ddp_model: DistributedDataParallel, options: LiveOptions) -> None:
-    """Tune the model from its first training forward pass on; the tuning of another model ends there."""
+    """Tune the model from its first training forward pass on.
+
+    The tuning of another model ends there.
+    """
     _Queue.of(options).add(ddp_model, _framework())
 
 
@@ -48,20 +60,24 @@ def autotune(
         for batch in loader:  # the script's own loop, unchanged
             ...
 
-    Call it on all ranks, before the first step. Short blocks of steps use one setting each; parameters end as without
-    tuning as long as ``allow`` names no hook. Whatever fails, the training goes on.
+    Call it on all ranks, before the first step. Short blocks of steps use one setting each;
+    parameters end as without tuning as long as ``allow`` names no hook. Whatever fails, the
+    training goes on.
 
     Args:
         ddp_model: the model, inside DDP.
-        out: the run directory; default: ``results/tune-NAME`` in the working directory. Rank 0 writes it.
-        bucket_cap_mb: MiB such as ``25``, ``default``, or lists such as ``1+5+25``; ``auto``: one for each different
-            layout of the model's buckets.
+        out: the run directory; default: ``results/tune-NAME`` in the working directory. Rank 0
+            writes it.
+        bucket_cap_mb: MiB such as ``25``, ``default``, or lists such as ``1+5+25``; ``auto``: one
+            for each different layout of the model's buckets.
         allow: hooks to try, as ``--hook`` takes them; ``none`` is DDP without a hook, and
             ``FILE.py:CALLABLE`` a hook of your own.
-        accept_loss: whether lossy hooks of ``allow`` may be recommended; otherwise only their speedup is stated.
+        accept_loss: whether lossy hooks of ``allow`` may be recommended; otherwise only their
+            speedup is stated.
         steps: optimiser steps after which tuning ends; None: when it is decided.
         time_limit: seconds after which tuning ends; None: no limit.
-        then: ``go-on`` trains on with the best setting; ``stop`` ends all ranks with exit code 0 after the decision.
+        then: ``go-on`` trains on with the best setting; ``stop`` ends all ranks with exit code 0
+            after the decision.
         workload: name of the training; default: that of the script.
         seed: of the order of blocks.
 
@@ -70,14 +86,17 @@ def autotune(
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise InputError(
-            f"autotune was given a {type(ddp_model).__name__}: give it the DistributedDataParallel object you train."
+            f"autotune was given a {type(ddp_model).__name__}: give it the DistributedDataParallel"
+            " object you train."
         )
     hooks = checked_hooks(allow)
     name = workload or Path(sys.argv[0]).name or type(ddp_model.module).__name__
     options = LiveOptions(
         out=str(Path(out if out is not None else f"results/tune-{Path(name).stem}").absolute()),
         workload=name,
-        bucket_cap_mb=checked_caps([bucket_cap_mb] if isinstance(bucket_cap_mb, str) else bucket_cap_mb),
+        bucket_cap_mb=checked_caps(
+            [bucket_cap_mb] if isinstance(bucket_cap_mb, str) else bucket_cap_mb
+        ),
         allow=tuple(hooks),
         file_hooks=find_file_hooks(hooks),
         accept_loss=accept_loss,
@@ -114,7 +133,10 @@ class Tuning:
 
 
 def _framework() -> str:
-    """Return the library that makes the DDP object now, from the functions under way; empty: the script itself."""
+    """Return the library that makes the DDP object now, from the functions under way.
+
+    Empty: the script itself.
+    """
     frame, packages = inspect.currentframe(), set()
     while frame is not None:
         packages.add(str(frame.f_globals.get("__name__", "")).partition(".")[0])
@@ -123,7 +145,9 @@ def _framework() -> str:
 
 
 class _Queue:
-    """The tunings of this process under one set of options: one at a time, in the order in which models train."""
+    """The tunings of this process under one set of options: one at a time, in the order in which
+    models train.
+    """
 
     _queues: dict[LiveOptions, _Queue] = {}  # noqa: RUF012 - one for the process
 
@@ -148,5 +172,7 @@ class _Queue:
             self._current.release("another DDP model of the script trains", restores=True)
             self._runs += self._current.has_run
         if self._runs:
-            tuning.options = dataclasses.replace(self._options, out=f"{self._options.out}-{self._runs + 1}")
+            tuning.options = dataclasses.replace(
+                self._options, out=f"{self._options.out}-{self._runs + 1}"
+            )
         self._current = tuning

@@ -1,7 +1,8 @@
-"""Takes the models and engines that a process of the training makes, as ``site/sitecustomize.py`` hands them over.
+"""Takes the models and engines that a process of the training makes, as ``site/sitecustomize.py``
+hands them over.
 
-`commbench tune -- COMMAND` puts that file on PYTHONPATH. The process imports this module when it makes the first of
-them, so torch is loaded already.
+`commbench tune -- COMMAND` puts that file on PYTHONPATH. The process imports this module when it
+makes the first of them, so torch is loaded already.
 """
 
 from __future__ import annotations
@@ -19,12 +20,23 @@ ENGINES = {"torch.distributed.fsdp": "FSDP", "deepspeed": "DeepSpeed", "horovod"
 
 
 def take(instance: object) -> str:
-    """Begin to tune a DDP model; return a clause that states why the object is not tuned, else an empty text."""
+    """Begin to tune a DDP model.
+
+    Return a clause that states why the object is not tuned, else an empty text.
+    """
     if isinstance(instance, DistributedDataParallel):
         return "" if makes_own_models() else _adopt(instance)
     modules = [f"{base.__module__}." for base in type(instance).__mro__]
-    engines = (name for package, name in ENGINES.items() for module in modules if module.startswith(f"{package}."))
-    return f"{next(engines, type(instance).__name__)} exchanges gradients itself, without the buckets of DDP"
+    engines = (
+        name
+        for package, name in ENGINES.items()
+        for module in modules
+        if module.startswith(f"{package}.")
+    )
+    return (
+        f"{next(engines, type(instance).__name__)} exchanges gradients itself, without the buckets"
+        " of DDP"
+    )
 
 
 def _adopt(ddp_model: DistributedDataParallel) -> str:

@@ -1,8 +1,10 @@
-"""Finds where the optimiser steps of a person's own training begin, and takes their times and losses.
+"""Finds where the optimiser steps of a person's own training begin, and takes their times and
+losses.
 
-A step begins where a training forward pass of the DDP model starts and no gradient is pending: an optimiser has stepped
-since the last backward pass, or a backward pass is over and every gradient has been released (a skipped step of a
-GradScaler, an optimiser without hooks). Forward passes without gradients or in evaluation mode are no steps.
+A step begins where a training forward pass of the DDP model starts and no gradient is pending: an
+optimiser has stepped since the last backward pass, or a backward pass is over and every gradient
+has been released (a skipped step of a GradScaler, an optimiser without hooks). Forward passes
+without gradients or in evaluation mode are no steps.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from commbench.hooks.step_clock import Mark, clock_of
 
@@ -45,7 +50,8 @@ class Step:
     forwards: list[Mark] = field(default_factory=list)
     """The begin of each forward pass; empty unless parts of steps are watched, as the next two."""
     backwards: list[tuple[Mark, Mark]] = field(default_factory=list)
-    """Begin and end of each call of ``backward()``; the end of the last one comes after the exchange of gradients."""
+    """Begin and end of each call of ``backward()``; the end of the last one comes after the
+    exchange of gradients."""
     updates: list[tuple[Mark, Mark]] = field(default_factory=list)
     """Begin and end of each optimiser step."""
 
@@ -55,12 +61,18 @@ class Boundaries:
 
     Args:
         ddp_model: the model that is trained.
-        on_step: gets the step that is over, None at the first, and the step that begins; it must not raise.
-        watches_parts: take a mark at the begin and the end of each pass and of each optimiser step, too.
+        on_step: gets the step that is over, None at the first, and the step that begins; it must
+            not raise.
+        watches_parts: take a mark at the begin and the end of each pass and of each optimiser step,
+            too.
     """
 
     def __init__(
-        self, ddp_model: nn.Module, on_step: Callable[[Step | None, Step], None], *, watches_parts: bool = False
+        self,
+        ddp_model: nn.Module,
+        on_step: Callable[[Step | None, Step], None],
+        *,
+        watches_parts: bool = False,
     ) -> None:
         self._on_step = on_step
         self._watches_parts = watches_parts
@@ -73,7 +85,9 @@ class Boundaries:
         self._step: Step | None = None
         self._has_updated = self._has_gradients = False
         self._handles = [
-            ddp_model.register_forward_pre_hook(torch.compiler.disable(self._before_forward), with_kwargs=True),
+            ddp_model.register_forward_pre_hook(
+                torch.compiler.disable(self._before_forward), with_kwargs=True
+            ),
             register_optimizer_step_post_hook(self._after_update),
         ]
         if watches_parts:
@@ -91,7 +105,9 @@ class Boundaries:
             handle.remove()
         _BackwardCalls.ignore(self)
 
-    def _before_forward(self, module: nn.Module, inputs: tuple[object, ...], keywords: Mapping[str, object]) -> None:
+    def _before_forward(
+        self, module: nn.Module, inputs: tuple[object, ...], keywords: Mapping[str, object]
+    ) -> None:
         if not (module.training and torch.is_grad_enabled()):
             return
         if self._is_boundary():
@@ -133,7 +149,9 @@ class Boundaries:
         """Return whether the optimiser updates parameters of the model."""
         if optimizer not in self._owners:
             groups = getattr(optimizer, "param_groups", ())
-            self._owners[optimizer] = any(id(p) in self._ids for group in groups for p in group["params"])
+            self._owners[optimizer] = any(
+                id(p) in self._ids for group in groups for p in group["params"]
+            )
         return self._owners[optimizer]
 
     def before_backward(self) -> None:
@@ -154,7 +172,9 @@ class Boundaries:
 
 
 class _BackwardCalls:
-    """Tells `Boundaries` of each call of ``torch.autograd.backward``, which ``Tensor.backward`` calls, too."""
+    """Tells `Boundaries` of each call of ``torch.autograd.backward``, which ``Tensor.backward``
+    calls, too.
+    """
 
     _observers: ClassVar[list[Boundaries]] = []
     _original: ClassVar[Callable[..., None]] = torch.autograd.backward
@@ -186,7 +206,13 @@ def _batch_of(inputs: object) -> int:
     """Return the first dimension of the first tensor in nested inputs; 1 if there is none."""
     if isinstance(inputs, torch.Tensor):
         return int(inputs.shape[0]) if inputs.dim() else 0
-    children = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, list | tuple) else ()
+    children = (
+        inputs.values()
+        if isinstance(inputs, Mapping)
+        else inputs
+        if isinstance(inputs, list | tuple)
+        else ()
+    )
     return next((batch for batch in map(_batch_of, children) if batch), 0) or 1
 
 
@@ -195,5 +221,7 @@ def _precision_on(device: str) -> str:
     if torch.is_autocast_enabled(device):
         return "amp-bf16" if torch.get_autocast_dtype(device) is torch.bfloat16 else "amp-fp16"
     accelerate = sys.modules.get("accelerate.state")  # sets autocast inside the forward pass
-    mixed = accelerate.AcceleratorState._shared_state.get("_mixed_precision") if accelerate else None  # noqa: SLF001
+    mixed = (
+        accelerate.AcceleratorState._shared_state.get("_mixed_precision") if accelerate else None  # noqa: SLF001
+    )
     return f"amp-{mixed}" if mixed in {"fp16", "bf16"} else "fp32"

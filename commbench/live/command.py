@@ -1,8 +1,9 @@
-"""Starts the command of a training such that commbench tunes or watches the training, and concludes when it has ended.
+"""Starts the command of a training such that commbench tunes or watches the training, and concludes
+when it has ended.
 
-The command runs as it would without commbench: in the same terminal, with the same input and output, and its exit code
-is passed on. Two variables of its environment bring commbench into its processes, see
-``site/sitecustomize.py``.
+The command runs as it would without commbench: in the same terminal, with the same input and
+output, and its exit code is passed on. Two variables of its environment bring commbench into its
+processes, see ``site/sitecustomize.py``.
 """
 
 from __future__ import annotations
@@ -56,16 +57,20 @@ def find_program(command: Sequence[str], name: str = "tune") -> None:
         InputError: it is empty, or its program is not found.
     """
     if not command:
-        raise InputError(f"No command stands behind --; write e.g. commbench {name} -- torchrun train.py.")
+        raise InputError(
+            f"No command stands behind --; write e.g. commbench {name} -- torchrun train.py."
+        )
     if shutil.which(command[0]) is None:
-        raise InputError(f"The command {command[0]} was not found; check its name, its permissions and the PATH.")
+        raise InputError(
+            f"The command {command[0]} was not found; check its name, its permissions and the PATH."
+        )
 
 
 def name_of(command: Sequence[str]) -> str:
     """Return the name of a training: its script or its module, else its program.
 
-    The first of these decides: an argument that ends in ``.py`` or ``.sh``, or ``-m`` before a module that starts no
-    other.
+    The first of these decides: an argument that ends in ``.py`` or ``.sh``, or ``-m`` before a
+    module that starts no other.
     """
     for option, word in zip(["", *command], command, strict=False):
         if option in {"-m", "--module"} and not word.startswith((*STARTERS, "-")):
@@ -87,15 +92,21 @@ def check_run(path: Path, workload: str, mode: Mode = "tune") -> None:
     info = read_info(path)
     if not is_live(info) or mode_of(info) != mode:
         raise InputError(
-            f"--out {path} holds a run that commbench {mode} -- COMMAND did not write; choose another --out."
+            f"--out {path} holds a run that commbench {mode} -- COMMAND did not write; choose"
+            " another --out."
         )
     before = (info.get("plan") or {}).get("workload")
     if before != workload:
-        raise InputError(f"--out {path} holds results of {before}, and this is {workload}; choose another --out.")
+        raise InputError(
+            f"--out {path} holds results of {before}, and this is {workload}; choose another --out."
+        )
 
 
 def why_unwritable(path: Path) -> str:
-    """Return why a directory cannot be made or written; empty if it can, or if something else is at its place."""
+    """Return why a directory cannot be made or written.
+
+    Empty if it can, or if something else is at its place.
+    """
     place = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not place.is_dir():
         return ""
@@ -110,7 +121,9 @@ def why_unwritable(path: Path) -> str:
 
 
 def attach_to(command: Sequence[str], options: LiveOptions) -> int:
-    """Run the command of a training, tune or watch it, and print the conclusion on stderr; return its exit code.
+    """Run the command of a training, tune or watch it, and print the conclusion on stderr.
+
+    Return its exit code.
 
     Raises:
         InputError: the command cannot be started, or ``options.out`` holds something else.
@@ -118,7 +131,10 @@ def attach_to(command: Sequence[str], options: LiveOptions) -> int:
     out = Path(options.out)
     reason = why_unwritable(out)
     if reason:
-        say(f"the training is not {DONE[options.mode]}, because --out {out} cannot be written ({reason}).")
+        say(
+            f"the training is not {DONE[options.mode]}, because --out {out} cannot be written"
+            f" ({reason})."
+        )
         return _run(command, os.environ)
     check_run(out, options.workload, options.mode)
     with tempfile.TemporaryDirectory(prefix="commbench-") as directory:
@@ -131,14 +147,23 @@ def attach_to(command: Sequence[str], options: LiveOptions) -> int:
 
 def _environment(options: LiveOptions, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the command."""
-    environment = {**environ, SEARCH_PATH: _search_path(environ.get(SEARCH_PATH, "")), VARIABLE: options.dumps()}
-    if "SLURM_EXPORT_ENV" in environ:  # what srun takes for --export where sbatch was given that option
+    environment = {
+        **environ,
+        SEARCH_PATH: _search_path(environ.get(SEARCH_PATH, "")),
+        VARIABLE: options.dumps(),
+    }
+    if (
+        "SLURM_EXPORT_ENV" in environ
+    ):  # what srun takes for --export where sbatch was given that option
         environment["SLURM_EXPORT_ENV"] = _exported(environ["SLURM_EXPORT_ENV"])
     return environment
 
 
 def _search_path(inherited_path: str) -> str:
-    """Return a PYTHONPATH that begins with `SITE`; an empty part would stand for the working directory."""
+    """Return a PYTHONPATH that begins with `SITE`.
+
+    An empty part would stand for the working directory.
+    """
     return os.pathsep.join([str(SITE), *([inherited_path] if inherited_path else [])])
 
 
@@ -154,10 +179,18 @@ def _carrying(command: Sequence[str]) -> list[str]:
 
 def _with_forwarded(command: Sequence[str]) -> list[str]:
     """Return a command of Open MPI's mpirun that forwards both variables by ``-x``."""
-    forwarded = {place for place, option in enumerate(command, 1) if option == "-x" and place < len(command)}
+    forwarded = {
+        place for place, option in enumerate(command, 1) if option == "-x" and place < len(command)
+    }
     names = {command[place].partition("=")[0] for place in forwarded}
-    words = [_own_path_behind(word) if place in forwarded else word for place, word in enumerate(command)]
-    return [words[0], *(word for name in _BOTH if name not in names for word in ("-x", name)), *words[1:]]
+    words = [
+        _own_path_behind(word) if place in forwarded else word for place, word in enumerate(command)
+    ]
+    return [
+        words[0],
+        *(word for name in _BOTH if name not in names for word in ("-x", name)),
+        *words[1:],
+    ]
 
 
 def _with_export(command: Sequence[str]) -> list[str]:
@@ -172,8 +205,13 @@ def _with_export(command: Sequence[str]) -> list[str]:
 
 
 def _exported(variables: str) -> str:
-    """Return the value of srun's ``--export`` with both variables; a list passes Slurm's own, as NONE does."""
-    assignments = [_own_path_behind(each) for each in variables.split(",") if each not in {"NONE", "NIL"}]
+    """Return the value of srun's ``--export`` with both variables.
+
+    A list passes Slurm's own, as NONE does.
+    """
+    assignments = [
+        _own_path_behind(each) for each in variables.split(",") if each not in {"NONE", "NIL"}
+    ]
     names = {each.partition("=")[0] for each in assignments}
     return ",".join([*assignments, *(name for name in _BOTH if not names & {name, "ALL"})])
 
@@ -187,8 +225,10 @@ def _own_path_behind(assignment: str) -> str:
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command and pass signals on to it; return its exit code, 128 + N after signal N.
 
-    In a terminal the command shares the process group of this process, so that Ctrl-C and Ctrl-Z act on both. Without a
-    terminal the command has a group of its own: a signal to the group of this process then reaches the command once.
+    In a terminal the command shares the process group of this process, so that Ctrl-C and Ctrl-Z
+    act on both. Without a
+    terminal the command has a group of its own: a signal to the group of this process then reaches
+    the command once.
 
     Raises:
         InputError: it cannot be started.
@@ -208,7 +248,9 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         try:
             child = subprocess.Popen(command, env=environment, preexec_fn=_make_setup())  # noqa: PLW1509 - it is short
         except OSError as error:
-            raise InputError(f"The command {command[0]} cannot be started ({error.strerror or error}).") from error
+            raise InputError(
+                f"The command {command[0]} cannot be started ({error.strerror or error})."
+            ) from error
         started.append(child)
         for number in early:
             child.send_signal(number)
@@ -217,7 +259,9 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _make_setup() -> Callable[[], None]:
-    """Return what the command's process does before the command: it will be killed if this process is."""
+    """Return what the command's process does before the command: it will be killed if this process
+    is.
+    """
     libc, has_terminal = ctypes.CDLL(None), _foreground_group() is not None
 
     def set_up() -> None:
@@ -230,7 +274,10 @@ def _make_setup() -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle the signals that concern a command; one that this process ignores stays ignored, in the command too."""
+    """Handle the signals that concern a command.
+
+    One that this process ignores stays ignored, in the command too.
+    """
     numbers = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
@@ -250,12 +297,21 @@ def _foreground_group() -> int | None:
 
 
 def _conclude(options: LiveOptions) -> None:
-    """Complete the results and print the conclusion; a failure here must not change the exit code."""
+    """Complete the results and print the conclusion.
+
+    A failure here must not change the exit code.
+    """
     try:
         first, *others = complete(options)
     except KeyboardInterrupt:
-        first, others = f"The results in {options.out} were not completed, because of a second Ctrl-C.", []
+        first, others = (
+            f"The results in {options.out} were not completed, because of a second Ctrl-C.",
+            [],
+        )
     except Exception as error:  # noqa: BLE001 - as the docstring says
-        first, others = f"The results in {options.out} could not be completed: {error or type(error).__name__}", []
+        first, others = (
+            f"The results in {options.out} could not be completed: {error or type(error).__name__}",
+            [],
+        )
     with contextlib.suppress(OSError):  # nobody reads stderr any more
         say("\n".join([first, *others]))

@@ -31,7 +31,8 @@ from commbench.tuner.experiment import UNTIMED, Block, Experiment
 from commbench.tuner.learning import withheld
 from commbench.units import counted
 
-#: A step is disturbed if the gap behind its optimiser exceeds the usual gap by this factor and by this share of a step.
+#: A step is disturbed if the gap behind its optimiser exceeds the usual gap by this factor and by
+#: this share of a step.
 GAP_FACTOR, GAP_SHARE = 3.0, 0.1
 
 
@@ -62,13 +63,22 @@ class BaseDirector(ABC):
         self._model = ddp_model
         self._parameters = sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad)
         self._run = LiveRun.open(
-            options, baseline=settings[0], settings=settings, parameters=self._parameters, facts=facts
+            options,
+            baseline=settings[0],
+            settings=settings,
+            parameters=self._parameters,
+            facts=facts,
         )
         self._began_s = time.monotonic()
 
     @abstractmethod
     def add_block(
-        self, gathered: NDArray[np.float64], losses: Sequence[Sequence[float]], *, at: int, buckets: Sequence[int]
+        self,
+        gathered: NDArray[np.float64],
+        losses: Sequence[Sequence[float]],
+        *,
+        at: int,
+        buckets: Sequence[int],
     ) -> None:
         """Enter the block that has ended.
 
@@ -81,7 +91,10 @@ class BaseDirector(ABC):
 
     @abstractmethod
     def next_instruction(self, step: int) -> Instruction:
-        """Return the next instruction; ``step`` is the number of steps that the training has made."""
+        """Return the next instruction.
+
+        ``step`` is the number of steps that the training has made.
+        """
 
     @abstractmethod
     def refuse(self, setting: TrainingCase, reason: str) -> None:
@@ -117,7 +130,10 @@ class BaseDirector(ABC):
         return Instruction(Order.STOP if self._options.then == "stop" else Order.END, setting)
 
     def give_up(self, error: Exception) -> Instruction:
-        """Conclude after a failure; return the instruction that leads back to the script's own setting."""
+        """Conclude after a failure.
+
+        Return the instruction that leads back to the script's own setting.
+        """
         reason = f"{DOING[self._options.mode]} failed: {error!r}"
         say(f"{reason}. The training goes on with its own setting.")
         with contextlib.suppress(Exception):
@@ -159,13 +175,19 @@ class Director(BaseDirector):
         original: TrainingCase,
         facts: LiveFacts,
     ) -> None:
-        settings = settings_of(original, ddp_model.module, options, has_own_hook=facts["own_hook"], show=say)
+        settings = settings_of(
+            original, ddp_model.module, options, has_own_hook=facts["own_hook"], show=say
+        )
         super().__init__(ddp_model, options, settings, facts)
         self._experiment = Experiment(
             settings,
             seed=options.seed + self._run.launch,
             max_steps=options.steps,
-            withheld=[number for number, case in enumerate(settings) if withheld(case, original, self._run.info)],
+            withheld=[
+                number
+                for number, case in enumerate(settings)
+                if withheld(case, original, self._run.info)
+            ],
         )
         self._block: Block | None = None
         self._records: dict[tuple[int, str], TrainingRecord] = {}
@@ -177,9 +199,17 @@ class Director(BaseDirector):
         )
 
     def add_block(
-        self, gathered: NDArray[np.float64], losses: Sequence[Sequence[float]], *, at: int, buckets: Sequence[int]
+        self,
+        gathered: NDArray[np.float64],
+        losses: Sequence[Sequence[float]],
+        *,
+        at: int,
+        buckets: Sequence[int],
     ) -> None:
-        """Enter the block that has ended; ``gathered`` holds milliseconds of each step and of the gap behind it."""
+        """Enter the block that has ended.
+
+        ``gathered`` holds milliseconds of each step and of the gap behind it.
+        """
         if self._block is None:  # its setting was refused
             return
         slowest = gathered.max(axis=0)
@@ -187,21 +217,39 @@ class Director(BaseDirector):
         timed = self._undisturbed(steps_ms, gaps_ms)
         timed[:UNTIMED] = False
         self._gaps_ms += gaps_ms.tolist()
-        self._run.add_losses((at + number, sum(of_step)) for number, of_step in enumerate(losses) if of_step)
+        self._run.add_losses(
+            (at + number, sum(of_step)) for number, of_step in enumerate(losses) if of_step
+        )
         accepted = steps_ms[timed]
         if self._block.is_measured_by(accepted):
-            self._keep(self._block, accepted.tolist(), at=at, seconds=float(steps_ms.sum()) / 1e3, buckets=buckets)
+            self._keep(
+                self._block,
+                accepted.tolist(),
+                at=at,
+                seconds=float(steps_ms.sum()) / 1e3,
+                buckets=buckets,
+            )
         self._experiment.add(self._block, accepted.tolist())
 
-    def _undisturbed(self, steps_ms: NDArray[np.float64], gaps_ms: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which steps had the usual gap behind them: no evaluation, checkpoint or stall of the data."""
+    def _undisturbed(
+        self, steps_ms: NDArray[np.float64], gaps_ms: NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        """Return which steps had the usual gap behind them: no evaluation, checkpoint or stall of
+        the data.
+        """
         usual = float(np.median([*self._gaps_ms, *gaps_ms]))
         limit = max(GAP_FACTOR * usual, usual + GAP_SHARE * float(np.median(steps_ms)))
         undisturbed: NDArray[np.bool_] = gaps_ms <= limit
         return undisturbed
 
     def _keep(
-        self, block: Block, steps_ms: Sequence[float], *, at: int, seconds: float, buckets: Sequence[int]
+        self,
+        block: Block,
+        steps_ms: Sequence[float],
+        *,
+        at: int,
+        seconds: float,
+        buckets: Sequence[int],
     ) -> None:
         """Append the block to the record of its setting, and write the record."""
         key = block.setting, block.phase
@@ -222,7 +270,9 @@ class Director(BaseDirector):
         self._block = self._experiment.next_block(step, self._remaining_s)
         if self._block is None:
             return self._end()
-        self._progress.show(step, self._name_of(self.settings[self._block.setting]), self._block.phase)
+        self._progress.show(
+            step, self._name_of(self.settings[self._block.setting]), self._block.phase
+        )
         return Instruction(Order.BLOCK, self._block.setting, UNTIMED + self._block.steps)
 
     def _end(self) -> Instruction:
@@ -230,8 +280,16 @@ class Director(BaseDirector):
         best = 0
         if recommendation is not None and recommendation.verdict == "change":
             best_setting = setting_of(recommendation.best)
-            best = next(number for number, case in enumerate(self.settings) if setting_of(case) == best_setting)
-        follows = "training ends, as --then stop says" if self._options.then == "stop" else "training goes on with it"
+            best = next(
+                number
+                for number, case in enumerate(self.settings)
+                if setting_of(case) == best_setting
+            )
+        follows = (
+            "training ends, as --then stop says"
+            if self._options.then == "stop"
+            else "training goes on with it"
+        )
         say(f"{_conclusion(recommendation)}; {follows}.")
         return self._last(best)
 
@@ -255,9 +313,16 @@ def _conclusion(recommendation: Recommendation | None) -> str:
         return "tuning ended without a comparison: the setting stays as it was"
     best = recommendation.best
     if recommendation.verdict == "change":
-        return f"decided: a step with {recommendation.named(best)} is {best.gain_over(recommendation.baseline_name)}"
+        return (
+            f"decided: a step with {recommendation.named(best)} is"
+            f" {best.gain_over(recommendation.baseline_name)}"
+        )
     if recommendation.verdict == "keep":
-        others = "other that may be used" if any(each.withheld for each in recommendation.altering) else "other"
+        others = (
+            "other that may be used"
+            if any(each.withheld for each in recommendation.altering)
+            else "other"
+        )
         return f"decided: the script's own setting stays; no {others} is more than 2 % faster"
     return "undecided: the script's own setting stays"
 

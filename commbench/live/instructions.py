@@ -1,4 +1,6 @@
-"""Instructions of rank 0 to all ranks at a block end, and messages of commbench during a training."""
+"""Instructions of rank 0 to all ranks at a block end, and messages of commbench during a
+training.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The options of a live tuning, as the command passes them to the ranks of the person's own training."""
+"""The options of a live tuning, as the command passes them to the ranks of the person's own
+training.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class LiveOptions:
     """Name of the training, as in ``ddp.csv``."""
     mode: Mode = "tune"
     bucket_cap_mb: tuple[str, ...] = ()
-    """Bucket sizes to choose from, as in ``ddp.csv``; empty: one for each different layout of the model's buckets."""
+    """Bucket sizes to choose from, as in ``ddp.csv``; empty: one for each different layout of
+    the model's buckets."""
     allow: tuple[str, ...] = ()
     """Hooks to try beside the script's own setting, as ``--hook`` takes them."""
     file_hooks: tuple[str, ...] = ()
@@ -56,7 +59,8 @@ class LiveOptions:
     invocation: str = ""
     """A text by which the command finds the launches of run.json that it caused."""
     witness: str = ""
-    """Path of a file by which ranks tell the command on their host that they were tuned; empty: no command waits."""
+    """Path of a file by which ranks tell the command on their host that they were tuned; empty:
+    no command waits."""
 
     def to_json(self) -> JsonObject:
         """Return plain lists, numbers and texts."""
@@ -76,7 +80,9 @@ class LiveOptions:
         try:
             return read_as(cls, json.loads(text))
         except (ValueError, InputError) as error:
-            raise InputError(f"{VARIABLE} holds {text[:60]!r}, which commbench did not write ({error}).") from error
+            raise InputError(
+                f"{VARIABLE} holds {text[:60]!r}, which commbench did not write ({error})."
+            ) from error
 
 
 def checked_then(text: str) -> Then:
@@ -100,11 +106,12 @@ def checked_caps(sizes: Iterable[str | float]) -> tuple[str, ...]:
 
 
 def checked_hooks(names: Iterable[str], *, is_live: bool = True) -> list[str]:
-    """Return hooks that may be recommended as ``--hook`` takes them: a bare name gets its usual number.
+    """Return hooks that may be recommended as ``--hook`` takes them: a bare name gets its usual
+    number.
 
     Raises:
-        InputError: an unknown hook or option, one that only measures, one of a file that is missing, or, if
-            ``is_live``, one that exchanges parameters.
+        InputError: an unknown hook or option, one that only measures, one of a file that is
+            missing, or, if ``is_live``, one that exchanges parameters.
     """
     hooks = [HOOKS[name].usual if name in HOOKS else name for name in names]
     find_file_hooks(hooks)
@@ -114,11 +121,12 @@ def checked_hooks(names: Iterable[str], *, is_live: bool = True) -> list[str]:
         spec.arguments(density=fields["density"], options=split_options(fields["hook_options"]))
         if spec.is_instrument:
             raise InputError(
-                f"--allow {hook} is never recommended, because it sends the same as DDP without a hook; leave it out."
+                f"--allow {hook} is never recommended, because it sends the same as DDP without a"
+                " hook; leave it out."
             )
         if is_live and spec.exchanges == "parameters":
             raise InputError(
-                f"--allow {hook} cannot be tried in a live tuning, which changes the DDP object but not the optimiser: "
-                f"measure it with commbench train --hook none,{hook}."
+                f"--allow {hook} cannot be tried in a live tuning, which changes the DDP object but"
+                f" not the optimiser: measure it with commbench train --hook none,{hook}."
             )
     return hooks

@@ -1,4 +1,6 @@
-"""The ranks that train one DDP model, in a Gloo group of the tuning's own, and the conditions that they report."""
+"""The ranks that train one DDP model, in a Gloo group of the tuning's own, and the conditions that
+they report.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from commbench.system.variables import relevant_variables
 
 T = TypeVar("T")
 
-#: Longest wait of a rank for the others at a block end; rank 0 may evaluate or save alone in between.
+#: Longest wait of a rank for the others at a block end; rank 0 may evaluate or save alone in
+#: between.
 PATIENCE = timedelta(minutes=30)
 #: The same, while the group is made.
 START_PATIENCE = timedelta(minutes=5)
@@ -52,10 +55,12 @@ class Ranks:
         self._group = self._agreed(lambda: _make_group(members))
 
     def _agreed(self, make: Callable[[], dist.ProcessGroup]) -> dist.ProcessGroup:
-        """Return the group if every rank could make it: a rank without it would let the others wait.
+        """Return the group if every rank could make it: a rank without it would let the others
+        wait.
 
         Raises:
-            RuntimeError: another rank could not make the group; the failing rank raises its own error.
+            RuntimeError: another rank could not make the group; the failing rank raises its own
+                error.
         """
         store = dist.PrefixStore(f"commbench/{next(_counter)}", _get_default_store())
         try:
@@ -108,7 +113,8 @@ class Ranks:
 
 #: Numbers the groups of this process: all ranks make the same ones in the same order.
 _counter = itertools.count()
-#: Groups of some of the ranks; they stay, because torch gives another group of the same ranks the same name.
+#: Groups of some of the ranks; they stay, because torch gives another group of the same ranks the
+#: same name.
 _groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
 
@@ -138,7 +144,7 @@ def _usable_interface() -> Iterator[None]:
             os.environ.pop(INTERFACE, None)
 
 
-# ----------------------------------------------------------------------------------------------------- conditions
+# --------------------------------------------------------------------------------------- conditions
 
 
 @dataclass(kw_only=True)
@@ -163,7 +169,9 @@ def gather_conditions(ranks: Ranks, ddp_model: DistributedDataParallel) -> Sessi
     )
     variables = {name: value for name, value in os.environ.items() if name != VARIABLE}
     name = "torch-nccl" if on_gpus else "gloo"
-    return collect_session(ranks, gather_places(ranks), {name: backend}, relevant_variables(variables))
+    return collect_session(
+        ranks, gather_places(ranks), {name: backend}, relevant_variables(variables)
+    )
 
 
 def _gpu(device: torch.device) -> str:

@@ -1,4 +1,6 @@
-"""The run directory of a live run: rank 0 writes it beside the training, and the command completes it afterwards."""
+"""The run directory of a live run: rank 0 writes it beside the training, and the command completes
+it afterwards.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +45,17 @@ from commbench.tuner.decision import recommend
 
 #: Name of the stage of every launch.
 STAGE = "live"
-#: Endings that need no more blocks; the others cut the tuning, see `commbench.tuner.experiment.Experiment.ending`.
+#: Endings that need no more blocks; the others cut the tuning, see
+#: `commbench.tuner.experiment.Experiment.ending`.
 WATCHED = "watched"
 ENDINGS_IN_ORDER = frozenset({"decided", "undecided", "nothing", WATCHED})
 #: Seconds that the end of the process waits for the writer.
 PATIENCE_S = 20.0
 #: Conclusion where no run was begun.
 NOTHING_DONE = (
-    "Nothing was {}: a line above says why, or no model was trained in DistributedDataParallel by a Python that "
-    "heeds PYTHONPATH (-I, -E and -S turn that off). An mpirun inside a script reaches other hosts only with "
-    "-x PYTHONPATH -x COMMBENCH_TUNE."
+    "Nothing was {}: a line above says why, or no model was trained in DistributedDataParallel by a"
+    " Python that heeds PYTHONPATH (-I, -E and -S turn that off). An mpirun inside a script reaches"
+    " other hosts only with -x PYTHONPATH -x COMMBENCH_TUNE."
 )
 #: Why a run ended, where its ending alone says it; the brace stands for `_GOALS`.
 REASONS = {
@@ -76,10 +79,13 @@ class LiveFacts(TypedDict, total=False):
 
 
 class LiveRun:
-    """A run directory that grows by one launch while a person's training goes on; only rank 0 has one.
+    """A run directory that grows by one launch while a person's training goes on.
 
-    A thread of its own writes, so that no disk delays a step. If the disk fails, one line says so, writing stops, and
-    the run goes on from memory. At the end of the process an undecided tuning is concluded from what there is.
+    Only rank 0 has one.
+
+    A thread of its own writes, so that no disk delays a step. If the disk fails, one line says so,
+    writing stops, and the run goes on from memory. At the end of the process an undecided tuning is
+    concluded from what there is.
     """
 
     launch: int
@@ -96,7 +102,9 @@ class LiveRun:
         self._opened_s = time.monotonic()
         self._invocation = options.invocation
         self._writer = _Writer(store)
-        self._update(launches=[*self._launches, self._entry("running")], status="running", reason="")
+        self._update(
+            launches=[*self._launches, self._entry("running")], status="running", reason=""
+        )
         atexit.register(self._end)
         os.register_at_fork(
             after_in_child=store.close
@@ -145,7 +153,10 @@ class LiveRun:
         return self._info
 
     def append(self, record: TrainingRecord) -> None:
-        """Write a record; one of the same case and launch that is longer takes the place of an earlier one."""
+        """Write a record.
+
+        One of the same case and launch that is longer takes the place of an earlier one.
+        """
         self._records.append(record)
         self._writer.do(lambda: self._store.append(record))
 
@@ -154,11 +165,14 @@ class LiveRun:
         launch_losses = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in losses]
         self._writer.do(lambda: append_losses(self._store.path, launch_losses))
 
-    def conclude(self, ending: str, *, reason: str = "", seconds: float = 0.0) -> Recommendation | None:
+    def conclude(
+        self, ending: str, *, reason: str = "", seconds: float = 0.0
+    ) -> Recommendation | None:
         """Decide from all launches of the directory; the files follow in the background.
 
         Args:
-            ending: as `commbench.tuner.experiment.Experiment.ending`, or ``released``, ``failed``, ``ended``.
+            ending: as `commbench.tuner.experiment.Experiment.ending`, or ``released``, ``failed``,
+                ``ended``.
             reason: a clause for the message; empty: the usual one of the ending.
             seconds: how long the tuning took.
 
@@ -167,7 +181,9 @@ class LiveRun:
         """
         self.is_concluded = True
         status = "ok" if ending in ENDINGS_IN_ORDER else "cut"
-        entry = self._entry(status, ending=ending, reason=reason or _reason_of(ending, self._info), seconds=seconds)
+        entry = self._entry(
+            status, ending=ending, reason=reason or _reason_of(ending, self._info), seconds=seconds
+        )
         self._update(launches=[*self._launches, entry])
         conclusion = _conclusion_of(self._records, self._info)
         self._writer.do(lambda: _finish(self._store, conclusion))
@@ -188,9 +204,13 @@ class LiveRun:
         self.close()
         self.wait()
 
-    def _entry(self, status: str, *, ending: str = "", reason: str = "", seconds: float = 0.0) -> Launch:
+    def _entry(
+        self, status: str, *, ending: str = "", reason: str = "", seconds: float = 0.0
+    ) -> Launch:
         """Return the entry of this launch in run.json."""
-        records_by_case = {record.case: record for record in self._records if record.launch == self.launch}
+        records_by_case = {
+            record.case: record for record in self._records if record.launch == self.launch
+        }
         measuring_s = sum(record.measuring_s for record in records_by_case.values())
         entry: Launch = {
             "stage": STAGE,
@@ -237,7 +257,10 @@ class _Writer:
             for request in requests:
                 request()
         except Exception as error:  # noqa: BLE001 - nothing here may fail the training
-            say(f"results are no longer written to {self._store.path}, and the training goes on: {error}")
+            say(
+                f"results are no longer written to {self._store.path}, and the training goes on:"
+                f" {error}"
+            )
             for _ in requests:
                 pass
         self._store.close()
@@ -277,7 +300,10 @@ def _header(
 
 def _permissions(options: LiveOptions) -> RunInfo:
     """Return the entries of run.json on what may be recommended."""
-    return {"named_hooks": list(map(canonical_hook, options.allow)), "accepts_loss": options.accept_loss}
+    return {
+        "named_hooks": list(map(canonical_hook, options.allow)),
+        "accepts_loss": options.accept_loss,
+    }
 
 
 def _argv(options: LiveOptions) -> list[str]:
@@ -285,7 +311,9 @@ def _argv(options: LiveOptions) -> list[str]:
     if not options.invocation:
         return list(options.argv)
     limits = {"--steps": options.steps, "--time-limit": options.time_limit_s}
-    words = [word for name, limit in limits.items() if limit is not None for word in (name, f"{limit:g}")]
+    words = [
+        word for name, limit in limits.items() if limit is not None for word in (name, f"{limit:g}")
+    ]
     words += ["--bucket-cap-mb", ",".join(options.bucket_cap_mb)] if options.bucket_cap_mb else []
     words += ["--allow", ",".join(map(_quoted, options.allow))] if options.allow else []
     words += ["--accept-loss"] if options.accept_loss else []
@@ -294,7 +322,10 @@ def _argv(options: LiveOptions) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """Return a path as run.json names it, relative to the working directory; kept runs name no folder of a machine."""
+    """Return a path as run.json names it, relative to the working directory.
+
+    Kept runs name no folder of a machine.
+    """
     path, here = Path(text), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -307,10 +338,13 @@ def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:
     """
     before = TrainingCase.from_key(store.info["baseline"])
     if before != baseline:
-        names = [f"{Choice(**setting_of(case)).name} with batch {case.batch_per_rank}" for case in (before, baseline)]
+        names = [
+            f"{Choice(**setting_of(case)).name} with batch {case.batch_per_rank}"
+            for case in (before, baseline)
+        ]
         raise InputError(
-            f"--out {store.path} holds results of a script whose own setting was {names[0]}, and now it is "
-            f"{names[1]}; choose another --out."
+            f"--out {store.path} holds results of a script whose own setting was {names[0]}, and"
+            f" now it is {names[1]}; choose another --out."
         )
 
 
@@ -325,23 +359,35 @@ def _finish(store: Store, conclusion: Recommendation | None) -> None:
         store.write_recommendation(conclusion.to_json())
     write_tables(store)
     last = store.info["launches"][-1]
-    store.update(status="complete" if last.get("status") == "ok" else "cut", reason=last.get("reason", ""))
+    store.update(
+        status="complete" if last.get("status") == "ok" else "cut", reason=last.get("reason", "")
+    )
 
 
-# ------------------------------------------------------------------------------------------- after the training
+# ------------------------------------------------------------------------------- after the training
 
 
 def complete(options: LiveOptions) -> list[str]:
-    """Finish the runs that a training has begun, after it has ended; return the conclusions in lines for people."""
+    """Finish the runs that a training has begun, after it has ended.
+
+    Return the conclusions in lines for people.
+    """
     done = DONE[options.mode]
     lines = [line for path in _runs_of(options) for line in _completed(path)]
     if not lines and options.witness and Path(options.witness).exists():
-        return [f"The ranks of this host were {done}. Rank 0, on another host, has the results in {options.out}."]
+        return [
+            (
+                f"The ranks of this host were {done}. Rank 0, on another host, has the results in"
+                f" {options.out}."
+            )
+        ]
     return lines or [NOTHING_DONE.format(done)]
 
 
 def _runs_of(options: LiveOptions) -> Iterator[Path]:
-    """Yield the directories of the runs to which the training has added a launch, in the order of its models."""
+    """Yield the directories of the runs to which the training has added a launch, in the order of
+    its models.
+    """
     number, path = 1, Path(options.out)
     while (path / RUN).exists():
         info = read_info(path)
@@ -372,12 +418,23 @@ def _completed(path: Path) -> Iterator[str]:
         yield from watched_lines(records[-1], info)
     elif conclusion is None:
         before = "a block of steps was over" if is_watched(info) else "anything was compared"
-        yield f"{DOING[mode_of(info)].capitalize()} ended before {before}{': ' if reason else ''}{reason}."
+        yield (
+            f"{DOING[mode_of(info)].capitalize()} ended before"
+            f" {before}{': ' if reason else ''}{reason}."
+        )
     else:
-        altering = [sentence for each in conclusion.altering for sentence in altering_sentences(each, conclusion)]
-        yield " ".join([headline(conclusion), *safe_sentences(conclusion), conclusion.reason, *altering])
+        altering = [
+            sentence
+            for each in conclusion.altering
+            for sentence in altering_sentences(each, conclusion)
+        ]
+        yield " ".join(
+            [headline(conclusion), *safe_sentences(conclusion), conclusion.reason, *altering]
+        )
         for title, text in snippets(conclusion) if conclusion.verdict == "change" else ():
-            yield from filter(None, [title, *(f"    {line}".rstrip() for line in text.splitlines())])
+            yield from filter(
+                None, [title, *(f"    {line}".rstrip() for line in text.splitlines())]
+            )
     yield trouble or f"Results: {path}; `commbench report {path}` draws them."
 
 
@@ -394,4 +451,7 @@ def _reason_of(ending: str, info: RunInfo) -> str:
 def _ended_launches(info: RunInfo) -> list[Launch]:
     """Return the launches of a run whose training goes on no more."""
     ended: Launch = {"status": "cut", "ending": "ended", "reason": _reason_of("ended", info)}
-    return [{**entry, **ended} if entry.get("status") == "running" else entry for entry in info.get("launches") or ()]
+    return [
+        {**entry, **ended} if entry.get("status") == "running" else entry
+        for entry in info.get("launches") or ()
+    ]

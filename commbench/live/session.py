@@ -1,8 +1,10 @@
-"""Tunes or watches one DDP model while it trains: the same steps on every rank, decisions by rank 0.
+"""Tunes or watches one DDP model while it trains: the same steps on every rank, decisions by rank
+0.
 
-Ranks talk through a Gloo group of their own, at block ends only. A block end is the begin of an optimiser step, where
-no gradient is pending. There all ranks send the times of the block to rank 0, receive the next setting, prepare
-the reducer of that setting, agree that every rank could, and exchange it. Whatever fails, the model trains on.
+Ranks talk through a Gloo group of their own, at block ends only. A block end is the begin of an
+optimiser step, where no gradient is pending. There all ranks send the times of the block to rank 0,
+receive the next setting, prepare the reducer of that setting, agree that every rank could, and
+exchange it. Whatever fails, the model trains on.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class LiveTuning:
     Args:
         ddp_model: the script's model; its reducer is exchanged between steps.
         options: the settings that may be tried, and the directory of the results.
-        framework: the library that made the DDP object, such as ``transformers``; empty: the script itself.
+        framework: the library that made the DDP object, such as ``transformers``; empty: the script
+            itself.
         on_begin: called at the first training forward pass of the model.
     """
 
@@ -92,7 +95,9 @@ class LiveTuning:
         self._is_watch = options.mode == "watch"
         self._parts = StepParts(ddp_model) if self._is_watch else None
         """Times the parts of steps if nothing is tuned."""
-        self._boundaries: Boundaries | None = Boundaries(ddp_model, self._at_boundary, watches_parts=self._is_watch)
+        self._boundaries: Boundaries | None = Boundaries(
+            ddp_model, self._at_boundary, watches_parts=self._is_watch
+        )
         ddp_model.join_hook = self._joining
         ddp_model.__dict__["__getstate__"] = self._state
 
@@ -128,14 +133,22 @@ class LiveTuning:
         if restores and self._switcher is not None:
             self._change_to(self._settings[0], is_trial=False)
         if dist.get_rank(self._model.process_group) == 0:
-            say(f"{self._doing} is over, because {reason}. The training goes on with its own setting.")
+            say(
+                f"{self._doing} is over, because {reason}. The training goes on with its own"
+                " setting."
+            )
         if self._director is not None:
             self._director.conclude("released", reason)
         self._close()
 
     def _joining(self, **arguments: Any) -> Any:  # noqa: ANN401 - as DDP's
-        """Leave the model alone from here on; DDP's join() calls this on all ranks before their first batch."""
-        self.release("the script uses join(), and ranks that are out of data cannot take part", restores=True)
+        """Leave the model alone from here on.
+
+        DDP's join() calls this on all ranks before their first batch.
+        """
+        self.release(
+            "the script uses join(), and ranks that are out of data cannot take part", restores=True
+        )
         return self._model.join_hook(**arguments)
 
     def _state(self) -> StateDict:
@@ -143,13 +156,22 @@ class LiveTuning:
         state: StateDict = {**DistributedDataParallel.__getstate__(self._model)}
         hooks = self._boundaries.hooks if self._boundaries is not None else set()
         before = state["_forward_pre_hooks"]
-        state["_forward_pre_hooks"] = type(before)((key, hook) for key, hook in before.items() if key not in hooks)
-        return {key: value for key, value in state.items() if key not in {"join_hook", "__getstate__", SYNC_BUFFERS}}
+        state["_forward_pre_hooks"] = type(before)(
+            (key, hook) for key, hook in before.items() if key not in hooks
+        )
+        return {
+            key: value
+            for key, value in state.items()
+            if key not in {"join_hook", "__getstate__", SYNC_BUFFERS}
+        }
 
     # At the begin of a step
 
     def _at_boundary(self, ended: Step | None, begun: Step) -> None:
-        """Take the step that is over; at the end of a block, change the setting. It never raises."""
+        """Take the step that is over; at the end of a block, change the setting.
+
+        It never raises.
+        """
         try:
             self._handle(ended, begun)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not fail the training
@@ -183,12 +205,16 @@ class LiveTuning:
             self.release(reason)
             return
         session = gather_conditions(self._ranks, self._model)
-        keys, reason = self._ranks.broadcast(self._plan(self._original_of(ended), session) if session else ([], ""))
+        keys, reason = self._ranks.broadcast(
+            self._plan(self._original_of(ended), session) if session else ([], "")
+        )
         if reason:
             self.release(reason)
             return
         self._settings = [TrainingCase.from_key(key) for key in keys]
-        self._switcher = Switcher(self._model, self._settings[0], file_hooks=self.options.file_hooks)
+        self._switcher = Switcher(
+            self._model, self._settings[0], file_hooks=self.options.file_hooks
+        )
         if self.options.witness:
             with contextlib.suppress(OSError):  # the command waits on another host
                 Path(self.options.witness).touch()
@@ -230,7 +256,10 @@ class LiveTuning:
         )
 
     def _end_block(self, begun: Step) -> None:
-        """Send the block's times to rank 0, receive its instruction, and carry it out; collective."""
+        """Send the block's times to rank 0, receive its instruction, and carry it out.
+
+        collective.
+        """
         self._send_times(begun)
         self._steps = []
         self._instruction, self._block_from = self._receive(begun), begun.index
@@ -242,7 +271,9 @@ class LiveTuning:
             self._finish()
 
     def _send_times(self, begun: Step) -> None:
-        """Gather the times of each step and of the gap behind it on rank 0, which gives them to the director."""
+        """Gather the times of each step and of the gap behind it on rank 0, which gives them to the
+        director.
+        """
         if not self._steps:
             return
         buckets = bucket_bytes(self._model)
@@ -259,7 +290,9 @@ class LiveTuning:
         """Return the instruction of rank 0."""
         message = torch.zeros(3, dtype=torch.int64)
         if self._director is not None:
-            message = torch.tensor(self._next_instruction(self._director, begun.index), dtype=torch.int64)
+            message = torch.tensor(
+                self._next_instruction(self._director, begun.index), dtype=torch.int64
+            )
         order, setting, steps = self._assembled.broadcast_tensor(message).tolist()
         return Instruction(Order(order), setting, steps)
 
@@ -272,7 +305,10 @@ class LiveTuning:
             return director.give_up(error)
 
     def _change_to(self, setting: TrainingCase, *, is_trial: bool) -> bool:
-        """Exchange the reducer on all ranks, or on none if a rank cannot; return whether the setting is in use."""
+        """Exchange the reducer on all ranks, or on none if a rank cannot.
+
+        Return whether the setting is in use.
+        """
         assert self._switcher is not None  # noqa: S101 - made in the set-up
         if setting == self._switcher.current and (is_trial or not self._switcher.is_trial):
             return True
@@ -308,7 +344,10 @@ class LiveTuning:
             os._exit(0)  # torch aborts at exit while a process group is open
 
     def _fail(self, error: Exception) -> None:
-        """Give up. The setting stays, which is that of all ranks; these notice that the group is gone."""
+        """Give up.
+
+        The setting stays, which is that of all ranks; these notice that the group is gone.
+        """
         rank = dist.get_rank() if dist.is_initialized() else 0
         reason = f"{self._doing} failed on rank {rank}: {error!r}"
         say(f"{reason}. The training goes on.")
@@ -334,7 +373,8 @@ class LiveTuning:
 def step_times(steps: Sequence[Step]) -> NDArray[np.float64]:
     """Return the milliseconds of all steps but the last, which has only begun: shape (steps, 2).
 
-    The first column is the time from the begin of a step to that of the next, the second the part of it after the
+    The first column is the time from the begin of a step to that of the next, the second the part
+    of it after the
     optimiser, on the host: loading data, evaluating, saving.
     """
     times = np.zeros((len(steps) - 1, 2))

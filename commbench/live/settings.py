@@ -1,4 +1,6 @@
-"""The settings that a live tuning tries: the script's own first, then other bucket sizes, switches and hooks."""
+"""The settings that a live tuning tries: the script's own first, then other bucket sizes, switches
+and hooks.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,13 @@ def settings_of(
     has_own_hook: bool,
     show: Callable[[str], object],
 ) -> list[TrainingCase]:
-    """Return the settings to try, the script's own first; no two differ only in a size that makes the same buckets.
+    """Return the settings to try, the script's own first.
 
-    A script with a communication hook of its own keeps it: then no other hook is tried. Nor is one tried with a
-    GradScaler, whose scale a hook would have to know. ``show`` gets a sentence on each hook that cannot serve the
-    model.
+    No two differ only in a size that makes the same buckets.
+
+    A script with a communication hook of its own keeps it: then no other hook is tried. Nor is one
+    tried with a GradScaler, whose scale a hook would have to know. ``show`` gets a sentence on each
+    hook that cannot serve the model.
     """
     facts = _facts_of(model)
     plain = [_with_cap(original, cap) for cap in _caps(original, options, facts, CAPS)]
@@ -42,7 +46,9 @@ def settings_of(
     allowed = [] if keeps_hook else [hook for hook in options.allow if hook != NONE]
     hooks = [parse_hook(hook) for hook in allowed if _fits(hook, elements, show)]
     caps = _caps(original, options, facts, CAPS_WITH_HOOK)
-    compressed = [dataclasses.replace(_with_cap(original, cap), **hook) for hook in hooks for cap in caps]
+    compressed = [
+        dataclasses.replace(_with_cap(original, cap), **hook) for hook in hooks for cap in caps
+    ]
     return list(dict.fromkeys([original, *plain, *compressed]))
 
 
@@ -55,7 +61,9 @@ def _fits(name: str, elements: int, show: Callable[[str], object]) -> bool:
         return True
     fields = parse_hook(name)
     try:
-        hook = make_hook(fields["hook"], density=fields["density"], options=split_options(fields["hook_options"]))
+        hook = make_hook(
+            fields["hook"], density=fields["density"], options=split_options(fields["hook_options"])
+        )
         assert hook is not None  # noqa: S101 - `none` is no setting of its own
         hook.check_size(elements)
     except InputError as error:
@@ -64,7 +72,9 @@ def _fits(name: str, elements: int, show: Callable[[str], object]) -> bool:
     return True
 
 
-def _caps(original: TrainingCase, options: LiveOptions, facts: WorkloadFacts, most: int) -> Sequence[str]:
+def _caps(
+    original: TrainingCase, options: LiveOptions, facts: WorkloadFacts, most: int
+) -> Sequence[str]:
     """Return the bucket sizes to try, the script's own first."""
     if options.bucket_cap_mb:
         return unique_layouts([original.bucket_cap_mb, *options.bucket_cap_mb], facts)
@@ -81,7 +91,10 @@ def _turned(case: TrainingCase, switch: str) -> TrainingCase:
 
 
 def _facts_of(model: nn.Module) -> WorkloadFacts:
-    """Return the sizes of the model's gradients; they are taken to be ready in the reverse order of registration."""
+    """Return the sizes of the model's gradients.
+
+    They are taken to be ready in the reverse order of registration.
+    """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     parameters = tuple(
         ParameterFacts(

@@ -1,8 +1,8 @@
 """Exchanges the reducer of a DDP model between two steps: another bucket size, switch or hook.
 
-A second DDP object is made around the same module, and its attributes replace those of the first. Everyone who holds
-the first object goes on with the new reducer; the destructor of the old reducer removes its autograd hooks.
-Parameters, optimiser state and gradients stay untouched.
+A second DDP object is made around the same module, and its attributes replace those of the first.
+Everyone who holds the first object goes on with the new reducer; the destructor of the old reducer
+removes its autograd hooks. Parameters, optimiser state and gradients stay untouched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from commbench.hooks.registry import hook_source
 
 #: The first torch whose DDP objects can be made without communication.
 OLDEST_TORCH = "2.7"
-#: Attributes of the wrapper that hold what the script and its framework have set, not DDP's own state.
+#: Attributes of the wrapper that hold what the script and its framework have set, not DDP's own
+#: state.
 _KEPT = (*vars(nn.Module()), "require_backward_grad_sync", "require_forward_param_sync")
 #: Why a compiled DDP object is left alone.
 COMPILED = "torch.compile was applied to the DDP object, and its graph follows the buckets"
@@ -56,17 +57,27 @@ def why_untunable(ddp_model: DistributedDataParallel) -> str:
     """Return why the reducer of the model cannot be exchanged, as a clause; empty if it can."""
     parameters = list(ddp_model.module.parameters())
     reasons = {
-        f"torch {torch.__version__} is too old for it: update to {OLDEST_TORCH} or newer": "init_sync"
-        not in inspect.signature(DistributedDataParallel.__init__).parameters,
-        f"its class {type(ddp_model).__name__} extends DistributedDataParallel": type(ddp_model)
-        is not DistributedDataParallel,
-        "DDP's own mixed precision is in use": getattr(ddp_model, "mixed_precision", None) is not None,
-        "the all-reduce of some parameters is delayed": bool(getattr(ddp_model, "_delay_all_reduce_params", ())),
+        f"torch {torch.__version__} is too old for it: update to {OLDEST_TORCH} or newer": (
+            "init_sync" not in inspect.signature(DistributedDataParallel.__init__).parameters
+        ),
+        f"its class {type(ddp_model).__name__} extends DistributedDataParallel": (
+            type(ddp_model) is not DistributedDataParallel
+        ),
+        "DDP's own mixed precision is in use": (
+            getattr(ddp_model, "mixed_precision", None) is not None
+        ),
+        "the all-reduce of some parameters is delayed": bool(
+            getattr(ddp_model, "_delay_all_reduce_params", ())
+        ),
         "compiled autograd reduces its gradients": getattr(ddp_model, "_use_python_reducer", False),
-        "an optimiser steps inside its backward pass": any(hasattr(p, "_in_backward_optimizers") for p in parameters),
+        "an optimiser steps inside its backward pass": any(
+            hasattr(p, "_in_backward_optimizers") for p in parameters
+        ),
         "its parameters are DTensors": any(hasattr(p, "device_mesh") for p in parameters),
-        "its own communication hook may keep a state for each bucket": not _has_safe_hook(ddp_model),
-        "the script uses join() for uneven inputs": ddp_model._join_config.enable,  # noqa: SLF001 - the only way
+        "its own communication hook may keep a state for each bucket": not _has_safe_hook(
+            ddp_model
+        ),
+        "the script uses join() for uneven inputs": (ddp_model._join_config.enable),  # noqa: SLF001 - the only way
     }
     return next((reason for reason, is_so in reasons.items() if is_so), "")
 
@@ -90,8 +101,9 @@ def why_untimed(ddp_model: DistributedDataParallel) -> str:
 def is_compiled(ddp_model: DistributedDataParallel) -> bool:
     """Return whether torch.compile was applied to the DDP object, not just to the model inside.
 
-    Call it in the forward pass of the object: the wrapper that torch.compile returns is looked for among the callers.
-    The garbage collector knows the wrapper, too, but to list its objects breaks tuples that other threads are making.
+    Call it in the forward pass of the object: the wrapper that torch.compile returns is looked for
+    among the callers. The garbage collector knows the wrapper, too, but to list its objects breaks
+    tuples that other threads are making.
     """
     if getattr(ddp_model, "_compiled_call_impl", None) is not None:
         return True
@@ -106,7 +118,9 @@ def is_compiled(ddp_model: DistributedDataParallel) -> bool:
 
 
 def _has_safe_hook(ddp_model: DistributedDataParallel) -> bool:
-    """Return whether the script's own hook, if any, works with any buckets: it keeps no state, or one by parameter."""
+    """Return whether the script's own hook, if any, works with any buckets: it keeps no state, or
+    one by parameter.
+    """
     hooks = own_hooks(ddp_model)
     if not hooks:
         return not ddp_model._get_ddp_logging_data().get("comm_hook")  # noqa: SLF001 - a hook of DDP's C++ part
@@ -119,12 +133,18 @@ def own_hooks(ddp_model: DistributedDataParallel) -> tuple[tuple[Any, Any], ...]
 
 
 def arguments_of(ddp_model: DistributedDataParallel) -> dict[str, object]:
-    """Return keyword arguments, but for the bucket size, of another DDP object like this one around the same module."""
+    """Return keyword arguments, but for the bucket size, of another DDP object like this one around
+    the same module.
+    """
     parameters = inspect.signature(DistributedDataParallel.__init__).parameters
     arguments = {
-        name: getattr(ddp_model, name) for name in _SAME_NAME if name in parameters and hasattr(ddp_model, name)
+        name: getattr(ddp_model, name)
+        for name in _SAME_NAME
+        if name in parameters and hasattr(ddp_model, name)
     }
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
+    buffers = (
+        "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
+    )
     return {**arguments, buffers: ddp_model.broadcast_buffers, "init_sync": False}
 
 
@@ -133,7 +153,9 @@ def cap_of(ddp_model: DistributedDataParallel) -> str:
     caps = getattr(ddp_model, "bucket_bytes_cap_list", None)
     if not caps and getattr(ddp_model, "bucket_bytes_cap_default", False):
         return DEFAULT_CAP
-    return canonical_cap("+".join(f"{cap / MIB:.9f}" for cap in caps or [ddp_model.bucket_bytes_cap]))
+    return canonical_cap(
+        "+".join(f"{cap / MIB:.9f}" for cap in caps or [ddp_model.bucket_bytes_cap])
+    )
 
 
 def cap_arguments(bucket_cap_mb: str, *, is_trial: bool = False) -> dict[str, object]:
@@ -141,10 +163,13 @@ def cap_arguments(bucket_cap_mb: str, *, is_trial: bool = False) -> dict[str, ob
 
     Args:
         bucket_cap_mb: the bucket size.
-        is_trial: give the sizes as a list, if torch takes lists. The rebuilt buckets are the same, and DDP makes
-            several buckets already in the first step. Without a list that step has one bucket and hides nothing.
+        is_trial: give the sizes as a list, if torch takes lists. The rebuilt buckets are the same,
+            and DDP makes several buckets already in the first step. Without a list that step has
+            one bucket and hides nothing.
     """
-    takes_lists = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel.__init__).parameters
+    takes_lists = (
+        "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel.__init__).parameters
+    )
     caps = [cap / MIB for cap in caps_bytes(bucket_cap_mb)]
     if (is_trial and takes_lists) or "+" in bucket_cap_mb:
         return {"bucket_cap_mb_list": caps}
@@ -212,7 +237,10 @@ class Switcher:
         return Prepared(case, is_trial, model, hook)
 
     def commit(self, prepared: Prepared) -> None:
-        """Replace the present reducer by the prepared one; the wrapper keeps the attributes that the script has set."""
+        """Replace the present reducer by the prepared one.
+
+        The wrapper keeps the attributes that the script has set.
+        """
         residuals = self._take_residuals()
         old, new = self.model.__dict__, prepared.model.__dict__
         self.model.__dict__ = {

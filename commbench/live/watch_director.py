@@ -1,4 +1,6 @@
-"""Rank 0's part of a training that is watched: plans blocks, keeps the record, and ends when enough was watched."""
+"""Rank 0's part of a training that is watched: plans blocks, keeps the record, and ends when enough
+was watched.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from commbench.live.instructions import Instruction, Order, say
 from commbench.live.options import LiveOptions
 from commbench.live.run import WATCHED, LiveFacts
 from commbench.live.switching import why_untimed
-from commbench.live.watch_steps import BACKWARD, BROADCAST, COLUMNS, EXPOSED, FORWARD, OPTIMIZER, STAMPS, STEP
+from commbench.live.watch_steps import (
+    BACKWARD,
+    BROADCAST,
+    COLUMNS,
+    EXPOSED,
+    FORWARD,
+    OPTIMIZER,
+    STAMPS,
+    STEP,
+)
 from commbench.tuner.experiment import UNTIMED
 
 #: Steps that are watched by default, and those of a block, after which all ranks send their times.
@@ -29,8 +40,8 @@ GROUP_STEPS = 10
 class WatchDirector(BaseDirector):
     """Decides how long every rank is watched.
 
-    The script's own setting stays in use while steps are timed. Behind these steps one block with the pass-through hook
-    times the buckets.
+    The script's own setting stays in use while steps are timed. Behind these steps one block with
+    the pass-through hook times the buckets.
 
     Args:
         ddp_model: the script's model.
@@ -43,7 +54,11 @@ class WatchDirector(BaseDirector):
     """
 
     def __init__(
-        self, ddp_model: DistributedDataParallel, options: LiveOptions, original: TrainingCase, facts: LiveFacts
+        self,
+        ddp_model: DistributedDataParallel,
+        options: LiveOptions,
+        original: TrainingCase,
+        facts: LiveFacts,
     ) -> None:
         super().__init__(ddp_model, options, [original], facts)
         self._record = self._new_record(original)
@@ -52,8 +67,8 @@ class WatchDirector(BaseDirector):
         self._times_buckets = False
         untimed = why_untimed(ddp_model)
         say(
-            f"watching {options.steps or STEPS} steps of {type(ddp_model.module).__name__} on {original.world_size} "
-            f"ranks, results in {options.out}"
+            f"watching {options.steps or STEPS} steps of {type(ddp_model.module).__name__} on"
+            f" {original.world_size} ranks, results in {options.out}"
         )
         if untimed:
             say(f"buckets are not timed one by one, because {untimed}.")
@@ -61,9 +76,17 @@ class WatchDirector(BaseDirector):
             self.settings = [original, dataclasses.replace(original, hook="passthrough")]
 
     def add_block(
-        self, gathered: NDArray[np.float64], losses: Sequence[Sequence[float]], *, at: int, buckets: Sequence[int]
+        self,
+        gathered: NDArray[np.float64],
+        losses: Sequence[Sequence[float]],
+        *,
+        at: int,
+        buckets: Sequence[int],
     ) -> None:
-        """Enter the block that has ended; ``gathered`` is as `commbench.live.watch_steps.StepParts.times`."""
+        """Enter the block that has ended.
+
+        ``gathered`` is as `commbench.live.watch_steps.StepParts.times`.
+        """
         del losses
         timed = gathered[:, UNTIMED:]
         if self._times_buckets:
@@ -93,7 +116,10 @@ class WatchDirector(BaseDirector):
             backward_ms=float(mean_ms[BACKWARD] + mean_ms[EXPOSED]),
             exposed_comm_ms=float(mean_ms[EXPOSED]),
             optimizer_ms=float(mean_ms[OPTIMIZER]),
-            computing_ms=(*record.computing_ms, *(np.median(group, axis=0).round(6).tolist() for group in groups)),
+            computing_ms=(
+                *record.computing_ms,
+                *(np.median(group, axis=0).round(6).tolist() for group in groups),
+            ),
             measuring_s=record.measuring_s + float(step_ms.sum()) / 1e3,
         )
 
@@ -130,5 +156,8 @@ class WatchDirector(BaseDirector):
     def refuse(self, setting: TrainingCase, reason: str) -> None:
         """Do without the hook that times buckets, because a rank could not register it."""
         del setting
-        say(f"buckets are not timed one by one, because {reason or 'another rank could not register the hook'}.")
+        say(
+            "buckets are not timed one by one, because"
+            f" {reason or 'another rank could not register the hook'}."
+        )
         self.settings, self._times_buckets = self.settings[:1], False

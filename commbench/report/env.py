@@ -1,4 +1,6 @@
-"""The table of environments, for a terminal and for a page: the time under each over that under the first."""
+"""The table of environments, for a terminal and for a page: the time under each over that under the
+first.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,37 @@ from collections.abc import Iterable
 from rich.console import RenderableType
 from rich.text import Text
 
-from commbench.analysis.env import EnvComparison, EnvRatio, collective_envs, training_envs, variable_sentences
-from commbench.report.columns import Cell, Column, Table, make_tables, number, printed, tabulate, verdict_cell
+from commbench.analysis.env import (
+    EnvComparison,
+    EnvRatio,
+    collective_envs,
+    training_envs,
+    variable_sentences,
+)
+from commbench.report.columns import (
+    Cell,
+    Column,
+    Table,
+    make_tables,
+    number,
+    printed,
+    tabulate,
+    verdict_cell,
+)
 from commbench.report.formats import launches_of
 from commbench.results import Run
 
 _COLUMNS: list[Column[EnvRatio]] = [
     Column("environment", "env"),
-    Column("time [CI]", "words", about="over the time under the first environment: geometric mean over all cases"),
-    Column("verdict", lambda row: Cell("control") if row.is_control else verdict_cell(row.comparison.verdict)),
+    Column(
+        "time [CI]",
+        "words",
+        about="over the time under the first environment: geometric mean over all cases",
+    ),
+    Column(
+        "verdict",
+        lambda row: Cell("control") if row.is_control else verdict_cell(row.comparison.verdict),
+    ),
     number("cases faster", "faster", text_of=str, about="of cases judged one by one"),
     number("slower", "slower", text_of=str),
     number("of", "cases", text_of=str),
@@ -34,7 +58,9 @@ def render_envs(comparison: EnvComparison | None) -> list[RenderableType]:
 
 
 def env_tables(runs: Iterable[Run], *, of_training: bool = False) -> list[Table]:
-    """Return the table of environments of each run that varied any, over its collectives or its training."""
+    """Return the table of environments of each run that varied any, over its collectives or its
+    training.
+    """
     compare = training_envs if of_training else collective_envs
     compared = ((run, compare(run)) for run in runs)
     return [

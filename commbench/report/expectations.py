@@ -34,7 +34,8 @@ class _Line:
 
 
 def render_answers(answers: Sequence[Answer], link: str = "") -> RenderableType:
-    """Render the answers for `rich.console.Console.print`: a line for each row, reasons, and the counts last.
+    """Render the answers for `rich.console.Console.print`: a line for each row, reasons, and the
+    counts last.
 
     Args:
         answers: of `commbench.analysis.expectations.judge`.
@@ -47,24 +48,36 @@ def render_answers(answers: Sequence[Answer], link: str = "") -> RenderableType:
 
 
 def answer_table(answers: Sequence[Answer]) -> Table:
-    """Return a line for each row that an expectation covers; many rows that are met are one line."""
+    """Return a line for each row that an expectation covers.
+
+    Many rows that are met are one line.
+    """
     lines = [
         _Line(answer=answer, finding=finding, is_first=number == 0)
         for answer in answers
         for number, finding in enumerate(_shortened(answer.findings))
     ]
     columns: tuple[Column[_Line], ...] = (
-        Column("expected", lambda line: line.answer.expectation.text if line.is_first else "", can_wrap=True),
+        Column(
+            "expected",
+            lambda line: line.answer.expectation.text if line.is_first else "",
+            can_wrap=True,
+        ),
         Column("case", lambda line: line.finding.name, can_wrap=True),
         Column("found [95 % CI]", _found_text, is_number=True),
         Column("bound", _bound_text, is_number=True),
-        Column("outcome", lambda line: Cell(str(line.finding.outcome), tone=_TONES[line.finding.outcome])),
+        Column(
+            "outcome",
+            lambda line: Cell(str(line.finding.outcome), tone=_TONES[line.finding.outcome]),
+        ),
     )
     return tabulate(lines, columns)
 
 
 def answer_sentences(answers: Sequence[Answer]) -> list[str]:
-    """Return the reasons of rows that are not shown or not tested, and the number of expectations by outcome."""
+    """Return the reasons of rows that are not shown or not tested, and the number of expectations
+    by outcome.
+    """
     findings = [finding for answer in answers for finding in answer.findings if finding.reason]
     reasons = {f"{finding.name}: {finding.outcome}. {finding.reason}" for finding in findings}
     counts = [
@@ -80,7 +93,11 @@ def _shortened(findings: Sequence[Finding]) -> list[Finding]:
     met_findings = [finding for finding in findings if finding.outcome is Outcome.MET]
     others = [finding for finding in findings if finding.outcome is not Outcome.MET]
     if len(met_findings) > MOST_MET:
-        met_findings = [Finding(name=f"{len(met_findings)} {'other ' if others else ''}rows", outcome=Outcome.MET)]
+        met_findings = [
+            Finding(
+                name=f"{len(met_findings)} {'other ' if others else ''}rows", outcome=Outcome.MET
+            )
+        ]
     return [*others, *met_findings]
 
 
@@ -88,7 +105,11 @@ def _found_text(line: _Line) -> str:
     finding = line.finding
     if not isinstance(finding.value, int | float):
         return str(finding.value or "")
-    interval = "" if finding.low is None or finding.high is None else f" [{finding.low:.3g}, {finding.high:.3g}]"
+    interval = (
+        ""
+        if finding.low is None or finding.high is None
+        else f" [{finding.low:.3g}, {finding.high:.3g}]"
+    )
     return f"{finding.value:.3g} {line.answer.expectation.kind.unit}".rstrip() + interval
 
 

@@ -37,23 +37,39 @@ def microseconds(time_us: float | None) -> str:
 
 
 def with_interval(
-    value: float | None, low: float | None, high: float | None, places: int, *, most: float = UNBOUNDED
+    value: float | None,
+    low: float | None,
+    high: float | None,
+    places: int,
+    *,
+    most: float = UNBOUNDED,
 ) -> str:
-    """Return ``1.31 [1.28, 1.34]``; ``1.31 [wide]`` for an interval that ends beyond ``most`` times the value."""
+    """Return ``1.31 [1.28, 1.34]``.
+
+    ``1.31 [wide]`` for an interval that ends beyond ``most`` times the value.
+    """
     if value is None or low is None or high is None:
         return fixed(value, places)
-    return f"{fixed(value, places)} {_ends(low, high, places) if high <= most * value else '[wide]'}"
+    return (
+        f"{fixed(value, places)} {_ends(low, high, places) if high <= most * value else '[wide]'}"
+    )
 
 
-def time_with_interval(time_us: float | None, low: float | None, high: float | None, *, most: float = UNBOUNDED) -> str:
+def time_with_interval(
+    time_us: float | None, low: float | None, high: float | None, *, most: float = UNBOUNDED
+) -> str:
     """Return ``1.23 us [1.20, 1.31]``, in one unit; ``1.23 us [wide]`` as in `with_interval`."""
     if time_us is None or low is None or high is None:
         return microseconds(time_us)
     text = microseconds(time_us)
     if high > most * time_us:
-        return f"{text} [wide]"  # the interval of two launches that differ can span many orders of magnitude
+        return (  # the interval of two launches that differ can span many orders of magnitude
+            f"{text} [wide]"
+        )
     scale_us = 1e6 * time_unit(time_us * 1e-6)[0]
-    return f"{text} {_ends(low / scale_us, high / scale_us, len(text.split()[0].partition('.')[2]))}"
+    return (
+        f"{text} {_ends(low / scale_us, high / scale_us, len(text.split()[0].partition('.')[2]))}"
+    )
 
 
 def _ends(low: float, high: float, places: int) -> str:
@@ -84,12 +100,17 @@ def between(low: float | None, high: float | None, value: float | None = None) -
 
 
 def launches_of(counts: Iterable[int | None]) -> str:
-    """Return the numbers of launches of several rows: ``6 launches`` or ``2 to 6 launches``; empty if none is known."""
+    """Return the numbers of launches of several rows: ``6 launches`` or ``2 to 6 launches``.
+
+    Empty if none is known.
+    """
     distinct = sorted(set(filter(None, counts)))
     if not distinct:
         return ""
     return (
-        f"{distinct[0]} to {counted(distinct[-1], 'launch')}" if len(distinct) > 1 else counted(distinct[0], "launch")
+        f"{distinct[0]} to {counted(distinct[-1], 'launch')}"
+        if len(distinct) > 1
+        else counted(distinct[0], "launch")
     )
 
 
@@ -98,4 +119,6 @@ def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
     distinct = list(dict.fromkeys(names))
     if len(distinct) > most:
         return f"{', '.join(distinct[:most])} and {len(distinct) - most} more"
-    return " and ".join([*([", ".join(distinct[:-1])] if len(distinct) > 1 else []), *distinct[-1:]])
+    return " and ".join(
+        [*([", ".join(distinct[:-1])] if len(distinct) > 1 else []), *distinct[-1:]]
+    )

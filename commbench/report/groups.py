@@ -20,7 +20,10 @@ MOST_RANKS = 4
 
 
 def groups_in(rows: Iterable[Row]) -> list[str]:
-    """Return the groups of the rows of one pattern, in row order; empty if all ranks are in one group."""
+    """Return the groups of the rows of one pattern, in row order.
+
+    Empty if all ranks are in one group.
+    """
     return list(dict.fromkeys(row.group for row in rows if row.group and makes_groups(row.pattern)))
 
 
@@ -46,14 +49,19 @@ def chosen(rows: Sequence[Row], total: int) -> dict[str, Row]:
         rows: of concurrent groups.
         total: number of groups of the pattern.
     """
-    timed = sorted((row for row in rows if row.time_us is not None), key=lambda row: row.time_us or 0.0)
+    timed = sorted(
+        (row for row in rows if row.time_us is not None), key=lambda row: row.time_us or 0.0
+    )
     if total <= MOST_SHOWN or not timed:
         return {brief(row.group): row for row in rows[:MOST_SHOWN]}
     return {"slowest": timed[-1], "median": middle(timed), "fastest": timed[0]}
 
 
 def middle(rows: Iterable[Row]) -> Row:
-    """Return the row of the group with the median time; of an even number, the faster of the middle two."""
+    """Return the row of the group with the median time.
+
+    Of an even number, the faster of the middle two.
+    """
     ordered = sorted(rows, key=lambda row: row.time_us or 0.0)
     return ordered[(len(ordered) - 1) // 2]
 
@@ -68,7 +76,8 @@ def rates_together(rows: Sequence[Row], total: int) -> tuple[float | None, float
 
 
 def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Sequence[str]) -> list[str]:
-    """Return a sentence for each column: the group that is most often slowest beyond noise, and by how much.
+    """Return a sentence for each column: the group that is most often slowest beyond noise, and by
+    how much.
 
     Args:
         columns: rows of several groups, by label of the column.

@@ -13,7 +13,17 @@ from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.fits import Segment
 from commbench.analysis.prediction.network import LEAST_SIZES, CurveKey, NetworkModel
 from commbench.analysis.runs import network_model
-from commbench.report.columns import Column, Ends, Field, Table, ends, make_tables, number, printed, tabulate
+from commbench.report.columns import (
+    Column,
+    Ends,
+    Field,
+    Table,
+    ends,
+    make_tables,
+    number,
+    printed,
+    tabulate,
+)
 from commbench.report.formats import digits, microseconds, percent
 from commbench.results import MODEL, Run
 from commbench.units import counted, format_size, three_digits, time_unit
@@ -44,7 +54,10 @@ class _Line(NamedTuple):
 
     @property
     def rates(self) -> Ends:
-        """The 95 % interval of the rate in GB/s; None without resamples; an unbounded end is None."""
+        """The 95 % interval of the rate in GB/s; None without resamples.
+
+        An unbounded end is None.
+        """
         _, beta = self.curve.parameter_intervals[self.place]
         return (_rate(beta.high), _rate(beta.low)) if beta else (None, None)
 
@@ -52,7 +65,11 @@ class _Line(NamedTuple):
     def residual(self) -> float:
         """The largest residual at the sizes of the segment."""
         segment, residuals = self.segment, zip(self.curve.sizes, self.curve.residuals, strict=True)
-        return max(abs(residual) for size, residual in residuals if segment.from_bytes <= size <= segment.to_bytes)
+        return max(
+            abs(residual)
+            for size, residual in residuals
+            if segment.from_bytes <= size <= segment.to_bytes
+        )
 
     @property
     def held_out(self) -> float | None:
@@ -61,7 +78,11 @@ class _Line(NamedTuple):
 
 
 def _lines(model: NetworkModel) -> list[_Line]:
-    return [_Line(key, curve, place) for key, curve in model.curves.items() for place in range(len(curve.segments))]
+    return [
+        _Line(key, curve, place)
+        for key, curve in model.curves.items()
+        for place in range(len(curve.segments))
+    ]
 
 
 def _rate(beta_us_per_byte: float) -> float | None:
@@ -74,8 +95,8 @@ def conclude_model(model: NetworkModel) -> str:
         return ""
     held_out, worst = _error(model.held_out_error), _error(model.worst_residual)
     return (
-        f"Fitted: {counted(len(model.curves), 'curve')}; median error at sizes left out {held_out}, lines off by "
-        f"at most {worst} ({MODEL}; report --model)."
+        f"Fitted: {counted(len(model.curves), 'curve')}; median error at sizes left out {held_out},"
+        f" lines off by at most {worst} ({MODEL}; report --model)."
     )
 
 
@@ -83,15 +104,17 @@ def _error(share: float | None) -> str:
     return percent(share, 1, unknown="unknown")
 
 
-# ------------------------------------------------------------------------------------------------------ the terminal
+# ------------------------------------------------------------------------------------- the terminal
 
 
 def render_model(model: NetworkModel) -> RenderableType:
-    """Return a line for each segment of every curve: start-up time alpha, rate 1 / beta, their intervals and errors."""
+    """Return a line for each segment of every curve: start-up time alpha, rate 1 / beta, their
+    intervals and errors.
+    """
     if not model.curves:
         return Text(
-            f"No model: fitting one needs {LEAST_SIZES} message sizes of an operation, by ranks that do not share "
-            "a GPU; measure more (--sizes)."
+            f"No model: fitting one needs {LEAST_SIZES} message sizes of an operation, by ranks"
+            " that do not share a GPU; measure more (--sizes)."
         )
     title = "Fitted: time = start-up + size / rate from one size to another"
     notes = (f"{key}: measured {variant}." for key, variant in model.variants.items())
@@ -104,7 +127,9 @@ def _start_interval(line: _Line) -> str:
     low, high = line.start_us
     unit_us = 1e6 * time_unit(line.segment.alpha_us / 1e6)[0]
     return (
-        "unknown" if low is None or high is None else f"[{three_digits(low / unit_us)}, {three_digits(high / unit_us)}]"
+        "unknown"
+        if low is None or high is None
+        else f"[{three_digits(low / unit_us)}, {three_digits(high / unit_us)}]"
     )
 
 
@@ -125,7 +150,10 @@ def _once(heading: str, of: Field[_Line], *, is_number: bool = False) -> Column[
 
 _PRINTED: tuple[Column[_Line], ...] = (
     _once(
-        "operation", lambda line: f"{line.key.operation}{'' if line.key.pattern == 'flat' else f' {line.key.pattern}'}"
+        "operation",
+        lambda line: (
+            f"{line.key.operation}{'' if line.key.pattern == 'flat' else f' {line.key.pattern}'}"
+        ),
     ),
     _once("backend", "key.backend"),
     _once("dtype", "key.dtype"),
@@ -136,12 +164,14 @@ _PRINTED: tuple[Column[_Line], ...] = (
     Column("95 %", _start_interval, is_number=True),
     Column("GB/s", lambda line: _rate_text(line.rate), is_number=True),
     Column("95 %", _rate_interval, is_number=True),
-    _once("worst\nresidual", lambda line: _error(max(map(abs, line.curve.residuals))), is_number=True),
+    _once(
+        "worst\nresidual", lambda line: _error(max(map(abs, line.curve.residuals))), is_number=True
+    ),
     _once("held-out\nerror", lambda line: _error(line.held_out), is_number=True),
 )
 
 
-# ---------------------------------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------------------- the page
 
 
 def model_tables(runs: Sequence[Run]) -> list[Table]:
@@ -173,7 +203,10 @@ _COLUMNS: tuple[Column[_Line], ...] = (
         "rate",
         "rate",
         unit="GB/s",
-        about="algorithm bandwidth without the start-up; bus bandwidth is that times the operation's factor",
+        about=(
+            "algorithm bandwidth without the start-up; bus bandwidth is that times the operation's"
+            " factor"
+        ),
     ),
     ends(lambda line: line.rates, unit="GB/s", about="of the rate"),
     number(

@@ -30,7 +30,10 @@ ForecastT = TypeVar("ForecastT", bound=BreakEvenForecast | BreakEvenRateForecast
 
 
 def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
-    """Return each reason once, with a count; reasons that differ only in ranks, sizes, operation or hook are merged."""
+    """Return each reason once, with a count.
+
+    Reasons that differ only in ranks, sizes, operation or hook are merged.
+    """
     groups = rows_by(rows, lambda row: row.reason.key(row.subject) if row.reason else None)
     return [_sentence(group) for key, group in groups.items() if key]
 
@@ -52,19 +55,21 @@ _UNBOUNDED = 1000
 #: Above this median error, a prediction is too uncertain for a decision.
 _USELESS = 0.5
 _WITHIN_HOST = (
-    "Measurements within one host do not show a network's start-up time: across hosts every predicted time is a lower "
-    "bound."
+    "Measurements within one host do not show a network's start-up time: across hosts every"
+    " predicted time is a lower bound."
 )
 
 
 _ASSUMED = (
-    f"No 95 % interval: with one number of ranks none could be left out, and {100 * ASSUMED_ERROR:.0f} % of error are "
-    "assumed for each doubling of the ranks."
+    "No 95 % interval: with one number of ranks none could be left out, and"
+    f" {100 * ASSUMED_ERROR:.0f} % of error are assumed for each doubling of the ranks."
 )
 
 
 def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[RenderableType]:
-    """Return the runs behind the predictions, the method, and the error on held-out measurements."""
+    """Return the runs behind the predictions, the method, and the error on held-out
+    measurements.
+    """
     title = f"PREDICTED, not measured, from {' and '.join(runs)}"
     overs = list(dict.fromkeys(curve.held_out.over for curve in network.curves.values()))
     lines = [
@@ -86,9 +91,15 @@ def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[Renderabl
     for column in table.columns:
         column.no_wrap = False
     notes = [
-        "All figures below are predicted, busbw, efficiency and exposed time, too. Start-up: of one message.",
+        (
+            "All figures below are predicted, busbw, efficiency and exposed time, too. Start-up: of"
+            " one message."
+        ),
         "Held-out error: the median over",
-        *(f"{'*' * number} {over}{'.' if number == len(overs) else ';'}" for number, over in enumerate(overs, 1)),
+        *(
+            f"{'*' * number} {over}{'.' if number == len(overs) else ';'}"
+            for number, over in enumerate(overs, 1)
+        ),
     ]
     parts: list[RenderableType] = [Text(title, style="bold"), table, Text(" ".join(notes))]
     parts += [Text(f"- {family}: {reason}") for family, reason in network.unknown.items()]
@@ -105,9 +116,8 @@ def _hop(hops: Mapping[str, FittedHop]) -> str:
 
 def _crowded(cores: int) -> str:
     return (
-        f"The emulated hosts shared {cores} cores; predictions assume hosts with their own cores, so they can be "
-        "shorter "
-        "than the measurements."
+        f"The emulated hosts shared {cores} cores; predictions assume hosts with their own cores,"
+        " so they can be shorter than the measurements."
     )
 
 
@@ -129,19 +139,28 @@ def _warning(errors: Iterable[float | None]) -> list[RenderableType]:
     error = max((error for error in errors if error is not None), default=None)
     if not _is_useless(error):
         return []
-    text = f"Too uncertain to use: such predictions were off by {percent(error)}; measure nearer to this."
+    text = (
+        f"Too uncertain to use: such predictions were off by {percent(error)}; measure nearer to"
+        " this."
+    )
     return [Text(text, style="bold")]
 
 
 def render_collectives(rows: Iterable[CollectiveForecast]) -> list[RenderableType]:
-    """Return a table for each operation and rate: time with its interval and busbw, over message sizes and ranks."""
+    """Return a table for each operation and rate: time with its interval and busbw, over message
+    sizes and ranks.
+    """
     parts: list[RenderableType] = []
     rows = list(rows)
     for (operation, backend, dtype, pattern, rate), members in itertools.groupby(rows, _table_of):
         group = list(members)
         if not _any_ok(group):
             continue
-        names = [f"{backend} {operation}", dtype, *([] if pattern == "flat" else [f"pattern {pattern}"])]
+        names = [
+            f"{backend} {operation}",
+            dtype,
+            *([] if pattern == "flat" else [f"pattern {pattern}"]),
+        ]
         level = "[95 % interval]" if _has_level(group) else "[interval]"
         useless = _is_useless(group[0].held_out_error)
         columns: tuple[Column[CollectiveForecast], ...] = (
@@ -153,7 +172,11 @@ def render_collectives(rows: Iterable[CollectiveForecast]) -> list[RenderableTyp
         )
         ordered = sorted(group, key=lambda row: (row.message_bytes, row.world_size))
         table = printed(tabulate(ordered, columns, should_keep_empty=True))
-        parts += [_title(names, rate, group[0].ranks_per_node), table, *_warning([group[0].held_out_error])]
+        parts += [
+            _title(names, rate, group[0].ranks_per_node),
+            table,
+            *_warning([group[0].held_out_error]),
+        ]
         parts += [] if _has_level(group) else [Text(_ASSUMED)]
     return [*parts, *_reasons(rows)]
 
@@ -168,7 +191,9 @@ def _has_level(rows: Iterable[CollectiveForecast]) -> bool:
 
 
 def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
-    """Return a table for each workload and rate: each hook's step at its best bucket size, over numbers of ranks."""
+    """Return a table for each workload and rate: each hook's step at its best bucket size, over
+    numbers of ranks.
+    """
     parts: list[RenderableType] = []
     rows = list(rows)
     for (*_, rate), group in rows_by(rows, lambda row: (*workload_of(row), row.rate)).items():
@@ -176,11 +201,23 @@ def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
             continue
         level = "[95 %]" if _has_level_of_steps(group) else "[interval]"
         headings = (
-            *("hook", "ranks", f"predicted ms {level}", "[overlapped, serial]", "efficiency", "exposed ms", "best MiB"),
+            *(
+                "hook",
+                "ranks",
+                f"predicted ms {level}",
+                "[overlapped, serial]",
+                "efficiency",
+                "exposed ms",
+                "best MiB",
+            ),
         )
         hooks = {row.hook for row in group if row.status == "ok"}
         ordered = sorted(group, key=lambda row: row.world_size)
-        lines = [(row.hook, str(row.world_size), *_step_cells(row)) for row in ordered if row.hook in hooks]
+        lines = [
+            (row.hook, str(row.world_size), *_step_cells(row))
+            for row in ordered
+            if row.hook in hooks
+        ]
         unpredicted_hooks = dict.fromkeys(row.hook for row in group if row.hook not in hooks)
         lines += [(hook, "all", "not predicted", "", "", "", "") for hook in unpredicted_hooks]
         table = printed(plain_table(headings, lines, words=1))
@@ -193,14 +230,26 @@ def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
 
 def _name_of(row: AnyTrainingForecast, rows: Iterable[AnyTrainingForecast]) -> str:
     """Return the workload, with the properties that distinguish it from the others."""
-    words = [row.backend, f"batch {row.batch_per_rank} a rank", *([] if row.precision == "fp32" else [row.precision])]
+    words = [
+        row.backend,
+        f"batch {row.batch_per_rank} a rank",
+        *([] if row.precision == "fp32" else [row.precision]),
+    ]
     description = f"{row.workload} ({', '.join(words)}"
-    same_workload = {other.trained_on for other in rows if workload_of(other)[:4] == workload_of(row)[:4]}
-    return f"{description}, trained on {row.trained_on})" if len(same_workload) > 1 else f"{description})"
+    same_workload = {
+        other.trained_on for other in rows if workload_of(other)[:4] == workload_of(row)[:4]
+    }
+    return (
+        f"{description}, trained on {row.trained_on})"
+        if len(same_workload) > 1
+        else f"{description})"
+    )
 
 
 def _uncertainty_notes(group: Sequence[AnyTrainingForecast]) -> list[RenderableType]:
-    """State that the network's errors are assumed, or that errors on held-out measurements are large."""
+    """State that the network's errors are assumed, or that errors on held-out measurements are
+    large.
+    """
     is_assumed = group[0].held_out_error is not None and not _has_level_of_steps(group)
     errors = (error for row in group for error in (row.held_out_error, row.network_error))
     return [*([Text(_ASSUMED)] if is_assumed else []), *_warning(errors)]
@@ -221,11 +270,19 @@ def _known_of_steps(local_ms: float, row: StepForecast) -> Text:
     """Return the measured step without DDP, and the error of step predictions."""
     method = "as measured"
     if row.ranks_a_core > 1:
-        method = f"as measured by {row.ranks_a_core:.3g} ranks a core, divided by that as all computing is"
+        method = (
+            f"as measured by {row.ranks_a_core:.3g} ranks a core, divided by that as all"
+            " computing is"
+        )
     local = f"Without DDP a step takes {three_digits(local_ms)} ms, {method}; held-out error "
     if row.held_out_error is None:
-        return Text(f"{local}unknown (no other setting was trained, so that the intervals lack the error of steps).")
-    error = Text(_percent(row.held_out_error), style="bold" if _is_useless(row.held_out_error) else "")
+        return Text(
+            f"{local}unknown (no other setting was trained, so that the intervals lack the error of"
+            " steps)."
+        )
+    error = Text(
+        _percent(row.held_out_error), style="bold" if _is_useless(row.held_out_error) else ""
+    )
     return Text(local) + error + Text(f" (median over {row.held_out_over}).")
 
 
@@ -243,7 +300,9 @@ def _step_cells(row: StepForecast) -> tuple[str, ...]:
 
 
 def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType]:
-    """Return the break-even densities as tables: a line for each number of ranks, a column for each link rate."""
+    """Return the break-even densities as tables: a line for each number of ranks, a column for each
+    link rate.
+    """
     return _break_even_tables(
         rows,
         "the density below which top-k is predicted to pay",
@@ -254,7 +313,9 @@ def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType
 
 
 def render_break_even_rates(rows: Sequence[BreakEvenRateForecast]) -> list[RenderableType]:
-    """Return the break-even link rates as tables: a line for each number of ranks, a column for each hook."""
+    """Return the break-even link rates as tables: a line for each number of ranks, a column for
+    each hook.
+    """
     title = "the link rate below which a hook is predicted to pay"
     return _break_even_tables(rows, title, column_of=lambda row: row.hook, cell_of=_rate)
 
@@ -267,7 +328,10 @@ def _break_even_tables(
     cell_of: Callable[[ForecastT], str],
     last: tuple[str, Callable[[int], str]] | None = None,
 ) -> list[RenderableType]:
-    """Return a table for each workload; ``last`` is the heading of a last column and its text for a number of ranks."""
+    """Return a table for each workload.
+
+    ``last`` is the heading of a last column and its text for a number of ranks.
+    """
     parts: list[RenderableType] = []
     for group in rows_by(rows, workload_of).values():
         if not _any_ok(group):
@@ -276,23 +340,36 @@ def _break_even_tables(
         columns = list(dict.fromkeys(map(column_of, group)))
         headings = ("ranks", *columns, *([last[0]] if last else []))
         lines = [
-            (str(ranks), *(cells[ranks, column] for column in columns), *([last[1](ranks)] if last else []))
+            (
+                str(ranks),
+                *(cells[ranks, column] for column in columns),
+                *([last[1](ranks)] if last else []),
+            )
             for ranks in sorted({row.world_size for row in group})
         ]
         table = printed(plain_table(headings, lines, words=1))
-        parts += [Text(f"\n{_name_of(group[0], rows)}: {title}", style="bold"), table, *_uncertainty_notes(group)]
+        parts += [
+            Text(f"\n{_name_of(group[0], rows)}: {title}", style="bold"),
+            table,
+            *_uncertainty_notes(group),
+        ]
     return [*parts, *_reasons(rows)]
 
 
 def _rate(row: BreakEvenRateForecast) -> str:
     if row.status != "ok":
         return "-"
-    likely, low, high = (rate_text(rate) for rate in (row.rate_bps, row.rate_bps_low, row.rate_bps_high))
+    likely, low, high = (
+        rate_text(rate) for rate in (row.rate_bps, row.rate_bps_low, row.rate_bps_high)
+    )
     return likely if low == likely == high else f"{likely} [{low}, {high}]"
 
 
 def rate_text(rate_bps: float | None) -> str:
-    """Return a break-even rate to three digits; ``never`` and ``always`` at the ends of the search."""
+    """Return a break-even rate to three digits.
+
+    ``never`` and ``always`` at the ends of the search.
+    """
     if not rate_bps:
         return "never"
     return "always" if rate_bps >= FASTEST_BPS else format_link_rate(float(f"{rate_bps:.3g}"))
@@ -301,7 +378,9 @@ def rate_text(rate_bps: float | None) -> str:
 def _density(row: BreakEvenForecast) -> str:
     if row.status != "ok":
         return "-"
-    likely, low, high = (_below(density) for density in (row.density, row.density_low, row.density_high))
+    likely, low, high = (
+        _below(density) for density in (row.density, row.density_low, row.density_high)
+    )
     return likely if low == likely == high else f"{likely} [{low}, {high}]"
 
 
@@ -318,12 +397,16 @@ def _algorithm(names: str) -> str:
 
 
 def _time(row: CollectiveForecast) -> str:
-    """Return ``1.23 ms [1.10, 1.40]`` in one unit, ``>= 1.23 ms`` for a lower bound, ``-`` without a prediction."""
+    """Return ``1.23 ms [1.10, 1.40]`` in one unit, ``>= 1.23 ms`` for a lower bound, ``-`` without
+    a prediction.
+    """
     if row.time_us is None:
         return "-"
     if row.time_us_high is None:
         return f">= {microseconds(row.time_us)}"
-    return time_with_interval(row.time_us, row.time_us_low or 0.0, row.time_us_high, most=_UNBOUNDED)
+    return time_with_interval(
+        row.time_us, row.time_us_low or 0.0, row.time_us_high, most=_UNBOUNDED
+    )
 
 
 def _between(low: float | None, high: float | None) -> str:

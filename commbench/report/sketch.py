@@ -1,4 +1,6 @@
-"""Charts of the main curves in a terminal, in braille: bandwidth over message size, step over bucket size."""
+"""Charts of the main curves in a terminal, in braille: bandwidth over message size, step over
+bucket size.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from rich.text import Text
 from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.report.figures.buckets import Line, lines_of
 from commbench.report.figures.drawing import LEAST_RATIO, MOST_SERIES
-from commbench.report.figures.sizes import RATE, Curve, Family, broken, families, not_drawn, panels_of
+from commbench.report.figures.sizes import (
+    RATE,
+    Curve,
+    Family,
+    broken,
+    families,
+    not_drawn,
+    panels_of,
+)
 from commbench.report.figures.words import Group, groups, left_out, sentences
 from commbench.report.formats import listed
 from commbench.results import Run
@@ -27,8 +37,8 @@ _LETTERS = "abcdefgh"
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE = 0x2800
 _NOTHING = (
-    "Nothing to draw: no operation at two sizes (those of ranks that share a GPU do not count), no training with two "
-    "bucket sizes."
+    "Nothing to draw: no operation at two sizes (those of ranks that share a GPU do not count), no"
+    " training with two bucket sizes."
 )
 #: An axis of step times spans at least this share of the longest step.
 _LEAST_SHARE = 0.25
@@ -56,14 +66,21 @@ class Chart:
         yield Text(f"\n{self.title}", style="bold")
         yield from _lines(self, width)
         names = zip(_LETTERS, self.curves, _STYLES, strict=False)
-        yield Text("  ").join(Text(f"{letter} {name}", style=style) for letter, name, style in names)
+        yield Text("  ").join(
+            Text(f"{letter} {name}", style=style) for letter, name, style in names
+        )
         if self.note:
             yield Text(self.note, style="dim")
 
 
 def sketch(runs: Sequence[Run]) -> list[RenderableType]:
-    """Return charts of each operation's busbw and each workload's step; a sentence if there is no chart."""
-    sizes = (_bandwidths(family) for family in families(runs) if RATE in panels_of(family.operation))
+    """Return charts of each operation's busbw and each workload's step.
+
+    A sentence if there is no chart.
+    """
+    sizes = (
+        _bandwidths(family) for family in families(runs) if RATE in panels_of(family.operation)
+    )
     caps = (_steps(group) for group in groups(runs))
     charts = [chart for chart in (*sizes, *caps) if chart is not None]
     return list(charts) or [Text(_NOTHING)]
@@ -93,7 +110,9 @@ def _bandwidths(family: Family) -> Chart | None:
 
 
 def _apart(values: Sequence[float], least: float) -> tuple[float, float]:
-    """Return the ends of an axis, at least a given distance apart: on a narrower axis noise looks like a trend."""
+    """Return the ends of an axis, at least a given distance apart: on a narrower axis noise looks
+    like a trend.
+    """
     low, high = min(values), max(values)
     room = max(0.0, least - (high - low)) / 2
     return low - room, high + room
@@ -101,19 +120,30 @@ def _apart(values: Sequence[float], least: float) -> tuple[float, float]:
 
 def _rates(curve: Curve) -> list[Point]:
     rates = sorted(curve.points(RATE).items())
-    return [(math.log2(size), math.log10(rate.value)) for size, rate in rates if size and rate.value > 0]
+    return [
+        (math.log2(size), math.log10(rate.value)) for size, rate in rates if size and rate.value > 0
+    ]
 
 
 def _steps(group: Group) -> Chart | None:
-    """Return the chart of the step over bucket size, without lists of sizes; None with fewer than two sizes."""
+    """Return the chart of the step over bucket size, without lists of sizes.
+
+    None with fewer than two sizes.
+    """
     lines_with_times = [line for trial in group.trials for line in lines_of(trial)]
     visible_lines = lines_with_times[:MOST_SERIES]
-    caps = sorted({cap for line in visible_lines for cap in line.measured if "+" not in cap}, key=_cap)
+    caps = sorted(
+        {cap for line in visible_lines for cap in line.measured if "+" not in cap}, key=_cap
+    )
     curves = {line.name: points for line in visible_lines if (points := _points(line, caps))}
     if len(caps) < 2:  # noqa: PLR2004 - a curve
         return None
     values = [y for points in curves.values() for _, y in points]
-    failures = [f"{line.name} {cap} {status}" for line in lines_with_times for cap, status in line.failed.items()]
+    failures = [
+        f"{line.name} {cap} {status}"
+        for line in lines_with_times
+        for cap, status in line.failed.items()
+    ]
     lists = dict.fromkeys(cap for line in lines_with_times for cap in line.measured if "+" in cap)
     return Chart(
         title=f"{group.name}: step in ms over bucket size in MiB",
@@ -130,14 +160,18 @@ def _steps(group: Group) -> Chart | None:
 
 
 def _points(line: Line, caps: Sequence[str]) -> list[Point]:
-    return [(float(place), line.measured[cap].value) for place, cap in enumerate(caps) if cap in line.measured]
+    return [
+        (float(place), line.measured[cap].value)
+        for place, cap in enumerate(caps)
+        if cap in line.measured
+    ]
 
 
 def _cap(text: str) -> float:
     return 0.0 if text == DEFAULT_CAP else float(text)
 
 
-# ------------------------------------------------------------------------------------------------------ the canvas
+# --------------------------------------------------------------------------------------- the canvas
 
 
 def _lines(chart: Chart, width: int) -> Iterable[Text]:
@@ -167,7 +201,9 @@ class _Canvas:
         self._letters: dict[tuple[int, int], str] = {}
 
     def place(self, across: float, up: float) -> tuple[int, int]:
-        """Return column and row in dots from the top left, for a point in shares of width and height."""
+        """Return column and row in dots from the top left, for a point in shares of width and
+        height.
+        """
         return round(across * (2 * self._width - 1)), round((1 - up) * (4 * HEIGHT - 1))
 
     def draw(self, places: Sequence[tuple[int, int]], letter: str, style: str) -> None:

@@ -13,9 +13,15 @@ from commbench.results.files import DRIFT, EVENTS
 
 _EVENTS: list[Column[EventRow]] = [
     Column("began, UTC", lambda row: clock_time(row.time)),
-    number("lasted", lambda row: Cell(duration_text(row.duration_s or 0.0), value=row.duration_s), EventRow),
+    number(
+        "lasted",
+        lambda row: Cell(duration_text(row.duration_s or 0.0), value=row.duration_s),
+        EventRow,
+    ),
     Column("what", lambda row: Cell(row.kind, tone="warning" if row.kind == "spike" else "bad")),
-    Column("who", cause_of, about="ranks for which the others waited; system-wide: none stands out"),
+    Column(
+        "who", cause_of, about="ranks for which the others waited; system-wide: none stands out"
+    ),
     Column("case", "case"),
     Column("evidence", "reason", can_wrap=True),
 ]
@@ -44,6 +50,8 @@ def soak_tables(runs: Iterable[Run]) -> list[Table]:
     results = {run.path: soak for run, soak in soaks}
     soaked = [run for run, _ in soaks]
     return [
-        *make_tables("Events", soaked, lambda run: results[run.path].events, _EVENTS, rest_in=EVENTS),
+        *make_tables(
+            "Events", soaked, lambda run: results[run.path].events, _EVENTS, rest_in=EVENTS
+        ),
         *make_tables("Drift", soaked, lambda run: results[run.path].drifts, _DRIFT, rest_in=DRIFT),
     ]

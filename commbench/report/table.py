@@ -31,8 +31,23 @@ from commbench.report.columns import (
     tabulate,
     tone_of,
 )
-from commbench.report.formats import launches_of, microseconds, percent, short, time_with_interval, with_interval
-from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
+from commbench.report.formats import (
+    launches_of,
+    microseconds,
+    percent,
+    short,
+    time_with_interval,
+    with_interval,
+)
+from commbench.report.groups import (
+    MOST_SHOWN,
+    brief,
+    chosen,
+    groups_in,
+    name_groups,
+    name_slowest,
+    rates_together,
+)
 from commbench.results.info import MachineStates, RunInfo, measures_interconnect
 from commbench.results.overhead import Overhead
 from commbench.results.tables import rows_by
@@ -57,44 +72,64 @@ FlaggedT = TypeVar("FlaggedT", bound=Flagged)
 MOST_TABLES, MOST_ROWS = 60, 600
 
 #: Shown above the overhead of a framework if ranks shared a GPU.
-TIME_SLICES = "Ranks shared a GPU: these times include its time slices and TCP, and do not hold for one rank per GPU."
+TIME_SLICES = (
+    "Ranks shared a GPU: these times include its time slices and TCP, and do not hold for one rank"
+    " per GPU."
+)
 
-# ------------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 
 
 def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) -> RenderableType:
     """Return rows as tables for `rich.console.Console.print`: sizes down, backends side by side.
 
-    One table for each operation, pattern, dtype, redop, in_place and root. Backends that do not fit into ``width``
-    characters follow below. A cell without a result states ``unsupported``, ``failed``, ``hung`` or ``wrong``. A
-    pattern with several groups has a line for each (of more than 8 for the slowest, the median and the fastest) and
-    one with their combined rate; the slowest group is named, with its host if ``hosts`` gives it by rank.
+    One table for each operation, pattern, dtype, redop, in_place and root. Backends that do not fit
+    into ``width`` characters follow below. A cell without a result states ``unsupported``,
+    ``failed``, ``hung`` or ``wrong``. A pattern with several groups has a line for each (of more
+    than 8 for the slowest, the median and the fastest) and one with their combined rate; the
+    slowest group is named, with its host if ``hosts`` gives it by rank.
     """
     if not rows:
         return Text("Nothing has been measured yet.")
     rows = without_shared_flags(rows)
-    groups = [list(group) for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)]
+    groups = [
+        list(group)
+        for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)
+    ]
     visible_groups = [group[:MOST_ROWS] for group in groups[:MOST_TABLES]]
     omitted_rows = len(rows) - sum(map(len, visible_groups))
     more = (
-        [Text(f"\n{_count(omitted_rows, len(rows))} are not shown: see collectives.csv.", style="bold")]
+        [
+            Text(
+                f"\n{_count(omitted_rows, len(rows))} are not shown: see collectives.csv.",
+                style="bold",
+            )
+        ]
         if omitted_rows
         else []
     )
     return Group(
-        *(part for group in visible_groups for part in _render_group(group, width, hosts)), *more, *legend(rows)
+        *(part for group in visible_groups for part in _render_group(group, width, hosts)),
+        *more,
+        *legend(rows),
     )
 
 
 def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
-    """Return non-blocking collectives as OSU prints them: overall, computing, pure communication and overlap."""
+    """Return non-blocking collectives as OSU prints them: overall, computing, pure communication
+    and overlap.
+    """
     return printed(tabulate(rows, _OVERLAP, title="Overlap with computing (OSU's definition)"))
 
 
 def render_overheads(overheads: Sequence[Overhead]) -> RenderableType:
     """Return the time that a framework's call adds to the library's call, for each case."""
     table = printed(tabulate(overheads, _OVERHEADS, title="What torch.distributed adds to NCCL"))
-    return table if all(map(measures_interconnect, overheads)) else Group(Text(TIME_SLICES, style="yellow"), table)
+    return (
+        table
+        if all(map(measures_interconnect, overheads))
+        else Group(Text(TIME_SLICES, style="yellow"), table)
+    )
 
 
 def _times(**headings: str) -> list[Column[Any]]:
@@ -144,22 +179,32 @@ def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list
 
 
 def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> Columns:
-    """Split rows by backend, and by further fields until ``unique`` distinguishes the rows of a column."""
+    """Split rows by backend, and by further fields until ``unique`` distinguishes the rows of a
+    column.
+    """
     rows = list(rows)
     columns: Columns = {}
     for details in _DETAILS:
-        columns = rows_by(rows, lambda row: " ".join(str(value) for name in details if (value := getattr(row, name))))  # noqa: B023 - called at once
+        columns = rows_by(
+            rows,
+            lambda row: " ".join(str(value) for name in details if (value := getattr(row, name))),  # noqa: B023 - called at once
+        )
         if all(len({unique(row) for row in column}) == len(column) for column in columns.values()):
             break
     return columns
 
 
 def _fitting(columns: Columns, width: int, groups: int) -> Iterable[Columns]:
-    """Split the columns, in order, into tables that fit the width; a single column is never split."""
+    """Split the columns, in order, into tables that fit the width.
+
+    A single column is never split.
+    """
     names = list(columns)
     while names:
         count = len(names)
-        while count > 1 and _measure({name: columns[name] for name in names[:count]}, groups) > width:
+        while (
+            count > 1 and _measure({name: columns[name] for name in names[:count]}, groups) > width
+        ):
             count -= 1
         yield {name: columns[name] for name in names[:count]}
         names = names[count:]
@@ -172,18 +217,28 @@ def _measure(columns: Columns, groups: int) -> int:
 
 def _build_table(columns: Columns, groups: int) -> Table:
     has_rates = any(row.algbw_GBps is not None for column in columns.values() for row in column)
-    printed_columns: list[Column[Any]] = [number("\nsize", ""), *([Column("\ngroup")] if groups > 1 else [])]
+    printed_columns: list[Column[Any]] = [
+        number("\nsize", ""),
+        *([Column("\ngroup")] if groups > 1 else []),
+    ]
     for name in columns:
         printed_columns.append(Column(f"{name}\ntime [95 % CI]"))
         printed_columns += [number(f"{rate}\nGB/s", "") for rate in ("algbw", "busbw") if has_rates]
         printed_columns.append(Column("\n"))
-    sizes = sorted({row.message_bytes for column in columns.values() for row in column}, key=lambda size: size or 0)
+    sizes = sorted(
+        {row.message_bytes for column in columns.values() for row in column},
+        key=lambda size: size or 0,
+    )
     lines: list[list[Cell]] = []
     for size in sizes:
-        at_size = [[row for row in column if row.message_bytes == size] for column in columns.values()]
+        at_size = [
+            [row for row in column if row.message_bytes == size] for column in columns.values()
+        ]
         label = "-" if size is None else format_size(size)
         for line in (
-            _group_lines(at_size, groups, has_rates=has_rates) if groups > 1 else _lines(at_size, has_rates=has_rates)
+            _group_lines(at_size, groups, has_rates=has_rates)
+            if groups > 1
+            else _lines(at_size, has_rates=has_rates)
         ):
             lines.append([Cell(label), *line])
             label = label if groups <= 1 else ""
@@ -191,34 +246,57 @@ def _build_table(columns: Columns, groups: int) -> Table:
 
 
 def _lines(at_size: Sequence[Sequence[Row]], *, has_rates: bool) -> Iterable[list[Cell]]:
-    """Return the cells of one size: one line, or several if no field distinguishes two rows of a column."""
+    """Return the cells of one size: one line, or several if no field distinguishes two rows of a
+    column.
+    """
     for line in itertools.zip_longest(*at_size):
         yield [cell for row in line for cell in _cells(row, has_rates=has_rates)]
 
 
-def _group_lines(at_size: Sequence[Sequence[Row]], groups: int, *, has_rates: bool) -> Iterable[list[Cell]]:
-    """Return the cells of one size for several groups: a line for each group shown, then their combined rate."""
+def _group_lines(
+    at_size: Sequence[Sequence[Row]], groups: int, *, has_rates: bool
+) -> Iterable[list[Cell]]:
+    """Return the cells of one size for several groups: a line for each group shown, then their
+    combined rate.
+    """
     rows_by_label = [chosen(rows, groups) for rows in at_size]
     for label in dict.fromkeys(label for by_label in rows_by_label for label in by_label):
         line = [by_label.get(label) for by_label in rows_by_label]
         yield [
             Cell(label),
-            *(cell for row in line for cell in _cells(row, has_rates=has_rates, has_group=groups > MOST_SHOWN)),
+            *(
+                cell
+                for row in line
+                for cell in _cells(row, has_rates=has_rates, has_group=groups > MOST_SHOWN)
+            ),
         ]
     sums = [rates_together(rows, groups) for rows in at_size]
     if any(algbw is not None for algbw, _ in sums):
-        rates = ([Cell(""), *(Cell(short(rate), tone="quiet") for rate in pair), Cell("")] for pair in sums)
+        rates = (
+            [Cell(""), *(Cell(short(rate), tone="quiet") for rate in pair), Cell("")]
+            for pair in sums
+        )
         yield [Cell(f"all {groups}", tone="quiet"), *(cell for cells in rates for cell in cells)]
 
 
 def _cells(row: Row | None, *, has_rates: bool, has_group: bool = False) -> list[Cell]:
-    """Return time, group if the line does not name it, bandwidths if the table has them, and flag marks."""
+    """Return time, group if the line does not name it, bandwidths if the table has them, and flag
+    marks.
+    """
     if row is None:
         return [Cell("")] * (4 if has_rates else 2)
     group = f" ({brief(row.group)})" if has_group and row.group else ""
     is_shown = row.status == "ok"
-    rates = [Cell(short(rate) if is_shown else "") for rate in (row.algbw_GBps, row.busbw_GBps)] if has_rates else []
-    return [Cell(_time(row) + group, tone=tone_of(row.status)), *rates, Cell(marks_of(row), tone="warning")]
+    rates = (
+        [Cell(short(rate) if is_shown else "") for rate in (row.algbw_GBps, row.busbw_GBps)]
+        if has_rates
+        else []
+    )
+    return [
+        Cell(_time(row) + group, tone=tone_of(row.status)),
+        *rates,
+        Cell(marks_of(row), tone="warning"),
+    ]
 
 
 def _time(row: Row) -> str:
@@ -231,7 +309,10 @@ def _time(row: Row) -> str:
 
 
 def format_time_us(row: Row) -> str:
-    """Return the row's time with its interval in one unit, e.g. ``1.23 us [1.20, 1.31]``; empty without a time."""
+    """Return the row's time with its interval in one unit, e.g.
+
+    ``1.23 us [1.20, 1.31]``; empty without a time.
+    """
     return time_with_interval(row.time_us, row.time_us_ci_low, row.time_us_ci_high)
 
 
@@ -241,12 +322,17 @@ def title_of(rows: Sequence[Row]) -> str:
     words: list[object] = [first.operation, *_common(rows, "dtype"), *_common(rows, "redop")]
     words += ["in place" if in_place else "out of place" for in_place in _common(rows, "in_place")]
     words += [f"root {root}" for root in _common(rows, "root")]
-    words += [f"{pattern}{name_groups(rows)}" for pattern in _common(rows, "pattern") if pattern != "flat"]
+    words += [
+        f"{pattern}{name_groups(rows)}" for pattern in _common(rows, "pattern") if pattern != "flat"
+    ]
     return f"{', '.join(map(str, words))}{_setting(rows)}"
 
 
 def _common(rows: Iterable[Row], name: str) -> list[Any]:
-    """Return the common value of a column in a list; an empty list if rows differ or the column does not apply."""
+    """Return the common value of a column in a list.
+
+    An empty list if rows differ or the column does not apply.
+    """
     values = {getattr(row, name) for row in rows}
     return [value for value in values if len(values) == 1 and value is not None]
 
@@ -261,7 +347,9 @@ def _setting(rows: Sequence[Row]) -> str:
 
 
 def reasons(outcomes: Iterable[tuple[str, Flagged]]) -> list[RenderableType]:
-    """Return each cause of a missing result once, with the name, the status and the reason of its first row."""
+    """Return each cause of a missing result once, with the name, the status and the reason of its
+    first row.
+    """
     texts: dict[tuple[str, str, str], str] = {}
     for name, row in outcomes:
         if row.status != "ok" and row.reason:
@@ -276,7 +364,9 @@ def marks_of(row: Flagged) -> str:
 
 
 def without_shared_flags(rows: Sequence[FlaggedT]) -> list[FlaggedT]:
-    """Return rows without the flags that all of them have: a warning below the table states these once."""
+    """Return rows without the flags that all of them have: a warning below the table states these
+    once.
+    """
     names = [{flag.name for flag in split_flags(row.flags)} for row in rows]
     shared = set.intersection(*names) if len(rows) > 1 else set()
     if not shared:
@@ -294,33 +384,42 @@ def legend(rows: Sequence[Flagged]) -> list[RenderableType]:
     return [Text("\nmarks: " + ", ".join(explained), style="yellow")] if explained else []
 
 
-# ---------------------------------------------------------------------------------------- precision and warnings
+# --------------------------------------------------------------------------- precision and warnings
 
 
-def precision_of(rows: Iterable[Row], info: RunInfo, states: Mapping[str, MachineStates]) -> list[str]:
+def precision_of(
+    rows: Iterable[Row], info: RunInfo, states: Mapping[str, MachineStates]
+) -> list[str]:
     """Return sentences on the precision of the rows; none without intervals.
 
-    They state how many rows of each backend have an interval within the target, with the median half-width, and in
-    which state of the machine rows were measured if there were two.
+    They state how many rows of each backend have an interval within the target, with the median
+    half-width, and in which state of the machine rows were measured if there were two.
     """
     target = float(info.get("relative_half_width") or BUDGETS["quick"].relative_half_width)
     widths: dict[str, list[float]] = {}
     for row in rows:
-        if row.status == "ok" and row.time_us and row.time_us_ci_low is not None and row.time_us_ci_high is not None:
+        if (
+            row.status == "ok"
+            and row.time_us
+            and row.time_us_ci_low is not None
+            and row.time_us_ci_high is not None
+        ):
             half_width = (row.time_us_ci_high - row.time_us_ci_low) / 2 / row.time_us
             widths.setdefault(row.backend, []).append(half_width)
     parts = [
-        f"{backend} {sum(width <= target for width in of_backend)} of {counted(len(of_backend), 'row')} "
-        f"(median {_half_width(median(of_backend))})"
+        f"{backend} {sum(width <= target for width in of_backend)} of"
+        f" {counted(len(of_backend), 'row')} (median {_half_width(median(of_backend))})"
         for backend, of_backend in widths.items()
     ]
-    sentences = [f"Intervals within {100 * target:g} % either way: {', '.join(parts)}."] if parts else []
+    sentences = (
+        [f"Intervals within {100 * target:g} % either way: {', '.join(parts)}."] if parts else []
+    )
     for backend, levels in states.items():
         ratio = levels["slow_us"] / levels["fast_us"]
         sentences.append(
-            f"The machine was in two states: over {backend} {100 * levels['fast_share']:.0f} % of visits met the fast "
-            f"one; in the slow one the probe took {ratio:.2f} times as long. The table shows the fast state, "
-            "collectives.csv both."
+            f"The machine was in two states: over {backend} {100 * levels['fast_share']:.0f} % of"
+            f" visits met the fast one; in the slow one the probe took {ratio:.2f} times as long."
+            " The table shows the fast state, collectives.csv both."
         )
     return sentences
 
@@ -331,12 +430,19 @@ def _half_width(share: float) -> str:
 
 
 def unlike_peers(rows: Iterable[Row], info: RunInfo) -> list[str]:
-    """Return a sentence on the operations that ran in place, unlike in OSU and IMB; none for imported rows."""
-    own = [] if info.get("imported") else [row for row in rows if row.status == "ok" and row.in_place]
+    """Return a sentence on the operations that ran in place, unlike in OSU and IMB.
+
+    None for imported rows.
+    """
+    own = (
+        [] if info.get("imported") else [row for row in rows if row.status == "ok" and row.in_place]
+    )
     names = sorted({row.operation for row in own if OPERATIONS[row.operation].default_in_place})
     if not names:
         return []
-    others = "OSU and IMB use a second buffer, as --in-place out does over MPI; nccl-tests prints both"
+    others = (
+        "OSU and IMB use a second buffer, as --in-place out does over MPI; nccl-tests prints both"
+    )
     return [f"In place: {', '.join(names)}. {others}."]
 
 
@@ -355,8 +461,8 @@ def warnings_for(rows: Sequence[Flagged], info: RunInfo, *, things: Things = ROW
 
     Args:
         rows: the rows of a run.
-        info: the content of ``run.json``; ``relative_half_width`` and ``budget`` (a name, or an object with ``name``)
-            keep remedies from proposing an option that is already in use.
+        info: the content of ``run.json``; ``relative_half_width`` and ``budget`` (a name, or an
+            object with ``name``) keep remedies from proposing an option that is already in use.
         things: the nouns for the rows.
     """
     return [warning.text for warning in warned(rows, info, things=things)]
@@ -382,7 +488,10 @@ class Warned(NamedTuple):
 
 
 def warned(rows: Sequence[Flagged], info: RunInfo, *, things: Things) -> list[Warned]:
-    """Return the warnings of `warnings_for` in parts: failures, then one for each flag; flags of noise share one."""
+    """Return the warnings of `warnings_for` in parts: failures, then one for each flag.
+
+    Flags of noise share one.
+    """
     flags_by_row = [split_flags(row.flags) for row in rows]
     counts = Counter(flag.name for flags in flags_by_row for flag in flags)
     target = info.get("relative_half_width")
@@ -392,9 +501,15 @@ def warned(rows: Sequence[Flagged], info: RunInfo, *, things: Things) -> list[Wa
     noise = []
     if len(noises) > 1:
         noisy = sum(any(flag.is_noise for flag in flags) for flags in flags_by_row)
-        observation = f"are noisy ({', '.join(f'{counts[flag.name]} {flag.name}' for flag in noises)})"
+        observation = (
+            f"are noisy ({', '.join(f'{counts[flag.name]} {flag.name}' for flag in noises)})"
+        )
         priority = min(flag.priority for flag in noises)
-        noise = [Warned(priority, _count(noisy, len(rows), things), observation, NOISE.remedy_with(**values))]
+        noise = [
+            Warned(
+                priority, _count(noisy, len(rows), things), observation, NOISE.remedy_with(**values)
+            )
+        ]
     flagged = (
         Warned(
             flag.priority,
@@ -430,14 +545,20 @@ def failures(rows: Sequence[Flagged], total: int) -> list[str]:
 def _failed(rows: Sequence[Flagged], total: int, things: Things) -> list[Warned]:
     by_status = rows_by(rows, lambda row: row.status)
     return [
-        Warned(-1, _count(len(by_status[status]), total, things), f"{text}{_example(by_status[status])}")
+        Warned(
+            -1,
+            _count(len(by_status[status]), total, things),
+            f"{text}{_example(by_status[status])}",
+        )
         for status, text in _STATUS.items()
         if status in by_status
     ]
 
 
 _STATUS = {
-    "wrong": "hold wrong data and no bandwidth: do not trust this library and transport with these sizes",
+    "wrong": (
+        "hold wrong data and no bandwidth: do not trust this library and transport with these sizes"
+    ),
     "hung": "hung: the same command measures them again",
     "failed": "failed: the same command measures them again",
     "unsupported": "are not supported by their backend",
@@ -471,11 +592,27 @@ def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
     if not growths:
         return []
     ranks = sorted({number for growth in growths for number in growth.rows})
-    headings = ("backend", "operation", "size", *(f"n = {n}" for n in ranks), "growth [95 % CI]", "grows with")
+    headings = (
+        "backend",
+        "operation",
+        "size",
+        *(f"n = {n}" for n in ranks),
+        "growth [95 % CI]",
+        "grows with",
+    )
     lines = [
         (
             growth.case.backend,
-            " ".join(filter(None, (growth.case.operation, growth.case.pattern.replace("flat", ""), growth.case.env))),
+            " ".join(
+                filter(
+                    None,
+                    (
+                        growth.case.operation,
+                        growth.case.pattern.replace("flat", ""),
+                        growth.case.env,
+                    ),
+                )
+            ),
             format_size(growth.case.message_bytes) if growth.case.dtype else "-",
             *(microseconds(growth.rows[n].time_us) if n in growth.rows else "-" for n in ranks),
             growth_text(growth),
@@ -485,7 +622,10 @@ def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
     ]
     table = printed(plain_table(headings, lines, words=2))
     table.columns[-1].justify = "left"
-    title = "Scaling: time on the first n ranks; the last column is time on the most ranks over time on the fewest"
+    title = (
+        "Scaling: time on the first n ranks; the last column is time on the most ranks over time on"
+        " the fewest"
+    )
     return [Text(f"\n{title}", style="bold"), table]
 
 

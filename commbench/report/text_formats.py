@@ -25,10 +25,11 @@ def render(rows: Sequence[Row], style: str, *, means: bool = False) -> str:
 
     Args:
         rows: the rows of a run, in print order.
-        style: ``nccl-tests`` (one block for each backend and operation), ``osu`` or ``imb`` (one block for each test),
-            or ``csv`` (as ``collectives.csv``).
-        means: whether to print means over repetitions and ranks, as those tools do, instead of commbench's time in
-            nccl-tests' format and the median of the mean over ranks in OSU's; IMB's format always has means.
+        style: ``nccl-tests`` (one block for each backend and operation), ``osu`` or ``imb`` (one
+            block for each test), or ``csv`` (as ``collectives.csv``).
+        means: whether to print means over repetitions and ranks, as those tools do, instead of
+            commbench's time in nccl-tests' format and the median of the mean over ranks in OSU's;
+            IMB's format always has means.
 
     Raises:
         InputError: the style is unknown.
@@ -37,8 +38,12 @@ def render(rows: Sequence[Row], style: str, *, means: bool = False) -> str:
     return STYLES[style](rows, means)
 
 
-def _blocks(rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[Row], Key]) -> Iterator[list[Row]]:
-    """Group rows by ``block`` and backend, and further until ``unique`` distinguishes the rows of a block."""
+def _blocks(
+    rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[Row], Key]
+) -> Iterator[list[Row]]:
+    """Group rows by ``block`` and backend, and further until ``unique`` distinguishes the rows of a
+    block.
+    """
     for together in rows_by(rows, block).values():
         yield from columns_of(together, unique).values()
 
@@ -47,7 +52,15 @@ def _tests(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Group rows into the tests of OSU and IMB: each size once."""
     return _blocks(
         rows,
-        lambda row: (row.operation, row.pattern, _group_of(row), row.dtype, row.redop, row.in_place, row.root),
+        lambda row: (
+            row.operation,
+            row.pattern,
+            _group_of(row),
+            row.dtype,
+            row.redop,
+            row.in_place,
+            row.root,
+        ),
         lambda row: (row.message_bytes,),
     )
 
@@ -69,17 +82,26 @@ def _missing(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _with_means(row: Row) -> Row:
-    """Return a row whose time and rates are of the mean over repetitions and ranks; a row without it as it is."""
+    """Return a row whose time and rates are of the mean over repetitions and ranks.
+
+    A row without it as it is.
+    """
     mean_us = row.time_us_mean
     if not mean_us or not row.time_us:
         return row
     share = mean_us / row.time_us
-    algbw, busbw = (None if rate is None else rate / share for rate in (row.algbw_GBps, row.busbw_GBps))
-    return replace(row, time_us=mean_us, time_us_rank_mean=mean_us, algbw_GBps=algbw, busbw_GBps=busbw)
+    algbw, busbw = (
+        None if rate is None else rate / share for rate in (row.algbw_GBps, row.busbw_GBps)
+    )
+    return replace(
+        row, time_us=mean_us, time_us_rank_mean=mean_us, algbw_GBps=algbw, busbw_GBps=busbw
+    )
 
 
 def _meaning(rows: Iterable[Row]) -> str:
-    """Return the definition of the printed means, for the line that marks the text as commbench's."""
+    """Return the definition of the printed means, for the line that marks the text as
+    commbench's.
+    """
     launches = launches_of(row.launches for row in rows)
     return MEANS_PRINTED + (f", median of {launches}" if launches not in {"", "1 launch"} else "")
 
@@ -104,7 +126,7 @@ def _setting(row: Row) -> str:
     return one_line(", ".join(words))
 
 
-# --------------------------------------------------------------------------------------------------- nccl-tests
+# --------------------------------------------------------------------------------------- nccl-tests
 
 
 def _nccl_tests(rows: Sequence[Row], means: bool) -> str:
@@ -116,7 +138,10 @@ def _nccl_tests(rows: Sequence[Row], means: bool) -> str:
     )
     skipped = sorted({row.operation for row in rows if not OPERATIONS[row.operation].moves_data})
     notes = [f"# {name} moves no data and has no place in this format" for name in skipped]
-    return "\n".join([line for block in blocks for line in _nccl_block(block, means=means)] + notes) + "\n"
+    return (
+        "\n".join([line for block in blocks for line in _nccl_block(block, means=means)] + notes)
+        + "\n"
+    )
 
 
 def _nccl_block(rows: Sequence[Row], *, means: bool) -> Iterator[str]:
@@ -155,7 +180,10 @@ _NCCL_HEADER = (
 
 
 def _nccl_lines(rows: Sequence[Row]) -> list[dict[bool, Row]]:
-    """Return the rows of each line, by in place or not; operations without that choice count as out of place."""
+    """Return the rows of each line, by in place or not.
+
+    Operations without that choice count as out of place.
+    """
     lines: dict[Key, dict[bool, Row]] = {}
     for row in rows:
         if row.time_us is not None:
@@ -168,13 +196,19 @@ def _nccl_key(row: Row) -> Key:
 
 
 def _nccl_case(line: dict[bool, Row]) -> str:
-    """Return size, count, type, redop and root; the count is one rank's share if the message consists of shares."""
+    """Return size, count, type, redop and root.
+
+    The count is one rank's share if the message consists of shares.
+    """
     row = next(iter(line.values()))
     size, dtype = row.message_bytes or 0, row.dtype or ""
     share = row.group_size or 1 if OPERATIONS[row.operation].divided else 1
     count = size // (DTYPES[dtype].itemsize * share)
     root = -1 if row.root is None else row.root
-    return f"{size:>12}  {count:>12}  {DTYPES[dtype].nccl_name:>8}  {row.redop or 'none':>6}  {root:>6}"
+    return (
+        f"{size:>12}  {count:>12}  {DTYPES[dtype].nccl_name:>8}  {row.redop or 'none':>6} "
+        f" {root:>6}"
+    )
 
 
 def _nccl_side(row: Row | None) -> str:
@@ -193,7 +227,7 @@ def _fitted(value: float | None, width: int) -> str:
     return next((text for text in texts if len(text) <= width), f"{value:{width}.0e}")
 
 
-# ---------------------------------------------------------------------------------------------------------- OSU
+# ---------------------------------------------------------------------------------------------- OSU
 
 
 def _osu(rows: Sequence[Row], means: bool) -> str:
@@ -201,7 +235,10 @@ def _osu(rows: Sequence[Row], means: bool) -> str:
     blocks = _tests(row for row in rows if OPERATIONS[row.operation].names.osu)
     skipped = sorted({row.operation for row in rows if not OPERATIONS[row.operation].names.osu})
     notes = [f"# OSU has no test like {name}; it is left out" for name in skipped]
-    return "\n".join([line for block in blocks for line in _osu_block(block, means=means)] + notes) + "\n"
+    return (
+        "\n".join([line for block in blocks for line in _osu_block(block, means=means)] + notes)
+        + "\n"
+    )
 
 
 def _osu_block(rows: Sequence[Row], *, means: bool) -> Iterator[str]:
@@ -246,7 +283,7 @@ def _osu_line(row: Row) -> Iterator[str]:
         yield f"{row.osu_bytes:<{_SIZE_WIDTH}d}{value:{_VALUE_WIDTH}.2f}"
 
 
-# ---------------------------------------------------------------------------------------------------------- IMB
+# ---------------------------------------------------------------------------------------------- IMB
 
 
 def _imb(rows: Sequence[Row], _: bool) -> str:
@@ -290,7 +327,10 @@ def _imb_headings(operation: Operation) -> list[str]:
 
 
 def _imb_line(row: Row, operation: Operation) -> Iterator[str]:
-    """Yield one size, or a comment where the run has no means by rank; MB = 1e6 bytes, of the slowest rank's time."""
+    """Yield one size, or a comment where the run has no means by rank.
+
+    MB = 1e6 bytes, of the slowest rank's time.
+    """
     if row.time_us is None or row.status == "wrong":
         return
     times = [row.time_us_mean_min, row.time_us_mean_max, row.time_us_mean]
@@ -303,12 +343,19 @@ def _imb_line(row: Row, operation: Operation) -> Iterator[str]:
     sizes = [row.osu_bytes or 0] if operation.moves_data else []
     repetitions = round((row.repetitions or 0) * (row.batch or 1) / max(1, row.launches or 1))
     ways = 2 if operation.kind == "ring" else 1  # IMB counts what a rank sends and receives
-    rate = ways * (row.message_bytes or 0) / (known_us[0] if operation.is_round_trip else known_us[1])
+    rate = (
+        ways * (row.message_bytes or 0) / (known_us[0] if operation.is_round_trip else known_us[1])
+    )
     values = [*known_us, *([rate] if "Mbytes/sec" in _imb_headings(operation) else [])]
-    yield "".join([*(f"{count:>13}" for count in (*sizes, repetitions)), *(f"{value:>13.2f}" for value in values)])
+    yield "".join(
+        [
+            *(f"{count:>13}" for count in (*sizes, repetitions)),
+            *(f"{value:>13.2f}" for value in values),
+        ]
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 STYLES: dict[str, Callable[[Sequence[Row], bool], str]] = {
     "nccl-tests": _nccl_tests,

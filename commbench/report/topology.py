@@ -13,12 +13,15 @@ from commbench.system.topology import Topology, TopologyInterface, TopologyPort,
 from commbench.units import counted, format_size
 
 
-def render_topology(host: str, topology: Topology, cpus: Sequence[int] = ()) -> list[RenderableType]:
+def render_topology(
+    host: str, topology: Topology, cpus: Sequence[int] = ()
+) -> list[RenderableType]:
     """Return tables of the topology, then one sentence for each remark.
 
     Args:
         host: the host's name.
-        topology: from `commbench.system.topology.collect_topology`; ``ranks`` (rank, numa_nodes) as in run.json.
+        topology: from `commbench.system.topology.collect_topology`; ``ranks`` (rank, numa_nodes) as
+            in run.json.
         cpus: the CPUs that this process may use; empty for the topology of another host.
     """
     counts = [
@@ -31,22 +34,39 @@ def render_topology(host: str, topology: Topology, cpus: Sequence[int] = ()) -> 
         for cache in topology.get("caches") or ()
     ]
     lines = [f"{host}: {', '.join(counts)}", *([f"caches: {', '.join(caches)}"] if caches else [])]
-    tables = [_memory_table(topology, cpus), _network_table(topology), _rdma_table(topology), _links_table(topology)]
+    tables = [
+        _memory_table(topology, cpus),
+        _network_table(topology),
+        _rdma_table(topology),
+        _links_table(topology),
+    ]
     remarks = [f"- {remark}" for remark in topology_remarks(topology, cpus)]
-    return [Text("\n".join(lines)), *(table for table in tables if table.row_count), *map(Text, remarks)]
+    return [
+        Text("\n".join(lines)),
+        *(table for table in tables if table.row_count),
+        *map(Text, remarks),
+    ]
 
 
 def topology_remarks(topology: Topology, cpus: Sequence[int] = ()) -> list[str]:
-    """Return a sentence on each part that slows communication or is emulated; see `render_topology`."""
+    """Return a sentence on each part that slows communication or is emulated.
+
+    See `render_topology`.
+    """
     remarks = [*_far_gpus(topology), *_placement(topology, cpus)]
     bare = [str(node["node"]) for node in topology["numa"] if node["memory_bytes"] == 0]
     if bare:
         remarks.append(
-            f"NUMA node {_listed(bare)} has no memory of its own: ranks there use the memory of other nodes."
+            f"NUMA node {_listed(bare)} has no memory of its own: ranks there use the memory of"
+            " other nodes."
         )
     for port in topology["network"]:
         if port["emulated"]:
-            rate = f"its rate of {_speed(port['speed_Mbps'])}" if port["speed_Mbps"] else "that it is a link of its own"
+            rate = (
+                f"its rate of {_speed(port['speed_Mbps'])}"
+                if port["speed_Mbps"]
+                else "that it is a link of its own"
+            )
             remarks.append(f"{port['name']} is emulated: only {rate} is real, not its latency.")
     return remarks
 
@@ -56,14 +76,18 @@ def _far_gpus(topology: Topology) -> list[str]:
     devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
     gpus = [index for index, name in enumerate(devices) if name.startswith("GPU")]
     adapters = [index for index, name in enumerate(devices) if name in _in_use(topology)]
-    far = [devices[gpu] for gpu in gpus if adapters and {matrix[gpu][port] for port in adapters} == {"SYS"}]
+    far = [
+        devices[gpu]
+        for gpu in gpus
+        if adapters and {matrix[gpu][port] for port in adapters} == {"SYS"}
+    ]
     if not far:
         return []
     names = _listed([devices[port] for port in adapters])
     sentence = (
-        f"{_listed(far)} and {names} are on different NUMA nodes (SYS): what {_listed(far)} "
-        f"{'sends' if len(far) == 1 else 'send'} to other hosts crosses the link between sockets, and may be slower "
-        "than from GPUs beside the adapter."
+        f"{_listed(far)} and {names} are on different NUMA nodes (SYS): what {_listed(far)}"
+        f" {'sends' if len(far) == 1 else 'send'} to other hosts crosses the link between sockets,"
+        " and may be slower than from GPUs beside the adapter."
     )
     return [sentence]
 
@@ -75,8 +99,9 @@ def _placement(topology: Topology, cpus: Sequence[int]) -> list[str]:
     sentence = ""
     if len(own_nodes) > 1:
         sentence = (
-            f"This process may run on NUMA nodes {_listed(own_nodes)}: a rank that is not bound moves between them, "
-            "and its times with it; bind ranks (mpirun --bind-to core, or numactl)."
+            f"This process may run on NUMA nodes {_listed(own_nodes)}: a rank that is not bound"
+            " moves between them, and its times with it; bind ranks (mpirun --bind-to core, or"
+            " numactl)."
         )
     elif own_nodes and adapter_nodes and own_nodes[0] not in adapter_nodes:
         sentence = (
@@ -87,13 +112,21 @@ def _placement(topology: Topology, cpus: Sequence[int]) -> list[str]:
 
 
 def _in_use(topology: Topology) -> dict[str, int | None]:
-    """Return the NUMA node of each active adapter by name: RDMA devices, or network interfaces if there are none."""
-    active = {port["device"]: port["numa_node"] for port in topology["rdma"] if port["state"] == "ACTIVE"}
-    up = {port["name"]: port["numa_node"] for port in topology["network"] if port["state"] == "up" and port["pci"]}
+    """Return the NUMA node of each active adapter by name: RDMA devices, or network interfaces if
+    there are none.
+    """
+    active = {
+        port["device"]: port["numa_node"] for port in topology["rdma"] if port["state"] == "ACTIVE"
+    }
+    up = {
+        port["name"]: port["numa_node"]
+        for port in topology["network"]
+        if port["state"] == "up" and port["pci"]
+    }
     return active or up
 
 
-# ------------------------------------------------------------------------------------------------------------ tables
+# ------------------------------------------------------------------------------------------- tables
 
 
 def _table(title: str, headings: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
@@ -113,9 +146,23 @@ def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
         line = (
             str(number),
             node["cpus"] or "",
-            format_size(node["memory_bytes"]) if node["memory_bytes"] else _or_unknown(node["memory_bytes"]),
-            _listed([f"GPU{index}" for index, gpu in enumerate(topology["gpus"]) if gpu["numa_node"] == number]),
-            _listed(dict.fromkeys(_name(port) for port in _ports(topology) if port["numa_node"] == number)),
+            (
+                format_size(node["memory_bytes"])
+                if node["memory_bytes"]
+                else _or_unknown(node["memory_bytes"])
+            ),
+            _listed(
+                [
+                    f"GPU{index}"
+                    for index, gpu in enumerate(topology["gpus"])
+                    if gpu["numa_node"] == number
+                ]
+            ),
+            _listed(
+                dict.fromkeys(
+                    _name(port) for port in _ports(topology) if port["numa_node"] == number
+                )
+            ),
             _listed(placed) if ranks else (f"{usable} CPUs" if usable else ""),
         )
         lines.append(line)
@@ -132,19 +179,28 @@ def _network_table(topology: Topology) -> Table:
         )
         for port in topology["network"]
     ]
-    return _table("Network interfaces", ("name", "state", "speed", "MTU", "driver", "NUMA node"), lines)
+    return _table(
+        "Network interfaces", ("name", "state", "speed", "MTU", "driver", "NUMA node"), lines
+    )
 
 
 def _rdma_table(topology: Topology) -> Table:
     names = ("device", "port", "state", "rate", "link_layer", "numa_node")
     lines = [[_or_unknown(port.get(name)) for name in names] for port in topology["rdma"]]
-    return _table("RDMA ports", ("device", "port", "state", "rate", "link layer", "NUMA node"), lines)
+    return _table(
+        "RDMA ports", ("device", "port", "state", "rate", "link layer", "NUMA node"), lines
+    )
 
 
 def _links_table(topology: Topology) -> Table:
     devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
-    title = "Links: NV# NVLinks, PIX one PCIe switch, PXB several, PHB a host bridge, NODE two, SYS between sockets"
-    return _table(title, ("", *devices), [(name, *line) for name, line in zip(devices, matrix, strict=True)])
+    title = (
+        "Links: NV# NVLinks, PIX one PCIe switch, PXB several, PHB a host bridge, NODE two, SYS"
+        " between sockets"
+    )
+    return _table(
+        title, ("", *devices), [(name, *line) for name, line in zip(devices, matrix, strict=True)]
+    )
 
 
 def _ports(topology: Topology) -> list[TopologyPort | TopologyInterface]:

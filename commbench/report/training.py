@@ -1,4 +1,6 @@
-"""Tables of training settings, their warnings, the recommendation and its search, for a terminal or a log."""
+"""Tables of training settings, their warnings, the recommendation and its search, for a terminal or
+a log.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,25 @@ from commbench.ddp.plan.cases import TrainingCase, changed_switches
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import has_flag
 from commbench.hooks.registry import hook_words
-from commbench.report.columns import Cell, Column, FittedTable, number, printed, tabulate, tone_of, verdict_cell
+from commbench.report.columns import (
+    Cell,
+    Column,
+    FittedTable,
+    number,
+    printed,
+    tabulate,
+    tone_of,
+    verdict_cell,
+)
 from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
-from commbench.report.table import failures, legend, marks_of, reasons, warnings_for, without_shared_flags
+from commbench.report.table import (
+    failures,
+    legend,
+    marks_of,
+    reasons,
+    warnings_for,
+    without_shared_flags,
+)
 from commbench.results import DDP, PREDICTIONS, Run
 from commbench.results.info import Launch, is_live, is_watched
 from commbench.results.recommendation import Choice, Recommendation, paragraph, setting_of, snippets
@@ -30,7 +48,8 @@ from commbench.units import counted, format_duration, three_digits
 def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]:
     """Return the tables and warnings of a run's training.
 
-    One table for each number of ranks and batch, in the order of ``ddp.csv`` or, ``by_speed``, the fastest first. A
+    One table for each number of ranks and batch, in the order of ``ddp.csv`` or, ``by_speed``, the
+    fastest first. A
     table narrows to the console: the least informative columns are left out first, and named.
     """
     rows = run.training_rows
@@ -39,7 +58,9 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
     rows = without_shared_flags(rows)
     parts: list[RenderableType] = []
     for group in trained_together(rows):
-        ordered_rows = sorted(group, key=lambda row: -(row.samples_per_s or 0.0)) if by_speed else group
+        ordered_rows = (
+            sorted(group, key=lambda row: -(row.samples_per_s or 0.0)) if by_speed else group
+        )
         parts += [
             Text(f"\n{training_title(group)}", style="bold"),
             FittedTable(table=tabulate(ordered_rows, _COLUMNS), file=DDP),
@@ -54,7 +75,9 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
 
 def trained_together(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
     """Return the rows of each table: one workload, number of ranks, batch and environment."""
-    return list(rows_by(rows, attrgetter("workload", "world_size", "batch_per_rank", "env")).values())
+    return list(
+        rows_by(rows, attrgetter("workload", "world_size", "batch_per_rank", "env")).values()
+    )
 
 
 def training_warnings(run: Run) -> list[str]:
@@ -62,18 +85,25 @@ def training_warnings(run: Run) -> list[str]:
     rows = run.training_rows
     if run.info.get("candidates"):  # a tuning plans its launches, so only failures matter
         return failures([row for row in rows if row.status != "ok"], len(rows))
-    flagged = [row for row in rows if not has_flag(row.flags, "same_layout")]  # its stand-in has the same flags
+    flagged = [
+        row for row in rows if not has_flag(row.flags, "same_layout")
+    ]  # its stand-in has the same flags
     undecidable = [] if is_live(run.info) else _undecidable(flagged)  # its blocks count, too
     return [*warnings_for(flagged, run.info), *undecidable]
 
 
 def baseline_sentences(run: Run) -> list[str]:
-    """Return a sentence on the script's own setting, the baseline of a live tuning; no sentence for other runs."""
+    """Return a sentence on the script's own setting, the baseline of a live tuning.
+
+    No sentence for other runs.
+    """
     if not is_live(run.info) or is_watched(run.info):
         return []
     baseline = TrainingCase.from_key(run.info["baseline"])
     name = Choice(**setting_of(baseline)).name
-    of_screening = "Times and speedups are of the screening; what is recommended rests on fresh blocks."
+    of_screening = (
+        "Times and speedups are of the screening; what is recommended rests on fresh blocks."
+    )
     return [f"The script's own setting is {name}. {of_screening}"]
 
 
@@ -86,11 +116,13 @@ def render_recommendation(recommendation: Recommendation) -> list[RenderableType
     return parts
 
 
-# ------------------------------------------------------------------------------------------------------ the table
+# ---------------------------------------------------------------------------------------- the table
 
 
 def hook_label(row: TrainingRow | PredictionRow) -> str:
-    """Return the hook as typed, and other settings that differ from the defaults, without buckets."""
+    """Return the hook as typed, and other settings that differ from the defaults, without
+    buckets.
+    """
     words = [hook_words(row.hook, row.density, row.hook_options)]
     words += [] if row.precision == "fp32" else [row.precision]
     words += [f"x{row.accumulation}"] if (row.accumulation or 1) > 1 else []
@@ -125,7 +157,8 @@ _COLUMNS: tuple[Column[TrainingRow], ...] = (
         _if_timed,
         (
             Column(
-                "speedup\n[95 % CI]", lambda row: with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
+                "speedup\n[95 % CI]",
+                lambda row: with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2),
             ),
             Column("\nverdict", lambda row: verdict_cell(row.verdict)),
             number("exposed\nms", "exposed_comm_ms", text_of=short, drop_order=1),
@@ -140,51 +173,68 @@ _COLUMNS: tuple[Column[TrainingRow], ...] = (
 )
 
 
-# ----------------------------------------------------------------------------------------------------- around it
+# ---------------------------------------------------------------------------------------- around it
 
 
 def training_title(rows: Sequence[TrainingRow]) -> str:
     """Return the title of rows that were trained together: workload, hosts, ranks and launches."""
     first = rows[0]
     hosts = f" on {counted(first.nodes, 'host')}" if first.nodes else ""
-    parts = [first.backend, f"{counted(first.world_size or 0, 'rank')}{hosts}", f"batch {first.batch_per_rank} a rank"]
+    parts = [
+        first.backend,
+        f"{counted(first.world_size or 0, 'rank')}{hosts}",
+        f"batch {first.batch_per_rank} a rank",
+    ]
     parts += [first.env] if first.env else []
     dense = next((row.dense_MB_per_step for row in rows if row.dense_MB_per_step), None)
     parts += [f"dense all-reduce {short(dense)} MB a step"] if dense else []
     parts += filter(None, [launches_of(row.launches for row in rows)])
     metrics = sorted({row.metric_name for row in rows if row.metric_name})
-    return f"{first.workload} ({', '.join(parts)})" + (f"; metric {', '.join(metrics)}" if metrics else "")
+    return f"{first.workload} ({', '.join(parts)})" + (
+        f"; metric {', '.join(metrics)}" if metrics else ""
+    )
 
 
 def without_ddp(rows: Sequence[TrainingRow]) -> list[str]:
-    """Return a sentence on the step without DDP, compared with the default and the fastest setting."""
-    compared = [row for row in rows if row.local_step_ms is not None and row.scaling_efficiency is not None]
+    """Return a sentence on the step without DDP, compared with the default and the fastest
+    setting.
+    """
+    compared = [
+        row for row in rows if row.local_step_ms is not None and row.scaling_efficiency is not None
+    ]
     if not compared:
         return []
     first, best = compared[0], max(compared, key=lambda row: row.samples_per_s or 0.0)
     alone = microseconds(1e3 * (first.local_step_ms or 0.0))
     settings = [first, *([best] if best is not first else [])]
-    efficiencies = " and ".join(f"{percent(row.scaling_efficiency)} for {named_setting(row)}" for row in settings)
+    efficiencies = " and ".join(
+        f"{percent(row.scaling_efficiency)} for {named_setting(row)}" for row in settings
+    )
     return [f"Without DDP a step takes {alone}; scaling efficiency is {efficiencies}."]
 
 
 def _undecidable(rows: Sequence[TrainingRow]) -> list[str]:
-    """Return a warning if every verdict must be inconclusive: too few launches for this number of configurations."""
+    """Return a warning if every verdict must be inconclusive: too few launches for this number of
+    configurations.
+    """
     judged_rows = [row for row in rows if row.verdict]
     launches = max((row.launches or 0 for row in judged_rows), default=0)
     if not judged_rows or not family_hint(len(judged_rows), launches, launches):
         return []
     configurations = counted(len(judged_rows), "configuration")
     warning = (
-        f"{counted(launches, 'launch')} cannot show one of {configurations} to be faster or "
-        "slower, whatever the difference: go by the fresh launches of the recommendation, or add launches"
+        f"{counted(launches, 'launch')} cannot show one of {configurations} to be faster or slower,"
+        " whatever the difference: go by the fresh launches of the recommendation, or add launches"
     )
     return [warning]
 
 
 def named_setting(row: TrainingRow) -> str:
     """Return a setting as text: its hook and its buckets."""
-    return f"{hook_label(row)} with {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
+    return (
+        f"{hook_label(row)} with"
+        f" {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
+    )
 
 
 #: The most settings in the table that were only predicted; the file has all.
@@ -192,14 +242,19 @@ MOST_UNMEASURED = 3
 
 
 def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
-    """Tabulate measured settings and the most promising others, the fastest prediction first; empty without rows."""
+    """Tabulate measured settings and the most promising others, the fastest prediction first.
+
+    Empty without rows.
+    """
     if not rows:
         return []
     ranked = sorted(rows, key=lambda row: row.predicted_step_ms or row.step_ms or 0.0)
     unmeasured = [row for row in ranked if row.used == "not_measured"]
     hidden = {id(row) for row in unmeasured[MOST_UNMEASURED:]}
     visible_rows = [row for row in ranked if id(row) not in hidden]
-    table = printed(tabulate(visible_rows, _PREDICTED, should_keep_empty=True), collapse_padding=True)
+    table = printed(
+        tabulate(visible_rows, _PREDICTED, should_keep_empty=True), collapse_padding=True
+    )
     meanings = "no.: launches behind what was measured"
     if any(row.is_fitted for row in rows):
         meanings = f"*: predictions were fitted to this setting; {meanings}"
@@ -212,18 +267,29 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
 
 
 def render_cost(recommendation: Recommendation, launches: Iterable[Launch] = ()) -> Text:
-    """Return the number of measured steps, its share of a full sweep, and the total time, with the network's.
+    """Return the number of measured steps, its share of a full sweep, and the total time, with the
+    network's.
 
     Args:
         recommendation: of a tuning.
         launches: as ``run.json`` lists them.
     """
     measured, full = recommendation.measured_steps, recommendation.exhaustive_steps
-    share = f", {100 * measured / full:.0f} % of the {full} that a full sweep of these settings takes" if full else ""
+    share = (
+        f", {100 * measured / full:.0f} % of the {full} that a full sweep of these settings takes"
+        if full
+        else ""
+    )
     launches = list(launches)
     total = sum(launch.get("seconds", 0.0) for launch in launches)
-    network = sum(launch.get("seconds", 0.0) for launch in launches if launch.get("stage") == "network")
-    time = f", in {format_duration(total)}, {format_duration(network)} of it for the network" if total else ""
+    network = sum(
+        launch.get("seconds", 0.0) for launch in launches if launch.get("stage") == "network"
+    )
+    time = (
+        f", in {format_duration(total)}, {format_duration(network)} of it for the network"
+        if total
+        else ""
+    )
     return Text(f"Measured {counted(measured, 'step')}{share}{time}.")
 
 
@@ -235,7 +301,9 @@ def prediction_title(rows: Iterable[PredictionRow]) -> str:
 def _clause(accuracy: Accuracy | None) -> str:
     if accuracy is None:
         return ""
-    speedup = "" if accuracy.speedup_error is None else f", speedup ±{100 * accuracy.speedup_error:.1f} %"
+    speedup = (
+        "" if accuracy.speedup_error is None else f", speedup ±{100 * accuracy.speedup_error:.1f} %"
+    )
     return (
         f" (step ±{100 * accuracy.step_error:.1f} %{speedup}: median error at "
         f"{counted(accuracy.settings, 'held-out setting')})"
@@ -249,7 +317,9 @@ def _milliseconds(value: float | None) -> str:
 def _bounds(row: PredictionRow) -> str:
     if row.predicted_step_ms is None:
         return ""
-    return f"[{_milliseconds(row.predicted_overlapped_ms)}, {_milliseconds(row.predicted_serial_ms)}]"
+    return (
+        f"[{_milliseconds(row.predicted_overlapped_ms)}, {_milliseconds(row.predicted_serial_ms)}]"
+    )
 
 
 _PREDICTED: tuple[Column[PredictionRow], ...] = (
@@ -258,7 +328,11 @@ _PREDICTED: tuple[Column[PredictionRow], ...] = (
     number("step, ms\npredicted", "predicted_step_ms", text_of=three_digits),
     Column("overlap:\n[full, none]", _bounds, is_number=True),
     number("\nmeasured", "step_ms", text_of=three_digits),
-    Column("\nerror", lambda row: "*" if row.is_fitted else percent(row.error, 1, sign="+"), is_number=True),
+    Column(
+        "\nerror",
+        lambda row: "*" if row.is_fitted else percent(row.error, 1, sign="+"),
+        is_number=True,
+    ),
     number("speedup\npredicted", "predicted_speedup", text_of="{:.2f}".format),
     number("\nmeasured", "speedup", text_of="{:.2f}".format),
     number("\nno.", "launches", text_of=short),

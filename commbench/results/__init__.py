@@ -1,7 +1,8 @@
-"""A run's directory: created or resumed under a lock, appended to case by case, summarised and read back.
+"""A run's directory: created or resumed under a lock, appended to case by case, summarised and read
+back.
 
-It may import `ddp.plan`, `engine.records`, `collectives`, `system`, `stats` and below; it must not import analysis,
-tuner, launch or report. pandas is loaded when a table is made.
+It may import `ddp.plan`, `engine.records`, `collectives`, `system`, `stats` and below; it must not
+import analysis, tuner, launch or report. pandas is loaded when a table is made.
 """
 
 from commbench.results.files import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY

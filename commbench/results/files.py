@@ -1,4 +1,7 @@
-"""The files of a run directory: names, lock, atomic writes; checks before a run starts or resumes there."""
+"""The files of a run directory: names, lock, atomic writes.
+
+Checks before a run starts or resumes there.
+"""
 
 import contextlib
 import errno
@@ -29,8 +32,21 @@ DRIFT = "drift.csv"
 RECOMMENDATION = "recommendation.json"
 LOCK = ".lock"
 _SOAK = (TIMELINE, EVENTS, DRIFT)
-_WRITTEN = (RUN, SUMMARY, OVERLAP, PAIRS, MODEL, DDP, BUCKETS, PREDICTIONS, LOSSES, RECOMMENDATION, *_SOAK)
-#: Files that a run which ended before its first line leaves; they make a directory neither ours nor foreign.
+_WRITTEN = (
+    RUN,
+    SUMMARY,
+    OVERLAP,
+    PAIRS,
+    MODEL,
+    DDP,
+    BUCKETS,
+    PREDICTIONS,
+    LOSSES,
+    RECOMMENDATION,
+    *_SOAK,
+)
+#: Files that a run which ended before its first line leaves; they make a directory neither ours nor
+#: foreign.
 SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in _WRITTEN)})
 
 
@@ -42,7 +58,9 @@ def take_lock(path: Path) -> int:
     except BlockingIOError as error:
         holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
         os.close(descriptor)
-        raise InputError(f"--out {path} is in use by {holder}; wait for it or choose another --out.") from error
+        raise InputError(
+            f"--out {path} is in use by {holder}; wait for it or choose another --out."
+        ) from error
     except OSError:
         pass  # some cluster file systems have no locks: then nothing guards against two conductors
     return descriptor
@@ -61,7 +79,10 @@ def as_json(value: JsonMapping) -> JsonObject:
 
 
 def encode(value: object, indent: int | None = None) -> str:
-    """Return a value as JSON, with numpy's numbers as Python's; on one line unless ``indent`` is given."""
+    """Return a value as JSON, with numpy's numbers as Python's.
+
+    On one line unless ``indent`` is given.
+    """
     separators = (",", ":") if indent is None else None
     return json.dumps(value, indent=indent, separators=separators, default=_plain)
 
@@ -87,7 +108,10 @@ def refusing(path: Path, error_class: type[CommbenchError]) -> Iterator[None]:
         what = f"{error.filename or path} cannot be used ({error.strerror or error})"
         hint = "choose another directory"
         if error_class is not InputError:
-            hint = f"{_REMEDIES.get(error.errno or 0, 'put that right')}, then the same command resumes"
+            hint = (
+                f"{_REMEDIES.get(error.errno or 0, 'put that right')}, then the same command"
+                " resumes"
+            )
         raise error_class(f"{what}; {hint}.") from error
 
 
@@ -99,7 +123,8 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def replace_file(file: Path, text: str, mode: int | None = None) -> None:
-    """Replace a file atomically: a reader, also after a crash, finds either the old or the new content.
+    """Replace a file atomically: a reader, also after a crash, finds either the old or the new
+    content.
 
     ``mode`` are its permissions, by default those of the umask.
     """

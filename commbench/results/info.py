@@ -65,10 +65,8 @@ class Launch(TypedDict, total=False):
     """A launch with the durations of its parts and its end; ``started`` is UTC in ISO 8601."""
 
     stage: str
-    """``collectives``, ``sweep``, ``confirm`` or ``live``; of a tuning ``network``, ``calibrate``, ``round 1`` ...
-
-    The last stage of a tuning is ``confirm``, too.
-    """
+    """``collectives``, ``sweep``, ``confirm`` or ``live``; of a tuning ``network``,
+    ``calibrate``, ``round 1`` ... The last stage of a tuning is ``confirm``, too."""
     seconds: float
     """Wall time of the launch."""
     startup_s: float
@@ -111,7 +109,10 @@ class Output(TypedDict):
 
 
 class Energy(TypedDict):
-    """The counted kinds of energy, and why others are missing; see `commbench.engine.energy.RunMeter.facts`."""
+    """The counted kinds of energy, and why others are missing.
+
+    See `commbench.engine.energy.RunMeter.facts`.
+    """
 
     counted: Sequence[str]
     """Kinds of energy that were counted: ``cpu``, ``gpu``."""
@@ -120,7 +121,10 @@ class Energy(TypedDict):
 
 
 class MachineStates(TypedDict):
-    """The two states of the machine under one backend, as the probe shows them; see `commbench.results.states`."""
+    """The two states of the machine under one backend, as the probe shows them.
+
+    See `commbench.results.states`.
+    """
 
     fast_us: float
     """The probe's median time in this state."""
@@ -144,7 +148,10 @@ class Bisect(TypedDict):
 
 
 class RunInfo(Environment, total=False):
-    """The entries of ``run.json``; early runs have the conditions at the top. Entries of later versions are kept."""
+    """The entries of ``run.json``; early runs have the conditions at the top.
+
+    Entries of later versions are kept.
+    """
 
     schema: int
     """Version of the files' format."""
@@ -211,13 +218,15 @@ class RunInfo(Environment, total=False):
     argv: Sequence[str]
     """The command line."""
     suspects: Sequence[JsonMapping]
-    """Hosts, ranks, links and groups that are slower than their peers; see [stragglers](#stragglers-in-runjson)."""
+    """Hosts, ranks, links and groups that are slower than their peers; see
+    [stragglers](#stragglers-in-runjson)."""
     suspects_comparisons: int
     """Number of hosts, ranks, links and groups that were compared."""
     suspects_remarks: Sequence[str]
     """Sentences on what could not be told."""
     env: Sequence[str]
-    """The environments of the launches, the first one and its control first; absent if none was asked for."""
+    """The environments of the launches, the first one and its control first; absent if none was
+    asked for."""
     left_out: Sequence[str]
     """Sentences on backends and operations that were left out."""
     bisect: Bisect
@@ -247,13 +256,15 @@ class RunInfo(Environment, total=False):
     max_accuracy_loss: float | None
     """Value of ``--max-accuracy-loss``."""
     named_hooks: Sequence[str] | None
-    """Hooks that the user named, as ``--hook`` takes them; absent in older runs, which recommended any hook."""
+    """Hooks that the user named, as ``--hook`` takes them; absent in older runs, which
+    recommended any hook."""
     accepts_loss: bool
     """Whether lossy hooks may be recommended whatever they do to learning (``--accept-loss``)."""
     settings: Sequence[str]
     """The keys of the cases that a live tuning may try."""
     baseline: str
-    """The key of the case that others are compared with, in a live tuning: the script's own setting."""
+    """The key of the case that others are compared with, in a live tuning: the script's own
+    setting."""
     framework: str
     """The library that wrapped the model in DDP in a live tuning; empty: the script itself."""
     own_hook: bool
@@ -276,7 +287,9 @@ def is_complete(info: RunInfo) -> bool:
 
 
 def check_info(info: JsonMapping) -> RunInfo:
-    """Return the entries of ``run.json``, each of the type that reading expects; unknown entries as they are.
+    """Return the entries of ``run.json``, each of the type that reading expects.
+
+    Unknown entries as they are.
 
     Raises:
         InputError: one is of another type.
@@ -299,7 +312,9 @@ def _check_topology(topology: Topology | None) -> None:
         raise InputError("topology.links.matrix does not have a line and a column for each device")
     for node in topology["numa"]:
         if not re.fullmatch(r"(\d{1,6}(-\d{1,6})?,?)*", node["cpus"] or ""):
-            raise InputError(f"topology.numa.cpus must be a list such as 0-3,8, and is {node['cpus']!r:.40}")
+            raise InputError(
+                f"topology.numa.cpus must be a list such as 0-3,8, and is {node['cpus']!r:.40}"
+            )
 
 
 class Placed(Protocol):
@@ -311,7 +326,10 @@ class Placed(Protocol):
 
 
 def ranks_per_gpu(backend: str, info: RunInfo) -> int | None:
-    """Return the most ranks on one GPU from ``run.json``; None for a backend with buffers in host memory."""
+    """Return the most ranks on one GPU from ``run.json``.
+
+    None for a backend with buffers in host memory.
+    """
     return info.get("ranks_per_gpu") if backend in GPU_BACKENDS else None
 
 
@@ -321,11 +339,19 @@ def shares_gpu(backend: str, info: RunInfo) -> bool:
 
 
 def measures_interconnect(row: Placed) -> bool:
-    """Return whether a row measures an interconnect: ranks that share a GPU wait for time slices and use TCP."""
+    """Return whether a row measures an interconnect: ranks that share a GPU wait for time slices
+    and use TCP.
+    """
     return (row.ranks_per_gpu or 0) <= 1
 
 
 def network_records(records: Iterable[Record], info: RunInfo) -> list[Record]:
-    """Return the records that show the network: of ranks that share no GPU, under the first environment of the run."""
+    """Return the records that show the network: of ranks that share no GPU, under the first
+    environment of the run.
+    """
     first_env = next(iter(info.get("env") or ()), "")
-    return [record for record in records if record.case.env == first_env and not shares_gpu(record.case.backend, info)]
+    return [
+        record
+        for record in records
+        if record.case.env == first_env and not shares_gpu(record.case.backend, info)
+    ]

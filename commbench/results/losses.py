@@ -16,7 +16,10 @@ _COLUMNS = ("launch", "step", "loss")
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """The loss of one optimiser step on rank 0, as given to ``backward()``; the sum over accumulated passes."""
+    """The loss of one optimiser step on rank 0, as given to ``backward()``.
+
+    The sum over accumulated passes.
+    """
 
     launch: int
     step: int
@@ -38,7 +41,9 @@ def append_losses(path: Path, losses: Iterable[Loss]) -> None:
 
 
 def read_losses(path: Path) -> list[Loss]:
-    """Return the losses in a run directory, without a last line that a crash tore; none without the file.
+    """Return the losses in a run directory, without a last line that a crash tore.
+
+    None without the file.
 
     Raises:
         InputError: the file holds something else.
@@ -50,6 +55,9 @@ def read_losses(path: Path) -> list[Loss]:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     try:
         rows = csv.DictReader(line for line in lines if line.endswith("\n"))
-        return [Loss(launch=int(row["launch"]), step=int(row["step"]), loss=float(row["loss"])) for row in rows]
+        return [
+            Loss(launch=int(row["launch"]), step=int(row["step"]), loss=float(row["loss"]))
+            for row in rows
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is not a table of losses ({error}); remove it.") from error

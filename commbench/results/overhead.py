@@ -8,11 +8,22 @@ from dataclasses import dataclass
 from commbench.collectives.backends import BACKENDS
 from commbench.engine.records import Row, column
 
-#: By backend that calls a library through a framework: the backend that calls the same library directly.
+#: By backend that calls a library through a framework: the backend that calls the same library
+#: directly.
 PATHS = {backend.name: backend.direct for backend in BACKENDS.values() if backend.direct}
 #: Columns in which two rows must agree to differ by the framework only.
 ALIKE = (
-    *("operation", "pattern", "group", "world_size", "group_size", "ranks_per_gpu", "dtype", "redop", "root"),
+    *(
+        "operation",
+        "pattern",
+        "group",
+        "world_size",
+        "group_size",
+        "ranks_per_gpu",
+        "dtype",
+        "redop",
+        "root",
+    ),
     *("in_place", "message_bytes", "cadence", "buffers", "algorithm_requested", "env"),
 )
 
@@ -29,7 +40,9 @@ class Overhead:
     direct_us: float = column("time by the library's own call")
     through_us: float = column("time through the framework")
     added_us: float = column("what the framework adds")
-    added_us_ci_low: float | None = column("from the 95 % intervals of both times: where the addition is least")
+    added_us_ci_low: float | None = column(
+        "from the 95 % intervals of both times: where the addition is least"
+    )
     added_us_ci_high: float | None = column("and where it is greatest")
 
     @property
@@ -42,7 +55,11 @@ def overheads(rows: Iterable[Row]) -> list[Overhead]:
     """Return every case that was timed both ways, in the order of the rows."""
     timed = [row for row in rows if row.status == "ok" and row.time_us]
     by_case = {(row.backend, _case_of(row)): row for row in timed}
-    pairs = ((by_case.get((PATHS[row.backend], _case_of(row))), row) for row in timed if row.backend in PATHS)
+    pairs = (
+        (by_case.get((PATHS[row.backend], _case_of(row))), row)
+        for row in timed
+        if row.backend in PATHS
+    )
     return [_between(direct, through) for direct, through in pairs if direct is not None]
 
 
@@ -51,7 +68,9 @@ def _case_of(row: Row) -> tuple[object, ...]:
 
 
 def _between(direct: Row, through: Row) -> Overhead:
-    """Return the difference with a conservative interval: each time may be anywhere in its own interval."""
+    """Return the difference with a conservative interval: each time may be anywhere in its own
+    interval.
+    """
     return Overhead(
         backend=through.backend,
         operation=through.operation,

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 Integers = NDArray[np.int64]
 
-#: Flags of a launch that also hold for each of its pairs; others are about the times of all pairs together.
+#: Flags of a launch that also hold for each of its pairs; others are about the times of all pairs
+#: together.
 _SHARED_FLAGS = frozenset({"oversubscribed", "late", "clock", "throttled"})
 _WRONG = str(Reason(code="pair_wrong"))
 _TEXTS = ("device", "library", "transport", "sync", "loop")
@@ -36,7 +37,10 @@ _TEXTS = ("device", "library", "transport", "sync", "loop")
 
 @dataclass(frozen=True, kw_only=True)
 class PairRow:
-    """One line of ``pairs.csv``: an ordered pair of ranks summarised over launches. None is an empty cell."""
+    """One line of ``pairs.csv``: an ordered pair of ranks summarised over launches.
+
+    None is an empty cell.
+    """
 
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
@@ -58,11 +62,15 @@ class PairRow:
     launches: int | None = column("launches behind the row")
     repetitions: int | None = column("valid repetitions, all launches together")
     time_us: float | None = column("median over launches of the launch's median")
-    time_us_ci_low: float | None = column("95 % confidence interval of time_us over launches, low end; empty for one")
+    time_us_ci_low: float | None = column(
+        "95 % confidence interval of time_us over launches, low end; empty for one"
+    )
     time_us_ci_high: float | None = column("and its high end")
     time_us_p95: float | None = column("median over launches of the launch's p95")
     algbw_GBps: float | None = column("bytes of one operation over time_us, GB = 1e9 bytes")  # noqa: N815 - a unit
-    ratio_to_typical: float | None = column("time_us over the median pair's: of those within hosts, or between hosts")
+    ratio_to_typical: float | None = column(
+        "time_us over the median pair's: of those within hosts, or between hosts"
+    )
     wrong: int | None = column("wrong elements found")
     status: str = column("ok or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
@@ -71,9 +79,11 @@ class PairRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """One case of the pattern ``matrix`` over all its launches, as arrays: a matrix of 1,000 ranks has 999,000 pairs.
+    """One case of the pattern ``matrix`` over all its launches, as arrays: a matrix of 1,000 ranks
+    has 999,000 pairs.
 
-    ``source`` and ``target`` have shape (pairs,), times (launches, pairs); NaN if a launch lacks a pair.
+    ``source`` and ``target`` have shape (pairs,), times (launches, pairs); NaN if a launch lacks a
+    pair.
     """
 
     case: Case
@@ -114,25 +124,31 @@ class Matrix:
 
     @cached_property
     def untimed(self) -> int:
-        """Ordered pairs without a time in any launch, because all their repetitions started late."""
+        """Ordered pairs without a time in any launch, because all their repetitions started
+        late.
+        """
         return len(self.hosts) * (len(self.hosts) - 1) - len(self.source)
 
     def rate_GBps(self, time_us: Any) -> Any:  # noqa: ANN401, N802 - numbers or arrays; a unit
         """Return the bandwidth of an operation that takes ``time_us``."""
-        return algbw_GBps(OPERATIONS[self.case.operation].messages_at_once * self.case.message_bytes, time_us)
+        return algbw_GBps(
+            OPERATIONS[self.case.operation].messages_at_once * self.case.message_bytes, time_us
+        )
 
     @cached_property
     def ratio_to_typical(self) -> Floats:
         """Each pair's time over that of the median pair of its kind, NaN for wrong data, (pairs,).
 
-        The median is an observed pair, for an even number the faster of the two middle ones: if half of the pairs are
-        slow, the mean of the two would be the time of no pair.
+        The median is an observed pair, for an even number the faster of the two middle ones: if
+        half of the pairs are slow, the mean of the two would be the time of no pair.
         """
         ratios = np.full(len(self.source), np.nan)
         for kind in (self.is_inter, ~self.is_inter):
             chosen = kind & self.is_sound
             if chosen.any():
-                ratios[chosen] = self.time_us[chosen] / np.quantile(self.time_us[chosen], 0.5, method="lower")
+                ratios[chosen] = self.time_us[chosen] / np.quantile(
+                    self.time_us[chosen], 0.5, method="lower"
+                )
         return ratios
 
 
@@ -144,12 +160,24 @@ def matrices(records: Iterable[Record], info: RunInfo) -> list[Matrix]:
         info: contents of ``run.json``; ``ranks`` names each rank's host.
     """
     by_case = records_by_case(record for record in records if record.case.pattern == MATRIX)
-    with_pairs = ([r for r in of_case if len(r.pairs) and r.status in {"ok", "wrong"}] for of_case in by_case.values())
-    return sorted((_matrix(measured, info) for measured in with_pairs if measured), key=lambda m: _order(m.case))
+    with_pairs = (
+        [r for r in of_case if len(r.pairs) and r.status in {"ok", "wrong"}]
+        for of_case in by_case.values()
+    )
+    return sorted(
+        (_matrix(measured, info) for measured in with_pairs if measured),
+        key=lambda m: _order(m.case),
+    )
 
 
 def _order(case: Case) -> tuple[Any, ...]:
-    return list(OPERATIONS).index(case.operation), case.dtype or "", case.message_bytes, case.backend, case.key
+    return (
+        list(OPERATIONS).index(case.operation),
+        case.dtype or "",
+        case.message_bytes,
+        case.backend,
+        case.key,
+    )
 
 
 def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
@@ -177,7 +205,10 @@ def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
 
 
 def hosts_of(info: RunInfo, ranks: int) -> list[str]:
-    """Return the host of each of ``ranks`` ranks, as ``run.json`` holds it; empty texts where it holds none."""
+    """Return the host of each of ``ranks`` ranks, as ``run.json`` holds it.
+
+    Empty texts where it holds none.
+    """
     host_by_rank = {rank["rank"]: str(rank["host"]) for rank in info.get("ranks") or ()}
     return [host_by_rank.get(rank, "") for rank in range(ranks)]
 
@@ -189,7 +220,7 @@ def _median(values: Floats) -> Floats:
     return np.asarray(np.nanmedian(values, axis=0))
 
 
-# ---------------------------------------------------------------------------------------------------------- rows
+# --------------------------------------------------------------------------------------------- rows
 
 
 def pair_table(matrices: Iterable[Matrix], info: RunInfo) -> DataFrame:
@@ -202,12 +233,17 @@ def pair_table(matrices: Iterable[Matrix], info: RunInfo) -> DataFrame:
     import pandas as pd
 
     dtypes = column_dtypes(PairRow)
-    tables = [pd.DataFrame(_columns(matrix, info), columns=list(dtypes)).astype(dtypes) for matrix in matrices]
+    tables = [
+        pd.DataFrame(_columns(matrix, info), columns=list(dtypes)).astype(dtypes)
+        for matrix in matrices
+    ]
     return pd.concat(tables, ignore_index=True) if tables else table_of(PairRow, [])
 
 
 def _columns(matrix: Matrix, info: RunInfo) -> dict[str, Any]:
-    """Return the columns of ``pairs.csv`` for one matrix: an array with a value for each pair, or one for all pairs."""
+    """Return the columns of ``pairs.csv`` for one matrix: an array with a value for each pair, or
+    one for all pairs.
+    """
     low, high = stats.launch_intervals(matrix.times_us)
     hosts = np.array(matrix.hosts, dtype=object)
     launches = np.isfinite(matrix.times_us).sum(axis=0)
@@ -215,7 +251,10 @@ def _columns(matrix: Matrix, info: RunInfo) -> dict[str, Any]:
         "schema": info.get("schema", SCHEMA),
         "run_id": str(info.get("run_id", "")),
         "backend": matrix.case.backend,
-        **{name: joined_texts(getattr(record, name) for record in matrix.records) for name in _TEXTS},
+        **{
+            name: joined_texts(getattr(record, name) for record in matrix.records)
+            for name in _TEXTS
+        },
         "operation": matrix.case.operation,
         "source": matrix.source,
         "target": matrix.target,
@@ -244,7 +283,10 @@ def _flags(matrix: Matrix, launches: Integers, info: RunInfo) -> list[str]:
     """Return the flags of each pair: those of its launches, and those about their number."""
     shared = {flag for record in matrix.records for flag in record.flags} & _SHARED_FLAGS
     shared |= condition_flags(matrix.case.backend, info)
-    by_count = {count: join_flags(shared | _few(count)) for count in np.unique(launches).astype(int).tolist()}
+    by_count = {
+        count: join_flags(shared | _few(count))
+        for count in np.unique(launches).astype(int).tolist()
+    }
     return [by_count[count] for count in launches.tolist()]
 
 

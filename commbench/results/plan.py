@@ -22,7 +22,8 @@ from commbench.schema import JsonMapping, JsonObject, read_as
 from commbench.stats.budgets import Budget
 from commbench.units import counted
 
-#: A record with one of these statuses is finished; a case that failed or hung is tried again on resume.
+#: A record with one of these statuses is finished; a case that failed or hung is tried again on
+#: resume.
 DONE = frozenset({"ok", "unsupported", "wrong"})
 #: A collective that failed this often no longer keeps a manual launch unfinished.
 _TRIES = 2
@@ -41,50 +42,59 @@ class RunRequest:
     time_limit_s: float | None = None
     """Wall time of the run up to the end of this stage, in seconds; None: no limit."""
     whole_limit_s: float | None = None
-    """Wall time of all stages, which the ``fewest_launches`` of this stage may use; None: ``time_limit_s``."""
+    """Wall time of all stages, which the ``fewest_launches`` of this stage may use; None:
+    ``time_limit_s``."""
     fixed: Mapping[str, FixedSettings] = field(default_factory=dict)
-    """Settings by case key that a run to compare with has fixed; the first launch fixes the others."""
+    """Settings by case key that a run to compare with has fixed; the first launch fixes the
+    others."""
     training: Terms | None = None
     """Terms of training cases; None for collectives."""
     name: str = "collectives"
     """The stage's name among ``launches`` in run.json."""
     aim_s: float | None = None
-    """Target for the time of all launches, in seconds: a launch that would exceed it is left out."""
+    """Target for the time of all launches, in seconds: a launch that would exceed it is left
+    out."""
     fewest_launches: int = 1
     """Launches that are made regardless of ``aim_s``, within ``whole_limit_s``."""
     first_launch: int = 0
     """Number of the first launch; launches below it belong to an earlier stage."""
     is_fixed_length: bool = False
-    """Whether later stages depend on all launches of this one: then no launch is added, also under mpirun or torchrun,
-    where each invocation makes one launch of each stage."""
+    """Whether later stages depend on all launches of this one: then no launch is added, also
+    under mpirun or torchrun, where each invocation makes one launch of each stage."""
     later_slices: float = 0.0
-    """Time slices of later stages whose length this stage fixes. Under a time limit its own slices are short enough to
-    leave room for them.
-    """
+    """Time slices of later stages whose length this stage fixes. Under a time limit its own
+    slices are short enough to leave room for them."""
     later_launches: int = 0
     """Launches of these stages."""
     is_optional: bool = False
     """Whether a case without a launch is predicted instead, as in the rounds of a tuning."""
     soak_s: float | None = None
-    """Wall time of a soak in seconds: launches follow each other until it is over; None: no soak."""
+    """Wall time of a soak in seconds: launches follow each other until it is over; None: no
+    soak."""
     depends: bool = False
-    """Whether the stage is planned from all launches of the previous stages. Under mpirun or torchrun it waits for
-    them, and for another invocation.
-    """
+    """Whether the stage is planned from all launches of the previous stages. Under mpirun or
+    torchrun it waits for them, and for another invocation."""
 
     def __post_init__(self) -> None:
         if not self.cases:
-            raise InputError("There is nothing to measure; name at least one operation, size and backend.")
+            raise InputError(
+                "There is nothing to measure; name at least one operation, size and backend."
+            )
         if self.ranks < 1:
             raise InputError(f"{self.ranks} ranks were asked for; give at least 1.")
-        for name, value in (("case timeout", self.case_timeout_s), ("time limit", self.time_limit_s)):
+        for name, value in (
+            ("case timeout", self.case_timeout_s),
+            ("time limit", self.time_limit_s),
+        ):
             if value is not None and not value > 0:
                 raise InputError(f"The {name} is {value:g} s; give more than 0.")
 
     def by_env(self, launch: int) -> list[RunRequest]:
-        """Return the request once for each environment, with the cases under it, in the order of one launch.
+        """Return the request once for each environment, with the cases under it, in the order of
+        one launch.
 
-        Each is a start of its own: the order is shuffled by the run's seed and the number of the launch.
+        Each is a start of its own: the order is shuffled by the run's seed and the number of the
+        launch.
         """
         parts: dict[str, list[AnyCase]] = {}
         for case in self.cases:
@@ -94,20 +104,31 @@ class RunRequest:
 
     @property
     def envs(self) -> list[str]:
-        """The environments of the cases in the requested order, see `commbench.system.env`; one empty text for none."""
+        """The environments of the cases in the requested order, see `commbench.system.env`.
+
+        One empty text for none.
+        """
         return list(dict.fromkeys(case.env for case in self.cases))
 
     def slices(self, cases: Iterable[AnyCase]) -> float:
-        """Return the time slices that ``cases`` may take in one launch: one each, more for the matrix of pairs."""
-        return sum(time_slices(case, self.ranks) if isinstance(case, Case) else 1.0 for case in cases)
+        """Return the time slices that ``cases`` may take in one launch: one each, more for the
+        matrix of pairs.
+        """
+        return sum(
+            time_slices(case, self.ranks) if isinstance(case, Case) else 1.0 for case in cases
+        )
 
 
 def budget_fields(request: RunRequest) -> JsonObject:
     """Return the budget's entries of run.json, which the summary uses."""
-    return {"budget": request.budget.name, "relative_half_width": request.budget.relative_half_width}
+    return {
+        "budget": request.budget.name,
+        "relative_half_width": request.budget.relative_half_width,
+    }
 
 
-#: Plans one part of a run from all records of the parts before it; returns None if there is nothing to measure.
+#: Plans one part of a run from all records of the parts before it; returns None if there is nothing
+#: to measure.
 Stage = Callable[[Sequence[AnyRecord]], RunRequest | None]
 
 
@@ -118,7 +139,10 @@ def single_stage(request: RunRequest) -> list[Stage]:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedCase:
-    """A case, and the settings that an earlier launch has fixed; None in a case's first launch, and for training."""
+    """A case, and the settings that an earlier launch has fixed.
+
+    None in a case's first launch, and for training.
+    """
 
     case: AnyCase
     fixed: FixedSettings | None = None
@@ -131,9 +155,11 @@ class LaunchPlan:
     launch: int
     budget: Budget
     cases: Sequence[PlannedCase]
-    """Collectives in the order of measuring; training cases in the order of the request, the baseline first."""
+    """Collectives in the order of measuring; training cases in the order of the request, the
+    baseline first."""
     env: str = ""
-    """The environment variables of the ranks, see `commbench.system.env`; all cases have the same."""
+    """The environment variables of the ranks, see `commbench.system.env`; all cases have the
+    same."""
     case_timeout_s: float = 60.0
     deadline_s: float | None = None
     """No case begins later than this many seconds after the ranks came together."""
@@ -157,7 +183,9 @@ class LaunchPlan:
             for planned in data["cases"]
         ]
         training = read_as(Terms, data["training"]) if data["training"] else None
-        return cls(**{**data, "budget": Budget(**data["budget"]), "cases": cases, "training": training})
+        return cls(
+            **{**data, "budget": Budget(**data["budget"]), "cases": cases, "training": training}
+        )
 
 
 def missing_cases(
@@ -165,12 +193,16 @@ def missing_cases(
 ) -> list[AnyCase]:
     """Return the cases that ``launch`` has yet to measure, without the keys in ``left_out``.
 
-    Collectives come in the launch's own shuffled order. Cases that have failed in this launch, or in another one and
-    never succeeded, come last: cases after one that fails again wait for new ranks. Training cases come in the order of
-    the request, as the ranks shuffle them. They are compared within a launch, so if one is missing, all train again.
+    Collectives come in the launch's own shuffled order. Cases that have failed in this launch, or
+    in another one and
+    never succeeded, come last: cases after one that fails again wait for new ranks. Training cases
+    come in the order of the request, as the ranks shuffle them. They are compared within a launch,
+    so if one is missing, all train again.
     """
     records = list(records)
-    done = {record.case.key for record in records if record.launch == launch and record.status in DONE}
+    done = {
+        record.case.key for record in records if record.launch == launch and record.status in DONE
+    }
     order = request.cases if request.training else _broken_last(request, records, launch)
     wanted = [case for case in order if case.key not in left_out]
     missing = [case for case in wanted if case.key not in done]
@@ -181,32 +213,48 @@ def _broken_last(request: RunRequest, records: Sequence[AnyRecord], launch: int)
     """Return the request's collectives in the order in which ``launch`` measures them."""
     failed = [record for record in records if record.status not in DONE]
     good = {record.case.key for record in records if record.status in DONE}
-    broken = {record.case.key for record in failed if record.launch == launch or record.case.key not in good}
+    broken = {
+        record.case.key
+        for record in failed
+        if record.launch == launch or record.case.key not in good
+    }
     order = shuffled(request.cases, request.seed, launch)
     return sorted(order, key=lambda case: case.key in broken)
 
 
 def fixed_settings(records: Iterable[AnyRecord], budget: Budget) -> dict[str, FixedSettings]:
-    """Return by case key the settings that the lowest launch of a collective has fixed for all others."""
+    """Return by case key the settings that the lowest launch of a collective has fixed for all
+    others.
+    """
     ordered = sorted(collective_records(records), key=lambda record: record.launch, reverse=True)
     lowest = {record.case.key: record for record in ordered if record.status == "ok"}
-    return {key: settings for key, record in lowest.items() if (settings := settings_after(record, budget))}
+    return {
+        key: settings
+        for key, record in lowest.items()
+        if (settings := settings_after(record, budget))
+    }
 
 
 def steps_of_blocks(records: Iterable[AnyRecord]) -> int | None:
-    """Return the steps of a block, early steps included, as the first trained case fixed them; None before that."""
+    """Return the steps of a block, early steps included, as the first trained case fixed them.
+
+    None before that.
+    """
     trained = (record.block_steps for record in training_records(records) if record.status == "ok")
     return next((steps for steps in trained if steps), None)
 
 
 def slice_seconds(request: RunRequest, records: Iterable[AnyRecord]) -> float | None:
-    """Return the seconds of a case's time slice if they are fixed: training blocks last as long as earlier blocks.
+    """Return the seconds of a case's time slice if they are fixed: training blocks last as long as
+    earlier blocks.
 
     None before the first block, and for collectives, which fit into any slice.
     """
     if request.training is None:
         return None
-    made = [r for r in training_records(records) if r.status == "ok" and r.block_steps and r.measuring_s]
+    made = [
+        r for r in training_records(records) if r.status == "ok" and r.block_steps and r.measuring_s
+    ]
     if not made:
         return None
     return request.training.blocks * statistics.fmean(r.measuring_s / whole_blocks(r) for r in made)
@@ -228,11 +276,13 @@ def plan_launch(
     deadline_s: float | None = None,
     left_out: Collection[str] = (),
 ) -> LaunchPlan:
-    """Plan what ``launch`` has yet to measure, with ``slice_s`` in place of the budget's longest time for a case.
+    """Plan what ``launch`` has yet to measure, with ``slice_s`` in place of the budget's longest
+    time for a case.
 
     All cases of the request have the same ``env``, see `RunRequest.by_env`.
 
-    All training launches of all stages make as many steps as the first one: only its blocks can be shortened.
+    All training launches of all stages make as many steps as the first one: only its blocks can be
+    shortened.
     """
     fixed = {**fixed_settings(records, request.budget), **request.fixed}
     terms = _terms(request, records)
@@ -261,13 +311,16 @@ def _terms(request: RunRequest, records: Iterable[AnyRecord]) -> Terms | None:
 
 
 def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
-    """Return the launch that an invocation under mpirun or torchrun makes: the lowest unfinished one, else a new one.
+    """Return the launch that an invocation under mpirun or torchrun makes: the lowest unfinished
+    one, else a new one.
 
-    A failed case does not keep a launch unfinished for ever. A training case is tried once per launch; a collective is
-    given up once it has failed twice, in any launch.
+    A failed case does not keep a launch unfinished for ever. A training case is tried once per
+    launch; a collective is given up once it has failed twice, in any launch.
     """
     requested = {case.key for case in request.cases}
-    begun = sorted({r.launch for r in records if r.case.key in requested and r.launch >= request.first_launch})
+    begun = sorted(
+        {r.launch for r in records if r.case.key in requested and r.launch >= request.first_launch}
+    )
     failed = [record for record in records if record.status not in DONE]
     times = Counter(record.case.key for record in failed)
     given_up = {
@@ -278,29 +331,41 @@ def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
         }
         for launch in begun
     }
-    unfinished = (launch for launch in begun if missing_cases(request, records, launch, given_up[launch]))
+    unfinished = (
+        launch for launch in begun if missing_cases(request, records, launch, given_up[launch])
+    )
     return next(unfinished, max(begun, default=request.first_launch - 1) + 1)
 
 
 def unmeasured_cases(request: RunRequest, records: Iterable[AnyRecord]) -> list[AnyCase]:
-    """Return the cases of a stage that no launch has measured; if the time limit ends a run with any, it is partial."""
+    """Return the cases of a stage that no launch has measured.
+
+    If the time limit ends a run with any, it is partial.
+    """
     measured = {record.case.key for record in records if record.status in DONE}
     return [case for case in request.cases if case.key not in measured]
 
 
 def unmeasured_clause(request: RunRequest, records: Iterable[AnyRecord]) -> str:
-    """Return how many cases of a stage no launch has measured, to follow a sentence; empty if each has a launch."""
+    """Return how many cases of a stage no launch has measured, to follow a sentence.
+
+    Empty if each has a launch.
+    """
     missing = len(unmeasured_cases(request, records))
     cases = counted(len(request.cases), "case")
-    return f"; {missing} of {cases} {'has' if missing == 1 else 'have'} no launch" if missing else ""
+    return (
+        f"; {missing} of {cases} {'has' if missing == 1 else 'have'} no launch" if missing else ""
+    )
 
 
 def exceeds_aim(request: RunRequest, entries: Iterable[JsonMapping], launch: int) -> bool:
-    """Return whether ``launch`` is left out because all launches would exceed the request's target time.
+    """Return whether ``launch`` is left out because all launches would exceed the request's target
+    time.
 
     Args:
         request: the stage.
-        entries: the launches of the run in run.json; a launch is expected to take as long as the stage's last one.
+        entries: the launches of the run in run.json; a launch is expected to take as long as the
+            stage's last one.
         launch: its number; a launch that has begun is completed.
     """
     if request.aim_s is None or launch < request.fewest_launches:
@@ -317,9 +382,9 @@ def exceeds_aim(request: RunRequest, entries: Iterable[JsonMapping], launch: int
 def launch_times(*, seconds: float, startup_s: float, measuring_s: float) -> Launch:
     """Return where the time of a launch went, for its entry in ``launches`` of run.json.
 
-    Each stage counts its launches from 0; a launch that went on after a failure has several entries. ``startup_s`` is
-    from starting the launcher until all ranks have come together, ``measuring_s`` the sum over the records, ``other_s``
-    the rest.
+    Each stage counts its launches from 0; a launch that went on after a failure has several
+    entries. ``startup_s`` is from starting the launcher until all ranks have come together,
+    ``measuring_s`` the sum over the records, ``other_s`` the rest.
     """
     return {
         "seconds": round(seconds, 3),
@@ -339,7 +404,8 @@ LEAVING_S = 1.0
 
 
 def dry_run_estimate(slices: float, budget: Budget, launches: int, *, starts: int = 1) -> float:
-    """Return the most seconds that a run takes: the cases of every launch use up ``slices`` whole time slices.
+    """Return the most seconds that a run takes: the cases of every launch use up ``slices`` whole
+    time slices.
 
     ``starts``: how often each launch starts its ranks, once for each environment.
     """
@@ -350,8 +416,8 @@ def dry_run_estimate(slices: float, budget: Budget, launches: int, *, starts: in
 class TimePlan:
     """Shares the time of a run among launches and cases, and learns from finished launches.
 
-    All times are in seconds; ``now`` comes from one steady clock. Cases are counted by their time slices, see
-    `RunRequest.slices`.
+    All times are in seconds; ``now`` comes from one steady clock. Cases are counted by their time
+    slices, see `RunRequest.slices`.
     """
 
     budget: Budget
@@ -367,14 +433,19 @@ class TimePlan:
     def of(cls, request: RunRequest, begun: float) -> TimePlan:
         """Return the plan of a stage of a run that began at ``begun``."""
         return cls(
-            budget=request.budget, begun=begun, limit_s=request.time_limit_s, whole_limit_s=request.whole_limit_s
+            budget=request.budget,
+            begun=begun,
+            limit_s=request.time_limit_s,
+            whole_limit_s=request.whole_limit_s,
         )
 
     def __post_init__(self) -> None:
         self.other_s = OTHER_S + self.budget.energy_s
 
     def learn(self, *, startup_s: float, seconds: float, measuring_s: float, slices: float) -> None:
-        """Learn from a finished launch of ``slices``: its time in all, before the session and while measuring."""
+        """Learn from a finished launch of ``slices``: its time in all, before the session and while
+        measuring.
+        """
         self.startup_s = startup_s
         if slices:
             self.per_slice_s = max(0.0, seconds - startup_s) / slices
@@ -385,11 +456,14 @@ class TimePlan:
         limit_s = self.whole_limit_s if whole and self.whole_limit_s is not None else self.limit_s
         return None if limit_s is None else self.begun + limit_s - LEAVING_S - now
 
-    def slice_s(self, now: float, *, slices: float, launches: int, whole: bool = False) -> float | None:
-        """Return the length of a time slice if ``launches`` have still to measure ``slices`` in all.
+    def slice_s(
+        self, now: float, *, slices: float, launches: int, whole: bool = False
+    ) -> float | None:
+        """Return the length of a time slice if ``launches`` have still to measure ``slices`` in
+        all.
 
-        It is (time left - launches * start-up) / slices, less what a case costs beside measuring, and at most the
-        budget's slice. None stands for the budget's slice if there is no limit.
+        It is (time left - launches * start-up) / slices, less what a case costs beside measuring,
+        and at most the budget's slice. None stands for the budget's slice if there is no limit.
         """
         left = self.left_s(now, whole=whole)
         if left is None or not slices:
@@ -397,22 +471,32 @@ class TimePlan:
         share = (left - launches * self.startup_s) / slices - self.other_s
         return min(self.budget.slice_s, max(SHORTEST_SLICE_S, share))
 
-    def fits(self, now: float, *, slices: float, whole: bool = False, slice_s: float | None = None) -> bool:
+    def fits(
+        self, now: float, *, slices: float, whole: bool = False, slice_s: float | None = None
+    ) -> bool:
         """Return whether a launch of ``slices`` would end before the limit.
 
-        ``slice_s`` is their length if it is fixed; None: they may be as short as `SHORTEST_SLICE_S`.
+        ``slice_s`` is their length if it is fixed; None: they may be as short as
+        `SHORTEST_SLICE_S`.
         """
         left = self.left_s(now, whole=whole)
         shortest = SHORTEST_SLICE_S if slice_s is None else slice_s
         return left is None or left >= self.startup_s + slices * (shortest + self.other_s)
 
     def deadline_s(self, now: float, *, whole: bool = False) -> float | None:
-        """Return how long after its session a launch that is started now may begin cases; None: without a limit."""
+        """Return how long after its session a launch that is started now may begin cases.
+
+        None: without a limit.
+        """
         left = self.left_s(now, whole=whole)
         return None if left is None else max(0.0, left - self.startup_s)
 
-    def eta_s(self, now: float, *, slices: float, launches: int, slice_s: float | None = None) -> float:
-        """Return the time for ``slices``, of ``slice_s`` each if that is fixed, and for ``launches`` further starts."""
+    def eta_s(
+        self, now: float, *, slices: float, launches: int, slice_s: float | None = None
+    ) -> float:
+        """Return the time for ``slices``, of ``slice_s`` each if that is fixed, and for
+        ``launches`` further starts.
+        """
         assumed = self.budget.slice_s if slice_s is None else slice_s
         per_slice = assumed + self.other_s if self.per_slice_s is None else self.per_slice_s
         eta = launches * self.startup_s + slices * per_slice

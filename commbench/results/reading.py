@@ -21,11 +21,20 @@ from commbench.results.info import RunInfo, check_info, is_live
 from commbench.results.losses import Loss, read_losses
 from commbench.results.pairs import Matrix, matrices, pair_table
 from commbench.results.recommendation import Recommendation
-from commbench.results.record_types import Records, collective_records, read_record, training_records
+from commbench.results.record_types import (
+    Records,
+    collective_records,
+    read_record,
+    training_records,
+)
 from commbench.results.states import SLOW, Divided, divide
 from commbench.results.summary import RowKey, energy_kinds, keyed_rows, overlap_rows
 from commbench.results.tables import table_of
-from commbench.results.training_summary import bucket_rows, keyed_training_rows, training_energy_kinds
+from commbench.results.training_summary import (
+    bucket_rows,
+    keyed_training_rows,
+    training_energy_kinds,
+)
 from commbench.system.process import without_collector
 
 if TYPE_CHECKING:
@@ -44,9 +53,8 @@ class Run:
     info: RunInfo
     """Contents of ``run.json``."""
     records: tuple[Record, ...]
-    """Records of collectives in ``samples.jsonl``, in the order of writing; of each case in its better state, where the
-    machine was in two.
-    """
+    """Records of collectives in ``samples.jsonl``, in the order of writing; of each case in its
+    better state, where the machine was in two."""
     training_records: tuple[TrainingRecord, ...] = ()
     """Records of training in ``samples.jsonl``, in the order of writing."""
     recommendation: Recommendation | None = None
@@ -78,11 +86,16 @@ class Run:
 
     @cached_property
     def energy_of(self) -> dict[Row | TrainingRow, str]:
-        """The ``energy_of`` of each row with an energy; see `commbench.engine.records.Record.energy_of`."""
+        """The ``energy_of`` of each row with an energy.
+
+        See `commbench.engine.records.Record.energy_of`.
+        """
         collectives = energy_kinds(self.records)
         training = training_energy_kinds(self.training_records, self.info)
         return {self.keyed_rows[key]: kinds for key, kinds in collectives.items()} | {
-            row: training[case] for case, row in self.keyed_training_rows.items() if case in training
+            row: training[case]
+            for case, row in self.keyed_training_rows.items()
+            if case in training
         }
 
     @cached_property
@@ -97,9 +110,12 @@ class Run:
 
     @cached_property
     def collectives(self) -> DataFrame:
-        """The table of ``collectives.csv``, not rounded; types as in `commbench.results.tables.table_of`.
+        """The table of ``collectives.csv``, not rounded.
 
-        Where the machine was in two states, a case that met both has a row for each, the fast one first.
+        Types as in `commbench.results.tables.table_of`.
+
+        Where the machine was in two states, a case that met both has a row for each, the fast one
+        first.
         """
         rows = []
         for key, row in self.keyed_rows.items():
@@ -133,10 +149,16 @@ class Run:
 
     @cached_property
     def keyed_rows(self) -> dict[RowKey, Row]:
-        """The rows of ``collectives.csv`` by case and group, in the better state where the machine was in two."""
+        """The rows of ``collectives.csv`` by case and group, in the better state where the machine
+        was in two.
+        """
         rows, met = keyed_rows(self.records, self.info), self.divided.met
         return {
-            key: dataclasses.replace(row, state=met[key[0]][0], state_share=met[key[0]][1]) if key[0] in met else row
+            key: (
+                dataclasses.replace(row, state=met[key[0]][0], state_share=met[key[0]][1])
+                if key[0] in met
+                else row
+            )
             for key, row in rows.items()
         }
 
@@ -172,7 +194,8 @@ def load_run(path: str | Path) -> Run:
     """Read the run in the directory ``path``, finished or not; nothing is locked or written.
 
     Raises:
-        InputError: there is no run of commbench, a newer version wrote it, or a line of it is damaged.
+        InputError: there is no run of commbench, a newer version wrote it, or a line of it is
+            damaged.
     """
     path = Path(path)
     with refusing(path, InputError):
@@ -181,12 +204,16 @@ def load_run(path: str | Path) -> Run:
         if not path.is_dir():
             raise InputError(f"{path} is not a directory; give the directory that --out named.")
         if not (path / RUN).exists():
-            raise InputError(f"{path} holds no run of commbench (no {RUN}); give the directory that --out named.")
+            raise InputError(
+                f"{path} holds no run of commbench (no {RUN}); give the directory that --out named."
+            )
         records, _ = read_samples(path)
         return make_run(path, read_info(path), records, recommendation=_read_recommendation(path))
 
 
-def make_run(path: Path, info: RunInfo, records: Records, *, recommendation: Recommendation | None = None) -> Run:
+def make_run(
+    path: Path, info: RunInfo, records: Records, *, recommendation: Recommendation | None = None
+) -> Run:
     """Return the run of some records, divided by the state of the machine."""
     divided = divide(collective_records(records))
     return Run(
@@ -200,19 +227,26 @@ def make_run(path: Path, info: RunInfo, records: Records, *, recommendation: Rec
 
 
 def under_first_env(run: Run) -> Run:
-    """Return the run as measured under its first environment, which predictions are for; others are left out."""
+    """Return the run as measured under its first environment, which predictions are for.
+
+    Others are left out.
+    """
     first, *others = run.info.get("env") or [""]
     if not others:
         return run
     return dataclasses.replace(
         run,
         records=tuple(record for record in run.records if record.case.env == first),
-        training_records=tuple(record for record in run.training_records if record.case.env == first),
+        training_records=tuple(
+            record for record in run.training_records if record.case.env == first
+        ),
     )
 
 
 def runs_in(path: str | Path) -> list[Path]:
-    """Return the directory itself if it holds a run, or all runs of a folder by name; nothing is read.
+    """Return the directory itself if it holds a run, or all runs of a folder by name.
+
+    Nothing is read.
 
     Any other path is returned unchanged, and `load_run` refuses it.
     """
@@ -237,8 +271,8 @@ def _remedy(file: Path) -> str:
     if file.name != RUN or not (file.parent / SAMPLES).exists():
         return "restore it or choose another directory"
     return (
-        f'restore it, or write {{"schema": {SCHEMA}}} into it to read what {SAMPLES} beside it holds, without the '
-        "conditions"
+        f'restore it, or write {{"schema": {SCHEMA}}} into it to read what {SAMPLES} beside it'
+        " holds, without the conditions"
     )
 
 
@@ -259,11 +293,13 @@ def read_info(path: Path) -> RunInfo:
     file = path / RUN
     info = _read_json(file)
     if not isinstance(info, dict) or type(info.get("schema")) is not int:
-        raise InputError(f"{file} is not a run of commbench (it states no schema); choose another directory.")
+        raise InputError(
+            f"{file} is not a run of commbench (it states no schema); choose another directory."
+        )
     if info["schema"] > SCHEMA:
         raise InputError(
-            f"{file} has schema {info['schema']} and this commbench knows up to {SCHEMA}; update commbench or choose "
-            "another directory."
+            f"{file} has schema {info['schema']} and this commbench knows up to {SCHEMA}; update"
+            " commbench or choose another directory."
         )
     try:
         return check_info(info)
@@ -272,7 +308,9 @@ def read_info(path: Path) -> RunInfo:
 
 
 def read_samples(path: Path) -> tuple[Records, int]:
-    """Return the records and how many bytes of the file they fill: a last line that a crash tore is left out."""
+    """Return the records and how many bytes of the file they fill: a last line that a crash tore is
+    left out.
+    """
     file = path / SAMPLES
     records = Records()
     sound = 0
@@ -289,7 +327,9 @@ def read_samples(path: Path) -> tuple[Records, int]:
             except (ValueError, RecursionError) as error:
                 if is_last:
                     break  # a crash can leave the length of a line without its content
-                raise InputError(f"{file} line {number} is damaged ({error}); remove the line to go on.") from error
+                raise InputError(
+                    f"{file} line {number} is damaged ({error}); remove the line to go on."
+                ) from error
             except InputError as error:
                 raise InputError(f"{file} line {number} cannot be used: {error}") from error
             sound += len(line)

@@ -14,12 +14,14 @@ from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 from commbench.units import counted
 
 Verdict = Literal["change", "keep", "inconclusive"]
-#: As of hooks; ``batch``: another accumulation, so a step of the optimiser sees another number of samples.
+#: As of hooks; ``batch``: another accumulation, so a step of the optimiser sees another number of
+#: samples.
 LearningEffect = Literal["none", "compiled", "buffers", "half precision", "batch", "lossy"]
 #: From the weakest to the strongest.
 EFFECTS: tuple[LearningEffect, ...] = get_args(LearningEffect)
-#: Why a setting that alters learning is not recommended: no option names its hook; its effect on learning was neither
-#: shown by ``--max-accuracy-loss`` nor waived by ``--accept-loss``; or nothing prevents that it is.
+#: Why a setting that alters learning is not recommended: no option names its hook; its effect on
+#: learning was neither shown by ``--max-accuracy-loss`` nor waived by ``--accept-loss``; or nothing
+#: prevents that it is.
 Withheld = Literal["unnamed", "unproven", ""]
 Bounds = tuple[float, float]
 #: The schema of ``recommendation.json``, unchanged since the first version.
@@ -65,23 +67,33 @@ class Choice:
     def name_beside(self, baseline: Choice | None) -> str:
         """Return the setting in words; switches that the baseline has too are left out."""
         case = self.case
-        cap = "default buckets" if self.bucket_cap_mb == DEFAULT_CAP else f"{self.bucket_cap_mb} MiB buckets"
+        cap = (
+            "default buckets"
+            if self.bucket_cap_mb == DEFAULT_CAP
+            else f"{self.bucket_cap_mb} MiB buckets"
+        )
         words = [cap if case.is_plain else f"{case.hook_name} with {cap}"]
         words += [] if self.precision == "fp32" else [self.precision]
         words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
         return ", ".join([*words, *switch_words(self, baseline)])
 
     def gain_over(self, baseline: str) -> str:
-        """Return the speedup with its interval: ``1.31 times as fast as the default [1.28, 1.34]``."""
+        """Return the speedup with its interval: ``1.31 times as fast as the default [1.28,
+        1.34]``.
+        """
         if self.speedup is None:
             return "not measured again"
-        interval = f" [{self.speedup_ci[0]:.3f}, {self.speedup_ci[1]:.3f}]" if self.speedup_ci else ""
+        interval = (
+            f" [{self.speedup_ci[0]:.3f}, {self.speedup_ci[1]:.3f}]" if self.speedup_ci else ""
+        )
         return f"{self.speedup:.3f} times as fast as {baseline}{interval}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SafeChoice(Choice):
-    """The fastest setting that leaves learning unchanged: only its buckets differ from the baseline's."""
+    """The fastest setting that leaves learning unchanged: only its buckets differ from the
+    baseline's.
+    """
 
     verdict: Verdict
     """The verdict on it alone."""
@@ -128,7 +140,8 @@ class AlteringChoice(Choice):
     snippet: str
     """Code to paste if it is a recommended change; else empty."""
     speedup_half: float | None = None
-    """Of a lossy setting over the fastest setting in half precision, in the fresh launches; None without both."""
+    """Of a lossy setting over the fastest setting in half precision, in the fresh launches; None
+    without both."""
     speedup_half_ci: Bounds | None = None
     """Its interval of the recommendation's ``level``."""
     cost: Cost | None = None
@@ -148,7 +161,8 @@ class Search:
     predicted: int
     """Judged by prediction."""
     speedup_error: float | None = None
-    """Median absolute error of predicted speedups at held-out settings, as a share; None if unknown."""
+    """Median absolute error of predicted speedups at held-out settings, as a share; None if
+    unknown."""
     held_out: int = 0
     """Settings that were measured in rounds and not used to fit predictions."""
 
@@ -157,12 +171,15 @@ class Search:
         """The search, in a sentence."""
         error = "of unknown error"
         if self.speedup_error is not None:
-            count = f"{counted(self.held_out, 'setting')} that {'was' if self.held_out == 1 else 'were'} measured later"
+            count = (
+                f"{counted(self.held_out, 'setting')} that"
+                f" {'was' if self.held_out == 1 else 'were'} measured later"
+            )
             error = f"median error {100 * self.speedup_error:.1f} % at {count}"
         return (
-            f"Of {counted(self.settings, 'alternative')} {self.afresh} {'was' if self.afresh == 1 else 'were'} "
-            f"measured in fresh launches, {self.in_rounds} in rounds only, and {self.predicted} judged by prediction "
-            f"({error})."
+            f"Of {counted(self.settings, 'alternative')} {self.afresh}"
+            f" {'was' if self.afresh == 1 else 'were'} measured in fresh launches, {self.in_rounds}"
+            f" in rounds only, and {self.predicted} judged by prediction ({error})."
         )
 
 
@@ -176,7 +193,8 @@ class Recommendation:
     batch_per_rank: int | None = None
     baseline: Choice
     best: Choice
-    """The fastest setting of the fresh launches that may be recommended; the baseline if none was faster."""
+    """The fastest setting of the fresh launches that may be recommended; the baseline if none
+    was faster."""
     best_uncompressed: Choice
     """The fastest setting with uncompressed gradients."""
     speedup: float | None
@@ -184,9 +202,8 @@ class Recommendation:
     speedup_ci: Bounds | None
     """Its interval over launches, of level ``level`` as all others."""
     verdict: Verdict
-    """``change``: the interval of ``best`` lies above the margin of 2 %; ``keep``: no interval in fresh launches
-    reaches above it. Only settings that may be recommended are judged.
-    """
+    """``change``: the interval of ``best`` lies above the margin of 2 %; ``keep``: no interval
+    in fresh launches reaches above it. Only settings that may be recommended are judged."""
     reason: str
     """One sentence: what was compared, the gain and its interval."""
     snippet: str
@@ -200,13 +217,16 @@ class Recommendation:
     launches: int = 0
     """Fresh launches behind the verdict."""
     blocks: int = 0
-    """Pairs of fresh blocks behind the verdict of a live tuning with fewer than 4 launches; else 0."""
+    """Pairs of fresh blocks behind the verdict of a live tuning with fewer than 4 launches; else
+    0."""
     is_live: bool = field(default=False, metadata={"key": "live"})
     """Whether a user's own training was tuned; the baseline is then the script's own setting."""
     safe: SafeChoice | None = None
-    """The fastest setting that leaves learning unchanged; the baseline if none was faster; None in older files."""
+    """The fastest setting that leaves learning unchanged; the baseline if none was faster; None
+    in older files."""
     altering: tuple[AlteringChoice, ...] = ()
-    """The fastest setting of each other effect on learning: half precision first, lossy last; empty in older files."""
+    """The fastest setting of each other effect on learning: half precision first, lossy last;
+    empty in older files."""
     alternatives: tuple[Choice, ...] = ()
     """All confirmed settings beside the baseline, the fastest first."""
     cost: Cost | None = None
@@ -220,7 +240,8 @@ class Recommendation:
     search: Search | None = None
     """How a tuning selected it; None for a sweep, which measures all."""
     env: str = ""
-    """The environment that the settings are of, see `commbench.system.env`; empty if none was varied."""
+    """The environment that the settings are of, see `commbench.system.env`; empty if none was
+    varied."""
     env_reason: str = ""
     """A sentence on the choice of ``env``."""
     launch_advice: str = field(default="", metadata={"key": "surer"})
@@ -261,46 +282,82 @@ class Recommendation:
             if isinstance(data, Mapping):
                 data = {**data, **{name: data[key] for name, key in _KEYS.items() if key in data}}
             read = read_as(cls, data)
-            choices = (read.baseline, read.best, read.best_uncompressed, *read.alternatives, *read.altering)
+            choices = (
+                read.baseline,
+                read.best,
+                read.best_uncompressed,
+                *read.alternatives,
+                *read.altering,
+            )
             for choice in (*choices, *([read.safe] if read.safe else [])):
                 choice.case.checked()
         except InputError as error:
-            raise InputError(f"recommendation.json is not one of commbench ({error}); remove it.") from error
+            raise InputError(
+                f"recommendation.json is not one of commbench ({error}); remove it."
+            ) from error
         return read
 
 
 #: Keys of ``recommendation.json`` that differ from the field's name.
-_KEYS = {each.name: each.metadata["key"] for each in dataclasses.fields(Recommendation) if "key" in each.metadata}
+_KEYS = {
+    each.name: each.metadata["key"]
+    for each in dataclasses.fields(Recommendation)
+    if "key" in each.metadata
+}
 
 
 def fresh_extent(launches: int, blocks: int, *, is_live: bool) -> str:
-    """Return how often a speedup was measured again: ``6 fresh launches``, ``8 fresh blocks of 1 launch``."""
+    """Return how often a speedup was measured again: ``6 fresh launches``, ``8 fresh blocks of 1
+    launch``.
+    """
     if blocks:
         return f"{counted(blocks, 'fresh block')} of {counted(launches, 'launch')}"
-    return f"the fresh blocks of {counted(launches, 'launch')}" if is_live else counted(launches, "fresh launch")
+    return (
+        f"the fresh blocks of {counted(launches, 'launch')}"
+        if is_live
+        else counted(launches, "fresh launch")
+    )
 
 
 def headline(recommendation: Recommendation) -> str:
     """Return the recommended action in one sentence."""
     if not recommendation.has_baseline:
-        return f"{recommendation.workload} on {recommendation.world_size} ranks: nothing can be recommended."
+        return (
+            f"{recommendation.workload} on {recommendation.world_size} ranks: nothing can be"
+            " recommended."
+        )
     keep = f"keep {recommendation.baseline_name}"
-    actions = {"change": _change(recommendation, keep), "keep": keep, "inconclusive": f"{keep} for now"}
-    return f"{recommendation.workload} on {recommendation.world_size} ranks: {actions[recommendation.verdict]}."
+    actions = {
+        "change": _change(recommendation, keep),
+        "keep": keep,
+        "inconclusive": f"{keep} for now",
+    }
+    return (
+        f"{recommendation.workload} on {recommendation.world_size} ranks:"
+        f" {actions[recommendation.verdict]}."
+    )
 
 
 def _change(recommendation: Recommendation, keep: str) -> str:
     """Return what to change; what leaves learning as it is comes first."""
-    if recommendation.safe is None or not alters_learning(recommendation.best, recommendation.baseline):
+    if recommendation.safe is None or not alters_learning(
+        recommendation.best, recommendation.baseline
+    ):
         return f"change to {recommendation.named(recommendation.best)}"
     safe = keep
     if recommendation.safe.verdict == "change":
-        safe = f"change to {recommendation.named(recommendation.safe)}, which leaves learning as it is"
-    return f"{safe}, or change to {recommendation.named(recommendation.best)}, which alters learning"
+        safe = (
+            f"change to {recommendation.named(recommendation.safe)}, which leaves learning as it is"
+        )
+    return (
+        f"{safe}, or change to {recommendation.named(recommendation.best)}, which alters learning"
+    )
 
 
 def paragraph(recommendation: Recommendation) -> str:
-    """Return the conclusion in a paragraph: the safe setting, those that alter learning, their cost, and warnings."""
+    """Return the conclusion in a paragraph: the safe setting, those that alter learning, their
+    cost, and warnings.
+    """
     reasons = filter(None, (recommendation.reason, recommendation.env_reason))
     sentences = [headline(recommendation), *safe_sentences(recommendation), *reasons]
     plain, best = recommendation.best_uncompressed, recommendation.best
@@ -314,7 +371,8 @@ def paragraph(recommendation: Recommendation) -> str:
             sentences.append(_learning_sentence(choice, choice.cost, recommendation))
     if best.accumulation != recommendation.baseline.accumulation:
         sentences.append(
-            "Speed is per sample: with another accumulation a step of the optimiser sees other numbers of them."
+            "Speed is per sample: with another accumulation a step of the optimiser sees other"
+            " numbers of them."
         )
     if recommendation.max_accuracy_loss is not None:
         sentences.append(_accuracy_sentence(recommendation))
@@ -328,14 +386,26 @@ def paragraph(recommendation: Recommendation) -> str:
 
 
 def safe_sentences(recommendation: Recommendation) -> list[str]:
-    """Return a sentence on the fastest setting that leaves learning as it is, if the best alters it; else none."""
+    """Return a sentence on the fastest setting that leaves learning as it is, if the best alters
+    it; else none.
+    """
     safe = recommendation.safe
     if safe is None or not alters_learning(recommendation.best, recommendation.baseline):
         return []
     if setting_of(safe) == setting_of(recommendation.baseline):
-        return [f"No setting that leaves learning as it is was faster than {recommendation.baseline_name}."]
+        return [
+            (
+                "No setting that leaves learning as it is was faster than"
+                f" {recommendation.baseline_name}."
+            )
+        ]
     gain = safe.gain_over(recommendation.baseline_name) + _VERDICT_CLAUSES[safe.verdict]
-    return [f"Of those that leave learning as it is the fastest is {recommendation.named(safe)}, {gain}."]
+    return [
+        (
+            f"Of those that leave learning as it is the fastest is {recommendation.named(safe)},"
+            f" {gain}."
+        )
+    ]
 
 
 #: Ends the statement of a gain with the verdict on it.
@@ -358,23 +428,42 @@ def altering_sentences(choice: AlteringChoice, recommendation: Recommendation) -
     sentences = []
     if setting_of(choice) != setting_of(recommendation.best):
         gain = choice.gain_over(recommendation.baseline_name) + _VERDICT_CLAUSES[choice.verdict]
-        sentences.append(f"{_EFFECT_WORDS[choice.effect]} the fastest is {recommendation.named(choice)}, {gain}.")
+        sentences.append(
+            f"{_EFFECT_WORDS[choice.effect]} the fastest is {recommendation.named(choice)}, {gain}."
+        )
     if choice.speedup_half is not None:
-        half = next(recommendation.named(each) for each in recommendation.altering if each.effect == "half precision")
-        over_half = dataclasses.replace(choice, speedup=choice.speedup_half, speedup_ci=choice.speedup_half_ci)
+        half = next(
+            recommendation.named(each)
+            for each in recommendation.altering
+            if each.effect == "half precision"
+        )
+        over_half = dataclasses.replace(
+            choice, speedup=choice.speedup_half, speedup_ci=choice.speedup_half_ci
+        )
         sentences.append(f"{recommendation.named(choice)} ran {over_half.gain_over(half)}.")
     proofs = "--accept-loss" if recommendation.is_live else "--max-accuracy-loss or --accept-loss"
     needs = ["name it by --hook or --allow"] if choice.withheld == "unnamed" else []
     needs += [f"give {proofs}"] if choice.withheld and choice.effect == "lossy" else []
-    return [*sentences, *([f"It is not recommended unless you {' and '.join(needs)}."] if needs else [])]
+    return [
+        *sentences,
+        *([f"It is not recommended unless you {' and '.join(needs)}."] if needs else []),
+    ]
 
 
 def snippets(recommendation: Recommendation) -> list[tuple[str, str]]:
     """Return what to paste, each with a title: what leaves learning as it is comes first."""
     safe, best = recommendation.safe, recommendation.best
-    if safe is None or recommendation.verdict != "change" or not alters_learning(best, recommendation.baseline):
+    if (
+        safe is None
+        or recommendation.verdict != "change"
+        or not alters_learning(best, recommendation.baseline)
+    ):
         return [("", recommendation.snippet)]
-    slower = [each for each in recommendation.altering if each.snippet and setting_of(each) != setting_of(best)]
+    slower = [
+        each
+        for each in recommendation.altering
+        if each.snippet and setting_of(each) != setting_of(best)
+    ]
     return [
         ("To paste, leaves learning as it is:", safe.snippet),
         *((f"To paste, {recommendation.named(each)}:", each.snippet) for each in slower),
@@ -383,7 +472,10 @@ def snippets(recommendation: Recommendation) -> list[tuple[str, str]]:
 
 
 def learning_cost(recommendation: Recommendation) -> str:
-    """Return the effect of the best setting on learning, or that it is unknown; empty if it alters none."""
+    """Return the effect of the best setting on learning, or that it is unknown.
+
+    Empty if it alters none.
+    """
     if not alters_learning(recommendation.best, recommendation.baseline):
         return ""
     return _learning_sentence(recommendation.best, recommendation.cost, recommendation)
@@ -397,7 +489,11 @@ def _learning_sentence(choice: Choice, cost: Cost | None, recommendation: Recomm
 
 def _why_no_cost(recommendation: Recommendation) -> str:
     """Return why no effect on learning is known."""
-    return "all settings trained the same model in turn" if recommendation.is_live else "the workload has no loss"
+    return (
+        "all settings trained the same model in turn"
+        if recommendation.is_live
+        else "the workload has no loss"
+    )
 
 
 def warnings_sentence(recommendation: Recommendation) -> str:
@@ -408,21 +504,30 @@ def warnings_sentence(recommendation: Recommendation) -> str:
 def _without_compression(plain: Choice, baseline: Choice) -> str:
     if setting_of(plain) == setting_of(baseline):
         return "Without compression nothing faster than the default was found."
-    return f"Without compression the fastest is {plain.name_beside(baseline)}, {plain.gain_over('the default')}."
+    return (
+        f"Without compression the fastest is {plain.name_beside(baseline)},"
+        f" {plain.gain_over('the default')}."
+    )
 
 
 def _cost_sentence(choice: Choice, cost: Cost, recommendation: Recommendation) -> str:
     steps, time = cost.loss_equal_steps, cost.loss_equal_time
     text = (
-        f"After {cost.steps} steps its training loss is {steps.best:.4g} against {steps.baseline:.4g} "
-        f"(paired by launch: {_signed(steps)}), after equal time {time.best:.4g} against {time.baseline:.4g} "
-        f"(paired: {_signed(time)})"
+        f"After {cost.steps} steps its training loss is {steps.best:.4g} against"
+        f" {steps.baseline:.4g} (paired by launch: {_signed(steps)}), after equal time"
+        f" {time.best:.4g} against {time.baseline:.4g} (paired: {_signed(time)})"
     )
     if cost.metric is not None:
         metric = cost.metric
-        text += f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} (paired: {_signed(metric)})"
+        text += (
+            f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} (paired:"
+            f" {_signed(metric)})"
+        )
     if time.difference >= 0:
-        text += f"; in equal time {recommendation.named(choice)} learnt no more than {recommendation.baseline_name}"
+        text += (
+            f"; in equal time {recommendation.named(choice)} learnt no more than"
+            f" {recommendation.baseline_name}"
+        )
     return f"{text}; {counted(cost.steps, 'step')} are too few to judge the effect on learning."
 
 
@@ -432,12 +537,16 @@ def _accuracy_sentence(recommendation: Recommendation) -> str:
     if not recommendation.too_costly:
         return f"As asked, {allowed}; nothing was left out for that."
     more = len(recommendation.too_costly) - NAMED
-    names = "; ".join(recommendation.too_costly[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+    names = "; ".join(recommendation.too_costly[:NAMED]) + (
+        f"; and {more} more" if more > 0 else ""
+    )
     return f"Left out, as {allowed}: {names}."
 
 
 def _signed(difference: Difference) -> str:
-    """Return the median of launches' differences, which may differ in sign from the difference of the medians."""
+    """Return the median of launches' differences, which may differ in sign from the difference of
+    the medians.
+    """
     ends = difference.difference_ci
     interval = f" [{ends[0]:+.2g}, {ends[1]:+.2g}]" if ends else ""
     return f"{difference.difference:+.2g}{interval}"
@@ -466,7 +575,9 @@ def effect_of(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) ->
     return "none" if choice.compile == baseline.compile else "compiled"
 
 
-_SETTING = tuple(f.name for f in dataclasses.fields(Choice) if f.name in TrainingCase.__dataclass_fields__)
+_SETTING = tuple(
+    f.name for f in dataclasses.fields(Choice) if f.name in TrainingCase.__dataclass_fields__
+)
 
 
 def setting_of(of: TrainingCase | Choice) -> JsonObject:

@@ -1,4 +1,6 @@
-"""The two record types, of collectives and of training, and the reading of either from a line of samples.jsonl."""
+"""The two record types, of collectives and of training, and the reading of either from a line of
+samples.jsonl.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,16 @@ AnyRecord = Record | TrainingRecord
 
 
 #: The class of each ``kind`` of a line.
-_RECORD_CLASSES: Mapping[str, type[AnyRecord]] = {Record.kind: Record, TrainingRecord.kind: TrainingRecord}
+_RECORD_CLASSES: Mapping[str, type[AnyRecord]] = {
+    Record.kind: Record,
+    TrainingRecord.kind: TrainingRecord,
+}
 
 
 def read_record(data: Any) -> AnyRecord:  # noqa: ANN401 - JSON
-    """Return the record that a line of ``samples.jsonl`` holds; fields unknown to this version are ignored.
+    """Return the record that a line of ``samples.jsonl`` holds.
+
+    Fields unknown to this version are ignored.
 
     Raises:
         InputError: the line holds no record, or one of an unknown kind.
@@ -31,13 +38,17 @@ def read_record(data: Any) -> AnyRecord:  # noqa: ANN401 - JSON
     if not isinstance(kind, str) or kind not in _RECORD_CLASSES:
         kinds = " or ".join(_RECORD_CLASSES)
         raise InputError(
-            f"A line of samples.jsonl is not a record of commbench (kind must be {kinds}, and is {kind!r:.40})."
+            f"A line of samples.jsonl is not a record of commbench (kind must be {kinds}, and is"
+            f" {kind!r:.40})."
         )
     return _RECORD_CLASSES[kind].from_json(data)
 
 
 def _kind_of(data: JsonMapping) -> Any:  # noqa: ANN401 - JSON
-    """Return the kind that a line states; in schema 1 lines state none, and a training case has a workload."""
+    """Return the kind that a line states.
+
+    In schema 1 lines state none, and a training case has a workload.
+    """
     if "kind" in data:
         return data["kind"]
     case = data.get("case")
@@ -45,7 +56,10 @@ def _kind_of(data: JsonMapping) -> Any:  # noqa: ANN401 - JSON
 
 
 class Records(list[AnyRecord]):
-    """The records of a run in the order of writing; a further visit of a case extends its record of the launch."""
+    """The records of a run in the order of writing.
+
+    A further visit of a case extends its record of the launch.
+    """
 
     def __init__(self, records: Iterable[AnyRecord] = ()) -> None:
         super().__init__()
@@ -60,7 +74,9 @@ class Records(list[AnyRecord]):
         before = None if place is None else self[place]
         if place is not None and isinstance(record, Record) and isinstance(before, Record):
             has_failed_later = before.status == "ok" and record.status in {"failed", "hung"}
-            if record.visit > 1 or has_failed_later:  # a failed case is measured again on resume, all its visits
+            if (
+                record.visit > 1 or has_failed_later
+            ):  # a failed case is measured again on resume, all its visits
                 self[place] = extended(before, record)
                 return self[place]
         self._places[key] = len(self)
@@ -72,7 +88,9 @@ def blank_record(case: AnyCase, *, launch: int, status: Status, reason: Reason) 
     """Return the record of a case that was not measured, because of ``reason``."""
     if isinstance(case, TrainingCase):
         device = "" if case.trains_on_gpu else "cpu"
-        return without_result(TrainingRecord(case=case, launch=launch, device=device), status, reason)
+        return without_result(
+            TrainingRecord(case=case, launch=launch, device=device), status, reason
+        )
     return without_result(Record(case=case, launch=launch), status, reason)
 
 

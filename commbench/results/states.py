@@ -1,7 +1,8 @@
 """The states of the machine: records divided by what the probe showed before and after each visit.
 
-Where the probes of a run are of two modes, each visit was met by the fast or the slow state, and times of both are kept
-apart. No visit is dropped. The times of a case never decide which state its visits belong to.
+Where the probes of a run are of two modes, each visit was met by the fast or the slow state, and
+times of both are kept apart. No visit is dropped. The times of a case never decide which state its
+visits belong to.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class Divided:
     """The records of a run, divided by the state of the machine."""
 
     records: Sequence[Record]
-    """Of each case in its better state: the fast one if any visit met it. Cases without states are unchanged."""
+    """Of each case in its better state: the fast one if any visit met it.
+
+    Cases without states are unchanged.
+    """
     others: Sequence[Record] = ()
     """Of each case that met both states, in the slow one."""
     states: Mapping[str, MachineStates] = field(default_factory=dict)
@@ -71,12 +75,16 @@ def divide(records: Sequence[Record]) -> Divided:
 
 
 def probed_name(case: Case | Row) -> str:
-    """Return what the probe of a case measures: the backend, under the environment of the launch if it has one."""
+    """Return what the probe of a case measures: the backend, under the environment of the launch if
+    it has one.
+    """
     return f"{case.backend} {case.env}".rstrip()
 
 
 def find_states(records: Iterable[Record]) -> dict[str, MachineStates]:
-    """Return the states of the machine by `probed_name`, where the probes of all visits are of two modes."""
+    """Return the states of the machine by `probed_name`, where the probes of all visits are of two
+    modes.
+    """
     probes: dict[str, list[float]] = {}
     for record in latest(records).values():
         probes.setdefault(probed_name(record.case), []).extend(_visit_probes(record))
@@ -98,14 +106,23 @@ def find_states(records: Iterable[Record]) -> dict[str, MachineStates]:
 
 
 def level_us(records: Iterable[Record], name: str) -> float | None:
-    """Return the median probe of all visits of cases with this `probed_name`; None without probes."""
-    probes_us = [p for r in latest(records).values() if probed_name(r.case) == name for p in _visit_probes(r)]
+    """Return the median probe of all visits of cases with this `probed_name`.
+
+    None without probes.
+    """
+    probes_us = [
+        p for r in latest(records).values() if probed_name(r.case) == name for p in _visit_probes(r)
+    ]
     return stats.median(probes_us) if probes_us else None
 
 
 def _visit_probes(record: Record) -> list[float]:
     """Return the geometric mean of the two probes of each visit; empty without a probe."""
-    if record.status != "ok" or not record.probes_us or len(record.probes_us) != 2 * len(record.visit_lengths):
+    if (
+        record.status != "ok"
+        or not record.probes_us
+        or len(record.probes_us) != 2 * len(record.visit_lengths)
+    ):
         return []
     pairs = zip(record.probes_us[::2], record.probes_us[1::2], strict=True)
     return [math.sqrt(before_us * after_us) for before_us, after_us in pairs]
@@ -114,19 +131,27 @@ def _visit_probes(record: Record) -> list[float]:
 def _slow_visits(record: Record, states: Mapping[str, MachineStates]) -> list[bool]:
     """Return whether each visit met the slow state; empty where states are unknown."""
     of_backend = states.get(probed_name(record.case))
-    return [probe_us > of_backend["boundary_us"] for probe_us in _visit_probes(record)] if of_backend else []
+    return (
+        [probe_us > of_backend["boundary_us"] for probe_us in _visit_probes(record)]
+        if of_backend
+        else []
+    )
 
 
 def _within(record: Record, visits: Sequence[bool]) -> list[Record]:
     """Return the record of some of its visits; empty without repetitions in them."""
-    lengths = [length for length, is_kept in zip(record.visit_lengths, visits, strict=True) if is_kept]
+    lengths = [
+        length for length, is_kept in zip(record.visit_lengths, visits, strict=True) if is_kept
+    ]
     if not sum(lengths):
         return []
     repetitions = np.repeat(visits, record.visit_lengths).tolist()
     part = _times_within(record, repetitions)
     flags = [flag for flag in record.flags if flag != "bimodal" or stats.is_bimodal(part.times_us)]
     probes_us = itertools.chain.from_iterable(
-        record.probes_us[2 * number : 2 * number + 2] for number, is_kept in enumerate(visits) if is_kept
+        record.probes_us[2 * number : 2 * number + 2]
+        for number, is_kept in enumerate(visits)
+        if is_kept
     )
     return [
         dataclasses.replace(
@@ -140,7 +165,10 @@ def _within(record: Record, visits: Sequence[bool]) -> list[Record]:
 
 
 def _times_within(times: TimesT, repetitions: Sequence[bool]) -> TimesT:
-    """Return the times of some repetitions; an empty list stays empty. Means by rank are of all repetitions only."""
+    """Return the times of some repetitions; an empty list stays empty.
+
+    Means by rank are of all repetitions only.
+    """
     return dataclasses.replace(
         times,
         times_us=[*itertools.compress(times.times_us, repetitions)],

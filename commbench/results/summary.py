@@ -42,7 +42,9 @@ _SHARED_COLUMNS = (
     *("message_bytes", "osu_bytes", "env"),
 )
 #: Flags that are determined again for the row; the others are kept from the records.
-_JUDGED = frozenset({"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "unsteady", "harness"})
+_JUDGED = frozenset(
+    {"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "unsteady", "harness"}
+)
 #: Flags of a record that are about its times, so that those of a group stand in their place.
 _TIMED_DOUBTS = frozenset({"bimodal", "unsteady"})
 _PLACES = {name: place for place, name in enumerate(OPERATIONS)}
@@ -121,7 +123,10 @@ AnyLaunched = TypeVar("AnyLaunched", bound=Launched)
 
 
 def latest(records: Iterable[AnyLaunched]) -> dict[tuple[str, int], AnyLaunched]:
-    """Return the last record of each (case key, launch), in the order of writing; a repetition replaces a failure."""
+    """Return the last record of each (case key, launch), in the order of writing.
+
+    A repetition replaces a failure.
+    """
     by_launch: dict[tuple[str, int], AnyLaunched] = {}
     for record in records:
         pair = (record.case.key, record.launch)
@@ -131,7 +136,9 @@ def latest(records: Iterable[AnyLaunched]) -> dict[tuple[str, int], AnyLaunched]
 
 
 def records_by_case(records: Iterable[AnyLaunched]) -> dict[str, list[AnyLaunched]]:
-    """Return the latest record of each launch of each case, by case key, in the order of writing."""
+    """Return the latest record of each launch of each case, by case key, in the order of
+    writing.
+    """
     by_case: dict[str, list[AnyLaunched]] = {}
     for record in latest(records).values():
         by_case.setdefault(record.case.key, []).append(record)
@@ -171,7 +178,9 @@ def _within(record: Record, group: str) -> list[Record]:
 
 
 def launch_medians(records: Iterable[Record], statuses: Sequence[str] = ("ok",)) -> list[float]:
-    """Return the time in microseconds of each timed record with one of ``statuses``: see `launch_value`."""
+    """Return the time in microseconds of each timed record with one of ``statuses``: see
+    `launch_value`.
+    """
     return [launch_value(record) for record in _timed(records, statuses)]
 
 
@@ -182,7 +191,8 @@ def variance_components(records: Iterable[Record]) -> dict[str, dict[str, float 
         launches = [visit_times(record) for record in _timed(of_case, ("ok",))]
         if launches and max(map(len, launches)) > 1:
             components[key] = {
-                level: value and round(value, 5) for level, value in vars(components_of(launches)).items()
+                level: value and round(value, 5)
+                for level, value in vars(components_of(launches)).items()
             }
     return components
 
@@ -190,29 +200,33 @@ def variance_components(records: Iterable[Record]) -> dict[str, dict[str, float 
 def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
     """Return a row for each case and group, by its key, in order.
 
-    The order is by operation, pattern, dtype, redop, in_place, root, message_bytes and backend; environments are in
-    the order of ``info["env"]``.
+    The order is by operation, pattern, dtype, redop, in_place, root, message_bytes and backend;
+    environments are in the order of ``info["env"]``.
 
     Args:
         records: as ``samples.jsonl`` holds them; the last one of a case and launch counts.
-        info: as ``run.json`` holds it; read are ``run_id``, ``world_size``, ``nodes``, ``ranks_per_node``,
-            ``ranks_per_gpu``, ``relative_half_width`` (the budget's target), ``tick_us`` (the clock's resolution) and
-            ``emulated`` within ``environment``, each optional.
+        info: as ``run.json`` holds it; read are ``run_id``, ``world_size``, ``nodes``,
+            ``ranks_per_node``, ``ranks_per_gpu``, ``relative_half_width`` (the budget's target),
+            ``tick_us`` (the clock's resolution) and ``emulated`` within ``environment``, each
+            optional.
     """
     with without_collector():
         rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
     for key in _slowest_groups(rows):
         rows[key] = dataclasses.replace(rows[key], flags=add_flag(rows[key].flags, "slowest_group"))
     envs = {env: place for place, env in enumerate(info.get("env") or ())}
-    return dict(sorted(rows.items(), key=lambda pair: (order_of_row(pair[1]), envs.get(pair[1].env, 0))))
+    return dict(
+        sorted(rows.items(), key=lambda pair: (order_of_row(pair[1]), envs.get(pair[1].env, 0)))
+    )
 
 
 def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
     """Return the slowest group of each case if its slowness exceeds noise.
 
-    Its whole interval must lie above that of the median group, and its time beyond a margin. For two equal groups in
-    six launches, all six medians of one must exceed all six of the other: once in 462 cases. A single launch has no
-    interval between launches.
+    Its whole interval must lie above that of the median group, and its time beyond a margin. For
+    two equal groups in
+    six launches, all six medians of one must exceed all six of the other: once in 462 cases. A
+    single launch has no interval between launches.
     """
     timed: dict[str, list[tuple[float, RowKey]]] = {}
     for key, row in rows.items():
@@ -260,11 +274,13 @@ def _summarise(records: Sequence[Record], info: RunInfo) -> Row:
     outcome = _outcome(records)
     timed = _timed(records, ("ok", "wrong") if outcome.status == "wrong" else ("ok",))
     row = _with_conditions(_requested(records[-1].case, info), timed or records)
-    wrong = _total(r.wrong for r in (timed or records))
+    wrong = _total(r.wrong for r in timed or records)
     row = dataclasses.replace(_with_times(row, timed), wrong=wrong, **vars(outcome))
     algbw, busbw = _bandwidths(row)
     flags = join_flags(_flags(row, timed, info))
-    return dataclasses.replace(row, osu_bytes=_osu_bytes(row), algbw_GBps=algbw, busbw_GBps=busbw, flags=flags)
+    return dataclasses.replace(
+        row, osu_bytes=_osu_bytes(row), algbw_GBps=algbw, busbw_GBps=busbw, flags=flags
+    )
 
 
 def _timed(records: Iterable[Record], statuses: Sequence[str]) -> list[Record]:
@@ -272,11 +288,14 @@ def _timed(records: Iterable[Record], statuses: Sequence[str]) -> list[Record]:
 
 
 def _outcome(records: Sequence[Record]) -> Outcome:
-    """Return the outcome of a case: wrong if any launch is, else ok if any is and the latest did not fail."""
+    """Return the outcome of a case: wrong if any launch is, else ok if any is and the latest did
+    not fail.
+    """
     wrong = [record for record in records if record.status == "wrong"]
     if wrong:
         counted = (
-            f"{_total(r.wrong for r in wrong) or 0} elements were wrong in {len(wrong)} of {len(records)} launches."
+            f"{_total(r.wrong for r in wrong) or 0} elements were wrong in {len(wrong)} of"
+            f" {len(records)} launches."
         )
         stated = next((record for record in wrong if record.reason), None)
         return Outcome.of(stated) if stated else Outcome(status="wrong", reason=counted)
@@ -284,7 +303,9 @@ def _outcome(records: Sequence[Record]) -> Outcome:
 
 
 def last_outcome(records: Sequence[HasStatus]) -> Outcome:
-    """Return the outcome of a case without wrong data: ok if any launch is and the latest did not fail."""
+    """Return the outcome of a case without wrong data: ok if any launch is and the latest did not
+    fail.
+    """
     last = records[-1]
     if last.status in {"failed", "hung"} or all(record.status != "ok" for record in records):
         return Outcome.of(last)
@@ -316,9 +337,14 @@ def _requested(case: Case, info: RunInfo) -> Row:
 
 
 def _with_conditions(row: Row, records: Sequence[Record]) -> Row:
-    """Fill the columns about how the case was measured; texts that differ between launches are all named."""
+    """Fill the columns about how the case was measured.
+
+    Texts that differ between launches are all named.
+    """
     last = records[-1]
-    texts: dict[str, Any] = {name: joined_texts(getattr(record, name) for record in records) for name in _TEXTS}
+    texts: dict[str, Any] = {
+        name: joined_texts(getattr(record, name) for record in records) for name in _TEXTS
+    }
     return dataclasses.replace(
         row,
         **texts,
@@ -349,12 +375,20 @@ def _with_times(row: Row, timed: Sequence[Record]) -> Row:
         time_us_p75=p75,
         time_us_p95=p95,
         time_us_rank_mean=_median_of_medians(r.rank_mean_us for r in timed),
-        time_us_mean=_median_of_medians([statistics.fmean(r.rank_mean_us)] for r in timed if len(r.rank_mean_us)),
-        time_us_mean_min=_median_of_medians([min(r.rank_average_us)] for r in timed if len(r.rank_average_us)),
-        time_us_mean_max=_median_of_medians([max(r.rank_average_us)] for r in timed if len(r.rank_average_us)),
+        time_us_mean=_median_of_medians(
+            [statistics.fmean(r.rank_mean_us)] for r in timed if len(r.rank_mean_us)
+        ),
+        time_us_mean_min=_median_of_medians(
+            [min(r.rank_average_us)] for r in timed if len(r.rank_average_us)
+        ),
+        time_us_mean_max=_median_of_medians(
+            [max(r.rank_average_us)] for r in timed if len(r.rank_average_us)
+        ),
         skew_us=_median_of_medians(r.skew_us for r in timed),
         harness_us=_median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
-        framework_us=_median_of_medians([r.framework_us] for r in timed if r.framework_us is not None),
+        framework_us=_median_of_medians(
+            [r.framework_us] for r in timed if r.framework_us is not None
+        ),
         energy_J=metered(timed)[0],
     )
 
@@ -365,10 +399,19 @@ def joined_texts(texts: Iterable[str]) -> str:
 
 
 def metered(records: Iterable[Metered]) -> tuple[float | None, str]:
-    """Return the median energy over launches and the counted devices; none if launches counted different devices."""
-    with_energy = [(record.energy_of, record.energy_J) for record in records if record.energy_J is not None]
+    """Return the median energy over launches and the counted devices.
+
+    None if launches counted different devices.
+    """
+    with_energy = [
+        (record.energy_of, record.energy_J) for record in records if record.energy_J is not None
+    ]
     kinds = {energy_of for energy_of, _ in with_energy}
-    return (stats.median([joules for _, joules in with_energy]), kinds.pop()) if len(kinds) == 1 else (None, "")
+    return (
+        (stats.median([joules for _, joules in with_energy]), kinds.pop())
+        if len(kinds) == 1
+        else (None, "")
+    )
 
 
 def energy_kinds(records: Iterable[Record]) -> dict[RowKey, str]:
@@ -381,21 +424,30 @@ def energy_kinds(records: Iterable[Record]) -> dict[RowKey, str]:
 
 
 def _quantiles(timed: Sequence[Record]) -> list[float | None]:
-    """Return the minimum, the quartiles and p95 as medians over launches; of imported cases, the stated ones."""
+    """Return the minimum, the quartiles and p95 as medians over launches.
+
+    Of imported cases, the stated ones.
+    """
     stated = [r.stated for r in timed if r.stated]
     columns: Iterable[Sequence[float | None]]
     if stated:
         columns = (
-            [getattr(statistics, f"{name}_us") for statistics in stated] for name in ("min", "p25", "p75", "p95")
+            [getattr(statistics, f"{name}_us") for statistics in stated]
+            for name in ("min", "p25", "p75", "p95")
         )
     else:
-        columns = zip(*(stats.quantiles(r.times_us, (0, 0.25, 0.75, 0.95)) for r in timed), strict=True)
+        columns = zip(
+            *(stats.quantiles(r.times_us, (0, 0.25, 0.75, 0.95)) for r in timed), strict=True
+        )
     present = ([value for value in column if value is not None] for column in columns)
     return [stats.median(column) if len(column) == len(timed) else None for column in present]
 
 
 def _repetitions(record: Record) -> int | None:
-    """Return the number of valid repetitions; in a matrix of all pairs, with both directions of a pair as one."""
+    """Return the number of valid repetitions.
+
+    In a matrix of all pairs, with both directions of a pair as one.
+    """
     if record.stated:
         return record.stated.repetitions
     if not record.pairs:
@@ -405,19 +457,26 @@ def _repetitions(record: Record) -> int | None:
 
 
 def _visits(timed: Sequence[Record]) -> int | None:
-    """Return the visits of a launch, the median over launches; None for a matrix and for imported cases."""
+    """Return the visits of a launch, the median over launches.
+
+    None for a matrix and for imported cases.
+    """
     if any(record.stated or record.pairs for record in timed):
         return None
     return round(stats.median([len(visit_times(record)) for record in timed]))
 
 
 def _interval(timed: Sequence[Record]) -> stats.Interval | None:
-    """Return the 95 % interval over launches; of a single launch, over its visits or else its repetitions.
+    """Return the 95 % interval over launches.
 
-    Launches of several visits are close to normally distributed on a logarithmic scale, as each is a median over
-    visits: the interval is Student's, which holds whether launches or visits differ more. Other launches may have two
-    modes, so that their interval assumes no distribution. The interval includes the time of the row, whose median over
-    visits may lie outside the interval of the repetitions.
+    Of a single launch, over its visits or else its repetitions.
+
+    Launches of several visits are close to normally distributed on a logarithmic scale, as each is
+    a median over
+    visits: the interval is Student's, which holds whether launches or visits differ more. Other
+    launches may have two modes, so that their interval assumes no distribution. The interval
+    includes the time of the row, whose median over visits may lie outside the interval of the
+    repetitions.
     """
     visits = [visit_times(record) for record in timed]
     has_visits = min(map(len, visits)) >= FEWEST_VISITS
@@ -438,7 +497,10 @@ def _osu_bytes(row: Row) -> int | None:
 
 
 def _bandwidths(row: Row) -> tuple[float | None, float | None]:
-    """Return algbw and busbw in GB/s (nccl-tests, doc/PERFORMANCE.md); None for a barrier and for wrong data."""
+    """Return algbw and busbw in GB/s (nccl-tests, doc/PERFORMANCE.md).
+
+    None for a barrier and for wrong data.
+    """
     size = row.group_size or row.world_size
     if row.status == "wrong" or row.message_bytes is None or not row.time_us or not size:
         return None, None
@@ -454,13 +516,17 @@ def _flags(row: Row, timed: Sequence[Record], info: RunInfo) -> set[str]:
     counts = Counter(flag for record in timed if record.flags for flag in set(record.flags))
     ticks = TICKS * float(info.get("tick_us") or DEFAULT_TICK_US)
     judged = {
-        "ci_wide": is_wide(row.time_us, row.time_us_ci_low, row.time_us_ci_high, info, at_least=ticks),
+        "ci_wide": is_wide(
+            row.time_us, row.time_us_ci_low, row.time_us_ci_high, info, at_least=ticks
+        ),
         "bimodal": 2 * counts["bimodal"] >= len(timed),
         "unsteady": 2 * counts["unsteady"] >= len(timed),
         "harness": (row.harness_us or 0) > HARNESS_SHARE * (row.time_us or 0),
     }
     flags = (counts.keys() - _JUDGED) | set(raised_flags(judged))
-    flags |= launch_flags(launch_medians(timed, ("ok", "wrong"))) | condition_flags(row.backend, info)
+    flags |= launch_flags(launch_medians(timed, ("ok", "wrong"))) | condition_flags(
+        row.backend, info
+    )
     # a single output of another tool cannot be measured again; more than one give an interval
     return flags - ({"one_launch"} if "imported" in flags and len(timed) == 1 else {"imported"})
 
@@ -482,9 +548,16 @@ def launch_flags(medians: Sequence[float]) -> set[str]:
 
 
 def is_wide(
-    value: float | None, low: float | None, high: float | None, info: RunInfo, *, at_least: float = 0.0
+    value: float | None,
+    low: float | None,
+    high: float | None,
+    info: RunInfo,
+    *,
+    at_least: float = 0.0,
 ) -> bool:
-    """Return whether an interval misses the budget's target and its half-width exceeds the clock's resolution."""
+    """Return whether an interval misses the budget's target and its half-width exceeds the clock's
+    resolution.
+    """
     target = info.get("relative_half_width")
     if target is None or value is None or low is None or high is None:
         return False
@@ -493,7 +566,15 @@ def is_wide(
 
 def order_of_row(row: Row) -> tuple[Any, ...]:
     """Return the sort key of a row; see `keyed_rows`."""
-    keys = (pattern_order(row.pattern), row.dtype, row.redop, row.in_place, row.root, row.message_bytes, row.backend)
+    keys = (
+        pattern_order(row.pattern),
+        row.dtype,
+        row.redop,
+        row.in_place,
+        row.root,
+        row.message_bytes,
+        row.backend,
+    )
     return (_PLACES[row.operation], *((key is not None, key) for key in keys))
 
 

@@ -19,15 +19,29 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 #: Control characters, and those that turn the direction of what follows; new lines stay.
-_HIDDEN = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)
-_VISIBLE = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _HIDDEN if code != ord("\n")}  # noqa: PLR2004 - a byte
+_HIDDEN = (
+    *range(32),
+    *range(127, 160),
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+    0x2028,
+    0x2029,
+)
+_VISIBLE = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"  # noqa: PLR2004 - a byte
+    for code in _HIDDEN
+    if code != ord("\n")
+}
 _ONE_LINE = _VISIBLE | {ord("\n"): "\\n"}
 #: A spreadsheet runs a cell that begins with one of these as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def visible(text: str) -> str:
-    """Return the text with control characters as escapes, so that a terminal does not obey them; new lines stay."""
+    """Return the text with control characters as escapes, so that a terminal does not obey them.
+
+    New lines stay.
+    """
     return text.translate(_VISIBLE)
 
 
@@ -37,19 +51,24 @@ def one_line(text: str) -> str:
 
 
 def cell_text(text: str) -> str:
-    """Return the text for a CSV cell: with a leading apostrophe if a spreadsheet would run it as a formula."""
+    """Return the text for a CSV cell: with a leading apostrophe if a spreadsheet would run it as a
+    formula.
+    """
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 #: Columns of free text, where each run of white space becomes one space.
 _FREE_TEXT = frozenset({"reason", "case"})
-#: The pandas type of each annotated type; each holds NA where a column does not apply. Texts such as operations are no
-#: categories: concatenating tables whose versions register unlike operations would turn categories into plain texts.
+#: The pandas type of each annotated type; each holds NA where a column does not apply. Texts such
+#: as operations are no categories: concatenating tables whose versions register unlike operations
+#: would turn categories into plain texts.
 _DTYPES = {int: "Int64", float: "Float64", bool: "boolean", str: "string[python]"}
 
 
 def column_dtypes(row_class: type[Any]) -> dict[str, str]:
-    """Return the pandas type of each column of a row's dataclass: Int64, Float64, boolean or string[python]."""
+    """Return the pandas type of each column of a row's dataclass: Int64, Float64, boolean or
+    string[python].
+    """
     hints = get_type_hints(row_class)
     types = {name: hints[name] for name in columns_of(row_class)}
     return {
@@ -59,7 +78,8 @@ def column_dtypes(row_class: type[Any]) -> dict[str, str]:
 
 
 def table_of(row_class: type[Any], rows: Iterable[DataclassInstance]) -> DataFrame:
-    """Return rows as a DataFrame with the columns of ``row_class`` and the types of `column_dtypes`.
+    """Return rows as a DataFrame with the columns of ``row_class`` and the types of
+    `column_dtypes`.
 
     A number that does not apply is NA, a text that does not apply is empty.
     """
@@ -68,11 +88,17 @@ def table_of(row_class: type[Any], rows: Iterable[DataclassInstance]) -> DataFra
     return table_of_columns(dtypes, {name: [getattr(row, name) for row in rows] for name in dtypes})
 
 
-def table_of_columns(dtypes: Mapping[str, str], columns: Mapping[str, Iterable[object]]) -> DataFrame:
-    """Return a DataFrame as `table_of`, from the pandas type and the values of each column instead of rows."""
+def table_of_columns(
+    dtypes: Mapping[str, str], columns: Mapping[str, Iterable[object]]
+) -> DataFrame:
+    """Return a DataFrame as `table_of`, from the pandas type and the values of each column instead
+    of rows.
+    """
     import pandas as pd
 
-    return pd.DataFrame({name: list(columns[name]) for name in dtypes}, dtype=object).astype(dict(dtypes))
+    return pd.DataFrame({name: list(columns[name]) for name in dtypes}, dtype=object).astype(
+        dict(dtypes)
+    )
 
 
 def rows_of(table: DataFrame) -> Iterable[Any]:
@@ -103,11 +129,16 @@ def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS
 
 
 def table_csv(table: DataFrame) -> str:
-    """Return a table as the text of a CSV file: header row, ``.`` decimals, six digits, empty cells for NA."""
+    """Return a table as the text of a CSV file: header row, ``.`` decimals, six digits, empty cells
+    for NA.
+    """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(table.columns)
-    columns = ((name, column.astype(object).where(column.notna(), None).tolist()) for name, column in table.items())
+    columns = (
+        (name, column.astype(object).where(column.notna(), None).tolist())
+        for name, column in table.items()
+    )
     cells = (map(_cell, repeat(str(name)), values) for name, values in columns)
     writer.writerows(zip(*cells, strict=True))
     return stream.getvalue()

@@ -1,4 +1,6 @@
-"""The launches of a training configuration, and comparisons of two configurations by speed and by learning."""
+"""The launches of a training configuration, and comparisons of two configurations by speed and by
+learning.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ from commbench.stats.components import FEWEST_VISITS
 #: A loss is the mean over the last tenth of the steps.
 LOSS_WINDOW = 10
 
-#: Launches of a live tuning from which on its speedups are compared by launch; fewer are compared by their blocks.
-#: Student's t over 2 or 3 launches is wider than the interval over the blocks of one.
+#: Launches of a live tuning from which on its speedups are compared by launch; fewer are compared
+#: by their blocks. Student's t over 2 or 3 launches is wider than the interval over the blocks of
+#: one.
 FEWEST_LIVE_LAUNCHES = 4
 
 Group = tuple[str, str, int, int, str]
@@ -67,7 +70,10 @@ class Trained:
 
     def block_sample_ms(self, launch: int) -> list[float]:
         """Return the median time per sample in each block of a launch."""
-        return [block_ms / self.case.samples_per_step for block_ms in block_medians_ms(self.timed[launch])]
+        return [
+            block_ms / self.case.samples_per_step
+            for block_ms in block_medians_ms(self.timed[launch])
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,25 +84,32 @@ class Speedup:
     launches: int
     """Launches that ran both."""
     interval: Interval | None = None
-    """The interval over launches, at 95 % unless requested otherwise; over blocks where ``blocks`` is not 0."""
+    """The interval over launches, at 95 % unless requested otherwise; over blocks where
+    ``blocks`` is not 0."""
     blocks: int = 0
-    """Pairs of blocks behind it in a live tuning with fewer launches than `FEWEST_LIVE_LAUNCHES`; else 0."""
+    """Pairs of blocks behind it in a live tuning with fewer launches than
+    `FEWEST_LIVE_LAUNCHES`; else 0."""
 
 
 def block_medians_ms(record: TrainingRecord) -> list[float]:
     """Return the median step of each block of a record in milliseconds."""
     ends = np.cumsum(record.block_lengths)[:-1]
-    return [median(block.tolist()) for block in np.split(np.asarray(record.step_ms), ends) if len(block)]
+    return [
+        median(block.tolist()) for block in np.split(np.asarray(record.step_ms), ends) if len(block)
+    ]
 
 
 def trained(records: Iterable[TrainingRecord], phase: str = SWEEP) -> dict[str, Trained]:
     """Return the configurations of one phase by case key, including those without DDP."""
     by_case = records_by_case(record for record in records if record.case.phase == phase)
-    return {key: Trained(case=of_case[-1].case, records=of_case) for key, of_case in by_case.items()}
+    return {
+        key: Trained(case=of_case[-1].case, records=of_case) for key, of_case in by_case.items()
+    }
 
 
 def baseline_case(cases: Sequence[TrainingCase], info: RunInfo) -> TrainingCase:
-    """Return the baseline of a group of alternatives: in a live tuning the script's own setting, else DDP's default.
+    """Return the baseline of a group of alternatives: in a live tuning the script's own setting,
+    else DDP's default.
 
     Args:
         cases: of one group and phase.
@@ -110,7 +123,9 @@ def baseline_case(cases: Sequence[TrainingCase], info: RunInfo) -> TrainingCase:
 
 
 def groups_of(known: Mapping[str, Trained]) -> dict[Group, list[Trained]]:
-    """Return the configurations that are alternatives to each other, by group, without those that do not use DDP."""
+    """Return the configurations that are alternatives to each other, by group, without those that
+    do not use DDP.
+    """
     groups: dict[Group, list[Trained]] = {}
     for configuration in known.values():
         if configuration.case.uses_ddp:
@@ -119,13 +134,16 @@ def groups_of(known: Mapping[str, Trained]) -> dict[Group, list[Trained]]:
 
 
 def speedup_of(configuration: Trained, baseline: Trained, *, level: float = 0.95) -> Speedup | None:
-    """Return the speedup of a configuration over ``baseline`` in the launches that have both; None without any.
+    """Return the speedup of a configuration over ``baseline`` in the launches that have both.
 
-    It is the median of the ratios of `paired_sample_ms`, with `commbench.stats.launch_interval`: launches that are slow
-    as a whole cancel out. Where launches differ by 4 % and configurations within them by 1.5 %, its interval covers 95
-    to 97 % with 2 to 6 launches, and it spreads a fifth less than the ratio of the medians (simulated, lognormal).
-    Where blocks were divided, the ratio of a launch is itself an average over rounds and the interval is Student's, as
-    for the visits of a collective. Pairs of blocks of a live tuning: `speedup_of_rounds`.
+    None without any.
+
+    It is the median of the ratios of `paired_sample_ms`, with `commbench.stats.launch_interval`:
+    launches that are slow as a whole cancel out. Where launches differ by 4 % and configurations
+    within them by 1.5 %, its interval covers 95 to 97 % with 2 to 6 launches, and it spreads a
+    fifth less than the ratio of the medians (simulated, lognormal). Where blocks were divided, the
+    ratio of a launch is itself an average over rounds and the interval is Student's, as for the
+    visits of a collective. Pairs of blocks of a live tuning: `speedup_of_rounds`.
     """
     own, base = paired_sample_ms(configuration, baseline)
     if not own or min(own + base) <= 0:
@@ -134,17 +152,24 @@ def speedup_of(configuration: Trained, baseline: Trained, *, level: float = 0.95
     launches = common_launches(configuration, baseline)
     if pairs_blocks(configuration, baseline):
         return dataclasses.replace(speedup_of_rounds(ratios, level), launches=len(launches))
-    is_divided = len(launches) > 1 and all(has_rounds(configuration, baseline, launch) for launch in launches)
-    interval = stats.student_interval(ratios, level) if is_divided else stats.launch_interval(ratios, level)
+    is_divided = len(launches) > 1 and all(
+        has_rounds(configuration, baseline, launch) for launch in launches
+    )
+    interval = (
+        stats.student_interval(ratios, level)
+        if is_divided
+        else stats.launch_interval(ratios, level)
+    )
     return Speedup(ratio=median(ratios), launches=len(launches), interval=interval)
 
 
 def speedup_of_rounds(ratios: Sequence[float], level: float) -> Speedup:
     """Return the speedup of a live tuning from those of its rounds.
 
-    Each round draws the order of its blocks, so that the logarithm of a ratio is distributed symmetrically about that
-    of the true speedup, as signed ranks assume. Their interval is a fifth narrower than that of the median (normal
-    noise, 32 rounds). Too few rounds for signed ranks have Student's interval.
+    Each round draws the order of its blocks, so that the logarithm of a ratio is distributed
+    symmetrically about that of the true speedup, as signed ranks assume. Their interval is a fifth
+    narrower than that of the median (normal noise, 32 rounds). Too few rounds for signed ranks have
+    Student's interval.
     """
     logs = np.log(ratios)
     interval = stats.signed_rank_interval(logs, level)
@@ -152,47 +177,73 @@ def speedup_of_rounds(ratios: Sequence[float], level: float) -> Speedup:
         interval = Interval(low=math.exp(interval.low), high=math.exp(interval.high), level=level)
     elif len(ratios) > 1:
         interval = stats.student_interval(ratios, level)
-    return Speedup(ratio=math.exp(stats.hodges_lehmann(logs)), launches=1, interval=interval, blocks=len(ratios))
+    return Speedup(
+        ratio=math.exp(stats.hodges_lehmann(logs)),
+        launches=1,
+        interval=interval,
+        blocks=len(ratios),
+    )
 
 
 def paired_sample_ms(configuration: Trained, baseline: Trained) -> tuple[list[float], list[float]]:
     """Return the median times per sample of both in each launch that has both.
 
-    Where blocks were divided into short ones, whose numbers are those of rounds, the ratio of the two times is that of
-    rounds, averaged by `commbench.stats.hodges_lehmann` on logarithms: what slows the machine for a while cancels out.
-    In a live tuning with few launches they are those of all blocks, paired within each launch: blocks with the same
-    number were trained in the same round. A launch that is slow as a whole cancels out of each ratio.
+    Where blocks were divided into short ones, whose numbers are those of rounds, the ratio of the
+    two times is that of rounds, averaged by `commbench.stats.hodges_lehmann` on logarithms: what
+    slows the machine for a while cancels out.
+    In a live tuning with few launches they are those of all blocks, paired within each launch:
+    blocks with the same number were trained in the same round. A launch that is slow as a whole
+    cancels out of each ratio.
     """
     launches = common_launches(configuration, baseline)
     if not pairs_blocks(configuration, baseline):
-        return configuration.sample_ms(launches), [_paired_base_ms(configuration, baseline, n) for n in launches]
+        return configuration.sample_ms(launches), [
+            _paired_base_ms(configuration, baseline, n) for n in launches
+        ]
     pairs = [
         pair
         for launch in launches
-        for pair in zip(configuration.block_sample_ms(launch), baseline.block_sample_ms(launch), strict=False)
+        for pair in zip(
+            configuration.block_sample_ms(launch), baseline.block_sample_ms(launch), strict=False
+        )
     ]
     return [own for own, _ in pairs], [theirs for _, theirs in pairs]
 
 
 def pairs_blocks(configuration: Trained, baseline: Trained) -> bool:
-    """Return whether two configurations are compared by blocks: in a live tuning with few launches that have both."""
+    """Return whether two configurations are compared by blocks: in a live tuning with few launches
+    that have both.
+    """
     launches = common_launches(configuration, baseline)
     records = [each.timed[launch] for launch in launches for each in (configuration, baseline)]
-    return 0 < len(launches) < FEWEST_LIVE_LAUNCHES and all(len(record.block_at) for record in records)
+    return 0 < len(launches) < FEWEST_LIVE_LAUNCHES and all(
+        len(record.block_at) for record in records
+    )
 
 
 def has_rounds(configuration: Trained, baseline: Trained, launch: int) -> bool:
-    """Return whether the blocks of both were divided in a launch, into at least `FEWEST_VISITS` rounds."""
+    """Return whether the blocks of both were divided in a launch, into at least `FEWEST_VISITS`
+    rounds.
+    """
     own, base = (each.timed[launch] for each in (configuration, baseline))
     rounds = len(own.block_lengths)
-    return rounds >= FEWEST_VISITS and rounds == len(base.block_lengths) and own.is_divided and base.is_divided
+    return (
+        rounds >= FEWEST_VISITS
+        and rounds == len(base.block_lengths)
+        and own.is_divided
+        and base.is_divided
+    )
 
 
 def _paired_base_ms(configuration: Trained, baseline: Trained, launch: int) -> float:
-    """Return the time per sample of the baseline in a launch, or over rounds, see `paired_sample_ms`."""
+    """Return the time per sample of the baseline in a launch, or over rounds, see
+    `paired_sample_ms`.
+    """
     if not has_rounds(configuration, baseline, launch):
         return baseline.sample_ms([launch])[0]
-    pairs = zip(baseline.block_sample_ms(launch), configuration.block_sample_ms(launch), strict=True)
+    pairs = zip(
+        baseline.block_sample_ms(launch), configuration.block_sample_ms(launch), strict=True
+    )
     ratio = math.exp(stats.hodges_lehmann([math.log(theirs / ours) for theirs, ours in pairs]))
     return configuration.sample_ms([launch])[0] * ratio
 
@@ -202,7 +253,7 @@ def common_launches(configuration: Trained, baseline: Trained) -> list[int]:
     return sorted(configuration.steps_ms.keys() & baseline.steps_ms.keys())
 
 
-# ---------------------------------------------------------------------------------------------------- the learning
+# ------------------------------------------------------------------------------------- the learning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,24 +269,34 @@ class EqualLosses:
 
 
 def equal_losses(group: Sequence[Trained]) -> dict[tuple[str, int], EqualLosses]:
-    """Return the losses of a group's configurations by (case key, launch); each launch has its own data.
+    """Return the losses of a group's configurations by (case key, launch).
 
-    The window is a tenth of the common steps, one at least. A configuration finishes after all its steps, each of its
-    median time.
+    Each launch has its own data.
+
+    The window is a tenth of the common steps, one at least. A configuration finishes after all its
+    steps, each of its median time.
     """
     equal = {}
     for launch in sorted({launch for member in group for launch in member.timed}):
-        members = [member for member in group if launch in member.timed and len(member.timed[launch].losses)]
+        members = [
+            member
+            for member in group
+            if launch in member.timed and len(member.timed[launch].losses)
+        ]
         if not members:
             continue
         count = min(len(member.timed[launch].losses) for member in members)
-        over_ms = min(len(member.timed[launch].losses) * member.steps_ms[launch] for member in members)
+        over_ms = min(
+            len(member.timed[launch].losses) * member.steps_ms[launch] for member in members
+        )
         for member in members:
             losses, step_ms = member.timed[launch].losses, member.steps_ms[launch]
             reached = math.floor(over_ms / step_ms + 1e-9) if step_ms else count
             width = max(1, count // LOSS_WINDOW)
             equal[member.case.key, launch] = EqualLosses(
-                steps=_ending(losses, count, width), time=_ending(losses, reached, width), count=count
+                steps=_ending(losses, count, width),
+                time=_ending(losses, reached, width),
+                count=count,
             )
     return equal
 
@@ -246,7 +307,9 @@ def paired_losses(
     """Return the losses of two configurations in each launch that has both."""
     launches = sorted(configuration.timed.keys() & base.timed.keys())
     keys = [((configuration.case.key, launch), (base.case.key, launch)) for launch in launches]
-    return [(losses[own], losses[theirs]) for own, theirs in keys if own in losses and theirs in losses]
+    return [
+        (losses[own], losses[theirs]) for own, theirs in keys if own in losses and theirs in losses
+    ]
 
 
 def _ending(losses: Sequence[float], end: int, width: int) -> float:
@@ -256,20 +319,31 @@ def _ending(losses: Sequence[float], end: int, width: int) -> float:
 
 
 def time_to_target_s(configuration: Trained) -> float | None:
-    """Return the median seconds until the metric meets its target; None unless it does in most launches.
+    """Return the median seconds until the metric meets its target.
+
+    None unless it does in most launches.
 
     For the direction of a metric see `falls`.
     """
-    aimed = [record for record in configuration.timed.values() if record.target is not None and len(record.metrics)]
+    aimed = [
+        record
+        for record in configuration.timed.values()
+        if record.target is not None and len(record.metrics)
+    ]
     times = [_reached(record) * configuration.steps_ms[record.launch] / 1e3 for record in aimed]
     return time if times and math.isfinite(time := median(times)) else None
 
 
 def _reached(record: TrainingRecord) -> float:
-    """Return the number of steps after which the metric first meets its target; infinite if never."""
+    """Return the number of steps after which the metric first meets its target.
+
+    Infinite if never.
+    """
     target = float(record.target or 0.0)
     falling = falls(record.metric_name)
-    steps = (step for step, value in record.metrics if (value <= target if falling else value >= target))
+    steps = (
+        step for step, value in record.metrics if (value <= target if falling else value >= target)
+    )
     return next(steps, math.inf)
 
 

@@ -1,4 +1,6 @@
-"""The summary of training: records of several launches become the rows of ``ddp.csv`` and ``buckets.csv``."""
+"""The summary of training: records of several launches become the rows of ``ddp.csv`` and
+``buckets.csv``.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ _PARTS = (
 #: Launches with fewer timed steps are flagged.
 FEWEST_STEPS = 3
 
-# ------------------------------------------------------------------------------------------------------- ddp.csv
+# ------------------------------------------------------------------------------------------ ddp.csv
 
 
 def training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[TrainingRow]:
@@ -69,18 +71,22 @@ def training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[Trai
     return list(keyed_training_rows(records, info).values())
 
 
-def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dict[TrainingCase, TrainingRow]:
-    """Return one row per configuration of the sweep, the baseline first in its group, then ordered by its settings.
+def keyed_training_rows(
+    records: Iterable[TrainingRecord], info: RunInfo
+) -> dict[TrainingCase, TrainingRow]:
+    """Return one row per configuration of the sweep, the baseline first in its group, then ordered
+    by its settings.
 
     Args:
-        records: as ``samples.jsonl`` holds them; the last one of a case and launch counts. Those of the
-            phase ``confirm`` are not looked at, those of ``calibrate`` only where nothing was swept, and those without
-            DDP give ``local_step_ms``.
-        info: as ``run.json`` holds it; read are ``run_id``, ``nodes``, ``ranks_per_node``, ``ranks_per_gpu``,
-            ``seed``, ``relative_half_width`` (the budget's target), ``oversubscribed``, ``emulated`` (also inside
-            ``environment``), ``baseline``, ``layouts`` (for a case's key the bytes of its buckets by DDP's rule), and
-            ``same_layout``: for the key of each case that was not measured the key of the one that was measured for
-            it. Each is optional.
+        records: as ``samples.jsonl`` holds them; the last one of a case and launch counts. Those of
+            the phase ``confirm`` are not looked at, those of ``calibrate`` only where nothing was
+            swept, and those without DDP give ``local_step_ms``.
+        info: as ``run.json`` holds it; read are ``run_id``, ``nodes``, ``ranks_per_node``,
+            ``ranks_per_gpu``, ``seed``, ``relative_half_width`` (the budget's target),
+            ``oversubscribed``, ``emulated`` (also inside ``environment``), ``baseline``,
+            ``layouts`` (for a case's key the bytes of its buckets by DDP's rule), and
+            ``same_layout``: for the key of each case that was not measured the key of the one that
+            was measured for it. Each is optional.
     """
     by_key = swept(records)
     stand_ins = _stand_ins(info)
@@ -104,28 +110,45 @@ def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dic
     return {case: rows[case] for case in sorted(rows, key=lambda case: _order(case, first, info))}
 
 
-def training_energy_kinds(records: Iterable[TrainingRecord], info: RunInfo) -> dict[TrainingCase, str]:
-    """Return the ``energy_of`` of each configuration with an energy, the step without DDP included."""
+def training_energy_kinds(
+    records: Iterable[TrainingRecord], info: RunInfo
+) -> dict[TrainingCase, str]:
+    """Return the ``energy_of`` of each configuration with an energy, the step without DDP
+    included.
+    """
     metered_by_case = {
-        trained_case.case: metered(trained_case.timed.values()) for trained_case in swept(records).values()
+        trained_case.case: metered(trained_case.timed.values())
+        for trained_case in swept(records).values()
     }
-    kinds = {case: energy_of for case, (joules, energy_of) in metered_by_case.items() if joules is not None}
-    return kinds | {case: kinds[other] for case, other in _stand_ins(info).items() if other in kinds}
+    kinds = {
+        case: energy_of
+        for case, (joules, energy_of) in metered_by_case.items()
+        if joules is not None
+    }
+    return kinds | {
+        case: kinds[other] for case, other in _stand_ins(info).items() if other in kinds
+    }
 
 
 def swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
-    """Return the configurations of the sweep, or those of the calibration if a tuning made no sweep."""
+    """Return the configurations of the sweep, or those of the calibration if a tuning made no
+    sweep.
+    """
     records = list(records)
     return trained(records) or trained(records, CALIBRATE)
 
 
 def _stand_ins(info: RunInfo) -> dict[TrainingCase, TrainingCase]:
-    """Return the measured case of each case that was not measured because its buckets are the same."""
+    """Return the measured case of each case that was not measured because its buckets are the
+    same.
+    """
     same = info.get("same_layout") or {}
     return {TrainingCase.from_key(key): TrainingCase.from_key(other) for key, other in same.items()}
 
 
-def _baseline(members: Sequence[Trained], by_key: Mapping[str, Trained], info: RunInfo) -> Trained | None:
+def _baseline(
+    members: Sequence[Trained], by_key: Mapping[str, Trained], info: RunInfo
+) -> Trained | None:
     """Return the baseline of a group; None if it was not trained."""
     group = members[0].case.group
     cases = [trained_case.case for trained_case in members]
@@ -133,8 +156,12 @@ def _baseline(members: Sequence[Trained], by_key: Mapping[str, Trained], info: R
     return by_key.get(baseline_case(cases, info).key)
 
 
-def _verdicts(groups: Mapping[Group, Sequence[Trained]], baselines: Mapping[Group, Trained | None]) -> dict[str, str]:
-    """Return the verdict on each configuration against its baseline, with the whole run as one family."""
+def _verdicts(
+    groups: Mapping[Group, Sequence[Trained]], baselines: Mapping[Group, Trained | None]
+) -> dict[str, str]:
+    """Return the verdict on each configuration against its baseline, with the whole run as one
+    family.
+    """
     pairs = {}
     for group, members in groups.items():
         base = baselines[group]
@@ -144,7 +171,9 @@ def _verdicts(groups: Mapping[Group, Sequence[Trained]], baselines: Mapping[Grou
             own, theirs = paired_sample_ms(trained_case, base)
             pairs[trained_case.case.key] = (theirs, own)
     comparisons = stats.compare_family(list(pairs.values()), margin=MARGIN, paired=True)
-    return {key: str(comparison.verdict) for key, comparison in zip(pairs, comparisons, strict=True)}
+    return {
+        key: str(comparison.verdict) for key, comparison in zip(pairs, comparisons, strict=True)
+    }
 
 
 def _with_comparison(
@@ -167,10 +196,17 @@ def _with_comparison(
 
 
 def _fp16(
-    members: Sequence[Trained], stand_ins: Mapping[TrainingCase, TrainingCase], by_key: Mapping[str, Trained]
+    members: Sequence[Trained],
+    stand_ins: Mapping[TrainingCase, TrainingCase],
+    by_key: Mapping[str, Trained],
 ) -> Trained | None:
-    """Return the setting of a group that sends FP16 in DDP's default buckets; None if it was not trained."""
-    case = dataclasses.replace(baseline_of([trained_case.case for trained_case in members]), hook=FP16)
+    """Return the setting of a group that sends FP16 in DDP's default buckets.
+
+    None if it was not trained.
+    """
+    case = dataclasses.replace(
+        baseline_of([trained_case.case for trained_case in members]), hook=FP16
+    )
     return by_key.get(stand_ins.get(case, case).key)
 
 
@@ -194,7 +230,10 @@ def _supported(verdict: str, interval: stats.Interval | None) -> str:
     """Return the verdict if the row's own interval supports it, else inconclusive."""
     if interval is None:
         return str(stats.Verdict.INCONCLUSIVE)
-    shortest, longest = 1 / interval.high, 1 / interval.low  # of the time, as a share of the baseline's
+    shortest, longest = (
+        1 / interval.high,
+        1 / interval.low,
+    )  # of the time, as a share of the baseline's
     borne_out = {
         "faster": longest < 1 - MARGIN,
         "slower": shortest > 1 + MARGIN,
@@ -204,14 +243,19 @@ def _supported(verdict: str, interval: stats.Interval | None) -> str:
 
 
 def _row(
-    trained_case: Trained, local: Trained | None, losses: Mapping[tuple[str, int], EqualLosses], info: RunInfo
+    trained_case: Trained,
+    local: Trained | None,
+    losses: Mapping[tuple[str, int], EqualLosses],
+    info: RunInfo,
 ) -> TrainingRow:
     timed = list(trained_case.timed.values())
     row = _with_conditions(_requested(trained_case.case, info), timed or trained_case.records)
     if timed:
         row = _with_steps(row, trained_case)
     row = _with_learning(_with_parts(row, timed), trained_case, losses)
-    return dataclasses.replace(_with_local_step(row, trained_case, local), **vars(trained_case.outcome))
+    return dataclasses.replace(
+        _with_local_step(row, trained_case, local), **vars(trained_case.outcome)
+    )
 
 
 def _requested(case: TrainingCase, info: RunInfo) -> TrainingRow:
@@ -230,7 +274,10 @@ def _requested(case: TrainingCase, info: RunInfo) -> TrainingRow:
 
 
 def _with_conditions(row: TrainingRow, records: Sequence[TrainingRecord]) -> TrainingRow:
-    """Fill the columns about how it was trained; devices that differ between launches are all named."""
+    """Fill the columns about how it was trained.
+
+    Devices that differ between launches are all named.
+    """
     last = records[-1]
     return dataclasses.replace(
         row,
@@ -247,7 +294,11 @@ def _with_steps(row: TrainingRow, trained_case: Trained) -> TrainingRow:
     """Fill the columns made of whole steps."""
     timed, medians = list(trained_case.timed.values()), list(trained_case.steps_ms.values())
     step_ms = median(medians)
-    interval = stats.median_interval(timed[0].independent_ms) if len(timed) == 1 else trained_case.step_interval
+    interval = (
+        stats.median_interval(timed[0].independent_ms)
+        if len(timed) == 1
+        else trained_case.step_interval
+    )
     return dataclasses.replace(
         row,
         launches=len(timed),
@@ -263,7 +314,9 @@ def _with_steps(row: TrainingRow, trained_case: Trained) -> TrainingRow:
 
 def _with_parts(row: TrainingRow, timed: Sequence[TrainingRecord]) -> TrainingRow:
     """Fill the columns made of one number a launch."""
-    medians: dict[str, Any] = {name: median_known(getattr(record, name) for record in timed) for name in _PARTS}
+    medians: dict[str, Any] = {
+        name: median_known(getattr(record, name) for record in timed) for name in _PARTS
+    }
     agree = [record.ranks_agree for record in timed if record.ranks_agree is not None]
     memory = [record.peak_memory_bytes for record in timed if record.peak_memory_bytes is not None]
     return dataclasses.replace(
@@ -279,19 +332,26 @@ def _with_parts(row: TrainingRow, timed: Sequence[TrainingRecord]) -> TrainingRo
 
 
 def _with_local_step(row: TrainingRow, trained_case: Trained, local: Trained | None) -> TrainingRow:
-    """Fill the columns that compare a configuration with the step without DDP, in launches that have both."""
+    """Fill the columns that compare a configuration with the step without DDP, in launches that
+    have both.
+    """
     launches = trained_case.timed.keys() & local.timed.keys() if local else set()
     if local is None or not launches or not row.step_ms:
         return row
     local_ms = median([local.steps_ms[launch] for launch in launches])
     exposed = [_exposed(trained_case.timed[launch], local.timed[launch]) for launch in launches]
     return dataclasses.replace(
-        row, local_step_ms=local_ms, scaling_efficiency=local_ms / row.step_ms, exposed_comm_ms=median_known(exposed)
+        row,
+        local_step_ms=local_ms,
+        scaling_efficiency=local_ms / row.step_ms,
+        exposed_comm_ms=median_known(exposed),
     )
 
 
 def _exposed(record: TrainingRecord, local: TrainingRecord) -> float | None:
-    """Return the time by which communication lengthens the backward pass, or the optimiser where that exchanges."""
+    """Return the time by which communication lengthens the backward pass, or the optimiser where
+    that exchanges.
+    """
     if record.backward_ms is None or local.backward_ms is None:
         return None
     if not record.case.makes_buckets:
@@ -340,39 +400,55 @@ def _with_learning(
     ]
     return dataclasses.replace(
         row,
-        loss_first=median_known(record.losses[0] for record in trained_case.timed.values() if len(record.losses)),
+        loss_first=median_known(
+            record.losses[0] for record in trained_case.timed.values() if len(record.losses)
+        ),
         loss_equal_steps=median_known(loss.steps for loss in equal),
         loss_equal_time=median_known(loss.time for loss in equal),
-        metric=median_known(record.metrics[-1][1] for record in trained_case.timed.values() if len(record.metrics)),
+        metric=median_known(
+            record.metrics[-1][1] for record in trained_case.timed.values() if len(record.metrics)
+        ),
         time_to_target_s=time_to_target_s(trained_case),
     )
 
 
-# -------------------------------------------------------------------------------------------------------- flags
+# -------------------------------------------------------------------------------------------- flags
 
 
-def _flags(trained_case: Trained, row: TrainingRow, group_flags: set[str], info: RunInfo) -> set[str]:
-    """Return the flags of a row: those of its records, of its group's baseline, and those judged over all launches."""
+def _flags(
+    trained_case: Trained, row: TrainingRow, group_flags: set[str], info: RunInfo
+) -> set[str]:
+    """Return the flags of a row: those of its records, of its group's baseline, and those judged
+    over all launches.
+    """
     timed = list(trained_case.timed.values())
     if not timed:
         return set()
     raised = {flag for record in timed for flag in record.flags}
     judged = {
         "ci_wide": is_wide(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, info),
-        "bimodal": 2 * sum(stats.is_bimodal(record.independent_ms) for record in timed) >= len(timed),
-        "unsteady": 2 * sum(not stats.is_steady(record.independent_ms) for record in timed) >= len(timed),
+        "bimodal": (
+            2 * sum(stats.is_bimodal(record.independent_ms) for record in timed) >= len(timed)
+        ),
+        "unsteady": (
+            2 * sum(not stats.is_steady(record.independent_ms) for record in timed) >= len(timed)
+        ),
         "oversubscribed": bool(info.get("oversubscribed")),
         "traffic": _is_odd(timed),
         "layout": _has_other_layout(trained_case, info),
         "ranks_differ": row.ranks_agree is False,
         "short": any(len(record.step_ms) < FEWEST_STEPS for record in timed),
     }
-    conditions = condition_flags(row.backend, info) | launch_flags(list(trained_case.steps_ms.values()))
+    conditions = condition_flags(row.backend, info) | launch_flags(
+        list(trained_case.steps_ms.values())
+    )
     return raised | set(raised_flags(judged)) | conditions | group_flags
 
 
 def _has_other_layout(trained_case: Trained, info: RunInfo) -> bool:
-    """Return whether DDP made other buckets than ``info["layouts"]`` foresees for the configuration."""
+    """Return whether DDP made other buckets than ``info["layouts"]`` foresees for the
+    configuration.
+    """
     predicted = (info.get("layouts") or {}).get(trained_case.case.key)
     return predicted is not None and any(
         list(record.bucket_bytes) != predicted for record in trained_case.timed.values()
@@ -400,11 +476,12 @@ def _blocks_differ(record: TrainingRecord) -> bool:
     return len(medians) > 1 and max(medians) > (1 + DRIFT) * min(medians)
 
 
-# --------------------------------------------------------------------------------------------------- buckets.csv
+# -------------------------------------------------------------------------------------- buckets.csv
 
 
 def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[BucketRow]:
-    """Return one row per bucket of each configuration of the sweep that was measured, ordered as `training_rows`.
+    """Return one row per bucket of each configuration of the sweep that was measured, ordered as
+    `training_rows`.
 
     Launches in which the buckets were others than in most are left out.
     """
@@ -421,13 +498,21 @@ def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[Bucket
 def _bucket_rows_of(trained_case: Trained, info: RunInfo) -> list[BucketRow]:
     schema, run_id = info.get("schema", SCHEMA), str(info.get("run_id", ""))
     shared = {f.name for f in dataclasses.fields(BucketRow)}
-    requested = {name: value for name, value in dataclasses.asdict(trained_case.case).items() if name in shared}
+    requested = {
+        name: value
+        for name, value in dataclasses.asdict(trained_case.case).items()
+        if name in shared
+    }
     launches = [record.buckets for record in trained_case.timed.values() if len(record.buckets)]
     sizes = Counter(tuple(bucket.size_bytes for bucket in buckets) for buckets in launches)
     usual = sizes.most_common(1)[0][0] if sizes else ()
-    alike = [buckets for buckets in launches if tuple(bucket.size_bytes for bucket in buckets) == usual]
+    alike = [
+        buckets for buckets in launches if tuple(bucket.size_bytes for bucket in buckets) == usual
+    ]
     return [
-        BucketRow(schema=schema, run_id=run_id, **requested, bucket=number, **_bucket_medians(of_bucket))
+        BucketRow(
+            schema=schema, run_id=run_id, **requested, bucket=number, **_bucket_medians(of_bucket)
+        )
         for number, of_bucket in enumerate(zip(*alike, strict=True))
     ]
 

@@ -1,4 +1,6 @@
-"""A run's directory opened for writing: created or resumed, appended to case by case, summarised."""
+"""A run's directory opened for writing: created or resumed, appended to case by case,
+summarised.
+"""
 
 import contextlib
 import errno
@@ -59,7 +61,11 @@ class Store:
         self.records, sound = read_samples(path)
         sign_lock(lock)  # the first that is written: until here the run could be refused
         if not self.resumed:
-            self._set_info({"schema": SCHEMA, "run_id": path.resolve().name} | as_json(header) | {"schema": SCHEMA})
+            self._set_info(
+                {"schema": SCHEMA, "run_id": path.resolve().name}
+                | as_json(header)
+                | {"schema": SCHEMA}
+            )
             replace_file(path / RUN, encode(self.info, indent=1) + "\n")
         self._samples = os.open(path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._samples, sound)
@@ -67,12 +73,14 @@ class Store:
 
     @classmethod
     def open(cls, path: str | Path, header: JsonMapping) -> "Store":
-        """Create the directory with ``header`` as its ``run.json``, or resume the run that it holds.
+        """Create the directory with ``header`` as its ``run.json``, or resume the run that it
+        holds.
 
         Args:
             path: the directory that ``--out`` names.
-            header: JSON-able; ``plan`` is the identity of the run: a run is resumed only if its plan is equal.
-                ``schema`` and, where it is absent, ``run_id`` are added. Of a resumed run the header is kept as it was.
+            header: JSON-able; ``plan`` is the identity of the run: a run is resumed only if its
+                plan is equal. ``schema`` and, where it is absent, ``run_id`` are added. Of a
+                resumed run the header is kept as it was.
 
         Raises:
             InputError: as `check_out`, or a line is damaged; then nothing has been written.
@@ -101,7 +109,9 @@ class Store:
         return training_records(self.records)
 
     def append(self, record: AnyRecord) -> AnyRecord:
-        """Write a record as one line and wait until it is on disk; return the record of its case in its launch.
+        """Write a record as one line and wait until it is on disk.
+
+        Return the record of its case in its launch.
 
         Raises:
             LaunchError: it could not be written; earlier records are intact.
@@ -175,10 +185,12 @@ class Store:
                 directory.rmdir()
 
     def _check_place(self) -> None:
-        """Check that the directory was not removed or replaced, as writing into a removed file raises no error.
+        """Check that the directory was not removed or replaced, as writing into a removed file
+        raises no error.
 
         Raises:
-            LaunchError: the directory has vanished; all records were written to a new one if possible.
+            LaunchError: the directory has vanished; all records were written to a new one if
+                possible.
         """
         with contextlib.suppress(OSError):
             if os.path.samestat((self.path / SAMPLES).stat(), os.fstat(self._samples)):
@@ -189,9 +201,12 @@ class Store:
         except OSError as error:
             reason = error.strerror or error
             raise LaunchError(
-                f"{what}, and what was measured could not be written again ({reason}); the same command begins again."
+                f"{what}, and what was measured could not be written again ({reason}); the same"
+                " command begins again."
             ) from error
-        raise LaunchError(f"{what}; what was measured was written into it again, and the same command resumes.")
+        raise LaunchError(
+            f"{what}; what was measured was written into it again, and the same command resumes."
+        )
 
     def _rewrite(self) -> None:
         """Make the directory again from the records in memory, and continue with it.
@@ -200,7 +215,9 @@ class Store:
             OSError: it cannot be made, or it holds a run again, which is left unchanged.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        samples = os.open(self.path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        samples = os.open(
+            self.path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644
+        )
         try:
             lock = take_lock(self.path)
         except InputError as error:
@@ -209,7 +226,9 @@ class Store:
         self.close()
         self._samples, self._lock = samples, lock
         sign_lock(lock)
-        write_all(samples, b"".join(f"{encode(record.to_json())}\n".encode() for record in self.records))
+        write_all(
+            samples, b"".join(f"{encode(record.to_json())}\n".encode() for record in self.records)
+        )
         os.fsync(samples)
         replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
         sync_directory(self.path)
@@ -225,7 +244,10 @@ class Store:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -240,28 +262,33 @@ def _remove(made: Sequence[Path]) -> None:
 
 
 def check_out(path: str | Path, plan: JsonMapping | None = None) -> None:
-    """Check that a run can be started or resumed in ``path``, and write nothing; its records are not read yet.
+    """Check that a run can be started or resumed in ``path``, and write nothing.
+
+    Its records are not read yet.
 
     Args:
         path: the directory that ``--out`` names; it need not exist.
         plan: the identity of the run that is asked for; None leaves it unchecked.
 
     Raises:
-        InputError: ``path`` is a file, cannot be written, belongs to something else, to a newer version, to a run with
-            another plan or to a running commbench.
+        InputError: ``path`` is a file, cannot be written, belongs to something else, to a newer
+            version, to a run with another plan or to a running commbench.
     """
     path = Path(path)
     with refusing(path, InputError):
         if not path.is_dir():
             _check_absent(path)
         elif not os.access(path, os.W_OK | os.X_OK):
-            raise InputError(f"--out {path} cannot be written; choose another --out or change its permissions.")
+            raise InputError(
+                f"--out {path} cannot be written; choose another --out or change its permissions."
+            )
         elif (path / RUN).exists():
             check_plan(path, read_info(path), plan)
             _check_unlocked(path)
         elif foreign := sorted({entry.name for entry in path.iterdir()} - SCAFFOLD):
             raise InputError(
-                f"--out {path} is no run of commbench and not empty (it holds {foreign[0]}); choose another --out."
+                f"--out {path} is no run of commbench and not empty (it holds {foreign[0]}); choose"
+                " another --out."
             )
         else:
             _check_unlocked(path)
@@ -272,22 +299,37 @@ def _check_absent(path: Path) -> None:
         raise InputError(f"--out {path} is not a directory; choose another --out.")
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():
-        raise InputError(f"--out {path} lies below {above}, which is not a directory; choose another --out.")
+        raise InputError(
+            f"--out {path} lies below {above}, which is not a directory; choose another --out."
+        )
     if not os.access(above, os.W_OK | os.X_OK):
-        raise InputError(f"--out {path} cannot be made because {above} cannot be written; choose another --out.")
+        raise InputError(
+            f"--out {path} cannot be made because {above} cannot be written; choose another --out."
+        )
 
 
 def check_plan(path: Path, info: RunInfo, plan: JsonMapping | None) -> None:
-    """Refuse a run whose plan differs from ``plan``, and name the entries that differ; None skips the check."""
+    """Refuse a run whose plan differs from ``plan``, and name the entries that differ.
+
+    None skips the check.
+    """
     if plan is None:
         return
     recorded, requested = info.get("plan") or {}, as_json(plan)
-    unlike = [name for name in sorted(recorded.keys() | requested.keys()) if recorded.get(name) != requested.get(name)]
+    unlike = [
+        name
+        for name in sorted(recorded.keys() | requested.keys())
+        if recorded.get(name) != requested.get(name)
+    ]
     if unlike:
         if "cases" in unlike and "cases_sha256" in unlike:  # their number says it already
             unlike.remove("cases_sha256")
-        listed = ", ".join(_difference(name, recorded.get(name), requested.get(name)) for name in unlike)
-        raise InputError(f"--out {path} holds a run with another plan ({listed}); choose another --out.")
+        listed = ", ".join(
+            _difference(name, recorded.get(name), requested.get(name)) for name in unlike
+        )
+        raise InputError(
+            f"--out {path} holds a run with another plan ({listed}); choose another --out."
+        )
 
 
 def _difference(name: str, kept: object, requested: object) -> str:
@@ -296,7 +338,11 @@ def _difference(name: str, kept: object, requested: object) -> str:
         return "other cases, as many as here"
     longest = 24
     texts = [json.dumps(value) for value in (kept, requested)]
-    return name if max(map(len, texts)) > longest else f"{name} is {texts[0]} there and {texts[1]} here"
+    return (
+        name
+        if max(map(len, texts)) > longest
+        else f"{name} is {texts[0]} there and {texts[1]} here"
+    )
 
 
 def _check_unlocked(path: Path) -> None:

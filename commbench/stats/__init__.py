@@ -1,8 +1,9 @@
 """Medians, confidence intervals, stopping and warm-up rules, and comparisons.
 
-Repetitions inside one launch agree far better with each other than launches do, so the two are never mixed: functions
-of ``times`` look inside one launch, functions of launch medians across launches. Times may be in any unit unless a
-name says otherwise. "Le Boudec": J.-Y. Le Boudec, Performance Evaluation of Computer and Communication Systems (2010).
+Repetitions inside one launch agree far better with each other than launches do, so the two are
+never mixed: functions of ``times`` look inside one launch, functions of launch medians across
+launches. Times may be in any unit unless a name says otherwise. "Le Boudec": J.-Y. Le Boudec,
+Performance Evaluation of Computer and Communication Systems (2010).
 """
 
 from commbench.stats.families import MARGIN, Comparison, Verdict, compare_family

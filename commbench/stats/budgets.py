@@ -15,11 +15,14 @@ class Budget:
     relative_half_width: float
     """Repetitions stop when the interval's half-width is this share of the median."""
     slice_s: float
-    """Longest time for one case in one launch: warm-up, timed repetitions and their synchronisation, in seconds."""
+    """Longest time for one case in one launch: warm-up, timed repetitions and their
+    synchronisation, in seconds."""
     visits: int = 1
-    """The most visits of a case in a launch, spread over the launch; 1: one stretch, repeated until it is precise."""
+    """The most visits of a case in a launch, spread over the launch; 1: one stretch, repeated
+    until it is precise."""
     energy_s: float = 0.0
-    """Additional seconds of repetitions for the energy alone; 0: the timed repetitions have to suffice."""
+    """Additional seconds of repetitions for the energy alone; 0: the timed repetitions have to
+    suffice."""
     is_soak: bool = False
     """Whether repetitions fill the whole time slice, and each visit is a point of a time line."""
 
@@ -44,7 +47,8 @@ class TrainingBudget:
     confirm_launches: int
     """Fresh launches of the baseline and the winners alone, on which the recommendation rests."""
     block_s: float
-    """Duration of a block's timed steps on the baseline; no configuration makes fewer steps than the baseline."""
+    """Duration of a block's timed steps on the baseline; no configuration makes fewer steps than
+    the baseline."""
     confirm_blocks: int
     """Blocks of each configuration in a fresh launch, taken in turns."""
     relative_half_width: float
@@ -87,7 +91,10 @@ TRAINING_BUDGETS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TuningBudget:
-    """Number of launches of each stage of tuning; blocks and fresh launches are those of the training budget."""
+    """Number of launches of each stage of tuning.
+
+    Blocks and fresh launches are those of the training budget.
+    """
 
     training: TrainingBudget
     """The training budget of the same name, which is also that of a full sweep."""
@@ -105,13 +112,25 @@ TUNING_BUDGETS = {
     budget.training.name: budget
     for budget in (
         TuningBudget(
-            training=TRAINING_BUDGETS["quick"], network_launches=2, calibrate_launches=1, rounds=2, round_launches=1
+            training=TRAINING_BUDGETS["quick"],
+            network_launches=2,
+            calibrate_launches=1,
+            rounds=2,
+            round_launches=1,
         ),
         TuningBudget(
-            training=TRAINING_BUDGETS["standard"], network_launches=3, calibrate_launches=1, rounds=3, round_launches=2
+            training=TRAINING_BUDGETS["standard"],
+            network_launches=3,
+            calibrate_launches=1,
+            rounds=3,
+            round_launches=2,
         ),
         TuningBudget(
-            training=TRAINING_BUDGETS["rigorous"], network_launches=5, calibrate_launches=2, rounds=3, round_launches=3
+            training=TRAINING_BUDGETS["rigorous"],
+            network_launches=5,
+            calibrate_launches=2,
+            rounds=3,
+            round_launches=3,
         ),
     )
 }

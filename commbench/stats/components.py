@@ -1,8 +1,10 @@
-"""Components of variance of a case's time, by level: repetitions, visits and launches; and the visits that follow.
+"""Components of variance of a case's time, by level: repetitions, visits and launches.
 
-The model is that of Kalibera and Jones, Rigorous benchmarking in reasonable time (ISMM 2013), on logarithms: log time =
-centre + launch + visit + repetition, three independent terms with mean 0. As times are skewed, a visit stands for its
-median.
+And the visits that follow.
+
+The model is that of Kalibera and Jones, Rigorous benchmarking in reasonable time (ISMM 2013), on
+logarithms: log time = centre + launch + visit + repetition, three independent terms with mean 0. As
+times are skewed, a visit stands for its median.
 """
 
 import math
@@ -33,7 +35,8 @@ class Components:
     repetition: float
     """Of single repetitions within a visit, from the quartiles."""
     visit: float | None
-    """Between visits within a launch, beyond what their repetitions explain; None with one visit per launch."""
+    """Between visits within a launch, beyond what their repetitions explain; None with one visit
+    per launch."""
     launch: float | None
     """Between launches, beyond what their visits explain; None with one launch."""
 
@@ -49,7 +52,10 @@ class VisitPlan:
 
 def components_of(launches: Sequence[Sequence[Values]]) -> Components:
     """Return the components of the times above 0 of each visit of each launch."""
-    logs = [[np.log(np.asarray(visit, dtype=float)).tolist() for visit in launch if len(visit)] for launch in launches]
+    logs = [
+        [np.log(np.asarray(visit, dtype=float)).tolist() for visit in launch if len(visit)]
+        for launch in launches
+    ]
     visits = [visit for launch in logs for visit in launch]
     variances = np.array([_variance(visit) for visit in visits])
     repetition = float(variances.mean())
@@ -59,7 +65,14 @@ def components_of(launches: Sequence[Sequence[Values]]) -> Components:
     between_visits = float(np.mean([values.var(ddof=1) for values in several])) if several else None
     between_launches = None
     if len(medians) > 1:
-        within = float(np.mean([(of_median if between_visits is None else between_visits) / len(v) for v in medians]))
+        within = float(
+            np.mean(
+                [
+                    (of_median if between_visits is None else between_visits) / len(v)
+                    for v in medians
+                ]
+            )
+        )
         between_launches = float(np.var([values.mean() for values in medians], ddof=1)) - within
     return Components(
         repetition=math.sqrt(repetition),
@@ -74,29 +87,42 @@ def _variance(logs: Values) -> float:
 
 
 def plan_visits(
-    components: Components, budget: Budget, *, visit_s: float, repetition_s: float, most_repetitions: int
+    components: Components,
+    budget: Budget,
+    *,
+    visit_s: float,
+    repetition_s: float,
+    most_repetitions: int,
 ) -> VisitPlan:
-    """Return the visits that make a launch's time as precise as asked, in as little time as possible.
+    """Return the visits that make a launch's time as precise as asked, in as little time as
+    possible.
 
-    Repetitions follow from costs and components: the square root of (visit cost / repetition cost) times (variance of a
-    repetition / variance between visits); Kalibera and Jones, section 6. Visits follow from the budget's half-width,
-    within `VISITING_SHARE` of its time slice.
+    Repetitions follow from costs and components: the square root of (visit cost / repetition cost)
+    times (variance of a repetition / variance between visits); Kalibera and Jones, section 6.
+    Visits follow from the budget's half-width, within `VISITING_SHARE` of its time slice.
 
     Args:
         components: of the first launch.
         budget: its half-width is the target of a launch's time, at 95 %.
-        visit_s: cost of a visit without its repetitions: preparation, warm-up and agreement of the ranks.
+        visit_s: cost of a visit without its repetitions: preparation, warm-up and agreement of the
+            ranks.
         repetition_s: cost of a repetition, synchronisation included.
         most_repetitions: of a visit.
     """
     slice_s = VISITING_SHARE * budget.slice_s
     between, within = (components.visit or 0.0) ** 2, MEDIAN_FACTOR * components.repetition**2
-    best = math.sqrt(visit_s / repetition_s * within / between) if between and repetition_s else math.inf
+    best = (
+        math.sqrt(visit_s / repetition_s * within / between)
+        if between and repetition_s
+        else math.inf
+    )
     affordable = slice_s / FEWEST_VISITS - visit_s
     longest = affordable / repetition_s if repetition_s else math.inf
     repetitions = int(max(FEWEST_REPETITIONS, min(best, longest, most_repetitions)))
     variance = MEDIAN_FACTOR * (between + within / repetitions)
     advised = math.ceil(variance * (_NORMAL_975 / budget.relative_half_width) ** 2)
-    fitting = int(slice_s / (visit_s + repetitions * repetition_s)) if repetition_s else budget.visits
+    fitting = (
+        int(slice_s / (visit_s + repetitions * repetition_s)) if repetition_s else budget.visits
+    )
     visits = max(min(FEWEST_VISITS, budget.visits), min(advised, fitting, budget.visits))
     return VisitPlan(visits=visits, repetitions=repetitions)

@@ -1,4 +1,6 @@
-"""Comparison of one run with a sample of runs: a prediction interval for a further run like those."""
+"""Comparison of one run with a sample of runs: a prediction interval for a further run like
+those.
+"""
 
 import math
 from collections.abc import Sequence
@@ -21,19 +23,24 @@ def split_runs(launches: Floats, sizes: Sequence[int]) -> list[Floats]:
 
 
 def median_of_runs(runs: Sequence[Floats]) -> float:
-    """Return the median of the runs' medians: each run counts alike, however many launches it made."""
+    """Return the median of the runs' medians: each run counts alike, however many launches it
+    made.
+    """
     return float(np.median([np.median(run) for run in runs]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRatio:
-    """The ratio of one run to a sample of runs, with the prediction interval of a further run like these.
+    """The ratio of one run to a sample of runs, with the prediction interval of a further run like
+    these.
 
-    The runs' log medians are a sample of the machine's states, launch noise included, and the judged run is one more
-    draw. So log(median(b) / `median_of_runs`) over `error` follows Student's t with as many degrees of freedom as there
-    are runs, less one, whatever the share of launches in it: exactly for normal logarithms, runs with as many launches
-    as ``b`` and a mean in place of the median, whose variance is pi / 2 as large in the limit. Source of the interval:
-    Hahn and Meeker, Statistical Intervals (1991), chapter 4.
+    The runs' log medians are a sample of the machine's states, launch noise included, and the
+    judged run is one more draw. So log(median(b) / `median_of_runs`) over `error` follows Student's
+    t with as many degrees of freedom as there
+    are runs, less one, whatever the share of launches in it: exactly for normal logarithms, runs
+    with as many launches as ``b`` and a mean in place of the median, whose variance is pi / 2 as
+    large in the limit. Source of the interval: Hahn and Meeker, Statistical Intervals (1991),
+    chapter 4.
     """
 
     runs: Sequence[Floats]
@@ -53,18 +60,23 @@ class RunRatio:
 
     @property
     def draws(self) -> float:
-        """The variance of the ratio over that of a run: 1 for b, and the variance of the median of the runs."""
+        """The variance of the ratio over that of a run: 1 for b, and the variance of the median of
+        the runs.
+        """
         return 1 + math.pi / 2 / len(self.runs)
 
     @cached_property
     def error(self) -> float:
         """The standard error of the ratio's logarithm.
 
-        It is at least what launches explain: runs may agree by chance, or because their launches fell in one of two
-        modes. If b is noisier than the runs, for example with fewer launches, the further noise is added.
+        It is at least what launches explain: runs may agree by chance, or because their launches
+        fell in one of two modes. If b is noisier than the runs, for example with fewer launches,
+        the further noise is added.
         """
         own = max(self._launch_variance / len(self.b), _median_variance(self.b))
-        variance = max(self._variance, self._explained) * self.draws + max(0.0, own - self._explained)
+        variance = max(self._variance, self._explained) * self.draws + max(
+            0.0, own - self._explained
+        )
         return math.sqrt(variance)
 
     @cached_property
@@ -91,7 +103,9 @@ class RunRatio:
 
     @cached_property
     def _launch_variance(self) -> float:
-        """The variance of the logarithm of a median times its number of launches, pooled over all runs."""
+        """The variance of the logarithm of a median times its number of launches, pooled over all
+        runs.
+        """
         sides = [side for side in (*self.runs, self.b) if len(side) > 1]
         return float(np.mean([len(side) * _median_variance(side) for side in sides]))
 
@@ -102,9 +116,11 @@ class RunRatio:
 
 
 def _median_variance(launches: Floats) -> float:
-    """Return the variance of the logarithm of the median of at least two launches, by resampling them.
+    """Return the variance of the logarithm of the median of at least two launches, by resampling
+    them.
 
-    Resampled variances are (n - 1) / n as large, exactly so for the mean, which the median of two launches is.
+    Resampled variances are (n - 1) / n as large, exactly so for the mean, which the median of two
+    launches is.
     """
     medians = np.log(resampled_medians(launches, _RESAMPLES, (0, 3)))
     return float(np.var(medians)) * len(launches) / (len(launches) - 1)

@@ -36,16 +36,21 @@ class Interval:
         return (self.high - self.low) / 2
 
     def including(self, estimate: float) -> "Interval":
-        """Return the interval with its nearer end moved to ``estimate`` where that lies outside; it covers no less."""
+        """Return the interval with its nearer end moved to ``estimate`` where that lies outside.
+
+        It covers no less.
+        """
         return replace(self, low=min(self.low, estimate), high=max(self.high, estimate))
 
 
 @lru_cache(maxsize=4096)
 def _median_ranks(n: int, level: float) -> tuple[int, int] | None:
-    """Return the 1-based ranks that enclose the median of ``n`` values at ``level``, or None where n is too small.
+    """Return the 1-based ranks that enclose the median of ``n`` values at ``level``, or None where
+    n is too small.
 
-    Source: Le Boudec, theorem 2.1 and its tables. Below 71 values: the narrowest pair l < u with P(l <= B < u) >= level
-    for B ~ Binomial(n, 1/2), the lower of two equally good ones; from 71: the normal approximation.
+    Source: Le Boudec, theorem 2.1 and its tables. Below 71 values: the narrowest pair l < u with
+    P(l <= B < u) >= level for B ~ Binomial(n, 1/2), the lower of two equally good ones; from 71:
+    the normal approximation.
     """
     if n >= 71:  # noqa: PLR2004 - where Le Boudec's table turns to the approximation
         half_width = NORMAL.inv_cdf((1 + level) / 2) / 2 * math.sqrt(n)
@@ -53,14 +58,17 @@ def _median_ranks(n: int, level: float) -> tuple[int, int] | None:
         return (low, high) if low >= 1 and high <= n else None
     counts = [math.comb(n, k) for k in range(n + 1)]
     for width in range(1, n):
-        coverage, low = max((sum(counts[low : low + width]), -low) for low in range(1, n - width + 1))
+        coverage, low = max(
+            (sum(counts[low : low + width]), -low) for low in range(1, n - width + 1)
+        )
         if coverage >= level * 2**n:
             return -low, width - low
     return None
 
 
 def median_interval(values: Values, level: float = DEFAULT_LEVEL) -> Interval | None:
-    """Return the order-statistic interval of the median, which assumes no distribution (Le Boudec, theorem 2.1).
+    """Return the order-statistic interval of the median, which assumes no distribution (Le Boudec,
+    theorem 2.1).
 
     None with too few values for the level: fewer than 6 at 95 %, 8 at 99 %.
     """
@@ -68,16 +76,22 @@ def median_interval(values: Values, level: float = DEFAULT_LEVEL) -> Interval | 
     if ranks is None:
         return None
     low, high = ranks[0] - 1, ranks[1] - 1
-    ordered = sorted(values) if len(values) < _MANY else np.partition(np.asarray(values, dtype=float), (low, high))
+    ordered = (
+        sorted(values)
+        if len(values) < _MANY
+        else np.partition(np.asarray(values, dtype=float), (low, high))
+    )
     return Interval(low=float(ordered[low]), high=float(ordered[high]), level=level)
 
 
-#: Student's t at 0.975 by sample size n, for n - 1 degrees of freedom, as tables print it; here scipy is not needed.
+#: Student's t at 0.975 by sample size n, for n - 1 degrees of freedom, as tables print it; here
+#: scipy is not needed.
 STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 
 
 def fewest_launches(level: float) -> int:
-    """Return how many launches an interval of that level takes which assumes no distribution: 6 for 95 %.
+    """Return how many launches an interval of that level takes which assumes no distribution: 6 for
+    95 %.
 
     Their least and greatest enclose the median with a probability of 1 - 2^(1 - n).
     """
@@ -87,8 +101,8 @@ def fewest_launches(level: float) -> int:
 def launch_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval | None:
     """Return the interval of a case's value from the medians of its launches.
 
-    It is the order-statistic interval; for fewer than `fewest_launches`, Student's t on the logarithms: 2 to 5 at 95 %.
-    None for one launch, and for those few if one is not above 0.
+    It is the order-statistic interval; for fewer than `fewest_launches`, Student's t on the
+    logarithms: 2 to 5 at 95 %. None for one launch, and for those few if one is not above 0.
     """
     if 2 <= len(medians) < fewest_launches(level):  # noqa: PLR2004 - one launch has no spread
         return student_interval(medians, level)
@@ -96,24 +110,33 @@ def launch_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval |
 
 
 def student_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval | None:
-    """Return Student's interval on the logarithms of two values or more; None if one is not above 0.
+    """Return Student's interval on the logarithms of two values or more.
 
-    It is centred on the geometric mean. It always includes the median, which is the estimate: of skewed values, the
-    median may lie outside Student's ends.
+    None if one is not above 0.
+
+    It is centred on the geometric mean. It always includes the median, which is the estimate: of
+    skewed values, the median may lie outside Student's ends.
     """
     n = len(medians)
     values = np.asarray(medians, dtype=float)
     if values.min() <= 0:
         return None
     logs = np.log(values)
-    t = STUDENT_T_975[n] if level == DEFAULT_LEVEL and n in STUDENT_T_975 else round(student_t(level, n - 1), 3)
+    t = (
+        STUDENT_T_975[n]
+        if level == DEFAULT_LEVEL and n in STUDENT_T_975
+        else round(student_t(level, n - 1), 3)
+    )
     centre, half_width = float(logs.mean()), t * float(logs.std(ddof=1)) / math.sqrt(n)
-    ends = Interval(low=math.exp(centre - half_width), high=math.exp(centre + half_width), level=level)
+    ends = Interval(
+        low=math.exp(centre - half_width), high=math.exp(centre + half_width), level=level
+    )
     return ends.including(median(values))
 
 
 def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
-    """Return `launch_interval` of each column of (launches, columns), as arrays of low and high ends.
+    """Return `launch_interval` of each column of (launches, columns), as arrays of low and high
+    ends.
 
     Missing launches are NaN. Ends are NaN if there is no interval.
     """
@@ -128,13 +151,18 @@ def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
         elif n in STUDENT_T_975:
             chosen &= ordered[0] > 0
             logs = np.log(ordered[:n, chosen])
-            centre, half_width = logs.mean(axis=0), STUDENT_T_975[n] * logs.std(axis=0, ddof=1) / math.sqrt(n)
+            centre, half_width = (
+                logs.mean(axis=0),
+                STUDENT_T_975[n] * logs.std(axis=0, ddof=1) / math.sqrt(n),
+            )
             low[chosen], high[chosen] = np.exp(centre - half_width), np.exp(centre + half_width)
     return low, high
 
 
 def quantiles(values: Values, shares: Sequence[float]) -> list[float]:
-    """Return quantiles, interpolated linearly, to the last bit as numpy's; of few values a hundred times as quickly.
+    """Return quantiles, interpolated linearly, to the last bit as numpy's.
+
+    Of few values a hundred times as quickly.
 
     Args:
         values: at least one, finite.
@@ -158,13 +186,17 @@ def median(values: Values) -> float:
     if count >= _MANY:
         return float(np.median(values))
     ordered = sorted(values)
-    return float(ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2)
+    return float(
+        ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
+    )
 
 
 def hodges_lehmann(values: Values) -> float:
-    """Return the median of the means of all pairs of values, each with itself too (Hodges and Lehmann 1963).
+    """Return the median of the means of all pairs of values, each with itself too (Hodges and
+    Lehmann 1963).
 
-    For normal values its variance is 5 % above that of the mean, that of the median 57 %; outliers move it little.
+    For normal values its variance is 5 % above that of the mean, that of the median 57 %; outliers
+    move it little.
     """
     return float(np.median(_walsh_averages(values)))
 
@@ -177,9 +209,11 @@ def _walsh_averages(values: Values) -> Floats:
 
 
 def signed_rank_interval(values: Values, level: float = DEFAULT_LEVEL) -> Interval | None:
-    """Return the interval of the centre of a symmetric distribution by Wilcoxon's signed ranks (Tukey 1949).
+    """Return the interval of the centre of a symmetric distribution by Wilcoxon's signed ranks
+    (Tukey 1949).
 
-    Its ends are the k-th least and the k-th greatest mean of two values. None with fewer values than `fewest_launches`.
+    Its ends are the k-th least and the k-th greatest mean of two values. None with fewer values
+    than `fewest_launches`.
     """
     k = _signed_rank(len(values), level)
     if k < 1:
@@ -190,7 +224,9 @@ def signed_rank_interval(values: Values, level: float = DEFAULT_LEVEL) -> Interv
 
 @lru_cache(maxsize=512)
 def _signed_rank(n: int, level: float) -> int:
-    """Return how many rank sums of n signed ranks, from 0 on, have together at most the probability of one tail."""
+    """Return how many rank sums of n signed ranks, from 0 on, have together at most the probability
+    of one tail.
+    """
     shares = np.ones(1)
     for rank in range(1, n + 1):
         shares = (np.pad(shares, (0, rank)) + np.pad(shares, (rank, 0))) / 2
@@ -198,7 +234,9 @@ def _signed_rank(n: int, level: float) -> int:
 
 
 def student_p(t: float, freedom: int) -> float:
-    """Return the probability that Student's t lies at least as far from 0 as ``t``, with ``freedom`` of at least 1."""
+    """Return the probability that Student's t lies at least as far from 0 as ``t``, with
+    ``freedom`` of at least 1.
+    """
     from scipy.special import stdtr
 
     return 2.0 * float(stdtr(freedom, -abs(t)))
@@ -206,17 +244,22 @@ def student_p(t: float, freedom: int) -> float:
 
 @lru_cache(maxsize=4096)
 def student_t(level: float, freedom: int) -> float:
-    """Return the bound that the magnitude of Student's t stays below with the probability ``level``, below 1."""
+    """Return the bound that the magnitude of Student's t stays below with the probability
+    ``level``, below 1.
+    """
     from scipy.special import stdtrit
 
     return -float(stdtrit(freedom, (1 - level) / 2))
 
 
 def detectable_effect(level: float, power: float, freedom: int) -> float:
-    """Return the effect, in standard errors, whose interval excludes 0 with the probability ``power``.
+    """Return the effect, in standard errors, whose interval excludes 0 with the probability
+    ``power``.
 
-    Source: the normal approximation of the noncentral t, Abramowitz and Stegun, 26.7.10. It needs no search, unlike
-    the exact distribution in scipy.
+    Source: the normal approximation of the noncentral t, Abramowitz and Stegun, 26.7.10. It needs
+    no search, unlike the exact distribution in scipy.
     """
     t = student_t(level, freedom)
-    return t * (1 - 1 / (4 * freedom)) + NormalDist().inv_cdf(power) * math.sqrt(1 + t * t / (2 * freedom))
+    return t * (1 - 1 / (4 * freedom)) + NormalDist().inv_cdf(power) * math.sqrt(
+        1 + t * t / (2 * freedom)
+    )

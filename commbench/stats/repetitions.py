@@ -1,4 +1,6 @@
-"""Rules for the repetitions of a launch: when to stop, how many are warm-up, whether times drift or are bimodal."""
+"""Rules for the repetitions of a launch: when to stop, how many are warm-up, whether times drift or
+are bimodal.
+"""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +16,8 @@ class StoppingRule:
     """When a launch has repeated a case often enough; the caller limits the time."""
 
     relative_half_width: float | None
-    """The target: half-width of the median's 95 % interval as a fraction of the median; None: `minimum` suffices."""
+    """The target: half-width of the median's 95 % interval as a fraction of the median; None:
+    `minimum` suffices."""
     ticks_s: float
     """The clock's resolution in seconds: a half-width below two ticks cannot be asked for."""
     minimum: int = 30
@@ -26,17 +29,27 @@ class StoppingRule:
 
     def __post_init__(self) -> None:
         if self.relative_half_width is not None and not self.relative_half_width > 0:
-            raise InputError(f"a precision target of {self.relative_half_width} cannot be met: choose one above 0.")
+            raise InputError(
+                f"a precision target of {self.relative_half_width} cannot be met: choose one"
+                " above 0."
+            )
         if not 1 <= self.floor <= self.minimum <= self.maximum:
             limits = f"floor {self.floor}, minimum {self.minimum}, maximum {self.maximum}"
-            raise InputError(f"repetitions need 1 <= floor <= minimum <= maximum and got {limits}: put them in order.")
+            raise InputError(
+                f"repetitions need 1 <= floor <= minimum <= maximum and got {limits}: put them in"
+                " order."
+            )
 
     def next_checkpoint(self, n: int) -> int:
-        """Return at how many repetitions to look again after ``n``: half as many more, within floor and maximum."""
+        """Return at how many repetitions to look again after ``n``: half as many more, within floor
+        and maximum.
+        """
         return min(max(math.ceil(1.5 * n), self.floor), self.maximum)
 
     def satisfied(self, times_s: Values) -> bool:
-        """Return whether the median of ``times_s`` (seconds) is known to the wider of the target and two ticks."""
+        """Return whether the median of ``times_s`` (seconds) is known to the wider of the target
+        and two ticks.
+        """
         if self.relative_half_width is None:
             return len(times_s) >= self.minimum
         interval = median_interval(times_s) if len(times_s) >= self.minimum else None
@@ -47,12 +60,14 @@ class StoppingRule:
 
 
 def warmup_count(times: Values, window: int = 20) -> int | None:
-    """Return how many leading repetitions to discard so that the rest is steady, or None if it is not steady yet.
+    """Return how many leading repetitions to discard so that the rest is steady, or None if it is
+    not steady yet.
 
-    The least w >= 1 (the first repetition never counts) after which two successive windows agree: the first value is no
-    high outlier (<= Q3 + 1.5 IQR of the others), the mean falls by at most a tenth or doubles at most, the quartiles
-    differ by at most 5 % and the median absolute deviation by at most 10 %, or by 1 % of the median, which a clock tick
-    may cause. Source: pyperf's calibration of warm-ups. Needs 1 + 2 * window times for an answer.
+    The least w >= 1 (the first repetition never counts) after which two successive windows agree:
+    the first value is no high outlier (<= Q3 + 1.5 IQR of the others), the mean falls by at most a
+    tenth or doubles at most, the quartiles differ by at most 5 % and the median absolute deviation
+    by at most 10 %, or by 1 % of the median, which a clock tick may cause. Source: pyperf's
+    calibration of warm-ups. Needs 1 + 2 * window times for an answer.
     """
     if len(times) < 1 + 2 * window:
         return None
@@ -62,7 +77,9 @@ def warmup_count(times: Values, window: int = 20) -> int | None:
     steady = spans[:, 0] <= upper + 1.5 * (upper - lower)
     mean_before, mean_after = before.mean(axis=1), after.mean(axis=1)
     steady &= (mean_before <= 1.1 * mean_after) & (mean_before >= 0.5 * mean_after)
-    quartiles_before, quartiles_after = (np.percentile(half, (25, 75), axis=1) for half in (before, after))
+    quartiles_before, quartiles_after = (
+        np.percentile(half, (25, 75), axis=1) for half in (before, after)
+    )
     steady &= (np.abs(quartiles_before - quartiles_after) <= 0.05 * quartiles_after).all(axis=0)
     deviation_before, deviation_after = _median_deviation(before), _median_deviation(after)
     allowed = np.maximum(0.1 * deviation_after, 0.01 * np.median(after, axis=1))
@@ -77,7 +94,8 @@ def _median_deviation(rows: Floats) -> Floats:
 
 
 def is_steady(times: Values) -> bool:
-    """Return whether the medians of the first and the last third differ by at most 5 %, or their intervals overlap.
+    """Return whether the medians of the first and the last third differ by at most 5 %, or their
+    intervals overlap.
 
     True below 3 times.
     """
@@ -96,27 +114,46 @@ def is_steady(times: Values) -> bool:
     )
 
 
-# The share of the variance that the best two-class split must explain, by sample size, linear in log n between.
-# Calibrated by simulation (4,000 to 20,000 samples per size): the 98.8 % quantile of the worst of eight unimodal shapes
-# of log time, namely normal, uniform, Laplace, Student t with 2 and 3 degrees of freedom, exponential, lognormal, and
-# normal with 2 % of values ten times too high (not at n = 9 and 10, where 1.6 % of samples hold two such outliers).
+# The share of the variance that the best two-class split must explain, by sample size, linear in
+# log n between. Calibrated by simulation (4,000 to 20,000 samples per size): the 98.8 % quantile of
+# the worst of eight unimodal shapes of log time, namely normal, uniform, Laplace, Student t with 2
+# and 3 degrees of freedom, exponential, lognormal, and normal with 2 % of values ten times too high
+# (not at n = 9 and 10, where 1.6 % of samples hold two such outliers).
 _BIMODAL_SIZES = (6, 8, 9, 10, 11, 15, 21, 30, 50, 100, 200, 1000)
 
-_BIMODAL_SHARES = (0.979, 0.968, 0.961, 0.953, 0.961, 0.942, 0.918, 0.890, 0.868, 0.843, 0.824, 0.800)
+_BIMODAL_SHARES = (
+    0.979,
+    0.968,
+    0.961,
+    0.953,
+    0.961,
+    0.942,
+    0.918,
+    0.890,
+    0.868,
+    0.843,
+    0.824,
+    0.800,
+)
 
 
 def is_bimodal(values: Values) -> bool:
-    """Return whether values (launch medians or repetitions) have two modes at least 5 % apart, see `modes_of`."""
+    """Return whether values (launch medians or repetitions) have two modes at least 5 % apart, see
+    `modes_of`.
+    """
     return modes_of(values) is not None
 
 
 def modes_of(values: Values, *, apart: float = 1.05) -> tuple[float, float] | None:
-    """Return the geometric means of the two modes of values, the lower first; None if they are not bimodal.
+    """Return the geometric means of the two modes of values, the lower first.
 
-    The best split of the sorted logarithms in two (Otsu's criterion) must leave each side at least 20 % of the values
-    and at least 2, and explain more of the variance than it does in 98 % of unimodal samples of that size. Values not
-    above 0 are left out; fewer than 6 never count. Power: modes of 60 and 40 % that lie 30 % apart with 2 % noise are
-    detected in 9 of 10 samples of 10 values, 12 % apart with 3 % noise in most samples from 200 values on.
+    None if they are not bimodal.
+
+    The best split of the sorted logarithms in two (Otsu's criterion) must leave each side at least
+    20 % of the values and at least 2, and explain more of the variance than it does in 98 % of
+    unimodal samples of that size. Values not above 0 are left out; fewer than 6 never count. Power:
+    modes of 60 and 40 % that lie 30 % apart with 2 % noise are detected in 9 of 10 samples of 10
+    values, 12 % apart with 3 % noise in most samples from 200 values on.
 
     Args:
         values: of any unit.
@@ -130,13 +167,17 @@ def modes_of(values: Values, *, apart: float = 1.05) -> tuple[float, float] | No
     if n < _BIMODAL_SIZES[0]:
         return None
     side = max(2, math.ceil(n / 5))
-    clipped = (side - 1) // 2  # fewer than half a side: outliers join the bulk, a mode stays in place
+    clipped = (
+        side - 1
+    ) // 2  # fewer than half a side: outliers join the bulk, a mode stays in place
     logs = np.clip(logs, logs[clipped], logs[n - 1 - clipped])
     centre = float(logs.mean())
     logs -= centre
     sizes = np.arange(side, n - side + 1)
     sums = np.cumsum(logs)[sizes - 1]
-    gaps = -sums * n / (sizes * (n - sizes))  # between the means of the two sides, whose sums are opposite
+    gaps = (
+        -sums * n / (sizes * (n - sizes))
+    )  # between the means of the two sides, whose sums are opposite
     best = int(np.argmax(np.abs(sums * gaps)))
     total = float(logs @ logs)
     least_share = float(np.interp(math.log(n), np.log(_BIMODAL_SIZES), _BIMODAL_SHARES))

@@ -10,9 +10,9 @@ from commbench.stats.intervals import Interval, Values
 def trend(times: Values, values: Values, *, alpha: float = 0.05) -> tuple[float, Interval]:
     """Return the factor by which values change from the first time to the last, and its interval.
 
-    The slope of the logarithms is Theil and Sen's: the median over all pairs. Its interval is Sen's, of Kendall's rank
-    correlation, and assumes no distribution (Sen, Journal of the American Statistical Association 63, 1968). At least 6
-    values are needed for 95 %.
+    The slope of the logarithms is Theil and Sen's: the median over all pairs. Its interval is
+    Sen's, of Kendall's rank correlation, and assumes no distribution (Sen, Journal of the American
+    Statistical Association 63, 1968). At least 6 values are needed for 95 %.
 
     Args:
         times: in any unit; not all equal.

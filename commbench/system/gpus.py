@@ -1,4 +1,7 @@
-"""The GPUs of this host by NVML, and the links between them; NVLinks also from ``nvidia-smi topo -m``."""
+"""The GPUs of this host by NVML, and the links between them.
+
+NVLinks also from ``nvidia-smi topo -m``.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ class Gpu(_Gpu, total=False):
 class GpuPort(GpuName, total=False):
     """The name, the highest clock and the links of a GPU.
 
-    An idle GPU may lower ``pcie_generation`` and ``pcie_width`` (lanes) below their maximum. ``nvlink_version`` is the
-    version of the first active link.
+    An idle GPU may lower ``pcie_generation`` and ``pcie_width`` (lanes) below their maximum.
+    ``nvlink_version`` is the version of the first active link.
     """
 
     sm_clock_max_MHz: float | None
@@ -74,7 +77,10 @@ class Nvml:
         return cls(library)
 
     def ask(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - the function's result
-        """Call a function of the library and return its result, bytes as text; None if it raises or is missing."""
+        """Call a function of the library and return its result, bytes as text.
+
+        None if it raises or is missing.
+        """
         try:
             answer = getattr(self._library, name)(*arguments)
         except Exception:  # noqa: BLE001 - as above; a function that one GPU or an old driver lacks must not hide the others
@@ -83,25 +89,38 @@ class Nvml:
 
     def devices(self) -> list[Any]:
         """Return the handles of all GPUs; None for a GPU that does not answer."""
-        return [self.ask("nvmlDeviceGetHandleByIndex", index) for index in range(self.ask("nvmlDeviceGetCount") or 0)]
+        return [
+            self.ask("nvmlDeviceGetHandleByIndex", index)
+            for index in range(self.ask("nvmlDeviceGetCount") or 0)
+        ]
 
     def addresses(self) -> list[str | None]:
-        """Return the PCI addresses of all GPUs as Linux writes them, ``0000:17:00.0``; None for an unknown one."""
+        """Return the PCI addresses of all GPUs as Linux writes them, ``0000:17:00.0``.
+
+        None for an unknown one.
+        """
         infos = (self.ask("nvmlDeviceGetPciInfo", handle) for handle in self.devices())
         return [_linux_address(getattr(info, "busId", None)) for info in infos]
 
     def device(self, address: str) -> Any:  # noqa: ANN401 - a handle
-        """Return the handle of the GPU at a PCI address, ``0000:17:00.0``; None without such a GPU."""
+        """Return the handle of the GPU at a PCI address, ``0000:17:00.0``.
+
+        None without such a GPU.
+        """
         return self.ask("nvmlDeviceGetHandleByPciBusId", address.encode())
 
 
 def _linux_address(bus_id: bytes | str | None) -> str | None:
-    """Return a PCI address as Linux writes it: lower case, with four digits for the domain where NVML has eight."""
-    domain, _, rest = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id or "").lower().partition(":")
+    """Return a PCI address as Linux writes it: lower case, with four digits for the domain where
+    NVML has eight.
+    """
+    domain, _, rest = (
+        (bus_id.decode() if isinstance(bus_id, bytes) else bus_id or "").lower().partition(":")
+    )
     return f"{int(domain, 16):04x}:{rest}" if rest else None
 
 
-# ------------------------------------------------------------------------------------------------------- which GPUs
+# --------------------------------------------------------------------------------------- which GPUs
 
 
 def list_gpus(root: Path = ROOT) -> list[Gpu]:
@@ -118,7 +137,9 @@ def _nvml_gpus() -> list[Gpu]:
         {
             "name": nvml.ask("nvmlDeviceGetName", handle),
             "uuid": nvml.ask("nvmlDeviceGetUUID", handle),
-            "memory_total_bytes": getattr(nvml.ask("nvmlDeviceGetMemoryInfo", handle), "total", None),
+            "memory_total_bytes": getattr(
+                nvml.ask("nvmlDeviceGetMemoryInfo", handle), "total", None
+            ),
             "driver_version": nvml.ask("nvmlSystemGetDriverVersion"),
         }
         for handle in nvml.devices()
@@ -142,27 +163,33 @@ def _driver_gpus(root: Path) -> list[Gpu]:
 
 
 def gpu_addresses(root: Path = ROOT) -> list[str]:
-    """Return the PCI addresses of NVIDIA's GPUs, ``0000:17:00.0``, sorted, which is nvidia-smi's order.
+    """Return the PCI addresses of NVIDIA's GPUs, ``0000:17:00.0``, sorted, which is nvidia-smi's
+    order.
 
     If Linux shows no PCI devices, as in some containers, NVML lists them.
     """
     devices = (root / "sys/bus/pci/devices").glob("*")
     addresses = [device.name for device in devices if _is_nvidia_gpu(device)]
     nvml = None if addresses else Nvml.start()
-    return sorted(addresses or (address for address in (nvml.addresses() if nvml else []) if address))
+    return sorted(
+        addresses or (address for address in (nvml.addresses() if nvml else []) if address)
+    )
 
 
 def _is_nvidia_gpu(device: Path) -> bool:
     nvidia, display = "0x10de", "0x03"
-    return read_text(device, "vendor") == nvidia and (read_text(device, "class") or "").startswith(display)
+    return read_text(device, "vendor") == nvidia and (read_text(device, "class") or "").startswith(
+        display
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------ links
+# -------------------------------------------------------------------------------------------- links
 
 #: The largest number of NVLinks of a GPU (NVML_NVLINK_MAX_LINKS).
 MOST_LINKS = 18
 _PROGRAM_TIMEOUT_S = 20
-#: nvmlNvlinkVersion_t, nvmlGpuP2PStatus_t and others by number (nvml.h); bindings have some names wrong.
+#: nvmlNvlinkVersion_t, nvmlGpuP2PStatus_t and others by number (nvml.h); bindings have some names
+#: wrong.
 _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _PEER_STATUS = {
     0: "ok",
@@ -181,12 +208,16 @@ Links = dict[tuple[int, int], str]
 
 
 def gpu_ports(addresses: Sequence[str]) -> list[GpuPort]:
-    """Return the name, the highest clock and the links of each GPU; a value that NVML does not report is None.
+    """Return the name, the highest clock and the links of each GPU.
+
+    A value that NVML does not report is None.
 
     Args:
         addresses: the GPUs' PCI addresses, ``0000:17:00.0``.
     """
-    nvml = (Nvml.start() if addresses else None) or Nvml(None)  # without a library every query returns None
+    nvml = (Nvml.start() if addresses else None) or Nvml(
+        None
+    )  # without a library every query returns None
     return [_gpu_port(nvml, nvml.device(address)) for address in addresses]
 
 
@@ -203,7 +234,8 @@ def _gpu_port(nvml: Nvml, handle: Any) -> GpuPort:  # noqa: ANN401 - a handle
 
 
 def peer_access(addresses: Sequence[str]) -> list[list[str]]:
-    """Return for each GPU (row) whether it can read each GPU's memory (column): ``ok``, a reason, or ``X`` for itself.
+    """Return for each GPU (row) whether it can read each GPU's memory (column): ``ok``, a reason,
+    or ``X`` for itself.
 
     Empty if NVML does not report it.
     """
@@ -217,11 +249,15 @@ def peer_access(addresses: Sequence[str]) -> list[list[str]]:
         return _PEER_STATUS.get(code, "unknown")
 
     gpus = range(len(handles))
-    return [["X" if reader == owner else status(reader, owner) for owner in gpus] for reader in gpus]
+    return [
+        ["X" if reader == owner else status(reader, owner) for owner in gpus] for reader in gpus
+    ]
 
 
 def pci_links(addresses: Sequence[str]) -> Links:
-    """Return the PCI path of each pair of GPUs in nvidia-smi's words, in both directions, as far as NVML reports it."""
+    """Return the PCI path of each pair of GPUs in nvidia-smi's words, in both directions, as far as
+    NVML reports it.
+    """
     nvml = Nvml.start()
     if nvml is None:
         return {}
@@ -234,13 +270,21 @@ def pci_links(addresses: Sequence[str]) -> Links:
 
 
 def _nvlink_version(nvml: Nvml, handle: Any) -> str | None:  # noqa: ANN401 - a handle
-    links = (link for link in range(MOST_LINKS) if nvml.ask("nvmlDeviceGetNvLinkState", handle, link))
+    links = (
+        link for link in range(MOST_LINKS) if nvml.ask("nvmlDeviceGetNvLinkState", handle, link)
+    )
     first = next(links, None)
-    return None if first is None else _NVLINK_VERSIONS.get(nvml.ask("nvmlDeviceGetNvLinkVersion", handle, first))
+    return (
+        None
+        if first is None
+        else _NVLINK_VERSIONS.get(nvml.ask("nvmlDeviceGetNvLinkVersion", handle, first))
+    )
 
 
 def nvlinks(addresses: Sequence[str]) -> Links:
-    """Return ``NV4`` for a pair of GPUs with four NVLinks between them, in both directions; empty without NVLinks.
+    """Return ``NV4`` for a pair of GPUs with four NVLinks between them, in both directions.
+
+    Empty without NVLinks.
 
     Args:
         addresses: the GPUs' PCI addresses, ``0000:17:00.0``; pairs hold their indices.
@@ -273,12 +317,20 @@ def _link_partners(nvml: Nvml, address: str) -> Counter[str | None]:
 
 
 def _links_between(
-    partners: Sequence[Counter[str | None]], index_by_address: Mapping[str | None, int], gpu: int, peer: int
+    partners: Sequence[Counter[str | None]],
+    index_by_address: Mapping[str | None, int],
+    gpu: int,
+    peer: int,
 ) -> int:
-    """Return the number of NVLinks between two GPUs: direct ones, else those to switches, which connect all GPUs."""
-    direct = sum(count for address, count in partners[gpu].items() if index_by_address.get(address) == peer)
+    """Return the number of NVLinks between two GPUs: direct ones, else those to switches, which
+    connect all GPUs.
+    """
+    direct = sum(
+        count for address, count in partners[gpu].items() if index_by_address.get(address) == peer
+    )
     to_switches = [
-        sum(count for address, count in partners[end].items() if address not in index_by_address) for end in (gpu, peer)
+        sum(count for address, count in partners[end].items() if address not in index_by_address)
+        for end in (gpu, peer)
     ]
     return direct or min(to_switches)
 
@@ -290,7 +342,11 @@ def _nvidia_smi_nvlinks(gpus: int) -> Links:
         return {}
     try:
         process = subprocess.run(
-            [program, "topo", "-m"], capture_output=True, text=True, timeout=_PROGRAM_TIMEOUT_S, check=False
+            [program, "topo", "-m"],
+            capture_output=True,
+            text=True,
+            timeout=_PROGRAM_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return {}
@@ -305,14 +361,24 @@ def _nvidia_smi_nvlinks(gpus: int) -> Links:
 
 
 def parse_matrix(text: str) -> tuple[list[str], list[list[str]]]:
-    """Return the devices in the output of ``nvidia-smi topo -m`` and the links between them; empty for any other text.
+    """Return the devices in the output of ``nvidia-smi topo -m`` and the links between them.
+
+    Empty for any other text.
 
     NICs get the names that the legend below the matrix gives them.
     """
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
     columns = next((line.split("\t") for line in lines if re.match(r"\s*GPU0\b", line)), [])
-    names = [name.strip() for name in columns if re.fullmatch(r"\s*(GPU|NIC|mlx|ib|roce|bnxt|rocep|efa)\S*\s*", name)]
-    rows = {cells[0].strip(): cells[1:] for cells in (line.split("\t") for line in lines) if len(cells) > len(names)}
+    names = [
+        name.strip()
+        for name in columns
+        if re.fullmatch(r"\s*(GPU|NIC|mlx|ib|roce|bnxt|rocep|efa)\S*\s*", name)
+    ]
+    rows = {
+        cells[0].strip(): cells[1:]
+        for cells in (line.split("\t") for line in lines)
+        if len(cells) > len(names)
+    }
     if not names or not set(names) <= rows.keys():
         return [], []
     legend = dict(re.findall(r"^\s*(NIC\d+):\s*(\S+)", "\n".join(lines), re.MULTILINE))

@@ -1,4 +1,6 @@
-"""The host: its CPUs, memory, kernel, network interfaces and GPUs, read without any heavy import."""
+"""The host: its CPUs, memory, kernel, network interfaces and GPUs, read without any heavy
+import.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ class Interface(TypedDict):
 class Host(TypedDict, total=False):
     """The conditions of a host that affect timing; a missing fact is unknown.
 
-    ``cpu_quota`` is in CPUs (None: no limit). ``cpu_steal_ratio`` is the share of CPU time since boot that other guests
-    took (0 to 1). ``load_average`` holds the averages over 1, 5 and 15 minutes.
+    ``cpu_quota`` is in CPUs (None: no limit). ``cpu_steal_ratio`` is the share of CPU time since
+    boot that other guests took (0 to 1). ``load_average`` holds the averages over 1, 5 and 15
+    minutes.
     """
 
     hostname: str
@@ -113,7 +116,9 @@ def collect_host(root: Path = ROOT) -> Host:
         "os": _os_name(root),
         "boot_id": boot_id(root),
         "time_namespace": time_namespace(root),
-        "clock_source": read_text(root, "sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "clock_source": read_text(
+            root, "sys/devices/system/clocksource/clocksource0/current_clocksource"
+        ),
         "timer_tick_s": timer_tick_s(),
         "timer_cost_s": timer_cost_s(),
         "virtualised": is_virtualised(root),
@@ -129,7 +134,9 @@ def collect_host(root: Path = ROOT) -> Host:
         "governor": _governor(root),
         "turbo": _turbo(root),
         "cpu_steal_ratio": _steal_ratio(root),
-        "load_average": [float(load) for load in (read_text(root, "proc/loadavg") or "").split()[:3]] or None,
+        "load_average": (
+            [float(load) for load in (read_text(root, "proc/loadavg") or "").split()[:3]] or None
+        ),
         "memory_total_bytes": _bytes(memory.get("MemTotal")),
         "memory_available_bytes": available_memory_bytes(root),
         "tcp_congestion_control": read_text(root, "proc/sys/net/ipv4/tcp_congestion_control"),
@@ -150,28 +157,44 @@ def _os_name(root: Path) -> str:
 
 
 def is_virtualised(root: Path = ROOT) -> bool:
-    """Return whether this kernel runs under a hypervisor, by the x86 CPU flag, elsewhere by the board's name."""
+    """Return whether this kernel runs under a hypervisor, by the x86 CPU flag, elsewhere by the
+    board's name.
+    """
     flags = parse_fields(read_text(root, "proc/cpuinfo"), ":").get("flags")
     if flags is not None:
         return "hypervisor" in flags.split()
-    board = f"{read_text(root, 'sys/class/dmi/id/sys_vendor')} {read_text(root, 'sys/class/dmi/id/product_name')}"
+    board = (
+        f"{read_text(root, 'sys/class/dmi/id/sys_vendor')}"
+        f" {read_text(root, 'sys/class/dmi/id/product_name')}"
+    )
     virtual = r"QEMU|KVM|VMware|Xen|Parallels|Virtual Machine|Google Compute|Amazon EC2 (?!.*metal)"
     return bool(re.search(virtual, board)) or read_text(root, "sys/hypervisor/type") is not None
 
 
 def _is_container(root: Path) -> bool:
-    """Return whether a container engine's marker files exist; also in a virtual machine made from a container image."""
-    has_marker = any((root / name).exists() for name in (".dockerenv", "run/.containerenv", ".singularity.d"))
+    """Return whether a container engine's marker files exist.
+
+    Also in a virtual machine made from a container image.
+    """
+    has_marker = any(
+        (root / name).exists() for name in (".dockerenv", "run/.containerenv", ".singularity.d")
+    )
     return has_marker or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def usable_cpus() -> list[int]:
     """Return the CPUs that this process may use, by its affinity mask."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
 
 
 def cpu_model(root: Path = ROOT) -> str | None:
-    """Return the name of the CPU: x86 'model name', POWER 'cpu', else Arm's implementer and part numbers."""
+    """Return the name of the CPU: x86 'model name', POWER 'cpu', else Arm's implementer and part
+    numbers.
+    """
     info = parse_fields(read_text(root, "proc/cpuinfo"), ":")
     if "CPU part" in info and "model name" not in info:
         return f"implementer {info.get('CPU implementer')} part {info['CPU part']}"
@@ -179,11 +202,16 @@ def cpu_model(root: Path = ROOT) -> str | None:
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """Return the CPU time that control groups (version 1 or 2) allow, in CPUs; None without a limit.
+    """Return the CPU time that control groups (version 1 or 2) allow, in CPUs.
+
+    None without a limit.
 
     The limits of parent groups apply too: the lowest limit counts.
     """
-    return min((quota for group in _control_groups(root) if (quota := _quota(group)) is not None), default=None)
+    return min(
+        (quota for group in _control_groups(root) if (quota := _quota(group)) is not None),
+        default=None,
+    )
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
@@ -213,7 +241,12 @@ def _quota(group: Path) -> float | None:
 def _governor(root: Path) -> str | None:
     """Return the frequency governor; if CPUs differ, all of them, sorted and joined by commas."""
     policies = (root / "sys/devices/system/cpu/cpufreq").glob("policy[0-9]*")
-    return ",".join(sorted({read_text(policy, "scaling_governor") or "" for policy in policies} - {""})) or None
+    return (
+        ",".join(
+            sorted({read_text(policy, "scaling_governor") or "" for policy in policies} - {""})
+        )
+        or None
+    )
 
 
 def _turbo(root: Path) -> bool | None:
@@ -225,7 +258,9 @@ def _turbo(root: Path) -> bool | None:
 
 
 def _steal_ratio(root: Path) -> float | None:
-    """Return the share of CPU time since boot that other guests took, by the 8th field of /proc/stat's first line."""
+    """Return the share of CPU time since boot that other guests took, by the 8th field of
+    /proc/stat's first line.
+    """
     steal_index, guest_index = 7, 8  # user time already includes guest time, from the 9th field on
     fields = (read_text(root, "proc/stat") or "").partition("\n")[0].split()[1:]
     ticks = [int(field) for field in fields[:guest_index]]

@@ -1,4 +1,6 @@
-"""This process: its garbage collector, its peak resident memory, and the bytes that its TCP sockets have sent."""
+"""This process: its garbage collector, its peak resident memory, and the bytes that its TCP sockets
+have sent.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Disable the garbage collector inside: it would disturb timing, or scan many new objects repeatedly in vain."""
+    """Disable the garbage collector inside: it would disturb timing, or scan many new objects
+    repeatedly in vain.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -26,10 +30,12 @@ def without_collector() -> Iterator[None]:
 
 
 def waiting_s() -> tuple[float, float]:
-    """Return how long this thread has waited for a CPU, and the CPU time that the hypervisor gave to other guests.
+    """Return how long this thread has waited for a CPU, and the CPU time that the hypervisor gave
+    to other guests.
 
-    In seconds since the start of the thread and of the system; 0 if the system does not report it. Sources: proc(5),
-    /proc/pid/schedstat and the field steal of /proc/stat, whose resolution is a tick, mostly 10 ms.
+    In seconds since the start of the thread and of the system; 0 if the system does not report it.
+    Sources: proc(5), /proc/pid/schedstat and the field steal of /proc/stat, whose resolution is a
+    tick, mostly 10 ms.
     """
     try:
         delay_ns = int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1])
@@ -45,7 +51,10 @@ _RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
 
 
 def reset_peak_memory() -> None:
-    """Reset the peak to the memory that is resident now; without permission it stays the peak of the process."""
+    """Reset the peak to the memory that is resident now.
+
+    Without permission it stays the peak of the process.
+    """
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
 
@@ -63,7 +72,8 @@ def peak_memory_bytes() -> int | None:
 
 
 _TCP_INFO_BYTES = 256
-#: Offsets in Linux' struct tcp_info (include/uapi/linux/tcp.h): 64-bit counters of all and of retransmitted bytes.
+#: Offsets in Linux' struct tcp_info (include/uapi/linux/tcp.h): 64-bit counters of all and of
+#: retransmitted bytes.
 _BYTES_SENT, _BYTES_RETRANSMITTED = 200, 208
 #: The counters have settled once they do not change for this time.
 _QUIET_S = 0.002
@@ -77,7 +87,9 @@ def sent_bytes() -> int | None:
 
 
 def settled_sent_bytes() -> int | None:
-    """Return `sent_bytes` once the counters have settled, at the latest after a tenth of a second."""
+    """Return `sent_bytes` once the counters have settled, at the latest after a tenth of a
+    second.
+    """
     end = time.monotonic() + _SETTLING_LIMIT_S
     before = sent_bytes()
     while before is not None and time.monotonic() < end:
@@ -97,17 +109,25 @@ def _descriptors() -> list[int]:
 
 
 def _socket_bytes(descriptor: int) -> int | None:
-    """Return the payload bytes that a socket has sent, without retransmissions; None if it is not a TCP socket."""
+    """Return the payload bytes that a socket has sent, without retransmissions.
+
+    None if it is not a TCP socket.
+    """
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return None
         with socket.socket(fileno=os.dup(descriptor)) as duplicate:
-            if duplicate.family not in {socket.AF_INET, socket.AF_INET6} or duplicate.type != socket.SOCK_STREAM:
+            if (
+                duplicate.family not in {socket.AF_INET, socket.AF_INET6}
+                or duplicate.type != socket.SOCK_STREAM
+            ):
                 return None
             info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except (OSError, AttributeError):  # closed meanwhile, or not Linux
         return None
     if len(info) < _BYTES_RETRANSMITTED + 8:
         return None
-    total, retransmitted = (struct.unpack_from("=Q", info, offset)[0] for offset in (_BYTES_SENT, _BYTES_RETRANSMITTED))
+    total, retransmitted = (
+        struct.unpack_from("=Q", info, offset)[0] for offset in (_BYTES_SENT, _BYTES_RETRANSMITTED)
+    )
     return int(total - retransmitted)

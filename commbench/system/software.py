@@ -18,7 +18,9 @@ _PACKAGE_FAMILIES = re.compile(r"cupy(-cuda.*|-rocm.*)?|nvidia-nccl-.*")
 
 
 def collect_versions() -> dict[str, str]:
-    """Return the installed versions of Python and of the packages that affect timing, without importing them."""
+    """Return the installed versions of Python and of the packages that affect timing, without
+    importing them.
+    """
     versions: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = _package_name(distribution)
@@ -36,10 +38,11 @@ def _package_name(distribution: metadata.Distribution) -> str:
 
 
 def git_commit(path: str | Path) -> str | None:
-    """Return the commit of the checkout that tracks path, with '-dirty' if tracked files were changed.
+    """Return the commit of the checkout that tracks path, with '-dirty' if tracked files were
+    changed.
 
-    None without git, without a commit, or if no file of path is tracked: a package installed inside another project's
-    checkout must not be recorded with that checkout's commit.
+    None without git, without a commit, or if no file of path is tracked: a package installed inside
+    another project's checkout must not be recorded with that checkout's commit.
     """
     if not _git(path, "ls-files"):
         return None
@@ -47,7 +50,8 @@ def git_commit(path: str | Path) -> str | None:
 
 
 def _git(path: str | Path, *arguments: str) -> str | None:
-    # GIT_DIR of a surrounding git hook would name another checkout; git describe must not write to the index
+    # GIT_DIR of a surrounding git hook would name another checkout; git describe must not write to
+    # the index
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environ = inherited | {"GIT_OPTIONAL_LOCKS": "0"}
     command = ["git", "-C", str(path), *arguments]

@@ -1,7 +1,7 @@
 """Topology of a host: sockets, NUMA nodes, GPUs, network adapters and the links between them.
 
-Only /sys and /proc are needed. nvidia-ml-py, else the program nvidia-smi, reports the GPUs' own links (NVLink). If /sys
-shows no PCI devices, nvidia-ml-py lists GPUs and the paths between them.
+Only /sys and /proc are needed. nvidia-ml-py, else the program nvidia-smi, reports the GPUs' own
+links (NVLink). If /sys shows no PCI devices, nvidia-ml-py lists GPUs and the paths between them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,22 @@ from typing import TypedDict
 
 from commbench.schema import Ranks
 from commbench.system.files import ROOT, read_text
-from commbench.system.gpus import GpuName, GpuPort, gpu_addresses, gpu_ports, nvlinks, pci_links, peer_access
+from commbench.system.gpus import (
+    GpuName,
+    GpuPort,
+    gpu_addresses,
+    gpu_ports,
+    nvlinks,
+    pci_links,
+    peer_access,
+)
 from commbench.units import parse_link_rate
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.IGNORECASE)
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:", re.IGNORECASE)
 
-# Classes with an underscore hold the required entries. Files of earlier versions may lack the entries of the subclass.
+# Classes with an underscore hold the required entries. Files of earlier versions may lack the
+# entries of the subclass.
 
 
 class Emulated(TypedDict, total=False):
@@ -65,7 +74,10 @@ class _NumaNode(TypedDict):
 
 
 class NumaNode(_NumaNode, total=False):
-    """A NUMA node; ``cpus`` is a list as Linux writes it, ``distances`` has one value for each node."""
+    """A NUMA node.
+
+    ``cpus`` is a list as Linux writes it, ``distances`` has one value for each node.
+    """
 
     distances: Sequence[int]
     """The kernel's distance to each node."""
@@ -148,7 +160,9 @@ class TopologyInterface(_TopologyInterface, total=False):
 
 
 class Links(TypedDict):
-    """The link of each pair of devices, in the words of ``nvidia-smi topo -m``; ``X`` for a device itself.
+    """The link of each pair of devices, in the words of ``nvidia-smi topo -m``.
+
+    ``X`` for a device itself.
 
     ``devices`` are GPU0, GPU1, ..., then the names of adapters.
     """
@@ -182,7 +196,10 @@ class _Topology(TypedDict):
 
 
 class Topology(_Topology, total=False):
-    """The topology of a host; ``peer_access`` is as `commbench.system.gpus.peer_access` returns it."""
+    """The topology of a host.
+
+    ``peer_access`` is as `commbench.system.gpus.peer_access` returns it.
+    """
 
     sockets: int | None
     """Number of sockets."""
@@ -203,8 +220,8 @@ def collect_topology(root: Path = ROOT, emulated: Emulated | None = None) -> Top
 
     Args:
         root: where /proc and /sys are found, for tests.
-        emulated: the conditions of the emulated cluster that this host belongs to, if any: its network interfaces then
-            get the rate that they are shaped to.
+        emulated: the conditions of the emulated cluster that this host belongs to, if any: its
+            network interfaces then get the rate that they are shaped to.
     """
     sockets, cores, threads = count_processors(root)
     gpus, network, rdma = _gpus(root), _network(root, emulated), _rdma(root)
@@ -231,7 +248,9 @@ def cpu_list(text: str | None) -> list[int]:
 def last_level_cache_bytes(root: Path = ROOT) -> int:
     """Return the size of a data cache of the highest level; 0 if /sys shows none."""
     data = [cache for cache in _caches(root) if cache["type"] != "instruction"]
-    return max((cache["size_bytes"] for cache in data if cache["level"] == data[-1]["level"]), default=0)
+    return max(
+        (cache["size_bytes"] for cache in data if cache["level"] == data[-1]["level"]), default=0
+    )
 
 
 def nodes_of(cpus: Iterable[int], numa: Sequence[NumaNode]) -> list[int]:
@@ -240,12 +259,18 @@ def nodes_of(cpus: Iterable[int], numa: Sequence[NumaNode]) -> list[int]:
     return [node["node"] for node in numa if own_cpus.intersection(cpu_list(node["cpus"]))]
 
 
-# --------------------------------------------------------------------------------------------- processors and memory
+# ---------------------------------------------------------------------------- processors and memory
 
 
 def count_processors(root: Path = ROOT) -> tuple[int, int, int]:
-    """Return the numbers of sockets, physical cores and logical CPUs that are online; 0 if /sys does not state it."""
-    folders = [path for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*") if (path / "topology").is_dir()]
+    """Return the numbers of sockets, physical cores and logical CPUs that are online; 0 if /sys
+    does not state it.
+    """
+    folders = [
+        path
+        for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*")
+        if (path / "topology").is_dir()
+    ]
     names = ("physical_package_id", "die_id", "core_id")
     cores = {tuple(read_text(folder, f"topology/{name}") for name in names) for folder in folders}
     return len({package for package, _, _ in cores}), len(cores), len(folders)
@@ -255,7 +280,10 @@ def _caches(root: Path) -> list[Cache]:
     """Return the types of caches with their counts; a cache that CPUs share counts once."""
     sharers_by_type: dict[tuple[int, str, int], set[str]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
-        level, size = read_text(cache, "level"), re.fullmatch(r"(\d+)K", read_text(cache, "size") or "")
+        level, size = (
+            read_text(cache, "level"),
+            re.fullmatch(r"(\d+)K", read_text(cache, "size") or ""),
+        )
         if level and size:
             cache_type = (int(level), read_text(cache, "type") or "", 1024 * int(size.group(1)))
             sharers = read_text(cache, "shared_cpu_list") or cache.parent.parent.name
@@ -284,7 +312,9 @@ def _numa(root: Path) -> list[NumaNode]:
             "node": int(node.name.removeprefix("node")),
             "cpus": read_text(node, "cpulist") or "",
             "memory_bytes": _node_memory(read_text(node, "meminfo")),
-            "distances": [int(distance) for distance in (read_text(node, "distance") or "").split()],
+            "distances": [
+                int(distance) for distance in (read_text(node, "distance") or "").split()
+            ],
         }
         for node in numa_folders(root)
     ]
@@ -295,7 +325,7 @@ def _node_memory(meminfo: str | None) -> int | None:
     return 1024 * int(total.group(1)) if total else None
 
 
-# ----------------------------------------------------------------------------------------------------------- devices
+# ------------------------------------------------------------------------------------------ devices
 
 
 def _gpus(root: Path) -> list[TopologyGpu]:
@@ -313,14 +343,23 @@ def _gpus(root: Path) -> list[TopologyGpu]:
 
 
 def _gpu_name(root: Path, address: str) -> str | None:
-    model = re.search(r"Model:\s*(.+)", read_text(root, f"proc/driver/nvidia/gpus/{address}/information") or "")
+    model = re.search(
+        r"Model:\s*(.+)", read_text(root, f"proc/driver/nvidia/gpus/{address}/information") or ""
+    )
     return model.group(1).strip() if model else None
 
 
 def _network(root: Path, emulated: Emulated | None) -> list[TopologyInterface]:
-    """Return adapters and bonds; without either, as in a container, every interface but the loopback."""
+    """Return adapters and bonds.
+
+    Without either, as in a container, every interface but the loopback.
+    """
     folders = sorted((root / "sys/class/net").glob("*"))
-    real = [folder for folder in folders if (folder / "device").exists() or (folder / "bonding").exists()]
+    real = [
+        folder
+        for folder in folders
+        if (folder / "device").exists() or (folder / "bonding").exists()
+    ]
     listed_folders = real or [folder for folder in folders if folder.name != "lo"]
     return [_interface(root, folder, emulated) for folder in listed_folders]
 
@@ -346,9 +385,13 @@ def _speed_Mbps(folder: Path) -> int | None:  # noqa: N802 - a unit
 
 
 def _shaped_Mbps(root: Path, emulated: Emulated) -> float | None:  # noqa: N802 - a unit
-    """Return the rate that this emulated host's link is shaped to, in place of its driver's nominal speed."""
+    """Return the rate that this emulated host's link is shaped to, in place of its driver's nominal
+    speed.
+    """
     hostname = read_text(root, "proc/sys/kernel/hostname") or ""
-    rate_bps = parse_link_rate(str((emulated.get("slow") or {}).get(hostname, emulated.get("rate"))))
+    rate_bps = parse_link_rate(
+        str((emulated.get("slow") or {}).get(hostname, emulated.get("rate")))
+    )
     return rate_bps / 1e6 if rate_bps is not None else None
 
 
@@ -381,7 +424,10 @@ def _rdma(root: Path) -> list[TopologyPort]:
 
 
 def _numa_node(device: Path) -> int | None:
-    """Return the NUMA node of a device or, if /sys has none for it, of its parents; None if it is unknown (-1)."""
+    """Return the NUMA node of a device or, if /sys has none for it, of its parents.
+
+    None if it is unknown (-1).
+    """
     path = device.resolve()
     texts = (read_text(folder, "numa_node") for folder in (path, *path.parents[:2]))
     node = next((int(text) for text in texts if text is not None), -1)
@@ -390,10 +436,12 @@ def _numa_node(device: Path) -> int | None:
 
 def _pci_address(device: Path) -> str | None:
     """Return the PCI address of a device, or of the PCI device that it belongs to."""
-    return next((part for part in reversed(device.resolve().parts) if _PCI_ADDRESS.fullmatch(part)), None)
+    return next(
+        (part for part in reversed(device.resolve().parts) if _PCI_ADDRESS.fullmatch(part)), None
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------- links
+# -------------------------------------------------------------------------------------------- links
 
 
 def _links(
@@ -402,39 +450,57 @@ def _links(
     network: Sequence[TopologyInterface],
     rdma: Sequence[TopologyPort],
 ) -> Links:
-    """Return the link of every pair of GPUs and adapters; none without GPUs, as only GPUs' traffic crosses these links.
+    """Return the link of every pair of GPUs and adapters.
 
-    An RDMA device counts once, whatever its number of ports. A network interface counts if it has a PCI device of its
-    own that is not listed as an RDMA device.
+    None without GPUs, as only GPUs' traffic crosses these links.
+
+    An RDMA device counts once, whatever its number of ports. A network interface counts if it has a
+    PCI device of its own that is not listed as an RDMA device.
     """
     if not gpus:
         return {"devices": [], "matrix": []}
     rdma_addresses = {port["pci"] for port in rdma}
     adapters: dict[str, TopologyPort | TopologyInterface] = {port["device"]: port for port in rdma}
     adapters |= {
-        port["name"]: port for port in network if port["pci"] is not None and port["pci"] not in rdma_addresses
+        port["name"]: port
+        for port in network
+        if port["pci"] is not None and port["pci"] not in rdma_addresses
     }
     devices = [*gpus, *adapters.values()]
-    matrix = [["X" if end is other else _pci_link(root, end, other) for other in devices] for end in devices]
+    matrix = [
+        ["X" if end is other else _pci_link(root, end, other) for other in devices]
+        for end in devices
+    ]
     addresses = [gpu["pci"] for gpu in gpus]
     has_paths = all(_pci_path(root, address) for address in addresses)
-    for (gpu, peer), link in (({} if has_paths else pci_links(addresses)) | nvlinks(addresses)).items():
+    for (gpu, peer), link in (
+        ({} if has_paths else pci_links(addresses)) | nvlinks(addresses)
+    ).items():
         matrix[gpu][peer] = link
-    return {"devices": [*(f"GPU{index}" for index in range(len(gpus))), *adapters], "matrix": matrix}
+    return {
+        "devices": [*(f"GPU{index}" for index in range(len(gpus))), *adapters],
+        "matrix": matrix,
+    }
 
 
 _Device = TopologyGpu | TopologyPort | TopologyInterface
 
 
 def _pci_link(root: Path, end: _Device, other: _Device) -> str:
-    """Return the PCI path between two devices in nvidia-smi's words, by the common part of their paths in /sys.
+    """Return the PCI path between two devices in nvidia-smi's words, by the common part of their
+    paths in /sys.
 
-    As in NCCL: below one switch PIX, below several PXB, below one host bridge PHB; else NODE or SYS, by NUMA node.
+    As in NCCL: below one switch PIX, below several PXB, below one host bridge PHB; else NODE or
+    SYS, by NUMA node.
     """
     paths = [_pci_path(root, device["pci"]) for device in (end, other)]
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*paths, strict=False)))
     if common == 0:
-        return "NODE" if end["numa_node"] is not None and end["numa_node"] == other["numa_node"] else "SYS"
+        return (
+            "NODE"
+            if end["numa_node"] is not None and end["numa_node"] == other["numa_node"]
+            else "SYS"
+        )
     if common == 1:
         return "PHB"
     beyond_switch = 2  # the switch's port towards the device, and the device
@@ -442,7 +508,12 @@ def _pci_link(root: Path, end: _Device, other: _Device) -> str:
 
 
 def _pci_path(root: Path, address: str | None) -> list[str]:
-    """Return the host bridge, the bridges below it and the device; empty if /sys does not show it."""
+    """Return the host bridge, the bridges below it and the device.
+
+    Empty if /sys does not show it.
+    """
     parts = (root / "sys/bus/pci/devices" / (address or "none")).resolve().parts
-    first = next((index for index, part in enumerate(parts) if _HOST_BRIDGE.match(part)), len(parts))
+    first = next(
+        (index for index, part in enumerate(parts) if _HOST_BRIDGE.match(part)), len(parts)
+    )
     return list(parts[first:]) if address else []

@@ -34,26 +34,38 @@ def split_callable(text: str, example: str) -> tuple[Path, str]:
     file, _, name = text.rpartition(":")
     if not name or name.endswith(".py"):
         path_text = text.rstrip(":")
-        raise InputError(f"{text} names no function: write {path_text}:{example}, say, for a function {example}.")
+        raise InputError(
+            f"{text} names no function: write {path_text}:{example}, say, for a function {example}."
+        )
     if not Path(file).is_file():
-        raise InputError(f"There is no file {file}: give the path of your own file as file.py:callable.")
+        raise InputError(
+            f"There is no file {file}: give the path of your own file as file.py:callable."
+        )
     return Path(file), name
 
 
 def load_callable(text: str, example: str) -> Callable[..., Any]:
-    """Import the file of ``FILE.py:CALLABLE`` and return the callable; its directory becomes importable.
+    """Import the file of ``FILE.py:CALLABLE`` and return the callable.
+
+    Its directory becomes importable.
 
     Raises:
-        InputError: there is no such file, it cannot be imported, or it has no callable of this name.
+        InputError: there is no such file, it cannot be imported, or it has no callable of this
+            name.
     """
     path, name = split_callable(text, example)
     module = _import_file(path)
     if not hasattr(module, name):
-        raise InputError(f"{path} has no function {name}: define it, or name another as file.py:callable.")
+        raise InputError(
+            f"{path} has no function {name}: define it, or name another as file.py:callable."
+        )
     member: object = getattr(module, name)
     if callable(member):
         return member
-    raise InputError(f"{name} in {path} is of type {type(member).__name__}, which cannot be called: name a function.")
+    raise InputError(
+        f"{name} in {path} is of type {type(member).__name__}, which cannot be called: name a"
+        " function."
+    )
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -78,8 +90,14 @@ def failure(error: BaseException) -> str:
     """Return an error of a user's own code on one line: its type, text and location."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":").removesuffix(".")
     frames = traceback.extract_tb(error.__traceback__)
-    own_frames = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
-    where = f", {Path(own_frames[-1].filename).name} line {own_frames[-1].lineno}" if own_frames else ""
+    own_frames = [
+        frame
+        for frame in frames
+        if "site-packages" not in frame.filename and not _is_ours(frame.filename)
+    ]
+    where = (
+        f", {Path(own_frames[-1].filename).name} line {own_frames[-1].lineno}" if own_frames else ""
+    )
     return f"{text[:QUOTED]}{where}"
 
 

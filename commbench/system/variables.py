@@ -6,17 +6,50 @@ import re
 from collections.abc import Mapping
 
 _ALLOWED_PREFIXES = (
-    *("NCCL_", "OMPI_", "PRTE_MCA_", "MPICH_", "MPIR_CVAR_", "I_MPI_", "MPI4PY_", "UCX_", "FI_", "PSM2_", "PSM3_"),
-    *("GLOO_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCH_DISTRIBUTED_", "TORCH_SYMM_MEM_", "TORCH_FR_", "CUDA_MPS_"),
+    *(
+        "NCCL_",
+        "OMPI_",
+        "PRTE_MCA_",
+        "MPICH_",
+        "MPIR_CVAR_",
+        "I_MPI_",
+        "MPI4PY_",
+        "UCX_",
+        "FI_",
+        "PSM2_",
+        "PSM3_",
+    ),
+    *(
+        "GLOO_",
+        "TORCH_NCCL_",
+        "TORCH_GLOO_",
+        "TORCH_DISTRIBUTED_",
+        "TORCH_SYMM_MEM_",
+        "TORCH_FR_",
+        "CUDA_MPS_",
+    ),
     *("OMP_", "GOMP_", "KMP_", "NUMBA_", "COMMBENCH_", "SLURM_NTASKS"),
 )
 _ALLOWED_NAMES = frozenset(
     {
-        *("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"),
-        *("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_CPUS_PER_TASK", "SLURM_JOB_PARTITION", "SLURM_MPI_TYPE", "PBS_JOBID"),
+        *(
+            "MKL_NUM_THREADS",
+            "OPENBLAS_NUM_THREADS",
+            "CUDA_VISIBLE_DEVICES",
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+        ),
+        *(
+            "SLURM_JOB_ID",
+            "SLURM_NNODES",
+            "SLURM_CPUS_PER_TASK",
+            "SLURM_JOB_PARTITION",
+            "SLURM_MPI_TYPE",
+            "PBS_JOBID",
+        ),
     }
 )
-# Open MPI's own facts about each rank: no settings, different on every rank; some hold the command line.
+# Open MPI's own facts about each rank: no settings, different on every rank; some hold the command
+# line.
 _RANK_BOOKKEEPING = re.compile(
     r"OMPI_(COMM_WORLD|WORLD|UNIVERSE|APP_CTX|FIRST|NUM_APP|COMMAND|ARGV|FILE_LOCATION|TOOL|MCA_PREFIXES|VERSION).*"
     r"|OMPI_LIBDIR_LOC"
@@ -38,9 +71,9 @@ REDACTED = "<redacted>"
 def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that affect timing, by allow-list and sorted by name.
 
-    A name that looks like a secret is left out even with an allowed prefix. All of PMIX_* is left out, as it holds
-    credentials. A value that contains ``user:password@`` or ``token=...`` is replaced by '<redacted>'. Both
-    rules hide too much rather than too little.
+    A name that looks like a secret is left out even with an allowed prefix. All of PMIX_* is left
+    out, as it holds credentials. A value that contains ``user:password@`` or ``token=...`` is
+    replaced by '<redacted>'. Both rules hide too much rather than too little.
     """
     return {
         name: REDACTED if looks_secret(environ[name], is_value=True) else environ[name]

@@ -1,4 +1,6 @@
-"""The decision: which configurations to confirm, whether to change DDP's settings, and with what evidence."""
+"""The decision: which configurations to confirm, whether to change DDP's settings, and with what
+evidence.
+"""
 
 from __future__ import annotations
 
@@ -55,22 +57,24 @@ from commbench.units import counted
 
 #: Never recommended: instruments only measure, and `LOCAL` exchanges no gradients.
 INSTRUMENTS = frozenset({LOCAL, *(name for name, spec in HOOKS.items() if spec.is_instrument)})
-#: Levels of one alternative's interval at the two looks of a group-sequential test. Each look may err: with a true gain
-#: equal to the margin, "change" is concluded in at most 2.5 % of first looks and 1.25 % of second looks. The joint
-#: error rate: `benchmarks/looks.py`.
+#: Levels of one alternative's interval at the two looks of a group-sequential test. Each look may
+#: err: with a true gain equal to the margin, "change" is concluded in at most 2.5 % of first looks
+#: and 1.25 % of second looks. The joint error rate: `benchmarks/looks.py`.
 FIRST_LOOK, SECOND_LOOK = 0.95, 0.975
 
 
 def level_of(alternatives: int, *, is_second: bool) -> float:
-    """Return the level of each alternative's interval, with Bonferroni's correction for the number of alternatives.
+    """Return the level of each alternative's interval, with Bonferroni's correction for the number
+    of alternatives.
 
-    Whichever alternative is fastest, its interval then covers its speedup as often as a single alternative's would.
+    Whichever alternative is fastest, its interval then covers its speedup as often as a single
+    alternative's would.
     """
     return 1 - (1 - (SECOND_LOOK if is_second else FIRST_LOOK)) / max(1, alternatives)
 
 
-#: Rounds of fresh blocks after which a live tuning tests for a decision. If it ends earlier, a test at its end replaces
-#: the next one.
+#: Rounds of fresh blocks after which a live tuning tests for a decision. If it ends earlier, a test
+#: at its end replaces the next one.
 LIVE_LOOKS = (8, 16, 32, 64, 128, 256)
 
 
@@ -91,28 +95,31 @@ def judge(speedup: Speedup | None) -> Verdict:
     return "keep" if speedup.interval.high <= 1 + MARGIN else "inconclusive"
 
 
-# ------------------------------------------------------------------------------------------------ what to confirm
+# ---------------------------------------------------------------------------------- what to confirm
 
 
 def candidates(
     records: Iterable[TrainingRecord], info: RunInfo, *, max_loss_increase: float | None = None
 ) -> list[TrainingCase]:
-    """Return the configurations to confirm in fresh launches: the baseline and the fastest of each effect on learning.
+    """Return the configurations to confirm in fresh launches: the baseline and the fastest of each
+    effect on learning.
 
-    One with a stronger effect must be faster than those with a weaker effect. The fastest without compression is added,
-    because it may alter learning by its precision. All must be faster than the baseline, except the fastest that may be
-    recommended: only a comparison can show that the default is as good. They are chosen from the sweep: from the group
-    with the most ranks, and there the first batch of ``info["batches"]``, else the smallest.
+    One with a stronger effect must be faster than those with a weaker effect. The fastest without
+    compression is added, because it may alter learning by its precision. All must be faster than
+    the baseline, except the fastest that may be
+    recommended: only a comparison can show that the default is as good. They are chosen from the
+    sweep: from the group with the most ranks, and there the first batch of ``info["batches"]``,
+    else the smallest.
 
-    Left out are configurations that failed, whose ranks disagree, whose steps were all skipped, or whose loss is not
-    finite while the baseline's is. So are configurations that lose more accuracy than ``info["max_accuracy_loss"]``
-    allows (`commbench.tuner.learning`).
+    Left out are configurations that failed, whose ranks disagree, whose steps were all skipped, or
+    whose loss is not finite while the baseline's is. So are configurations that lose more accuracy
+    than ``info["max_accuracy_loss"]`` allows (`commbench.tuner.learning`).
 
     Args:
         records: of the run.
         info: contents of ``run.json``.
-        max_loss_increase: largest relative increase of the loss after equal steps, such as 0.05; None:
-            ``info["max_loss_increase"]``, or else losses are not judged.
+        max_loss_increase: largest relative increase of the loss after equal steps, such as 0.05;
+            None: ``info["max_loss_increase"]``, or else losses are not judged.
 
     Returns:
         Each once, with the phase ``confirm``, the baseline first; empty if the baseline failed.
@@ -125,24 +132,34 @@ def candidates(
     by_effect = {effect_of(candidate.case, group.case): candidate for candidate in reversed(faster)}
     fastest: list[Trained] = []
     for candidate in (by_effect[effect] for effect in EFFECTS if effect in by_effect):
-        fastest += [candidate] if not fastest or group.ratio(candidate) > group.ratio(fastest[-1]) else []
+        fastest += (
+            [candidate] if not fastest or group.ratio(candidate) > group.ratio(fastest[-1]) else []
+        )
     plain = [candidate for candidate in faster if candidate.case.is_plain]
     usable = [candidate for candidate in ranked if not withheld(candidate.case, group.case, info)]
     to_confirm = [group.baseline, *fastest[:1], *plain[:1], *fastest[1:], *(usable or ranked)[:1]]
-    return list(dict.fromkeys(dataclasses.replace(candidate.case, phase=CONFIRM) for candidate in to_confirm))
+    return list(
+        dict.fromkeys(
+            dataclasses.replace(candidate.case, phase=CONFIRM) for candidate in to_confirm
+        )
+    )
 
 
 def comparable(
     records: Iterable[TrainingRecord], info: RunInfo, phase: str = SWEEP
 ) -> tuple[Trained | None, Sequence[Trained]]:
-    """Return the baseline of a phase, None if it failed, and the alternatives that may be recommended."""
+    """Return the baseline of a phase, None if it failed, and the alternatives that may be
+    recommended.
+    """
     group = _Compared.of(records, phase, info, None)
     return (group.baseline, group.alternatives) if group else (None, ())
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
-    """The configurations of one group in one phase, with the reasons why some may not be recommended."""
+    """The configurations of one group in one phase, with the reasons why some may not be
+    recommended.
+    """
 
     case: TrainingCase
     """The baseline, even if it was not trained."""
@@ -175,7 +192,9 @@ class _Compared:
             return cls(case=case, baseline=None, alternatives=(), losses={}, unfit=reasons)
         most = info.get("max_loss_increase") if max_loss_increase is None else max_loss_increase
         others = [
-            candidate for candidate in members if candidate is not base and candidate.case.hook not in INSTRUMENTS
+            candidate
+            for candidate in members
+            if candidate is not base and candidate.case.hook not in INSTRUMENTS
         ]
         losses = equal_losses([candidate for candidate in [base, *others] if candidate.is_ok])
         unfit = {candidate.case: _unfit(candidate, base, losses, most) for candidate in others}
@@ -184,7 +203,9 @@ class _Compared:
             fit = [candidate for candidate in others if not unfit[candidate.case]]
             decides = phase == CONFIRM
             costly = {
-                candidate.case: accuracy_warning(candidate, base, losses, allowed, is_decision=decides)
+                candidate.case: accuracy_warning(
+                    candidate, base, losses, allowed, is_decision=decides
+                )
                 for candidate in fit
             }
         unfit |= costly
@@ -204,7 +225,8 @@ class _Compared:
 
 
 def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
-    """Return the group with the most ranks and there the first batch of ``info["batches"]``, else the smallest.
+    """Return the group with the most ranks and there the first batch of ``info["batches"]``, else
+    the smallest.
 
     Of several environments, the first.
     """
@@ -219,7 +241,10 @@ def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
 
 
 def _unfit(
-    candidate: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses], max_loss_increase: float | None
+    candidate: Trained,
+    base: Trained,
+    losses: Mapping[tuple[str, int], EqualLosses],
+    max_loss_increase: float | None,
 ) -> str:
     """Return why a configuration may not be recommended; empty if it may."""
     if not candidate.is_ok:
@@ -228,12 +253,20 @@ def _unfit(
         return "no launch has both it and the default"
     timed = list(candidate.timed.values())
     pairs = paired_losses(candidate, base, losses)
-    diverged = any(math.isfinite(theirs.steps) and not math.isfinite(own.steps) for own, theirs in pairs)
-    increases = [(own.steps - theirs.steps) / abs(theirs.steps) for own, theirs in pairs if theirs.steps]
+    diverged = any(
+        math.isfinite(theirs.steps) and not math.isfinite(own.steps) for own, theirs in pairs
+    )
+    increases = [
+        (own.steps - theirs.steps) / abs(theirs.steps) for own, theirs in pairs if theirs.steps
+    ]
     increase = median(increases) if increases else 0.0
     reasons = {
-        "its ranks ended with different parameters": any(record.ranks_agree is False for record in timed),
-        "the gradient scaler skipped every step": sum(r.skipped_steps for r in timed) >= sum(map(steps_of, timed)),
+        "its ranks ended with different parameters": any(
+            record.ranks_agree is False for record in timed
+        ),
+        "the gradient scaler skipped every step": (
+            sum(r.skipped_steps for r in timed) >= sum(map(steps_of, timed))
+        ),
         "its loss is not finite": diverged,
         f"its loss is {100 * increase:.2g} % higher than the default's": (
             max_loss_increase is not None and increase > max_loss_increase
@@ -242,24 +275,28 @@ def _unfit(
     return next((why for why, is_so in reasons.items() if is_so), "")
 
 
-# ------------------------------------------------------------------------------------------------- the decision
+# ------------------------------------------------------------------------------------- the decision
 
 
 def recommend(
     records: Iterable[TrainingRecord], info: RunInfo, *, max_loss_increase: float | None = None
 ) -> Recommendation | None:
-    """Decide from the fresh launches whether to change DDP's settings; None if nothing was trained with DDP.
+    """Decide from the fresh launches whether to change DDP's settings.
 
-    The verdict is ``change`` if the interval of an alternative's speedup, paired by launch, lies wholly above the
-    margin of 2 %. It is ``keep`` if no alternative's interval reaches above the margin. The intervals have the level of
-    `level_of`. Without fresh launches the verdict is inconclusive, because the best of many equal settings looks faster
-    by chance; the reason then names the fastest of the sweep or calibration.
+    None if nothing was trained with DDP.
+
+    The verdict is ``change`` if the interval of an alternative's speedup, paired by launch, lies
+    wholly above the margin of 2 %. It is ``keep`` if no alternative's interval reaches above the
+    margin. The intervals have the level of `level_of`. Without fresh launches the verdict is
+    inconclusive, because the best of many equal settings looks faster by chance; the reason then
+    names the fastest of the sweep or calibration.
 
     Args:
         records: of the run, all phases.
-        info: contents of ``run.json``. Used are the entries that `candidates` and `exhaustive_steps` use, ``launches``,
-            ``oversubscribed``, ``emulated``, ``ranks_per_gpu``, and ``first_look``, the number of fresh launches at the
-            first look; more launches make a second look.
+        info: contents of ``run.json``. Used are the entries that `candidates` and
+            `exhaustive_steps` use, ``launches``, ``oversubscribed``, ``emulated``,
+            ``ranks_per_gpu``, and ``first_look``, the number of fresh launches at the first look;
+            more launches make a second look.
         max_loss_increase: as for `candidates`.
     """
     records = list(records)
@@ -267,11 +304,17 @@ def recommend(
     records = [record for record in records if record.case.env == env]
     confirmed = _Compared.of(records, CONFIRM, info, max_loss_increase)
     group = confirmed or next(
-        filter(None, (_Compared.of(records, phase, info, max_loss_increase) for phase in (SWEEP, CALIBRATE))), None
+        filter(
+            None,
+            (_Compared.of(records, phase, info, max_loss_increase) for phase in (SWEEP, CALIBRATE)),
+        ),
+        None,
     )
     if group is None:
         return None
-    decision = _Decision(group=group, fresh=confirmed is not None, records=records, info=info).recommendation()
+    decision = _Decision(
+        group=group, fresh=confirmed is not None, records=records, info=info
+    ).recommendation()
     return dataclasses.replace(decision, env=env, env_reason=env_reason)
 
 
@@ -285,7 +328,10 @@ def _chosen_env(records: Sequence[TrainingRecord], info: RunInfo) -> tuple[str, 
     if comparison is None:
         return first, ""
     if not comparison.is_fresh:
-        return first, f"Settings are of {first}: no environment was measured again in fresh launches."
+        return (
+            first,
+            f"Settings are of {first}: no environment was measured again in fresh launches.",
+        )
     return (comparison.best.env if comparison.best else first), comparison.sentence
 
 
@@ -303,21 +349,34 @@ class _Decision:
         group, case = self.group, self.group.case
         speedups = {candidate.case: self._speedup(candidate) for candidate in group.alternatives}
         ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
-        usable = [candidate for candidate in ranked if not withheld(candidate.case, case, self.info)]
+        usable = [
+            candidate for candidate in ranked if not withheld(candidate.case, case, self.info)
+        ]
         verdict, leader = self._verdict(usable, speedups)
         if self.fresh and ranked and not usable:
             verdict = "keep"
-        choices = {candidate.case: _choice_of(candidate, speedups[candidate.case]) for candidate in ranked}
+        choices = {
+            candidate.case: _choice_of(candidate, speedups[candidate.case]) for candidate in ranked
+        }
         baseline = self._baseline_choice()
         best = leader if leader is not None and group.ratio(leader) > 1 else None
         plain = next(
-            (candidate for candidate in ranked if candidate.case.is_plain and group.ratio(candidate) > 1), None
+            (
+                candidate
+                for candidate in ranked
+                if candidate.case.is_plain and group.ratio(candidate) > 1
+            ),
+            None,
         )
         best_choice = choices[best.case] if best else baseline
         reported = leader or next(iter(ranked), None)
         judged_speedup = speedups[reported.case] if reported else None
         launches = judged_speedup.launches if judged_speedup else 0
-        level = judged_speedup.interval.level if judged_speedup and judged_speedup.interval else FIRST_LOOK
+        level = (
+            judged_speedup.interval.level
+            if judged_speedup and judged_speedup.interval
+            else FIRST_LOOK
+        )
         snippet = self._snippet(best if verdict == "change" else None)
         return Recommendation(
             workload=case.workload,
@@ -351,7 +410,9 @@ class _Decision:
             warnings=self._warnings(best, judged_speedup, level),
             max_accuracy_loss=self.info.get("max_accuracy_loss"),
             too_costly=self._too_costly(),
-            launch_advice=self._launch_advice(leader, level) if verdict == "inconclusive" and leader else "",
+            launch_advice=(
+                self._launch_advice(leader, level) if verdict == "inconclusive" and leader else ""
+            ),
         )
 
     def _snippet(self, candidate: Trained | None) -> str:
@@ -369,16 +430,26 @@ class _Decision:
     def _code(self, candidate: Trained | None) -> str:
         if is_live(self.info):
             framework = self.info.get("framework", "")
-            return live_snippet(candidate.case if candidate else self.group.case, self.group.case, framework=framework)
+            return live_snippet(
+                candidate.case if candidate else self.group.case,
+                self.group.case,
+                framework=framework,
+            )
         return (
             snippet_of(candidate.case, device=next(iter(candidate.timed.values())).device)
             if candidate
             else keep_snippet(unused_parameters=self.group.case.unused_parameters)
         )
 
-    def _safe(self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]) -> SafeChoice:
+    def _safe(
+        self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]
+    ) -> SafeChoice:
         """Return the fastest alternative that leaves learning unchanged, judged on its own."""
-        safe = [candidate for candidate in ranked if not alters_learning(candidate.case, self.group.case)]
+        safe = [
+            candidate
+            for candidate in ranked
+            if not alters_learning(candidate.case, self.group.case)
+        ]
         verdict, leader = self._verdict(safe, speedups)
         best = leader if leader is not None and self.group.ratio(leader) > 1 else None
         choice = _choice_of(best, speedups[best.case]) if best else self._baseline_choice()
@@ -386,10 +457,17 @@ class _Decision:
         return SafeChoice(**vars(choice), verdict=verdict, snippet=snippet)
 
     def _altering(
-        self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None], level: float
+        self,
+        ranked: Sequence[Trained],
+        speedups: Mapping[TrainingCase, Speedup | None],
+        level: float,
     ) -> tuple[AlteringChoice, ...]:
-        """Return the fastest alternative of each other effect on learning, each judged on its own."""
-        by_effect = {effect_of(candidate.case, self.group.case): candidate for candidate in reversed(ranked)}
+        """Return the fastest alternative of each other effect on learning, each judged on its
+        own.
+        """
+        by_effect = {
+            effect_of(candidate.case, self.group.case): candidate for candidate in reversed(ranked)
+        }
         half = by_effect.get("half precision")
         choices = []
         for effect in EFFECTS[1:]:
@@ -398,7 +476,9 @@ class _Decision:
             candidate = by_effect[effect]
             why_withheld = withheld(candidate.case, self.group.case, self.info)
             verdict = judge(speedups[candidate.case])
-            over_half = speedup_of(candidate, half, level=level) if half and effect == "lossy" else None
+            over_half = (
+                speedup_of(candidate, half, level=level) if half and effect == "lossy" else None
+            )
             interval = over_half.interval if over_half else None
             choices.append(
                 AlteringChoice(
@@ -406,7 +486,9 @@ class _Decision:
                     effect=effect,
                     verdict=verdict,
                     withheld=why_withheld,
-                    snippet=self._snippet(candidate) if verdict == "change" and not why_withheld else "",
+                    snippet=(
+                        self._snippet(candidate) if verdict == "change" and not why_withheld else ""
+                    ),
                     speedup_half=over_half.ratio if over_half else None,
                     speedup_half_ci=(interval.low, interval.high) if interval else None,
                     cost=_cost_of(candidate, self.group),
@@ -424,7 +506,9 @@ class _Decision:
             level = live_level_of(alternatives, launches)
         else:
             first_look = self.info.get("first_look")
-            level = level_of(alternatives, is_second=first_look is not None and launches > first_look)
+            level = level_of(
+                alternatives, is_second=first_look is not None and launches > first_look
+            )
         return speedup_of(candidate, self.group.baseline, level=level)
 
     def _plain_of_sweep(self) -> Choice | None:
@@ -434,10 +518,22 @@ class _Decision:
         base, others = comparable(self.records, self.info)
         if base is None:
             return None
-        speedups = {candidate.case: speedup_of(candidate, base) for candidate in others if candidate.case.is_plain}
-        faster = {case: speedup.ratio for case, speedup in speedups.items() if speedup and speedup.ratio > 1}
+        speedups = {
+            candidate.case: speedup_of(candidate, base)
+            for candidate in others
+            if candidate.case.is_plain
+        }
+        faster = {
+            case: speedup.ratio
+            for case, speedup in speedups.items()
+            if speedup and speedup.ratio > 1
+        }
         best = next(
-            (candidate for candidate in others if faster and candidate.case == max(faster, key=faster.__getitem__)),
+            (
+                candidate
+                for candidate in others
+                if faster and candidate.case == max(faster, key=faster.__getitem__)
+            ),
             None,
         )
         return _choice_of(best, None) if best else None
@@ -455,7 +551,9 @@ class _Decision:
     def _verdict(
         self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]
     ) -> tuple[Verdict, Trained | None]:
-        """Return the verdict and the alternative that it concerns: the fastest of those that decide it."""
+        """Return the verdict and the alternative that it concerns: the fastest of those that decide
+        it.
+        """
         by_verdict: dict[Verdict, list[Trained]] = {"change": [], "inconclusive": [], "keep": []}
         for candidate in ranked:
             by_verdict[judge(speedups[candidate.case])].append(candidate)
@@ -472,9 +570,21 @@ class _Decision:
             return chosen
         step_ms = median(list(self.group.baseline.steps_ms.values()))
         chosen = dataclasses.replace(chosen, step_ms=step_ms)
-        return dataclasses.replace(chosen, speedup=1.0, speedup_ci=(1.0, 1.0)) if self.fresh else chosen
+        return (
+            dataclasses.replace(chosen, speedup=1.0, speedup_ci=(1.0, 1.0))
+            if self.fresh
+            else chosen
+        )
 
-    def _reason(self, verdict: Verdict, name: str, speedup: Speedup | None, level: float, *, has_withheld: bool) -> str:
+    def _reason(
+        self,
+        verdict: Verdict,
+        name: str,
+        speedup: Speedup | None,
+        level: float,
+        *,
+        has_withheld: bool,
+    ) -> str:
         """Return one sentence on the judged setting: what was compared, the gain and its interval.
 
         Args:
@@ -487,19 +597,28 @@ class _Decision:
         baseline = self._baseline_name
         if self.group.baseline is None:
             subject = f"{baseline[0].upper()}{baseline[1:]}"
-            return f"{subject} did not train, so nothing can be compared with it: {self._why_unfit()}."
+            return (
+                f"{subject} did not train, so nothing can be compared with it: {self._why_unfit()}."
+            )
         if not name and has_withheld:
-            return f"Every alternative to {baseline} that was measured alters learning, and none may be recommended."
+            return (
+                f"Every alternative to {baseline} that was measured alters learning, and none may"
+                " be recommended."
+            )
         if not name:
             return f"No alternative to {baseline} was measured well{self._why_none()}."
         if not self.fresh:
-            return f"{name} was the fastest alternative of the {self._stage} but was not measured again in " + (
-                "fresh blocks." if is_live(self.info) else "fresh launches."
+            return (
+                f"{name} was the fastest alternative of the {self._stage} but was not measured"
+                " again in " + ("fresh blocks." if is_live(self.info) else "fresh launches.")
             )
         if speedup is None or speedup.interval is None:
             effort = counted(speedup.launches if speedup else 0, "launch")
             effort = counted(speedup.blocks, "block") if speedup and speedup.blocks else effort
-            return f"{name} was measured again in {effort} only, which says nothing about the next one."
+            return (
+                f"{name} was measured again in {effort} only, which says nothing about the next"
+                " one."
+            )
         low, high = speedup.interval.low, speedup.interval.high
         extent = fresh_extent(speedup.launches, speedup.blocks, is_live=is_live(self.info))
         consequences = {
@@ -524,31 +643,45 @@ class _Decision:
         return "screening" if is_live(self.info) else "sweep"
 
     def _why_unfit(self) -> str:
-        return next(iter(self.group.unfit.values()), "no reason is known").rstrip(".") or "no reason is known"
+        return (
+            next(iter(self.group.unfit.values()), "no reason is known").rstrip(".")
+            or "no reason is known"
+        )
 
     def _why_none(self) -> str:
         return f" ({self._why_unfit()})" if self.group.unfit else ""
 
     def _too_costly(self) -> tuple[str, ...]:
-        """Return the configurations that sweep and fresh launches leave out for their accuracy, with reasons."""
+        """Return the configurations that sweep and fresh launches leave out for their accuracy,
+        with reasons.
+        """
         sought = _Compared.of(self.records, SWEEP, self.info, None)
         all_too_costly = [
             *(sought.too_costly.items() if sought else ()),
             *(self.group.too_costly.items() if self.fresh else ()),
         ]
-        return tuple(f"{Choice(**setting_of(case)).name}, for {why}" for case, why in all_too_costly)
+        return tuple(
+            f"{Choice(**setting_of(case)).name}, for {why}" for case, why in all_too_costly
+        )
 
-    def _warnings(self, best: Trained | None, speedup: Speedup | None, level: float) -> tuple[str, ...]:
+    def _warnings(
+        self, best: Trained | None, speedup: Speedup | None, level: float
+    ) -> tuple[str, ...]:
         launches, blocks = (speedup.launches, speedup.blocks) if speedup else (0, 0)
         where = condition_flags(self.group.case.backend, self.info)
         members = [candidate for candidate in (self.group.baseline, best) if candidate]
-        is_bimodal = any("bimodal_launches" in launch_flags(list(candidate.steps_ms.values())) for candidate in members)
+        is_bimodal = any(
+            "bimodal_launches" in launch_flags(list(candidate.steps_ms.values()))
+            for candidate in members
+        )
         kind = "launches" if is_live(self.info) else "fresh launches"
         effort = "one launch" if launches == 1 else f"only {counted(launches, 'launch')}"
         few = f"only {launches} {kind}, so the interval assumes log-normal launches"
         warnings = {
             few: not blocks and 1 < launches < stats.fewest_launches(level),
-            f"{effort}, and launches differ: the same command with the same --out adds one": blocks > 0,
+            f"{effort}, and launches differ: the same command with the same --out adds one": (
+                blocks > 0
+            ),
             f"only {blocks} fresh blocks, so the interval assumes log-normal times": (
                 0 < blocks < stats.fewest_launches(level)
             ),
@@ -561,9 +694,15 @@ class _Decision:
             ),
         }
         if self.fresh and self.group.baseline:
-            unfit = {case: why for case, why in self.group.unfit.items() if case not in self.group.too_costly}
+            unfit = {
+                case: why
+                for case, why in self.group.unfit.items()
+                if case not in self.group.too_costly
+            }
             left_out = ((Choice(**setting_of(case)).name, why) for case, why in unfit.items())
-            warnings |= {f"{name} is left out because {why.rstrip('.')}": True for name, why in left_out}
+            warnings |= {
+                f"{name} is left out because {why.rstrip('.')}": True for name, why in left_out
+            }
         return tuple(warning for warning, is_raised in warnings.items() if is_raised)
 
 
@@ -572,13 +711,19 @@ def _cost_of(best: Trained, group: _Compared) -> Cost | None:
     if group.baseline is None:
         return None
     losses = paired_losses(best, group.baseline, group.losses)
-    pairs = [pair for pair in losses if all(math.isfinite(loss.steps) and math.isfinite(loss.time) for loss in pair)]
+    pairs = [
+        pair
+        for pair in losses
+        if all(math.isfinite(loss.steps) and math.isfinite(loss.time) for loss in pair)
+    ]
     if not pairs:
         return None
     launches = sorted(best.timed.keys() & group.baseline.timed.keys())
     metrics = [
         (own.metrics[-1][1], theirs.metrics[-1][1])
-        for own, theirs in ((best.timed[launch], group.baseline.timed[launch]) for launch in launches)
+        for own, theirs in (
+            (best.timed[launch], group.baseline.timed[launch]) for launch in launches
+        )
         if len(own.metrics) and len(theirs.metrics)
     ]
     metrics = [pair for pair in metrics if all(map(math.isfinite, pair))]

@@ -1,4 +1,6 @@
-"""The cost of a recommendation in training steps, that of a full sweep, and the launches needed for a decision."""
+"""The cost of a recommendation in training steps, that of a full sweep, and the launches needed for
+a decision.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,16 @@ def measured_steps(records: Iterable[TrainingRecord]) -> int:
 
 
 def exhaustive_steps(records: Iterable[TrainingRecord], info: RunInfo) -> int:
-    """Return the steps of a full sweep: one block per configuration and launch, and those of `schedule`.
+    """Return the steps of a full sweep: one block per configuration and launch, and those of
+    `schedule`.
 
     The confirmation in fresh launches is not counted.
 
     Args:
         records: of the run, which have the steps of a block.
-        info: contents of ``run.json``. ``exhaustive_cases`` and ``exhaustive_launches`` give the size of a full sweep;
-            without them it is that of the run, with the configurations of ``same_layout``.
+        info: contents of ``run.json``. ``exhaustive_cases`` and ``exhaustive_launches`` give the
+            size of a full sweep; without them it is that of the run, with the configurations of
+            ``same_layout``.
     """
     ddp = [record for record in records if record.case.uses_ddp]
     swept = [record for record in ddp if record.case.phase == SWEEP]
@@ -46,13 +50,17 @@ def exhaustive_steps(records: Iterable[TrainingRecord], info: RunInfo) -> int:
     cases = int(info.get("exhaustive_cases") or own)
     launches = int(info.get("exhaustive_launches") or len({record.launch for record in swept}))
     blocks = ((steps_of(record), max(1, len(record.block_lengths))) for record in ddp)
-    return blocks_of_sweep(cases, launches) * max((steps // count for steps, count in blocks), default=0)
+    return blocks_of_sweep(cases, launches) * max(
+        (steps // count for steps, count in blocks), default=0
+    )
 
 
 def launch_advice(
     ratios: Sequence[float], margin: float, entries: Iterable[JsonMapping], *, level: float = 0.95
 ) -> str:
-    """Return a sentence on the launches that would decide whether a gain exceeds the margin; empty if unknown.
+    """Return a sentence on the launches that would decide whether a gain exceeds the margin.
+
+    Empty if unknown.
 
     For the estimate see `commbench.stats.ratios`.
 
@@ -74,22 +82,35 @@ def launch_advice(
         fewest=fewest_launches(level),
     )
     if effort.forecast == "near":
-        return f"The gain lies too near the margin of {100 * margin:g} % for more launches to decide."
+        return (
+            f"The gain lies too near the margin of {100 * margin:g} % for more launches to decide."
+        )
     if effort.forecast == "noisy":
         return (
-            f"Launches differ by {100 * math.expm1(spread):.2g} %, too much to show a gain beyond "
-            f"{100 * margin:g} % with {MOST_LAUNCHES} of them: a quieter machine helps more than further launches."
+            f"Launches differ by {100 * math.expm1(spread):.2g} %, too much to show a gain beyond"
+            f" {100 * margin:g} % with {MOST_LAUNCHES} of them: a quieter machine helps more than"
+            " further launches."
         )
     is_open = effort.high is None
     low, high = effort.low, effort.low if effort.high is None else effort.high
     seconds = [
-        entry.get("seconds", 0.0) for entry in entries if entry.get("stage") == CONFIRM and entry.get("status") == "ok"
+        entry.get("seconds", 0.0)
+        for entry in entries
+        if entry.get("stage") == CONFIRM and entry.get("status") == "ok"
     ]
-    times = [format_duration(more * statistics.median(seconds)) for more in (low, high)] if seconds else []
+    times = (
+        [format_duration(more * statistics.median(seconds)) for more in (low, high)]
+        if seconds
+        else []
+    )
     time = f", {' to '.join(dict.fromkeys(times))}{' at least' * is_open}," if times else ""
-    number = counted(high, "more fresh launch") if low == high else f"{low} to {high} more fresh launches"
+    number = (
+        counted(high, "more fresh launch")
+        if low == high
+        else f"{low} to {high} more fresh launches"
+    )
     return (
-        f"{'At least' if is_open else 'About'} {number}{time} would show on which side of {100 * margin:g} % "
-        f"the gain lies, if the estimate holds: the same command with --confirm-launches {len(ratios) + high} "
-        "and the same --out makes them."
+        f"{'At least' if is_open else 'About'} {number}{time} would show on which side of"
+        f" {100 * margin:g} % the gain lies, if the estimate holds: the same command with"
+        f" --confirm-launches {len(ratios) + high} and the same --out makes them."
     )

@@ -1,10 +1,12 @@
-"""The experiment of a live tuning: which setting trains the next block of steps, and when the comparison is decided.
+"""The experiment of a live tuning: which setting trains the next block of steps, and when the
+comparison is decided.
 
-All settings are screened in rounds of short blocks: each round has a block of the baseline and of every setting that is
-left. The best are confirmed in fresh rounds; the decision rests on these alone. A speedup is the ratio of two block
-medians of one round, because the machine changes less within a round than between rounds. The order within a round is
-drawn again each time. Between equal settings the ratio is therefore as often above 1 as below it, whatever disturbs the
-machine, and the interval of its median holds.
+All settings are screened in rounds of short blocks: each round has a block of the baseline and of
+every setting that is left. The best are confirmed in fresh rounds; the decision rests on these
+alone. A speedup is the ratio of two block medians of one round, because the machine changes less
+within a round than between rounds. The order within a round is drawn again each time. Between equal
+settings the ratio is therefore as often above 1 as below it, whatever disturbs the machine, and the
+interval of its median holds.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from commbench.results.trained import Speedup, speedup_of_rounds
 from commbench.stats import MARGIN, fewest_launches, median
 from commbench.tuner.decision import LIVE_LOOKS, judge, live_level_of
 
-#: Steps after a switch that are not timed: the first uses the initial buckets, the second allocates the rebuilt ones.
+#: Steps after a switch that are not timed: the first uses the initial buckets, the second allocates
+#: the rebuilt ones.
 UNTIMED = 2
 #: Timed steps of a block.
 FEWEST_STEPS, MOST_STEPS = 3, 60
@@ -34,8 +37,8 @@ BLOCK_END_MS, BLOCK_END_SHARE = 3.0, 0.015
 SCREENING_SHARE = 0.4
 #: Rounds of the screening after which the slower half is dropped; the last of them ends it.
 HALVINGS = (3, 6, 12)
-#: An alternative is dropped if the logarithm of its speedup is below the best by the first of these numbers, or by the
-#: second times the standard error if that is less.
+#: An alternative is dropped if the logarithm of its speedup is below the best by the first of these
+#: numbers, or by the second times the standard error if that is less.
 BEHIND, BEHIND_ERRORS = 0.2, 2.5
 #: Tries of a block before its setting is left out.
 MOST_TRIES = 5
@@ -117,12 +120,17 @@ class _Screening(_Stage):
 
     def _by_class(self) -> list[list[int]]:
         """Return the alternatives that are left by their effect on learning."""
-        return [[setting for setting in self.candidates if setting in members] for members in self._classes]
+        return [
+            [setting for setting in self.candidates if setting in members]
+            for members in self._classes
+        ]
 
     def _best_of(self, candidates: Sequence[int], behind: float, leader: float) -> list[int]:
         ranked = sorted(candidates, key=self.median_speedup, reverse=True)
         best = max([leader, *map(self.median_speedup, ranked[:1])])
-        near = [setting for setting in ranked if self.median_speedup(setting) * math.exp(behind) >= best]
+        near = [
+            setting for setting in ranked if self.median_speedup(setting) * math.exp(behind) >= best
+        ]
         return near[: math.ceil(len(ranked) / 2)] if self.rounds in HALVINGS else near
 
     def _behind(self) -> float:
@@ -148,7 +156,8 @@ class _Screening(_Stage):
     def finalists(self) -> list[int]:
         """Return the best that may be recommended, then the best of each effect on learning.
 
-        One with a stronger effect must be faster than those with a weaker effect, and than the baseline.
+        One with a stronger effect must be faster than those with a weaker effect, and than the
+        baseline.
         """
         measured = [setting for setting in self.candidates if self.speedups(setting)]
         ranked = sorted(measured, key=self.median_speedup, reverse=True)
@@ -187,10 +196,14 @@ class _Confirmation(_Stage):
     def look(self) -> None:
         """Drop each finalist whose interval lies on one side of the margin."""
         self._verdicts |= {setting: judge(self.speedup(setting)) for setting in self.candidates}
-        undecided = [setting for setting in self.candidates if self._verdicts[setting] == "inconclusive"]
+        undecided = [
+            setting for setting in self.candidates if self._verdicts[setting] == "inconclusive"
+        ]
         if self._is_best_faster and self._best in self.candidates:
             # The best of all can be used. The other finalists get one more look.
-            self._last_look = min((look for look in self._looks if look > self.rounds), default=self.rounds)
+            self._last_look = min(
+                (look for look in self._looks if look > self.rounds), default=self.rounds
+            )
         self.candidates = undecided
 
     @property
@@ -200,7 +213,11 @@ class _Confirmation(_Stage):
             return "decided"
         if self.candidates:
             return "undecided"
-        return "decided" if any(verdict != "inconclusive" for verdict in self._verdicts.values()) else "nothing"
+        return (
+            "decided"
+            if any(verdict != "inconclusive" for verdict in self._verdicts.values())
+            else "nothing"
+        )
 
     @property
     def _is_best_faster(self) -> bool:
@@ -260,13 +277,15 @@ class _Limits:
 
 
 class Experiment:
-    """Chooses the setting of each block; a pure function of the seed and of the times that it is given.
+    """Chooses the setting of each block.
+
+    A pure function of the seed and of the times that it is given.
 
     Args:
         settings: the baseline first, which is the script's own setting.
         seed: of the order of blocks.
-        max_steps: optimiser steps of the training after which the experiment is over. None: `OWN_STEPS` or
-            `OWN_SECONDS` if the time is not limited either.
+        max_steps: optimiser steps of the training after which the experiment is over. None:
+            `OWN_STEPS` or `OWN_SECONDS` if the time is not limited either.
         withheld: numbers of the settings that may not be recommended, however fast they are.
     """
 
@@ -279,7 +298,10 @@ class Experiment:
         withheld: Collection[int] = (),
     ) -> None:
         effects = [effect_of(case, settings[0]) for case in settings]
-        classes = [[number for number in range(1, len(settings)) if effects[number] == effect] for effect in EFFECTS]
+        classes = [
+            [number for number in range(1, len(settings)) if effects[number] == effect]
+            for effect in EFFECTS
+        ]
         self._stage: _Screening | _Confirmation = _Screening(classes, withheld)
         self._random = random.Random(seed)
         self._limits = _Limits(max_steps)
@@ -295,8 +317,9 @@ class Experiment:
     def ending(self) -> str:
         """Why the experiment is over; empty while it runs.
 
-        ``decided``; ``steps`` or ``time``: the given limit is reached; ``undecided``: the experiment's own limit of
-        steps or of looks is reached; ``nothing``: there is nothing to compare.
+        ``decided``; ``steps`` or ``time``: the given limit is reached; ``undecided``: the
+        experiment's own limit of steps or of looks is reached; ``nothing``: there is nothing to
+        compare.
         """
         return self._ending or ""
 
@@ -322,7 +345,9 @@ class Experiment:
             limit = self._limits.exceeded(UNTIMED + block.steps, expected_ms)
             if limit is not None:
                 self._end(limit)
-            elif self._is_screening_too_long(self._limits.share_after(UNTIMED + block.steps, expected_ms)):
+            elif self._is_screening_too_long(
+                self._limits.share_after(UNTIMED + block.steps, expected_ms)
+            ):
                 self._confirm()
             else:
                 return block
@@ -331,8 +356,8 @@ class Experiment:
     def add(self, block: Block, steps_ms: Sequence[float]) -> None:
         """Enter the times of a block.
 
-        A block that is too short by `Block.is_measured_by` is repeated, `MOST_TRIES` times in all; then its setting is
-        left out.
+        A block that is too short by `Block.is_measured_by` is repeated, `MOST_TRIES` times in all;
+        then its setting is left out.
 
         Args:
             block: as `next_block` returned it.
@@ -351,11 +376,16 @@ class Experiment:
         self._stage.add(block.setting, median_ms)
         if not self._step_ms:
             self._limits.set_own(median_ms)
-            self._steps = _block_steps(median_ms, self._limits.left_steps(median_ms), 1 + len(self._stage.candidates))
+            self._steps = _block_steps(
+                median_ms, self._limits.left_steps(median_ms), 1 + len(self._stage.candidates)
+            )
         self._step_ms[block.setting] = median_ms
 
     def leave_out(self, setting: int) -> None:
-        """Leave out a setting that cannot be trained; without the baseline the experiment is over."""
+        """Leave out a setting that cannot be trained.
+
+        Without the baseline the experiment is over.
+        """
         self._tries = 0
         self._queue = [number for number in self._queue if number != setting]
         self._stage.candidates = [number for number in self._stage.candidates if number != setting]

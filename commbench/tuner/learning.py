@@ -1,4 +1,6 @@
-"""Effects on learning: which settings may be recommended, and which ``--max-accuracy-loss`` leaves out, and why."""
+"""Effects on learning: which settings may be recommended, and which ``--max-accuracy-loss`` leaves
+out, and why.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,10 @@ ANY_HOOK = Permission(named_hooks=None, accepts_loss=True)
 def withheld(case: TrainingCase, baseline: TrainingCase, info: RunInfo) -> Withheld:
     """Return why a setting may not be recommended, however fast it is; empty if it may be.
 
-    A setting that leaves learning unchanged may be. A hook that rounds to half precision must be named by the user. A
-    lossy hook must be named, and its accuracy limited by ``--max-accuracy-loss`` or its loss accepted. Precision and
-    accumulation change only where the user names them.
+    A setting that leaves learning unchanged may be. A hook that rounds to half precision must be
+    named by the user. A lossy hook must be named, and its accuracy limited by
+    ``--max-accuracy-loss`` or its loss accepted. Precision and accumulation change only where the
+    user names them.
     """
     effect = effect_of(case, baseline)
     named_hooks = info.get("named_hooks")
@@ -62,10 +65,11 @@ def accuracy_warning(
 ) -> str:
     """Return why a setting may lose more accuracy than allowed, as a clause; empty if it may not.
 
-    The accuracy loss of a launch is the difference of the held-out metric at the end of the first block from the
-    baseline's. Without a metric it is the relative difference of the loss after equal steps. A different bucket size
-    alone does not alter learning and is not judged. To select candidates, the median over launches is compared with the
-    limit. To decide, the upper end of its 95 % interval is, so that a setting with too few launches is not recommended.
+    The accuracy loss of a launch is the difference of the held-out metric at the end of the first
+    block from the baseline's. Without a metric it is the relative difference of the loss after
+    equal steps. A different bucket size alone does not alter learning and is not judged. To select
+    candidates, the median over launches is compared with the limit. To decide, the upper end of its
+    95 % interval is, so that a setting with too few launches is not recommended.
 
     Args:
         candidate: the setting.
@@ -89,9 +93,14 @@ def accuracy_warning(
         return ""
     is_loss = not _has_metric(base)
     number = "{:.2g} %".format if is_loss else "{:.3g}".format
-    factor, direction = (100, "higher") if is_loss else (1, "higher" if falls(quantity) else "lower")
+    factor, direction = (
+        (100, "higher") if is_loss else (1, "higher" if falls(quantity) else "lower")
+    )
     verb = "may be" if interval else "is"
-    return f"its {quantity} {verb} {number(factor * worst)} {direction} and {number(factor * allowed)} is allowed"
+    return (
+        f"its {quantity} {verb} {number(factor * worst)} {direction} and {number(factor * allowed)}"
+        " is allowed"
+    )
 
 
 def _has_metric(candidate: Trained) -> bool:
@@ -103,24 +112,36 @@ def _accuracy_losses(
 ) -> tuple[str, list[float]]:
     """Return the name of the judged quantity, and its loss in each launch that has it."""
     if not _has_metric(base):
-        pairs = [(own.steps, theirs.steps) for own, theirs in paired_losses(candidate, base, losses)]
-        return "loss after equal steps", [(own - theirs) / abs(theirs) for own, theirs in pairs if theirs]
+        pairs = [
+            (own.steps, theirs.steps) for own, theirs in paired_losses(candidate, base, losses)
+        ]
+        return "loss after equal steps", [
+            (own - theirs) / abs(theirs) for own, theirs in pairs if theirs
+        ]
     launches = sorted(candidate.timed.keys() & base.timed.keys())
     paired = [(candidate.timed[launch], base.timed[launch]) for launch in launches]
     name = next(iter(base.timed.values())).metric_name
     sign = 1.0 if falls(name) else -1.0
-    with_metrics = [(own.metrics, theirs.metrics) for own, theirs in paired if len(own.metrics) and len(theirs.metrics)]
+    with_metrics = [
+        (own.metrics, theirs.metrics)
+        for own, theirs in paired
+        if len(own.metrics) and len(theirs.metrics)
+    ]
     return name, [sign * (own[-1][1] - theirs[-1][1]) for own, theirs in with_metrics]
 
 
 def difference_interval(differences: Sequence[float]) -> Interval | None:
     """Return the 95 % interval of the median of launches' differences; None for fewer than two.
 
-    It is the interval of `commbench.stats.launch_interval` on exp(difference): order statistics are invariant, and
-    Student's t on logarithms becomes Student's t on the differences.
+    It is the interval of `commbench.stats.launch_interval` on exp(difference): order statistics are
+    invariant, and Student's t on logarithms becomes Student's t on the differences.
     """
     scale = max(map(abs, differences)) or 1.0
     interval = stats.launch_interval(np.exp(np.asarray(differences) / scale))
     if interval is None:
         return None
-    return Interval(low=scale * math.log(interval.low), high=scale * math.log(interval.high), level=interval.level)
+    return Interval(
+        low=scale * math.log(interval.low),
+        high=scale * math.log(interval.high),
+        level=interval.level,
+    )

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRow:
-    """One line of ``predictions.csv``: a setting, its prediction from the calibration, and what was measured later."""
+    """One line of ``predictions.csv``: a setting, its prediction from the calibration, and what was
+    measured later.
+    """
 
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
@@ -53,17 +55,28 @@ class PredictionRow:
     predicted_step_ms: float | None = column("predicted from the network and the calibration alone")
     predicted_overlapped_ms: float | None = column("lower bound: communication overlaps perfectly")
     predicted_serial_ms: float | None = column("upper bound: it does not overlap at all")
-    predicted_exposed_comm_ms: float | None = column("part of the predicted step that waits for communication")
+    predicted_exposed_comm_ms: float | None = column(
+        "part of the predicted step that waits for communication"
+    )
     predicted_speedup: float | None = column("predicted step of the default over that of the row")
     launches: int | None = column("launches behind what was measured")
-    step_ms: float | None = column("measured: as in ddp.csv, of the rounds or, of what is in none, of the calibration")
-    step_ms_ci_low: float | None = column("its 95 % interval over launches, low end; empty for one launch")
+    step_ms: float | None = column(
+        "measured: as in ddp.csv, of the rounds or, of what is in none, of the calibration"
+    )
+    step_ms_ci_low: float | None = column(
+        "its 95 % interval over launches, low end; empty for one launch"
+    )
     step_ms_ci_high: float | None = column("and its high end")
-    speedup: float | None = column("measured, paired by launch: the default's step over that of the row")
-    error: float | None = column("(predicted - measured) / measured step; empty where it was fitted to the setting")
+    speedup: float | None = column(
+        "measured, paired by launch: the default's step over that of the row"
+    )
+    error: float | None = column(
+        "(predicted - measured) / measured step; empty where it was fitted to the setting"
+    )
     used: str = column(
-        "where step_ms is from: held_out: rounds, of a setting that predictions were not fitted to; again: rounds, of "
-        "one that they were fitted to; calibrated: what they were fitted to; not_measured",
+        "where step_ms is from: held_out: rounds, of a setting that predictions were not fitted to;"
+        " again: rounds, of one that they were fitted to; calibrated: what they were fitted to;"
+        " not_measured",
         "not_measured",
     )
 
@@ -82,7 +95,8 @@ def prediction_rows(
 ) -> list[PredictionRow]:
     """Return every candidate of a tuning, then its other settings, in the order of the candidates.
 
-    Hooks of a user's file and hooks that exchange parameters are never predicted; only measured ones have a row.
+    Hooks of a user's file and hooks that exchange parameters are never predicted; only measured
+    ones have a row.
 
     Args:
         collectives: of the run.
@@ -104,11 +118,18 @@ def prediction_rows(
     if model is None:
         return []
     rounds, calibrated = trained(trainings, SWEEP), _as_swept(trained(trainings, CALIBRATE))
-    measured = [setting.case for setting in rounds.values() if setting.case.uses_ddp and setting.is_ok]
+    measured = [
+        setting.case for setting in rounds.values() if setting.case.uses_ddp and setting.is_ok
+    ]
     cases = dict.fromkeys([*candidates, *measured])
     predicted = predict_all(model, cases)
-    tried = {case for case in cases if not case.is_predicted and {case.key} & {*rounds, *calibrated}}
-    base, fitted = predicted[candidates[0]], {key for key, setting in calibrated.items() if setting.timed}
+    tried = {
+        case for case in cases if not case.is_predicted and {case.key} & {*rounds, *calibrated}
+    }
+    base, fitted = (
+        predicted[candidates[0]],
+        {key for key, setting in calibrated.items() if setting.timed},
+    )
     return [
         PredictionRow(
             schema=info.get("schema", SCHEMA),
@@ -163,7 +184,10 @@ def _measured(
     baseline: TrainingCase,
     tables: Mapping[str, Mapping[str, Trained]],
 ) -> JsonObject:
-    """Return the measurement of a setting from the rounds, else the calibration; ``tables`` by values of ``used``."""
+    """Return the measurement of a setting from the rounds, else the calibration.
+
+    ``tables`` by values of ``used``.
+    """
     for used, by_key in tables.items():
         setting, base = by_key.get(case.key), by_key.get(baseline.key)
         if setting is None or not setting.is_ok:
@@ -176,7 +200,9 @@ def _measured(
             "step_ms_ci_low": interval.low if interval else None,
             "step_ms_ci_high": interval.high if interval else None,
             "speedup": speedup.ratio if speedup else None,
-            "error": prediction.step_ms / step_ms - 1 if prediction and used == "held_out" else None,
+            "error": (
+                prediction.step_ms / step_ms - 1 if prediction and used == "held_out" else None
+            ),
             "used": used,
         }
     return {}
@@ -191,19 +217,23 @@ class Accuracy:
     """Median error of the step."""
     worst_step_error: float
     speedup_error: float | None
-    """Median error of the speedup, in which effects on a whole launch cancel; None if no launch has both the default
-    and a held-out setting.
-    """
+    """Median error of the speedup, in which effects on a whole launch cancel; None if no launch
+    has both the default and a held-out setting."""
 
 
 def held_out_accuracy(rows: Iterable[PredictionRow]) -> Accuracy | None:
-    """Return the errors at settings that were measured in rounds and not calibrated; None without any."""
+    """Return the errors at settings that were measured in rounds and not calibrated.
+
+    None without any.
+    """
     held_out = [row for row in rows if row.used == "held_out" and row.error is not None]
     if not held_out:
         return None
     errors = [abs(row.error or 0.0) for row in held_out]
     pairs = [(row.predicted_speedup, row.speedup) for row in held_out]
-    speedups = [abs(expected / measured - 1) for expected, measured in pairs if expected and measured]
+    speedups = [
+        abs(expected / measured - 1) for expected, measured in pairs if expected and measured
+    ]
     return Accuracy(
         settings=len(held_out),
         step_error=statistics.median(errors),
@@ -213,13 +243,17 @@ def held_out_accuracy(rows: Iterable[PredictionRow]) -> Accuracy | None:
 
 
 def with_search(
-    recommendation: Recommendation, collectives: Iterable[Record], trainings: Sequence[TrainingRecord], info: RunInfo
+    recommendation: Recommendation,
+    collectives: Iterable[Record],
+    trainings: Sequence[TrainingRecord],
+    info: RunInfo,
 ) -> Recommendation:
-    """Return the recommendation with its search, and a warning if predictions may have missed a faster setting.
+    """Return the recommendation with its search, and a warning if predictions may have missed a
+    faster setting.
 
-    The warning appears if the best unmeasured setting would beat the choice by more than the margin of 2 %, once its
-    prediction is corrected by the median error of speedups at held-out settings. The corrected step is never shorter
-    than with perfect overlap.
+    The warning appears if the best unmeasured setting would beat the choice by more than the margin
+    of 2 %, once its prediction is corrected by the median error of speedups at held-out settings.
+    The corrected step is never shorter than with perfect overlap.
 
     Args:
         recommendation: from the run's fresh launches.
@@ -228,7 +262,8 @@ def with_search(
         info: contents of ``run.json``, see `prediction_rows`.
 
     Returns:
-        The same recommendation if the run is no tuning; with a warning and its reason if nothing could be predicted.
+        The same recommendation if the run is no tuning; with a warning and its reason if nothing
+        could be predicted.
     """
     collectives = list(collectives)
     rows = prediction_rows(collectives, trainings, info)
@@ -246,23 +281,35 @@ def with_search(
     search = Search(
         settings=len(others),
         afresh=sum(setting_of(_choice(row)) in afresh for row in others),
-        in_rounds=sum(setting_of(_choice(row)) in rounds and setting_of(_choice(row)) not in afresh for row in others),
+        in_rounds=sum(
+            setting_of(_choice(row)) in rounds and setting_of(_choice(row)) not in afresh
+            for row in others
+        ),
         predicted=len(unmeasured),
         speedup_error=accuracy.speedup_error if accuracy else None,
         held_out=accuracy.settings if accuracy else 0,
     )
     warning = _warning(recommendation, rows, rivals, search.speedup_error)
     return dataclasses.replace(
-        recommendation, search=search, warnings=(*recommendation.warnings, *([warning] if warning else []))
+        recommendation,
+        search=search,
+        warnings=(*recommendation.warnings, *([warning] if warning else [])),
     )
 
 
-def _unpredicted(collectives: Iterable[Record], trainings: Iterable[TrainingRecord], info: RunInfo) -> str:
+def _unpredicted(
+    collectives: Iterable[Record], trainings: Iterable[TrainingRecord], info: RunInfo
+) -> str:
     """Return why a tuning could not predict anything; empty if it could."""
     keys, facts = info.get("candidates"), info.get("facts")
     try:
         if keys and facts:
-            fit_steps(WorkloadFacts.from_json(facts), TrainingCase.from_key(keys[0]), collectives, trainings)
+            fit_steps(
+                WorkloadFacts.from_json(facts),
+                TrainingCase.from_key(keys[0]),
+                collectives,
+                trainings,
+            )
     except InputError as error:
         return f"no setting could be predicted: {str(error).rstrip('.')}"
     return ""
@@ -279,7 +326,9 @@ def _measured_settings(trainings: Iterable[TrainingRecord], phase: str) -> list[
 
 def _choice(row: PredictionRow) -> Choice:
     """Return the setting of a row."""
-    names = {f.name for f in dataclasses.fields(TrainingCase)} & {f.name for f in dataclasses.fields(Choice)}
+    names = {f.name for f in dataclasses.fields(TrainingCase)} & {
+        f.name for f in dataclasses.fields(Choice)
+    }
     return Choice(**{name: getattr(row, name) for name in names})
 
 
@@ -291,9 +340,17 @@ def _warning(
 ) -> str:
     """Return a warning if an unmeasured setting may be faster than the choice; else empty."""
     choice = recommendation.baseline if recommendation.verdict == "keep" else recommendation.best
-    own_ms = next((row.predicted_step_ms for row in rows if setting_of(_choice(row)) == setting_of(choice)), None)
+    own_ms = next(
+        (row.predicted_step_ms for row in rows if setting_of(_choice(row)) == setting_of(choice)),
+        None,
+    )
     rival = min(unmeasured, key=lambda row: row.predicted_step_ms or 0.0, default=None)
-    if not own_ms or rival is None or not rival.predicted_step_ms or not rival.predicted_overlapped_ms:
+    if (
+        not own_ms
+        or rival is None
+        or not rival.predicted_step_ms
+        or not rival.predicted_overlapped_ms
+    ):
         return ""
     name, most = _choice(rival).name, own_ms / rival.predicted_overlapped_ms
     if most <= 1 + MARGIN:
@@ -304,6 +361,6 @@ def _warning(
     if min(most, ratio * (1 + error)) <= 1 + MARGIN:
         return ""
     return (
-        f"{name} was only predicted, at {ratio:.3f} times the speed of the choice, and the error of predicted speedups "
-        f"is {100 * error:.1f} %"
+        f"{name} was only predicted, at {ratio:.3f} times the speed of the choice, and the error of"
+        f" predicted speedups is {100 * error:.1f} %"
     )

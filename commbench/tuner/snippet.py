@@ -13,7 +13,8 @@ _DTYPES = {"amp-bf16": "torch.bfloat16", "amp-fp16": "torch.float16"}
 
 
 def snippet_of(case: TrainingCase, *, device: str = "cpu") -> str:
-    """Return the lines that train ``model`` as in ``case``: DDP, its hook, and changes around a step.
+    """Return the lines that train ``model`` as in ``case``: DDP, its hook, and changes around a
+    step.
 
     Args:
         case: a configuration with DDP.
@@ -31,28 +32,40 @@ def snippet_of(case: TrainingCase, *, device: str = "cpu") -> str:
     if case.compile:
         setup.append("model = torch.compile(model)")
     if case.compile == "python_reducer":
-        steps.append("# loss.backward() inside `with torch._dynamo.compiled_autograd._enable(torch.compile):`")
+        steps.append(
+            "# loss.backward() inside `with"
+            " torch._dynamo.compiled_autograd._enable(torch.compile):`"
+        )
     if case.accumulation > 1:
         steps.append(f"# step the optimiser every {case.accumulation} batches;")
         steps.append("# all but the last of these run inside `with model.no_sync():`")
     if case.precision in _DTYPES:
-        steps += [f'with torch.autocast("{kind}", dtype={_DTYPES[case.precision]}):', "    loss = ...  # forward pass"]
+        steps += [
+            f'with torch.autocast("{kind}", dtype={_DTYPES[case.precision]}):',
+            "    loss = ...  # forward pass",
+        ]
     return "\n".join([*imports, "", *setup, *steps]) + "\n"
 
 
 def env_snippet(env: str) -> str:
     """Return the lines that give a process the variables of ``env``, see `commbench.system.env`."""
     lines = [
-        f"os.environ.pop({json.dumps(name)}, None)"
-        if value is None
-        else f"os.environ[{json.dumps(name)}] = {json.dumps(value)}"
+        (
+            f"os.environ.pop({json.dumps(name)}, None)"
+            if value is None
+            else f"os.environ[{json.dumps(name)}] = {json.dumps(value)}"
+        )
         for name, value in variables_of(env).items()
     ]
-    return "\n".join(["import os", "", "# on every rank, before torch is imported:", *lines, "", ""])
+    return "\n".join(
+        ["import os", "", "# on every rank, before torch is imported:", *lines, "", ""]
+    )
 
 
 def keep_snippet(*, unused_parameters: bool = False) -> str:
-    """Return the line that keeps DDP's default, with a search for unused parameters if the model needs it."""
+    """Return the line that keeps DDP's default, with a search for unused parameters if the model
+    needs it.
+    """
     search = ", find_unused_parameters=True" if unused_parameters else ""
     return f"model = torch.nn.parallel.DistributedDataParallel(model{search})  # keep the default\n"
 
@@ -63,23 +76,40 @@ def live_snippet(case: TrainingCase, own: TrainingCase, *, framework: str = "") 
     Args:
         case: the configuration to change to.
         own: the script's own setting.
-        framework: library that makes the DDP object: ``transformers``, ``accelerate``, ``lightning``; empty: the
-            script.
+        framework: library that makes the DDP object: ``transformers``, ``accelerate``,
+            ``lightning``; empty: the script.
     """
     added, removed = _changed_arguments(case, own)
     lines = [f"# leave out the argument {name} that the script gives" for name in removed]
-    supported = {name: value for name, value in added.items() if name in _KNOWN_ARGUMENTS.get(framework, added)}
-    lines += [f"# {framework} cannot set {_joined({name: added[name]})}" for name in added.keys() - supported.keys()]
-    lines += _WRITERS[framework](_joined(supported, prefix="ddp_" * (framework == "transformers"))) if supported else []
+    supported = {
+        name: value
+        for name, value in added.items()
+        if name in _KNOWN_ARGUMENTS.get(framework, added)
+    }
+    lines += [
+        f"# {framework} cannot set {_joined({name: added[name]})}"
+        for name in added.keys() - supported.keys()
+    ]
+    lines += (
+        _WRITERS[framework](_joined(supported, prefix="ddp_" * (framework == "transformers")))
+        if supported
+        else []
+    )
     if case.hook != own.hook:
         lines += [*_hook_import(case), *_registration(case, framework)]
     return "\n".join(lines or ["# nothing to change: keep the script as it is"]) + "\n"
 
 
 def _changed_arguments(case: TrainingCase, own: TrainingCase) -> tuple[dict[str, str], list[str]]:
-    """Return the arguments of DDP to add, with their values as Python, and the names of those to leave out."""
+    """Return the arguments of DDP to add, with their values as Python, and the names of those to
+    leave out.
+    """
     caps = [f"{cap:.12g}" for cap in case.caps_mb]
-    size = {"bucket_cap_mb": caps[0]} if len(caps) == 1 else {"bucket_cap_mb_list": f"[{', '.join(caps)}]"}
+    size = (
+        {"bucket_cap_mb": caps[0]}
+        if len(caps) == 1
+        else {"bucket_cap_mb_list": f"[{', '.join(caps)}]"}
+    )
     added: dict[str, str] = {}
     removed: list[str] = []
     if case.bucket_cap_mb != own.bucket_cap_mb:
@@ -87,7 +117,9 @@ def _changed_arguments(case: TrainingCase, own: TrainingCase) -> tuple[dict[str,
         removed += [] if caps else ["bucket_cap_mb"]
     for switch in SWITCHES:
         is_wanted, is_given = getattr(case, switch.name), getattr(own, switch.name)
-        added |= {switch.argument: str(is_wanted)} if is_given == switch.default != is_wanted else {}
+        added |= (
+            {switch.argument: str(is_wanted)} if is_given == switch.default != is_wanted else {}
+        )
         removed += [switch.argument] if is_wanted == switch.default != is_given else []
     return added, removed
 
@@ -131,10 +163,13 @@ _WRITERS = {
     "accelerate": _for_accelerate,
     "lightning": _for_lightning,
 }
-#: Arguments of DDP that a framework lets one set, if not all; in transformers their names begin with ``ddp_``.
+#: Arguments of DDP that a framework lets one set, if not all; in transformers their names begin
+#: with ``ddp_``.
 _KNOWN_ARGUMENTS = {
     "transformers": frozenset({"bucket_cap_mb", "static_graph", "find_unused_parameters"}),
-    "accelerate": frozenset({"bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"}),
+    "accelerate": frozenset(
+        {"bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"}
+    ),
 }
 
 
@@ -177,11 +212,24 @@ def _ddp(case: TrainingCase) -> list[str]:
         arguments.append(f"bucket_cap_mb={caps[0]}")
     elif caps:
         arguments.append(f"bucket_cap_mb_list=[{', '.join(caps)}]")
-    arguments += [f"{switch.argument}={getattr(case, switch.name)}" for switch in changed_switches(case)]
-    newer = [name for name in _NEW_ARGUMENTS if any(argument.startswith(f"{name}=") for argument in arguments)]
-    comments = [f"# {' and '.join(newer)} {'needs' if len(newer) == 1 else 'need'} torch 2.13"] if newer else []
+    arguments += [
+        f"{switch.argument}={getattr(case, switch.name)}" for switch in changed_switches(case)
+    ]
+    newer = [
+        name
+        for name in _NEW_ARGUMENTS
+        if any(argument.startswith(f"{name}=") for argument in arguments)
+    ]
+    comments = (
+        [f"# {' and '.join(newer)} {'needs' if len(newer) == 1 else 'need'} torch 2.13"]
+        if newer
+        else []
+    )
     lines = [*comments, f"model = DistributedDataParallel({', '.join(arguments)})"]
-    mode = f"torch._dynamo.config.optimize_ddp = {json.dumps(case.compile)}  # before the DDP object is made"
+    mode = (
+        f"torch._dynamo.config.optimize_ddp = {json.dumps(case.compile)}  # before the DDP object"
+        " is made"
+    )
     return [mode, *lines] if case.compile else lines
 
 
@@ -190,9 +238,15 @@ def _hook(case: TrainingCase) -> str:
     arguments += [f"{name}={_literal(text)}" for name, text in case.options.items()]
     scaler = ", scaler=scaler" if case.precision == "amp-fp16" else ""
     if find_hook(case.hook).exchanges == "parameters":
-        return f"{find_hook(case.hook).class_name}({', '.join(arguments)}).register(model, optimizer=optimizer{scaler})"
+        return (
+            f"{find_hook(case.hook).class_name}({', '.join(arguments)}).register(model,"
+            f" optimizer=optimizer{scaler})"
+        )
     if case.is_file_hook:
-        return f"make_hook({json.dumps(case.hook)}).register(model{scaler})  # with the path of your file"
+        return (
+            f"make_hook({json.dumps(case.hook)}).register(model{scaler})  # with the path of your"
+            " file"
+        )
     return f"{find_hook(case.hook).class_name}({', '.join(arguments)}).register(model{scaler})"
 
 

@@ -1,4 +1,6 @@
-"""The stages of tuning: the network, a calibration, rounds of promising settings, the winner in fresh launches."""
+"""The stages of tuning: the network, a calibration, rounds of promising settings, the winner in
+fresh launches.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,14 @@ from commbench.units import counted
 NETWORK, ROUND = "network", "round"
 #: Share of a full sweep's steps that tuning may take.
 COST_SHARE = 0.25
-#: Shares of a time limit at which the network stage and the rounds end; fresh launches have the rest. One launch of the
-#: network and one of the calibration are needed for any choice, so they may use the whole limit.
+#: Shares of a time limit at which the network stage and the rounds end; fresh launches have the
+#: rest. One launch of the network and one of the calibration are needed for any choice, so they may
+#: use the whole limit.
 NETWORK_SHARE, ROUNDS_SHARE = 0.25, 0.65
 #: The most settings of the first round beside the default.
 MOST_PROMISING = 8
-#: The fewest fresh launches, however short a full sweep is; and enough for a distribution-free interval of one
-#: alternative.
+#: The fewest fresh launches, however short a full sweep is; and enough for a distribution-free
+#: interval of one alternative.
 FEWEST_CONFIRMED, ENOUGH_CONFIRMED = 4, 6
 #: The fewest fresh launches of a second look.
 FEWEST_MORE = 2
@@ -54,8 +57,8 @@ FEWEST_MORE = 2
 class TuningPlan:
     """A request to tune, and the stages that carry it out.
 
-    Every stage follows only from the records of the stages before it. So a run that is resumed, or made launch by
-    launch under mpirun, reaches the same settings.
+    Every stage follows only from the records of the stages before it. So a run that is resumed, or
+    made launch by launch under mpirun, reaches the same settings.
     """
 
     workload: str
@@ -66,10 +69,12 @@ class TuningPlan:
     hooks: Sequence[str]
     """Hooks that may be recommended, as in ``--hook``; ``none`` always may."""
     caps: Sequence[str] = ()
-    """Bucket sizes to choose from; empty: one of each layout, and a list of sizes if torch supports lists."""
+    """Bucket sizes to choose from; empty: one of each layout, and a list of sizes if torch
+    supports lists."""
     backend: str = "gloo"
     max_accuracy_loss: float | None = None
-    """Largest accuracy loss of a recommended setting, see `commbench.tuner.learning`; None: not judged."""
+    """Largest accuracy loss of a recommended setting, see `commbench.tuner.learning`; None: not
+    judged."""
     permission: Permission = ANY_HOOK
     """The hooks that may be recommended."""
     confirm_launches: int | None = None
@@ -88,11 +93,17 @@ class TuningPlan:
     """Cached standings by the number of rounds, with the records behind them."""
 
     def __post_init__(self) -> None:
-        given = unique_layouts([DEFAULT_CAP, *self.caps], self.facts) if self.caps else candidate_caps(self.facts)
+        given = (
+            unique_layouts([DEFAULT_CAP, *self.caps], self.facts)
+            if self.caps
+            else candidate_caps(self.facts)
+        )
         caps = list(dict.fromkeys([DEFAULT_CAP, *given]))
         hooks = list(dict.fromkeys(["none", *self.hooks]))
         cases = [self._case(hook, cap) for hook in hooks for cap in caps]
-        candidates = [case for case in cases if case.makes_buckets or case.bucket_cap_mb == DEFAULT_CAP]
+        candidates = [
+            case for case in cases if case.makes_buckets or case.bucket_cap_mb == DEFAULT_CAP
+        ]
         object.__setattr__(self, "candidates", candidates)
 
     def _case(self, hook: str, cap: str) -> TrainingCase:
@@ -122,7 +133,9 @@ class TuningPlan:
             **self._permitted,
             "facts": self.facts.to_json(),
             "candidates": [case.key for case in self.candidates],
-            "layouts": {case.key: list(case_bucket_bytes(case, self.facts)) for case in self.candidates},
+            "layouts": {
+                case.key: list(case_bucket_bytes(case, self.facts)) for case in self.candidates
+            },
             "exhaustive_cases": len(self.candidates),
             "exhaustive_launches": self.budget.training.launches,
             "first_look": self.first_look,
@@ -132,9 +145,11 @@ class TuningPlan:
     @property
     def _chooser(self) -> Chooser:
         lists = self.facts.takes_lists and not self.caps
-        return Chooser(facts=self.facts, candidates=self.candidates, info=self.info, allows_lists=lists)
+        return Chooser(
+            facts=self.facts, candidates=self.candidates, info=self.info, allows_lists=lists
+        )
 
-    # ------------------------------------------------------------------------------- what it may cost, in blocks
+    # ------------------------------------------------------------------ what it may cost, in blocks
 
     @property
     def allowance(self) -> int:
@@ -159,9 +174,12 @@ class TuningPlan:
 
     @property
     def round_sizes(self) -> tuple[int, ...]:
-        """Planned number of settings beside the default in each round; empty if there is one setting only.
+        """Planned number of settings beside the default in each round.
 
-        There is always one round, even beyond `allowance`, because predictions need measured settings beside them.
+        Empty if there is one setting only.
+
+        There is always one round, even beyond `allowance`, because predictions need measured
+        settings beside them.
         """
         return self._planned[0]
 
@@ -174,14 +192,18 @@ class TuningPlan:
     def _planned(self) -> tuple[tuple[int, ...], int]:
         """The rounds, and the number of settings in a fresh launch.
 
-        That number is three if a compressed setting may win and `ENOUGH_CONFIRMED` launches of three fit; the third is
-        then the best setting without compression.
+        That number is three if a compressed setting may win and `ENOUGH_CONFIRMED` launches of
+        three fit; the third is then the best setting without compression.
         """
         full = self.budget.training.confirm_launches
         enough = min(full, ENOUGH_CONFIRMED)
         most = 3 if any(not case.is_plain for case in self.candidates) else 2
         blocks_of_most = (max(most * enough, 2 * full), most * enough)
-        options = [*((most, blocks) for blocks in blocks_of_most), (2, 2 * enough), (2, 2 * FEWEST_CONFIRMED)]
+        options = [
+            *((most, blocks) for blocks in blocks_of_most),
+            (2, 2 * enough),
+            (2, 2 * FEWEST_CONFIRMED),
+        ]
         for cases, blocks in options:
             if sizes := self._halving(self._remaining_blocks - blocks):
                 return sizes, cases
@@ -196,7 +218,11 @@ class TuningPlan:
     def _halving(self, blocks: int) -> tuple[int, ...]:
         """Return the most rounds that ``blocks`` allow, with the most settings in them."""
         for rounds in range(self.budget.rounds, 0, -1):
-            for first in range(min(MOST_PROMISING, len(self.candidates) - 1), max(2, self._fewest_promising) - 1, -1):
+            for first in range(
+                min(MOST_PROMISING, len(self.candidates) - 1),
+                max(2, self._fewest_promising) - 1,
+                -1,
+            ):
                 sizes = _halved(first, rounds)
                 if self._blocks_of(sizes) <= blocks:
                     return sizes
@@ -211,7 +237,9 @@ class TuningPlan:
         """Fresh launches before the first look."""
         if self.confirm_launches is not None:
             return self.confirm_launches
-        fitting = (self._remaining_blocks - self._blocks_of(self.round_sizes)) // self._most_confirmed
+        fitting = (
+            self._remaining_blocks - self._blocks_of(self.round_sizes)
+        ) // self._most_confirmed
         return min(self.budget.training.confirm_launches, max(FEWEST_CONFIRMED, fitting))
 
     @property
@@ -222,7 +250,10 @@ class TuningPlan:
 
     @property
     def planned_share(self) -> float:
-        """Planned blocks up to the first look over those of a full sweep; above `COST_SHARE` for a small sweep."""
+        """Planned blocks up to the first look over those of a full sweep.
+
+        Above `COST_SHARE` for a small sweep.
+        """
         blocks = (
             self.allowance
             - self._remaining_blocks
@@ -233,28 +264,44 @@ class TuningPlan:
 
     def _left_to_confirm(self, records: Sequence[AnyRecord]) -> int:
         """Return the blocks that remain after the rounds."""
-        return self._remaining_blocks - self._blocks_of(len(cases) for cases in self._rounds(records) if len(cases) > 1)
+        return self._remaining_blocks - self._blocks_of(
+            len(cases) for cases in self._rounds(records) if len(cases) > 1
+        )
 
-    # ------------------------------------------------------------------------------------------------- the stages
+    # ----------------------------------------------------------------------------------- the stages
 
     def stages(self) -> list[Stage]:
-        """Return all stages: network and calibration, rounds, confirmation and, if needed, a second look."""
+        """Return all stages: network and calibration, rounds, confirmation and, if needed, a second
+        look.
+        """
         rounds = range(1, len(self.round_sizes) + 1)
         return [
             lambda _: self.network_request(),
             lambda _: self.calibrate_request(),
-            *(lambda records, number=number: self.round_request(number, records) for number in rounds),
+            *(
+                lambda records, number=number: self.round_request(number, records)
+                for number in rounds
+            ),
             self.confirm_request,
             self.second_look_request,
         ]
 
     def calibrate_request(self) -> RunRequest:
-        """Return the request for the default, each hook with default buckets, and the step without DDP."""
+        """Return the request for the default, each hook with default buckets, and the step without
+        DDP.
+        """
         cases, launches = self._calibrated, self.budget.round_launches * len(self.round_sizes)
-        request = self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=ROUNDS_SHARE)
+        request = self._train(
+            CALIBRATE,
+            [*cases, cases[0].local()],
+            self.budget.calibrate_launches,
+            share=ROUNDS_SHARE,
+        )
         return dataclasses.replace(
             request,
-            later_slices=self._blocks_of(self.round_sizes) + launches + self.first_look * self._blocks_confirmed,
+            later_slices=self._blocks_of(self.round_sizes)
+            + launches
+            + self.first_look * self._blocks_confirmed,
             later_launches=launches + self.first_look,
         )
 
@@ -275,7 +322,10 @@ class TuningPlan:
         )
 
     def round_request(self, number: int, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """Return the request for a round: default, settings, step without DDP; None with fewer than two settings."""
+        """Return the request for a round: default, settings, step without DDP.
+
+        None with fewer than two settings.
+        """
         cases = self.contenders(number, records)
         if len(cases) < 2:  # noqa: PLR2004 - a single setting has won
             return None
@@ -286,10 +336,14 @@ class TuningPlan:
             number * launches,
             share=ROUNDS_SHARE,
         )
-        return dataclasses.replace(request, first_launch=(number - 1) * launches, fewest_launches=0, is_optional=True)
+        return dataclasses.replace(
+            request, first_launch=(number - 1) * launches, fewest_launches=0, is_optional=True
+        )
 
     def confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """Return the request for the default and the winners in fresh launches; None if there is nothing to compare.
+        """Return the request for the default and the winners in fresh launches.
+
+        None if there is nothing to compare.
 
         Once begun, the winners do not change.
         """
@@ -308,14 +362,19 @@ class TuningPlan:
         return min(self.budget.training.confirm_blocks, max(1, room))
 
     def second_look_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """Return the request for more fresh launches if the first look was inconclusive and the cost allows them.
+        """Return the request for more fresh launches if the first look was inconclusive and the
+        cost allows them.
 
         Their number is independent of the first look's results; see `SECOND_LOOK`.
         """
         first = self.confirm_request(records)
         if first is None or self.confirm_launches is not None:
             return None
-        in_first = [r for r in training_records(records) if r.case.phase != CONFIRM or r.launch < self.first_look]
+        in_first = [
+            r
+            for r in training_records(records)
+            if r.case.phase != CONFIRM or r.launch < self.first_look
+        ]
         recommendation = recommend(in_first, self.info)
         if (
             recommendation is None
@@ -364,36 +423,56 @@ class TuningPlan:
             depends=name != CALIBRATE,
         )
 
-    # ---------------------------------------------------------------------------------------------- the decisions
+    # -------------------------------------------------------------------------------- the decisions
 
     def contenders(self, number: int, records: Sequence[AnyRecord]) -> list[TrainingCase]:
-        """Return the settings beside the default in round ``number``, from 1, from the launches before it."""
+        """Return the settings beside the default in round ``number``, from 1, from the launches
+        before it.
+        """
         return self._rounds(records, number)[-1]
 
-    def _rounds(self, records: Sequence[AnyRecord], most: int | None = None) -> list[list[TrainingCase]]:
-        """Return the settings of each round, or of the first ``most``; empty if fewer than two remain."""
+    def _rounds(
+        self, records: Sequence[AnyRecord], most: int | None = None
+    ) -> list[list[TrainingCase]]:
+        """Return the settings of each round, or of the first ``most``.
+
+        Empty if fewer than two remain.
+        """
         rounds: list[list[TrainingCase]] = []
         remaining = self._remaining_blocks - self._most_confirmed * self.first_look
         for number, _ in enumerate(self.round_sizes[:most]):
             standing = self._standing(number, records)
             if not rounds:
-                rounds.append(standing.promising(self.round_sizes[0]) if self._can_gain(standing, records) else [])
+                rounds.append(
+                    standing.promising(self.round_sizes[0])
+                    if self._can_gain(standing, records)
+                    else []
+                )
             elif len(rounds[-1]) < 2:  # noqa: PLR2004 - a single setting has won
                 rounds.append([])
             else:
                 remaining -= self._blocks_of([len(rounds[-1])])
-                rounds.append(standing.survivors(rounds[-1], self._room(remaining, len(self.round_sizes) - number)))
+                rounds.append(
+                    standing.survivors(
+                        rounds[-1], self._room(remaining, len(self.round_sizes) - number)
+                    )
+                )
         return rounds
 
     def _last_begun(self, records: Sequence[AnyRecord]) -> tuple[int, list[TrainingCase]]:
-        """Return the index and the settings of the last round with measurements; no settings if there is none."""
+        """Return the index and the settings of the last round with measurements.
+
+        No settings if there is none.
+        """
         launches = {r.launch for r in training_records(records) if r.case.phase == SWEEP}
         begun = max(launches, default=-1) // self.budget.round_launches
         rounds = list(enumerate(self._rounds(records)))[: begun + 1]
         return next(((number, cases) for number, cases in reversed(rounds) if cases), (0, []))
 
     def _room(self, blocks: int, rounds: int) -> int:
-        """Return the settings of a round such that it and the following ones, ``rounds`` in all, take ``blocks``."""
+        """Return the settings of a round such that it and the following ones, ``rounds`` in all,
+        take ``blocks``.
+        """
         sizes = range(len(self.candidates) - 1, 0, -1)
         return next((size for size in sizes if self._blocks_of(_halved(size, rounds)) <= blocks), 0)
 
@@ -405,11 +484,13 @@ class TuningPlan:
         return can_gain(standing.predicted, self.baseline, median(list(default.steps_ms.values())))
 
     def winners(self, records: Sequence[AnyRecord]) -> list[TrainingCase]:
-        """Return the settings to confirm: the best that may be recommended, then others if there is room.
+        """Return the settings to confirm: the best that may be recommended, then others if there is
+        room.
 
-        The others are the best of all and the best without compression. The best come from the last round, or without
-        rounds from predictions. If a time limit cut a round, its unmeasured settings are judged by earlier rounds or,
-        in the first round, by prediction; otherwise chance would choose.
+        The others are the best of all and the best without compression. The best come from the last
+        round, or without rounds from predictions. If a time limit cut a round, its unmeasured
+        settings are judged by earlier rounds or, in the first round, by prediction; otherwise
+        chance would choose.
         """
         standing = self._standing(len(self.round_sizes), records)
         measured = [estimate.case for estimate in standing.estimates if estimate.by_launch]
@@ -421,10 +502,16 @@ class TuningPlan:
             return []
         plain = standing.best(measured, is_plain=True)
         fitting = max(self._most_confirmed, self._left_to_confirm(records) // self.first_look)
-        permitted = standing.without(case for case in standing.cases if withheld(case, self.baseline, self._permitted))
+        permitted = standing.without(
+            case for case in standing.cases if withheld(case, self.baseline, self._permitted)
+        )
         usable = permitted.best(latest) or permitted.best(measured or None)
         is_wanted = plain is not None and not best.is_plain and plain.log_ratio < 0
-        chosen = [*([usable.case] if usable else []), best.case, *([plain.case] if plain and is_wanted else [])]
+        chosen = [
+            *([usable.case] if usable else []),
+            best.case,
+            *([plain.case] if plain and is_wanted else []),
+        ]
         return list(dict.fromkeys(chosen))[: fitting - 1]
 
     def _standing(self, rounds: int, records: Sequence[AnyRecord]) -> Standing:
@@ -434,28 +521,44 @@ class TuningPlan:
         """
         launches = rounds * self.budget.round_launches
         collectives = collective_records(records)
-        usable = [r for r in training_records(records) if r.case.phase == CALIBRATE or _is_swept(r, launches)]
+        usable = [
+            r
+            for r in training_records(records)
+            if r.case.phase == CALIBRATE or _is_swept(r, launches)
+        ]
         inputs: list[AnyRecord] = [*collectives, *usable]
         answered, answer = self._answers.get(rounds, ([], None))
-        if answer is None or len(inputs) != len(answered) or any(map(operator.is_not, inputs, answered)):
-            answer = self._chooser.standing(self._chooser.predict(collectives, usable), collectives, usable)
+        if (
+            answer is None
+            or len(inputs) != len(answered)
+            or any(map(operator.is_not, inputs, answered))
+        ):
+            answer = self._chooser.standing(
+                self._chooser.predict(collectives, usable), collectives, usable
+            )
             self._answers[rounds] = inputs, answer
         return answer
 
-    # -------------------------------------------------------------------------------------------------- for people
+    # ----------------------------------------------------------------------------------- for people
 
     @property
     def then(self) -> str:
         """The stages after the fixed ones, in words."""
         sizes = self.round_sizes
-        rounds = f"at most {counted(sizes[0], 'promising setting')} of {len(self.candidates)} in " if sizes else ""
+        rounds = (
+            f"at most {counted(sizes[0], 'promising setting')} of {len(self.candidates)} in "
+            if sizes
+            else ""
+        )
         rounds += f"{counted(len(sizes), 'round')}, then " if sizes else ""
         fresh = f"the best again in {counted(self.first_look, 'fresh launch')}"
         share = f"about {100 * self.planned_share:.0f} % of the steps of a full sweep"
         return f"{rounds}{fresh}: {share} in {counted(self.budget.training.launches, 'launch')}"
 
     def estimate_s(self) -> float:
-        """Return the estimated seconds, if steps take as long as the default's and no second look is needed."""
+        """Return the estimated seconds, if steps take as long as the default's and no second look
+        is needed.
+        """
         calibrate, network = self.calibrate_request(), self.network_request()
         parts = [(len(r.cases), r.budget, r.budget.launches) for r in (calibrate, network)]
         launches = self.budget.round_launches

@@ -1,4 +1,6 @@
-"""The stages of a training sweep: every configuration, then the winners against the baseline in fresh launches."""
+"""The stages of a training sweep: every configuration, then the winners against the baseline in
+fresh launches.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from commbench.units import counted
 SWEEP_SHARE = 0.55
 #: Launches that are made even beyond the target time.
 FEWEST_LAUNCHES = 2
-#: Duration of a block over that of its timed steps on the baseline: early steps, setup and diagnosis.
+#: Duration of a block over that of its timed steps on the baseline: early steps, setup and
+#: diagnosis.
 OVERHEAD = 2.5
 #: Most often the baseline, the fastest without compression and the fastest of all.
 MOST_CONFIRMED = 3
@@ -43,7 +46,8 @@ class TrainingPlan:
     max_loss_increase: float | None = None
     """Largest relative increase of a recommended setting's loss; None: not judged."""
     max_accuracy_loss: float | None = None
-    """Largest accuracy loss of a recommended setting, see `commbench.tuner.learning`; None: not judged."""
+    """Largest accuracy loss of a recommended setting, see `commbench.tuner.learning`; None: not
+    judged."""
     permission: Permission = ANY_HOOK
     """The hooks that may be recommended."""
     steps: int | None = None
@@ -64,7 +68,9 @@ class TrainingPlan:
         with_ddp = [case for case in cases if case.uses_ddp]
         object.__setattr__(self, "cases", cases)
         chosen = group_by_layout(with_ddp, self.facts)
-        object.__setattr__(self, "same_layout", {case: kept for case, kept in chosen.items() if case != kept})
+        object.__setattr__(
+            self, "same_layout", {case: kept for case, kept in chosen.items() if case != kept}
+        )
 
     @property
     def measured(self) -> list[TrainingCase]:
@@ -73,11 +79,17 @@ class TrainingPlan:
 
     @property
     def info(self) -> RunInfo:
-        """Entries of run.json: predicted buckets, configurations with equal layouts, first batch, model facts."""
+        """Entries of run.json: predicted buckets, configurations with equal layouts, first batch,
+        model facts.
+        """
         return {
             "facts": self.facts.to_json(),
             "same_layout": {case.key: kept.key for case, kept in self.same_layout.items()},
-            "layouts": {case.key: list(case_bucket_bytes(case, self.facts)) for case in self.measured if case.uses_ddp},
+            "layouts": {
+                case.key: list(case_bucket_bytes(case, self.facts))
+                for case in self.measured
+                if case.uses_ddp
+            },
             "max_loss_increase": self.max_loss_increase,
             "max_accuracy_loss": self.max_accuracy_loss,
             **self.permission.info,
@@ -90,16 +102,22 @@ class TrainingPlan:
         sentences: list[str] = []
         if unused := self.facts.unused:
             sentences.append(
-                f"{named(unused)} got no gradient in a backward pass: every setting is trained with "
-                "find_unused_parameters=True, without which DDP fails."
+                f"{named(unused)} got no gradient in a backward pass: every setting is trained with"
+                " find_unused_parameters=True, without which DDP fails."
             )
         same_buckets = {case: kept for case, kept in self.same_layout.items() if case.makes_buckets}
         if same_buckets:
-            names = "; ".join(f"{case} as {kept.bucket_cap_mb}" for case, kept in same_buckets.items())
+            names = "; ".join(
+                f"{case} as {kept.bucket_cap_mb}" for case, kept in same_buckets.items()
+            )
             sentences.append(f"DDP makes the same buckets for {names}.")
-        without_buckets = dict.fromkeys(case.hook_name for case in self.same_layout if not case.makes_buckets)
+        without_buckets = dict.fromkeys(
+            case.hook_name for case in self.same_layout if not case.makes_buckets
+        )
         if without_buckets:
-            sentences.append(f"Bucket sizes do not matter with {', '.join(without_buckets)}: one is measured.")
+            sentences.append(
+                f"Bucket sizes do not matter with {', '.join(without_buckets)}: one is measured."
+            )
         return sentences
 
     @property
@@ -108,10 +126,15 @@ class TrainingPlan:
         return f"the fastest again in {counted(self.budget.confirm_launches, 'fresh launch')}"
 
     def estimate_s(self) -> float:
-        """Return the estimated seconds of sweep and confirmation, if steps take as long as the baseline's."""
+        """Return the estimated seconds of sweep and confirmation, if steps take as long as the
+        baseline's.
+        """
         sweep = self.sweep_request()
         fresh = self._request(
-            "confirm", self.measured[:1], self.budget.confirm_launches, blocks=self.budget.confirm_blocks
+            "confirm",
+            self.measured[:1],
+            self.budget.confirm_launches,
+            blocks=self.budget.confirm_blocks,
         )
         envs = len(self._envs)
         return sum(
@@ -133,15 +156,23 @@ class TrainingPlan:
         return dataclasses.replace(request, time_limit_s=limit_s)
 
     def _confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """Return the request for the baseline and the winners, in turns; None without any alternative.
+        """Return the request for the baseline and the winners, in turns.
+
+        None without any alternative.
 
         Once begun, the winners do not change, even if further launches of the sweep favour others.
         """
         trainings = training_records(records)
-        cases = [case for env in self._envs for case in self._finalists([r for r in trainings if r.case.env == env])]
+        cases = [
+            case
+            for env in self._envs
+            for case in self._finalists([r for r in trainings if r.case.env == env])
+        ]
         if len(cases) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
             return None
-        return self._request("confirm", cases, self.budget.confirm_launches, blocks=self.budget.confirm_blocks)
+        return self._request(
+            "confirm", cases, self.budget.confirm_launches, blocks=self.budget.confirm_blocks
+        )
 
     @property
     def _envs(self) -> list[str]:
@@ -155,7 +186,13 @@ class TrainingPlan:
         return sorted(finalists, key=lambda case: case != baseline_of(finalists))
 
     def _request(
-        self, name: str, cases: Sequence[TrainingCase], launches: int, *, blocks: int, aim_s: float | None = None
+        self,
+        name: str,
+        cases: Sequence[TrainingCase],
+        launches: int,
+        *,
+        blocks: int,
+        aim_s: float | None = None,
     ) -> RunRequest:
         return training_request(
             name,
@@ -189,7 +226,9 @@ def training_request(
     terms: Terms,
     **others: Any,  # noqa: ANN401 - fields of `RunRequest`
 ) -> RunRequest:
-    """Return the request of a training stage with the launches and blocks of ``terms`` and the budget."""
+    """Return the request of a training stage with the launches and blocks of ``terms`` and the
+    budget.
+    """
     return RunRequest(
         name=name,
         cases=cases,

@@ -1,4 +1,6 @@
-"""Validation of predictions and of a tuner's choice against an exhaustive sweep: errors, order and regret."""
+"""Validation of predictions and of a tuner's choice against an exhaustive sweep: errors, order and
+regret.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ from commbench.tuner.effort import exhaustive_steps
 
 #: An interval of a ratio wider than this shows nothing.
 WIDEST = 0.20
-#: Of a choice: ``within`` 2 % of the best; slower, but ``not shown`` by an interval narrower than `WIDEST`; shown to be
-#: ``slower``; or ``too noisy`` to decide.
+#: Of a choice: ``within`` 2 % of the best; slower, but ``not shown`` by an interval narrower than
+#: `WIDEST`; shown to be ``slower``; or ``too noisy`` to decide.
 Outcome = Literal["within", "not shown", "slower", "too noisy"]
 
 
@@ -53,18 +55,23 @@ def median_error(pairs: Iterable[HeldOutPair]) -> float | None:
 
 
 def rank_correlation(pairs: Sequence[HeldOutPair]) -> float | None:
-    """Return Spearman's rank correlation of predictions and measurements; None for fewer than three."""
+    """Return Spearman's rank correlation of predictions and measurements.
+
+    None for fewer than three.
+    """
     if len(pairs) < 3:  # noqa: PLR2004 - two pairs have a correlation of 1 or -1
         return None
     import pandas as pd  # slow to import
 
-    predicted, measured = (pd.Series([getattr(pair, name) for pair in pairs]) for name in ("predicted", "measured"))
+    predicted, measured = (
+        pd.Series([getattr(pair, name) for pair in pairs]) for name in ("predicted", "measured")
+    )
     if predicted.min() == predicted.max() or measured.min() == measured.max():
         return None
     return float(predicted.rank().corr(measured.rank()))
 
 
-# -------------------------------------------------------------------------------------------------------- the tuner
+# ---------------------------------------------------------------------------------------- the tuner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +79,14 @@ class Regret:
     """How much slower a choice is than the best of an exhaustive sweep; ratios of steps, less 1."""
 
     against_best: float
-    """Against the sweep's fastest setting; biased upwards, because the same launches selected that setting."""
+    """Against the sweep's fastest setting; biased upwards, because the same launches selected
+    that setting."""
     interval: Interval | None
-    """Its 95 % interval over launches, as ratios; None for one launch or if the choice is the best."""
+    """Its 95 % interval over launches, as ratios; None for one launch or if the choice is the
+    best."""
     fair: float | None
-    """Cross-validated: in each launch, against the fastest setting of the other launches; median; None for one launch.
-    """
+    """Cross-validated: in each launch, against the fastest setting of the other launches;
+    median; None for one launch."""
 
     @property
     def outcome(self) -> Outcome:
@@ -117,7 +126,9 @@ class Exhaustive:
             for own, kept in (info.get("same_layout") or {}).items()
         }
         if not settings or baseline_of(list(settings)) not in settings:
-            raise InputError("The sweep has no valid measurement of DDP's default; measure it again.")
+            raise InputError(
+                "The sweep has no valid measurement of DDP's default; measure it again."
+            )
         return cls(settings=settings, same_layout=same_layout)
 
     @property
@@ -134,7 +145,9 @@ class Exhaustive:
         case = dataclasses.replace(case, phase=SWEEP)
         setting = self.settings.get(self.same_layout.get(case, case))
         if setting is None:
-            raise InputError(f"The sweep has not measured {case}, which was chosen; measure the same settings.")
+            raise InputError(
+                f"The sweep has not measured {case}, which was chosen; measure the same settings."
+            )
         return setting
 
     @property
@@ -149,14 +162,19 @@ class Exhaustive:
 
     @property
     def gain_interval(self) -> Interval | None:
-        """Its 95 % interval over launches, as a ratio of steps; None for one launch or if the default is best."""
+        """Its 95 % interval over launches, as a ratio of steps.
+
+        None for one launch or if the default is best.
+        """
         speedup = speedup_of(self.best, self.baseline) if self.best is not self.baseline else None
         return speedup.interval if speedup else None
 
     @property
     def steps(self) -> int:
         """The steps of this sweep, as a tuning counts them."""
-        return exhaustive_steps([record for setting in self.settings.values() for record in setting.timed.values()], {})
+        return exhaustive_steps(
+            [record for setting in self.settings.values() for record in setting.timed.values()], {}
+        )
 
     def regret(self, choice: TrainingCase, fresh: Exhaustive | None = None) -> Regret:
         """Return how much slower a setting is than the best.
@@ -179,7 +197,9 @@ class Exhaustive:
 
     def _speedup(self, setting: Trained, launches: Iterable[int] | None = None) -> float:
         """Return the median over launches of the speedup over the default."""
-        chosen = set(self.baseline.steps_ms if launches is None else launches) & setting.steps_ms.keys()
+        chosen = (
+            set(self.baseline.steps_ms if launches is None else launches) & setting.steps_ms.keys()
+        )
         ratios = [
             self.baseline.steps_ms[launch] / setting.steps_ms[launch]
             for launch in chosen & self.baseline.steps_ms.keys()
@@ -206,8 +226,13 @@ def choice_of(recommendation: Recommendation, baseline: TrainingCase) -> Trainin
     return dataclasses.replace(baseline, **setting_of(recommendation.best))
 
 
-def compare_steps(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]) -> dict[TrainingCase, HeldOutPair]:
-    """Return predicted steps with the sweep's, in milliseconds; unmeasured settings are left out."""
+def compare_steps(
+    sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]
+) -> dict[TrainingCase, HeldOutPair]:
+    """Return predicted steps with the sweep's, in milliseconds.
+
+    Unmeasured settings are left out.
+    """
     pairs = {}
     for case, step_ms in predicted_ms.items():
         setting = sweep.settings.get(dataclasses.replace(case, phase=SWEEP))
@@ -223,7 +248,9 @@ def compare_steps(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float])
     return pairs
 
 
-def compare_speedups(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]) -> dict[TrainingCase, HeldOutPair]:
+def compare_speedups(
+    sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]
+) -> dict[TrainingCase, HeldOutPair]:
     """Return predicted and measured speedups over the default; effects on a whole launch cancel."""
     base = predicted_ms[sweep.baseline.case]
     pairs = {}
@@ -231,15 +258,18 @@ def compare_speedups(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, floa
         setting = sweep.settings.get(dataclasses.replace(case, phase=SWEEP))
         speedup = speedup_of(setting, sweep.baseline) if setting is not None else None
         if speedup is not None and setting is not sweep.baseline:
-            pairs[case] = HeldOutPair(what=str(case), predicted=base / step_ms, measured=speedup.ratio)
+            pairs[case] = HeldOutPair(
+                what=str(case), predicted=base / step_ms, measured=speedup.ratio
+            )
     return pairs
 
 
-# ------------------------------------------------------------------------------------------------------ the network
+# -------------------------------------------------------------------------------------- the network
 
 
 def compare_held_out_sizes(records: Sequence[Record]) -> dict[CurveKey, list[HeldOutPair]]:
-    """Return times of collectives at every other message size, in microseconds, predicted from the sizes between.
+    """Return times of collectives at every other message size, in microseconds, predicted from the
+    sizes between.
 
     The smallest and the largest size are never held out, because that would test extrapolation.
     """
@@ -250,7 +280,9 @@ def compare_held_out_sizes(records: Sequence[Record]) -> dict[CurveKey, list[Hel
         fitted = NetworkModel.fit(r for r in records if r.case.message_bytes not in left_out)
         if key in fitted.curves:
             pairs[key] = [
-                HeldOutPair(what=f"{size} B", predicted=fitted.curves[key].time_us(size), measured=time_us)
+                HeldOutPair(
+                    what=f"{size} B", predicted=fitted.curves[key].time_us(size), measured=time_us
+                )
                 for size, time_us in zip(curve.sizes, curve.times_us, strict=True)
                 if size in left_out
             ]
@@ -260,7 +292,8 @@ def compare_held_out_sizes(records: Sequence[Record]) -> dict[CurveKey, list[Hel
 def compare_held_out_ranks(
     records: Sequence[Record], info: RunInfo, largest: int, *, has_shared_cores: bool = True
 ) -> dict[tuple[CurveKey, int], HeldOutPair]:
-    """Return times of collectives on more than ``largest`` ranks, in us, predicted from fewer ranks.
+    """Return times of collectives on more than ``largest`` ranks, in us, predicted from fewer
+    ranks.
 
     Args:
         records: of a scaling study.
@@ -278,7 +311,9 @@ def compare_held_out_ranks(
             )
             for size, time_us in zip(curve.sizes, curve.times_us, strict=True):
                 predicted = target_network.time_us(key.operation, key.dtype, size)
-                pairs[key, size] = HeldOutPair(what=f"{key}, {size} B", predicted=predicted, measured=time_us)
+                pairs[key, size] = HeldOutPair(
+                    what=f"{key}, {size} B", predicted=predicted, measured=time_us
+                )
     return pairs
 
 
@@ -286,4 +321,6 @@ def network_up_to(records: Sequence[Record], info: RunInfo, largest: int) -> Gro
     """Return the network fitted to measurements on at most ``largest`` ranks."""
     few = NetworkModel.fit(records)
     curves = {key: curve for key, curve in few.curves.items() if key.world_size <= largest}
-    return GrowingNetwork.fit([MeasuredRun(model=dataclasses.replace(few, curves=curves), records=records, info=info)])
+    return GrowingNetwork.fit(
+        [MeasuredRun(model=dataclasses.replace(few, curves=curves), records=records, info=info)]
+    )

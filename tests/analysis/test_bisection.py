@@ -1,4 +1,6 @@
-"""Tests of the search for sets that are slow only together: planted sets, racks, error rates, and refusals."""
+"""Tests of the search for sets that are slow only together: planted sets, racks, error rates, and
+refusals.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,12 +24,15 @@ CASE = make_case("all_to_all", message_bytes=2**20, in_place=False, redop=None)
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Hosts of one rank each, and the sets of hosts that are slow if all their members take part."""
+    """Hosts of one rank each, and the sets of hosts that are slow if all their members take
+    part.
+    """
 
     hosts: int
     slow: Mapping[frozenset[int], float] = field(default_factory=dict)
     noise: float = 0.03
-    """Standard deviation of the logarithm of a set's time in a launch, beside the launch's own factor."""
+    """Standard deviation of the logarithm of a set's time in a launch, beside the launch's own
+    factor."""
     unsteady: float = 1.0
     """How many times noisier sets with the first host are."""
     ranks_per_host: int = 1
@@ -44,20 +49,31 @@ class Cluster:
         """Return a drawn record of a case."""
         (ranks,) = groups_of(case.pattern, self.host_of_rank)
         members = {rank // self.ranks_per_host for rank in ranks}
-        factor = max((times for together, times in self.slow.items() if together <= members), default=1.0)
+        factor = max(
+            (times for together, times in self.slow.items() if together <= members), default=1.0
+        )
         of_launch = np.random.default_rng((seed, launch)).standard_normal()
         of_set = np.random.default_rng((seed, launch, *ranks)).standard_normal()
         time_us = 100 * factor * OPERATIONS[case.operation].busbw_factor(len(ranks))
-        time_us *= np.exp(0.1 * of_launch + self.noise * (self.unsteady if 0 in members else 1.0) * of_set)
+        time_us *= np.exp(
+            0.1 * of_launch + self.noise * (self.unsteady if 0 in members else 1.0) * of_set
+        )
         return Record(case=case, launch=launch, times_us=[time_us])
 
-    def bisection(self, records: Sequence[Record], factor: float = 1.5, case: Case = CASE) -> Bisection:
+    def bisection(
+        self, records: Sequence[Record], factor: float = 1.5, case: Case = CASE
+    ) -> Bisection:
         """Return the search after these records."""
         hosts = self.host_of_rank
-        return Bisection(case, factor, hosts, dict(zip(dict.fromkeys(hosts), self.racks, strict=False)), records)
+        return Bisection(
+            case, factor, hosts, dict(zip(dict.fromkeys(hosts), self.racks, strict=False)), records
+        )
 
     def search(self, seed: int = 0, factor: float = 1.5) -> tuple[Bisection, Outcome, int]:
-        """Measure whatever the search asks for; return it, its outcome, and the number of records."""
+        """Measure whatever the search asks for.
+
+        Return it, its outcome, and the number of records.
+        """
         records: list[Record] = []
         while True:
             search = self.bisection(records, factor)
@@ -65,7 +81,12 @@ class Cluster:
             if isinstance(step, Outcome):
                 return search, step, len(records)
             done = {(record.case, record.launch) for record in records}
-            missing = [(c, n) for c in step.cases for n in range(step.first, step.end) if (c, n) not in done]
+            missing = [
+                (c, n)
+                for c in step.cases
+                for n in range(step.first, step.end)
+                if (c, n) not in done
+            ]
             assert missing
             records += [self.record(case, launch, seed) for case, launch in missing]
 
@@ -90,7 +111,9 @@ def planted(hosts: int, *sets: Sequence[int], factor: float = 2.5, **options: ob
     ],
 )
 def test_a_planted_set_is_found(hosts: int, members: tuple[int, ...]) -> None:
-    """Name exactly the hosts that are slow only together, and their slowness within its interval."""
+    """Name exactly the hosts that are slow only together, and their slowness within its
+    interval.
+    """
     search, outcome, _ = planted(hosts, members).search()
     assert frozenset(members) == outcome.units
     assert outcome.evidence is not None
@@ -144,7 +167,9 @@ def test_halves_follow_the_racks() -> None:
     assert (FIRST_LAUNCH, FIRST_LAUNCH + LOOKS[0]) == (step.first, step.end)
     for case in step.cases[3:]:
         (ranks,) = groups_of(case.pattern, cluster.host_of_rank)
-        assert {"A": 2, "B": 2} == {rack: sum(cluster.racks[rank] == rack for rank in ranks) for rack in "AB"}
+        assert {"A": 2, "B": 2} == {
+            rack: sum(cluster.racks[rank] == rack for rank in ranks) for rack in "AB"
+        }
 
 
 def test_hosts_move_with_all_their_ranks() -> None:
@@ -165,7 +190,11 @@ def test_ranks_of_one_host_are_searched() -> None:
             """Return a record that is slow with ranks 1, 2 and 3."""
             record = super().record(case, launch, seed)
             (ranks,) = groups_of(case.pattern, self.host_of_rank)
-            return replace(record, times_us=[3 * t for t in record.times_us]) if {1, 2, 3} <= {*ranks} else record
+            return (
+                replace(record, times_us=[3 * t for t in record.times_us])
+                if {1, 2, 3} <= {*ranks}
+                else record
+            )
 
     search, *_ = OneHost(hosts=1, ranks_per_host=6, names=cluster.names).search()
     assert "ranks 1-3" == search.findings.stragglers[0].name
@@ -183,7 +212,11 @@ def test_a_case_without_times_ends_the_search() -> None:
     cluster = Cluster(hosts=4)
     step = cluster.bisection([]).advance()
     assert isinstance(step, Step)
-    records = [cluster.record(case, launch, 0) for case in step.cases for launch in range(step.first, step.end)]
+    records = [
+        cluster.record(case, launch, 0)
+        for case in step.cases
+        for launch in range(step.first, step.end)
+    ]
     records[-1] = without_result(records[-1], "failed", Reason.stated("rank 3 left"))
     (remark,) = cluster.bisection(records).findings.remarks
     assert remark.endswith("is failed (rank 3 left)")
@@ -192,7 +225,9 @@ def test_a_case_without_times_ends_the_search() -> None:
 
 @pytest.mark.parametrize("unsteady", [1.0, 3.0])
 def test_a_sound_group_is_rarely_accused(unsteady: float) -> None:
-    """Accuse at most 5 % of sound clusters, also if the noise is unequal and some searches take all looks."""
+    """Accuse at most 5 % of sound clusters, also if the noise is unequal and some searches take all
+    looks.
+    """
     count = repetitions(400)
     cluster = Cluster(hosts=8, noise=0.2 / unsteady, unsteady=unsteady)
     accused = sum(bool(cluster.search(seed, factor=1.05)[1].units) for seed in range(count))
@@ -200,7 +235,9 @@ def test_a_sound_group_is_rarely_accused(unsteady: float) -> None:
 
 
 def test_noise_rarely_changes_the_set() -> None:
-    """Find the planted set in at least 95 % of noisy searches that name a set, and name one in most."""
+    """Find the planted set in at least 95 % of noisy searches that name a set, and name one in
+    most.
+    """
     count = repetitions(200)
     found = [planted(8, (0, 1, 6), noise=0.06).search(seed)[1].units for seed in range(count)]
     named = [units for units in found if units]
@@ -221,7 +258,9 @@ def test_sets_are_found_on_the_fake_backend(ranks: int, members: tuple[int, ...]
     case = fake_case("broadcast", root=0)
     records: list[Record] = []
     while isinstance(step := Bisection(case, 1.5, ["node"] * ranks, {}, records).advance(), Step):
-        records += [r for launch in range(step.first, step.end) for r in run.launch(step.cases, launch)]
+        records += [
+            r for launch in range(step.first, step.end) for r in run.launch(step.cases, launch)
+        ]
     assert frozenset(members) == step.units
     assert step.evidence is not None
     assert step.evidence.interval.low < 2.0 < step.evidence.interval.high

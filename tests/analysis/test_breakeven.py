@@ -1,4 +1,6 @@
-"""Tests of the density at which top-k breaks even: byte and time crossovers, ranks and bandwidths, measured wins."""
+"""Tests of the density at which top-k breaks even: byte and time crossovers, ranks and bandwidths,
+measured wins.
+"""
 
 import dataclasses
 from typing import Any
@@ -29,16 +31,29 @@ FREE = Hop(alpha_us=0.0, beta_us_per_byte=8e-3)
 
 
 def crossover_density(
-    p: ArrayLike, n: ArrayLike, hop: Hop, *, select_us: float = 0.0, zero_us: float = 0.0, add_us: float = 0.0
+    p: ArrayLike,
+    n: ArrayLike,
+    hop: Hop,
+    *,
+    select_us: float = 0.0,
+    zero_us: float = 0.0,
+    add_us: float = 0.0,
 ) -> NDArray[np.float64]:
-    """Return the density at which top-k by all_gather takes as long as a ring all_reduce (docs/predicting.md)."""
+    """Return the density at which top-k by all_gather takes as long as a ring all_reduce
+    (docs/predicting.md).
+    """
     p, n = np.asarray(p, dtype=float), np.asarray(n, dtype=float)
-    saved = (p - 1) * hop.alpha_us + 8 * n * (p - 1) / p * hop.beta_us_per_byte - select_us - zero_us
+    saved = (
+        (p - 1) * hop.alpha_us + 8 * n * (p - 1) / p * hop.beta_us_per_byte - select_us - zero_us
+    )
     return np.asarray(saved / (8 * n * (p - 1) * hop.beta_us_per_byte + p * n * add_us))
 
 
 def test_bytes_cross_at_one_over_p() -> None:
-    """Set the byte crossover to 1/p; without latency and local work the time crossover is the same."""
+    """Set the byte crossover to 1/p.
+
+    Without latency and local work the time crossover is the same.
+    """
     ranks = np.array([2, 4, 8, 16, 64])
     assert crossover_density(ranks, MIB, FREE) == pytest.approx(1 / ranks)
     assert BreakEven(world_size=8, dense_ms=1.0, density=None).byte_density == 1 / 8
@@ -84,7 +99,11 @@ def test_the_map_falls_with_ranks_and_bandwidth() -> None:
     """Lower the break-even density with more ranks and faster links, down to none."""
     model, network = calibrated()
     densities = {
-        (ranks, gbit): break_even(model_on_network(model, network.at("gloo", ranks, rate_bps=1e9 * gbit)), CAPS).density
+        (ranks, gbit): (
+            break_even(
+                model_on_network(model, network.at("gloo", ranks, rate_bps=1e9 * gbit)), CAPS
+            ).density
+        )
         for ranks in (2, 32)
         for gbit in (0.1, 1, 1000)
     }
@@ -93,7 +112,10 @@ def test_the_map_falls_with_ranks_and_bandwidth() -> None:
     assert (densities[32, 1] or 0.0) < (densities[2, 1] or 0.0)
     cost = dataclasses.replace(model.hooks["topk:0.01"], encode_ms=1000.0)
     dear = dataclasses.replace(model, hooks={**model.hooks, "topk:0.01": cost})
-    assert break_even(model_on_network(dear, network.at("gloo", 8, rate_bps=1e12)), CAPS).density is None
+    assert (
+        break_even(model_on_network(dear, network.at("gloo", 8, rate_bps=1e12)), CAPS).density
+        is None
+    )
 
 
 def test_it_may_always_pay() -> None:
@@ -104,16 +126,23 @@ def test_it_may_always_pay() -> None:
     assert break_even(model_on_network(dear, network.at("gloo", 2)), CAPS).density == DENSEST
 
 
-def row(hook: str, step_ms: float, *, off: float = 0.01, cap: str = "default", ranks: int = 4) -> TrainingRow:
+def row(
+    hook: str, step_ms: float, *, off: float = 0.01, cap: str = "default", ranks: int = 4
+) -> TrainingRow:
     """Return a row of ``ddp.csv`` whose interval extends by the share ``off`` to both sides."""
     case = dataclasses.asdict(make_training_case(hook, cap, world_size=ranks))
     del case["phase"]
     fields: dict[str, Any] = case | {"step_ms": step_ms}
-    return TrainingRow(**fields, step_ms_ci_low=step_ms * (1 - off), step_ms_ci_high=step_ms * (1 + off))
+    return TrainingRow(
+        **fields, step_ms_ci_low=step_ms * (1 - off), step_ms_ci_high=step_ms * (1 + off)
+    )
 
 
 def test_measured_wins_and_losses_agree_or_not() -> None:
-    """A win below the break-even or a loss above it agrees; overlapping intervals decide nothing."""
+    """A win below the break-even or a loss above it agrees.
+
+    Overlapping intervals decide nothing.
+    """
     rows = [
         row("none", 100.0),
         row("none", 110.0, cap="5"),
@@ -137,34 +166,47 @@ def test_measured_wins_and_losses_agree_or_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tried", "expected"), [((0.1, 0.2, 0.4), 0.25), ((0.25, 0.5), 0.25), ((0.01, 0.2), None), ((0.3, 0.5), None)]
+    ("tried", "expected"),
+    [((0.1, 0.2, 0.4), 0.25), ((0.25, 0.5), 0.25), ((0.01, 0.2), None), ((0.3, 0.5), None)],
 )
 def test_the_measured_break_even_lies_between_a_win_and_a_loss(
     tried: tuple[float, ...], expected: float | None
 ) -> None:
-    """Recover the break-even of steps of 50 ms plus 200 ms times the density, beside a dense step of 100 ms."""
+    """Recover the break-even of steps of 50 ms plus 200 ms times the density, beside a dense step
+    of 100 ms.
+    """
     rows = [row("none", 100.0), *(row(f"topk:{density}", 50 + 200 * density) for density in tried)]
     points = compare_with_measured(BreakEven(world_size=4, dense_ms=100.0, density=0.3), rows)
     assert measured_break_even(points) == (None if expected is None else pytest.approx(expected))
 
 
-@pytest.mark.parametrize(("bounds", "won"), [((1.1, 1.3), True), ((0.7, 0.9), False), ((0.9, 1.2), None)])
-def test_launches_are_paired_against_the_default(bounds: tuple[float, float], won: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("bounds", "won"), [((1.1, 1.3), True), ((0.7, 0.9), False), ((0.9, 1.2), None)]
+)
+def test_launches_are_paired_against_the_default(
+    bounds: tuple[float, float], won: bool | None
+) -> None:
     """Judge a win by the interval of the speedup if the default setting is the best dense one."""
-    sparse = dataclasses.replace(row("topk:0.01", 99.0, off=0.5), speedup_ci_low=bounds[0], speedup_ci_high=bounds[1])
+    sparse = dataclasses.replace(
+        row("topk:0.01", 99.0, off=0.5), speedup_ci_low=bounds[0], speedup_ci_high=bounds[1]
+    )
     (point,) = compare_with_measured(
         BreakEven(world_size=4, dense_ms=100.0, density=0.03), [row("none", 100.0, off=0.5), sparse]
     )
     assert won is point.has_won
     (point,) = compare_with_measured(
-        BreakEven(world_size=4, dense_ms=100.0, density=0.03), [row("none", 100.0, off=0.5, cap="5"), sparse]
+        BreakEven(world_size=4, dense_ms=100.0, density=0.03),
+        [row("none", 100.0, off=0.5, cap="5"), sparse],
     )
     assert point.has_won is None
 
 
 def test_one_launch_shows_nothing() -> None:
     """Report neither win nor loss without intervals."""
-    rows = [dataclasses.replace(each, step_ms_ci_low=None) for each in (row("none", 100.0), row("topk:0.01", 50.0))]
+    rows = [
+        dataclasses.replace(each, step_ms_ci_low=None)
+        for each in (row("none", 100.0), row("topk:0.01", 50.0))
+    ]
     (point,) = compare_with_measured(BreakEven(world_size=4, dense_ms=100.0, density=0.03), rows)
     assert (point.has_won, point.agrees) == (None, None)
 

@@ -1,4 +1,6 @@
-"""Tests of bucket sizes: which candidates are measured, and the best list against all ways to cut a small model."""
+"""Tests of bucket sizes: which candidates are measured, and the best list against all ways to cut a
+small model.
+"""
 
 import dataclasses
 import itertools
@@ -11,7 +13,12 @@ from hypothesis import strategies as st
 from step_builders import MIB, LinearNetwork, make_facts, make_step_model
 from training_builders import make_training_case
 
-from commbench.analysis.prediction.bucketing import best_cuts, best_list, candidate_caps, unique_layouts
+from commbench.analysis.prediction.bucketing import (
+    best_cuts,
+    best_list,
+    candidate_caps,
+    unique_layouts,
+)
 from commbench.analysis.prediction.calibration import Calibration, Sharing
 from commbench.analysis.prediction.steps import HookCost, StepModel
 from commbench.analysis.prediction.timeline import overlapped
@@ -28,16 +35,22 @@ def layout_of(cap: str, facts: WorkloadFacts) -> tuple[tuple[int, ...], ...]:
 
 
 def all_cuts(parameters: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield the end indices of buckets for every way to cut the parameters into at most ``most`` buckets."""
+    """Yield the end indices of buckets for every way to cut the parameters into at most ``most``
+    buckets.
+    """
     for count in range(most):
         for inner in itertools.combinations(range(1, parameters), count):
             yield (*inner, parameters)
 
 
 def end_of(model: StepModel, cuts: Sequence[int]) -> float:
-    """Return when the backward pass with these buckets ends if communication does not slow computation."""
+    """Return when the backward pass with these buckets ends if communication does not slow
+    computation.
+    """
     order = model.facts.ready_order
-    work = [model.bucket_of(CASE, order[start:end]) for start, end in itertools.pairwise([0, *cuts])]
+    work = [
+        model.bucket_of(CASE, order[start:end]) for start, end in itertools.pairwise([0, *cuts])
+    ]
     return overlapped(work, model.backward_ms, servers=1).end_ms
 
 
@@ -56,21 +69,31 @@ def end_of(model: StepModel, cuts: Sequence[int]) -> float:
 def test_no_cut_of_a_small_model_is_better(
     sizes: list[float], gaps: list[float], network: LinearNetwork, encode_ms: float, most: int
 ) -> None:
-    """Find by dynamic programming the minimum over all cuts, with one server and any ready times."""
+    """Find by dynamic programming the minimum over all cuts, with one server and any ready
+    times.
+    """
     ready_ms = list(itertools.accumulate(gaps[: len(sizes)]))
     facts = make_facts(sizes, ready_ms=ready_ms, backward_ms=max(1.0, ready_ms[-1]))
     model = make_step_model(facts, network, hooks={"none": HookCost(encode_ms=encode_ms)})
     shortest_ms = min(end_of(model, cuts) for cuts in best_cuts(model, CASE, most=most))
-    assert shortest_ms == pytest.approx(min(end_of(model, cuts) for cuts in all_cuts(len(sizes), most)), rel=1e-3)
+    assert shortest_ms == pytest.approx(
+        min(end_of(model, cuts) for cuts in all_cuts(len(sizes), most)), rel=1e-3
+    )
 
 
 #: Gradients come in bursts of 3, 6 and 4 MiB: a list that fits them beats any single size.
-BURSTS = make_facts([1.0] * 13, ready_ms=[10, 11, 12, *range(49, 55), 92, 93, 94, 95], backward_ms=100)
+BURSTS = make_facts(
+    [1.0] * 13, ready_ms=[10, 11, 12, *range(49, 55), 92, 93, 94, 95], backward_ms=100
+)
 
 
 def make_bursts(servers: int = 1) -> StepModel:
-    """Return a model of the bursts on a network where every collective costs 12 ms and every MiB 5.2 ms."""
-    return make_step_model(BURSTS, LinearNetwork(alpha_us=12000, beta_us_per_byte=5e-3, servers=servers))
+    """Return a model of the bursts on a network where every collective costs 12 ms and every MiB
+    5.2 ms.
+    """
+    return make_step_model(
+        BURSTS, LinearNetwork(alpha_us=12000, beta_us_per_byte=5e-3, servers=servers)
+    )
 
 
 def test_the_best_list_makes_the_buckets_that_it_was_found_for() -> None:
@@ -86,7 +109,9 @@ def test_the_best_list_makes_the_buckets_that_it_was_found_for() -> None:
 
 def test_a_list_that_gains_little_is_not_returned() -> None:
     """Return None if one bucket size is as good."""
-    model = make_step_model(make_facts([1.0] * 20), LinearNetwork(alpha_us=1, beta_us_per_byte=1e-5))
+    model = make_step_model(
+        make_facts([1.0] * 20), LinearNetwork(alpha_us=1, beta_us_per_byte=1e-5)
+    )
     assert best_list(model, CASE) is None
 
 
@@ -111,12 +136,18 @@ BIASED = make_facts(
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("alpha_us", [0, 5000])
 def test_lists_are_short_and_round_and_their_buckets_no_crumbs(servers: int, alpha_us: int) -> None:
-    """Return at most 4 sizes of at most 3 digits and no bucket of a bias alone, also at zero latency."""
-    model = make_step_model(BIASED, LinearNetwork(alpha_us=alpha_us, beta_us_per_byte=8e-3, servers=servers))
+    """Return at most 4 sizes of at most 3 digits and no bucket of a bias alone, also at zero
+    latency.
+    """
+    model = make_step_model(
+        BIASED, LinearNetwork(alpha_us=alpha_us, beta_us_per_byte=8e-3, servers=servers)
+    )
     order = BIASED.ready_order
     for ends in best_cuts(model, CASE, most=8, smallest_mb=0.25):
         buckets = (order[start:end] for start, end in itertools.pairwise([0, *ends]))
-        assert all(sum(BIASED.parameters[i].numel for i in bucket) * 4 >= 0.25 * MIB for bucket in buckets)
+        assert all(
+            sum(BIASED.parameters[i].numel for i in bucket) * 4 >= 0.25 * MIB for bucket in buckets
+        )
     text = best_list(model, CASE)
     if text is None:
         assert alpha_us == 0 or servers == 2
@@ -149,11 +180,15 @@ def test_a_model_of_several_types_gets_no_list() -> None:
 @pytest.mark.parametrize("hook", ["none", "powersgd:2", "topk:0.01:scope=parameter"])
 @pytest.mark.parametrize("trace", ["resnet50", pytest.param("many-tiny", marks=pytest.mark.slow)])
 def test_real_models_get_sensible_lists(trace: str, hook: str) -> None:
-    """Return a list only if its predicted step is 3 % shorter than with any single size, for every hook."""
+    """Return a list only if its predicted step is 3 % shorter than with any single size, for every
+    hook.
+    """
     facts = facts_of(trace)
     case = make_training_case(hook)
     model = make_step_model(
-        facts, LinearNetwork(alpha_us=500, beta_us_per_byte=8e-3), hooks={case.hook_name: HookCost(encode_ms=0.1)}
+        facts,
+        LinearNetwork(alpha_us=500, beta_us_per_byte=8e-3),
+        hooks={case.hook_name: HookCost(encode_ms=0.1)},
     )
     text = best_list(model, case)
     if text is None:
@@ -176,7 +211,12 @@ def facts_of(trace: str) -> WorkloadFacts:
     return WorkloadFacts(
         parameters=tuple(
             ParameterFacts(
-                name=p.name, numel=p.numel, itemsize=4, dtype=p.dtype, ready_ms=p.ready_ms, shape=tuple(p.shape)
+                name=p.name,
+                numel=p.numel,
+                itemsize=4,
+                dtype=p.dtype,
+                ready_ms=p.ready_ms,
+                shape=tuple(p.shape),
             )
             for p in recorded.parameters
         ),

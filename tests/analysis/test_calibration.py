@@ -17,7 +17,14 @@ from commbench.analysis.prediction.timeline import BucketWork, overlapped
 def make_work(*ready_ms: float, comm_ms: float = 30.0) -> list[BucketWork]:
     """Return buckets that are ready at these times."""
     return [
-        BucketWork(size_bytes=1, ready_ms=time, encode_ms=0.5, comm_ms=comm_ms, decode_ms=0.5, latency_ms=1.0)
+        BucketWork(
+            size_bytes=1,
+            ready_ms=time,
+            encode_ms=0.5,
+            comm_ms=comm_ms,
+            decode_ms=0.5,
+            latency_ms=1.0,
+        )
         for time in ready_ms
     ]
 
@@ -26,7 +33,11 @@ def observe(work: list[BucketWork], truth: Sharing) -> Observation:
     """Return a step simulated with the sharing ``truth``: 50 ms plus a backward pass of 100 ms."""
     timeline = overlapped(truth.slowed(work), 100, servers=2, contention=truth.contention)
     return Observation(
-        work=work, backward_ms=100, servers=2, others_ms=50, step_ms=50 + timeline.end_ms + truth.unexplained_ms
+        work=work,
+        backward_ms=100,
+        servers=2,
+        others_ms=50,
+        step_ms=50 + timeline.end_ms + truth.unexplained_ms,
     )
 
 
@@ -35,7 +46,9 @@ def fit_one(observations: list[Observation]) -> Sharing:
     return fit_sharing({"none": observations}).likely["none"]
 
 
-@pytest.mark.parametrize("truth", [Sharing(contention=0.2), Sharing(contention=0.8), Sharing(slowdown=1.25)])
+@pytest.mark.parametrize(
+    "truth", [Sharing(contention=0.2), Sharing(contention=0.8), Sharing(slowdown=1.25)]
+)
 def test_simulated_contention_and_slowdown_are_recovered(truth: Sharing) -> None:
     """Recover contention and slowdown from three settings."""
     works = [make_work(10, 30, 60), make_work(95), make_work(5, 10, comm_ms=10)]
@@ -67,12 +80,25 @@ def test_an_uninformative_step_keeps_the_prior() -> None:
 
 
 @pytest.mark.parametrize("unexplained_ms", [-30.0, 40.0])
-def test_a_hook_that_hardly_communicates_does_not_change_the_slowdown(unexplained_ms: float) -> None:
+def test_a_hook_that_hardly_communicates_does_not_change_the_slowdown(
+    unexplained_ms: float,
+) -> None:
     """Fit the slowdown to the hook whose step is mostly communication."""
-    dense = [observe(make_work(10, 40, 80, comm_ms=comm_ms), Sharing(slowdown=1.2)) for comm_ms in (50, 150)]
-    sparse = [observe(make_work(10, 40, 80, comm_ms=1), Sharing(slowdown=1.2, unexplained_ms=unexplained_ms))]
+    dense = [
+        observe(make_work(10, 40, 80, comm_ms=comm_ms), Sharing(slowdown=1.2))
+        for comm_ms in (50, 150)
+    ]
+    sparse = [
+        observe(
+            make_work(10, 40, 80, comm_ms=1), Sharing(slowdown=1.2, unexplained_ms=unexplained_ms)
+        )
+    ]
     sharing_by_hook = fit_sharing({"none": dense, "topk:0.01": sparse}).likely
-    assert sharing_by_hook["none"].slowdown == sharing_by_hook["topk:0.01"].slowdown == pytest.approx(1.2, rel=0.1)
+    assert (
+        sharing_by_hook["none"].slowdown
+        == sharing_by_hook["topk:0.01"].slowdown
+        == pytest.approx(1.2, rel=0.1)
+    )
     assert sharing_by_hook["none"].unexplained_ms == pytest.approx(0, abs=5)
     assert sharing_by_hook["topk:0.01"].unexplained_ms == pytest.approx(unexplained_ms, abs=3)
 
@@ -85,7 +111,9 @@ def test_the_interval_of_the_slowdown_is_wider_with_less_communication() -> None
         calibration = fit_sharing({"none": [observation]})
         least, most = calibration.least["none"], calibration.most["none"]
         assert least.slowdown < calibration.likely["none"].slowdown < most.slowdown
-        assert [0, 0] == pytest.approx([observation.error(least), observation.error(most)], abs=1e-9)
+        assert [0, 0] == pytest.approx(
+            [observation.error(least), observation.error(most)], abs=1e-9
+        )
         widths.append(most.slowdown / least.slowdown)
     assert 1.3 < widths[0] < 2
     assert widths[1] < 1.2
@@ -94,7 +122,12 @@ def test_the_interval_of_the_slowdown_is_wider_with_less_communication() -> None
 def test_a_slowdown_on_the_border_may_be_none() -> None:
     """Extend the interval to no slowdown if the fit reaches the largest allowed slowdown."""
     calibration = fit_sharing(
-        {"none": [observe(make_work(10, 40, 80, comm_ms=comm_ms), Sharing(slowdown=4.0)) for comm_ms in (50, 100, 200)]}
+        {
+            "none": [
+                observe(make_work(10, 40, 80, comm_ms=comm_ms), Sharing(slowdown=4.0))
+                for comm_ms in (50, 100, 200)
+            ]
+        }
     )
     assert calibration.likely["none"].slowdown == pytest.approx(2.0, rel=0.05)
     assert calibration.least["none"].slowdown <= 1
@@ -102,11 +135,15 @@ def test_a_slowdown_on_the_border_may_be_none() -> None:
 
 
 def test_settings_are_medians_over_launches() -> None:
-    """Use medians over launches of steps and parts, and the pass-through hook's division as copy time."""
+    """Use medians over launches of steps and parts, and the pass-through hook's division as copy
+    time.
+    """
     case = make_training_case()
     buckets = [make_bucket(1_000_000, compress_ms=0.1), make_bucket(3_000_000, compress_ms=0.3)]
     records = [
-        make_training_record(case, launch=launch, step_ms=step, buckets=buckets if launch < 2 else [])
+        make_training_record(
+            case, launch=launch, step_ms=step, buckets=buckets if launch < 2 else []
+        )
         for launch, step in enumerate([20.0, 30.0, 100.0])
     ]
     (setting,) = settings_of(records)

@@ -1,4 +1,6 @@
-"""Tests of closed forms: against published formulas at powers of two, other rank counts, and lower bounds."""
+"""Tests of closed forms: against published formulas at powers of two, other rank counts, and lower
+bounds.
+"""
 
 import math
 
@@ -56,7 +58,9 @@ def test_formulas_at_powers_of_two(p: int) -> None:
 
 def test_other_numbers_of_ranks_take_one_more_round() -> None:
     """Add one exchange before and one after the doubling if the rank count is no power of two."""
-    assert float(recursive_doubling_all_reduce(5, N, HOP)) == pytest.approx(4 * (A + N * B) + 3 * N * G)
+    assert float(recursive_doubling_all_reduce(5, N, HOP)) == pytest.approx(
+        4 * (A + N * B) + 3 * N * G
+    )
     extra = 2 * A + N * (2 * B + G)
     assert float(halving_doubling_all_reduce(5, N, HOP)) == pytest.approx(
         float(halving_doubling_all_reduce(4, N, HOP)) + extra
@@ -88,7 +92,13 @@ def test_arrays_broadcast() -> None:
 def test_hierarchical_is_inner_and_outer() -> None:
     """Add the rings within hosts and the ring across hosts."""
     outer = Hop(alpha_us=100.0, beta_us_per_byte=1.0)
-    assert float(hierarchical_all_reduce(4, N, HOP, outer, 4)) == pytest.approx(float(ring_all_reduce(4, N, HOP)))
-    assert float(hierarchical_all_reduce(4, N, HOP, outer, 1)) == pytest.approx(float(ring_all_reduce(4, N, outer)))
+    assert float(hierarchical_all_reduce(4, N, HOP, outer, 4)) == pytest.approx(
+        float(ring_all_reduce(4, N, HOP))
+    )
+    assert float(hierarchical_all_reduce(4, N, HOP, outer, 1)) == pytest.approx(
+        float(ring_all_reduce(4, N, outer))
+    )
     both = float(hierarchical_all_reduce(8, N, HOP, outer, 4))
-    assert both == pytest.approx(float(ring_all_reduce(4, N, HOP)) + float(ring_all_reduce(2, N, outer)))
+    assert both == pytest.approx(
+        float(ring_all_reduce(4, N, HOP)) + float(ring_all_reduce(2, N, outer))
+    )

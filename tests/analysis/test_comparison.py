@@ -26,17 +26,26 @@ SIZES = (8, KIB, 64 * KIB, 1024 * KIB)
 
 def make_run(records: list[Record], name: str = "a", **info: Any) -> Run:
     """Return a run held in memory."""
-    return Run(path=Path("results") / name, info=make_info(run_id=name, **info), records=tuple(records))
+    return Run(
+        path=Path("results") / name, info=make_info(run_id=name, **info), records=tuple(records)
+    )
 
 
 def sweep(seed: int, launches: int = 10, slower: dict[int, float] | None = None) -> list[Record]:
-    """Return launches of four sizes that differ by 1 %; multiply times of sizes in ``slower`` by their factors."""
+    """Return launches of four sizes that differ by 1 %.
+
+    Multiply times of sizes in ``slower`` by their factors.
+    """
     generator = np.random.default_rng(seed)
     return [
         record
         for size in SIZES
         for record in make_launches(
-            list((slower or {}).get(size, 1.0) * 10.0 * np.exp(0.01 * generator.standard_normal(launches))),
+            list(
+                (slower or {}).get(size, 1.0)
+                * 10.0
+                * np.exp(0.01 * generator.standard_normal(launches))
+            ),
             make_case(message_bytes=size),
         )
     ]
@@ -57,7 +66,12 @@ def verdicts(table: ComparisonTable) -> dict[int, Verdict]:
 def test_slower_and_faster_cases_are_found() -> None:
     """Judge each case of B relative to A."""
     table = compare(make_run(sweep(1)), make_run(sweep(2, slower={KIB: 1.3, 8: 0.7}), "b"))
-    expected = {8: Verdict.FASTER, KIB: Verdict.SLOWER, 64 * KIB: Verdict.SAME, 1024 * KIB: Verdict.SAME}
+    expected = {
+        8: Verdict.FASTER,
+        KIB: Verdict.SLOWER,
+        64 * KIB: Verdict.SAME,
+        1024 * KIB: Verdict.SAME,
+    }
     assert expected == verdicts(table)
     assert [KIB] == [case.message_bytes for case in table.regressions]
     assert [("slower", 1), ("faster", 1), ("same", 2), ("inconclusive", 0)] == [
@@ -85,18 +99,27 @@ def test_run_against_itself_has_no_regression() -> None:
 
 def test_cases_are_matched_by_key() -> None:
     """Compare only cases whose keys are equal in every field."""
-    a = make_run(make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop="native")))
-    b = make_run(make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop="python")), "b")
+    a = make_run(
+        make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop="native"))
+    )
+    b = make_run(
+        make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop="python")), "b"
+    )
     table = compare(a, b)
     assert [make_case()] == [compared.case for compared in table.cases]
-    assert ((make_case(loop="native"),), (make_case(loop="python"),)) == (table.only_in_a, table.only_in_b)
+    assert ((make_case(loop="native"),), (make_case(loop="python"),)) == (
+        table.only_in_a,
+        table.only_in_b,
+    )
 
 
 def test_case_that_only_one_run_could_measure_is_broken() -> None:
     """List a case that only one run measured, and count it as a regression if B lost it."""
 
     def run(statuses: dict[Case, str], name: str) -> Run:
-        return make_run([make_record(case, status=status) for case, status in statuses.items()], name)
+        return make_run(
+            [make_record(case, status=status) for case, status in statuses.items()], name
+        )
 
     lost, gained, never = (make_case(message_bytes=size) for size in (8, 16, 32))
     table = compare(
@@ -107,7 +130,10 @@ def test_case_that_only_one_run_could_measure_is_broken() -> None:
         (broken.case, broken.status_a, broken.status_b) for broken in table.broken
     ]
     assert (lost,) == table.regressions
-    assert "Not compared: mpi all_reduce 8 B float32 sum is ok in A and hung in B." in render(table).splitlines()
+    assert (
+        "Not compared: mpi all_reduce 8 B float32 sum is ok in A and hung in B."
+        in render(table).splitlines()
+    )
 
 
 def test_only_ok_launches_count() -> None:
@@ -119,14 +145,17 @@ def test_only_ok_launches_count() -> None:
 
 def test_different_conditions_are_refused() -> None:
     """Name the differing conditions and why they matter; list them if forced."""
-    a = make_run(make_launches(STEADY), environment={"hosts": [{"cpu_model": "X", "kernel": "6.1.7"}]})
+    a = make_run(
+        make_launches(STEADY), environment={"hosts": [{"cpu_model": "X", "kernel": "6.1.7"}]}
+    )
     b = make_run(
         make_launches(STEADY, transport="tcp"),
         "b",
         environment={"hosts": [{"cpu_model": "Y", "kernel": "6.1.9"}]},
     )
     with pytest.raises(
-        InputError, match=r"different conditions \(cpu_model: X vs Y, and it sets .*; transport: sm vs tcp"
+        InputError,
+        match=r"different conditions \(cpu_model: X vs Y, and it sets .*; transport: sm vs tcp",
     ):
         compare(a, b)
     table = compare(a, b, force=True)
@@ -139,7 +168,10 @@ def test_different_conditions_are_refused() -> None:
 
 def test_harmless_differences_are_only_listed() -> None:
     """Compare across commits and patch levels without --force."""
-    a, b = make_run(make_launches(STEADY), git_commit="1"), make_run(make_launches(STEADY), "b", git_commit="2")
+    a, b = (
+        make_run(make_launches(STEADY), git_commit="1"),
+        make_run(make_launches(STEADY), "b", git_commit="2"),
+    )
     table = compare(a, b)
     assert ["git_commit: 1 vs 2"] == list(map(str, table.differences))
     assert not table.is_forced
@@ -148,7 +180,9 @@ def test_harmless_differences_are_only_listed() -> None:
 
 def test_too_few_launches_for_any_detection_are_reported() -> None:
     """Advise more launches if no difference could be detected."""
-    few = compare(make_run(sweep(1, launches=3)), make_run(sweep(2, launches=3, slower={KIB: 2.0}), "b"))
+    few = compare(
+        make_run(sweep(1, launches=3)), make_run(sweep(2, launches=3, slower={KIB: 2.0}), "b")
+    )
     assert {Verdict.INCONCLUSIVE, Verdict.SAME} >= set(verdicts(few).values())
     assert few.has_too_few_launches
     assert "measure with more launches" in " ".join(render(few).split())
@@ -193,7 +227,9 @@ def test_text_has_a_line_a_case_and_a_summary() -> None:
 
 def test_cases_with_the_same_short_name_get_full_names() -> None:
     """Add the differing fields to cases that share a short name."""
-    records = make_launches(STEADY, make_case(loop="native")) + make_launches(STEADY, make_case(loop="python"))
+    records = make_launches(STEADY, make_case(loop="native")) + make_launches(
+        STEADY, make_case(loop="python")
+    )
     text = " ".join(render(compare(make_run(records), make_run(records, "b")), width=200).split())
     assert "loop native, buffers hot)" in text
     assert "loop python, buffers hot)" in text
@@ -217,19 +253,28 @@ def test_runs_without_common_cases_are_compared_without_error() -> None:
 
 def test_cases_timed_in_different_batches_get_no_verdict() -> None:
     """Judge a case as inconclusive if the runs timed it in different batch sizes."""
-    single = make_launches([10.0 * factor for factor in (0.99, 1.0, 1.01, 0.995, 1.005, 1.0, 0.99, 1.01)])
-    paired = make_launches([8.0 * factor for factor in (0.99, 1.0, 1.01, 0.995, 1.005, 1.0, 0.99, 1.01)], batch=2)
+    single = make_launches(
+        [10.0 * factor for factor in (0.99, 1.0, 1.01, 0.995, 1.005, 1.0, 0.99, 1.01)]
+    )
+    paired = make_launches(
+        [8.0 * factor for factor in (0.99, 1.0, 1.01, 0.995, 1.005, 1.0, 0.99, 1.01)], batch=2
+    )
     table = compare(make_run(single), make_run(paired, "b"))
     assert [Verdict.INCONCLUSIVE] == list(verdicts(table).values())
     assert any("batch: 1 vs 2" in str(each) for each in table.differences)
-    alike = compare(make_run(single), make_run([replace(record, batch=1) for record in paired], "b"))
+    alike = compare(
+        make_run(single), make_run([replace(record, batch=1) for record in paired], "b")
+    )
     assert [Verdict.FASTER] == list(verdicts(alike).values())
 
 
 def timed_unlike(cases: int, **changes: Any) -> Run:
     """Return a run of four sizes whose first ``cases`` records carry other timing fields."""
     sizes = SIZES[:cases]
-    records = [replace(record, **changes) if record.case.message_bytes in sizes else record for record in sweep(2)]
+    records = [
+        replace(record, **changes) if record.case.message_bytes in sizes else record
+        for record in sweep(2)
+    ]
     return make_run(records, "b")
 
 
@@ -244,14 +289,18 @@ def timed_unlike(cases: int, **changes: Any) -> Run:
         ),
     ],
 )
-def test_a_case_that_was_timed_differently_gets_no_verdict(changes: dict[str, Any], named: str) -> None:
+def test_a_case_that_was_timed_differently_gets_no_verdict(
+    changes: dict[str, Any], named: str
+) -> None:
     """Give no verdict to a case timed differently; refuse the comparison if all cases are."""
     a = make_run(sweep(1))
     table = compare(a, timed_unlike(1, **changes))
     assert [Verdict.INCONCLUSIVE] + 3 * [Verdict.SAME] == list(verdicts(table).values())
     assert not table.is_forced
     assert f"no verdict where timed unlike: {named} (in 1 of 4 cases)" in render(table, width=200)
-    with pytest.raises(InputError, match=f"{named} \\(in 4 of 4 cases\\), and times are taken in another way"):
+    with pytest.raises(
+        InputError, match=f"{named} \\(in 4 of 4 cases\\), and times are taken in another way"
+    ):
         compare(a, timed_unlike(4, **changes))
     for cases in (1, 4):
         forced = compare(a, timed_unlike(cases, **changes), force=True)
@@ -261,15 +310,21 @@ def test_a_case_that_was_timed_differently_gets_no_verdict(changes: dict[str, An
 def test_imported_times_that_mean_different_things_are_not_compared() -> None:
     """Refuse to compare the mean over ranks with the slowest rank of imported runs."""
     mean, slowest = (
-        make_run([replace(record, stated=Stated(time=time), sync="", loop="") for record in sweep(1)], time)
+        make_run(
+            [replace(record, stated=Stated(time=time), sync="", loop="") for record in sweep(1)],
+            time,
+        )
         for time in ("mean over repetitions and ranks", "mean over repetitions of the slowest rank")
     )
-    with pytest.raises(InputError, match="time: mean over repetitions and ranks vs mean over repetitions of the slow"):
+    with pytest.raises(
+        InputError,
+        match="time: mean over repetitions and ranks vs mean over repetitions of the slow",
+    ):
         compare(mean, slowest)
     assert not compare(mean, mean).differences
 
 
-# ---------------------------------------------------------------------------------------------- several baselines
+# -------------------------------------------------------------------------------- several baselines
 
 
 def shifted(name: str, seed: int, factor: float, **info: Any) -> Run:
@@ -279,14 +334,17 @@ def shifted(name: str, seed: int, factor: float, **info: Any) -> Run:
 
 def test_how_baselines_differ_enters_the_interval() -> None:
     """Call a run within the spread of its baselines inconclusive, though it is slower than one."""
-    baselines = [shifted(f"a{k}", k, factor) for k, factor in enumerate((0.92, 0.96, 1.0, 1.04, 1.08))]
+    baselines = [
+        shifted(f"a{k}", k, factor) for k, factor in enumerate((0.92, 0.96, 1.0, 1.04, 1.08))
+    ]
     b = shifted("b", 9, 1.05)
     assert {Verdict.SLOWER} == set(verdicts(compare(baselines[2], b)).values())
     table = compare(baselines, b)
     assert {Verdict.INCONCLUSIVE} == set(verdicts(table).values())
     assert "a quieter machine or more baselines help more" in " ".join(render(table).split())
     assert {(5, 50, 10)} == {
-        (compared.baselines, compared.comparison.launches_a, compared.comparison.launches_b) for compared in table.cases
+        (compared.baselines, compared.comparison.launches_a, compared.comparison.launches_b)
+        for compared in table.cases
     }
     assert "A: results/a0" in render(table)
     assert {Verdict.SLOWER} == set(verdicts(compare(baselines, shifted("b", 9, 1.6))).values())
@@ -311,7 +369,9 @@ def test_baselines_of_one_launch_each_are_compared() -> None:
     for more in ([], [make_run(sweep(8), "a8")]):
         table = compare([*baselines, *more], make_run(sweep(9, slower={KIB: 1.3}), "b"))
         assert [KIB] == [case.message_bytes for case in table.regressions if isinstance(case, Case)]
-        assert len(SIZES) == sum(compared.comparison.interval is not None for compared in table.cases)
+        assert len(SIZES) == sum(
+            compared.comparison.interval is not None for compared in table.cases
+        )
         assert "1 of 4 cases slower" in render(table)
     assert not compare(baselines[:2], make_run(sweep(9), "b")).has_too_few_launches
 
@@ -319,14 +379,18 @@ def test_baselines_of_one_launch_each_are_compared() -> None:
 def test_fewer_than_five_baselines_give_a_hint() -> None:
     """Warn that two baselines leave the variance between runs uncertain."""
     table = compare([shifted("a1", 1, 1.0), shifted("a2", 2, 1.03)], shifted("b", 3, 1.0))
-    assert "2 baselines leave the variance between runs uncertain" in " ".join(render(table).split())
+    assert "2 baselines leave the variance between runs uncertain" in " ".join(
+        render(table).split()
+    )
     assert "tell little" not in render(compare([shifted("a1", 1, 1.0)], shifted("b", 3, 1.0)))
 
 
 def test_baselines_under_different_conditions_are_refused() -> None:
     """Refuse baselines under different conditions, or list the condition once if forced."""
     a1, a2 = (shifted(f"a{nodes}", nodes, 1.0, nodes=nodes) for nodes in (1, 2))
-    with pytest.raises(InputError, match=r"^The baselines were measured under different conditions \(nodes: 1, 2"):
+    with pytest.raises(
+        InputError, match=r"^The baselines were measured under different conditions \(nodes: 1, 2"
+    ):
         compare([a1, a2], shifted("b", 3, 1.0))
     table = compare([a1, a2], shifted("b", 3, 1.0), force=True)
     assert ["nodes: 1, 2 vs 1"] == list(map(str, table.differences))
@@ -351,10 +415,18 @@ def test_a_run_counts_once() -> None:
     a1, a2, b = make_run(sweep(1), "a1"), make_run(sweep(2), "a2"), make_run(sweep(3), "b")
     copy = replace(a1, path=Path("copy"))
     for runs, judged in (([a1, copy], b), ([a1, a2], copy)):
-        with pytest.raises(InputError, match="a1 and copy hold the same measurements and count as one run"):
+        with pytest.raises(
+            InputError, match="a1 and copy hold the same measurements and count as one run"
+        ):
             compare(runs, judged)
     imported = [
-        replace(a1, info={**a1.info, "imported": [{"file": "x", "sha256": digest, "tool": "t", "version": ""}]})
+        replace(
+            a1,
+            info={
+                **a1.info,
+                "imported": [{"file": "x", "sha256": digest, "tool": "t", "version": ""}],
+            },
+        )
         for digest in ("1", "2", "2")
     ]
     assert 2 == compare(imported[:2], b).cases[0].baselines
@@ -362,7 +434,7 @@ def test_a_run_counts_once() -> None:
         compare(imported[1:], b)
 
 
-# ------------------------------------------------------------------------------------------------- incomplete runs
+# ---------------------------------------------------------------------------------- incomplete runs
 
 
 def test_cases_that_an_unfinished_run_did_not_reach_are_lost() -> None:
@@ -372,7 +444,9 @@ def test_cases_that_an_unfinished_run_did_not_reach_are_lost() -> None:
         b = make_run(sweep(2)[:20], "b", plan=plan, status="partial")
         table = compare(a, b)
         assert (lost, 2 - lost) == (len(table.regressions), len(table.only_in_a))
-        assert "B is not complete: 2 cases of A were not measured." in " ".join(render(table).split())
+        assert "B is not complete: 2 cases of A were not measured." in " ".join(
+            render(table).split()
+        )
     assert "Not compared: mpi all_reduce 64 KiB float32 sum is ok in A and missing in B." in render(
         compare(a, make_run(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="interrupted"))
     )
@@ -381,13 +455,22 @@ def test_cases_that_an_unfinished_run_did_not_reach_are_lost() -> None:
     assert "not complete" not in render(whole)
 
 
-# -------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 
 
 def trained(name: str, step_ms: dict[str, float], **changes: Any) -> Run:
     """Return a training run with the given step time in milliseconds per hook."""
-    records = [r for hook, ms in step_ms.items() for r in launches_of(ms, make_training_case(hook), **changes)]
-    return Run(path=Path("results") / name, info=make_training_info(), records=(), training_records=tuple(records))
+    records = [
+        r
+        for hook, ms in step_ms.items()
+        for r in launches_of(ms, make_training_case(hook), **changes)
+    ]
+    return Run(
+        path=Path("results") / name,
+        info=make_training_info(),
+        records=(),
+        training_records=tuple(records),
+    )
 
 
 def test_training_is_compared_by_configuration() -> None:
@@ -396,7 +479,11 @@ def test_training_is_compared_by_configuration() -> None:
     b = trained("b", {"none": 20.0, "fp16": 18.0, "local": 12.0})
     table = compare(a, b)
     assert [("none", 20_000.0, Verdict.SAME), ("fp16", 18_000.0, Verdict.SLOWER)] == [
-        (compared.case.hook, pytest.approx(compared.time_b_us, rel=1e-3), compared.comparison.verdict)
+        (
+            compared.case.hook,
+            pytest.approx(compared.time_b_us, rel=1e-3),
+            compared.comparison.verdict,
+        )
         for compared in table.cases
         if isinstance(compared.case, TrainingCase)
     ]
@@ -405,30 +492,39 @@ def test_training_is_compared_by_configuration() -> None:
 
 def test_training_with_other_threads_is_refused() -> None:
     """Refuse to compare trainings with different numbers of threads per rank."""
-    a, b = (trained(name, {"none": 20.0}, threads_per_rank=threads) for name, threads in (("a", 1), ("b", 2)))
+    a, b = (
+        trained(name, {"none": 20.0}, threads_per_rank=threads)
+        for name, threads in (("a", 1), ("b", 2))
+    )
     with pytest.raises(InputError, match="threads_per_rank: 1 vs 2"):
         compare(a, b)
 
 
-# ------------------------------------------------------------------------------------------- thresholds and order
+# ----------------------------------------------------------------------------- thresholds and order
 
 
 def test_the_table_has_the_words_of_the_csv() -> None:
     """Print the words of the CSV for a ratio near the margin and for noise."""
-    assert ["near", "noisy"] == [further_of(Effort(forecast=forecast)) for forecast in ("near", "noisy")]
+    assert ["near", "noisy"] == [
+        further_of(Effort(forecast=forecast)) for forecast in ("near", "noisy")
+    ]
 
 
 def test_a_threshold_lets_small_regressions_pass() -> None:
     """Count as a regression only a case whose whole interval exceeds the threshold."""
     table = compare(make_run(sweep(1)), make_run(sweep(2, slower={8: 1.06, KIB: 1.3}), "b"))
     assert [8, KIB] == [case.message_bytes for case in table.regressions if isinstance(case, Case)]
-    assert [KIB] == [case.message_bytes for case in table.regressions_beyond(0.1) if isinstance(case, Case)]
+    assert [KIB] == [
+        case.message_bytes for case in table.regressions_beyond(0.1) if isinstance(case, Case)
+    ]
     assert () == table.regressions_beyond(0.5)
 
 
 def test_worst_first() -> None:
     """Sort slower cases first, the slowest at the top, and faster ones last."""
-    table = compare(make_run(sweep(1)), make_run(sweep(2, slower={8: 0.8, KIB: 1.1, 64 * KIB: 1.3}), "b"))
+    table = compare(
+        make_run(sweep(1)), make_run(sweep(2, slower={8: 0.8, KIB: 1.1, 64 * KIB: 1.3}), "b")
+    )
     assert [8, KIB, 64 * KIB, 1024 * KIB] == list(verdicts(table))
     assert [64 * KIB, KIB, 1024 * KIB, 8] == list(verdicts(table.worst_first()))
 
@@ -454,6 +550,8 @@ def test_launches_that_would_settle_a_case_are_named() -> None:
     again = [compare(run("a", 6 + typical), run("b", 6 + typical, 1.09)) for _ in range(60)]
     assert sum(table.counts[Verdict.SLOWER] for table in again) >= 40
     shown = next(
-        t for t in tables if t.cases[0].comparison.further and t.cases[0].comparison.further.forecast == "settles"
+        t
+        for t in tables
+        if t.cases[0].comparison.further and t.cases[0].comparison.further.forecast == "settles"
     )
     assert "1 inconclusive case would be settled by" in " ".join(render(shown).split())

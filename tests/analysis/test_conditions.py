@@ -17,14 +17,25 @@ HOST = {
 }
 
 
-def info(host: Mapping[str, Any] | None = None, *, variables: Mapping[str, str] | None = None, **changes: Any) -> Any:
+def info(
+    host: Mapping[str, Any] | None = None,
+    *,
+    variables: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> Any:
     """Return the ``run.json`` of a run on one host."""
-    environment = {"hosts": [HOST | dict(host or {})], "versions": {"torch": "2.13.0"}, "variables": variables or {}}
+    environment = {
+        "hosts": [HOST | dict(host or {})],
+        "versions": {"torch": "2.13.0"},
+        "variables": variables or {},
+    }
     return make_info(environment=environment, **changes)
 
 
 def names(a: Any, b: Any, *, carriers: Collection[str] = ("mpi",)) -> tuple[list[str], list[str]]:
-    """Return the names of differences that make a comparison unsound, and of those that are only listed."""
+    """Return the names of differences that make a comparison unsound, and of those that are only
+    listed.
+    """
     all_differences = differences([a], b, carriers=carriers)
     return [each.name for each in all_differences if each.reason], [
         each.name for each in all_differences if not each.reason
@@ -48,11 +59,17 @@ def names(a: Any, b: Any, *, carriers: Collection[str] = ("mpi",)) -> tuple[list
         (info(variables={"OMPI_MCA_btl": "tcp,self"}), ["OMPI_MCA_btl"], []),
         (info(variables={"OMP_NUM_THREADS": "4"}), ["OMP_NUM_THREADS"], []),
         (info(variables={"SLURM_NNODES": "4", "OMPI_MCA_plm_rsh_agent": "x"}), [], None),
-        (info({"interfaces": [{"name": "eth0", "speed_Mbps": 10000, "mtu": 9000}]}), [], ["interface eth0"]),
+        (
+            info({"interfaces": [{"name": "eth0", "speed_Mbps": 10000, "mtu": 9000}]}),
+            [],
+            ["interface eth0"],
+        ),
         (info(ranks=[{"rank": 0, "cpus": [0]}]), [], []),
     ],
 )
-def test_each_condition_is_unsound_or_only_listed(other: Any, unsound: list[str], listed: list[str] | None) -> None:
+def test_each_condition_is_unsound_or_only_listed(
+    other: Any, unsound: list[str], listed: list[str] | None
+) -> None:
     """Separate differences that could explain a difference of times from harmless ones."""
     names_by_kind = names(info(), other)
     assert unsound == names_by_kind[0]
@@ -83,7 +100,9 @@ def test_a_setting_counts_for_whom_it_concerns(name: str, matters_to: set[str]) 
     """Apply an environment variable only to the backends that read it."""
     backends = ("mpi", "gloo", "nccl", "torch-nccl")
     other = info(variables={name: "1"})
-    assert matters_to == {backend for backend in backends if names(info(), other, carriers={backend})[0]}
+    assert matters_to == {
+        backend for backend in backends if names(info(), other, carriers={backend})[0]
+    }
 
 
 def test_an_interface_counts_between_hosts() -> None:
@@ -102,7 +121,10 @@ def test_binding_counts() -> None:
 def test_emulation_counts() -> None:
     """Treat another emulated rate as unsound."""
     slow, fast = info(), info()
-    slow["environment"]["emulated"], fast["environment"]["emulated"] = {"rate": "900mbit"}, {"rate": "1gbit"}
+    slow["environment"]["emulated"], fast["environment"]["emulated"] = (
+        {"rate": "900mbit"},
+        {"rate": "1gbit"},
+    )
     assert ["emulated"] == names(fast, slow)[0]
 
 
@@ -115,13 +137,19 @@ def test_baselines_are_compared_with_each_other() -> None:
     """List all values that baselines state, also those that B does not state."""
     (between,) = differences([info(), info({"hostname": "n2"})], info(), carriers={"mpi"})
     assert ("hostname: n1, n2 vs n1", True) == (str(between), between.is_among_baselines)
-    (among,) = differences([info(), info({"hostname": "n2"}), info()], {"schema": 1}, carriers={"mpi"})
+    (among,) = differences(
+        [info(), info({"hostname": "n2"}), info()], {"schema": 1}, carriers={"mpi"}
+    )
     assert ("hostname: n1, n2", True) == (str(among), among.is_among_baselines)
-    (variable,) = differences([info(), info(variables={"NCCL_ALGO": "ring"})], info(), carriers={"mpi"})
+    (variable,) = differences(
+        [info(), info(variables={"NCCL_ALGO": "ring"})], info(), carriers={"mpi"}
+    )
     assert not variable.reason
     assert ("NCCL_ALGO: unset, ring vs unset", True) == (str(variable), variable.is_among_baselines)
 
 
 def test_every_reason_is_a_clause() -> None:
     """Every reason is a clause that fits after "and" in the refusal."""
-    assert all(reason and not reason.endswith(".") and reason[0].islower() for reason in UNSOUND.values())
+    assert all(
+        reason and not reason.endswith(".") and reason[0].islower() for reason in UNSOUND.values()
+    )

@@ -1,4 +1,6 @@
-"""Tests of curves: known ones are recovered, predictions are monotone, intervals cover, JSON is read back."""
+"""Tests of curves: known ones are recovered, predictions are monotone, intervals cover, JSON is
+read back.
+"""
 
 import json
 import math
@@ -19,17 +21,21 @@ from commbench.analysis.prediction.curves import Curve, fit_curve
 from commbench.errors import InputError
 from commbench.stats import Floats
 
-# ---------------------------------------------------------------------------------------------------- prediction
+# --------------------------------------------------------------------------------------- prediction
 
 
 def test_noise_is_smoothed() -> None:
-    """Predict times at measured sizes with less than 75 % of the error of the noisy measurements."""
+    """Predict times at measured sizes with less than 75 % of the error of the noisy
+    measurements.
+    """
     sized = np.array(POWERS, dtype=float)
     raw, smooth = [], []
     for seed in range(repetitions(20)):
         curve = fit_curve(POWERS, launches_of(three, POWERS, noise=0.2, seed=seed))
         raw.append(np.abs(np.array(curve.times_us) / three(sized) - 1))
-        smooth.append(np.abs([curve.time_us(n) / t - 1 for n, t in zip(POWERS, three(sized), strict=True)]))
+        smooth.append(
+            np.abs([curve.time_us(n) / t - 1 for n, t in zip(POWERS, three(sized), strict=True)])
+        )
     assert np.mean(smooth) < 0.75 * np.mean(raw)
 
 
@@ -48,7 +54,9 @@ def test_measured_sizes_keep_their_times() -> None:
 
 
 @pytest.mark.parametrize(("law", "worst"), [(one, 0.03), (two, 0.2), (three, 0.2)])
-def test_predictions_between_sizes_follow_the_law(law: Callable[[Floats], Floats], worst: float) -> None:
+def test_predictions_between_sizes_follow_the_law(
+    law: Callable[[Floats], Floats], worst: float
+) -> None:
     """Predict a line within 3 % between sizes 4 apart, and other laws at most sizes."""
     curve = fit_curve(COARSE, launches_of(law, COARSE, noise=0.0))
     between = np.geomspace(COARSE[0], COARSE[-1], 200)
@@ -71,13 +79,20 @@ sorted_sizes = st.lists(st.integers(1, 2**36), min_size=2, max_size=12, unique=T
 def test_intervals_widen_beyond_the_sizes() -> None:
     """Widen intervals with each doubling above the largest size and once below the smallest."""
     curve = fit_curve(
-        [2**k for k in range(10, 16)], [[(50 + 0.01 * 2**k) * f for f in (0.99, 1, 1.01)] for k in range(10, 16)]
+        [2**k for k in range(10, 16)],
+        [[(50 + 0.01 * 2**k) * f for f in (0.99, 1, 1.01)] for k in range(10, 16)],
     )
     assert curve.held_out_error is not None
     assert [0.0, 0.0] == [curve.half_width_beyond_sizes(size) for size in (2**10, 2**15)]
-    assert curve.half_width_beyond_sizes(2**19) == pytest.approx(2 * curve.half_width_beyond_sizes(2**16))
+    assert curve.half_width_beyond_sizes(2**19) == pytest.approx(
+        2 * curve.half_width_beyond_sizes(2**16)
+    )
     assert curve.half_width_beyond_sizes(1) == curve.half_width_beyond_sizes(2**9)
-    widths = [interval.high / interval.low for size in (2**15, 2**17, 2**21) if (interval := curve.interval_us(size))]
+    widths = [
+        interval.high / interval.low
+        for size in (2**15, 2**17, 2**21)
+        if (interval := curve.interval_us(size))
+    ]
     assert sorted(set(widths)) == widths
     assert len(widths) == 3
     coarse = fit_curve([2**10, 2**15], [[60.0] * 2, [378.0] * 2])
@@ -99,10 +114,12 @@ def test_a_longer_message_is_never_faster(data: st.DataObject) -> None:
     assert predicted.min() > 0
     assert (np.diff(predicted) >= -1e-9 * predicted[1:]).all()
     for end in ends:
-        assert curve.time_us(end * (1 - 1e-14)) == pytest.approx(curve.time_us(end * (1 + 1e-14)), rel=1e-5)
+        assert curve.time_us(end * (1 - 1e-14)) == pytest.approx(
+            curve.time_us(end * (1 + 1e-14)), rel=1e-5
+        )
 
 
-# ----------------------------------------------------------------------------------------------------- intervals
+# ---------------------------------------------------------------------------------------- intervals
 
 
 @pytest.mark.parametrize("launches", [3, 6, 10])
@@ -161,7 +178,9 @@ def test_intervals_of_start_up_and_rate_cover_the_truth(launches: int) -> None:
 def test_intervals_of_lines_are_written_and_unknown_for_one_launch() -> None:
     """Write the intervals of latency and rate to JSON; write null for one launch."""
     several = fit_curve(POWERS, launches_of(two, POWERS, launches=4))
-    for line, intervals in zip(several.to_json()["segments"], several.parameter_intervals, strict=True):
+    for line, intervals in zip(
+        several.to_json()["segments"], several.parameter_intervals, strict=True
+    ):
         for name, interval in zip(("alpha_us", "beta_us_per_byte"), intervals, strict=True):
             assert interval is not None
             assert [interval.low, interval.high] == line[f"{name}_ci"]
@@ -174,18 +193,24 @@ def test_one_launch_has_no_interval() -> None:
     """Return None if a single launch has the size."""
     launches = launches_of(one, POWERS, launches=4)
     curve = fit_curve(
-        POWERS, [row if size > 64 else [*row[:1], None, None, None] for size, row in zip(POWERS, launches, strict=True)]
+        POWERS,
+        [
+            row if size > 64 else [*row[:1], None, None, None]
+            for size, row in zip(POWERS, launches, strict=True)
+        ],
     )
     assert curve.interval_us(20) is None
     assert curve.interval_us(MIB + 8) is not None
     assert fit_curve(POWERS, [row[:1] for row in launches]).interval_us(MIB) is None
 
 
-# --------------------------------------------------------------------------------------------------- odd inputs
+# --------------------------------------------------------------------------------------- odd inputs
 
 
 def test_launches_may_miss_sizes() -> None:
-    """Take medians over the launches that measured a size, with None, NaN and rows of unequal length."""
+    """Take medians over the launches that measured a size, with None, NaN and rows of unequal
+    length.
+    """
     curve = fit_curve([4 * KIB, KIB, 2 * KIB], [[8.0, None, 8.2], [2.0], [4.0, math.nan, 4.2]])
     assert (KIB, 2 * KIB, 4 * KIB) == curve.sizes
     assert pytest.approx([2.0, 4.1, 8.1]) == list(curve.times_us)
@@ -233,7 +258,7 @@ def test_too_little_is_refused(sizes: list[int], launches: list[list[float]], wo
         fit_curve(sizes, launches)
 
 
-# ------------------------------------------------------------------------------------------------ error and file
+# ----------------------------------------------------------------------------------- error and file
 
 
 def test_held_out_error_is_that_of_sizes_left_out() -> None:
@@ -266,7 +291,11 @@ def test_curve_comes_back_from_json() -> None:
         {"segments": [{"from_bytes": 2}]},
         {"segments": [{"from_bytes": 2, "to_bytes": 8, "alpha_us": -1.0, "beta_us_per_byte": 0.1}]},
         {"segments": [{"from_bytes": 3, "to_bytes": 8, "alpha_us": 1.0, "beta_us_per_byte": 0.1}]},
-        {"segments": [{"from_bytes": 2, "to_bytes": 8, "alpha_us": "fast", "beta_us_per_byte": 0.1}]},
+        {
+            "segments": [
+                {"from_bytes": 2, "to_bytes": 8, "alpha_us": "fast", "beta_us_per_byte": 0.1}
+            ]
+        },
         {"segments": None},
         {"residuals": []},
         {"launches_us": [[1.0], [2.0]]},
@@ -279,7 +308,9 @@ def test_curve_comes_back_from_json() -> None:
 def test_a_foreign_curve_is_refused(change: dict[str, Any]) -> None:
     """Refuse JSON that is not a curve in one sentence."""
     sound = fit_curve([2, 4, 8], [[1.0], [2.0], [3.0]]).to_json()
-    with pytest.raises(InputError, match=r"^These data are no curve of commbench \(.*\); fit the run again\.$"):
+    with pytest.raises(
+        InputError, match=r"^These data are no curve of commbench \(.*\); fit the run again\.$"
+    ):
         Curve.from_json({**sound, **change})
     without = {name: value for name, value in sound.items() if name not in change}
     if "held_out_error" in change:  # of a curve without one it is not known

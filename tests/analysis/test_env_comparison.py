@@ -9,7 +9,12 @@ from builders import make_case, make_launches
 from deciding import BASE, FIVE, confirmed, decide
 from training_builders import EVEN, make_training_launches
 
-from commbench.analysis.env import EnvComparison, compare_env, compare_training_envs, variable_sentences
+from commbench.analysis.env import (
+    EnvComparison,
+    compare_env,
+    compare_training_envs,
+    variable_sentences,
+)
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
@@ -25,10 +30,16 @@ ENVS = ["A=1", "A=1 (again)", "A=2"]
 
 
 def compared(**factors: float) -> EnvComparison:
-    """Return the comparison of two cases in six launches; each environment's time is a factor of the first's."""
+    """Return the comparison of two cases in six launches.
+
+    Each environment's time is a factor of the first's.
+    """
     of_env = {"A=1": 1.0, "A=1 (again)": factors.get("control", 1.0), "A=2": factors["other"]}
     by_env = {
-        env: {case: {launch: time * factor * even for launch, even in enumerate(EVEN)} for case, time in TIMES.items()}
+        env: {
+            case: {launch: time * factor * even for launch, even in enumerate(EVEN)}
+            for case, time in TIMES.items()
+        }
         for env, factor in of_env.items()
     }
     comparison = compare_env(by_env, ENVS)
@@ -66,15 +77,23 @@ def test_no_environment_is_judged_where_the_control_differs() -> None:
 
 
 def test_equal_environments_are_seldom_told_apart() -> None:
-    """Withhold verdicts in at most 7 % of tables of equal environments; find a difference in at most 5 %."""
+    """Withhold verdicts in at most 7 % of tables of equal environments.
+
+    Find a difference in at most 5 %.
+    """
     chance, tables = random.Random(1), 200
     withheld = judged = 0
     for _ in range(tables):
-        by_env = {env: {"small": {launch: chance.lognormvariate(0, 0.1) for launch in range(6)}} for env in ENVS}
+        by_env = {
+            env: {"small": {launch: chance.lognormvariate(0, 0.1) for launch in range(6)}}
+            for env in ENVS
+        }
         comparison = compare_env(by_env, ENVS)
         assert comparison is not None
         withheld += not comparison.is_sound
-        judged += any(str(ratio.comparison.verdict) in {"faster", "slower"} for ratio in comparison.ratios)
+        judged += any(
+            str(ratio.comparison.verdict) in {"faster", "slower"} for ratio in comparison.ratios
+        )
     assert withheld <= 0.07 * tables
     assert judged <= 0.05 * tables
 
@@ -105,7 +124,8 @@ def collectives() -> list[Record]:
         for env in ENVS
         for size in (1024, 2048, 4096)
         for record in make_launches(
-            [size * factor * (2 if env == "A=2" else 1) for factor in EVEN], make_case(message_bytes=size, env=env)
+            [size * factor * (2 if env == "A=2" else 1) for factor in EVEN],
+            make_case(message_bytes=size, env=env),
         )
     ]
 
@@ -124,7 +144,9 @@ def test_an_environment_is_no_state_of_the_machine() -> None:
     records = [
         record
         for env, probe_us in (("A=1", 1.0), ("A=2", 3.0))
-        for record in make_launches([10.0] * 12, make_case(env=env), visit_lengths=[20, 20], probes_us=[probe_us] * 4)
+        for record in make_launches(
+            [10.0] * 12, make_case(env=env), visit_lengths=[20, 20], probes_us=[probe_us] * 4
+        )
     ]
     assert {} == find_states(records)
 
@@ -152,20 +174,25 @@ def test_predictions_are_for_the_first_environment(tmp_path: Path) -> None:
 
 
 def fresh(**steps_ms: float) -> list[TrainingRecord]:
-    """Return six fresh launches of the baseline and of 5 MiB buckets, a fifth faster, under each environment."""
+    """Return six fresh launches of the baseline and of 5 MiB buckets, a fifth faster, under each
+    environment.
+    """
     names = dict(zip(("first", "again", "other"), ENVS, strict=True))
     return [
         record
         for name, step_ms in steps_ms.items()
         for case, factor in ((BASE, 1.0), (FIVE, 0.8))
         for record in make_training_launches(
-            [step_ms * factor * even for even in EVEN], confirmed(type(case)(**{**vars(case), "env": names[name]}))
+            [step_ms * factor * even for even in EVEN],
+            confirmed(type(case)(**{**vars(case), "env": names[name]})),
         )
     ]
 
 
 def test_a_recommendation_is_of_the_faster_environment() -> None:
-    """Decide for the environment that fresh launches show to be faster, and set its variable in the snippet."""
+    """Decide for the environment that fresh launches show to be faster, and set its variable in the
+    snippet.
+    """
     recommendation = decide(fresh(first=20.0, again=20.0, other=10.0), env=ENVS)
     assert "A=2" == recommendation.env
     assert ("change", "5") == (recommendation.verdict, recommendation.best.bucket_cap_mb)
@@ -185,7 +212,9 @@ def test_a_recommendation_without_a_faster_environment_sets_no_variable() -> Non
 def test_an_environment_of_the_sweep_alone_is_not_recommended() -> None:
     """Wait for fresh launches before an environment is chosen."""
     records = [
-        type(record)(**{**vars(record), "case": type(record.case)(**{**vars(record.case), "phase": "sweep"})})
+        type(record)(
+            **{**vars(record), "case": type(record.case)(**{**vars(record.case), "phase": "sweep"})}
+        )
         for record in fresh(first=20.0, again=20.0, other=10.0)
     ]
     recommendation = decide(records, env=ENVS)
@@ -198,7 +227,10 @@ def test_an_environment_of_the_sweep_alone_is_not_recommended() -> None:
 
 def test_what_nccl_states_is_reported() -> None:
     """Report the value that NCCL read, and a variable that its log does not mention."""
-    values = {"NCCL_ALGO": {"ranks": ["Ring"], "nccl": ["ring"]}, "NCCL_X": {"ranks": ["1"], "nccl": []}}
+    values = {
+        "NCCL_ALGO": {"ranks": ["Ring"], "nccl": ["ring"]},
+        "NCCL_X": {"ranks": ["1"], "nccl": []},
+    }
     launch = {"env": "NCCL_ALGO=Ring;NCCL_X=1", "variables": values}
     assert [
         "In 1 of 1 start every rank had NCCL_ALGO, NCCL_X as asked.",

@@ -84,8 +84,13 @@ def test_units_are_those_of_the_columns(text: str, unit: str, bound: float) -> N
     assert bound == pytest.approx(expectation.bound)
 
 
-def make_run(*times_us: float, reason: str = "", transport: str = "sm", wrong: int | None = 0) -> Run:
-    """Return a run of an all_reduce of 1 MiB with a launch for each time; one that failed if there is a reason."""
+def make_run(
+    *times_us: float, reason: str = "", transport: str = "sm", wrong: int | None = 0
+) -> Run:
+    """Return a run of an all_reduce of 1 MiB with a launch for each time.
+
+    One that failed if there is a reason.
+    """
     case = make_case(message_bytes=MIB)
     records: list[Record] = [
         make_record(case, launch=launch, time_us=time, transport=transport, wrong=wrong)
@@ -143,18 +148,23 @@ def test_the_worst_row_counts() -> None:
     assert Outcome.NOT_TESTED is worst([])
 
 
-@pytest.mark.parametrize(("link", "outcome"), [("", Outcome.MET), ("1gbit", Outcome.MET), ("4gbit", Outcome.NOT_MET)])
+@pytest.mark.parametrize(
+    ("link", "outcome"), [("", Outcome.MET), ("1gbit", Outcome.MET), ("4gbit", Outcome.NOT_MET)]
+)
 def test_a_link_at_a_quarter_of_its_stated_rate_fails(link: str, outcome: Outcome) -> None:
     """Take the rate that the run states, or that of the option."""
     run = load_run(RESULTS / "links_1gbit_xeon2core_20261121")
-    [answer] = judge(run, [parse_expectation("bandwidth@16M[backend=mpi]: busbw >= 0.85*link")], link)
+    [answer] = judge(
+        run, [parse_expectation("bandwidth@16M[backend=mpi]: busbw >= 0.85*link")], link
+    )
     assert outcome is answer.outcome
 
 
 def test_a_named_straggler_fails() -> None:
     """Find the slow host of the kept matrix."""
     [answer] = judge(
-        load_run(RESULTS / "matrix_slow_host_xeon2core_20261121"), [parse_expectation("stragglers = none")]
+        load_run(RESULTS / "matrix_slow_host_xeon2core_20261121"),
+        [parse_expectation("stragglers = none")],
     )
     assert Outcome.NOT_MET is answer.outcome
     assert "host3" in str(answer.findings[0].value)
@@ -163,7 +173,11 @@ def test_a_named_straggler_fails() -> None:
 def test_training_is_held_against_its_rows() -> None:
     """Judge steps and speedups; the row that speedups are relative to has none of its own."""
     run = load_run(RESULTS / "train_resnet18_batch1_1gbit_xeon2core_20261121")
-    texts = ["train[hook=fp16]: speedup >= 1.3", "train[hook=none,bucket_cap_mb=default]: step <= 1s", "speedup > 100"]
+    texts = [
+        "train[hook=fp16]: speedup >= 1.3",
+        "train[hook=none,bucket_cap_mb=default]: step <= 1s",
+        "speedup > 100",
+    ]
     answers = judge(run, [parse_expectation(text) for text in texts])
     assert [Outcome.MET, Outcome.MET, Outcome.NOT_MET] == [answer.outcome for answer in answers]
     assert all(finding.low is not None for finding in answers[2].findings)
@@ -172,7 +186,10 @@ def test_training_is_held_against_its_rows() -> None:
 def test_a_link_without_a_rate_is_bad_input() -> None:
     """Refuse to judge by a rate that nobody states."""
     expectation = parse_expectation("all_reduce@1M: busbw >= 0.8*link")
-    with pytest.raises(InputError, match=r"The link's rate is unknown for mpi all_reduce 1 MiB: .*give --link 200gbit"):
+    with pytest.raises(
+        InputError,
+        match=r"The link's rate is unknown for mpi all_reduce 1 MiB: .*give --link 200gbit",
+    ):
         judge(make_run(*STEADY), [expectation])
     with pytest.raises(InputError, match="--link fast is not understood"):
         judge(make_run(*STEADY), [expectation], "fast")
@@ -180,9 +197,14 @@ def test_a_link_without_a_rate_is_bad_input() -> None:
 
 def test_every_metric_is_a_column() -> None:
     """Name for each metric columns that rows have."""
-    row, training_row = make_run(*STEADY).rows[0], load_run(RESULTS / "train_quick_xeon2core_20261121").training_rows[0]
+    row, training_row = (
+        make_run(*STEADY).rows[0],
+        load_run(RESULTS / "train_quick_xeon2core_20261121").training_rows[0],
+    )
     for metric in filter(lambda metric: metric.column, METRICS.values()):
-        columns = {each.name for each in dataclasses.fields(training_row if metric.of_training else row)}
+        columns = {
+            each.name for each in dataclasses.fields(training_row if metric.of_training else row)
+        }
         is_plain = metric.is_exact or metric.is_rate
         assert {
             metric.column,

@@ -1,4 +1,6 @@
-"""Tests of the error rates of comparisons, through the whole engine on the fake backend with known truth."""
+"""Tests of the error rates of comparisons, through the whole engine on the fake backend with known
+truth.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +22,9 @@ STANDARD = BUDGETS["standard"]
 #: Launches differ by 2 %, repetitions by 2 % with a tail: what a bound MPI shows on an idle host.
 QUIET = Script(launch_effect=0.02)
 CASES = [
-    fake_case(operation, size) for operation in ("all_reduce", "all_gather", "latency") for size in (8, 4096, 2**20)
+    fake_case(operation, size)
+    for operation in ("all_reduce", "all_gather", "latency")
+    for size in (8, 4096, 2**20)
 ]
 PAIRS = 20
 
@@ -32,7 +36,9 @@ def make_side(script: Script, name: str, launches: int, cases: Sequence[Case] = 
     return Run(path=Path(name), info=make_info(), records=tuple(records))
 
 
-def compare_scripts(pair: int, a: Script, b: Script, launches: int = STANDARD.launches) -> ComparisonTable:
+def compare_scripts(
+    pair: int, a: Script, b: Script, launches: int = STANDARD.launches
+) -> ComparisonTable:
     """Measure both scripts with fresh seeds and compare the runs."""
     sides = [
         make_side(replace(script, seed=2 * pair + side), name, launches)
@@ -43,7 +49,10 @@ def compare_scripts(pair: int, a: Script, b: Script, launches: int = STANDARD.la
 
 def times_longer(script: Script, factor: float) -> Script:
     """Return the script with all times multiplied by ``factor``."""
-    regimes = [Regime(alpha_us=factor * regime.alpha_us, GBps=regime.GBps / factor) for regime in script.regimes]
+    regimes = [
+        Regime(alpha_us=factor * regime.alpha_us, GBps=regime.GBps / factor)
+        for regime in script.regimes
+    ]
     return replace(script, regimes=regimes)
 
 

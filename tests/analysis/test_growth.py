@@ -1,4 +1,6 @@
-"""Tests of one operation on more ranks and other links: exact at measured points, close where the closed form holds."""
+"""Tests of one operation on more ranks and other links: exact at measured points, close where the
+closed form holds.
+"""
 
 import dataclasses
 import math
@@ -7,7 +9,13 @@ import pytest
 from builders import KIB, MIB
 from networks import HOP, LINK, RING, SIZES, measure
 
-from commbench.analysis.prediction.closed_forms import ALGORITHMS, Form, Hop, MeasuredCurve, hierarchical_all_reduce
+from commbench.analysis.prediction.closed_forms import (
+    ALGORITHMS,
+    Form,
+    Hop,
+    MeasuredCurve,
+    hierarchical_all_reduce,
+)
 from commbench.analysis.prediction.growth import GrowingCurve
 from commbench.analysis.prediction.links import WITHIN_HOST, Link
 from commbench.errors import InputError
@@ -20,13 +28,17 @@ SLOWER = (
 )
 
 
-def grow(*measured: MeasuredCurve, backend: str = "gloo", operation: str = "all_reduce", **how: object) -> GrowingCurve:
+def grow(
+    *measured: MeasuredCurve, backend: str = "gloo", operation: str = "all_reduce", **how: object
+) -> GrowingCurve:
     """Return the growing curve of the measured curves."""
     return GrowingCurve(operation=operation, backend=backend, measured=measured, **how)
 
 
 def mpi(form: Form, *ranks: int, link: Link = UNKNOWN) -> GrowingCurve:
-    """Return the growing curve of MPI's all_reduce, whose algorithm ``form`` is unknown to the model."""
+    """Return the growing curve of MPI's all_reduce, whose algorithm ``form`` is unknown to the
+    model.
+    """
     return grow(*(measure(form, number, link=link) for number in ranks), backend="mpi")
 
 
@@ -39,7 +51,9 @@ def test_a_prediction_at_a_measured_point_is_the_measurement() -> None:
             assert estimate.time_us == pytest.approx(measured.curve.time_us(size))
             interval = measured.curve.interval_us(size)
             assert interval is not None
-            assert (estimate.low_us, estimate.high_us) == pytest.approx((interval.low, interval.high))
+            assert (estimate.low_us, estimate.high_us) == pytest.approx(
+                (interval.low, interval.high)
+            )
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 6, 8, 64, 1024])
@@ -60,15 +74,21 @@ def test_another_link_rate_scales_the_time_of_the_link_only(gbit: float) -> None
     curve = grow(*(measure(RING, ranks, hop=hop) for ranks in (2, 4)))
     expected = Hop(alpha_us=50.0, beta_us_per_byte=hop.beta_us_per_byte / gbit)
     for size in SIZES:
-        assert curve.time_us(size, 8, 1e9 * gbit) == pytest.approx(float(RING(8, size, expected)), rel=0.15)
+        assert curve.time_us(size, 8, 1e9 * gbit) == pytest.approx(
+            float(RING(8, size, expected)), rel=0.15
+        )
 
 
 def test_local_work_stays_over_other_links() -> None:
     """Keep local work unchanged over a faster link."""
     slow = 5 * HOP.beta_us_per_byte
-    curve = grow(*(measure(RING, ranks, hop=Hop(alpha_us=50.0, beta_us_per_byte=slow)) for ranks in (2, 4)))
+    curve = grow(
+        *(measure(RING, ranks, hop=Hop(alpha_us=50.0, beta_us_per_byte=slow)) for ranks in (2, 4))
+    )
     expected = Hop(alpha_us=50.0, beta_us_per_byte=slow - 0.9 * HOP.beta_us_per_byte)
-    assert curve.time_us(16 * MIB, 8, 1e10) == pytest.approx(float(RING(8, 16 * MIB, expected)), rel=0.05)
+    assert curve.time_us(16 * MIB, 8, 1e10) == pytest.approx(
+        float(RING(8, 16 * MIB, expected)), rel=0.05
+    )
 
 
 def test_a_faster_link_than_any_may_gain_nothing() -> None:
@@ -103,7 +123,9 @@ def test_the_held_out_error_is_that_on_more_ranks() -> None:
     good = grow(*(measure(RING, ranks) for ranks in (2, 3, 4))).held_out
     assert good.error is not None
     assert good.error < 0.05
-    bad = grow(*(measure(ALGORITHMS["all_reduce"]["recursive doubling"], ranks) for ranks in (2, 8, 32))).held_out
+    bad = grow(
+        *(measure(ALGORITHMS["all_reduce"]["recursive doubling"], ranks) for ranks in (2, 8, 32))
+    ).held_out
     assert bad.error is not None
     assert bad.error > 0.3
     alone = grow(measure(RING, 4)).held_out
@@ -133,12 +155,17 @@ def test_an_unknown_algorithm_is_found_among_its_like(name: str) -> None:
 
 
 def test_where_algorithms_disagree_it_declines() -> None:
-    """Refuse to predict 1000 ranks from 2, where ring and doubling agree and later differ widely."""
+    """Refuse to predict 1000 ranks from 2, where ring and doubling agree and later differ
+    widely.
+    """
     curve = mpi(RING, 2)
     near = curve.estimate(16 * MIB, 3)
     assert "ring" in near.algorithm
     assert " or " in near.algorithm
-    with pytest.raises(InputError, match=r"mpi all_reduce of 16 MiB on 1000 ranks is not predicted: .* a factor of \d"):
+    with pytest.raises(
+        InputError,
+        match=r"mpi all_reduce of 16 MiB on 1000 ranks is not predicted: .* a factor of \d",
+    ):
         curve.estimate(16 * MIB, 1000)
 
 
@@ -151,7 +178,9 @@ def test_messages_of_the_same_length_are_scaled() -> None:
 
     curve = grow(measure(jumping, 4, sizes=sizes))
     for size in (128 * KIB, 2 * MIB):
-        assert curve.estimate(size, 16).time_us == pytest.approx(float(jumping(16, size, HOP)), rel=0.1)
+        assert curve.estimate(size, 16).time_us == pytest.approx(
+            float(jumping(16, size, HOP)), rel=0.1
+        )
 
 
 def test_groups_across_hosts_share_the_links() -> None:
@@ -162,7 +191,9 @@ def test_groups_across_hosts_share_the_links() -> None:
         return RING(p / 2, n, shared)
 
     curve = grow(measure(cross, 4), measure(cross, 8), pattern="cross", ranks_per_node=2)
-    assert curve.estimate(4 * MIB, 32).time_us == pytest.approx(float(RING(16, 4 * MIB, shared)), rel=0.05)
+    assert curve.estimate(4 * MIB, 32).time_us == pytest.approx(
+        float(RING(16, 4 * MIB, shared)), rel=0.05
+    )
     with pytest.raises(InputError, match="needs two or more hosts of 2 ranks; 7 ranks make none"):
         curve.check_hosts(7, 2)
 
@@ -177,7 +208,9 @@ def test_hierarchical_operations_keep_the_time_within_hosts() -> None:
     within = measure(RING, 2, hop=inner, link=Link(rate_bps=math.inf)).curve
     curve = grow(measure(hierarchical, 4), pattern="hierarchical", ranks_per_node=2, inner=within)
     for size in SIZES:
-        assert curve.estimate(size, 64).time_us == pytest.approx(float(hierarchical(64, size, HOP)), rel=0.1)
+        assert curve.estimate(size, 64).time_us == pytest.approx(
+            float(hierarchical(64, size, HOP)), rel=0.1
+        )
 
 
 def test_hosts_of_other_sizes() -> None:
@@ -187,7 +220,8 @@ def test_hosts_of_other_sizes() -> None:
     tree = grow(measure(ALGORITHMS["broadcast"]["binomial"], 4), operation="broadcast")
     tree.check_hosts(64, 1)
     with pytest.raises(
-        InputError, match="gloo broadcast was measured with 1 ranks on a host and is not predicted for 8"
+        InputError,
+        match="gloo broadcast was measured with 1 ranks on a host and is not predicted for 8",
     ):
         tree.check_hosts(64, 8)
 
@@ -197,12 +231,17 @@ def test_predictions_across_hosts_from_one_host_need_a_rate() -> None:
     inside = grow(measure(RING, 2, link=WITHIN_HOST), ranks_per_node=2)
     inside.check_hosts(4, 4)
     inside.check_hosts(8, 2, 1e9)
-    with pytest.raises(InputError, match="was measured within one host and is not predicted for 8 ranks on hosts of 2"):
+    with pytest.raises(
+        InputError,
+        match="was measured within one host and is not predicted for 8 ranks on hosts of 2",
+    ):
         inside.check_hosts(8, 2)
 
 
 def test_ranks_that_fit_one_host_meet_no_link() -> None:
-    """Predict ranks that fit on one host from the times within a host at any link rate, else refuse."""
+    """Predict ranks that fit on one host from the times within a host at any link rate, else
+    refuse.
+    """
     inside = Hop(alpha_us=2.0, beta_us_per_byte=1e-4)
     within = [measure(RING, ranks, hop=inside, link=WITHIN_HOST) for ranks in (2, 4)]
     across = grow(measure(RING, 16), within=within, ranks_per_node=8)
@@ -210,8 +249,13 @@ def test_ranks_that_fit_one_host_meet_no_link() -> None:
         estimate = across.estimate(MIB, 4, rate, ranks_per_node=8)
         assert estimate.time_us == pytest.approx(float(RING(4, MIB, inside)), rel=0.01)
         assert not estimate.is_lower_bound
-    assert across.time_us(MIB, 16, ranks_per_node=8) == pytest.approx(float(RING(16, MIB, HOP)), rel=0.01)
-    with pytest.raises(InputError, match="across hosts alone and is not predicted for 7 ranks, which fit on one host"):
+    assert across.time_us(MIB, 16, ranks_per_node=8) == pytest.approx(
+        float(RING(16, MIB, HOP)), rel=0.01
+    )
+    with pytest.raises(
+        InputError,
+        match="across hosts alone and is not predicted for 7 ranks, which fit on one host",
+    ):
         grow(measure(RING, 16), ranks_per_node=8).estimate(MIB, 7, 1e8, ranks_per_node=8)
 
 
@@ -266,7 +310,11 @@ def test_operations_without_closed_form_are_refused() -> None:
     """Refuse point-to-point operations and some patterns."""
     with pytest.raises(InputError, match="No closed form of latency"):
         grow(measure(RING, 2, link=LINK), operation="latency")
-    with pytest.raises(InputError, match="No closed form of gloo broadcast in pattern hierarchical"):
+    with pytest.raises(
+        InputError, match="No closed form of gloo broadcast in pattern hierarchical"
+    ):
         grow(measure(RING, 2), operation="broadcast", pattern="hierarchical")
-    with pytest.raises(InputError, match="No closed form of mpi all_reduce in pattern hierarchical"):
+    with pytest.raises(
+        InputError, match="No closed form of mpi all_reduce in pattern hierarchical"
+    ):
         grow(measure(RING, 2), backend="mpi", pattern="hierarchical")

@@ -60,8 +60,11 @@ def test_smooth_curves_are_followed() -> None:
     x = np.linspace(0, 2, 6)
     y, pieces = np.exp(x), monotone_cubics(x, np.exp(x)).tolist()
     places = np.linspace(0, 2, 101)
-    interpolated = [cubic(pieces[i], place) for i, place in (interval_position(x.tolist(), at) for at in places)]
+    interpolated = [
+        cubic(pieces[i], place) for i, place in (interval_position(x.tolist(), at) for at in places)
+    ]
     curved, straight = (
-        np.abs(guess - np.exp(places)).max() for guess in (np.array(interpolated), np.interp(places, x, y))
+        np.abs(guess - np.exp(places)).max()
+        for guess in (np.array(interpolated), np.interp(places, x, y))
     )
     assert curved < straight / 3

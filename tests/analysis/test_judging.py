@@ -12,7 +12,9 @@ from commbench.stats import Floats
 
 
 def equals(units: int, launches: int, seed: int, *, modes: float = 0.0) -> Floats:
-    """Return logarithms of equal units: 5 % noise, 1 % outliers, launch effects, a share ``modes`` in a slow mode."""
+    """Return logarithms of equal units: 5 % noise, 1 % outliers, launch effects, a share ``modes``
+    in a slow mode.
+    """
     random = np.random.default_rng(seed)
     values = random.normal(0, 0.05, (launches, units)) + random.normal(0, 0.1, (launches, 1))
     values += (random.random(values.shape) < 0.01) * random.exponential(1.0, values.shape)
@@ -24,7 +26,9 @@ def test_rank_sum_counts_orders(ranks: int, launches: int) -> None:
     """Return the p-value that counting all rank orders gives."""
     sums = [sum(line) for line in itertools.product(range(1, ranks + 1), repeat=launches)]
     for total in range(launches, launches * (ranks + 1) // 2):
-        assert pytest.approx(sum(s <= total for s in sums) / len(sums)) == rank_sum_p(total, ranks, launches)
+        assert pytest.approx(sum(s <= total for s in sums) / len(sums)) == rank_sum_p(
+            total, ranks, launches
+        )
 
 
 def test_rank_sum_of_many_is_cautious() -> None:
@@ -121,7 +125,8 @@ def test_equals_are_left_alone(units: int, modes: float) -> None:
     """Name a unit in at most 1 % of runs of equal units, with heavy tails and modes."""
     runs = repetitions(400)
     alarms = sum(
-        bool(judge(equals(units, 6, seed=s, modes=modes), alpha=ALPHA, is_minority=False).slow) for s in range(runs)
+        bool(judge(equals(units, 6, seed=s, modes=modes), alpha=ALPHA, is_minority=False).slow)
+        for s in range(runs)
     )
     assert (ALPHA + slack(ALPHA, 400)) * runs >= alarms
 

@@ -1,4 +1,6 @@
-"""Tests of larger networks fitted to several runs: which curves belong together, and the times of operations."""
+"""Tests of larger networks fitted to several runs: which curves belong together, and the times of
+operations.
+"""
 
 import dataclasses
 
@@ -22,22 +24,32 @@ def test_a_scaling_study_is_fitted() -> None:
 
 
 def test_it_is_a_network() -> None:
-    """Predict operation times on more ranks, and use another data type's curve where data only moves."""
+    """Predict operation times on more ranks, and use another data type's curve where data only
+    moves.
+    """
     larger_network = growing((2, 4)).at("gloo", 16)
     assert (larger_network.world_size, larger_network.servers) == (16, 2)
     assert larger_network.time_us("all_reduce", "float32", 4 * MIB) == pytest.approx(
         float(RING(16, 4 * MIB, HOP)), rel=0.05
     )
     gathered = ALGORITHMS["all_gather"]["ring"](16, 4 * MIB, HOP)
-    assert larger_network.time_us("all_gather", "int8", 4 * MIB) == pytest.approx(float(gathered), rel=0.05)
-    with pytest.raises(InputError, match="Nothing is known of gloo all_reduce of float16; measure it: commbench run"):
+    assert larger_network.time_us("all_gather", "int8", 4 * MIB) == pytest.approx(
+        float(gathered), rel=0.05
+    )
+    with pytest.raises(
+        InputError,
+        match="Nothing is known of gloo all_reduce of float16; measure it: commbench run",
+    ):
         larger_network.time_us("all_reduce", "float16", 4 * MIB)
 
 
 def test_other_rates() -> None:
     """Predict ten times the time at a tenth of the rate if the link decides."""
     network = growing((2, 4))
-    times = [network.at("gloo", 8, rate_bps=rate).time_us("all_reduce", "float32", 64 * MIB) for rate in (1e9, 1e8)]
+    times = [
+        network.at("gloo", 8, rate_bps=rate).time_us("all_reduce", "float32", 64 * MIB)
+        for rate in (1e9, 1e8)
+    ]
     assert times[1] / times[0] == pytest.approx(10, rel=0.05)
 
 
@@ -47,7 +59,9 @@ def test_runs_of_several_sizes_and_rates_join() -> None:
     runs = [measured_run([2]), measured_run([4], hop=slow, info=network_info(4, "250mbit"))]
     curve = GrowingNetwork.fit(runs).curves[Family("all_reduce", "gloo", "float32", "flat")]
     assert curve.world_sizes == [2, 4]
-    assert curve.estimate(16 * MIB, 8, 1e9).time_us == pytest.approx(float(RING(8, 16 * MIB, HOP)), rel=0.1)
+    assert curve.estimate(16 * MIB, 8, 1e9).time_us == pytest.approx(
+        float(RING(8, 16 * MIB, HOP)), rel=0.1
+    )
 
 
 def test_ranks_on_one_host_do_not_measure_links() -> None:
@@ -58,8 +72,12 @@ def test_ranks_on_one_host_do_not_measure_links() -> None:
     assert curve.world_sizes == [8]
     assert [2, 4] == [within_curve.world_size for within_curve in curve.within]
     within, across = (network.at("gloo", ranks, rate_bps=1e7, ranks_per_node=4) for ranks in (4, 8))
-    assert within.time_us("all_reduce", "float32", MIB) == pytest.approx(float(RING(4, MIB, HOP)), rel=0.05)
-    assert across.time_us("all_reduce", "float32", MIB) > 10 * within.time_us("all_reduce", "float32", MIB)
+    assert within.time_us("all_reduce", "float32", MIB) == pytest.approx(
+        float(RING(4, MIB, HOP)), rel=0.05
+    )
+    assert across.time_us("all_reduce", "float32", MIB) > 10 * within.time_us(
+        "all_reduce", "float32", MIB
+    )
     assert (within.is_lower_bound, across.is_lower_bound) == (False, False)
 
 
@@ -79,19 +97,31 @@ def test_unlike_runs_do_not_mix() -> None:
     """Refuse runs of different libraries or different numbers of ranks per host."""
     run = measured_run([2], info=network_info(2, libraries={"gloo": "torch 2.13.0 gloo"}))
     other = measured_run([4], info=network_info(4, libraries={"gloo": "torch 2.12.0 gloo"}))
-    with pytest.raises(InputError, match=r"different libraries \(torch 2.13.0 gloo and torch 2.12.0 gloo\)"):
+    with pytest.raises(
+        InputError, match=r"different libraries \(torch 2.13.0 gloo and torch 2.12.0 gloo\)"
+    ):
         GrowingNetwork.fit([run, other])
     with pytest.raises(InputError, match=r"different numbers of ranks on a host \(1 and 2\)"):
-        GrowingNetwork.fit([run, measured_run([4], info=network_info(4, ranks_per_node=2, nodes=2))])
+        GrowingNetwork.fit(
+            [run, measured_run([4], info=network_info(4, ranks_per_node=2, nodes=2))]
+        )
 
 
 def test_unmeasured_operations_are_reported() -> None:
     """Name the command that measures a missing backend, and fit no curve to ring patterns."""
     network = growing((2, 4))
-    with pytest.raises(InputError, match=r"No curve of mpi was measured.*commbench run --backend mpi"):
+    with pytest.raises(
+        InputError, match=r"No curve of mpi was measured.*commbench run --backend mpi"
+    ):
         network.at("mpi", 8)
     run = measured_run([2], algorithms={"all_reduce": "ring"})
-    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, pattern="ring")) for r in run.records]
+    records = [
+        dataclasses.replace(r, case=dataclasses.replace(r.case, pattern="ring"))
+        for r in run.records
+    ]
     assert (
-        GrowingNetwork.fit([dataclasses.replace(run, records=records, model=type(run.model).fit(records))]).curves == {}
+        GrowingNetwork.fit(
+            [dataclasses.replace(run, records=records, model=type(run.model).fit(records))]
+        ).curves
+        == {}
     )

@@ -1,4 +1,6 @@
-"""Tests of training steps on larger networks: unchanged parts, growing parts, and the best buckets."""
+"""Tests of training steps on larger networks: unchanged parts, growing parts, and the best
+buckets.
+"""
 
 import dataclasses
 
@@ -24,9 +26,12 @@ STEPS = {"none": 420.0, "topk:0.01": 140.0}
 def calibrated(network: GrowingNetwork | None = None) -> tuple[StepModel, GrowingNetwork]:
     """Return the model of a workload trained on 2 ranks, and its network."""
     network = network or growing((2, 4))
-    return StepModel.calibrate(
-        workload_facts(), network.at("gloo", 2, has_shared_cores=True), training_of(STEPS)
-    ), network
+    return (
+        StepModel.calibrate(
+            workload_facts(), network.at("gloo", 2, has_shared_cores=True), training_of(STEPS)
+        ),
+        network,
+    )
 
 
 def test_on_its_own_network_nothing_changes() -> None:
@@ -35,16 +40,23 @@ def test_on_its_own_network_nothing_changes() -> None:
     larger_model = model_on_network(model, network.at("gloo", 2))
     for hook in STEPS:
         case = hook_case(model, hook, "default")
-        assert larger_model.predict(case).step_ms == pytest.approx(model.predict(case).step_ms, rel=1e-6)
+        assert larger_model.predict(case).step_ms == pytest.approx(
+            model.predict(case).step_ms, rel=1e-6
+        )
     assert local_step_ms(model) == pytest.approx(130.0, rel=0.01)
 
 
 def test_more_ranks_and_slower_links_take_longer() -> None:
     """Predict a longer dense step on more ranks and a shorter one over a faster link."""
     model, network = calibrated()
-    steps = [best_buckets(model_on_network(model, network.at("gloo", n)), "none", ["default", "5"]) for n in (2, 8, 64)]
+    steps = [
+        best_buckets(model_on_network(model, network.at("gloo", n)), "none", ["default", "5"])
+        for n in (2, 8, 64)
+    ]
     assert sorted(step.step_ms for step in steps) == [step.step_ms for step in steps]
-    fast = best_buckets(model_on_network(model, network.at("gloo", 8, rate_bps=25e9)), "none", ["default", "5"])
+    fast = best_buckets(
+        model_on_network(model, network.at("gloo", 8, rate_bps=25e9)), "none", ["default", "5"]
+    )
     assert fast.step_ms < steps[1].step_ms
     assert fast.exposed_comm_ms < steps[1].exposed_comm_ms
 
@@ -55,15 +67,24 @@ def test_hosts_with_cores_of_their_own_compute_faster() -> None:
     freed = model_on_own_cores(model, 2.0)
     assert 2 * local_step_ms(freed) == pytest.approx(local_step_ms(model))
     case = hook_case(model, "topk:0.01", "5")
-    assert 2 * freed.hooks["topk:0.01"].encoding_ms(1e6) == pytest.approx(model.hooks["topk:0.01"].encoding_ms(1e6))
+    assert 2 * freed.hooks["topk:0.01"].encoding_ms(1e6) == pytest.approx(
+        model.hooks["topk:0.01"].encoding_ms(1e6)
+    )
     assert freed.predict(case).step_ms < 0.75 * model.predict(case).step_ms
     trained = TrainedWorkload(facts=workload_facts(), records=training_of(STEPS), shared_cores=1)
-    assert (trained.oversubscription, dataclasses.replace(trained, shared_cores=4).oversubscription) == (2.0, 1.0)
+    assert (
+        trained.oversubscription,
+        dataclasses.replace(trained, shared_cores=4).oversubscription,
+    ) == (2.0, 1.0)
     assert dataclasses.replace(trained, shared_cores=None).oversubscription == 1.0
     assert model_on_own_cores(model, 1.0).predict(case) == model.predict(case)
-    buffered = dataclasses.replace(model, facts=dataclasses.replace(model.facts, buffer_bytes=4096), ddp_forward_ms=8.0)
+    buffered = dataclasses.replace(
+        model, facts=dataclasses.replace(model.facts, buffer_bytes=4096), ddp_forward_ms=8.0
+    )
     local = dataclasses.replace(model, ddp_forward_ms=8.0)
-    assert [8.0, 4.0] == [model_on_own_cores(each, 2.0).ddp_forward_ms for each in (buffered, local)]
+    assert [8.0, 4.0] == [
+        model_on_own_cores(each, 2.0).ddp_forward_ms for each in (buffered, local)
+    ]
     assert freed.network is model.network
 
 
@@ -82,10 +103,13 @@ def test_other_densities() -> None:
     model, _ = calibrated()
     sparse, name = model_with_density(model, 0.001)
     assert name == "topk:0.001"
-    assert sparse.hooks[name].encode_ms_per_element == model.hooks["topk:0.01"].encode_ms_per_element
+    assert (
+        sparse.hooks[name].encode_ms_per_element == model.hooks["topk:0.01"].encode_ms_per_element
+    )
     assert sparse.hooks[name].decode_ms_per_element < model.hooks["topk:0.01"].decode_ms_per_element
     assert (
-        sparse.predict(hook_case(sparse, name, "5")).step_ms < model.predict(hook_case(model, "topk:0.01", "5")).step_ms
+        sparse.predict(hook_case(sparse, name, "5")).step_ms
+        < model.predict(hook_case(model, "topk:0.01", "5")).step_ms
     )
     assert model_with_density(model, 0.01)[0].hooks == model.hooks
     without = dataclasses.replace(model, hooks={"none": model.hooks["none"]})

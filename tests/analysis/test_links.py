@@ -10,13 +10,19 @@ from commbench.analysis.prediction.links import Link, link_of
 
 
 def test_emulated_links_have_their_slowest_rate() -> None:
-    """Return the slowest emulated rate, its header overhead and the oversubscription of the host."""
+    """Return the slowest emulated rate, its header overhead and the oversubscription of the
+    host.
+    """
     info = network_info(4, cores=2)
     link = link_of(info, "tcp/eth0")
     assert (link.rate_bps, link.shared_cores, link.source) == (1e9, 2, "emulated")
     assert link.us_per_byte == pytest.approx(8e-3 * 1514 / 1448)
     assert [1.0, 1.0, 2.0] == [link.oversubscription(ranks) for ranks in (1, 2, 4)]
-    info["environment"]["emulated"] |= {"slow": {"host1": "50mbit"}, "racks": 2, "uplink": "200mbit"}
+    info["environment"]["emulated"] |= {
+        "slow": {"host1": "50mbit"},
+        "racks": 2,
+        "uplink": "200mbit",
+    }
     assert link_of(info, "tcp/eth0").rate_bps == 50e6
     assert str(link_of(info, "tcp/eth0")) == "50mbit (the slowest, emulated)"
 

@@ -35,7 +35,9 @@ TEXTS = [
 def sent_bytes(messages: Sequence[Message], world_size: int) -> float:
     """Return the bytes that a rank sends in ring all_reduces, all_gathers and all_to_alls."""
     factors = {"all_reduce": 2.0, "all_gather": 1.0, "all_to_all": 1.0}
-    return sum(factors[m.operation] * (world_size - 1) / world_size * m.message_bytes for m in messages)
+    return sum(
+        factors[m.operation] * (world_size - 1) / world_size * m.message_bytes for m in messages
+    )
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -74,9 +76,12 @@ def test_messages_of_a_bucket_of_1000_elements(text: str, expected: tuple[str, s
 def test_gradients_of_another_type_travel_in_it() -> None:
     """Send bfloat16 gradients in bfloat16 unless the hook casts them."""
     sent = {
-        text: messages_of(make_training_case(text), 1000, 2, dtype="bfloat16")[0] for text in ("none", "fp16", "bf16")
+        text: messages_of(make_training_case(text), 1000, 2, dtype="bfloat16")[0]
+        for text in ("none", "fp16", "bf16")
     }
-    assert {"none": "bfloat16", "fp16": "float16", "bf16": "bfloat16"} == {t: m.dtype for t, m in sent.items()}
+    assert {"none": "bfloat16", "fp16": "float16", "bf16": "bfloat16"} == {
+        t: m.dtype for t, m in sent.items()
+    }
     assert {2000} == {m.message_bytes for m in sent.values()}
 
 
@@ -85,7 +90,9 @@ def test_a_step_without_ddp_sends_nothing() -> None:
     assert () == messages_of(make_training_case("local"), 1000, 2)
 
 
-@pytest.mark.parametrize("text", ["powersgd:2", "topk:0.01:scope=parameter", "topk:0.01:dense_below=10"])
+@pytest.mark.parametrize(
+    "text", ["powersgd:2", "topk:0.01:scope=parameter", "topk:0.01:dense_below=10"]
+)
 def test_messages_that_depend_on_shapes_need_shapes(text: str) -> None:
     """Refuse a number of elements if messages depend on shapes."""
     case = make_training_case(text)
@@ -102,9 +109,15 @@ def test_an_unregistered_hook_is_refused() -> None:
             function()
 
 
-def cost_of(elements: Sequence[int], compress_ms: Sequence[float], encoding: float, hook: str = "fp16") -> HookCost:
-    """Return the cost fitted to one record of buckets with these compression times, ``encoding`` of them encoding."""
-    buckets = [make_bucket(4 * n, compress_ms=cost) for n, cost in zip(elements, compress_ms, strict=True)]
+def cost_of(
+    elements: Sequence[int], compress_ms: Sequence[float], encoding: float, hook: str = "fp16"
+) -> HookCost:
+    """Return the cost fitted to one record of buckets with these compression times, ``encoding`` of
+    them encoding.
+    """
+    buckets = [
+        make_bucket(4 * n, compress_ms=cost) for n, cost in zip(elements, compress_ms, strict=True)
+    ]
     total = sum(compress_ms)
     record = make_training_record(
         make_training_case(hook), buckets=buckets, compress_ms=total, encode_ms=encoding * total
@@ -132,7 +145,10 @@ def test_cost_of_like_buckets_is_proportional() -> None:
 def test_cost_is_never_negative(compress_ms: Sequence[float]) -> None:
     """Replace a negative fixed cost or cost per element by 0."""
     cost = cost_of([1_000_000, 4_000_000], compress_ms, 0.5)
-    assert min(cost.encode_ms, cost.encode_ms_per_element, cost.decode_ms, cost.decode_ms_per_element) >= 0
+    assert (
+        min(cost.encode_ms, cost.encode_ms_per_element, cost.decode_ms, cost.decode_ms_per_element)
+        >= 0
+    )
     assert cost.encoding_ms(0) >= 0
 
 

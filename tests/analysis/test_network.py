@@ -52,7 +52,9 @@ def test_scaling_studies_make_a_curve_per_number_of_ranks() -> None:
 def test_two_ends_of_a_study_are_not_mixed() -> None:
     """Use point-to-point times between the ends of the whole run only."""
     studied = sweep(make_case("latency", world_size=4), factor=9)
-    model = NetworkModel.fit([*studied, *sweep(make_case("latency")), *sweep(make_case("latency", world_size=2))])
+    model = NetworkModel.fit(
+        [*studied, *sweep(make_case("latency")), *sweep(make_case("latency", world_size=2))]
+    )
     ((key, curve),) = model.curves.items()
     assert 2 == key.world_size
     assert curve.times_us[0] == pytest.approx(20 + 1.024, rel=0.01)
@@ -75,7 +77,11 @@ def test_cases_with_too_few_sizes_make_no_curve() -> None:
 
 def test_repeated_cases_count_once() -> None:
     """Use the last record of a case and launch, and pair launches by number."""
-    records = [*sweep(factor=9), *sweep(), make_record(replace(make_case(), message_bytes=KIB), launch=7, time_us=21.0)]
+    records = [
+        *sweep(factor=9),
+        *sweep(),
+        make_record(replace(make_case(), message_bytes=KIB), launch=7, time_us=21.0),
+    ]
     (curve,) = NetworkModel.fit(records).curves.values()
     assert curve.times_us[0] == pytest.approx(20 + 1.024, rel=0.01)
     assert [7, 7, 7, 7] == [len(launches) for launches in curve.launches_us]
@@ -88,7 +94,10 @@ def test_repeated_cases_count_once() -> None:
         ({"in_place": False}, "out of place"),
         ({"redop": "max"}, "reduction max"),
         ({"sync": "barrier"}, "synchronised by barrier"),
-        ({"redop": "max", "in_place": False, "loop": "python"}, "reduction max, out of place, python loop"),
+        (
+            {"redop": "max", "in_place": False, "loop": "python"},
+            "reduction max, out of place, python loop",
+        ),
     ],
 )
 def test_the_variant_nearest_to_ddp_counts(changes: dict[str, Any], variant: str) -> None:
@@ -102,7 +111,7 @@ def test_the_variant_nearest_to_ddp_counts(changes: dict[str, Any], variant: str
     assert alone.curves[KEY].time_us(KIB) == pytest.approx(2 * both.curves[KEY].time_us(KIB))
 
 
-# ------------------------------------------------------------------------------------------------------ network
+# ------------------------------------------------------------------------------------------ network
 
 
 def test_a_network_has_one_backend_and_number_of_ranks() -> None:
@@ -110,7 +119,9 @@ def test_a_network_has_one_backend_and_number_of_ranks() -> None:
     model = NetworkModel.fit([*sweep(), *sweep(make_case(backend="gloo"), factor=10)])
     mpi, gloo = model.at("mpi", 2), model.at("gloo", 2)
     assert (2, 1, 2) == (mpi.world_size, mpi.servers, gloo.servers)
-    assert gloo.time_us("all_reduce", "float32", 5000) == pytest.approx(10 * mpi.time_us("all_reduce", "float32", 5000))
+    assert gloo.time_us("all_reduce", "float32", 5000) == pytest.approx(
+        10 * mpi.time_us("all_reduce", "float32", 5000)
+    )
 
 
 def test_moving_data_takes_as_long_for_any_type() -> None:
@@ -123,12 +134,17 @@ def test_moving_data_takes_as_long_for_any_type() -> None:
         ]
     )
     network = model.at("mpi", 2)
-    assert network.curve("all_gather", "int32") is model.curves[replace(KEY, operation="all_gather", dtype="int8")]
+    assert (
+        network.curve("all_gather", "int32")
+        is model.curves[replace(KEY, operation="all_gather", dtype="int8")]
+    )
     for operation, words in (
         ("all_reduce", "--collective all_reduce --dtype float16 -n 2"),
         ("broadcast", "--collective broadcast --dtype float16 -n 2"),
     ):
-        with pytest.raises(InputError, match=f"mpi {operation} of float16 was not measured on 2 ranks.*{words}"):
+        with pytest.raises(
+            InputError, match=f"mpi {operation} of float16 was not measured on 2 ranks.*{words}"
+        ):
             network.time_us(operation, "float16", KIB)
 
 
@@ -136,13 +152,15 @@ def test_a_network_that_was_not_measured_is_refused() -> None:
     """Name the measured networks and the command that measures the missing one."""
     model = NetworkModel.fit(sweep())
     for backend, ranks, pattern in (("gloo", 2, "flat"), ("mpi", 4, "flat"), ("mpi", 2, "ring")):
-        with pytest.raises(InputError, match=rf"there is mpi on 2 ranks \(flat\)\. Measure it: .* -n {ranks}\."):
+        with pytest.raises(
+            InputError, match=rf"there is mpi on 2 ranks \(flat\)\. Measure it: .* -n {ranks}\."
+        ):
             model.at(backend, ranks, pattern)
     with pytest.raises(InputError, match="there are no curves, which need 3 sizes"):
         NetworkModel.fit([]).at("mpi", 2)
 
 
-# --------------------------------------------------------------------------------------------------------- file
+# --------------------------------------------------------------------------------------------- file
 
 
 def test_model_comes_back_from_json() -> None:
@@ -161,7 +179,20 @@ def test_model_comes_back_from_json() -> None:
         ({"curves": None}, "These data are no model of commbench"),
         ({"curves": [{}]}, "These data are no model of commbench"),
         ({"curves": [7]}, "These data are no model of commbench"),
-        ({"curves": [{"operation": "x", "backend": "y", "dtype": "z", "pattern": "p", "world_size": 2}]}, "no curve"),
+        (
+            {
+                "curves": [
+                    {
+                        "operation": "x",
+                        "backend": "y",
+                        "dtype": "z",
+                        "pattern": "p",
+                        "world_size": 2,
+                    }
+                ]
+            },
+            "no curve",
+        ),
         ({"schema": 99}, "This model has schema 99 and this commbench reads schema 1"),
         ({"schema": None}, "This model has schema None"),
     ],
@@ -187,7 +218,9 @@ def test_kept_runs_are_predicted(name: str) -> None:
 
 def test_a_curve_of_very_many_sizes_is_fitted_to_a_few() -> None:
     """Fit 400 sizes to an evenly thinned subset with both ends."""
-    records = [make_record(make_case(message_bytes=4 * size), time_us=10 + size) for size in range(1, 401)]
+    records = [
+        make_record(make_case(message_bytes=4 * size), time_us=10 + size) for size in range(1, 401)
+    ]
     (curve,) = NetworkModel.fit(records).curves.values()
     assert (MOST_SIZES, 4, 1600) == (len(curve.sizes), curve.sizes[0], curve.sizes[-1])
     assert 211 == pytest.approx(curve.time_us(804), rel=0.01)

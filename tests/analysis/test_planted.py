@@ -39,7 +39,9 @@ def test_a_launch_that_takes_too_long_is_asked_to_end(planted: ModuleType, tmp_p
     assert ["begun", "cleaned up"] == (tmp_path / "log").read_text().split("\n")[:2]
 
 
-def test_too_long_is_one_sentence(planted: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_is_one_sentence(
+    planted: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Name the launch and its log in one sentence."""
     monkeypatch.setattr(planted, "run_within", lambda *_: None)
     with pytest.raises(LaunchError, match=r"Launch 2 of run b was ended after 300 s; see .*b\.log"):
@@ -51,9 +53,18 @@ def test_too_long_is_one_sentence(planted: ModuleType, tmp_path: Path, monkeypat
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("mark")
 def test_a_link_that_lost_a_tenth_is_found(tmp_path: Path) -> None:
-    """Judge Gloo's all-reduce slower at 900 Mbit/s than at 1 Gbit/s, and the same at equal rates."""
+    """Judge Gloo's all-reduce slower at 900 Mbit/s than at 1 Gbit/s, and the same at equal
+    rates.
+    """
     pytest.importorskip("torch")
-    command = [sys.executable, str(BENCHMARKS / "planted.py"), "--sizes", "4M,16M", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "planted.py"),
+        "--sizes",
+        "4M,16M",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     facts = json.loads((tmp_path / "out" / "planted.json").read_text())

@@ -24,15 +24,27 @@ INFO = make_info(world_size=16)
 
 
 def study(
-    law: Callable[[int], float], *, launches: int = 6, noise: float = 0.01, ranks: tuple[int, ...] = RANKS
+    law: Callable[[int], float],
+    *,
+    launches: int = 6,
+    noise: float = 0.01,
+    ranks: tuple[int, ...] = RANKS,
 ) -> list[Record]:
-    """Return the records of an all-gather on some of 16 ranks whose time in microseconds follows a law."""
+    """Return the records of an all-gather on some of 16 ranks whose time in microseconds follows a
+    law.
+    """
     random, records = np.random.default_rng(3), []
     for number in ranks:
         whole = number == max(RANKS)
-        case = make_case("all_gather", message_bytes=KIB + (number == 4) * 8, world_size=None if whole else number)
+        case = make_case(
+            "all_gather",
+            message_bytes=KIB + (number == 4) * 8,
+            world_size=None if whole else number,
+        )
         for launch in range(launches):
-            record = make_record(case, launch=launch, time_us=law(number) * np.exp(random.normal(0, noise)))
+            record = make_record(
+                case, launch=launch, time_us=law(number) * np.exp(random.normal(0, noise))
+            )
             part = GroupTimes(
                 group=rank_list(range(number)),
                 group_size=number,
@@ -59,7 +71,9 @@ def test_numbers_of_ranks_are_put_together() -> None:
 
 
 def test_ratio_is_over_launches() -> None:
-    """Return the ratio of times on the most and the fewest ranks, with an interval over launches."""
+    """Return the ratio of times on the most and the fewest ranks, with an interval over
+    launches.
+    """
     (growth,) = growths(study(lambda n: 10.0 * n), INFO)
     assert growth.interval is not None
     assert growth.interval.low < growth.ratio < growth.interval.high
@@ -100,25 +114,34 @@ def rows_within(*intervals: tuple[float, float, float]) -> dict[int, Row]:
 @pytest.mark.parametrize(
     ("intervals", "expected"),
     [
-        ([(10, 9.9, 10.1), (20, 15, 40), (22, 21.9, 22.1)], "log2 n"),  # 10, 16, 22 is one, the best fit is not
+        (
+            [(10, 9.9, 10.1), (20, 15, 40), (22, 21.9, 22.1)],
+            "log2 n",
+        ),  # 10, 16, 22 is one, the best fit is not
         ([(10, 9.9, 10.1), (18, 17, 40), (22, 21.9, 22.1)], "neither"),
         ([(10, 9, 40), (20, 10, 21), (12, 11, 30)], "constant"),
         ([(10, 9.9, 10.1), (5, 4.9, 9), (9.5, 9.4, 9.6)], "neither"),  # no line that rises or stays
     ],
 )
-def test_a_law_holds_if_a_line_fits(intervals: list[tuple[float, float, float]], expected: str) -> None:
+def test_a_law_holds_if_a_line_fits(
+    intervals: list[tuple[float, float, float]], expected: str
+) -> None:
     """Name a law if a line passes through all intervals."""
     assert expected == law_of(rows_within(*intervals))
 
 
 @given(
     slope=st.floats(0.1, 100),
-    ends=st.lists(st.tuples(st.floats(0.8, 1), st.floats(1, 1.5), st.floats(0, 1)), min_size=3, max_size=6),
+    ends=st.lists(
+        st.tuples(st.floats(0.8, 1), st.floats(1, 1.5), st.floats(0, 1)), min_size=3, max_size=6
+    ),
 )
 def test_true_law_is_never_denied(slope: float, ends: list[tuple[float, float, float]]) -> None:
     """Accept the true law wherever the medians lie in their intervals."""
     lines = [(1 + slope * 2**place, *end) for place, end in enumerate(ends, 1)]
-    rows = rows_within(*((t * (low + at * (high - low)), t * low, t * high) for t, low, high, at in lines))
+    rows = rows_within(
+        *((t * (low + at * (high - low)), t * low, t * high) for t, low, high, at in lines)
+    )
     assert law_of(rows) in {"constant", "n", "log2 n or n"}
 
 
@@ -139,7 +162,9 @@ def test_patterns_follow_the_order_of_the_rows() -> None:
     """Sort all ranks first, then groups by size."""
     cases = [make_case(pattern=pattern) for pattern in ("split:16", "split:2", "flat")]
     studied = [Growth(case=case, rows={}, ratio=1.0, interval=None, law="") for case in cases]
-    assert ["flat", "split:2", "split:16"] == [growth.case.pattern for growth in sorted(studied, key=order_of)]
+    assert ["flat", "split:2", "split:16"] == [
+        growth.case.pattern for growth in sorted(studied, key=order_of)
+    ]
 
 
 def test_study_is_printed_as_a_table_of_its_own() -> None:
@@ -150,8 +175,20 @@ def test_study_is_printed_as_a_table_of_its_own() -> None:
     lines = stream.getvalue().splitlines()
     (line,) = [line for line in lines if line.startswith("mpi ")]
     cells = line.split()
-    assert ["mpi", "all_gather", "1", "KiB", "20.0", "us", "40.0", "us", "80.0", "us", "160", "us", "8.00"] == cells[
-        :13
-    ]
+    assert [
+        "mpi",
+        "all_gather",
+        "1",
+        "KiB",
+        "20.0",
+        "us",
+        "40.0",
+        "us",
+        "80.0",
+        "us",
+        "160",
+        "us",
+        "8.00",
+    ] == cells[:13]
     assert "n" == cells[-1]
     assert 1 == sum(line.startswith("1 KiB ") for line in lines)

@@ -18,7 +18,9 @@ from commbench.analysis.prediction.fits import (
 from commbench.stats import Floats
 
 
-def fitted(law: Callable[[Floats], Floats], sizes: list[int], *, noise: float = 0.03, **drawn: int) -> list[Segment]:
+def fitted(
+    law: Callable[[Floats], Floats], sizes: list[int], *, noise: float = 0.03, **drawn: int
+) -> list[Segment]:
     """Return the segments fitted to noisy launches."""
     table = np.array(launches_of(law, sizes, noise=noise, **drawn))
     return fit_segments(np.array(sizes, dtype=float), medians_over_launches(table), noise_of(table))
@@ -29,11 +31,16 @@ def fitted(law: Callable[[Floats], Floats], sizes: list[int], *, noise: float = 
     [
         (one, [(20, 1e-3, 8, 16 * MIB)]),
         (two, [(5, 2e-3, 8, 32 * KIB), (120, 2e-4, 64 * KIB, 16 * MIB)]),
-        (three, [(1, 2e-3, 8, 2 * KIB), (12, 5e-4, 4 * KIB, 512 * KIB), (250, 1.5e-3, MIB, 16 * MIB)]),
+        (
+            three,
+            [(1, 2e-3, 8, 2 * KIB), (12, 5e-4, 4 * KIB, 512 * KIB), (250, 1.5e-3, MIB, 16 * MIB)],
+        ),
     ],
     ids=["one", "two", "three"],
 )
-def test_known_lines_are_recovered(law: Callable[[Floats], Floats], lines: list[tuple[float, float, int, int]]) -> None:
+def test_known_lines_are_recovered(
+    law: Callable[[Floats], Floats], lines: list[tuple[float, float, int, int]]
+) -> None:
     """Recover the number, ends and lines of segments."""
     segments = fitted(law, POWERS)
     assert [line[2:] for line in lines] == [(s.from_bytes, s.to_bytes) for s in segments]
@@ -59,12 +66,18 @@ def test_jumps_are_found_through_noise(launches: int) -> None:
 
 def test_small_messages_count_as_much_as_large_ones() -> None:
     """Recover a latency that absolute errors of the largest message would hide."""
-    assert fitted(lambda n: 1 + n * 1e-3, POWERS, noise=0.05)[0].alpha_us == pytest.approx(1, rel=0.1)
+    assert fitted(lambda n: 1 + n * 1e-3, POWERS, noise=0.05)[0].alpha_us == pytest.approx(
+        1, rel=0.1
+    )
 
 
 def test_neither_start_up_nor_rate_is_negative() -> None:
     """Fit a line through zero or a constant instead of negative parameters."""
-    sizes, faster, falling = np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 9.0]), np.array([9.0, 3.0, 2.9])
+    sizes, faster, falling = (
+        np.array([1.0, 2.0, 4.0]),
+        np.array([1.0, 3.0, 9.0]),
+        np.array([9.0, 3.0, 2.9]),
+    )
     for times, free in ((faster, 1), (falling, 0)):
         line = fit_line(sizes, times)
         assert 0 == line[1 - free]

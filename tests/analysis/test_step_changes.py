@@ -1,4 +1,6 @@
-"""Tests that a comparison with several baselines finds a step change planted in a history of runs."""
+"""Tests that a comparison with several baselines finds a step change planted in a history of
+runs.
+"""
 
 from collections.abc import Sequence
 
@@ -14,11 +16,15 @@ CHANGED = SIZES[1]
 
 
 def slower_runs(history: Sequence[Run]) -> dict[int, set[int | None]]:
-    """Return the runs in which a case is slower than in all runs before, with the sizes of these cases."""
+    """Return the runs in which a case is slower than in all runs before, with the sizes of these
+    cases.
+    """
     sizes_by_run = {}
     for number in range(ENOUGH_BASELINES, len(history)):
         cases = compare(history[:number], history[number]).cases
-        slower = {case.case.message_bytes for case in cases if case.comparison.verdict is Verdict.SLOWER}
+        slower = {
+            case.case.message_bytes for case in cases if case.comparison.verdict is Verdict.SLOWER
+        }
         sizes_by_run |= {number: slower} if slower else {}
     return sizes_by_run
 
@@ -34,7 +40,9 @@ def test_a_history_without_a_change_shows_none() -> None:
 
 
 def test_a_planted_step_is_found_at_its_run() -> None:
-    """Call the case that takes 10 % longer slower from its run on, and no other case and no earlier run."""
+    """Call the case that takes 10 % longer slower from its run on, and no other case and no earlier
+    run.
+    """
     found = slower_runs(changed_until(0))
     assert CHANGED_RUN == min(found)
     assert {CHANGED} == set().union(*found.values())
@@ -42,7 +50,9 @@ def test_a_planted_step_is_found_at_its_run() -> None:
 
 @pytest.mark.slow
 def test_most_histories_are_judged_as_they_are() -> None:
-    """Find the step of at least 19 of 20 histories within one run, and a step in at most 1 of 20 without one."""
+    """Find the step of at least 19 of 20 histories within one run, and a step in at most 1 of 20
+    without one.
+    """
     first_runs = [min(slower_runs(changed_until(seed)), default=-1) for seed in range(20)]
     false_alarms = [seed for seed in range(20) if slower_runs(make_history(seed))]
     assert 19 <= sum(abs(first - CHANGED_RUN) <= 1 for first in first_runs), first_runs

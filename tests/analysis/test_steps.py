@@ -1,4 +1,6 @@
-"""Tests of the step model: calibrated on simulated steps it predicts others, and refuses unmeasured conditions."""
+"""Tests of the step model: calibrated on simulated steps it predicts others, and refuses unmeasured
+conditions.
+"""
 
 import dataclasses
 
@@ -23,11 +25,15 @@ from commbench.errors import InputError, UnpredictedError
 
 FACTS = make_facts([9, 9, 5, 3, 2, 2, 1, 0.5, 0.5, 0.25])
 #: Encoding and decoding at 0.2 and 0.1 ns an element and 0.1 ms a bucket.
-COST = HookCost(encode_ms=0.1, encode_ms_per_element=2e-7, decode_ms=0.05, decode_ms_per_element=1e-7)
+COST = HookCost(
+    encode_ms=0.1, encode_ms_per_element=2e-7, decode_ms=0.05, decode_ms_per_element=1e-7
+)
 CAPS = ("default", "0.25", "1", "4", "10", "100")
 
 
-def make_truth(*, beta: float = 3e-3, servers: int = 2, overlap: float = 0.7, slowdown: float = 1.0) -> StepModel:
+def make_truth(
+    *, beta: float = 3e-3, servers: int = 2, overlap: float = 0.7, slowdown: float = 1.0
+) -> StepModel:
     """Return the simulating model: a step of 150 ms without DDP, and 32 MiB of gradients."""
     return make_step_model(
         FACTS,
@@ -93,7 +99,10 @@ def test_extremes_agree_where_it_was_measured_and_part_on_slower_networks() -> N
         steps = [each.predict(trained_case).step_ms for each in (low, model, high)]
         assert steps == pytest.approx([truth.predict(trained_case).step_ms] * 3, rel=0.005)
     slower = LinearNetwork(beta_us_per_byte=3e-2)
-    step_times_ms = [dataclasses.replace(each, network=slower).predict(case).step_ms for each in (low, model, high)]
+    step_times_ms = [
+        dataclasses.replace(each, network=slower).predict(case).step_ms
+        for each in (low, model, high)
+    ]
     assert step_times_ms == sorted(step_times_ms)
     assert step_times_ms[2] > 1.02 * step_times_ms[0]
     assert truth.extremes() == (truth, truth)
@@ -113,7 +122,14 @@ def test_the_parts_of_a_step_are_calibrated() -> None:
     """Calibrate the parts on the step without DDP, and DDP's additions on the others."""
     truth = make_truth()
     model = StepModel.calibrate(FACTS, truth.network, records_of(truth, make_training_case("fp16")))
-    for name in ("forward_ms", "backward_ms", "optimizer_ms", "other_ms", "ddp_forward_ms", "copy_ms_per_byte"):
+    for name in (
+        "forward_ms",
+        "backward_ms",
+        "optimizer_ms",
+        "other_ms",
+        "ddp_forward_ms",
+        "copy_ms_per_byte",
+    ):
         assert getattr(model, name) == pytest.approx(getattr(truth, name)), name
     assert model.hooks["fp16"].encoding_ms(1e6) == pytest.approx(COST.encoding_ms(1e6), rel=0.05)
     assert HookCost() == model.hooks["none"]
@@ -132,9 +148,12 @@ def test_ready_times_grow_with_the_backward_pass() -> None:
     """Scale the inspected ready times to the measured backward pass."""
     model = dataclasses.replace(make_truth(), backward_ms=200.0)
     ready = [bucket.ready_ms for bucket in model.work(make_training_case(cap="0.25"))]
-    assert [2 * time for time in [bucket.ready_ms for bucket in make_truth().work(make_training_case(cap="0.25"))]] == (
-        pytest.approx(ready)
-    )
+    assert [
+        2 * time
+        for time in [
+            bucket.ready_ms for bucket in make_truth().work(make_training_case(cap="0.25"))
+        ]
+    ] == (pytest.approx(ready))
 
 
 def test_accumulation_exchanges_in_the_last_pass() -> None:
@@ -148,20 +167,29 @@ def test_accumulation_exchanges_in_the_last_pass() -> None:
 def test_bucket_views_cost_as_much() -> None:
     """Predict the same step with and without gradients as bucket views."""
     model = make_truth()
-    assert model.predict(make_training_case(bucket_view=True)).step_ms == model.predict(make_training_case()).step_ms
+    assert (
+        model.predict(make_training_case(bucket_view=True)).step_ms
+        == model.predict(make_training_case()).step_ms
+    )
 
 
 def test_the_step_without_ddp_is_predicted_as_measured() -> None:
     """Predict the step without DDP as the sum of its parts."""
-    assert make_truth().predict(make_training_case("local")).step_ms == pytest.approx(40 + 100 + 10 + 0.5)
+    assert make_truth().predict(make_training_case("local")).step_ms == pytest.approx(
+        40 + 100 + 10 + 0.5
+    )
 
 
 def test_confirmations_count_as_the_same_setting() -> None:
     """Calibrate the same model on records of the sweep and of confirmations."""
     truth = make_truth()
     records = records_of(truth)
-    again = [dataclasses.replace(r, case=dataclasses.replace(r.case, phase="confirm")) for r in records]
-    models = [StepModel.calibrate(FACTS, truth.network, some) for some in (records, records + again)]
+    again = [
+        dataclasses.replace(r, case=dataclasses.replace(r.case, phase="confirm")) for r in records
+    ]
+    models = [
+        StepModel.calibrate(FACTS, truth.network, some) for some in (records, records + again)
+    ]
     assert models[0] == models[1]
 
 
@@ -169,7 +197,9 @@ def test_a_hook_with_unmeasured_collectives_is_left_out() -> None:
     """Calibrate the other hooks, and name the missing measurement."""
     truth = make_truth()
     records = records_of(truth, make_training_case("fp16"))
-    model = StepModel.calibrate(FACTS, dataclasses.replace(truth.network, knows=("float32",)), records)
+    model = StepModel.calibrate(
+        FACTS, dataclasses.replace(truth.network, knows=("float32",)), records
+    )
     assert ["none"] == list(model.hooks)
     with pytest.raises(InputError, match="hook fp16 was to be predicted"):
         model.predict(make_training_case("fp16"))
@@ -183,15 +213,20 @@ def test_a_hook_that_exchanges_parameters_is_not_predicted() -> None:
     model = StepModel.calibrate(FACTS, truth.network, [*records, measured])
     assert StepModel.calibrate(FACTS, truth.network, records) == model
     assert ["none", "fp16"] == list(model.hooks)
-    with pytest.raises(UnpredictedError, match=r"A step with hook localsgd:8 is measured, not predicted") as caught:
+    with pytest.raises(
+        UnpredictedError, match=r"A step with hook localsgd:8 is measured, not predicted"
+    ) as caught:
         model.predict(local)
     assert "hook_after_step" == caught.value.reason.code
 
 
 @pytest.mark.parametrize(
-    ("missing", "sentence"), [("local", "step without DDP, which was not measured"), ("none", "baseline")]
+    ("missing", "sentence"),
+    [("local", "step without DDP, which was not measured"), ("none", "baseline")],
 )
-def test_calibrating_needs_the_step_without_ddp_and_the_baseline(missing: str, sentence: str) -> None:
+def test_calibrating_needs_the_step_without_ddp_and_the_baseline(
+    missing: str, sentence: str
+) -> None:
     """Refuse records without the local step or without the baseline."""
     truth = make_truth()
     records = [r for r in records_of(truth, make_training_case("fp16")) if r.case.hook != missing]
@@ -203,9 +238,13 @@ def test_failed_records_do_not_count() -> None:
     """Calibrate only on valid records."""
     truth = make_truth()
     failed = [
-        dataclasses.replace(r, status="wrong", step_ms=[1.0]) for r in make_step_records(truth, make_training_case())
+        dataclasses.replace(r, status="wrong", step_ms=[1.0])
+        for r in make_step_records(truth, make_training_case())
     ]
-    models = [StepModel.calibrate(FACTS, truth.network, [*records_of(truth), *more]) for more in ([], failed)]
+    models = [
+        StepModel.calibrate(FACTS, truth.network, [*records_of(truth), *more])
+        for more in ([], failed)
+    ]
     assert models[0] == models[1]
 
 
@@ -214,7 +253,11 @@ def noisy_network(truth: StepModel, seed: int) -> MeasuredNetwork:
     draw = np.random.default_rng(seed)
     sizes = [KIB * 4**power for power in range(9)]
     curves = {}
-    for operation, dtype in (("all_reduce", "float32"), ("all_reduce", "float16"), ("all_gather", "float32")):
+    for operation, dtype in (
+        ("all_reduce", "float32"),
+        ("all_reduce", "float16"),
+        ("all_gather", "float32"),
+    ):
         launches = [
             [
                 truth.network.time_us(operation, dtype, size)
@@ -235,10 +278,14 @@ def test_noise_of_small_messages_does_not_distort_predictions(hook: str) -> None
     errors = []
     for seed in range(4):
         network = noisy_network(truth, seed)
-        assert network.time_us("all_reduce", "float32", KIB) > 1.1 * truth.network.time_us("all_reduce", "float32", KIB)
+        assert network.time_us("all_reduce", "float32", KIB) > 1.1 * truth.network.time_us(
+            "all_reduce", "float32", KIB
+        )
         model = StepModel.calibrate(FACTS, network, records_of(truth, case))
         others = [dataclasses.replace(case, bucket_cap_mb=cap) for cap in CAPS[1:]]
-        errors += [abs(model.predict(other).step_ms / truth.predict(other).step_ms - 1) for other in others]
+        errors += [
+            abs(model.predict(other).step_ms / truth.predict(other).step_ms - 1) for other in others
+        ]
     assert np.median(errors) < 0.02
     assert max(errors) < 0.1
 

@@ -33,7 +33,7 @@ def named(findings: Findings) -> list[tuple[str, str]]:
     return [(straggler.kind, straggler.name) for straggler in findings.stragglers]
 
 
-# ------------------------------------------------------------------------------------------------------- hosts
+# -------------------------------------------------------------------------------------------- hosts
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -47,10 +47,14 @@ def test_quarter_rate_host_is_named_and_no_link(hosts: int, *, symmetric: bool) 
     assert straggler.ci is not None
     assert straggler.ci[0] < straggler.factor < straggler.ci[1]
     assert ": its links take {} as long as the others'" == straggler.does
-    assert straggler.evidence.startswith("mpi bandwidth 1 MiB, slower than the typical host in 6 of 6 launches, p = ")
+    assert straggler.evidence.startswith(
+        "mpi bandwidth 1 MiB, slower than the typical host in 6 of 6 launches, p = "
+    )
 
 
-@pytest.mark.parametrize(("rule", "does"), [(sending, ": sending takes it {}"), (receiving, ": receiving takes it {}")])
+@pytest.mark.parametrize(
+    ("rule", "does"), [(sending, ": sending takes it {}"), (receiving, ": receiving takes it {}")]
+)
 def test_one_way_host_is_named_with_its_way(rule: Any, does: str) -> None:
     """Name the direction of a host that is slow only as sender or only as receiver."""
     findings = findings_of(5, host_slowness=rule(1, 3.0))
@@ -74,7 +78,9 @@ def test_two_hosts_name_no_straggler() -> None:
     assert [] == findings.stragglers
     assert remark.startswith("host2 to host1 takes 3")
     assert remark.endswith("with two hosts it cannot be told which of the two is slow; add a third")
-    assert ["with two hosts it cannot be told which of the two is slow; add a third"] == findings_of(2).remarks
+    assert [
+        "with two hosts it cannot be told which of the two is slow; add a third"
+    ] == findings_of(2).remarks
 
 
 def test_two_hosts_with_a_direction_that_was_never_timed() -> None:
@@ -96,13 +102,15 @@ def test_host_is_named_by_its_own_pairs() -> None:
     assert ": pairs of its own ranks take {} as long as the others'" == findings.stragglers[0].does
 
 
-# ------------------------------------------------------------------------------------------- ranks and links
+# ---------------------------------------------------------------------------------- ranks and links
 
 
 def test_rank_is_named_within_its_host() -> None:
     """Name the rank with a slow link to other hosts, also with two hosts."""
     for hosts in (2, 4):
-        findings = findings_of(hosts, 2, rank_slowness=lambda a, b: 3.0 if 3 in {a, b} and 2 not in {a, b} else 1.0)
+        findings = findings_of(
+            hosts, 2, rank_slowness=lambda a, b: 3.0 if 3 in {a, b} and 2 not in {a, b} else 1.0
+        )
         assert [("rank", "rank 3 on host2")] == named(findings)
 
 
@@ -115,7 +123,9 @@ def test_rank_of_a_single_host_is_named() -> None:
 def test_single_link_is_named(*, symmetric: bool) -> None:
     """Name one slow link, with its direction if measured, and neither of its hosts."""
     links = {(1, 2), (2, 1)} if symmetric else {(1, 2)}
-    findings = findings_of(4, host_slowness=lambda a, b: 4.0 if (a, b) in links else 1.0, symmetric=symmetric)
+    findings = findings_of(
+        4, host_slowness=lambda a, b: 4.0 if (a, b) in links else 1.0, symmetric=symmetric
+    )
     assert [("link", "host2 - host3" if symmetric else "host2 -> host3")] == named(findings)
     assert findings.stragglers[0].covers("host2", "host3")
     assert symmetric == findings.stragglers[0].covers("host3", "host2")
@@ -127,7 +137,9 @@ def test_link_is_named_beside_a_slow_host() -> None:
     def rule(a: int, b: int) -> float:
         return 4.0 if 0 in {a, b} or (a, b) == (3, 4) else 1.0
 
-    assert [("host", "host1"), ("link", "host4 -> host5")] == named(findings_of(6, host_slowness=rule))
+    assert [("host", "host1"), ("link", "host4 -> host5")] == named(
+        findings_of(6, host_slowness=rule)
+    )
 
 
 def test_link_within_a_host_is_named() -> None:
@@ -148,7 +160,7 @@ def test_uplink_is_named_once(hosts: int, first: int) -> None:
     assert not straggler.covers("host1", "host2")
 
 
-# ---------------------------------------------------------------------------------------------------- no alarm
+# ----------------------------------------------------------------------------------------- no alarm
 
 
 def test_equal_units_report_the_detectable_difference() -> None:
@@ -172,7 +184,10 @@ def test_one_launch_is_too_few() -> None:
 def test_wrong_data_is_left_out() -> None:
     """Exclude pairs with wrong data."""
     records, info = make_matrix(5), make_hosts(5)
-    broken = [replace(p, time_us=900.0, wrong=1) if (p.source, p.target) == (0, 1) else p for p in records[0].pairs]
+    broken = [
+        replace(p, time_us=900.0, wrong=1) if (p.source, p.target) == (0, 1) else p
+        for p in records[0].pairs
+    ]
     records = [replace(record, pairs=broken) for record in records]
     assert [] == find_stragglers(matrices(records, info), records, info).stragglers
 
@@ -194,10 +209,17 @@ def logs_as_matrix(logs: np.ndarray) -> Matrix:
     )
 
 
-def noise(kind: str, hosts: int, spread: float, random: np.random.Generator, launches: int = 6) -> np.ndarray:
-    """Return noise of equal hosts with 1 % outliers; ``kind``: bimodal launches, disturbed hosts or slow pairs."""
+def noise(
+    kind: str, hosts: int, spread: float, random: np.random.Generator, launches: int = 6
+) -> np.ndarray:
+    """Return noise of equal hosts with 1 % outliers.
+
+    ``kind``: bimodal launches, disturbed hosts or slow pairs.
+    """
     shape = (launches, hosts, hosts)
-    logs = random.normal(0, spread, shape) + (random.random(shape) < 0.01) * random.exponential(1.0, shape)
+    logs = random.normal(0, spread, shape) + (random.random(shape) < 0.01) * random.exponential(
+        1.0, shape
+    )
     slow_mode = math.log(0.95 / 0.64)
     if kind == "launches":
         logs += (random.random((launches, 1, 1)) < 0.4) * slow_mode
@@ -216,14 +238,17 @@ def test_false_alarms_are_rare(hosts: int, runs: int, kind: str, spread: float) 
     """Name a straggler among equal hosts in at most 1 % of runs, plus one for the chosen seed."""
     random, done = np.random.default_rng(hosts), repetitions(runs)
     alarms = sum(
-        bool(judge_matrix(logs_as_matrix(noise(kind, hosts, spread, random)), ALPHA).stragglers) for _ in range(done)
+        bool(judge_matrix(logs_as_matrix(noise(kind, hosts, spread, random)), ALPHA).stragglers)
+        for _ in range(done)
     )
     assert ALPHA * done + 1 >= alarms
 
 
 @pytest.mark.parametrize("spread", [0.03, 0.1])
 @pytest.mark.parametrize(("hosts", "runs", "least"), [(4, 100, 0.95), (8, 50, 0.98), (64, 10, 1.0)])
-def test_host_at_three_quarters_is_found(hosts: int, runs: int, least: float, spread: float) -> None:
+def test_host_at_three_quarters_is_found(
+    hosts: int, runs: int, least: float, spread: float
+) -> None:
     """Name exactly the host with 75 % of the others' rate."""
     random, hits, done = np.random.default_rng(hosts), 0, repetitions(runs)
     for _ in range(done):
@@ -243,11 +268,16 @@ def test_grouped_quantile_is_of_values_that_occur() -> None:
     assert math.isnan(none)
 
 
-# ----------------------------------------------------------------------------------------------- ordinary cases
+# ----------------------------------------------------------------------------------- ordinary cases
 
 
 def ordinary(
-    operations: dict[str, list[float]], *, launches: int = 6, backend: str = "mpi", arrivals: Any = None, **changes: Any
+    operations: dict[str, list[float]],
+    *,
+    launches: int = 6,
+    backend: str = "mpi",
+    arrivals: Any = None,
+    **changes: Any,
 ) -> list[Record]:
     """Return records of operations whose ranks take 100 us times ``factors``, with 2 % noise."""
     random = np.random.default_rng(5)
@@ -256,8 +286,12 @@ def ordinary(
             make_case(operation, backend=backend, message_bytes=size),
             launch=launch,
             time_us=100.0,
-            rank_median_us=(100 * np.array(factors) * np.exp(random.normal(0, 0.02, len(factors)))).tolist(),
-            rank_arrival_us=(np.array(arrivals) + random.random(len(factors))).tolist() if arrivals else (),
+            rank_median_us=(
+                100 * np.array(factors) * np.exp(random.normal(0, 0.02, len(factors)))
+            ).tolist(),
+            rank_arrival_us=(
+                (np.array(arrivals) + random.random(len(factors))).tolist() if arrivals else ()
+            ),
             group_size=len(factors),
             **changes,
         )
@@ -314,7 +348,9 @@ def test_oversubscribed_ranks_are_not_compared() -> None:
 
 
 def grouped(factors: list[float], **changes: Any) -> list[Record]:
-    """Return records of the pattern node with two ranks per host, whose times are 100 us times ``factors``."""
+    """Return records of the pattern node with two ranks per host, whose times are 100 us times
+    ``factors``.
+    """
     random = np.random.default_rng(6)
     return [
         make_record(
@@ -361,7 +397,7 @@ def test_slow_group_is_named_in_any_order(last: str) -> None:
     assert {"group": 2} == Counter(family.kind for family in findings.families)
 
 
-# ------------------------------------------------------------------------------------------------------ run.json
+# ----------------------------------------------------------------------------------------- run.json
 
 
 def test_run_json_lists_the_stragglers(tmp_path: Path) -> None:

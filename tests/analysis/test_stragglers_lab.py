@@ -13,15 +13,30 @@ from commbench.results import load_run
 pytestmark = [pytest.mark.lab, pytest.mark.mpi, pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 #: A window of such messages is large beside what an emulated link lets through unshaped.
-MATRIX = ("matrix", "-c", "bandwidth", "--backend", "mpi", "--sizes", "8K", "-n", "4", "--launches", "6")
+MATRIX = (
+    "matrix",
+    "-c",
+    "bandwidth",
+    "--backend",
+    "mpi",
+    "--sizes",
+    "8K",
+    "-n",
+    "4",
+    "--launches",
+    "6",
+)
 
 
 def stragglers_of(out: Path, *lab: str) -> Sequence[tuple[str, str, float]]:
     """Measure the matrix in a lab of four hosts; return type, name and factor of each straggler."""
-    records = records_from_lab(out, *MATRIX, lab=("--hosts", "4", "--rate", "100mbit", *lab), timeout_s=280)
+    records = records_from_lab(
+        out, *MATRIX, lab=("--hosts", "4", "--rate", "100mbit", *lab), timeout_s=280
+    )
     assert ["ok"] * 6 == [record.status for record in records if isinstance(record, Record)]
     return [
-        (straggler.kind, straggler.name, straggler.factor) for straggler in straggler_findings(load_run(out)).stragglers
+        (straggler.kind, straggler.name, straggler.factor)
+        for straggler in straggler_findings(load_run(out)).stragglers
     ]
 
 

@@ -16,10 +16,16 @@ def make_work(ready_ms: float, comm_ms: float, **changes: float) -> BucketWork:
     return BucketWork(ready_ms=ready_ms, comm_ms=comm_ms, **{**fields, **changes})
 
 
-def uniform(buckets: int, *, backward_ms: float, alpha_ms: float, comm_ms: float) -> list[BucketWork]:
-    """Return equal buckets of evenly ready gradients: ``comm_ms`` in all, ``alpha_ms`` per bucket."""
+def uniform(
+    buckets: int, *, backward_ms: float, alpha_ms: float, comm_ms: float
+) -> list[BucketWork]:
+    """Return equal buckets of evenly ready gradients: ``comm_ms`` in all, ``alpha_ms`` per
+    bucket.
+    """
     return [
-        make_work(backward_ms * (i + 1) / buckets, alpha_ms + comm_ms / buckets, latency_ms=alpha_ms)
+        make_work(
+            backward_ms * (i + 1) / buckets, alpha_ms + comm_ms / buckets, latency_ms=alpha_ms
+        )
         for i in range(buckets)
     ]
 
@@ -36,7 +42,11 @@ def test_a_slow_network_is_waited_for_from_the_first_bucket_on(buckets: int) -> 
 def test_the_best_bucket_on_a_slow_network_is_the_textbooks() -> None:
     """End earliest at the closed form's N sqrt(alpha / B): 45 buckets, 204 ms."""
     ends = {
-        k: overlapped(uniform(k, backward_ms=100, alpha_ms=0.05, comm_ms=200), 100, servers=1).end_ms
+        k: (
+            overlapped(
+                uniform(k, backward_ms=100, alpha_ms=0.05, comm_ms=200), 100, servers=1
+            ).end_ms
+        )
         for k in range(1, 101)
     }
     best = min(ends, key=lambda k: ends[k])
@@ -64,8 +74,12 @@ def test_two_servers_hide_latency() -> None:
 
 def test_encoding_delays_every_later_gradient() -> None:
     """Delay later buckets and the end by the first bucket's encoding time."""
-    timeline = overlapped([make_work(10, 1, encode_ms=5), make_work(20, 1, encode_ms=2)], 30, servers=1)
-    assert [(10, 15, 16), (25, 27, 28)] == [(b.ready_ms, b.start_ms, b.done_ms) for b in timeline.buckets]
+    timeline = overlapped(
+        [make_work(10, 1, encode_ms=5), make_work(20, 1, encode_ms=2)], 30, servers=1
+    )
+    assert [(10, 15, 16), (25, 27, 28)] == [
+        (b.ready_ms, b.start_ms, b.done_ms) for b in timeline.buckets
+    ]
     assert 37 == timeline.end_ms
     assert 0 == timeline.exposed_ms
 
@@ -79,9 +93,14 @@ def test_decoding_keeps_the_server_but_not_the_link() -> None:
 
 def test_copies_count_as_ddp_makes_them() -> None:
     """Copy in during the backward pass, and copy out in order after it."""
-    work = [make_work(10, 30, copy_in_ms=2, copy_out_ms=4), make_work(20, 1, copy_in_ms=1, copy_out_ms=3)]
+    work = [
+        make_work(10, 30, copy_in_ms=2, copy_out_ms=4),
+        make_work(20, 1, copy_in_ms=1, copy_out_ms=3),
+    ]
     timeline = overlapped(work, 20, servers=1)
-    assert [(12, 12, 42), (23, 42, 43)] == [(b.ready_ms, b.start_ms, b.done_ms) for b in timeline.buckets]
+    assert [(12, 12, 42), (23, 42, 43)] == [
+        (b.ready_ms, b.start_ms, b.done_ms) for b in timeline.buckets
+    ]
     assert 42 + 4 + 3 == timeline.end_ms
 
 
@@ -103,7 +122,9 @@ def test_communication_takes_its_share_of_the_core(contention: float, expected: 
 
 def test_what_is_not_overlapped_is_not_slowed() -> None:
     """Communicate at full speed after the backward pass."""
-    assert overlapped([make_work(40, 20)], 40, servers=1, contention=1.0).end_ms == pytest.approx(60)
+    assert overlapped([make_work(40, 20)], 40, servers=1, contention=1.0).end_ms == pytest.approx(
+        60
+    )
 
 
 def test_serial_adds_up_everything() -> None:
@@ -140,10 +161,15 @@ shares = st.floats(min_value=0, max_value=1)
 
 
 @given(works, st.integers(min_value=1, max_value=3), shares)
-def test_no_timeline_is_out_of_bounds(work: list[BucketWork], servers: int, contention: float) -> None:
+def test_no_timeline_is_out_of_bounds(
+    work: list[BucketWork], servers: int, contention: float
+) -> None:
     """End between the computation and the serial timeline, with non-negative exposed time."""
     backward_ms = max([0.0, *(bucket.ready_ms for bucket in work)])
-    timeline, most = overlapped(work, backward_ms, servers=servers, contention=contention), serial(work, backward_ms)
+    timeline, most = (
+        overlapped(work, backward_ms, servers=servers, contention=contention),
+        serial(work, backward_ms),
+    )
     computed = backward_ms + sum(bucket.encode_ms + bucket.copy_in_ms for bucket in work)
     assert computed <= timeline.end_ms + 1e-6
     assert timeline.end_ms <= most.end_ms + 1e-6
@@ -165,7 +191,10 @@ def test_buckets_go_in_order(work: list[BucketWork], servers: int, contention: f
 @given(works, st.integers(min_value=1, max_value=3))
 def test_more_servers_are_never_slower(work: list[BucketWork], servers: int) -> None:
     """End no later with one more server if buckets are pure transfers."""
-    work = [dataclasses.replace(bucket, decode_ms=0.0, latency_ms=0.0, copy_out_ms=0.0) for bucket in work]
+    work = [
+        dataclasses.replace(bucket, decode_ms=0.0, latency_ms=0.0, copy_out_ms=0.0)
+        for bucket in work
+    ]
     more, fewer = (overlapped(work, 50, servers=count).end_ms for count in (servers + 1, servers))
     assert more <= fewer + 1e-6
 
@@ -174,5 +203,7 @@ def test_more_servers_are_never_slower(work: list[BucketWork], servers: int) -> 
 def test_more_contention_is_never_faster(work: list[BucketWork], one: float, other: float) -> None:
     """End no earlier with more contention, for one server without copies out."""
     work = [dataclasses.replace(bucket, copy_out_ms=0.0) for bucket in work]
-    less, more = (overlapped(work, 50, servers=1, contention=share).end_ms for share in sorted((one, other)))
+    less, more = (
+        overlapped(work, 50, servers=1, contention=share).end_ms for share in sorted((one, other))
+    )
     assert less <= more + 1e-6

@@ -1,4 +1,6 @@
-"""Tests of the intervals of predicted steps and break-evens: they include network and step errors."""
+"""Tests of the intervals of predicted steps and break-evens: they include network and step
+errors.
+"""
 
 import dataclasses
 import math
@@ -21,10 +23,14 @@ def unsure_network() -> GrowingNetwork:
     return GrowingNetwork.fit([measured_run((2,)), measured_run((4,), hop=slower)])
 
 
-def steps_on(ranks: int, network: GrowingNetwork | None = None, error: float = 0.0) -> UncertainSteps:
+def steps_on(
+    ranks: int, network: GrowingNetwork | None = None, error: float = 0.0
+) -> UncertainSteps:
     """Return the calibrated workload on ``ranks`` ranks."""
     model, network = calibrated(network)
-    return UncertainSteps.on(model, network.at("gloo", ranks), HeldOut(error=error, over="settings"))
+    return UncertainSteps.on(
+        model, network.at("gloo", ranks), HeldOut(error=error, over="settings")
+    )
 
 
 def test_the_interval_of_a_step_includes_network_errors() -> None:
@@ -35,7 +41,9 @@ def test_the_interval_of_a_step_includes_network_errors() -> None:
         interval = dataclasses.replace(steps, ends=steps.ends[:1]).interval_ms(best)
         estimate = network.at("gloo", 1024).curve("all_reduce", "float32").estimate(8 * 2**20, 1024)
         assert interval.low <= best.step_ms <= interval.high
-        share = math.log(interval.high / best.step_ms) / math.log(estimate.high_us / estimate.time_us)
+        share = math.log(interval.high / best.step_ms) / math.log(
+            estimate.high_us / estimate.time_us
+        )
         assert 0.5 < share < 1.1
         assert steps.interval_ms(best).high >= interval.high
 
@@ -45,11 +53,15 @@ def test_the_ends_of_a_network_enclose_it() -> None:
     network = unsure_network()
     for ranks in (2, 4, 64):
         larger_network = network.at("gloo", ranks)
-        low, high = (NetworkEnd(network=larger_network, is_high=is_high) for is_high in (False, True))
+        low, high = (
+            NetworkEnd(network=larger_network, is_high=is_high) for is_high in (False, True)
+        )
         assert (ranks, larger_network.servers) == (low.world_size, low.servers)
         for operation in ("all_reduce", "all_gather"):
             for size in (4, 2**16, 3e6):
-                times = [each.time_us(operation, "float32", size) for each in (low, larger_network, high)]
+                times = [
+                    each.time_us(operation, "float32", size) for each in (low, larger_network, high)
+                ]
                 assert sorted(times) == times
                 assert ranks == 64 or times[2] < 1.1 * times[0]
 
@@ -77,7 +89,11 @@ def test_what_calibration_allows_widens_the_interval() -> None:
 def test_the_interval_of_a_break_even_includes_network_and_step_errors() -> None:
     """Contain the break-even, and widen with either error."""
     widths = []
-    for network, error in ((growing((2, 4)), 0.0), (growing((2, 4)), 0.05), (unsure_network(), 0.0)):
+    for network, error in (
+        (growing((2, 4)), 0.0),
+        (growing((2, 4)), 0.05),
+        (unsure_network(), 0.0),
+    ):
         crossover, interval = steps_on(16, network, error).break_even(CAPS)
         assert crossover.density is not None
         assert interval.low <= crossover.density <= interval.high

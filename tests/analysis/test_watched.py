@@ -10,18 +10,32 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.info import RunInfo
 
 
-def make_computing_ms(factors: list[float], *, groups: int = 20, noise: float = 0.02) -> list[list[float]]:
+def make_computing_ms(
+    factors: list[float], *, groups: int = 20, noise: float = 0.02
+) -> list[list[float]]:
     """Return steps without exposed communication of ranks that take these factors of 40 ms."""
     generator = random.Random(7)
-    return [[40 * factor * generator.lognormvariate(0, noise) for factor in factors] for _ in range(groups)]
+    return [
+        [40 * factor * generator.lognormvariate(0, noise) for factor in factors]
+        for _ in range(groups)
+    ]
 
 
 @pytest.mark.parametrize(
     ("factors", "slow"),
-    [([1, 1.5], 1), ([1.5, 1], 0), ([1, 1], None), ([1, 1.05], None), ([1, 1, 1.4, 1], 2), ([1, 1, 1, 1], None)],
+    [
+        ([1, 1.5], 1),
+        ([1.5, 1], 0),
+        ([1, 1], None),
+        ([1, 1.05], None),
+        ([1, 1, 1.4, 1], 2),
+        ([1, 1, 1, 1], None),
+    ],
 )
 def test_the_slow_rank_is_named(factors: list[float], slow: int | None) -> None:
-    """Name a rank that is 1.4 times as slow or more, and none that is slower by less than the smallest relevant."""
+    """Name a rank that is 1.4 times as slow or more, and none that is slower by less than the
+    smallest relevant.
+    """
     assert slow == find_straggler(make_computing_ms(factors))
 
 
@@ -56,7 +70,9 @@ def test_the_straggler_has_its_host_and_its_delay() -> None:
     """Name rank and host, and the time that the others wait for it."""
     sentence = watched_sentences(make_record(), INFO)[1]
     assert "computes for 40.0 ms (rank 0) to 60.0 ms (rank 1)." in sentence
-    assert sentence.endswith("The straggler is rank 1 on n2: the others wait 20.0 ms for its gradients.")
+    assert sentence.endswith(
+        "The straggler is rank 1 on n2: the others wait 20.0 ms for its gradients."
+    )
 
 
 def test_equal_ranks_have_no_straggler() -> None:
@@ -82,7 +98,11 @@ def test_broadcasts_of_buffers_are_a_part() -> None:
 def test_a_terminal_shows_the_parts_and_the_bound() -> None:
     """Print each part with its share, and the command to try behind the bound."""
     lines = watched_lines(make_record(), INFO)
-    assert lines[0].startswith("A step takes 100 ms on average over 5 steps, 90.0 ms in the median.")
-    assert [30.0, 40.0, 20.0, 6.0, 4.0] == [float(line.split()[-2]) for line in lines if line.endswith(" %")]
+    assert lines[0].startswith(
+        "A step takes 100 ms on average over 5 steps, 90.0 ms in the median."
+    )
+    assert [30.0, 40.0, 20.0, 6.0, 4.0] == [
+        float(line.split()[-2]) for line in lines if line.endswith(" %")
+    ]
     assert "of gradients a step would be 1.25 times as fast; that is the bound." in lines[-1]
     assert lines[-1].endswith("To try: commbench tune -- torchrun 'my train.py' -- x")

@@ -29,7 +29,9 @@ Entry = Mapping[str, Any]
 
 @pytest.fixture(scope="module", params=[1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
-    """Return all findings on 1, 2 and 3 ranks, and on 4 with the slow tests, from one launch each."""
+    """Return all findings on 1, 2 and 3 ranks, and on 4 with the slow tests, from one launch
+    each.
+    """
     results = run_ranks(request.param, "verify_all.py", BACKENDS)
     for entry in results["cases"]:
         entry["case"] = Case(**entry["case"])
@@ -38,26 +40,40 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
 
 def refusal(case: Case, size: int) -> str:
     """Return the beginning of the sentence that must refuse a case, or an empty text."""
-    operation, averages, is_gloo = OPERATIONS[case.operation], case.redop == "avg", case.backend == "gloo"
+    operation, averages, is_gloo = (
+        OPERATIONS[case.operation],
+        case.redop == "avg",
+        case.backend == "gloo",
+    )
     sentences = {
         "gloo has no persistent operations": is_gloo and case.persistent,
         f"{case.operation} needs at least": size < operation.minimum_ranks,
-        f"the average of {case.dtype} has no exact answer": averages and not DTYPES[str(case.dtype)].epsilon,
+        f"the average of {case.dtype} has no exact answer": (
+            averages and not DTYPES[str(case.dtype)].epsilon
+        ),
         "mpi has no persistent form of this operation": (
             case.persistent and (operation.kind != "collective" or operation.overlaps)
         ),
         "MPI has no avg": averages and not is_gloo,
         "torch.distributed reduces in place only": (
-            is_gloo and case.operation in {"all_reduce", "iall_reduce", "reduce"} and not case.in_place
+            is_gloo
+            and case.operation in {"all_reduce", "iall_reduce", "reduce"}
+            and not case.in_place
         ),
-        "torch.distributed has no in-place all_to_all": is_gloo and case.operation == "all_to_all" and case.in_place,
+        "torch.distributed has no in-place all_to_all": (
+            is_gloo and case.operation == "all_to_all" and case.in_place
+        ),
     }
     return next((sentence for sentence, applies in sentences.items() if applies), "")
 
 
 def differing(entries: list[Entry], kind: str, expected: int) -> list[tuple[str, int]]:
     """Return the cases whose finding of one type is unexpected."""
-    return [(str(entry["case"]), entry[kind]) for entry in entries if kind in entry and entry[kind] != expected]
+    return [
+        (str(entry["case"]), entry[kind])
+        for entry in entries
+        if kind in entry and entry[kind] != expected
+    ]
 
 
 def test_clean_results_are_right(verified: dict[str, Any]) -> None:
@@ -74,7 +90,9 @@ def test_one_corrupted_element_is_caught(verified: dict[str, Any]) -> None:
 def test_the_native_loop_makes_the_same_calls(verified: dict[str, Any]) -> None:
     """Find no wrong element after the native calls, in every MPI case."""
     assert [] == differing(verified["cases"], "native", 0)
-    assert all("native" in e or "refused" in e for e in verified["cases"] if e["case"].backend == "mpi")
+    assert all(
+        "native" in e or "refused" in e for e in verified["cases"] if e["case"].backend == "mpi"
+    )
 
 
 def test_an_operation_without_communication_is_detected(verified: dict[str, Any]) -> None:
@@ -95,7 +113,9 @@ def test_backends_refuse_listed_operations_only(verified: dict[str, Any]) -> Non
     for entry in verified["cases"]:
         case, reason = entry["case"], entry.get("refused", "")
         expected = refusal(case, verified["size"])
-        lacking = reason.startswith(LACKING) and case.redop and case.dtype in {"float16", "bfloat16"}
+        lacking = (
+            reason.startswith(LACKING) and case.redop and case.dtype in {"float16", "bfloat16"}
+        )
         if not lacking and (not reason.startswith(expected) or bool(reason) != bool(expected)):
             wrong.append((str(case), expected, reason))
     assert [] == wrong
@@ -104,7 +124,11 @@ def test_backends_refuse_listed_operations_only(verified: dict[str, Any]) -> Non
 def test_every_operation_and_type_is_covered(verified: dict[str, Any]) -> None:
     """Corrupt each operation in each type on at least one backend."""
     done = {(e["case"].operation, e["case"].dtype) for e in verified["cases"] if "corrupted" in e}
-    possible = [name for name, o in OPERATIONS.items() if o.moves_data and o.minimum_ranks <= verified["size"]]
+    possible = [
+        name
+        for name, o in OPERATIONS.items()
+        if o.moves_data and o.minimum_ranks <= verified["size"]
+    ]
     dtypes = DTYPES if "gloo" in BACKENDS else ("float64", "float32", "int32", "int8")
     assert {(name, dtype) for name in possible for dtype in dtypes} <= done
 
@@ -112,14 +136,18 @@ def test_every_operation_and_type_is_covered(verified: dict[str, Any]) -> None:
 def test_a_barrier_that_does_not_wait_is_caught(verified: dict[str, Any]) -> None:
     """Count the ranks that leave an idle barrier early, and none in a real one."""
     expected = {"real": 0, "idle": verified["size"] - 1}
-    assert {"mpi": {**expected, "persistent": 0}, **dict.fromkeys(BACKENDS.split(",")[1:], expected)} == (
-        verified["barrier"]
-    )
+    assert {
+        "mpi": {**expected, "persistent": 0},
+        **dict.fromkeys(BACKENDS.split(",")[1:], expected),
+    } == (verified["barrier"])
 
 
 def test_a_library_without_persistent_requests_is_named(verified: dict[str, Any]) -> None:
     """Name the library, its version and the missing function."""
-    sentence = r"\S.* \d+\.\d+.* has no MPI_Allreduce_init, which came with MPI 4\.0; use --cadence isolated"
+    sentence = (
+        r"\S.* \d+\.\d+.* has no MPI_Allreduce_init, which came with MPI 4\.0; use --cadence"
+        r" isolated"
+    )
     assert re.fullmatch(sentence, verified["old"])
 
 
@@ -127,18 +155,33 @@ def test_a_library_without_persistent_requests_is_named(verified: dict[str, Any]
 def test_persistent_requests_are_compared_with_blocking_calls(tmp_path: Path) -> None:
     """Measure both in each launch with right data and the same loop; state the ratio."""
     operations, cadences = ["all_reduce", "barrier"], ["isolated", "persistent"]
-    sweep = Sweep(backends=["mpi"], operations=operations, sizes=[1024], cadences=cadences, sync="dissemination")
+    sweep = Sweep(
+        backends=["mpi"],
+        operations=operations,
+        sizes=[1024],
+        cadences=cadences,
+        sync="dissemination",
+    )
     code, *_ = run(tmp_path, mpirun(), make_request(sweep.cases(2)))
     loaded = load_run(tmp_path)
     rows = {(row.operation, row.cadence): row for row in loaded.rows}
     assert 0 == code
     assert set(itertools.product(operations, cadences)) == set(rows)
-    assert {("ok", 0, "native", 2)} == {(row.status, row.wrong, row.loop, row.launches) for row in rows.values()}
+    assert {("ok", 0, "native", 2)} == {
+        (row.status, row.wrong, row.loop, row.launches) for row in rows.values()
+    }
     for operation in operations:
         times_us = (
-            [median(r.times_us) for r in loaded.records if (r.case.operation, r.case.mode) == (operation, cadence)]
+            [
+                median(r.times_us)
+                for r in loaded.records
+                if (r.case.operation, r.case.mode) == (operation, cadence)
+            ]
             for cadence in cadences
         )
         ratio, interval = ratio_interval(*times_us, level=0.95, seed=1, paired=True)
-        # beside a busy core a barrier of 0.5 us waits for a time slice of some ms; a wrong unit is a factor of 1e6
-        assert 1e-5 < ratio < 1e5, f"{operation}: persistent / blocking {ratio} [{interval.low}, {interval.high}]"
+        # beside a busy core a barrier of 0.5 us waits for a time slice of some ms; a wrong unit is
+        # a factor of 1e6
+        assert 1e-5 < ratio < 1e5, (
+            f"{operation}: persistent / blocking {ratio} [{interval.low}, {interval.high}]"
+        )

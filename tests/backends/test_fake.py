@@ -13,7 +13,9 @@ from commbench.collectives.operations import OPERATIONS
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_operation_takes_the_scripted_time(operation: str) -> None:
-    """Measure each operation's scripted time on all ranks, per message and halved for round trips."""
+    """Measure each operation's scripted time on all ranks, per message and halved for round
+    trips.
+    """
     (case,) = Sweep(operations=[operation], sizes=[4096], backends=["fake"]).cases(4)
     (record,) = FakeRun(ranks=4).launch([case])
     calls_us = {  # alpha 5 us, 10 GB/s: 4 KiB take 0.41 us, an empty acknowledgement or a barrier alpha alone
@@ -22,7 +24,9 @@ def test_every_operation_takes_the_scripted_time(operation: str) -> None:
         "bibandwidth": (5 + 64 * 0.4096) / 64,
     }
     assert calls_us.get(operation, 5.4096) == pytest.approx(median(record.times_us), abs=1e-3)
-    assert record.rank_median_us == pytest.approx([median(record.times_us)] * len(record.rank_median_us), abs=1e-3)
+    assert record.rank_median_us == pytest.approx(
+        [median(record.times_us)] * len(record.rank_median_us), abs=1e-3
+    )
 
 
 def test_breakpoints_are_where_the_script_puts_them() -> None:
@@ -39,7 +43,9 @@ def test_launches_differ_and_repetitions_within_do_not() -> None:
     records = FakeRun(script=replace(EXACT, launch_effect=0.05)).launches([fake_case()], 8)
     medians = [median(record.times_us) for record in records]
     assert max(medians) / min(medians) > 1.03
-    assert all(max(record.times_us) == pytest.approx(min(record.times_us), rel=1e-3) for record in records)
+    assert all(
+        max(record.times_us) == pytest.approx(min(record.times_us), rel=1e-3) for record in records
+    )
 
 
 def test_the_tail_is_as_heavy_as_scripted() -> None:
@@ -53,7 +59,9 @@ def test_the_tail_is_as_heavy_as_scripted() -> None:
 
 def test_arrivals_scatter_as_scripted() -> None:
     """Draw four exponential arrivals of mean 1 us: the median range is 1.4 to 1.8 us."""
-    (record,) = FakeRun(script=replace(EXACT, skew_us=1.0), ranks=4, relative_half_width=1e-6).launch([fake_case()])
+    (record,) = FakeRun(
+        script=replace(EXACT, skew_us=1.0), ranks=4, relative_half_width=1e-6
+    ).launch([fake_case()])
     assert 1.4 < median(record.skew_us) < 1.8
     assert [len(record.times_us)] == [len(record.skew_us)]
 

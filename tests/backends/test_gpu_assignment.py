@@ -35,7 +35,16 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ([FOUR[:3], FOUR[1:], FOUR[1:], FOUR[:2]], [0, 0, 1, 0], 2),
         ([FOUR, FOUR[::-1]], [0, 0], 1),
     ],
-    ids=["all", "two more", "one GPU", "each its own", "two for each", "halves", "overlapping", "in another order"],
+    ids=[
+        "all",
+        "two more",
+        "one GPU",
+        "each its own",
+        "two for each",
+        "halves",
+        "overlapping",
+        "in another order",
+    ],
 )
 def test_each_rank_gets_the_gpu_with_the_fewest_ranks(
     visible: Sequence[Sequence[str]], numbers: list[int], shared: int
@@ -46,7 +55,9 @@ def test_each_rank_gets_the_gpu_with_the_fewest_ranks(
 
 def test_machines_have_gpus_of_their_own() -> None:
     """Treat equal addresses on two machines as two GPUs."""
-    assert ([0, 0, 1, 1], 1) == distribute([(machine, FOUR) for machine in ("node1", "node2", "node1", "node2")])
+    assert ([0, 0, 1, 1], 1) == distribute(
+        [(machine, FOUR) for machine in ("node1", "node2", "node1", "node2")]
+    )
 
 
 @pytest.mark.parametrize(("machines", "shared"), [(("one", "one"), 2), (("one", "two"), 1)])
@@ -67,9 +78,12 @@ def test_hosts_of_one_machine_share_its_gpus(
 
 
 @pytest.mark.parametrize(
-    ("visible", "shared"), [([FOUR] * 2, False), ([(gpu,) for gpu in FOUR[:2]], False), ([FOUR[:1]] * 2, True)]
+    ("visible", "shared"),
+    [([FOUR] * 2, False), ([(gpu,) for gpu in FOUR[:2]], False), ([FOUR[:1]] * 2, True)],
 )
-def test_nccl_is_configured_if_ranks_share_a_gpu(visible: Sequence[Sequence[str]], shared: bool) -> None:
+def test_nccl_is_configured_if_ranks_share_a_gpu(
+    visible: Sequence[Sequence[str]], shared: bool
+) -> None:
     """Set NCCL's variables only if ranks share a GPU, also as parts of one."""
     gpus = run_threads(2, lambda control: assign_gpu(control, visible[control.rank]))
     assert {1 + shared} == {gpu.ranks_per_gpu for gpu in gpus}

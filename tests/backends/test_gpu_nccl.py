@@ -27,7 +27,9 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
 def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]) -> None:
     """Find no wrong element in clean results, and exactly the flipped one."""
     done = [entry for entry in verified["cases"] if "refused" not in entry]
-    assert [] == [str(entry["case"]) for entry in done if (entry["clean"], entry["corrupted"]) != (0, 1)]
+    assert [] == [
+        str(entry["case"]) for entry in done if (entry["clean"], entry["corrupted"]) != (0, 1)
+    ]
     possible = {name for name, o in OPERATIONS.items() if o.moves_data and not o.overlaps}
     possible = {name for name in possible if OPERATIONS[name].minimum_ranks <= verified["size"]}
     assert possible == {entry["case"].operation for entry in done}
@@ -52,7 +54,11 @@ def test_cadences_and_buffers_are_timed(measured: dict[str, Any]) -> None:
     assert {(c, b) for c in ("isolated", "pipelined", "graph") for b in ("hot", "rotated")} == {
         (record["cadence"], record["buffers"]) for record in records
     }
-    assert all(record["batch"] % GRAPH_OPERATIONS == 0 for record in records if record["cadence"] == "graph")
+    assert all(
+        record["batch"] % GRAPH_OPERATIONS == 0
+        for record in records
+        if record["cadence"] == "graph"
+    )
 
 
 def test_a_graph_costs_no_more_than_calls_from_python(measured: dict[str, Any]) -> None:

@@ -20,7 +20,9 @@ KNOWN = (
 )
 
 
-@pytest.fixture(scope="module", params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
+@pytest.fixture(
+    scope="module", params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))]
+)
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
     """Return the findings of verification on 2 ranks, and on 1 and 3 with the slow tests."""
     pytest.importorskip("numba")
@@ -35,7 +37,9 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
 def test_every_operation_is_right(verified: dict[str, Any], backend: str) -> None:
     """Find no wrong element, exactly the flipped one, and none after the native loop."""
     done = [entry for entry in verified["cases"][backend] if "refused" not in entry]
-    assert [] == [str(entry["case"]) for entry in done if (entry["clean"], entry["corrupted"]) != (0, 1)]
+    assert [] == [
+        str(entry["case"]) for entry in done if (entry["clean"], entry["corrupted"]) != (0, 1)
+    ]
     native = {0} if backend == "mpi-cuda" else set()
     assert native == {entry["native"] for entry in done if "native" in entry}
     moving = {name for name, entry in OPERATIONS.items() if entry.moves_data and not entry.overlaps}
@@ -45,7 +49,9 @@ def test_every_operation_is_right(verified: dict[str, Any], backend: str) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_operation_without_communication_is_detected(verified: dict[str, Any], backend: str) -> None:
+def test_an_operation_without_communication_is_detected(
+    verified: dict[str, Any], backend: str
+) -> None:
     """Find wrong elements unless no communication is needed."""
     assert [] == [
         str(entry["case"])
@@ -60,8 +66,15 @@ def test_an_operation_without_communication_is_detected(verified: dict[str, Any]
 def test_backends_refuse_listed_operations_only(verified: dict[str, Any], backend: str) -> None:
     """Refuse non-blocking operations, and what MPI refuses on host memory."""
     refused = [entry for entry in verified["cases"][backend] if "refused" in entry]
-    texts = [entry["refused"] for entry in refused if not any(words in entry["refused"] for words in KNOWN)]
-    assert {f"{backend} has no non-blocking all_reduce", f"{backend} has no non-blocking all_gather"} == set(texts)
+    texts = [
+        entry["refused"]
+        for entry in refused
+        if not any(words in entry["refused"] for words in KNOWN)
+    ]
+    assert {
+        f"{backend} has no non-blocking all_reduce",
+        f"{backend} has no non-blocking all_gather",
+    } == set(texts)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

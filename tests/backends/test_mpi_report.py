@@ -1,4 +1,6 @@
-"""Tests of Open MPI's verbose output: the component is read from it, and other output is passed on."""
+"""Tests of Open MPI's verbose output: the component is read from it, and other output is passed
+on.
+"""
 
 import os
 import subprocess
@@ -51,7 +53,9 @@ def test_the_preferred_component_is_the_enabled_one_of_highest_priority() -> Non
         ("", "all_reduce", ""),
     ],
 )
-def test_operations_outside_the_component_have_no_algorithm(component: str, operation: str, expected: str) -> None:
+def test_operations_outside_the_component_have_no_algorithm(
+    component: str, operation: str, expected: str
+) -> None:
     """Return no algorithm for operations that another component may carry."""
     assert expected == algorithm_of(component, operation)
 
@@ -104,7 +108,9 @@ def test_other_words_are_passed_on(library: FakeOpenMpi) -> None:
 
 
 def test_stderr_stays_free(library: FakeOpenMpi) -> None:
-    """Write heartbeats to stderr at once, also during MPI's start and the creation of a communicator."""
+    """Write heartbeats to stderr at once, also during MPI's start and the creation of a
+    communicator.
+    """
     inquiry = ComponentQuery(library)  # type: ignore[arg-type]
     for around in (inquiry.starting, lambda: captured(inquiry._channel)):
         with captured(2) as captured_stderr:
@@ -134,7 +140,9 @@ def test_components_are_quiet_but_while_a_communicator_is_made(library: FakeOpen
     assert "a warning\n" == captured_stderr.text
 
 
-def test_a_person_s_own_question_is_left_alone(library: FakeOpenMpi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_person_s_own_question_is_left_alone(
+    library: FakeOpenMpi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Change nothing if the person set Open MPI's verbosity."""
     monkeypatch.setenv(VERBOSE, "100")
     inquiry = ComponentQuery(library)  # type: ignore[arg-type]
@@ -168,8 +176,13 @@ with ComponentQuery(library).starting():
 def test_last_words_of_a_start_survive_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pass on output written before MPI_Init killed the process, also an unfinished line."""
     monkeypatch.delenv(VERBOSE, raising=False)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
-    done = subprocess.run([sys.executable, "-c", DYING], env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", DYING], env=environment, capture_output=True, text=True, check=False
+    )
     assert -9 == done.returncode
     assert "a warning\nno such fabric" == done.stderr.strip()
 
@@ -179,12 +192,29 @@ def test_last_words_of_a_start_survive_the_process(monkeypatch: pytest.MonkeyPat
     [
         (SimpleNamespace(), False),
         (SimpleNamespace(MPIX_Query_cuda_support=lambda: 1), True),
-        (SimpleNamespace(MPIX_Query_cuda_support=lambda: 0, MPIX_GPU_query_support=lambda *_: 1 / 0), False),
-        (SimpleNamespace(MPIX_GPU_query_support=lambda kind, answer: answer_with(answer, int(kind == 0))), True),
+        (
+            SimpleNamespace(
+                MPIX_Query_cuda_support=lambda: 0, MPIX_GPU_query_support=lambda *_: 1 / 0
+            ),
+            False,
+        ),
+        (
+            SimpleNamespace(
+                MPIX_GPU_query_support=lambda kind, answer: answer_with(answer, int(kind == 0))
+            ),
+            True,
+        ),
         (SimpleNamespace(MPIX_GPU_query_support=lambda _, answer: answer_with(answer, 0)), False),
-        (SimpleNamespace(MPIX_GPU_query_support=lambda _, answer: answer_with(answer, 1, code=3)), False),
+        (
+            SimpleNamespace(
+                MPIX_GPU_query_support=lambda _, answer: answer_with(answer, 1, code=3)
+            ),
+            False,
+        ),
     ],
 )
-def test_gpu_memory_needs_a_positive_answer_of_the_library(library: SimpleNamespace, expected: bool) -> None:
+def test_gpu_memory_needs_a_positive_answer_of_the_library(
+    library: SimpleNamespace, expected: bool
+) -> None:
     """Query Open MPI's function, else MPICH's older one; without an answer return False."""
     assert expected is takes_gpu_memory(library)

@@ -17,7 +17,16 @@ from commbench.launch.launchers import MpiexecLauncher, Placement, choose_launch
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
-COMMBENCH = (sys.executable, "-m", "commbench", "run", "--collective", "all_reduce", "--backend", "mpi")
+COMMBENCH = (
+    sys.executable,
+    "-m",
+    "commbench",
+    "run",
+    "--collective",
+    "all_reduce",
+    "--backend",
+    "mpi",
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +34,13 @@ def mpiexec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the mpiexec of MPICH's wheel; skip if pip cannot install it."""
     pytest.importorskip("mpi4py")
     prefix = tmp_path_factory.mktemp("mpich")
-    options = ("--quiet", "--no-deps", "--ignore-installed", "--no-warn-script-location", "--disable-pip-version-check")
+    options = (
+        "--quiet",
+        "--no-deps",
+        "--ignore-installed",
+        "--no-warn-script-location",
+        "--disable-pip-version-check",
+    )
     command = [sys.executable, "-m", "pip", "install", *options, "--prefix", str(prefix), "mpich"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -47,15 +62,37 @@ def test_mpich_is_recognised_by_its_version_text(mpiexec: Path) -> None:
     launcher = choose_launcher(str(mpiexec), Placement(environ={}))
     assert isinstance(launcher, MpiexecLauncher)
     assert not launcher.is_intel
-    assert str(mpiexec.parent.parent / "lib" / "libmpi.so.12") == launcher.environment()["MPI4PY_LIBMPI"]
+    assert (
+        str(mpiexec.parent.parent / "lib" / "libmpi.so.12")
+        == launcher.environment()["MPI4PY_LIBMPI"]
+    )
 
 
 @pytest.mark.parametrize("binding", ["core", "none"])
 def test_mpich_measures(mpiexec: Path, tmp_path: Path, binding: str) -> None:
     """Measure two ranks of MPICH; every row is ok and names the library."""
     out = tmp_path / "run"
-    words = ("--sizes", "8,64K", "--launches", "1", "-n", "2", "--oversubscribe", "--sync", "dissemination")
-    command = [*COMMBENCH, *words, "--launcher", str(mpiexec), "--bind-to", binding, "--out", str(out)]
+    words = (
+        "--sizes",
+        "8,64K",
+        "--launches",
+        "1",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--sync",
+        "dissemination",
+    )
+    command = [
+        *COMMBENCH,
+        *words,
+        "--launcher",
+        str(mpiexec),
+        "--bind-to",
+        binding,
+        "--out",
+        str(out),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert 0 == done.returncode, done.stdout + done.stderr
     info = json.loads((out / "run.json").read_text())
@@ -76,7 +113,10 @@ def find_rank(mark: str, rank: str) -> psutil.Process | None:
             environ, words = process.environ(), process.cmdline()
         except psutil.Error:
             continue
-        if (environ.get(MARK), environ.get("PMI_RANK")) == (mark, rank) and "commbench.launch.rank" in words:
+        if (environ.get(MARK), environ.get("PMI_RANK")) == (
+            mark,
+            rank,
+        ) and "commbench.launch.rank" in words:
             return process
     return None
 
@@ -84,12 +124,24 @@ def find_rank(mark: str, rank: str) -> psutil.Process | None:
 def test_a_killed_rank_of_mpich_is_named(mpiexec: Path, tmp_path: Path, mark: str) -> None:
     """Name a killed rank, and complete the run on resume."""
     out = tmp_path / "run"
-    words = ("--sizes", "8:256K", "--launches", "2", "-n", "2", "--oversubscribe", "--sync", "dissemination")
+    words = (
+        "--sizes",
+        "8:256K",
+        "--launches",
+        "2",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--sync",
+        "dissemination",
+    )
     command = [*COMMBENCH, *words, "--launcher", str(mpiexec), "--fail-fast", "--out", str(out)]
     samples = out / "samples.jsonl"
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **streams) as process:  # type: ignore[call-overload]
-        assert wait_until(lambda: samples.exists() and len(samples.read_text().splitlines()) > 2, 60)
+        assert wait_until(
+            lambda: samples.exists() and len(samples.read_text().splitlines()) > 2, 60
+        )
         victim = find_rank(mark, "1")
         assert victim is not None
         victim.send_signal(signal.SIGKILL)

@@ -62,14 +62,20 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 def cases(size: int) -> list[Case]:
     """Return every operation in every type by sum, and in two types by every reduction."""
-    common: dict[str, Any] = {"backends": ["nccl"], "in_place": "both", "roots": sorted({0, size - 1})}
+    common: dict[str, Any] = {
+        "backends": ["nccl"],
+        "in_place": "both",
+        "roots": sorted({0, size - 1}),
+    }
     sweeps = []
     for name, dtype in DTYPES.items():
         sizes = [size * ELEMENTS * dtype.itemsize]
         sweeps.append(Sweep(operations=MOVING, dtypes=[name], sizes=sizes, **common))
         if name in {"float32", "int8"}:
             redops = ["min", "max", "prod", "avg"]
-            sweeps.append(Sweep(operations=REDUCING, dtypes=[name], sizes=sizes, redops=redops, **common))
+            sweeps.append(
+                Sweep(operations=REDUCING, dtypes=[name], sizes=sizes, redops=redops, **common)
+            )
     return all_cases(sweeps, size)
 
 
@@ -84,7 +90,9 @@ def refusal(case: Case) -> str:
     return ""
 
 
-def verified(nccl: ModuleType, size: int, change: Callable[[Any], None] | None = None) -> dict[str, list[str]]:
+def verified(
+    nccl: ModuleType, size: int, change: Callable[[Any], None] | None = None
+) -> dict[str, list[str]]:
     """Return the cases by finding of verification on ``size`` ranks."""
 
     def work(control: Control) -> dict[str, list[str]]:
@@ -95,12 +103,16 @@ def verified(nccl: ModuleType, size: int, change: Callable[[Any], None] | None =
                 prepared = prepare(case, communicator)
             except UnsupportedError as error:
                 right = refusal(case) and str(error).startswith(refusal(case))
-                cases_by_finding.setdefault("refused" if right else str(error), []).append(str(case))
+                cases_by_finding.setdefault("refused" if right else str(error), []).append(
+                    str(case)
+                )
                 continue
             if change is not None:
                 prepared = dataclasses.replace(prepared, calls=[Call(run=lambda: None)])
             checked = prepared.verify(control, shared_clock=True)
-            cases_by_finding.setdefault(f"{(checked.wrong and 'wrong') or 'right'}", []).append(str(case))
+            cases_by_finding.setdefault(f"{(checked.wrong and 'wrong') or 'right'}", []).append(
+                str(case)
+            )
         communicator.close()
         return cases_by_finding
 
@@ -108,14 +120,24 @@ def verified(nccl: ModuleType, size: int, change: Callable[[Any], None] | None =
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4))])
+@pytest.mark.parametrize(
+    "size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4))]
+)
 def test_every_operation_is_right(nccl: ModuleType, size: int) -> None:
     """Find no wrong element in any case, and refuse only what NCCL lacks."""
     cases_by_finding = verified(nccl, size)
-    pairs = ["needs at least 2 ranks" in name for name in cases_by_finding if name not in {"right", "refused"}]
+    pairs = [
+        "needs at least 2 ranks" in name
+        for name in cases_by_finding
+        if name not in {"right", "refused"}
+    ]
     assert all(pairs)
     assert bool(pairs) == (size == 1)
-    possible = {name for name in MOVING if not OPERATIONS[name].overlaps and OPERATIONS[name].minimum_ranks <= size}
+    possible = {
+        name
+        for name in MOVING
+        if not OPERATIONS[name].overlaps and OPERATIONS[name].minimum_ranks <= size
+    }
     assert possible == {case.split()[1] for case in cases_by_finding["right"]}
 
 
@@ -144,7 +166,9 @@ def test_groups_have_communicators_of_their_own(nccl: ModuleType) -> None:
 
 @pytest.mark.parametrize(("sync", "cadence"), [("auto", "isolated"), ("none", "pipelined")])
 def test_cases_are_measured_by_events(nccl: ModuleType, sync: str, cadence: str) -> None:
-    """Measure through the whole engine: rows name events, NCCL's version, the GPU and the start method."""
+    """Measure through the whole engine: rows name events, NCCL's version, the GPU and the start
+    method.
+    """
     case = Case(
         backend="nccl",
         operation="all_reduce",
@@ -158,14 +182,21 @@ def test_cases_are_measured_by_events(nccl: ModuleType, sync: str, cadence: str)
 
     def work(control: Control) -> Any:
         communicator = nccl.NcclCommunicator(control)
-        return measure(case, communicator, Session(control=control, budget=budget, progress=Progress()), launch=0)
+        return measure(
+            case,
+            communicator,
+            Session(control=control, budget=budget, progress=Progress()),
+            launch=0,
+        )
 
     record = run_threads(2, work)[0]
     assert ("ok", 0, "event") == (record.status, record.wrong, record.loop)
     assert ("NCCL 2.28.9", "Simulated GPU 0") == (record.library, record.device)
     assert {"auto": "barrier", "none": "none"}[sync] == record.sync
     assert len(record.times_us) + record.late_discarded > 5
-    assert OPERATION_NS / 1e3 == pytest.approx(median(record.times_us)), "nothing of what the host does"
+    assert OPERATION_NS / 1e3 == pytest.approx(median(record.times_us)), (
+        "nothing of what the host does"
+    )
     assert ((), ()) == (tuple(record.skew_us), tuple(record.rank_arrival_us))
     queueing_us = 0.5 if sync == "none" else 0  # half of a call: no operation is queued
     assert (queueing_us, None) == (record.harness_us, record.framework_us)
@@ -179,12 +210,17 @@ def test_instants_are_refused(nccl: ModuleType) -> None:
     def work(control: Control) -> Any:
         communicator = nccl.NcclCommunicator(control)
         return measure(
-            case, communicator, Session(control=control, budget=BUDGETS["quick"], progress=Progress()), launch=0
+            case,
+            communicator,
+            Session(control=control, budget=BUDGETS["quick"], progress=Progress()),
+            launch=0,
         )
 
     record = run_threads(2, work)[0]
     assert "unsupported" == record.status
-    assert "nccl cannot start ranks by round-time; use --sync auto or barrier or none" == record.reason
+    assert (
+        "nccl cannot start ranks by round-time; use --sync auto or barrier or none" == record.reason
+    )
 
 
 def test_ranks_may_share_a_gpu(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,11 +231,19 @@ def test_ranks_may_share_a_gpu(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch
         for name in [name for name in os.environ if name.startswith("NCCL_")]:
             del os.environ[name]
         run_threads(2, lambda control: nccl.NcclCommunicator(control).close())
-        return {name: os.environ[name] for name in os.environ if name.startswith("NCCL_") and "DEBUG" not in name}
+        return {
+            name: os.environ[name]
+            for name in os.environ
+            if name.startswith("NCCL_") and "DEBUG" not in name
+        }
 
     assert {} == settings(2)
     shared = settings(1)
-    assert {"NCCL_NET": "Socket", "NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo"}.items() <= shared.items()
+    assert {
+        "NCCL_NET": "Socket",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }.items() <= shared.items()
     assert "NCCL_HOSTID" in shared
 
 
@@ -211,7 +255,8 @@ def test_a_missing_gpu_is_bad_input(nccl: ModuleType, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(nccl.cupy.cuda.runtime, "getDeviceCount", fail)
     with pytest.raises(
-        InputError, match=r"needs a GPU, and CUDA finds none on .* \(no CUDA-capable device is detected\)"
+        InputError,
+        match=r"needs a GPU, and CUDA finds none on .* \(no CUDA-capable device is detected\)",
     ):
         sys.modules[MODULES[1]].find_gpus("nccl")
     monkeypatch.setattr(nccl.cupy.cuda.runtime, "getDeviceCount", lambda: 0)
@@ -231,14 +276,19 @@ def test_a_missing_nccl_is_bad_input(nccl: ModuleType, monkeypatch: pytest.Monke
     monkeypatch.setattr(check.importlib, "import_module", fail)
     monkeypatch.setattr(nccl.nccl, "available", False, raising=False)
     monkeypatch.delattr(nccl.nccl, "get_version")
-    with pytest.raises(InputError, match=r"14\.0\.1 finds none .* \(libnccl.*file\): pip install nvidia-nccl-cu13\.$"):
+    with pytest.raises(
+        InputError,
+        match=r"14\.0\.1 finds none .* \(libnccl.*file\): pip install nvidia-nccl-cu13\.$",
+    ):
         check.check_nccl()
 
 
-# ------------------------------------------------------------------------------------------------ cadences and buffers
+# ----------------------------------------------------------------------------- cadences and buffers
 
 
-def records_of(nccl: ModuleType, size: int, cases: Sequence[Case], *, fixed: FixedSettings | None = None) -> list[Any]:
+def records_of(
+    nccl: ModuleType, size: int, cases: Sequence[Case], *, fixed: FixedSettings | None = None
+) -> list[Any]:
     """Return rank 0's records of cases, and last the addresses and calls of its communicator."""
     budget = dataclasses.replace(BUDGETS["quick"], slice_s=0.005)
 
@@ -248,14 +298,23 @@ def records_of(nccl: ModuleType, size: int, cases: Sequence[Case], *, fixed: Fix
         records = [measure(case, communicator, session, launch=0, fixed=fixed) for case in cases]
         token, underlying = communicator._token.address, communicator._comm
         communicator.close()  # which asserts that no graph holds the communicator
-        return [*records, ([address for address in underlying.addresses if address != token], underlying.calls)]
+        return [
+            *records,
+            ([address for address in underlying.addresses if address != token], underlying.calls),
+        ]
 
     return run_threads(size, work)[0]
 
 
 def plain_case(message_bytes: int = 4096, **changes: Any) -> Case:
     """Return an all_reduce in place."""
-    fields = {"operation": "all_reduce", "dtype": "float32", "redop": "sum", "in_place": True, **changes}
+    fields = {
+        "operation": "all_reduce",
+        "dtype": "float32",
+        "redop": "sum",
+        "in_place": True,
+        **changes,
+    }
     return Case(backend="nccl", message_bytes=message_bytes, **fields)
 
 
@@ -265,17 +324,29 @@ def alone(record: Any) -> bool:
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
+@pytest.mark.parametrize(
+    "size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))]
+)
 def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
     """Capture, verify and time every operation as a graph, the barrier included."""
-    names = [name for name in MOVING if not OPERATIONS[name].overlaps and OPERATIONS[name].minimum_ranks <= size]
-    common: dict[str, Any] = {"backends": ["nccl"], "sizes": [size * ELEMENTS * 4], "cadences": ["graph"]}
+    names = [
+        name
+        for name in MOVING
+        if not OPERATIONS[name].overlaps and OPERATIONS[name].minimum_ranks <= size
+    ]
+    common: dict[str, Any] = {
+        "backends": ["nccl"],
+        "sizes": [size * ELEMENTS * 4],
+        "cadences": ["graph"],
+    }
     sweeps = [
         Sweep(operations=[*names, "barrier"], in_place="both", roots=[size - 1], **common),
         Sweep(operations=REDUCING[:3], in_place="both", redops=["max", "prod", "avg"], **common),
     ]
     *records, _ = records_of(nccl, size, all_cases(sweeps, size))
-    refused = {record.case.operation for record in records if record.status != "ok" and not alone(record)}
+    refused = {
+        record.case.operation for record in records if record.status != "ok" and not alone(record)
+    }
     assert {"all_to_all"} == refused
     timed = [record for record in records if record.status == "ok"]
     idle = {"barrier", "broadcast"} if size == 1 else set()
@@ -295,12 +366,16 @@ def test_a_graph_is_captured_once_and_replayed(nccl: ModuleType) -> None:
 def test_later_launches_keep_the_batch_of_graphs(nccl: ModuleType) -> None:
     """Reuse the batch of launch 1 for graphs."""
     first, _ = records_of(nccl, 2, [plain_case(graph=True)])
-    second, _ = records_of(nccl, 2, [plain_case(graph=True)], fixed=settings_after(first, BUDGETS["quick"]))
+    second, _ = records_of(
+        nccl, 2, [plain_case(graph=True)], fixed=settings_after(first, BUDGETS["quick"])
+    )
     assert (first.batch, first.warmups) == (second.batch, second.warmups)
 
 
 @pytest.mark.parametrize("case", [plain_case(graph=True), plain_case(graph=True, in_place=False)])
-def test_a_graph_without_operations_is_detected(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+def test_a_graph_without_operations_is_detected(
+    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
     """Find wrong elements, in place too, if the replayed graph is empty."""
     monkeypatch.setattr(Graph, "launch", lambda *_: None)
     record, _ = records_of(nccl, 3, [case])
@@ -335,12 +410,16 @@ def test_memory_that_is_full_on_one_rank_is_a_row(nccl: ModuleType) -> None:
         in_place=False,
     )
     full, fine, _ = records_of(nccl, 2, [large, plain_case()])
-    sentence = "the GPU's memory has no room for another 512 MiB, 256 MiB are free; choose smaller --sizes"
+    sentence = (
+        "the GPU's memory has no room for another 512 MiB, 256 MiB are free; choose smaller --sizes"
+    )
     assert ("unsupported", sentence, "ok") == (full.status, full.reason, fine.status)
 
 
 @pytest.mark.parametrize("step", ["write", "count_wrong"])
-def test_memory_that_verification_lacks_is_a_row(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_memory_that_verification_lacks_is_a_row(
+    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     """Refuse a case if filling or comparing exceeds memory."""
 
     def full(*_: object) -> None:
@@ -362,14 +441,25 @@ def test_a_failing_capture_is_a_row(
 
     def refuse(self: Any, *arguments: int) -> None:
         if self.rank in ranks and simulated_cupy._STREAMS[arguments[-1]].captured is not None:
-            raise RuntimeError("cudaErrorStreamCaptureUnsupported: operation not permitted\nand more")
+            raise RuntimeError(
+                "cudaErrorStreamCaptureUnsupported: operation not permitted\nand more"
+            )
         all_gather(self, *arguments)
 
     monkeypatch.setattr(simulated_cupy.NcclCommunicator, "allGather", refuse)
-    fields = {"operation": "all_gather", "redop": None, "in_place": False, "graph": True, "algorithm": algorithm}
-    failed, fine, _ = records_of(nccl, 2, [plain_case(**fields), plain_case(graph=True, algorithm=algorithm)])
+    fields = {
+        "operation": "all_gather",
+        "redop": None,
+        "in_place": False,
+        "graph": True,
+        "algorithm": algorithm,
+    }
+    failed, fine, _ = records_of(
+        nccl, 2, [plain_case(**fields), plain_case(graph=True, algorithm=algorithm)]
+    )
     sentence = (
-        "no graph can hold all_gather here: RuntimeError: cudaErrorStreamCaptureUnsupported: operation not permitted"
+        "no graph can hold all_gather here: RuntimeError: cudaErrorStreamCaptureUnsupported:"
+        " operation not permitted"
     )
     assert ("unsupported", sentence, "ok") == (failed.status, failed.reason, fine.status)
 
@@ -420,13 +510,18 @@ def test_groups_queue_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
 def test_rotated_buffers_exceed_the_cache(nccl: ModuleType, *, graph: bool) -> None:
     """Rotate over twice the L2 size."""
     message_bytes, sets = L2_BYTES // 16, 32
-    record, (addresses, _) = records_of(nccl, 2, [plain_case(message_bytes, buffers="rotated", graph=graph)])
+    record, (addresses, _) = records_of(
+        nccl, 2, [plain_case(message_bytes, buffers="rotated", graph=graph)]
+    )
     assert ("ok", 0, "rotated") == (record.status, record.wrong, record.case.buffers)
     assert "in_cache" not in record.flags
     counts = Counter(addresses)
     assert sets == len(counts)
     assert max(counts.values()) <= 2 * min(counts.values())
-    assert all(len(set(addresses[at : at + sets // 2])) == sets // 2 for at in range(len(addresses) - sets // 2))
+    assert all(
+        len(set(addresses[at : at + sets // 2])) == sets // 2
+        for at in range(len(addresses) - sets // 2)
+    )
 
 
 def test_small_messages_stay_in_the_cache(nccl: ModuleType) -> None:
@@ -439,7 +534,9 @@ def test_small_messages_stay_in_the_cache(nccl: ModuleType) -> None:
 
 def test_a_slowed_gpu_is_flagged(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the clock of the rank's own GPU before and after a case."""
-    nvml = SimulatedNvml(["0000:00:00.0"], clocks_MHz=[1980] * 3 + [1100], reasons=[0x1] * 3 + [0x4])
+    nvml = SimulatedNvml(
+        ["0000:00:00.0"], clocks_MHz=[1980] * 3 + [1100], reasons=[0x1] * 3 + [0x4]
+    )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     record, _ = records_of(nccl, 2, [plain_case()])
     assert ("throttled" in record.flags, ("power cap",)) == (True, record.clocks.slowed_by)
@@ -449,7 +546,9 @@ def test_a_slowed_gpu_is_flagged(nccl: ModuleType, monkeypatch: pytest.MonkeyPat
     assert (False, None) == ("throttled" in record.flags, record.clocks)
 
 
-def test_a_gpu_s_clock_is_read_once_it_is_warm(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_s_clock_is_read_once_it_is_warm(
+    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Read the clock after the first warm-up, and again right after the repetitions."""
     order: list[str] = []
 
@@ -463,16 +562,23 @@ def test_a_gpu_s_clock_is_read_once_it_is_warm(nccl: ModuleType, monkeypatch: py
 
         monkeypatch.setattr(kind, name, wrapper)
 
-    for kind, name in ((Sampler, "warm_up"), (Session, "read_clock"), (Sampler, "collect"), (Session, "overhead")):
+    for kind, name in (
+        (Sampler, "warm_up"),
+        (Session, "read_clock"),
+        (Sampler, "collect"),
+        (Session, "overhead"),
+    ):
         noted(kind, name)
     records_of(nccl, 2, [plain_case()])
     assert ["warm_up", "read_clock", "collect", "read_clock", "overhead"] == order[:5]
 
 
-# ---------------------------------------------------------------------------------------------- ranks that share a GPU
+# --------------------------------------------------------------------------- ranks that share a GPU
 
 
-def refused(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, *, devices: int) -> Callable[[], object]:
+def refused(
+    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, *, devices: int
+) -> Callable[[], object]:
     """Return the error of opening two ranks on so many GPUs if NCCL returns ncclInvalidUsage."""
 
     def refuse(*_: object) -> None:
@@ -483,18 +589,27 @@ def refused(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, *, devices: int) 
     return lambda: run_threads(2, lambda control: nccl.NcclCommunicator(control).close())
 
 
-def test_ranks_that_nccl_refuses_on_one_gpu_get_a_sentence(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_nccl_refuses_on_one_gpu_get_a_sentence(
+    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Name the variable to unset only if ranks share a GPU."""
     monkeypatch.setenv("NCCL_HOSTID", "mine")
-    with pytest.raises(InputError, match=r"several ranks on one GPU.*by NCCL_HOSTID=mine; unset NCCL_HOSTID"):
+    with pytest.raises(
+        InputError, match=r"several ranks on one GPU.*by NCCL_HOSTID=mine; unset NCCL_HOSTID"
+    ):
         refused(nccl, monkeypatch, devices=1)()
     with pytest.raises(NcclError):
         refused(nccl, monkeypatch, devices=2)()
 
 
-def test_the_ranks_on_one_gpu_are_named(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_ranks_on_one_gpu_are_named(
+    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Name the ranks from NCCL's log, whatever number of GPUs CUDA reports."""
-    line = "n1:7:9 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 3 both on CUDA device 1000\n"
+    line = (
+        "n1:7:9 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 3 both on CUDA"
+        " device 1000\n"
+    )
     (tmp_path / "log").write_text(line)
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     monkeypatch.setenv("NCCL_DEBUG_FILE", str(tmp_path / "log"))
@@ -502,11 +617,13 @@ def test_the_ranks_on_one_gpu_are_named(nccl: ModuleType, monkeypatch: pytest.Mo
         refused(nccl, monkeypatch, devices=2)()
 
 
-# ---------------------------------------------------------------------------------------------------------- algorithms
+# --------------------------------------------------------------------------------------- algorithms
 
 
 def by_algorithm(nccl: ModuleType, algorithm: str, size: int = 1) -> list[Any]:
-    """Return records of an all_reduce by default, by an algorithm, and by default again, in one launch."""
+    """Return records of an all_reduce by default, by an algorithm, and by default again, in one
+    launch.
+    """
     simulated_cupy.COMMUNICATORS.clear()
     cases = [plain_case(algorithm=each, in_place=False) for each in ("auto", algorithm, "auto")]
     *records, _ = records_of(nccl, size, cases)
@@ -516,7 +633,9 @@ def by_algorithm(nccl: ModuleType, algorithm: str, size: int = 1) -> list[Any]:
 def test_an_algorithm_gets_a_communicator_of_its_own(nccl: ModuleType) -> None:
     """Create a communicator with the algorithm for that case only, and restore the environment."""
     assert ["ok"] * 3 == [record.status for record in by_algorithm(nccl, "tree/ll")]
-    calls_by_algorithm = {made.asked: len(made.calls) for made in simulated_cupy.COMMUNICATORS if made.calls}
+    calls_by_algorithm = {
+        made.asked: len(made.calls) for made in simulated_cupy.COMMUNICATORS if made.calls
+    }
     assert {"", "tree"} == set(calls_by_algorithm)
     assert min(calls_by_algorithm.values()) > 5
     assert "NCCL_ALGO" not in os.environ
@@ -527,7 +646,9 @@ def test_what_nccl_cannot_do_is_a_row(nccl: ModuleType) -> None:
     records = by_algorithm(nccl, "nvls")
     assert ["ok", "unsupported", "ok"] == [record.status for record in records]
     assert "NCCL_ERROR_INVALID_USAGE" in records[1].reason
-    assert [["abort"]] == [made.calls for made in simulated_cupy.COMMUNICATORS if made.asked == "nvls"]
+    assert [["abort"]] == [
+        made.calls for made in simulated_cupy.COMMUNICATORS if made.asked == "nvls"
+    ]
 
 
 @pytest.mark.parametrize("algorithm", ["nvlstree", "collnetdirect"])
@@ -545,9 +666,17 @@ def test_numbers_of_channels_need_the_other_path(nccl: ModuleType) -> None:
     assert "use --backend torch-nccl" in record.reason
 
 
-def test_a_row_has_the_algorithm_of_its_own_operation(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_has_the_algorithm_of_its_own_operation(
+    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Read a graph's algorithm from NCCL's log of the capture; leave it empty without a log."""
-    script = [{"all_reduce": "tree/ll/1ch"}, {}, {"all_reduce": "ring/ll/1ch"}, {"all_reduce": "nvls/simple/4ch"}, {}]
+    script = [
+        {"all_reduce": "tree/ll/1ch"},
+        {},
+        {"all_reduce": "ring/ll/1ch"},
+        {"all_reduce": "nvls/simple/4ch"},
+        {},
+    ]
     logs = defaultdict[int, Iterator[dict[str, str]]](lambda: iter(script))
 
     @contextmanager

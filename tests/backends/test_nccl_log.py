@@ -40,13 +40,18 @@ def test_algorithms_are_read() -> None:
         "reduce": "copy",
     } == algorithms_in(CHOSEN)
     across = "AllGather [Hierarchical CE]: 4096 Bytes -> {}RMA proxy + CE"
-    assert [{"all_gather": "copy"}] * 2 == [algorithms_in(across.format(by)) for by in ("", "Rail Ring ")]
+    assert [{"all_gather": "copy"}] * 2 == [
+        algorithms_in(across.format(by)) for by in ("", "Rail Ring ")
+    ]
     assert {} == algorithms_in(LOG)
 
 
 def test_ranks_on_one_gpu_are_read() -> None:
     """Return the two ranks of NCCL's warning about a shared GPU."""
-    warning = "n1:42:60 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 13 both on CUDA device 17000"
+    warning = (
+        "n1:42:60 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 13 both on"
+        " CUDA device 17000"
+    )
     assert (1, 13) == duplicates_in(f"{LOG}\n{warning}\n")
     assert duplicates_in(LOG) is None
 

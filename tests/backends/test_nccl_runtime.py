@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from commbench.backends import nccl_library as nccl_runtime
-from commbench.backends.nccl_library import NcclLog, loaded_library, set_defaults, variables_set, version_text
+from commbench.backends.nccl_library import (
+    NcclLog,
+    loaded_library,
+    set_defaults,
+    variables_set,
+    version_text,
+)
 
 CHANNEL = "x NCCL INFO Channel 00/0 : 0[0] -> 1[0] via {}\n"
 CHOSEN = "x NCCL INFO AllReduce: 1024 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..1}\n"
@@ -29,7 +35,10 @@ class Library:
         self._file = None
 
     def say(self, subsystem: str, line: str) -> None:
-        """Write a line if the variables enable its subsystem; truncate a reopened file, as fopen(.., "w") does."""
+        """Write a line if the variables enable its subsystem.
+
+        Truncate a reopened file, as fopen(.., "w") does.
+        """
         if self._file is None:
             self._file = Path(os.environ["NCCL_DEBUG_FILE"])
             self._subsystems = set(os.environ["NCCL_DEBUG_SUBSYS"].split(","))
@@ -105,7 +114,9 @@ def test_a_log_of_somebody_else_is_left_alone(library: Library, tmp_path: Path) 
     assert log_file.exists()
 
 
-def test_a_library_that_cannot_begin_again_is_not_asked(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_cannot_begin_again_is_not_asked(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Read no algorithm from a library before 2.24 or one not loaded."""
     monkeypatch.setattr(nccl_runtime, "loaded_library", lambda: None)
     log = NcclLog()
@@ -136,24 +147,35 @@ def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ring" == os.environ["NCCL_ALGO"]
 
 
-@pytest.mark.parametrize(("number", "text"), [(22809, "2.28.9"), (23007, "2.30.7"), (2708, "2.7.8"), (21805, "2.18.5")])
+@pytest.mark.parametrize(
+    ("number", "text"), [(22809, "2.28.9"), (23007, "2.30.7"), (2708, "2.7.8"), (21805, "2.18.5")]
+)
 def test_versions_are_read(number: int, text: str) -> None:
     """Format both of NCCL's version numberings."""
     assert text == version_text(number)
 
 
-def test_of_several_libraries_none_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_of_several_libraries_none_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Return the library if exactly one is loaded."""
     loadable = re.search(r"(/\S*libc\.so\S*)", Path("/proc/self/maps").read_text())
     assert loadable
-    maps, libraries = tmp_path / "maps", [tmp_path / name / "libnccl.so.2" for name in ("torch", "cupy")]
+    maps, libraries = (
+        tmp_path / "maps",
+        [tmp_path / name / "libnccl.so.2" for name in ("torch", "cupy")],
+    )
     for path in libraries:
         path.parent.mkdir()
         path.symlink_to(loadable[1])
     monkeypatch.setattr(nccl_runtime, "_MAPS", maps)
     is_found = []
     for number in range(3):
-        maps.write_text("".join(f"7f00-7f01 r-xp 00000000 08:01 42    {path}\n" * 2 for path in libraries[:number]))
+        maps.write_text(
+            "".join(
+                f"7f00-7f01 r-xp 00000000 08:01 42    {path}\n" * 2 for path in libraries[:number]
+            )
+        )
         is_found.append(loaded_library() is not None)
     assert [False, True, False] == is_found
 

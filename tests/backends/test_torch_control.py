@@ -18,7 +18,9 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Placed:
-    """Return a function that simulates a host with a name's address, a default route and an interface request."""
+    """Return a function that simulates a host with a name's address, a default route and an
+    interface request.
+    """
 
     def put(name: str, route: str = "", interface: str = "") -> None:
         addresses_by_nic = {"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.1.0.5"}

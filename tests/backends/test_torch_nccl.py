@@ -1,4 +1,6 @@
-"""Tests of the torch NCCL backend on real ranks with the host in place of the GPU: all code except CUDA calls."""
+"""Tests of the torch NCCL backend on real ranks with the host in place of the GPU: all code except
+CUDA calls.
+"""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -15,7 +17,9 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 
 
-@pytest.fixture(scope="module", params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))])
+@pytest.fixture(
+    scope="module", params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))]
+)
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
     """Return all findings on 2 ranks, and on 1 and 4 with the slow tests, from one launch each."""
     findings = run_ranks(request.param, "torch_on_host.py")
@@ -33,8 +37,14 @@ def refusal(case: Case, size: int) -> str:
         (size < operation.minimum_ranks, f"{case.operation} needs at least"),
         (case.redop == "avg" and is_whole, f"the average of {case.dtype} has no exact answer"),
         (operation.overlaps, "torch-nccl has no non-blocking"),
-        (case.operation in {"all_reduce", "reduce"} and not case.in_place, "torch.distributed reduces in place only"),
-        (case.operation == "all_to_all" and case.in_place, "torch.distributed has no in-place all_to_all"),
+        (
+            case.operation in {"all_reduce", "reduce"} and not case.in_place,
+            "torch.distributed reduces in place only",
+        ),
+        (
+            case.operation == "all_to_all" and case.in_place,
+            "torch.distributed has no in-place all_to_all",
+        ),
     )
     return next((sentence for is_refused, sentence in reasons if is_refused), "")
 
@@ -42,7 +52,9 @@ def refusal(case: Case, size: int) -> str:
 def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]) -> None:
     """Find no wrong element in clean results, and exactly the flipped one."""
     done = [entry for entry in verified["cases"] if "refused" not in entry]
-    assert [] == [str(entry["case"]) for entry in done if (entry["clean"], entry["corrupted"]) != (0, 1)]
+    assert [] == [
+        str(entry["case"]) for entry in done if (entry["clean"], entry["corrupted"]) != (0, 1)
+    ]
     possible = {name for name, o in OPERATIONS.items() if o.moves_data and not o.overlaps}
     assert {name for name in possible if OPERATIONS[name].minimum_ranks <= verified["size"]} == {
         entry["case"].operation for entry in done
@@ -71,13 +83,18 @@ def test_the_barrier_waits(verified: dict[str, Any]) -> None:
 def test_cases_are_measured_by_events(verified: dict[str, Any], how: str) -> None:
     """Measure through the whole engine: verified, timed by events, with overhead."""
     if how in {"in place", "barrier"} and verified["size"] == 1:
-        assert "among one rank torch-nccl has nothing to do in place" in verified["measured"][how]["reason"]
+        assert (
+            "among one rank torch-nccl has nothing to do in place"
+            in verified["measured"][how]["reason"]
+        )
         return
     if how == "groups" and verified["size"] != 4:
         assert how not in verified["measured"]
         return
     record = verified["measured"][how]
-    assert ("ok", 0, "event", "host") == tuple(record[name] for name in ("status", "wrong", "loop", "device"))
+    assert ("ok", 0, "event", "host") == tuple(
+        record[name] for name in ("status", "wrong", "loop", "device")
+    )
     assert {"pipelined": "none"}.get(how, "barrier") == record["sync"]
     assert record["library"].startswith(f"torch {torch.__version__.split('+')[0]} NCCL")
     assert record["tried"] > 5
@@ -97,7 +114,9 @@ def test_a_missing_gpu_is_bad_input() -> None:
     from commbench.backends.torch_calls import find_gpus
     from commbench.errors import InputError
 
-    with pytest.raises(InputError, match=r"Backend torch-nccl needs a (GPU|torch built for CUDA), and torch 2\."):
+    with pytest.raises(
+        InputError, match=r"Backend torch-nccl needs a (GPU|torch built for CUDA), and torch 2\."
+    ):
         find_gpus("torch-nccl")
 
 
@@ -112,7 +131,9 @@ def test_a_barrier_that_waits_on_the_host_is_in_no_graph(verified: dict[str, Any
     """Refuse a host-blocking barrier in a graph."""
     record = verified["measured"]["barrier in a graph"]
     assert "unsupported" == record["status"]
-    assert record["reason"].startswith("torch-nccl's barrier waits on the host, which no graph can hold")
+    assert record["reason"].startswith(
+        "torch-nccl's barrier waits on the host, which no graph can hold"
+    )
 
 
 def test_memory_that_is_full_on_one_rank_is_a_row(verified: dict[str, Any]) -> None:
@@ -158,7 +179,9 @@ def bare(**attributes: Any) -> Any:
         ("scatter", "send receive 0"),
     ],
 )
-def test_collectives_are_begun_and_waited_for(monkeypatch: pytest.MonkeyPatch, name: str, arguments: str) -> None:
+def test_collectives_are_begun_and_waited_for(
+    monkeypatch: pytest.MonkeyPatch, name: str, arguments: str
+) -> None:
     """Start each collective on the group's stream, as DDP does, and let the current stream wait."""
     from commbench.backends import torch_calls
     from commbench.backends.torch_nccl import TensorBuffer
@@ -175,7 +198,10 @@ def test_collectives_are_begun_and_waited_for(monkeypatch: pytest.MonkeyPatch, n
         "all_to_all": (torch_calls.dist, "all_to_all_single"),
     }.get(name, (torch_calls.dist, name))
     monkeypatch.setattr(owner, function, begin)
-    buffers = {word: TensorBuffer(torch.zeros(4), DTYPES["float32"]) for word in ("same", "send", "receive")}
+    buffers = {
+        word: TensorBuffer(torch.zeros(4), DTYPES["float32"])
+        for word in ("same", "send", "receive")
+    }
     call = getattr(bare(), name)(
         *(int(word) if word.isdigit() else buffers.get(word, word) for word in arguments.split())
     )
@@ -204,6 +230,9 @@ def test_memory_that_was_not_registered_whole_is_forgotten(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "MemPool", lambda _: "pool", raising=False)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", nullcontext, raising=False)
     communicator = bare(_group=SimpleNamespace(_get_backend=lambda _: Backend()))
-    with pytest.raises(UnsupportedError, match="ncclCommRegister failed"), communicator.allocating("registered"):
+    with (
+        pytest.raises(UnsupportedError, match="ncclCommRegister failed"),
+        communicator.allocating("registered"),
+    ):
         noted.add("memory")
     assert ({"memory"}, None) == (noted, communicator._pool)

@@ -1,4 +1,6 @@
-"""Tests of ``commbench check``: exit codes, the table, JSON, files of expectations, bad input, and measuring."""
+"""Tests of ``commbench check``: exit codes, the table, JSON, files of expectations, bad input, and
+measuring.
+"""
 
 import json
 import os
@@ -33,8 +35,12 @@ def test_the_exit_code_is_the_outcome(commbench: Command, text: str, code: int) 
 
 
 def test_the_table_counts_and_gives_reasons(commbench: Command) -> None:
-    """Name the rows that are not met, the reason for one that is not tested, and the counts last."""
-    out = commbench(f"check {LINKS} --expect bandwidth@16M:busbw>=0.99*link --expect bandwidth@8:time<=1s").out
+    """Name the rows that are not met, the reason for one that is not tested, and the counts
+    last.
+    """
+    out = commbench(
+        f"check {LINKS} --expect bandwidth@16M:busbw>=0.99*link --expect bandwidth@8:time<=1s"
+    ).out
     assert "bandwidth 8 B: not tested. The run has no such row." in out
     assert "Link: 1gbit (emulated)." in out
     assert "2 expectations: 1 not tested, 1 not met." == out.splitlines()[-1]
@@ -54,7 +60,11 @@ def test_json_is_one_document(commbench: Command) -> None:
     assert (0, "met", 0) == (done.code, document["outcome"], document["exit_code"])
     [expectation] = document["expectations"]
     [row] = expectation["rows"]
-    assert ("GB/s", "met", "mpi bandwidth 16 MiB") == (expectation["unit"], row["outcome"], row["case"])
+    assert ("GB/s", "met", "mpi bandwidth 16 MiB") == (
+        expectation["unit"],
+        row["outcome"],
+        row["case"],
+    )
     low, high = row["ci"]
     assert row["bound"] < low < row["value"] < high
 
@@ -66,7 +76,9 @@ def test_the_page_has_the_answers(commbench: Command) -> None:
     assert 0 == done.code
     assert "Expectations" in html
     assert "1 expectation: 1 not met." in html
-    assert "Expectations" not in (LINKS.parent / "bench_xeon2core_20261121" / "report.html").read_text(encoding="utf-8")
+    assert "Expectations" not in (
+        LINKS.parent / "bench_xeon2core_20261121" / "report.html"
+    ).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["accept_node", "accept_cluster"])
@@ -81,13 +93,22 @@ def test_files_of_expectations_are_understood(commbench: Command, name: str) -> 
     ("line", "sentence"),
     [
         (f"check {LINKS}", "There is nothing to check; give --expect"),
-        (f"check {LINKS} --expect nothing.expect", "is no expectation, and no file that can be read (No such file"),
-        (f"check {LINKS} --expect wrong=0 -n 2", "is judged as it is: leave out the options of measuring"),
+        (
+            f"check {LINKS} --expect nothing.expect",
+            "is no expectation, and no file that can be read (No such file",
+        ),
+        (
+            f"check {LINKS} --expect wrong=0 -n 2",
+            "is judged as it is: leave out the options of measuring",
+        ),
         ("check nowhere --expect wrong=0", "nowhere"),
         (f"report {LINKS} {LINKS} --expect wrong=0", "--expect is of one run"),
         (f"report {LINKS} --link 1gbit", "--link needs --expect"),
         ("check --expect wrong=0", "No expectation names an operation to measure"),
-        ("check --expect train:step<=1s", "check measures no training; run commbench train, then check its run."),
+        (
+            "check --expect train:step<=1s",
+            "check measures no training; run commbench train, then check its run.",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(commbench: Command, line: str, sentence: str) -> None:
@@ -97,7 +118,9 @@ def test_bad_input_is_one_sentence(commbench: Command, line: str, sentence: str)
 
 def test_a_dry_run_lists_the_cases(commbench: Command) -> None:
     """Plan just the cases of the expectations."""
-    out = commbench("check --expect latency@8,1K[backend=fake]:time<=3us --dry-run -n 2 --oversubscribe").out
+    out = commbench(
+        "check --expect latency@8,1K[backend=fake]:time<=3us --dry-run -n 2 --oversubscribe"
+    ).out
     assert ["fake latency 8 B float32", "fake latency 1 KiB float32"] == out.splitlines()[:2]
 
 
@@ -116,10 +139,27 @@ def test_wrong_data_and_signals_outrank_the_answers(
 def test_it_measures_and_judges(tmp_path: Path) -> None:
     """Measure two ranks over MPI; shared memory meets the transport, and no result is wrong."""
     environment = {**os.environ, **mpirun().environment(), "PYTHONPATH": str(ROOT)}
-    words = [word for text in ("latency@8[backend=mpi]: transport = sm", "wrong = 0") for word in ("--expect", text)]
-    command = [sys.executable, "-m", "commbench", "check", *words, "-n", "2", "--oversubscribe", "--budget", "quick"]
+    words = [
+        word
+        for text in ("latency@8[backend=mpi]: transport = sm", "wrong = 0")
+        for word in ("--expect", text)
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "commbench",
+        "check",
+        *words,
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--budget",
+        "quick",
+    ]
     command += ["--out", str(tmp_path / "run"), "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "met" == json.loads(done.stdout)["outcome"]
     assert (tmp_path / "run" / "collectives.csv").exists()

@@ -122,15 +122,22 @@ def two_ranks(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
         ),
     ],
 )
-def test_what_comes_too_late_for_ranks_is_refused(two_ranks: Command, option: str, sentence: str) -> None:
+def test_what_comes_too_late_for_ranks_is_refused(
+    two_ranks: Command, option: str, sentence: str
+) -> None:
     """Refuse options that running ranks cannot apply, and write nothing."""
     before = two_ranks.files()
     refused = two_ranks(f"run {option} --out mine")
-    assert (2, f"commbench: {sentence}") == (refused.code, refused.err[: len(f"commbench: {sentence}")])
+    assert (2, f"commbench: {sentence}") == (
+        refused.code,
+        refused.err[: len(f"commbench: {sentence}")],
+    )
     assert before == two_ranks.files()
 
 
-def test_a_dry_run_of_ranks_measures_nothing(two_ranks: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_of_ranks_measures_nothing(
+    two_ranks: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """List the cases on rank 0 and exit silently on the others."""
     before = two_ranks.files()
     command = "run --dry-run -n 2 -c all_reduce --backend mpi --sizes 8 --out mine"
@@ -141,8 +148,12 @@ def test_a_dry_run_of_ranks_measures_nothing(two_ranks: Command, monkeypatch: py
     assert (0, 0, "", before) == (listed.code, other.code, other.out + other.err, two_ranks.files())
 
 
-@pytest.mark.parametrize("line", ["run --budget long", "run --backend smoke"], ids=["before", "within"])
-def test_bad_input_of_ranks_is_said_once(two_ranks: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+@pytest.mark.parametrize(
+    "line", ["run --budget long", "run --backend smoke"], ids=["before", "within"]
+)
+def test_bad_input_of_ranks_is_said_once(
+    two_ranks: Command, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
     """Print the error on rank 0; another rank prints it only if still alive after a delay."""
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
@@ -192,7 +203,9 @@ def test_a_dry_run_lists_cases(commbench: Command, sizes: str, expected: list[st
         ("--budget standard", "10 launches"),
     ],
 )
-def test_a_quick_bench_makes_more_launches_than_a_quick_run(commbench: Command, options: str, launches: str) -> None:
+def test_a_quick_bench_makes_more_launches_than_a_quick_run(
+    commbench: Command, options: str, launches: str
+) -> None:
     """Plan launches beyond the budget only where neither a budget nor their number was named."""
     outcome = commbench(f"bench --no-train --backend mpi -n 2 {options} --dry-run")
     assert (0, "") == (outcome.code, outcome.err)
@@ -217,7 +230,9 @@ def test_ranks_may_share_cores_on_request(commbench: Command) -> None:
     assert "1 case on 5 ranks in 6 launches" in outcome.out
 
 
-@pytest.mark.parametrize("command", ["", "bench ", "run ", "compare ", "report ", "env ", "lab ", "lab run "])
+@pytest.mark.parametrize(
+    "command", ["", "bench ", "run ", "compare ", "report ", "env ", "lab ", "lab run "]
+)
 @pytest.mark.parametrize("option", ["--help", "-h"])
 def test_help_helps(commbench: Command, command: str, option: str) -> None:
     """Describe every command on stdout."""
@@ -239,14 +254,18 @@ def test_importing_is_light() -> None:
     heavy = ("torch", "mpi4py", "numba", "numpy", "pandas", "matplotlib", "scipy")
     for module in ("commbench", "commbench.cli"):
         code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        )
         assert "[]" == done.stdout.strip(), module
 
 
 def test_the_module_runs_like_the_command(tmp_path: Path) -> None:
     """Refuse bad input as a process: exit code 2, one line, nothing written."""
     command = [sys.executable, "-m", "commbench", "run", "-c", "allreduce"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (2, "", 1) == (done.returncode, done.stdout, done.stderr.count("\n"))
     assert done.stderr.startswith("commbench: Unknown operation")
     assert [] == list(tmp_path.iterdir())
@@ -255,12 +274,23 @@ def test_the_module_runs_like_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"status": "running"}, ["Not finished: it is running, or was killed.", "Results: mine/samples.jsonl"]),
-        ({"status": "interrupted", "reason": "interrupted by SIGINT"}, ["Not finished: interrupted by SIGINT."]),
-        ({"status": "cut", "reason": "the time limit of 5 s was reached"}, ["Cut short: the time limit of 5 s was re"]),
+        (
+            {"status": "running"},
+            ["Not finished: it is running, or was killed.", "Results: mine/samples.jsonl"],
+        ),
+        (
+            {"status": "interrupted", "reason": "interrupted by SIGINT"},
+            ["Not finished: interrupted by SIGINT."],
+        ),
+        (
+            {"status": "cut", "reason": "the time limit of 5 s was reached"},
+            ["Cut short: the time limit of 5 s was re"],
+        ),
     ],
 )
-def test_a_report_says_that_its_run_is_unfinished(commbench: Command, fields: dict[str, str], words: list[str]) -> None:
+def test_a_report_says_that_its_run_is_unfinished(
+    commbench: Command, fields: dict[str, str], words: list[str]
+) -> None:
     """Report why a run is unfinished, how to resume it, and its files."""
     with Store.open(commbench.home / "mine", make_info(**fields)) as store:
         store.append(make_record())
@@ -270,9 +300,13 @@ def test_a_report_says_that_its_run_is_unfinished(commbench: Command, fields: di
     assert "--out mine goes on from there" in outcome.out
 
 
-def test_a_hint_in_square_brackets_is_shown(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hint_in_square_brackets_is_shown(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Print the installation hint literally, square brackets included."""
-    monkeypatch.setattr("commbench.cli.report.probe_mpi", lambda: {"problem": "pip install 'commbench[mpi]'"})
+    monkeypatch.setattr(
+        "commbench.cli.report.probe_mpi", lambda: {"problem": "pip install 'commbench[mpi]'"}
+    )
     assert "pip install 'commbench[mpi]'" in commbench("env").out
 
 
@@ -280,7 +314,10 @@ def test_a_hint_in_square_brackets_is_shown(commbench: Command, monkeypatch: pyt
     ("error", "problem"),
     [
         (subprocess.TimeoutExpired("mpirun", 60, stderr=b"no\nanswer \xff\n"), "answer \ufffd"),
-        (subprocess.CalledProcessError(1, "mpirun", stderr=" \n"), "Command 'mpirun' returned non-zero exit status 1."),
+        (
+            subprocess.CalledProcessError(1, "mpirun", stderr=" \n"),
+            "Command 'mpirun' returned non-zero exit status 1.",
+        ),
         (OSError(), "OSError"),
     ],
 )
@@ -292,7 +329,9 @@ def test_an_mpi_that_does_not_start_is_a_sentence(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("commbench.launch.probe.choose_launcher", lambda *_: MpirunLauncher(environ={}))
+    monkeypatch.setattr(
+        "commbench.launch.probe.choose_launcher", lambda *_: MpirunLauncher(environ={})
+    )
     monkeypatch.setattr("commbench.launch.probe.subprocess.run", fail)
     assert {"problem": f"MPI does not start: {problem}"} == probe_mpi()
 
@@ -317,7 +356,9 @@ def test_failing_fast_is_for_who_asks(
     assert [(2, bool(option))] == calls
 
 
-@pytest.mark.parametrize(("code", "status"), [(3, "partial"), (130, "interrupted"), (0, "cut"), (0, "complete")])
+@pytest.mark.parametrize(
+    ("code", "status"), [(3, "partial"), (130, "interrupted"), (0, "cut"), (0, "complete")]
+)
 def test_why_a_run_did_not_finish_is_on_stderr(
     commbench: Command, monkeypatch: pytest.MonkeyPatch, code: int, status: str
 ) -> None:
@@ -336,7 +377,9 @@ def test_why_a_run_did_not_finish_is_on_stderr(
     assert "Not finished" not in outcome.out
 
 
-def test_without_training_collectives_have_all_of_the_time(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_training_collectives_have_all_of_the_time(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Give collectives the whole time limit if training is unavailable."""
     limits: list[float | None] = []
 
@@ -383,7 +426,9 @@ def make_settings(**changes: Any) -> Settings:
     return Settings(**{**fields, **changes})
 
 
-def test_a_task_is_concluded_before_it_is_printed(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_is_concluded_before_it_is_printed(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Plan for the given ranks, and run the task's conclusion before the run is closed."""
     out = commbench.home / "mine"
     monkeypatch.setattr("commbench.cli.conduct.conduct", lambda *_, **__: 0)
@@ -403,19 +448,24 @@ def test_a_task_is_concluded_before_it_is_printed(commbench: Command, monkeypatc
     assert load_run(out).info["concluded"]
 
 
-def test_a_dry_run_lists_every_stage_that_is_known(commbench: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_lists_every_stage_that_is_known(
+    commbench: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     """List the cases and the extent of every planned stage, and write nothing."""
 
     def plan(place: Place) -> Task:
         requests = [
-            make_request([make_case(message_bytes=8 * size)], ranks=place.ranks, launches=size) for size in (1, 2)
+            make_request([make_case(message_bytes=8 * size)], ranks=place.ranks, launches=size)
+            for size in (1, 2)
         ]
         return Task(name="mine", requests=requests, stages=[], seconds=90.0)
 
     assert 0 == carry_out(make_settings(dry_run=True, out=commbench.home / "mine"), plan)
     *cases, closing = capsys.readouterr().out.splitlines()
     assert ["mpi all_reduce 8 B float32 sum", "mpi all_reduce 16 B float32 sum"] == cases
-    assert closing.startswith("1 case on 2 ranks in 1 launch, then 1 case on 2 ranks in 2 launches, about 1")
+    assert closing.startswith(
+        "1 case on 2 ranks in 1 launch, then 1 case on 2 ranks in 2 launches, about 1"
+    )
     assert not (commbench.home / "mine").exists()
 
 
@@ -425,19 +475,25 @@ def test_the_seed_of_a_run_is_kept(commbench: Command) -> None:
         pass
     resumed = {"out": commbench.home / "mine"}
     seeds = [
-        make_settings(**changes).seed_or_resumed() for changes in ({}, {"seed": 5}, resumed, {**resumed, "seed": 5})
+        make_settings(**changes).seed_or_resumed()
+        for changes in ({}, {"seed": 5}, resumed, {**resumed, "seed": 5})
     ]
     assert [None, 5, 7, 5] == seeds
 
 
 def make_mixed(path: Path, *, collectives: bool) -> None:
     """Write a run with training and optionally collectives."""
-    cases = [TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook=hook) for hook in ("none", "fp16")]
+    cases = [
+        TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook=hook)
+        for hook in ("none", "fp16")
+    ]
     with Store.open(path, make_info(status="complete")) as store:
         for record in [make_record()] if collectives else []:
             store.append(record)
         for case in cases:
-            store.append(TrainingRecord(case=case, launch=0, step_ms=[5.0, 6.0, 7.0], block_lengths=[3]))
+            store.append(
+                TrainingRecord(case=case, launch=0, step_ms=[5.0, 6.0, 7.0], block_lengths=[3])
+            )
         write_tables(store)
 
 
@@ -456,16 +512,22 @@ def test_training_is_printed_as_csv_and_not_as_other_tools_do(commbench: Command
     """Print collectives.csv, then ddp.csv; report that training has no OSU format."""
     make_mixed(commbench.home / "trained", collectives=False)
     make_mixed(commbench.home / "both", collectives=True)
-    assert (commbench.home / "trained" / "ddp.csv").read_text() == commbench("report trained --format csv").out
+    assert (commbench.home / "trained" / "ddp.csv").read_text() == commbench(
+        "report trained --format csv"
+    ).out
     lines = commbench("report both --format csv").out.splitlines()
-    assert {0: ",".join(COLUMNS), 3: ",".join(DDP_COLUMNS)} == {number: lines[number] for number in (0, 3)}
+    assert {0: ",".join(COLUMNS), 3: ",".join(DDP_COLUMNS)} == {
+        number: lines[number] for number in (0, 3)
+    }
     assert "have no place in this format" in commbench("report trained --format osu").out
 
 
 @pytest.mark.parametrize(
     "line", ["run -- true", "up", "exec -- true", "status", "link host0 down", "down", "down --all"]
 )
-def test_every_lab_command_needs_root(commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+def test_every_lab_command_needs_root(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
     """Refuse lab commands without root in one sentence, with the command to use."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     outcome = commbench(f"lab {line}")
@@ -476,7 +538,9 @@ def test_every_lab_command_needs_root(commbench: Command, monkeypatch: pytest.Mo
     assert (2, "", sentence) == (outcome.code, outcome.out, outcome.err)
 
 
-def test_a_lab_runs_what_follows_the_dashes(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lab_runs_what_follows_the_dashes(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Run the command after the dashes unchanged, and return its exit code."""
     calls: list[Any] = []
 
@@ -485,8 +549,16 @@ def test_a_lab_runs_what_follows_the_dashes(commbench: Command, monkeypatch: pyt
         return 7
 
     monkeypatch.setattr("commbench.cli.lab.run_in_lab", note)
-    shape = "--ranks-per-host 2 --slow host1=1mbit --slow host2=none --racks 3 --uplink none --name mine"
-    assert 7 == commbench(f"lab run --hosts 3 --rate 200mbit {shape} -- commbench bench -n 6 --seed 1").code
+    shape = (
+        "--ranks-per-host 2 --slow host1=1mbit --slow host2=none --racks 3 --uplink none --name"
+        " mine"
+    )
+    assert (
+        7
+        == commbench(
+            f"lab run --hosts 3 --rate 200mbit {shape} -- commbench bench -n 6 --seed 1"
+        ).code
+    )
     slow = ["host1=1mbit", "host2=none"]
     plan = LabPlan.parse(3, "200mbit", ranks_per_host=2, slow=slow, racks=3, uplink="none")
     assert [(plan, ["commbench", "bench", "-n", "6", "--seed", "1"], "mine")] == calls
@@ -495,11 +567,16 @@ def test_a_lab_runs_what_follows_the_dashes(commbench: Command, monkeypatch: pyt
 def test_cadences_and_buffers_are_axes_of_a_run(commbench: Command) -> None:
     """List every cadence and buffer mode, and refuse an unknown one in one sentence."""
     outcome = commbench(
-        "run -c all_reduce --backend mpi --sizes 8 -n 2 --cadence isolated,pipelined --buffers hot,rotated --dry-run"
+        "run -c all_reduce --backend mpi --sizes 8 -n 2 --cadence isolated,pipelined --buffers"
+        " hot,rotated --dry-run"
     )
     assert (0, "") == (outcome.code, outcome.err)
     named = [f"mpi all_reduce 8 B float32 sum{words}" for words in ("", " pipelined")]
-    assert [name + words for name in named for words in ("", " in rotated buffers")] == outcome.out.splitlines()[:4]
+    assert [
+        name + words for name in named for words in ("", " in rotated buffers")
+    ] == outcome.out.splitlines()[:4]
     outcome = commbench("run -c all_reduce --backend mpi --sizes 8 -n 2 --cadence slow --dry-run")
     assert (2, "") == (outcome.code, outcome.out)
-    assert "Unknown cadence 'slow'; choose from isolated, pipelined, graph, persistent." in outcome.err
+    assert (
+        "Unknown cadence 'slow'; choose from isolated, pipelined, graph, persistent." in outcome.err
+    )

@@ -1,4 +1,6 @@
-"""Tests of commands on machines with GPUs: number of ranks, training backend, what is left out and why."""
+"""Tests of commands on machines with GPUs: number of ranks, training backend, what is left out and
+why.
+"""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -19,7 +21,9 @@ pytest.importorskip("mpi4py")  # without a launcher every measuring command ends
 def test_ranks_follow_the_gpus_of_this_machine() -> None:
     """Start one rank per GPU up to the number of CPUs, unless ranks or hosts are given."""
 
-    def ranks(*, slots: int = 64, is_local: bool = True, limit: int | None = None, gpus: int | None = 4) -> int:
+    def ranks(
+        *, slots: int = 64, is_local: bool = True, limit: int | None = None, gpus: int | None = 4
+    ) -> int:
         launcher: Any = SimpleNamespace(slots=lambda: slots, is_local=is_local, limit=lambda: limit)
         return default_ranks(launcher, lambda: gpus)
 
@@ -29,16 +33,22 @@ def test_ranks_follow_the_gpus_of_this_machine() -> None:
 
 
 @pytest.mark.programs
-def test_a_first_run_on_gpus_says_what_it_leaves_out(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_run_on_gpus_says_what_it_leaves_out(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Omit NCCL if two ranks would share a GPU, and report training on CPUs."""
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
     monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
     monkeypatch.setattr("commbench.cli.train.probe_workload", probe_on_host)
     for gpus in (1, 2):
-        monkeypatch.setattr("commbench.cli.request.try_device", lambda _, gpus=gpus: DeviceTrial(gpus=gpus))
+        monkeypatch.setattr(
+            "commbench.cli.request.try_device", lambda _, gpus=gpus: DeviceTrial(gpus=gpus)
+        )
         output = " ".join(commbench("bench --dry-run").out.split())
         assert (gpus == 1) == ("Left out: 2 ranks of a host would share 1 GPU:" in output)
-        assert (gpus == 1) == ("Left out: Training on GPUs: this trains over Gloo on CPUs. 2 ranks of a host" in output)
+        assert (gpus == 1) == (
+            "Left out: Training on GPUs: this trains over Gloo on CPUs. 2 ranks of a host" in output
+        )
         assert (gpus == 2) == ("nccl all_reduce" in output)
         assert (gpus == 2) == ("mlp none, 5 MiB buckets, 2 ranks over NCCL, batch 32" in output)
 
@@ -54,7 +64,9 @@ def test_a_first_run_on_gpus_says_what_it_leaves_out(commbench: Command, monkeyp
         (("gloo", "nccl"), "auto"),
     ],
 )
-def test_bench_trains_over_what_it_measures(backends: Sequence[str] | None, expected: str | None) -> None:
+def test_bench_trains_over_what_it_measures(
+    backends: Sequence[str] | None, expected: str | None
+) -> None:
     """Train over the measured backend, Gloo or NCCL, and not at all if only MPI is measured."""
     assert expected == measuring._trains_over(backends)
 
@@ -63,7 +75,9 @@ def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(
     commbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Omit the training with a sentence if this host has no GPU."""
-    monkeypatch.setattr("commbench.cli.measure.try_device", lambda _: DeviceTrial(refusal="torch finds no GPU."))
+    monkeypatch.setattr(
+        "commbench.cli.measure.try_device", lambda _: DeviceTrial(refusal="torch finds no GPU.")
+    )
     outcome = commbench("bench --backend mpi,torch-nccl -n 2 --dry-run")
     assert 0 == outcome.code
     assert "Left out: torch finds no GPU." in outcome.out

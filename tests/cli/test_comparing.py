@@ -27,13 +27,17 @@ SIZES = (8, KIB, 64 * KIB)
 
 
 def write_run(path: Path, seed: int, slower: dict[int, float] | None = None, **info: Any) -> Path:
-    """Write a run of three sizes; multiply the times of the sizes in ``slower`` by their factors."""
+    """Write a run of three sizes.
+
+    Multiply the times of the sizes in ``slower`` by their factors.
+    """
     generator = np.random.default_rng(seed)
     with Store.open(path, make_info(**info)) as store:
         for size in SIZES:
             factor = 10.0 * (slower or {}).get(size, 1.0)
             for record in make_launches(
-                list(factor * np.exp(0.005 * generator.standard_normal(10))), make_case(message_bytes=size)
+                list(factor * np.exp(0.005 * generator.standard_normal(10))),
+                make_case(message_bytes=size),
             ):
                 store.append(record)
     return path
@@ -57,7 +61,12 @@ def test_all_forms_mean_the_same(good: Path, new: Path, capsys: pytest.CaptureFi
     """Accept a directory of runs, a list of runs, and repeated --baseline options."""
     runs = sorted(good.iterdir())
     outputs = []
-    for positional, options in (([good, new], []), ([*runs, new], []), ([new], [good]), ([new], runs)):
+    for positional, options in (
+        ([good, new], []),
+        ([*runs, new], []),
+        ([new], [good]),
+        ([new], runs),
+    ):
         assert 5 == compare(list(positional), list(options))
         outputs.append(capsys.readouterr().out)
     assert 1 == len(set(outputs))
@@ -66,25 +75,37 @@ def test_all_forms_mean_the_same(good: Path, new: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("threshold", "code"), [("2%", 5), ("5%", 5), ("5 %", 5), ("0.05", 5), ("20%", 0), ("0.2", 0), ("100%", 0)]
+    ("threshold", "code"),
+    [("2%", 5), ("5%", 5), ("5 %", 5), ("0.05", 5), ("20%", 0), ("0.2", 0), ("100%", 0)],
 )
-def test_the_threshold_decides_the_exit_code(good: Path, new: Path, threshold: str, code: int) -> None:
+def test_the_threshold_decides_the_exit_code(
+    good: Path, new: Path, threshold: str, code: int
+) -> None:
     """Exit with 5 only if an interval lies wholly beyond the threshold."""
     assert code == compare([good, new], threshold=threshold)
 
 
-def test_the_table_ends_with_what_decides(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_ends_with_what_decides(
+    good: Path, new: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """End log and page with the cases beyond the threshold, or with the detectable difference."""
     compare([good, new], threshold="5%", out=new / "x.html")
-    assert "Beyond 5 %: mpi all_reduce 1 KiB float32 sum." == capsys.readouterr().out.splitlines()[-1]
+    assert (
+        "Beyond 5 %: mpi all_reduce 1 KiB float32 sum." == capsys.readouterr().out.splitlines()[-1]
+    )
     assert "Beyond 5 %: mpi all_reduce 1 KiB float32 sum." in (new / "x.html").read_text()
     compare([good, new], threshold="20%", out=new / "x.html")
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(r"None beyond 20 %; half of the cases would have shown \+\d+\.\d %\.", last)
-    assert last.replace("+", "&#43;") in (new / "x.html").read_text() or last in (new / "x.html").read_text()
+    assert (
+        last.replace("+", "&#43;") in (new / "x.html").read_text()
+        or last in (new / "x.html").read_text()
+    )
 
 
-def test_a_run_named_twice_is_one_baseline(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_named_twice_is_one_baseline(
+    good: Path, new: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Count a linked or repeated run once."""
     compare([good, new])
     expected = capsys.readouterr().out
@@ -97,7 +118,10 @@ def test_a_run_named_twice_is_one_baseline(good: Path, new: Path, capsys: pytest
 
 def test_a_file_obeys_no_escape_sequences(tmp_path: Path) -> None:
     """Escape control characters of runs in text files."""
-    runs = [write_run(tmp_path / str(seed), seed, git_commit=f"\x1b[31m{seed}\x1b]0;title\x07") for seed in (1, 2)]
+    runs = [
+        write_run(tmp_path / str(seed), seed, git_commit=f"\x1b[31m{seed}\x1b]0;title\x07")
+        for seed in (1, 2)
+    ]
     compare(runs, out=tmp_path / "x.txt")
     text = (tmp_path / "x.txt").read_text()
     assert "\x1b" not in text
@@ -153,7 +177,8 @@ def test_csv_has_a_line_a_case(good: Path, new: Path, capsys: pytest.CaptureFixt
     assert list(COMPARISON_COLUMNS) == list(rows[0])
     slow = rows[1]
     assert ("collective", "slower", "true", "5", "50", "10") == tuple(
-        slow[name] for name in ("kind", "verdict", "regression", "baselines", "launches_a", "launches_b")
+        slow[name]
+        for name in ("kind", "verdict", "regression", "baselines", "launches_a", "launches_b")
     )
     assert 1.02 < float(slow["ratio_ci_low"]) < float(slow["ratio"]) < float(slow["ratio_ci_high"])
     assert ["false", "false"] == [rows[0]["regression"], rows[2]["regression"]]
@@ -175,10 +200,23 @@ def test_csv_says_which_case_it_is(tmp_path: Path, capsys: pytest.CaptureFixture
     assert ["native", "python", "auto"] == [row["loop"] for row in rows]
     with (tmp_path / "b" / "collectives.csv").open() as stream:
         summary = list(csv.DictReader(stream))
-    same = ("backend", "operation", "pattern", "dtype", "redop", "root", "in_place", "message_bytes", "buffers")
+    same = (
+        "backend",
+        "operation",
+        "pattern",
+        "dtype",
+        "redop",
+        "root",
+        "in_place",
+        "message_bytes",
+        "buffers",
+    )
     for row in (rows[0], rows[2]):
         loops = {row["loop"], "native"}
-        assert 1 == sum(each["loop"] in loops and all(each[name] == row[name] for name in same) for each in summary)
+        assert 1 == sum(
+            each["loop"] in loops and all(each[name] == row[name] for name in same)
+            for each in summary
+        )
 
 
 def test_regressions_are_named_with_their_groups() -> None:
@@ -196,8 +234,13 @@ def test_regressions_are_named_with_their_groups() -> None:
             verdict=Verdict.SLOWER,
         ),
     )
-    table = ComparisonTable(names_a=("a",), name_b="b", margin=0.02, cases=(replace(compared, group="0-1"), compared))
-    expected = [f"mpi all_reduce 1 KiB float32 sum pattern split:2 group {group}" for group in ("0-1", "2-3")]
+    table = ComparisonTable(
+        names_a=("a",), name_b="b", margin=0.02, cases=(replace(compared, group="0-1"), compared)
+    )
+    expected = [
+        f"mpi all_reduce 1 KiB float32 sum pattern split:2 group {group}"
+        for group in ("0-1", "2-3")
+    ]
     assert expected == json.loads(comparison_json(table, 0.05))["regressions"]
     assert f"Beyond 5 %: {', '.join(expected)}." == beyond(table, 0.05)
     assert beyond(replace(table, cases=6 * table.cases), 0.05).endswith(" and 4 more.")
@@ -207,8 +250,15 @@ def test_json_says_all(good: Path, new: Path, capsys: pytest.CaptureFixture[str]
     """Write summary, counts, regressions beyond the threshold, conditions and cases as JSON."""
     assert 0 == compare([good, new], output_format="json", threshold="20%", sort=True)
     facts = json.loads(capsys.readouterr().out)
-    assert {"slower": 1, "faster": 0} == {name: facts["counts"][name] for name in ("slower", "faster")}
-    assert (5, [], False, 0.2) == (len(facts["a"]), facts["regressions"], facts["forced"], facts["threshold"])
+    assert {"slower": 1, "faster": 0} == {
+        name: facts["counts"][name] for name in ("slower", "faster")
+    }
+    assert (5, [], False, 0.2) == (
+        len(facts["a"]),
+        facts["regressions"],
+        facts["forced"],
+        facts["threshold"],
+    )
     assert "slower" == facts["cases"][0]["verdict"]
     assert facts["complete"] is True
     assert facts["summary"].startswith("1 of 3 cases slower")
@@ -275,16 +325,22 @@ def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     assert "url(" not in text
 
 
-def test_lost_cases_are_regressions(tmp_path: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_cases_are_regressions(
+    tmp_path: Path, new: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit with 5 if a case measured in A failed in B, at any threshold."""
     with Store.open(tmp_path / "b", make_info()) as store:
         for size in SIZES:
-            for record in make_launches([10.0] * 10, make_case(message_bytes=size), status="failed", reason="no"):
+            for record in make_launches(
+                [10.0] * 10, make_case(message_bytes=size), status="failed", reason="no"
+            ):
                 store.append(record)
     assert 5 == compare([new, tmp_path / "b"], threshold="50%", out=tmp_path / "x.csv")
     assert " 3 cases lost: ok in A and not in B." in capsys.readouterr().out
     rows = list(csv.DictReader(io.StringIO((tmp_path / "x.csv").read_text())))
-    assert [("ok in A, failed in B", "true")] * 3 == [(row["verdict"], row["regression"]) for row in rows]
+    assert [("ok in A, failed in B", "true")] * 3 == [
+        (row["verdict"], row["regression"]) for row in rows
+    ]
 
 
 def test_training_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""Tests of the continuous-integration example in docs/comparing.md: the script runs, the job is valid YAML."""
+"""Tests of the continuous-integration example in docs/comparing.md: the script runs, the job is
+valid YAML.
+"""
 
 import os
 import re
@@ -62,7 +64,11 @@ def run_job(folder: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.programs
 @pytest.mark.parametrize(
     ("factor", "code"),
-    [pytest.param(1.0, 0, marks=pytest.mark.slow), pytest.param(1.03, 0, marks=pytest.mark.slow), (1.2, 5)],
+    [
+        pytest.param(1.0, 0, marks=pytest.mark.slow),
+        pytest.param(1.03, 0, marks=pytest.mark.slow),
+        (1.2, 5),
+    ],
 )
 def test_the_script_ends_as_the_page_says(folder: Path, factor: float, code: int) -> None:
     """Pass equal runs and small losses, exit with 5 at a large loss, and always write the page."""

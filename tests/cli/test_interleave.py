@@ -1,4 +1,6 @@
-"""Tests of ``commbench compare --until-decided``: commands, order, looks, the time limit, and how often it errs."""
+"""Tests of ``commbench compare --until-decided``: commands, order, looks, the time limit, and how
+often it errs.
+"""
 
 import shutil
 import sys
@@ -30,7 +32,10 @@ from commbench.stats import Verdict
 def test_a_command_is_of_this_version_or_names_a_program(
     tmp_path: Path, text: str, command: Sequence[str], environment: dict[str, str]
 ) -> None:
-    """Start this version unless the command begins with a program; take variables from its front."""
+    """Start this version unless the command begins with a program.
+
+    Take variables from its front.
+    """
     side = parse_side(text, "a", tmp_path)
     assert (command, environment, tmp_path / "a") == (side.command, side.environment, side.folder)
 
@@ -54,22 +59,31 @@ def test_what_does_not_measure_is_refused(tmp_path: Path, text: str, sentence: s
 
 
 class Simulated:
-    """Two runs whose launches are drawn when they are asked for, and a clock that each launch moves by a second."""
+    """Two runs whose launches are drawn when they are asked for, and a clock that each launch moves
+    by a second.
+    """
 
-    def __init__(self, folder: Path, ratio: float, monkeypatch: pytest.MonkeyPatch, spread: float = 0.01) -> None:
+    def __init__(
+        self, folder: Path, ratio: float, monkeypatch: pytest.MonkeyPatch, spread: float = 0.01
+    ) -> None:
         self.seconds = 0.0
         self.order: list[tuple[str, int]] = []
         self.lines: list[str] = []
         generator = np.random.default_rng(3)
         times = {name: np.exp(spread * generator.standard_normal(LOOKS[-1])) for name in ("a", "b")}
         times["b"] *= ratio
-        self.sides = [Side(name=name, command=[], environment={}, folder=folder / name) for name in ("a", "b")]
+        self.sides = [
+            Side(name=name, command=[], environment={}, folder=folder / name) for name in ("a", "b")
+        ]
 
         def launch(side: Side, launches: int) -> None:
             self.seconds += 1
             self.order.append((side.name, launches))
             of_side = 10 * times[side.name][:launches]
-            records = [make_record(make_case(), launch=number, time_us=time) for number, time in enumerate(of_side)]
+            records = [
+                make_record(make_case(), launch=number, time_us=time)
+                for number, time in enumerate(of_side)
+            ]
             shutil.rmtree(side.folder, ignore_errors=True)
             write_run(side.folder, records, **make_info())
 
@@ -78,12 +92,18 @@ class Simulated:
     def decide(self, seconds: float = 1e9) -> dict[Verdict, int]:
         """Measure, and return the number of cases by verdict."""
         table = measure_until_decided(
-            self.sides, seconds=seconds, margin=0.02, report=self.lines.append, clock=lambda: self.seconds
+            self.sides,
+            seconds=seconds,
+            margin=0.02,
+            report=self.lines.append,
+            clock=lambda: self.seconds,
         )
         return table.counts
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(1.2, Verdict.SLOWER), (0.8, Verdict.FASTER), (1.0, Verdict.SAME)])
+@pytest.mark.parametrize(
+    ("ratio", "verdict"), [(1.2, Verdict.SLOWER), (0.8, Verdict.FASTER), (1.0, Verdict.SAME)]
+)
 def test_it_ends_with_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, verdict: Verdict
 ) -> None:
@@ -101,7 +121,9 @@ def test_sides_take_turns_at_being_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 3), ("b", 3)] == simulated.order[:6]
 
 
-def test_the_time_limit_ends_it_with_a_last_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_ends_it_with_a_last_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Begin no pair of launches that would end behind the limit, and compare what there is."""
     simulated = Simulated(tmp_path, 1.0, monkeypatch, spread=0.2)
     assert 1 == simulated.decide(seconds=9)[Verdict.INCONCLUSIVE]
@@ -111,13 +133,19 @@ def test_the_time_limit_ends_it_with_a_last_look(tmp_path: Path, monkeypatch: py
 
 def test_a_failed_launch_names_its_log(tmp_path: Path) -> None:
     """Raise with the exit code and the file that has the output."""
-    side = Side(name="a", command=["sh", "-c", "echo no; exit 7"], environment={}, folder=tmp_path / "a")
-    with pytest.raises(LaunchError, match=r"Launch 1 of A ended with code 7; .*a\.log has its output"):
+    side = Side(
+        name="a", command=["sh", "-c", "echo no; exit 7"], environment={}, folder=tmp_path / "a"
+    )
+    with pytest.raises(
+        LaunchError, match=r"Launch 1 of A ended with code 7; .*a\.log has its output"
+    ):
         side.launch(1)
     assert "no\n" == (tmp_path / "a.log").read_text()
 
 
-def test_an_interruption_says_how_to_go_on(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_says_how_to_go_on(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Name the directory when a launch is interrupted."""
 
     def interrupted(*_: object) -> None:
@@ -163,7 +191,10 @@ def test_seven_looks_err_seldom(ratio: float, is_wrong: Callable[[Verdict], bool
         ("compare --until-decided one", "--until-decided takes two commands and got 1"),
         ("compare --until-decided -- report env", "Command A 'report' does not measure"),
         ("compare a b --time-limit 3", "--time-limit 3 is of --until-decided"),
-        ("compare --until-decided --time-limit 0 -- run run", "--time-limit 0 is no number of seconds above 0"),
+        (
+            "compare --until-decided --time-limit 0 -- run run",
+            "--time-limit 0 is no number of seconds above 0",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(commbench: Command, line: str, sentence: str) -> None:

@@ -1,4 +1,7 @@
-"""Tests of the command predict: from run directories alone, in seconds, labelled; one sentence on what is missing."""
+"""Tests of the command predict: from run directories alone, in seconds, labelled.
+
+One sentence on what is missing.
+"""
 
 import csv
 import dataclasses
@@ -106,7 +109,11 @@ def test_rows_as_csv_and_json(predict: Predict, network: Path) -> None:
         [row["time_us"] for row in plain["collectives"]], 1e-4
     )
     assert (plain["runs"], plain["steps"], plain["break_evens"]) == (["network"], [], [])
-    reduced = [row for row in plain["collectives"] if row["operation"] == "all_reduce" and row["rate"] == ""]
+    reduced = [
+        row
+        for row in plain["collectives"]
+        if row["operation"] == "all_reduce" and row["rate"] == ""
+    ]
     for row in reduced:
         expected = float(RING(row["world_size"], row["message_bytes"], HOP))
         assert row["time_us"] == pytest.approx(expected, rel=0.1)
@@ -123,21 +130,29 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     assert "Without DDP a step takes 130 ms, as measured; held-out error" in words
     assert "the density below which top-k is predicted to pay" in words
     assert "one world size only: the algorithm is assumed" in words
-    plain = json.loads(predict(both, "--world-size", "2,8,64", "--hook", "none", "--format", "json")[1])
+    plain = json.loads(
+        predict(both, "--world-size", "2,8,64", "--hook", "none", "--format", "json")[1]
+    )
     assert {"none"} == {row["hook"] for row in plain["steps"]}
     efficiencies = [row["scaling_efficiency"] for row in plain["steps"]]
     assert sorted(efficiencies, reverse=True) == efficiencies
     assert plain["steps"][0]["step_ms"] == pytest.approx(STEPS["none"], rel=0.15)
     assert all(row["step_ms_low"] < row["step_ms"] < row["step_ms_high"] for row in plain["steps"])
-    assert all(row["density_low"] <= row["density"] <= row["density_high"] for row in plain["break_evens"])
-    assert all(row["held_out_over"].startswith("settings on 2 ranks") for row in plain["break_evens"])
+    assert all(
+        row["density_low"] <= row["density"] <= row["density_high"] for row in plain["break_evens"]
+    )
+    assert all(
+        row["held_out_over"].startswith("settings on 2 ranks") for row in plain["break_evens"]
+    )
     densities = [row["density"] for row in plain["break_evens"]]
     assert sorted(densities, reverse=True) == densities
     assert [row["byte_density"] for row in plain["break_evens"]] == [1 / 2, 1 / 8, 1 / 64]
 
 
 def test_a_chart_and_its_rates(predict: Predict, both: Path, tmp_path: Path) -> None:
-    """Draw and list the link rate below which a hook pays: there its step and the dense one take equally long."""
+    """Draw and list the link rate below which a hook pays: there its step and the dense one take
+    equally long.
+    """
     chart = tmp_path / "rates.svg"
     line = (both, "--world-size", "2,16,512")
     code, out, _ = predict(*line, "--chart", chart)
@@ -145,20 +160,28 @@ def test_a_chart_and_its_rates(predict: Predict, both: Path, tmp_path: Path) -> 
     picture = chart.read_text()
     assert picture.startswith("<svg")
     assert "topk:0.01" in picture
-    rows = json.loads(predict(*line, "--chart", tmp_path / "rates.png", "--format", "json")[1])["break_even_rates"]
+    rows = json.loads(predict(*line, "--chart", tmp_path / "rates.png", "--format", "json")[1])[
+        "break_even_rates"
+    ]
     assert b"PNG" == (tmp_path / "rates.png").read_bytes()[1:4]
-    assert [("topk:0.01", 2), ("topk:0.01", 16), ("topk:0.01", 512)] == [(r["hook"], r["world_size"]) for r in rows]
+    assert [("topk:0.01", 2), ("topk:0.01", 16), ("topk:0.01", 512)] == [
+        (r["hook"], r["world_size"]) for r in rows
+    ]
     few, more, most = (row["rate_bps"] for row in rows)
     assert few > more
     assert most is None, "at 512 ranks gathering 1 % sends more bytes than a dense all-reduce"
     assert all(r["rate_bps_low"] <= (r["rate_bps"] or 0.0) <= r["rate_bps_high"] for r in rows)
     rate = f"{more / 1e6:.0f}mbit"
-    steps = json.loads(predict(both, "--world-size", "16", "--rate", rate, "--format", "json")[1])["steps"]
+    steps = json.loads(predict(both, "--world-size", "16", "--rate", rate, "--format", "json")[1])[
+        "steps"
+    ]
     dense, sparse = (step["step_ms"] for step in steps)
     assert dense == pytest.approx(sparse, rel=0.02)
 
 
-def test_a_chart_is_of_one_training(predict: Predict, both: Path, network: Path, tmp_path: Path) -> None:
+def test_a_chart_is_of_one_training(
+    predict: Predict, both: Path, network: Path, tmp_path: Path
+) -> None:
     """Refuse a chart without hooks and one of two trainings, and leave no file."""
     chart = tmp_path / "rates.png"
     code, out, err = predict(network, "--world-size", "8", "--chart", chart)
@@ -172,14 +195,21 @@ def test_a_chart_is_of_one_training(predict: Predict, both: Path, network: Path,
 
 
 def settings_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> list[TrainingRecord]:
-    """Return records of two bucket sizes per hook, so that one can be held out, and of the step without DDP."""
+    """Return records of two bucket sizes per hook, so that one can be held out, and of the step
+    without DDP.
+    """
     records = training_of(steps_ms, ranks)
     records = [dataclasses.replace(r, case=dataclasses.replace(r.case, **changes)) for r in records]
-    others = [dataclasses.replace(r, case=dataclasses.replace(r.case, bucket_cap_mb="5")) for r in records[1:]]
+    others = [
+        dataclasses.replace(r, case=dataclasses.replace(r.case, bucket_cap_mb="5"))
+        for r in records[1:]
+    ]
     return [*records, *others]
 
 
-def test_intervals_are_called_what_they_are(predict: Predict, network: Path, tmp_path: Path) -> None:
+def test_intervals_are_called_what_they_are(
+    predict: Predict, network: Path, tmp_path: Path
+) -> None:
     """Claim 95 % only if the errors of both network and steps are known."""
     info = network_info(2, facts=workload_facts().to_json())
     few = write_run(tmp_path / "few", training=training_of(STEPS), **info)
@@ -195,24 +225,39 @@ def test_intervals_are_called_what_they_are(predict: Predict, network: Path, tmp
         assert (level is None) == ("predicted ms [interval]" in words)
         plain = json.loads(predict(*runs, "--world-size", "8", "--format", "json")[1])
         assert {level} == {row["level"] for name in ("steps", "break_evens") for row in plain[name]}
-    (step, _) = json.loads(predict(single, "--world-size", "2", "--format", "json")[1])["steps"]
+    step, _ = json.loads(predict(single, "--world-size", "2", "--format", "json")[1])["steps"]
     assert (0.95, None) == (step["level"], step["network_error"])
 
 
 def test_what_the_network_is_off_by_counts_for_steps(predict: Predict, tmp_path: Path) -> None:
     """Warn and derive nothing for steps whose collectives were predicted badly."""
     slow = Hop(alpha_us=500.0, beta_us_per_byte=8e-2)
-    parts = [((2,), HOP, {"all_reduce": "ring", "all_gather": "ring"}), ((8,), HOP, {"all_reduce": "ring"})]
+    parts = [
+        ((2,), HOP, {"all_reduce": "ring", "all_gather": "ring"}),
+        ((8,), HOP, {"all_reduce": "ring"}),
+    ]
     parts += [((8,), slow, {"all_gather": "ring"})]
-    records = [r for ranks, hop, chosen in parts for r in network_records(ranks, hop=hop, algorithms=chosen)]
-    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, world_size=r.group_size)) for r in records]
+    records = [
+        r
+        for ranks, hop, chosen in parts
+        for r in network_records(ranks, hop=hop, algorithms=chosen)
+    ]
+    records = [
+        dataclasses.replace(r, case=dataclasses.replace(r.case, world_size=r.group_size))
+        for r in records
+    ]
     info = network_info(8, facts=workload_facts().to_json())
     path = write_run(tmp_path / "off", records, settings_of(STEPS), **info)
     out = predict(path, "--world-size", "16")[1]
     table = out.split("mlp (gloo, batch 32 a rank), links")[1].split("Without DDP")[0]
-    dense, sparse = (next(line for line in table.splitlines() if line.startswith(hook)) for hook in ("none", "topk"))
+    dense, sparse = (
+        next(line for line in table.splitlines() if line.startswith(hook))
+        for hook in ("none", "topk")
+    )
     assert ("%" in dense, "%" in sparse) == (True, False)
-    assert " ".join(out.split()).count("Too uncertain to use") == 3  # the all_gather, the steps and the break-even
+    assert (
+        " ".join(out.split()).count("Too uncertain to use") == 3
+    )  # the all_gather, the steps and the break-even
     plain = json.loads(predict(path, "--world-size", "16", "--format", "json")[1])
     errors = {row["hook"]: row["network_error"] for row in plain["steps"]}
     assert errors["none"] < 0.5 < errors["topk:0.01"] == plain["break_evens"][0]["network_error"]
@@ -243,25 +288,44 @@ def test_workloads_trained_on_several_numbers_of_ranks_are_told_apart(
     out = predict(network, *paths, "--world-size", "8,16")[1]
     for origin in ("2 ranks in t2", "4 ranks in t4"):
         assert out.count(f"mlp (gloo, batch 32 a rank, trained on {origin})") == 2
-    rows = json.loads(predict(network, *paths, "--world-size", "8,16", "--format", "json")[1])["break_evens"]
+    rows = json.loads(predict(network, *paths, "--world-size", "8,16", "--format", "json")[1])[
+        "break_evens"
+    ]
     assert {"2 ranks in t2": 2, "4 ranks in t4": 2} == Counter(row["trained_on"] for row in rows)
 
 
-def test_training_within_a_host_met_no_link(predict: Predict, network: Path, tmp_path: Path) -> None:
+def test_training_within_a_host_met_no_link(
+    predict: Predict, network: Path, tmp_path: Path
+) -> None:
     """Predict training within a host from collectives within a host, and not without them."""
     inside = network_info(2, None, nodes=1, ranks_per_node=2, facts=workload_facts().to_json())
     trained = write_run(tmp_path / "trained", training=settings_of(STEPS), **inside)
     out = " ".join(predict(network, trained, "--world-size", "8", "--rate", "1gbit")[1].split())
-    assert "was measured across hosts alone and is not predicted for 2 ranks, which fit on one host of 2" in out
+    assert (
+        "was measured across hosts alone and is not predicted for 2 ranks, which fit on one host"
+        " of 2" in out
+    )
     assert "predicted ms" not in out
     fast = network_records((2,), hop=Hop(alpha_us=5.0, beta_us_per_byte=8e-4))
     within = write_run(tmp_path / "within", fast, **inside)
-    line = (network, within, trained, "--world-size", "8", "--rate", "1gbit", "--ranks-per-node", "1")
+    line = (
+        network,
+        within,
+        trained,
+        "--world-size",
+        "8",
+        "--rate",
+        "1gbit",
+        "--ranks-per-node",
+        "1",
+    )
     rows = json.loads(predict(*line, "--format", "json")[1])["steps"]
     assert {"ok"} == {row["status"] for row in rows}
 
 
-def test_groups_across_hosts_have_the_bandwidth_of_their_size(predict: Predict, tmp_path: Path) -> None:
+def test_groups_across_hosts_have_the_bandwidth_of_their_size(
+    predict: Predict, tmp_path: Path
+) -> None:
     """Compute the bus bandwidth of pattern cross from its group size."""
     records = [
         dataclasses.replace(r, case=dataclasses.replace(r.case, pattern="cross", world_size=None))
@@ -269,13 +333,19 @@ def test_groups_across_hosts_have_the_bandwidth_of_their_size(predict: Predict, 
     ]
     path = write_run(tmp_path / "cross", records, **network_info(4, world_size=8, ranks_per_node=2))
     line = (path, "--world-size", "16", "--sizes", "1M", "--format", "json")
-    (row,) = (r for r in json.loads(predict(*line)[1])["collectives"] if r["operation"] == "all_reduce")
+    (row,) = (
+        r for r in json.loads(predict(*line)[1])["collectives"] if r["operation"] == "all_reduce"
+    )
     assert row["busbw_GBps"] == pytest.approx(2 * (8 - 1) / 8 * MIB / row["time_us"] / 1e3)
 
 
-def test_hosts_are_those_of_the_runs_across_hosts(predict: Predict, network: Path, tmp_path: Path) -> None:
+def test_hosts_are_those_of_the_runs_across_hosts(
+    predict: Predict, network: Path, tmp_path: Path
+) -> None:
     """Use the ranks per host of the runs across hosts."""
-    inside = write_run(tmp_path / "one", network_records((8,)), **network_info(8, None, nodes=1, ranks_per_node=8))
+    inside = write_run(
+        tmp_path / "one", network_records((8,)), **network_info(8, None, nodes=1, ranks_per_node=8)
+    )
     line = (network, inside, "--world-size", "16", "--rate", "1gbit", "--format", "json")
     assert {1} == {row["ranks_per_node"] for row in json.loads(predict(*line)[1])["collectives"]}
 
@@ -286,12 +356,18 @@ def test_the_example_in_the_docs_is_output(predict: Predict, network: Path, tmp_
     both = write_run(tmp_path / "both", network_records((2,)), settings_of(STEPS), **info)
     page = (Path(__file__).parents[2] / "docs" / "predicting.md").read_text(encoding="utf-8")
     assert "EXAMPLE" not in page
-    (example,) = (block for block in page.split("```") if block.startswith("\nPREDICTED, not measured, from "))
+    (example,) = (
+        block for block in page.split("```") if block.startswith("\nPREDICTED, not measured, from ")
+    )
     out = predict(network, both, "--world-size", "8", "--rate", "200mbit,10gbit")[1]
 
     def headings(text: str) -> set[str]:
         lines = text.splitlines()
-        return {" ".join(above.split()) for above, line in itertools.pairwise(lines) if line.startswith("───")}
+        return {
+            " ".join(above.split())
+            for above, line in itertools.pairwise(lines)
+            if line.startswith("───")
+        }
 
     assert len(headings(example)) == 4
     assert headings(example) <= headings(out)
@@ -299,8 +375,12 @@ def test_the_example_in_the_docs_is_output(predict: Predict, network: Path, tmp_
 
 def test_one_table_holds_all_rows(predict: Predict, both: Path, tmp_path: Path) -> None:
     """Write collectives, steps and break-evens as one CSV table, and messages to stderr."""
-    rows = list(csv.DictReader(io.StringIO(predict(both, "--world-size", "8,64", "--format", "csv")[1])))
-    assert {"collective": 2 * 3 * 2, "step": 2 * 2, "break_even": 2} == Counter(row["about"] for row in rows)
+    rows = list(
+        csv.DictReader(io.StringIO(predict(both, "--world-size", "8,64", "--format", "csv")[1]))
+    )
+    assert {"collective": 2 * 3 * 2, "step": 2 * 2, "break_even": 2} == Counter(
+        row["about"] for row in rows
+    )
     assert all(None not in row and None not in row.values() for row in rows)
     for row in rows:
         assert (row["operation"] != "") == (row["about"] == "collective")
@@ -311,10 +391,14 @@ def test_one_table_holds_all_rows(predict: Predict, both: Path, tmp_path: Path) 
     assert "keeps no facts of mlp" in " ".join(err.split())
 
 
-def test_training_and_network_from_two_runs(predict: Predict, network: Path, tmp_path: Path) -> None:
+def test_training_and_network_from_two_runs(
+    predict: Predict, network: Path, tmp_path: Path
+) -> None:
     """Join the training of one run with the network of another."""
     trained = write_run(
-        tmp_path / "trained", training=training_of(STEPS), **network_info(2, facts=workload_facts().to_json())
+        tmp_path / "trained",
+        training=training_of(STEPS),
+        **network_info(2, facts=workload_facts().to_json()),
     )
     code, out, _ = predict(network, trained, "--world-size", "8", "--workload", "mlp")
     assert code == 0
@@ -332,7 +416,9 @@ def test_training_over_other_links(predict: Predict, network: Path, tmp_path: Pa
         options = ("--world-size", "8", "--hook", "none", "--rate", "1gbit", "--format", "json")
         rows = json.loads(predict(network, path, *options)[1])["steps"]
         densities.append(rows[0]["exposed_comm_ms"])
-    assert densities[1] < densities[0], "the same step over a slower link means better overlap or fewer bytes"
+    assert densities[1] < densities[0], (
+        "the same step over a slower link means better overlap or fewer bytes"
+    )
 
 
 def test_runs_at_several_rates(predict: Predict, network: Path, tmp_path: Path) -> None:
@@ -343,7 +429,9 @@ def test_runs_at_several_rates(predict: Predict, network: Path, tmp_path: Path) 
         **network_info(8, "100mbit"),
     )
     trained = write_run(
-        tmp_path / "t", training=training_of(STEPS), **network_info(2, "100mbit", facts=workload_facts().to_json())
+        tmp_path / "t",
+        training=training_of(STEPS),
+        **network_info(2, "100mbit", facts=workload_facts().to_json()),
     )
     for other in (slow, trained):
         code, out, err = predict(network, other, "--world-size", "16")
@@ -360,12 +448,19 @@ def test_what_is_off_by_far_says_so(predict: Predict, tmp_path: Path) -> None:
         *network_records((2,)),
         *network_records((8,), hop=Hop(alpha_us=500.0, beta_us_per_byte=8e-2)),
     ]
-    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, world_size=r.group_size)) for r in records]
+    records = [
+        dataclasses.replace(r, case=dataclasses.replace(r.case, world_size=r.group_size))
+        for r in records
+    ]
     path = write_run(tmp_path / "off", records, **network_info(8))
     line = (path, "--world-size", "16", "--sizes", "1M")
     words = " ".join(predict(*line)[1].split())
     assert "Too uncertain to use: such predictions were off by" in words
-    (cells,) = (ln.split() for ln in predict(*line)[1].split("gloo all_reduce, float32")[1].splitlines() if "MiB" in ln)
+    (cells,) = (
+        ln.split()
+        for ln in predict(*line)[1].split("gloo all_reduce, float32")[1].splitlines()
+        if "MiB" in ln
+    )
     assert cells[-2].endswith("]"), "no busbw"
     rows = json.loads(predict(*line, "--format", "json")[1])["collectives"]
     assert all(row["held_out_error"] > 0.5 for row in rows)
@@ -375,14 +470,19 @@ def test_what_is_off_by_far_says_so(predict: Predict, tmp_path: Path) -> None:
 def test_ten_thousand_ranks_in_seconds(predict: Predict, both: Path) -> None:
     """Predict up to 10000 ranks at three rates within a minute of CPU time."""
     begun = time.process_time()
-    code, out, _ = predict(both, "--world-size", "8:8192,10000", "--rate", "1gbit,10gbit,100gbit", "--format", "csv")
+    code, out, _ = predict(
+        both, "--world-size", "8:8192,10000", "--rate", "1gbit,10gbit,100gbit", "--format", "csv"
+    )
     assert code == 0
     assert "10000" in out
     assert time.process_time() - begun < 60, "seconds of one core; a few where nothing else runs"
 
 
 def test_kept_run_of_one_host(predict: Predict) -> None:
-    """Predict Gloo from one host; leave MPI unpredicted with a reason, as its algorithm is unknown."""
+    """Predict Gloo from one host.
+
+    Leave MPI unpredicted with a reason, as its algorithm is unknown.
+    """
     code, out, _ = predict(KEPT, "--world-size", "4,1024", "--rate", "25gbit")
     assert code == 0
     words = " ".join(out.split())
@@ -413,27 +513,56 @@ def test_nothing_that_can_be_predicted(predict: Predict, style: str) -> None:
         (["RUN", "--world-size", "many"], "World sizes 'many' are not understood"),
         (["RUN", "--world-size", "1,8"], "World sizes '1,8' are not all from 2 to 10000"),
         (["RUN", "--world-size", "8:20000"], "are not all from 2 to 10000"),
-        (["RUN", "--world-size", "64:8"], "World sizes '64:8' end below their start; write the fewer ranks first"),
-        (["RUN", "--world-size", "8:16:1"], "World sizes '8:16:1' have a factor below 2; write e.g. 8:512:4"),
+        (
+            ["RUN", "--world-size", "64:8"],
+            "World sizes '64:8' end below their start; write the fewer ranks first",
+        ),
+        (
+            ["RUN", "--world-size", "8:16:1"],
+            "World sizes '8:16:1' have a factor below 2; write e.g. 8:512:4",
+        ),
         (["RUN", "--world-size", "8,,16"], "World sizes '8,,16' are not understood"),
         (["RUN", "--world-size", ""], "World sizes '' are not understood; write ranks such as 8"),
         (["RUN", "--world-size", "8", "--rate", ""], "The rate '' is not understood"),
-        (["RUN", "--world-size", "8", "--sizes", "0"], "Messages of 0 B were to be predicted, but float32"),
-        (["RUN", "--world-size", "8", "--sizes", "4,7"], "Messages of 7 B were to be predicted, but float32"),
+        (
+            ["RUN", "--world-size", "8", "--sizes", "0"],
+            "Messages of 0 B were to be predicted, but float32",
+        ),
+        (
+            ["RUN", "--world-size", "8", "--sizes", "4,7"],
+            "Messages of 7 B were to be predicted, but float32",
+        ),
         (["RUN", "--world-size", "8", "--sizes", ""], "hold an empty item"),
         (["RUN", "--world-size", "8", "--hook", ""], "Unknown hook ''"),
         (["RUN", "--world-size", "8", "--hook", "nope"], "Unknown hook 'nope'; choose from none"),
         (["RUN", "--world-size", "8", "--hook", "fp16"], "but no training is in these runs"),
-        (["RUN", "--world-size", "8", "--rate", "fast"], "The rate 'fast' is not understood; write rates such as"),
-        (["RUN", "--world-size", "8", "--format", "osu"], "Unknown format 'osu'; choose from table, csv, json"),
+        (
+            ["RUN", "--world-size", "8", "--rate", "fast"],
+            "The rate 'fast' is not understood; write rates such as",
+        ),
+        (
+            ["RUN", "--world-size", "8", "--format", "osu"],
+            "Unknown format 'osu'; choose from table, csv, json",
+        ),
         (["RUN", "--world-size", "8", "--sizes", "big"], "size 'big' is not understood"),
         (["RUN", "--world-size", "8", "--ranks-per-node", "0"], "0 ranks per node were asked for"),
-        (["RUN", "--world-size", "8", "--chart", "rates.pdf"], "--chart rates.pdf is neither .svg nor .png"),
-        (["RUN", "--world-size", "8", "--chart", "no/rates.svg"], "because there is no directory no; make it"),
-        (["RUN", "--world-size", "8", "--workload", "bert"], "No training of 'bert' is in these runs"),
+        (
+            ["RUN", "--world-size", "8", "--chart", "rates.pdf"],
+            "--chart rates.pdf is neither .svg nor .png",
+        ),
+        (
+            ["RUN", "--world-size", "8", "--chart", "no/rates.svg"],
+            "because there is no directory no; make it",
+        ),
+        (
+            ["RUN", "--world-size", "8", "--workload", "bert"],
+            "No training of 'bert' is in these runs",
+        ),
     ],
 )
-def test_bad_input_is_one_sentence(predict: Predict, network: Path, words: list[str], sentence: str) -> None:
+def test_bad_input_is_one_sentence(
+    predict: Predict, network: Path, words: list[str], sentence: str
+) -> None:
     """Exit with 2, print one sentence on stderr, and nothing on stdout."""
     code, out, err = predict(*(str(network) if word == "RUN" else word for word in words))
     assert (code, out) == (2, "")
@@ -444,10 +573,14 @@ def test_hooks_as_typed(predict: Predict, both: Path) -> None:
     """Normalise spaces and numbers in hook names, and refuse an untrained hook."""
     assert hook_name(" topk:0.010") == "topk:0.01"
     line = (both, "--world-size", "8", "--format", "json", "--hook")
-    assert ["none", "topk:0.01"] == [row["hook"] for row in json.loads(predict(*line, "none, topk:1e-2")[1])["steps"]]
+    assert ["none", "topk:0.01"] == [
+        row["hook"] for row in json.loads(predict(*line, "none, topk:1e-2")[1])["steps"]
+    ]
     code, _, err = predict(*line, "none,fp16")
     assert code == 2
-    assert "hook fp16 were to be predicted, but only none, topk:0.01 can be" in " ".join(err.split())
+    assert "hook fp16 were to be predicted, but only none, topk:0.01 can be" in " ".join(
+        err.split()
+    )
 
 
 def test_runs_without_curves_say_what_to_measure(predict: Predict, tmp_path: Path) -> None:
@@ -456,7 +589,10 @@ def test_runs_without_curves_say_what_to_measure(predict: Predict, tmp_path: Pat
     code, _, err = predict(few, "--world-size", "8")
     assert code == 2
     assert "has no curve of a collective over at least 3 message sizes" in " ".join(err.split())
-    assert "commbench run -c all_reduce,all_gather --backend gloo,mpi --sizes 64K:16M:4 -n 4" in " ".join(err.split())
+    assert (
+        "commbench run -c all_reduce,all_gather --backend gloo,mpi --sizes 64K:16M:4 -n 4"
+        in " ".join(err.split())
+    )
     assert "on two hosts or more" in " ".join(err.split())
     trained = write_run(tmp_path / "trained", training=training_of(STEPS), **network_info(2))
     words = " ".join(predict(few, trained, "--world-size", "8")[2].split())
@@ -467,14 +603,18 @@ def test_missing_parts_of_a_training_are_said(predict: Predict, tmp_path: Path) 
     """Predict the other hooks and name the missing measurement."""
     info = network_info(2, facts=workload_facts().to_json())
     reduced = {"all_reduce": "ring"}
-    lacking = write_run(tmp_path / "lacking", network_records((2,), algorithms=reduced), training_of(STEPS), **info)
+    lacking = write_run(
+        tmp_path / "lacking", network_records((2,), algorithms=reduced), training_of(STEPS), **info
+    )
     words = " ".join(predict(lacking, "--world-size", "8")[1].split())
     assert "topk:0.01 was to be predicted, but only none can be" in words
     assert "measure with commbench run -c all_gather" in words
     assert words.count("topk:0.01 was to be predicted") == 1
     assert "topk:0.01 all not predicted" in words
     assert "the density below which" not in words, "no table of dashes"
-    dense = write_run(tmp_path / "dense", network_records((2,)), training_of({"none": 420.0}), **info)
+    dense = write_run(
+        tmp_path / "dense", network_records((2,)), training_of({"none": 420.0}), **info
+    )
     out = predict(dense, "--world-size", "8")[1]
     assert "no top-k was trained or no all_gather measured" in " ".join(out.split())
     assert "predicted ms" in out
@@ -485,13 +625,19 @@ def test_a_hook_without_its_collectives_costs_no_other(predict: Predict, tmp_pat
     info = network_info(2, facts=workload_facts().to_json())
     steps = STEPS | {"fp16": 250.0}
     lacking = {"all_reduce": "ring"}
-    path = write_run(tmp_path / "run", network_records((2,), algorithms=lacking), training_of(steps), **info)
+    path = write_run(
+        tmp_path / "run", network_records((2,), algorithms=lacking), training_of(steps), **info
+    )
     code, out, _ = predict(path, "--world-size", "2,8")
     assert code == 0
     words = " ".join(out.split())
     assert "fp16 all not predicted" in words
     assert "topk:0.01 all not predicted" in words
-    (row,) = (line.split() for line in out.splitlines() if line.startswith("none") and line.split()[1] == "2")
+    (row,) = (
+        line.split()
+        for line in out.splitlines()
+        if line.startswith("none") and line.split()[1] == "2"
+    )
     assert float(row[2]) > 0
 
 
@@ -500,7 +646,9 @@ def test_crowded_training_is_freed(predict: Predict, tmp_path: Path) -> None:
     info = network_info(2, cores=1, facts=workload_facts().to_json())
     path = write_run(tmp_path / "run", network_records((2,)), training_of(STEPS), **info)
     words = " ".join(predict(path, "--world-size", "8")[1].split())
-    assert "Without DDP a step takes 65.0 ms, as measured by 2 ranks a core, divided by that" in words
+    assert (
+        "Without DDP a step takes 65.0 ms, as measured by 2 ranks a core, divided by that" in words
+    )
 
 
 def test_neither_torch_nor_mpi_is_needed(network: Path) -> None:
@@ -512,7 +660,11 @@ def test_neither_torch_nor_mpi_is_needed(network: Path) -> None:
         "sys.stderr.write(' '.join({'torch', 'mpi4py', 'numba'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(network)], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code, str(network)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stdout.startswith("PREDICTED")
     assert done.stderr == ""
@@ -529,7 +681,9 @@ def test_lists_of_ranks_and_rates() -> None:
 
 
 def test_hosts_of_several_ranks(predict: Predict, tmp_path: Path) -> None:
-    """Predict a ring for any number of ranks per host, and other algorithms only for measured ones."""
+    """Predict a ring for any number of ranks per host, and other algorithms only for measured
+    ones.
+    """
     run = measured_run((2,), algorithms={"all_reduce": "ring", "broadcast": "binomial"})
     path = write_run(tmp_path / "run", run.records, **make_info(**network_info(2)))
     words = " ".join(predict(path, "--world-size", "64", "--ranks-per-node", "8")[1].split())
@@ -538,7 +692,9 @@ def test_hosts_of_several_ranks(predict: Predict, tmp_path: Path) -> None:
     assert "gloo broadcast was measured with 1 ranks on a host and is not predicted for 8" in words
 
 
-@pytest.mark.parametrize("style", ["table", *(pytest.param(name, marks=pytest.mark.slow) for name in ("csv", "json"))])
+@pytest.mark.parametrize(
+    "style", ["table", *(pytest.param(name, marks=pytest.mark.slow) for name in ("csv", "json"))]
+)
 def test_who_reads_may_have_enough(network: Path, style: str) -> None:
     """Exit silently with code 141 when the reader of stdout closes the pipe."""
     reading, writing = os.pipe()
@@ -556,7 +712,9 @@ def test_who_reads_may_have_enough(network: Path, style: str) -> None:
 
 
 @pytest.mark.parametrize(("ranks_per_gpu", "code"), [(1, 0), (2, 2)])
-def test_time_slices_are_no_network(predict: Predict, tmp_path: Path, ranks_per_gpu: int, code: int) -> None:
+def test_time_slices_are_no_network(
+    predict: Predict, tmp_path: Path, ranks_per_gpu: int, code: int
+) -> None:
     """Refuse to predict from ranks that shared a GPU."""
     info = network_info(4, ranks_per_gpu=ranks_per_gpu)
     run = write_run(tmp_path / "gpus", network_records((2, 4), backend="nccl"), **info)
@@ -565,11 +723,18 @@ def test_time_slices_are_no_network(predict: Predict, tmp_path: Path, ranks_per_
     assert (code == 2) == ("comes from ranks that share a GPU" in message)
 
 
-def test_steps_on_a_shared_gpu_are_not_predicted(predict: Predict, network: Path, tmp_path: Path) -> None:
+def test_steps_on_a_shared_gpu_are_not_predicted(
+    predict: Predict, network: Path, tmp_path: Path
+) -> None:
     """Predict collectives, but no steps of ranks that shared a GPU."""
-    records = [dataclasses.replace(r, case=dataclasses.replace(r.case, backend="nccl")) for r in training_of(STEPS)]
+    records = [
+        dataclasses.replace(r, case=dataclasses.replace(r.case, backend="nccl"))
+        for r in training_of(STEPS)
+    ]
     info = network_info(2, facts=workload_facts().to_json(), ranks_per_gpu=2)
     trained = write_run(tmp_path / "trained", [], records, **info)
     code, out, _ = predict(network, trained, "--world-size", "8")
     assert 0 == code
-    assert "trained shared a GPU, so its steps do not hold for one GPU for each rank" in " ".join(out.split())
+    assert "trained shared a GPU, so its steps do not hold for one GPU for each rank" in " ".join(
+        out.split()
+    )

@@ -1,4 +1,6 @@
-"""Tests of the command that draws pages: where they go, what else is printed, and what is refused."""
+"""Tests of the command that draws pages: where they go, what else is printed, and what is
+refused.
+"""
 
 import os
 import shutil
@@ -19,7 +21,11 @@ from commbench.errors import InputError
 from commbench.results import load_run
 
 HERE = Path(__file__).parents[1]
-TWO_SIZES = [record for size in (1024, MIB) for record in make_launches(STEADY, make_case(message_bytes=size))]
+TWO_SIZES = [
+    record
+    for size in (1024, MIB)
+    for record in make_launches(STEADY, make_case(message_bytes=size))
+]
 
 
 class Outcome:
@@ -95,13 +101,18 @@ def test_terminal_draws_curves_in_place_of_the_page(run: Any, tmp_path: Path) ->
         (["monday", "friday", "--format", "csv"], "--format csv is of one run and 2 were named"),
         (["monday", "friday", "--model"], "--model is of one run and 2 were named"),
         (["monday", "--model", "--format", "csv"], "model.json has all its numbers"),
-        (["monday", "--terminal", "--format", "csv"], "--terminal and --format csv were asked for; choose one"),
+        (
+            ["monday", "--terminal", "--format", "csv"],
+            "--terminal and --format csv were asked for; choose one",
+        ),
         (["monday", "--format", "csv", "--out", "x"], "--format csv writes no page"),
         (["monday", "--out", "file/x"], "name another directory with --out"),
         (["monday", "absent"], "There is no absent"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(run: Any, tmp_path: Path, words: list[str], sentence: str) -> None:
+def test_what_cannot_be_is_one_sentence(
+    run: Any, tmp_path: Path, words: list[str], sentence: str
+) -> None:
     """Exit with 2 and one line that says what to do, and write nothing."""
     (tmp_path / "file").write_text("")
     before = sorted(tmp_path.rglob("*"))
@@ -117,7 +128,10 @@ def test_run_that_cannot_be_written_names_out(run: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "access", lambda _, mode, **__: not mode & os.W_OK)
     outcome = run("report", "monday")
     assert (2, "") == (outcome.code, outcome.out)
-    assert "No page can be written into monday (Permission denied); name another directory with --out." in outcome.err
+    assert (
+        "No page can be written into monday (Permission denied); name another directory with --out."
+        in outcome.err
+    )
 
 
 def test_page_that_fails_costs_bench_nothing(
@@ -146,8 +160,13 @@ def test_only_bench_draws_and_others_say_how(run: Any, tmp_path: Path) -> None:
 
 def test_reading_commands_start_without_matplotlib_and_jinja() -> None:
     """Import the command line without matplotlib, jinja2 and torch."""
-    code = "import sys, commbench.cli; print([m for m in ('matplotlib', 'jinja2', 'torch') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    code = (
+        "import sys, commbench.cli; print([m for m in ('matplotlib', 'jinja2', 'torch') if m in"
+        " sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert "[]" == done.stdout.strip()
 
 

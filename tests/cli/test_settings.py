@@ -47,9 +47,14 @@ def test_without_options_a_command_gets_the_defaults() -> None:
 
 def test_options_become_settings_beside_the_own() -> None:
     """Separate shared options from the command's own in any order."""
-    line = "-n 4 mine --out there --launcher-arg -x --depth 3 --launcher-arg -y --case-timeout 5 --fail-fast"
+    line = (
+        "-n 4 mine --out there --launcher-arg -x --depth 3 --launcher-arg -y --case-timeout 5"
+        " --fail-fast"
+    )
     settings, suite, depth = called(line)
-    expected = Settings(ranks=4, out=Path("there"), launcher_arg=["-x", "-y"], case_timeout=5.0, fail_fast=True)
+    expected = Settings(
+        ranks=4, out=Path("there"), launcher_arg=["-x", "-y"], case_timeout=5.0, fail_fast=True
+    )
     assert (expected, "mine", 3) == (settings, suite, depth)
 
 
@@ -59,9 +64,13 @@ SET_BY_COMMANDS = ("prints_rows", "style")
 
 @pytest.mark.parametrize("measuring", [bench, run, train, tune, command])
 def test_shared_options_stand_behind_the_own(measuring: object) -> None:
-    """List shared options last, in field order, in every measuring command, without those that commands set."""
+    """List shared options last, in field order, in every measuring command, without those that
+    commands set.
+    """
     names = list(inspect.signature(measuring).parameters)  # type: ignore[arg-type]  # parametrize knows no types
-    shared = [name for name in inspect.signature(Settings).parameters if name not in SET_BY_COMMANDS]
+    shared = [
+        name for name in inspect.signature(Settings).parameters if name not in SET_BY_COMMANDS
+    ]
     assert shared == names[-len(shared) :]
     assert not {"settings", *SET_BY_COMMANDS} & set(names)
 

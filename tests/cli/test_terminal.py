@@ -9,7 +9,9 @@ from commbench.cli.terminal import LineDisplay, make_console
 from commbench.launch.events import CaseFinished, CaseProgress, LaunchFinished, LaunchStarted
 
 
-@pytest.mark.parametrize(("stage", "name"), [("", "launch 2 of 3"), ("confirm", "confirm launch 2 of 3")])
+@pytest.mark.parametrize(
+    ("stage", "name"), [("", "launch 2 of 3"), ("confirm", "confirm launch 2 of 3")]
+)
 def test_a_log_names_launches_and_stages(stage: str, name: str) -> None:
     """Write one line per launch, with its stage if there are several, and one per failure."""
     stream = io.StringIO()

@@ -1,4 +1,6 @@
-"""Tests of ``commbench train`` from end to end: real ranks, configurations that do harm, resuming, bad input."""
+"""Tests of ``commbench train`` from end to end: real ranks, configurations that do harm, resuming,
+bad input.
+"""
 
 import csv
 import json
@@ -30,13 +32,25 @@ FEW = ("--steps", "5", "--launches", "1", "--confirm-launches", "1", "--seed", "
 
 def arguments(workload: str, *more: str) -> list[str]:
     """Return the arguments of ``commbench train``."""
-    return ["train", "--backend", "gloo", "--workload", f"{WORKLOADS}:{workload}", *FEW, "--out", "r", *more]
+    return [
+        "train",
+        "--backend",
+        "gloo",
+        "--workload",
+        f"{WORKLOADS}:{workload}",
+        *FEW,
+        "--out",
+        "r",
+        *more,
+    ]
 
 
 def start(command: list[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command and wait until it exits."""
     environment = {**os.environ, **variables}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
 
 
 def train(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -82,7 +96,7 @@ def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-# ------------------------------------------------------------------------------------------------ harm, and resuming
+# ------------------------------------------------------------------------------- harm, and resuming
 
 
 @pytest.mark.slow
@@ -95,7 +109,13 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
     assert 3 == broken.returncode, broken.stdout + broken.stderr
     rows, info = rows_of(tmp_path / "r"), info_of(tmp_path / "r")
     status_by_hook = {hook: row["status"] for (hook, _), row in rows.items()}
-    assert {"none": "ok", "topk": "ok", "randomk": "failed", "bf16": "failed", "fp16": "hung"} == status_by_hook
+    assert {
+        "none": "ok",
+        "topk": "ok",
+        "randomk": "failed",
+        "bf16": "failed",
+        "fp16": "hung",
+    } == status_by_hook
     reasons = {hook: row["reason"] for (hook, _), row in rows.items()}
     assert "rank 1" in reasons["bf16"]
     assert "killed by signal 9" in reasons["bf16"]
@@ -132,20 +152,30 @@ def hook(state, bucket): ...
 
 @pytest.mark.usefixtures("_leaves_nothing")
 def test_hooks_of_a_file_are_swept(tmp_path: Path) -> None:
-    """Measure the bytes of a hook and of a factory's hook; give one that fails, or that one rank lacks, a reason."""
+    """Measure the bytes of a hook and of a factory's hook.
+
+    Give one that fails, or that one rank lacks, a reason.
+    """
     names = ("half", "make_pair", "raising")
     shutil.copy(HERE / "ranks" / "file_hooks.py", tmp_path)
     (tmp_path / "uneven.py").write_text(UNEVEN)
     hooks = ",".join(["none", *(f"file_hooks.py:{name}" for name in names), "uneven.py:hook"])
-    words = arguments("tiny", "--hook", hooks, "--bucket-cap-mb", "default", "-n", "2", "--oversubscribe")
+    words = arguments(
+        "tiny", "--hook", hooks, "--bucket-cap-mb", "default", "-n", "2", "--oversubscribe"
+    )
     done = train(tmp_path, *words)
     assert 3 == done.returncode, done.stdout + done.stderr
     rows = {hook: row for (hook, _), row in rows_of(tmp_path / "r").items()}
-    plain, half, pair, raising = (rows[hook] for hook in ("none", *(f"file_hooks.py:{name}" for name in names)))
+    plain, half, pair, raising = (
+        rows[hook] for hook in ("none", *(f"file_hooks.py:{name}" for name in names))
+    )
     assert ["ok", "ok", "ok", "failed"] == [row["status"] for row in (plain, half, pair, raising)]
     assert "raised ValueError (no luck with 0)" in raising["reason"]
     uneven = rows["uneven.py:hook"]
-    assert ("failed", True) == (uneven["status"], "uneven.py cannot be imported (OSError: not here" in uneven["reason"])
+    assert ("failed", True) == (
+        uneven["status"],
+        "uneven.py cannot be imported (OSError: not here" in uneven["reason"],
+    )
     sent = [float(row["sent_MB_per_step"]) for row in (plain, half, pair)]
     assert [0.5 * sent[0]] * 2 == pytest.approx(sent[1:], rel=0.1)
     assert "traffic" not in half["flags"]
@@ -154,11 +184,13 @@ def test_hooks_of_a_file_are_swept(tmp_path: Path) -> None:
     assert "none" == recommended["best"]["hook"]
 
 
-# ------------------------------------------------------------------------------------- ranks that a person starts
+# ----------------------------------------------------------------------- ranks that a person starts
 
 
 @pytest.mark.usefixtures("_leaves_nothing")
-def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path: Path, mpirun: MpirunLauncher) -> None:
+def test_ranks_that_a_person_starts_write_everything_and_add_launches(
+    tmp_path: Path, mpirun: MpirunLauncher
+) -> None:
     """Write all tables with each mpirun, which adds one launch of each stage."""
     words = arguments("tiny", "--hook", "none,fp16", "--bucket-cap-mb", "default")
     for count in (1, 2):
@@ -168,8 +200,12 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path: 
         rows = rows_of(tmp_path / "r")
         assert {("none", "default"), ("fp16", "default")} == rows.keys()
         assert {("ok", str(count))} == {(row["status"], row["launches"]) for row in rows.values()}
-        stages = [(entry["stage"], entry["launch"]) for entry in info_of(tmp_path / "r")["launches"]]
-        assert [(stage, launch) for launch in range(count) for stage in ("sweep", "confirm")] == stages
+        stages = [
+            (entry["stage"], entry["launch"]) for entry in info_of(tmp_path / "r")["launches"]
+        ]
+        assert [
+            (stage, launch) for launch in range(count) for stage in ("sweep", "confirm")
+        ] == stages
         assert 1 == done.stdout.count("Results: r/ddp.csv")
     check_tables(tmp_path / "r", rows)
     recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
@@ -177,7 +213,9 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path: 
 
 
 def check_tables(folder: Path, rows: dict[tuple[str, str], dict[str, str]]) -> None:
-    """Check that ``buckets.csv`` has the buckets of ``ddp.csv``, and that fp16 sends half the bytes."""
+    """Check that ``buckets.csv`` has the buckets of ``ddp.csv``, and that fp16 sends half the
+    bytes.
+    """
     buckets = read_csv(folder / "buckets.csv", columns_of(BucketRow))
     for (hook, cap), row in rows.items():
         own = [each for each in buckets if (hook, cap) == (each["hook"], each["bucket_cap_mb"])]
@@ -193,7 +231,14 @@ def check_tables(folder: Path, rows: dict[tuple[str, str], dict[str, str]]) -> N
 @pytest.mark.usefixtures("_leaves_nothing")
 def test_torchrun_trains_without_mpi(tmp_path: Path) -> None:
     """Write all tables if torchrun starts the ranks."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     words = arguments("tiny", "--hook", "none,powersgd:1", "--bucket-cap-mb", "default")
     done = start([*torchrun, "-m", "commbench", *words], tmp_path, OMP_NUM_THREADS="1")
     assert 0 == done.returncode, done.stdout + done.stderr
@@ -207,16 +252,27 @@ def test_unused_parameters_are_looked_for_where_the_model_needs_it(tmp_path: Pat
     """Train every setting with the search if a parameter has no gradient, and say so."""
     done = train(
         tmp_path,
-        *arguments("partly_used", "--hook", "none", "--bucket-cap-mb", "default,0.01", "-n", "2", "--oversubscribe"),
+        *arguments(
+            "partly_used",
+            "--hook",
+            "none",
+            "--bucket-cap-mb",
+            "default,0.01",
+            "-n",
+            "2",
+            "--oversubscribe",
+        ),
     )
     assert 0 == done.returncode, done.stderr
-    assert "idle.weight, idle.bias got no gradient in a backward pass" in " ".join((done.stdout + done.stderr).split())
+    assert "idle.weight, idle.bias got no gradient in a backward pass" in " ".join(
+        (done.stdout + done.stderr).split()
+    )
     records = load_run(tmp_path / "r").training_records
     assert {"ok"} == {record.status for record in records}
     assert {True} == {record.case.unused_parameters for record in records if record.case.uses_ddp}
 
 
-# --------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
 OWN = """
@@ -247,7 +303,9 @@ def refused(
             monkeypatch.delenv(name)
     monkeypatch.chdir(home)
     before = sorted(home.rglob("*"))
-    monkeypatch.setattr(sys, "argv", ["commbench", command, "-n", "2", "--oversubscribe", *line.split()])
+    monkeypatch.setattr(
+        sys, "argv", ["commbench", command, "-n", "2", "--oversubscribe", *line.split()]
+    )
     with pytest.raises(SystemExit) as ended:
         cli.main()
     captured = capsys.readouterr()
@@ -282,9 +340,18 @@ def refused(
         ("--batch few", "--batch few is not a list of whole numbers"),
         ("--accumulation 0", "Accumulation 0 was asked for"),
         ("--world-size 0", "World size 0 was asked for"),
-        ("--compile inductor", "Unknown compile mode 'inductor'; choose from off, all, ddp_optimizer"),
-        ("--broadcast-buffers maybe", "--broadcast-buffers maybe is not understood; choose from off, on, both"),
-        ("--unused-parameters maybe", "--unused-parameters maybe is not understood; choose from off, on, both"),
+        (
+            "--compile inductor",
+            "Unknown compile mode 'inductor'; choose from off, all, ddp_optimizer",
+        ),
+        (
+            "--broadcast-buffers maybe",
+            "--broadcast-buffers maybe is not understood; choose from off, on, both",
+        ),
+        (
+            "--unused-parameters maybe",
+            "--unused-parameters maybe is not understood; choose from off, on, both",
+        ),
         ("--steps 0", "--steps 0 was asked for"),
         ("--threads 0", "--threads 0 was asked for"),
         ("--launches 0", "--launches 0 was asked for"),
@@ -294,7 +361,11 @@ def refused(
     ],
 )
 def test_bad_words_are_refused_at_once(
-    line: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    line: str,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Refuse bad options before the workload is inspected."""
 
@@ -309,18 +380,29 @@ def test_bad_words_are_refused_at_once(
     ("line", "words"),
     [
         ("--workload missing.py:make", "There is no file missing.py"),
-        ("--world-size 3 --workload mlp", "A world size of 3 was asked for but 2 ranks are started"),
+        (
+            "--world-size 3 --workload mlp",
+            "A world size of 3 was asked for but 2 ranks are started",
+        ),
         pytest.param(
             *("--backend nccl", "Backend nccl needs a GPU, and torch"),
-            marks=pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="needs a host without a GPU"),
+            marks=pytest.mark.skipif(
+                shutil.which("nvidia-smi") is not None, reason="needs a host without a GPU"
+            ),
         ),
         *(
             pytest.param(line, words, marks=pytest.mark.slow)
             for line, words in (
                 ("--workload nonsense", "There is no workload 'nonsense'"),
-                ("--workload failing.py:make", "failing.py cannot be imported (ModuleNotFoundError: No module named"),
+                (
+                    "--workload failing.py:make",
+                    "failing.py cannot be imported (ModuleNotFoundError: No module named",
+                ),
                 ("--workload own.py:wrong", "own.py:wrong returned a value of type int"),
-                ("--hook failing.py:hook", "failing.py cannot be imported (ModuleNotFoundError: No module named"),
+                (
+                    "--hook failing.py:hook",
+                    "failing.py cannot be imported (ModuleNotFoundError: No module named",
+                ),
                 ("--hook own.py:missing", "own.py has no function missing"),
                 ("--workload own.py:sparse", "weight got a sparse gradient"),
             )
@@ -328,7 +410,11 @@ def test_bad_words_are_refused_at_once(
     ],
 )
 def test_workloads_that_cannot_be_trained_are_refused(
-    line: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    line: str,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Refuse an unusable workload after inspecting it, and write nothing."""
     (tmp_path / "own.py").write_text(OWN)

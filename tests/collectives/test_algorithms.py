@@ -26,10 +26,14 @@ def test_what_is_asked_for_is_read_and_written(text: str, choice: Choice) -> Non
     assert text.lower() == str(choice)
 
 
-@pytest.mark.parametrize("text", ["", "rings", "ll/ring", "ring/ring", "0ch", "ring/8", "ring/ll/8ch/", "ring//8ch"])
+@pytest.mark.parametrize(
+    "text", ["", "rings", "ll/ring", "ring/ring", "0ch", "ring/8", "ring/ll/8ch/", "ring//8ch"]
+)
 def test_what_is_not_understood_is_refused(text: str) -> None:
     """Refuse unknown words, and list the valid ones."""
-    with pytest.raises(InputError, match=r"is not understood; write auto, or any of ring, tree, .*e\.g\. tree"):
+    with pytest.raises(
+        InputError, match=r"is not understood; write auto, or any of ring, tree, .*e\.g\. tree"
+    ):
         Choice.parse(text)
 
 
@@ -41,7 +45,12 @@ def test_nccl_is_asked_by_its_variables() -> None:
 
 def test_an_axis_of_algorithms_is_for_operations_that_have_several() -> None:
     """Vary the algorithm only if NCCL has several, and keep the keys of default cases."""
-    sweep = Sweep(operations=("all_reduce", "all_to_all"), sizes="1K", backends=("nccl",), algorithms=("auto", "RING"))
+    sweep = Sweep(
+        operations=("all_reduce", "all_to_all"),
+        sizes="1K",
+        backends=("nccl",),
+        algorithms=("auto", "RING"),
+    )
     cases = sweep.cases(2)
     assert [("all_reduce", "auto"), ("all_reduce", "ring"), ("all_to_all", "auto")] == [
         (case.operation, case.algorithm) for case in cases
@@ -55,7 +64,9 @@ def test_an_axis_of_algorithms_is_for_operations_that_have_several() -> None:
 
 def test_older_cases_ask_for_nothing() -> None:
     """Read a case without algorithm from an older version."""
-    assert "auto" == Case(backend="nccl", operation="barrier", message_bytes=0, dtype=None).algorithm
+    assert (
+        "auto" == Case(backend="nccl", operation="barrier", message_bytes=0, dtype=None).algorithm
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,4 +84,6 @@ def test_older_cases_ask_for_nothing() -> None:
 def test_nvls_is_named_for_algorithms_that_use_it(algorithm: str, transport: str) -> None:
     """Name NVLS beside the channels' transports, or alone."""
     assert transport == transport_by(algorithm, "P2P/CUMEM")
-    assert transport.removesuffix("+P2P/CUMEM").removesuffix("P2P/CUMEM") == transport_by(algorithm, "")
+    assert transport.removesuffix("+P2P/CUMEM").removesuffix("P2P/CUMEM") == transport_by(
+        algorithm, ""
+    )

@@ -24,13 +24,16 @@ def test_axes_that_do_not_apply_are_dropped() -> None:
     cases = sweep.cases(2)
     assert 2 * 2 + 1 == len(cases)
     assert {(None, None)} == {(case.redop, case.root) for case in cases}
-    assert [(0, None, None)] == [(c.message_bytes, c.dtype, c.in_place) for c in cases if c.operation == "barrier"]
+    assert [(0, None, None)] == [
+        (c.message_bytes, c.dtype, c.in_place) for c in cases if c.operation == "barrier"
+    ]
 
 
 def test_sizes_that_round_to_one_are_one_case() -> None:
     """Merge sizes that round to the same message."""
     assert [12] == [
-        case.message_bytes for case in Sweep(operations=["all_gather"], sizes=[8, 12], backends=["mpi"]).cases(3)
+        case.message_bytes
+        for case in Sweep(operations=["all_gather"], sizes=[8, 12], backends=["mpi"]).cases(3)
     ]
 
 
@@ -45,7 +48,9 @@ def test_sizes_that_round_to_one_are_one_case() -> None:
         ("both", "broadcast", [None]),
     ],
 )
-def test_places_follow_the_operation(in_place: str, operation: str, expected: list[bool | None]) -> None:
+def test_places_follow_the_operation(
+    in_place: str, operation: str, expected: list[bool | None]
+) -> None:
     """Vary in place and out of place only for operations with both."""
     cases = Sweep(operations=[operation], sizes=[8], backends=["mpi"], in_place=in_place).cases(2)
     assert expected == [case.in_place for case in cases]
@@ -82,8 +87,14 @@ def test_several_sweeps_share_cases() -> None:
         ({"sync": "never"}, "Unknown synchronisation 'never'; choose from auto"),
         ({"loop": "endless"}, "Unknown loop 'endless'; choose from auto"),
         ({"in_place": "yes"}, "Unknown in_place value 'yes'; choose from default"),
-        ({"cadences": ["fast"]}, "Unknown cadence 'fast'; choose from isolated, pipelined, graph, persistent."),
-        ({"buffers": ["cold"]}, "Unknown kind of buffers 'cold'; choose from hot, rotated, registered, symmetric."),
+        (
+            {"cadences": ["fast"]},
+            "Unknown cadence 'fast'; choose from isolated, pipelined, graph, persistent.",
+        ),
+        (
+            {"buffers": ["cold"]},
+            "Unknown kind of buffers 'cold'; choose from hot, rotated, registered, symmetric.",
+        ),
         ({"sizes": [0]}, "Message size 0 is not a positive number of bytes."),
         ({"sizes": [-8]}, "Message size -8 is not a positive number of bytes."),
         ({"sizes": [8.5]}, "Message size 8.5 is not a positive number of bytes."),
@@ -128,7 +139,9 @@ def test_a_key_names_every_field() -> None:
     fields = asdict(complete)
     assert fields == json.loads(complete.key)
     later = {"world_size", "graph", "persistent", "algorithm", "env"}
-    assert {name: value for name, value in fields.items() if name not in later} == json.loads(case.key)
+    assert {name: value for name, value in fields.items() if name not in later} == json.loads(
+        case.key
+    )
 
 
 def test_names_show_settings_that_differ_from_the_defaults() -> None:
@@ -161,7 +174,12 @@ def test_cadences_and_buffers_are_axes() -> None:
         buffers=["hot", "rotated"],
     )
     cases = sweep.cases(2)
-    cadences = [("isolated", "auto"), ("pipelined", "none"), ("graph", "auto"), ("persistent", "auto")]
+    cadences = [
+        ("isolated", "auto"),
+        ("pipelined", "none"),
+        ("graph", "auto"),
+        ("persistent", "auto"),
+    ]
     assert [(*cadence, kind) for cadence in cadences for kind in ("hot", "rotated")] == [
         (case.mode, case.sync, case.buffers) for case in cases if case.operation == "all_reduce"
     ]
@@ -191,13 +209,16 @@ def test_scaling_study_measures_each_number_of_ranks() -> None:
     """Make each case for each number of ranks with sizes rounded for it."""
     sweep = Sweep(operations=["all_gather"], sizes=[1024], backends=["mpi"], world_sizes=[2, 3, 4])
     cases = sweep.cases(4)
-    assert [(2, 1024), (3, 1032), (None, 1024)] == [(case.world_size, case.message_bytes) for case in cases]
+    assert [(2, 1024), (3, 1032), (None, 1024)] == [
+        (case.world_size, case.message_bytes) for case in cases
+    ]
     assert replace(sweep, world_sizes=()).cases(4) == cases[2:]
     assert "mpi all_gather 1 KiB float32 on 2 ranks" == str(cases[0])
 
 
 @pytest.mark.parametrize(
-    ("world_sizes", "words"), [([2, 8], "World size 8 was asked for and this run has 4 ranks"), ([1], "World size 1 ")]
+    ("world_sizes", "words"),
+    [([2, 8], "World size 8 was asked for and this run has 4 ranks"), ([1], "World size 1 ")],
 )
 def test_scaling_study_needs_its_ranks(world_sizes: list[int], words: str) -> None:
     """Refuse more ranks than available, and a single one."""

@@ -1,4 +1,6 @@
-"""Tests of composed operations in rings, fans and hierarchies: their geometry, and results on real ranks."""
+"""Tests of composed operations in rings, fans and hierarchies: their geometry, and results on real
+ranks.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -36,14 +38,18 @@ def test_a_combination_is_offered_or_refused(pattern: str, name: str) -> None:
     if name in COMPOSED.get(pattern, OPERATIONS):
         assert name == operation_in_pattern(name, pattern, 4).name
     else:
-        with pytest.raises(UnsupportedError, match=rf"^pattern {pattern} is for .*{name} was asked for; use"):
+        with pytest.raises(
+            UnsupportedError, match=rf"^pattern {pattern} is for .*{name} was asked for; use"
+        ):
             operation_in_pattern(name, pattern, 4)
 
 
 def test_groups_run_the_plain_operation() -> None:
     """Use the plain operation for patterns that only make groups."""
     for pattern in ("flat", "node", "cross", "split:2", "pairs:inter", "bisection"):
-        assert all(OPERATIONS[name] is operation_in_pattern(name, pattern, 4) for name in OPERATIONS)
+        assert all(
+            OPERATIONS[name] is operation_in_pattern(name, pattern, 4) for name in OPERATIONS
+        )
     assert OPERATIONS["sendrecv"] is operation_in_pattern("sendrecv", "ring", 4)
 
 
@@ -66,7 +72,9 @@ def test_pieces_fill_the_buffers(pattern: str, name: str, size: int, root: int) 
 
 
 class Noting:
-    """A backend that records (from, to, is empty) of the messages that one rank sends and awaits."""
+    """A backend that records (from, to, is empty) of the messages that one rank sends and
+    awaits.
+    """
 
     def __init__(self, rank: int, sent: list[Any], received: list[Any]) -> None:
         self.rank = rank
@@ -136,9 +144,13 @@ def test_windows_share_the_bytes_in_flight() -> None:
     """Limit all windows of the busiest rank to the bytes of one; shorten windows of a matrix."""
     assert 64 == window_of(operation_in_pattern("bandwidth", "ring", 9), MIB)
     assert 32 == window_of(operation_in_pattern("bibandwidth", "ring", 9), MIB)
-    assert WINDOW_BYTES // MIB // 8 == window_of(operation_in_pattern("bandwidth", "fan-in", 9), MIB)
+    assert WINDOW_BYTES // MIB // 8 == window_of(
+        operation_in_pattern("bandwidth", "fan-in", 9), MIB
+    )
     assert 1 == window_of(operation_in_pattern("bandwidth", "fan-out", 1000), MIB)
-    assert MATRIX_WINDOW_BYTES // MIB == window_of(operation_in_pattern("bandwidth", MATRIX, 1000), MIB)
+    assert MATRIX_WINDOW_BYTES // MIB == window_of(
+        operation_in_pattern("bandwidth", MATRIX, 1000), MIB
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,7 +179,11 @@ def test_a_hop_is_the_time_of_one() -> None:
 def test_sweeps_vary_the_root_of_a_fan() -> None:
     """Make a case per root, also for combinations that a row then refuses."""
     sweep = Sweep(
-        operations=["bandwidth", "all_reduce"], patterns=["ring", "fan-in"], sizes=[8], roots=[0, 2], backends=["mpi"]
+        operations=["bandwidth", "all_reduce"],
+        patterns=["ring", "fan-in"],
+        sizes=[8],
+        roots=[0, 2],
+        backends=["mpi"],
     )
     expected = [("bandwidth", "ring", None), ("bandwidth", "fan-in", 0), ("bandwidth", "fan-in", 2)]
     expected += [("all_reduce", "ring", None), ("all_reduce", "fan-in", None)]
@@ -185,7 +201,9 @@ def test_sweeps_vary_the_root_of_a_fan() -> None:
 )
 def test_no_hierarchy_is_refused(hosts: str, placement: str) -> None:
     """Refuse hosts that form no hierarchy, and say what to do."""
-    with pytest.raises(UnsupportedError, match=rf"on each, and this run has {placement}; use pattern flat$"):
+    with pytest.raises(
+        UnsupportedError, match=rf"on each, and this run has {placement}; use pattern flat$"
+    ):
         _hierarchy(hosts)
 
 
@@ -195,7 +213,9 @@ def test_a_hierarchy_is_hosts_and_rails() -> None:
     assert (((0, 2), (1, 3)), ((0, 1), (2, 3))) == _hierarchy("abab")
 
 
-def test_every_rank_makes_the_divisions_of_a_hierarchy_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_makes_the_divisions_of_a_hierarchy_of_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Create all groups on idle ranks too, because libraries count groups."""
     made: dict[int, list[Any]] = {rank: [] for rank in range(6)}
     split = FakeCommunicator._split
@@ -215,7 +235,7 @@ def test_a_hierarchical_message_can_be_divided() -> None:
     assert 32 == case.message_bytes
 
 
-# ------------------------------------------------------------------------------------------------------- real ranks
+# --------------------------------------------------------------------------------------- real ranks
 
 BACKENDS = "mpi,gloo" if importlib.util.find_spec("torch") else "mpi"
 
@@ -233,13 +253,17 @@ def refusal(entry: Any, size: int) -> str | None:
     """Return the beginning of the sentence that must refuse a case, or None."""
     case, placed = entry["case"], entry["hosts"][:size]
     if case.pattern == "hierarchical" and placed not in {"ABAB", "AABB"}:
-        return "pattern hierarchical needs several hosts with equally many ranks, two or more, on each"
+        return (
+            "pattern hierarchical needs several hosts with equally many ranks, two or more, on each"
+        )
     return "MPI has no avg" if case.backend == "mpi" and case.redop == "avg" else None
 
 
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
-def test_results_are_right_and_wrong_ones_are_caught(verified: Any, request: pytest.FixtureRequest) -> None:
+def test_results_are_right_and_wrong_ones_are_caught(
+    verified: Any, request: pytest.FixtureRequest
+) -> None:
     """Find no wrong element in either loop, exactly the flipped one, and missing messages."""
     size = request.node.callspec.params["verified"]
     for entry in verified:
@@ -250,7 +274,9 @@ def test_results_are_right_and_wrong_ones_are_caught(verified: Any, request: pyt
         results = {kind: entry.get(kind) for kind in ("refused", "clean", "corrupted")}
         assert {"refused": None, "clean": 0, "corrupted": 1} == results, str(entry["case"])
         assert entry["idle"] > 0 or entry["case"].message_bytes < 64, str(entry["case"])
-        assert (0 if entry["case"].backend == "mpi" else None) == entry.get("native"), str(entry["case"])
+        assert (0 if entry["case"].backend == "mpi" else None) == entry.get("native"), str(
+            entry["case"]
+        )
 
 
 @pytest.mark.mpi
@@ -274,7 +300,7 @@ def test_a_hierarchy_of_some_ranks_leaves_the_others_in_step(run_ranks: Any) -> 
     assert all(wrong == 0 < idle for wrong, idle in results), results
 
 
-# ------------------------------------------------------------------------------------------------- emulated clusters
+# -------------------------------------------------------------------------------- emulated clusters
 
 
 def by_pattern(records: Any) -> dict[str, Any]:
@@ -291,7 +317,16 @@ def by_pattern(records: Any) -> dict[str, Any]:
 def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
     """Reduce faster hierarchically than flat over links of 50 Mbit/s."""
     pytest.importorskip("torch")
-    options = ("--collective", "all_reduce", "--pattern", "flat,hierarchical", "--sizes", "1M", "--backend", "gloo")
+    options = (
+        "--collective",
+        "all_reduce",
+        "--pattern",
+        "flat,hierarchical",
+        "--sizes",
+        "1M",
+        "--backend",
+        "gloo",
+    )
     lab = ("--hosts", "2", "--ranks-per-host", "2", "--rate", "50mbit")
     results = by_pattern(records_from_lab(tmp_path / "run", *options, lab=lab))
     assert median(results["hierarchical"].times_us) < 0.95 * median(results["flat"].times_us)
@@ -303,7 +338,16 @@ def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 def test_the_algorithm_is_stated(tmp_path: Path) -> None:
     """Record our algorithm, and Open MPI's component between hosts, without its log lines."""
-    options = ("--collective", "all_reduce", "--pattern", "flat,hierarchical", "--sizes", "4K", "--backend", "mpi")
+    options = (
+        "--collective",
+        "all_reduce",
+        "--pattern",
+        "flat,hierarchical",
+        "--sizes",
+        "4K",
+        "--backend",
+        "mpi",
+    )
     lab = ("--hosts", "2", "--ranks-per-host", "2", "--rate", "none")
     results = by_pattern(records_from_lab(tmp_path / "run", *options, lab=lab))
     assert "commbench hierarchical" == results["hierarchical"].algorithm

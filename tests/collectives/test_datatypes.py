@@ -15,7 +15,14 @@ from commbench.errors import InputError, UnsupportedError
 
 FOLDS = {"sum": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply, "avg": np.add}
 #: Bounds within which every whole number is exact; bfloat16 keeps 8 significant bits.
-EXACT_UP_TO = {"int8": 127, "bfloat16": 256, "float16": 2048, "float32": 2**24, "float64": 2**53, "int32": 2**31 - 1}
+EXACT_UP_TO = {
+    "int8": 127,
+    "bfloat16": 256,
+    "float16": 2048,
+    "float32": 2**24,
+    "float64": 2**53,
+    "int32": 2**31 - 1,
+}
 
 RANKS = st.one_of(st.integers(1, 64), st.sampled_from(cases([100], [257])))
 ROUGH = settings(max_examples=repetitions(15))
@@ -52,15 +59,21 @@ PAIRS = [(name, redop) for name in DTYPES for redop in REDOPS if exact(name, red
 def test_the_answer_is_the_reduction_of_all_ranks(name: str, redop: str, size: int) -> None:
     """Match numpy's reduction over ranks in every element."""
     dtype = DTYPES[name]
-    folded = reduce(FOLDS[redop], contributions(dtype, size, redop)) / (size if redop == "avg" else 1)
-    answer = KnownData(dtype=dtype, size=size, redop=redop).answer([Span(offset=0, count=TILE, source=None)])
+    folded = reduce(FOLDS[redop], contributions(dtype, size, redop)) / (
+        size if redop == "avg" else 1
+    )
+    answer = KnownData(dtype=dtype, size=size, redop=redop).answer(
+        [Span(offset=0, count=TILE, source=None)]
+    )
     assert 0 == answer.count_wrong(dtype.encode(folded))
 
 
 @pytest.mark.parametrize(("name", "redop"), [pair for pair in PAIRS if pair[1] != "avg"])
 @given(size=RANKS, seed=st.integers(0, 2**32 - 1))
 @ROUGH
-def test_no_partial_result_is_rounded_or_overflows(name: str, redop: str, size: int, seed: int) -> None:
+def test_no_partial_result_is_rounded_or_overflows(
+    name: str, redop: str, size: int, seed: int
+) -> None:
     """Keep partial reductions in any order within the type's exact whole numbers."""
     held = contributions(DTYPES[name], size, redop)
     order = np.random.default_rng(seed).permutation(size)
@@ -85,7 +98,9 @@ def test_stale_buffers_differ_from_every_answer(name: str, redop: str | None, si
     dtype = DTYPES[name]
     stale = np.full(TILE * dtype.itemsize, STALE, dtype=np.uint8).view(dtype.storage)
     source = None if redop else size - 1
-    answer = KnownData(dtype=dtype, size=size, redop=redop).answer([Span(offset=0, count=TILE, source=source)])
+    answer = KnownData(dtype=dtype, size=size, redop=redop).answer(
+        [Span(offset=0, count=TILE, source=source)]
+    )
     assert TILE == answer.count_wrong(stale)
 
 
@@ -117,7 +132,9 @@ def test_neutral_data_stays_as_it_is(name: str, redop: str) -> None:
     assert (value == reduce(FOLDS[redop], [value] * 1000)).all()
 
 
-@pytest.mark.parametrize(("name", "redop"), [pair for pair in PAIRS if pair[1] not in {"min", "max"}])
+@pytest.mark.parametrize(
+    ("name", "redop"), [pair for pair in PAIRS if pair[1] not in {"min", "max"}]
+)
 @given(size=RANKS, target=st.integers(0, 300))
 @ROUGH
 def test_cancelling_data_reduces_to_neutral(name: str, redop: str, size: int, target: int) -> None:
@@ -168,7 +185,9 @@ def test_wrong_elements_are_counted_exactly(name: str, count: int, data: st.Data
     """Count each flipped element once, also in its lowest bit."""
     dtype = DTYPES[name]
     buffer = np.empty(count + 2, dtype=dtype.storage)
-    known = KnownData(dtype=dtype, size=3, redop=None).answer([Span(offset=1, count=count, source=2, target=1)])
+    known = KnownData(dtype=dtype, size=3, redop=None).answer(
+        [Span(offset=1, count=count, source=2, target=1)]
+    )
     known.write(buffer)
     flipped = data.draw(st.sets(st.integers(1, count), max_size=20))
     raw = buffer.view(np.uint8).reshape(-1, dtype.itemsize)
@@ -181,7 +200,9 @@ def test_wrong_elements_are_counted_exactly(name: str, count: int, data: st.Data
 def test_not_a_number_is_wrong() -> None:
     """Count NaN as wrong, also with a tolerance."""
     for size in (2, 3):
-        data = KnownData(dtype=DTYPES["float32"], size=size, redop="avg").answer([Span(offset=0, count=7, source=None)])
+        data = KnownData(dtype=DTYPES["float32"], size=size, redop="avg").answer(
+            [Span(offset=0, count=7, source=None)]
+        )
         assert 7 == data.count_wrong(np.full(7, np.nan, dtype=np.float32))
 
 
@@ -195,5 +216,7 @@ def test_values_survive_encoding(name: str) -> None:
 
 def test_an_unknown_type_is_refused_with_a_choice() -> None:
     """Refuse an unknown type, and list the valid ones."""
-    with pytest.raises(InputError, match=r"^Unknown dtype 'float8'; choose from float64, .*int8\.$"):
+    with pytest.raises(
+        InputError, match=r"^Unknown dtype 'float8'; choose from float64, .*int8\.$"
+    ):
         find_dtype("float8")

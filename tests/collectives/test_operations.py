@@ -20,8 +20,9 @@ from commbench.errors import InputError, UnsupportedError
 KIB = 1024
 MIB = 1024 * KIB
 
-#: busbw over algbw on 2, 4 and 8 ranks (nccl-tests, doc/PERFORMANCE.md and src/*.cu), and what OSU 7.4 prints for a
-#: message of 8 KiB on 4 ranks (c/mpi/collective/blocking, c/mpi/pt2pt): reductions and broadcasts the whole message.
+#: busbw over algbw on 2, 4 and 8 ranks (nccl-tests, doc/PERFORMANCE.md and src/*.cu), and what OSU
+#: 7.4 prints for a message of 8 KiB on 4 ranks (c/mpi/collective/blocking, c/mpi/pt2pt): reductions
+#: and broadcasts the whole message.
 CONVENTIONS = {
     "all_reduce": ((1.0, 1.5, 1.75), 8192),
     "all_gather": ((0.5, 0.75, 0.875), 2048),
@@ -49,7 +50,9 @@ def test_bandwidth_factors_and_sizes_match_nccl_tests_and_osu(name: str) -> None
     assert CONVENTIONS[name] == (factors, operation.osu_bytes(8192, 4))
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"])
+@pytest.mark.parametrize(
+    "name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"]
+)
 def test_one_rank_has_no_bus(name: str) -> None:
     """Return the factor 0 on one rank, as nccl-tests does."""
     assert 0 == OPERATIONS[name].busbw_factor(1)
@@ -76,11 +79,18 @@ def test_shares_are_rounded_up_to_an_element(
     assert expected == true_message_bytes(OPERATIONS[name], requested, itemsize, size)
 
 
-@given(requested=st.integers(1, 10**9), itemsize=st.sampled_from([1, 2, 4, 8]), size=st.integers(1, 1000))
+@given(
+    requested=st.integers(1, 10**9),
+    itemsize=st.sampled_from([1, 2, 4, 8]),
+    size=st.integers(1, 1000),
+)
 def test_rounding_is_least(requested: int, itemsize: int, size: int) -> None:
     """Return the least multiple of one element per rank that is not below the request."""
     rounded = true_message_bytes(OPERATIONS["all_gather"], requested, itemsize, size)
-    assert (0, True) == (rounded % (itemsize * size), requested <= rounded < requested + itemsize * size)
+    assert (0, True) == (
+        rounded % (itemsize * size),
+        requested <= rounded < requested + itemsize * size,
+    )
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -91,8 +101,13 @@ def test_pieces_fill_the_buffers(name: str, size: int) -> None:
     shape = Shape(rank=0, size=size, elements=12 * size, root=size - 1)
     for rank in range(size):
         here = replace(shape, rank=rank)
-        sent = operation.send(here) or (operation.receive(here) if name == "broadcast" and here.is_root else 0)
-        for pieces, length in ((operation.inputs(here), sent), (operation.answer(here), operation.receive(here))):
+        sent = operation.send(here) or (
+            operation.receive(here) if name == "broadcast" and here.is_root else 0
+        )
+        for pieces, length in (
+            (operation.inputs(here), sent),
+            (operation.answer(here), operation.receive(here)),
+        ):
             covered = sorted((piece.offset, piece.count) for piece in pieces)
             ends = [0, *(offset + count for offset, count in covered)]
             assert ends[:-1] == [offset for offset, _ in covered]
@@ -131,7 +146,9 @@ def test_the_window_is_bounded_in_bytes(name: str, size: int, expected: int) -> 
 
 def test_bad_requests_are_refused() -> None:
     """Refuse an unknown operation with the choices, and a pair on one rank."""
-    with pytest.raises(InputError, match=r"^Unknown operation 'allreduce'; choose from all_reduce, .*sendrecv.*\.$"):
+    with pytest.raises(
+        InputError, match=r"^Unknown operation 'allreduce'; choose from all_reduce, .*sendrecv.*\.$"
+    ):
         find_operation("allreduce")
     with pytest.raises(UnsupportedError, match="sendrecv needs at least 2 ranks, this run has 1"):
         check_ranks(OPERATIONS["sendrecv"], 1)

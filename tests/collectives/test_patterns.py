@@ -58,7 +58,9 @@ def groups_or_none(pattern: str, hosts: Sequence[str]) -> tuple[tuple[int, ...],
         ("bisection", "ABABABAB", [(0, 1), (2, 3), (4, 5), (6, 7)]),
     ],
 )
-def test_patterns_make_the_groups_they_say(pattern: str, hosts: str, expected: list[tuple[int, ...]]) -> None:
+def test_patterns_make_the_groups_they_say(
+    pattern: str, hosts: str, expected: list[tuple[int, ...]]
+) -> None:
     """Group ranks by host and number."""
     assert expected == list(groups_of(pattern, hosts))
 
@@ -74,7 +76,10 @@ def test_patterns_make_the_groups_they_say(pattern: str, hosts: str, expected: l
 )
 def test_hosts_that_make_no_group_are_refused(pattern: str, hosts: str, placed: str) -> None:
     """Refuse hosts without groups, and list where the ranks are."""
-    with pytest.raises(UnsupportedError, match=f"^pattern {pattern} makes no group of two ranks or more of {placed}$"):
+    with pytest.raises(
+        UnsupportedError,
+        match=f"^pattern {pattern} makes no group of two ranks or more of {placed}$",
+    ):
         groups_of(pattern, hosts)
 
 
@@ -88,7 +93,9 @@ def test_groups_are_disjoint_ascending_and_in_order(pattern: str, hosts: list[st
     assert list(groups) == sorted(groups)
 
 
-@given(count=st.integers(1, 12), groups=st.integers(1, 12), kind=st.sampled_from(["split", "stride"]))
+@given(
+    count=st.integers(1, 12), groups=st.integers(1, 12), kind=st.sampled_from(["split", "stride"])
+)
 def test_counted_groups_cover_all_ranks_evenly(count: int, groups: int, kind: str) -> None:
     """Use every rank: a split has K ranks per group, a stride K groups."""
     world_size = count * groups
@@ -105,16 +112,23 @@ def test_counted_groups_cover_all_ranks_evenly(count: int, groups: int, kind: st
 def test_hosts_are_kept_together_or_apart(hosts: list[str]) -> None:
     """Keep node groups and intra pairs on one host, and cross groups and inter pairs on several."""
     for pattern in ("node", "pairs:intra"):
-        assert all(len({hosts[rank] for rank in group}) == 1 for group in groups_or_none(pattern, hosts))
+        assert all(
+            len({hosts[rank] for rank in group}) == 1 for group in groups_or_none(pattern, hosts)
+        )
     for pattern in ("cross", "pairs:inter"):
-        assert all(len({hosts[rank] for rank in group}) == len(group) for group in groups_or_none(pattern, hosts))
+        assert all(
+            len({hosts[rank] for rank in group}) == len(group)
+            for group in groups_or_none(pattern, hosts)
+        )
 
 
 @given(hosts=HOSTS)
 def test_nobody_stands_aside_without_need(hosts: list[str]) -> None:
     """Omit only single ranks from node groups, and at most one from a bisection."""
     alone = [rank for rank, host in enumerate(hosts) if hosts.count(host) == 1]
-    aside = set(range(len(hosts))) - {rank for group in groups_or_none("node", hosts) for rank in group}
+    aside = set(range(len(hosts))) - {
+        rank for group in groups_or_none("node", hosts) for rank in group
+    }
     assert set(alone) == aside
     halves = groups_or_none("bisection", hosts)
     assert len(hosts) // 2 == len(halves)
@@ -129,7 +143,8 @@ def test_the_unknown_is_refused() -> None:
         check_pattern("split:3", 4)
     for pattern in ("ranks:LIST", "ranks:", "ranks:1,2", "ranks:1+", "ranks:a"):
         with pytest.raises(
-            InputError, match=rf"^Unknown pattern '{re.escape(pattern)}'; choose from .*LIST lists ranks"
+            InputError,
+            match=rf"^Unknown pattern '{re.escape(pattern)}'; choose from .*LIST lists ranks",
         ):
             check_pattern(pattern)
     for pattern in ("ranks:1", "ranks:2+1", "ranks:1+1", "ranks:3-1"):
@@ -156,7 +171,14 @@ def test_listed_ranks_come_back(ranks: set[int]) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "expected"),
-    [("ranks:0+2-3", 12), ("flat", 32), ("node", 32), ("split:2", 8), ("stride:2", 16), ("bisection", 8)],
+    [
+        ("ranks:0+2-3", 12),
+        ("flat", 32),
+        ("node", 32),
+        ("split:2", 8),
+        ("stride:2", 16),
+        ("bisection", 8),
+    ],
 )
 def test_cases_are_rounded_to_the_group_size(pattern: str, expected: int) -> None:
     """Round 8 B to a float per rank of a fixed group size, else of all ranks."""
@@ -166,20 +188,43 @@ def test_cases_are_rounded_to_the_group_size(pattern: str, expected: int) -> Non
 
 def test_patterns_have_an_order() -> None:
     """Sort patterns as listed, then by number."""
-    shuffled = ["ranks:0+2", "matrix", "split:16", "pairs:inter", "split:4", "unheard-of", "node", "flat", "stride:2"]
-    expected = ["flat", "node", "split:4", "split:16", "stride:2", "ranks:0+2", "pairs:inter", "matrix", "unheard-of"]
+    shuffled = [
+        "ranks:0+2",
+        "matrix",
+        "split:16",
+        "pairs:inter",
+        "split:4",
+        "unheard-of",
+        "node",
+        "flat",
+        "stride:2",
+    ]
+    expected = [
+        "flat",
+        "node",
+        "split:4",
+        "split:16",
+        "stride:2",
+        "ranks:0+2",
+        "pairs:inter",
+        "matrix",
+        "unheard-of",
+    ]
     assert expected == sorted(shuffled, key=pattern_order)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "expected"), [([0, 1, 2, 3], "0-3"), ([0, 3], "0,3"), ([0, 1], "0-1"), ([2], "2"), ([0, 0], "0")]
+    ("ranks", "expected"),
+    [([0, 1, 2, 3], "0-3"), ([0, 3], "0,3"), ([0, 1], "0-1"), ([2], "2"), ([0, 0], "0")],
 )
 def test_ranks_are_named_briefly(ranks: list[int], expected: str) -> None:
     """Abbreviate consecutive ranks by their ends."""
     assert expected == rank_list(ranks)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("0-3", [0, 1, 2, 3]), ("0,2", [0, 2]), ("5", [5]), ("", [])])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0-3", [0, 1, 2, 3]), ("0,2", [0, 2]), ("5", [5]), ("", [])]
+)
 def test_groups_are_read_back(text: str, expected: list[int]) -> None:
     """Parse the ranks of a group's text."""
     assert expected == ranks_of(text)

@@ -8,7 +8,13 @@ import pytest
 
 import commbench.backends
 from commbench.backends import missing_library, open_backend
-from commbench.collectives.backends import BACKENDS, GPU_BACKENDS, USUAL_BACKENDS, Backend, find_backend
+from commbench.collectives.backends import (
+    BACKENDS,
+    GPU_BACKENDS,
+    USUAL_BACKENDS,
+    Backend,
+    find_backend,
+)
 from commbench.engine.control import run_threads
 from commbench.errors import InputError
 
@@ -19,7 +25,9 @@ def test_entry_names_code_that_exists(backend: Backend) -> None:
     for place in filter(None, (backend.communicator, backend.find_gpus)):
         module, _, name = place.partition(":")
         tree = ast.parse((Path(commbench.backends.__file__).parent / f"{module}.py").read_text())
-        assert name in {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        assert name in {
+            node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        }
 
 
 def test_usual_backends_keep_their_order() -> None:
@@ -35,5 +43,7 @@ def _open(name: str) -> object:
 @pytest.mark.parametrize("look_up", [find_backend, missing_library, _open])
 def test_unregistered_backend_is_refused(look_up: Callable[[str], object]) -> None:
     """Refuse an unknown backend wherever it is looked up, with the names."""
-    with pytest.raises(InputError, match=r"^Unknown backend 'ucc'; choose from mpi, gloo, .*fake\.$"):
+    with pytest.raises(
+        InputError, match=r"^Unknown backend 'ucc'; choose from mpi, gloo, .*fake\.$"
+    ):
         look_up("ucc")

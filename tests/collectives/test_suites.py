@@ -25,14 +25,22 @@ def test_our_own_suites_load(name: str) -> None:
 
 
 def test_messages_of_training_follow_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scale messages of training with the model: weights fourfold, activations twofold at twice the width."""
+    """Scale messages of training with the model: weights fourfold, activations twofold at twice the
+    width.
+    """
     sizes = []
     for hidden in ("512", "1024"):
         monkeypatch.setenv("COMMBENCH_HIDDEN", hidden)
         sweeps = load_suite("parallelism").sweeps
         sizes.append({sweep.operations[0]: int(sweep.sizes[0]) for sweep in sweeps})
     narrow, wide = sizes
-    factors = {"all_reduce": 2, "sendrecv": 2, "all_gather": 4, "reduce_scatter": 4, "all_to_all": 2}
+    factors = {
+        "all_reduce": 2,
+        "sendrecv": 2,
+        "all_gather": 4,
+        "reduce_scatter": 4,
+        "all_to_all": 2,
+    }
     assert factors == {name: wide[name] / narrow[name] for name in narrow}
     assert (1024 * 1024 * 4, 12 * 1024**2 * 4 // 2) == (wide["all_reduce"], wide["all_gather"])
 
@@ -44,9 +52,16 @@ def test_there_are_suites() -> None:
 
 def test_a_person_s_own_file_is_a_suite(tmp_path: Path) -> None:
     """Load one sweep or a list from a file, named after it."""
-    suite = load_suite(str(write(tmp_path / "mine.py", "from commbench import Sweep\nSUITE = Sweep(sizes='8')\n")))
+    suite = load_suite(
+        str(write(tmp_path / "mine.py", "from commbench import Sweep\nSUITE = Sweep(sizes='8')\n"))
+    )
     two = load_suite(
-        str(write(tmp_path / "two.py", "from commbench import Sweep\nSUITE = [Sweep(sizes=[8]), Sweep(sizes=[16])]\n"))
+        str(
+            write(
+                tmp_path / "two.py",
+                "from commbench import Sweep\nSUITE = [Sweep(sizes=[8]), Sweep(sizes=[16])]\n",
+            )
+        )
     )
     assert ("mine", [(8,)]) == (suite.name, [sweep.sizes for sweep in suite.sweeps])
     assert [[8], [16]] == [sweep.sizes for sweep in two.sweeps]
@@ -62,7 +77,10 @@ def test_a_person_s_own_file_is_a_suite(tmp_path: Path) -> None:
         ("SUITE = 1 / 0", "cannot be run (ZeroDivisionError: division by zero)."),
         ("raise OSError('two\\nlines.')", "cannot be run (OSError: two lines)."),
         ("def", "cannot be run (SyntaxError"),
-        ("from commbench import Sweep\nSUITE = Sweep(operations=['sum'])", "Unknown operation 'sum'"),
+        (
+            "from commbench import Sweep\nSUITE = Sweep(operations=['sum'])",
+            "Unknown operation 'sum'",
+        ),
     ],
 )
 def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
@@ -75,13 +93,17 @@ def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str, sentence:
 
 def test_an_unknown_name_is_refused_with_a_choice() -> None:
     """Refuse an unknown suite, and list the valid ones."""
-    with pytest.raises(InputError, match=r"^Unknown suite 'slow'; choose from .*quick.*, or give a Python file\.$"):
+    with pytest.raises(
+        InputError, match=r"^Unknown suite 'slow'; choose from .*quick.*, or give a Python file\.$"
+    ):
         find_suite("slow")
 
 
 def test_axes_are_replaced_in_every_sweep() -> None:
     """Replace the given axes in every sweep and keep the rest."""
-    suite = Suite(name="s", sweeps=[Sweep(sizes=[8], backends=["mpi"]), Sweep(sizes=[16], dtypes=["int8"])])
+    suite = Suite(
+        name="s", sweeps=[Sweep(sizes=[8], backends=["mpi"]), Sweep(sizes=[16], dtypes=["int8"])]
+    )
     changed = suite.override({"backends": ("gloo",)})
     assert [(8,), (16,)] == [tuple(sweep.sizes) for sweep in changed.sweeps]
     assert ("gloo",) == changed.backends
@@ -96,5 +118,7 @@ def test_replacing_is_checked() -> None:
 
 def test_backends_are_named_once() -> None:
     """List every backend once, in the order named."""
-    suite = Suite(name="s", sweeps=[Sweep(backends=["gloo", "mpi"]), Sweep(backends=["mpi", "fake"])])
+    suite = Suite(
+        name="s", sweeps=[Sweep(backends=["gloo", "mpi"]), Sweep(backends=["mpi", "fake"])]
+    )
     assert ("gloo", "mpi", "fake") == suite.backends

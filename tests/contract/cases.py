@@ -1,4 +1,6 @@
-"""Command lines of the contract: ``<repo>`` is this repository, and each runs in a directory of its own."""
+"""Command lines of the contract: ``<repo>`` is this repository, and each runs in a directory of its
+own.
+"""
 
 BENCH = "<repo>/results/bench_xeon2core_20261121"
 QUICK = "<repo>/results/quick_xeon2core_20261121"
@@ -12,7 +14,8 @@ OVERLAP = "<repo>/tests/contract/runs/overlap"
 TUNED = "<repo>/tests/contract/runs/tuned"
 THEIRS = "<repo>/tests/data/imports"
 
-#: What cannot be read or is refused; the directory holds ``foreign/thesis.txt``, ``bad.py`` and ``text.txt``.
+#: What cannot be read or is refused; the directory holds ``foreign/thesis.txt``, ``bad.py`` and
+#: ``text.txt``.
 BAD_INPUT = (
     # the command line itself
     "--bogus",
@@ -248,7 +251,10 @@ PRINTED = (
     f"report {MATRIX} --format csv",
     f"report {OVERLAP} --format csv",
     f"report {TUNED} --format csv",
-    *(f"compare {PAIR}/a {PAIR}/b{words}" for words in ("", " --format csv", " --format json", " --sort")),
+    *(
+        f"compare {PAIR}/a {PAIR}/b{words}"
+        for words in ("", " --format csv", " --format json", " --sort")
+    ),
     f"compare {PAIR}/a {PAIR}/a",
     f"compare {PAIR}/b {PAIR}/a --threshold 5%",
     f"compare {QUICK} {BENCH} --force --format csv",

@@ -1,4 +1,6 @@
-"""The contract as facts: a fact has a name and a value, and a difference between two sets is a sentence."""
+"""The contract as facts: a fact has a name and a value, and a difference between two sets is a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,14 @@ import observe
 HERE = Path(__file__).resolve().parent
 RECORDED = HERE / "recorded"
 CHANGED = HERE / "changed_words.json"
-#: Relative difference up to which two numbers are equal: the order of additions may change, a result may not.
+#: Relative difference up to which two numbers are equal: the order of additions may change, a
+#: result may not.
 TOLERANCE = 1e-9
-#: Keys and columns that hold sentences or lists of short words; these may change once `CHANGED` lists them.
-WORDS = frozenset({"case", "doubts", "evidence", "flags", "help", "paragraph", "reason", "remarks", "snippet"}) | {
-    *("stderr", "stdout", "suspects_remarks", "text")
-}
+#: Keys and columns that hold sentences or lists of short words; these may change once `CHANGED`
+#: lists them.
+WORDS = frozenset(
+    {"case", "doubts", "evidence", "flags", "help", "paragraph", "reason", "remarks", "snippet"}
+) | {*("stderr", "stdout", "suspects_remarks", "text")}
 #: Columns and keys that came later than the record.
 ADDED = frozenset(
     {
@@ -65,7 +69,15 @@ ADDED = frozenset(
         "points",
         "persistent",
     }
-    | {"live", "probes_us", "repeating_s", "revisiting_s", "safe", "speedup_fp16", "speedup_fp16_ci_high"}
+    | {
+        "live",
+        "probes_us",
+        "repeating_s",
+        "revisiting_s",
+        "safe",
+        "speedup_fp16",
+        "speedup_fp16_ci_high",
+    }
     | {
         "speedup_fp16_ci_low",
         "state",
@@ -88,7 +100,7 @@ Facts = dict[str, Value]
 Json = Any
 
 
-# ----------------------------------------------------------------------------------------------- from what is observed
+# ---------------------------------------------------------------------------- from what is observed
 
 
 #: Ends the name of a kept run; runs of other names are a person's own.
@@ -137,7 +149,7 @@ def names() -> tuple[str, ...]:
     )
 
 
-# ----------------------------------------------------------------------------------------------- from and to the files
+# ---------------------------------------------------------------------------- from and to the files
 
 
 @functools.cache
@@ -150,7 +162,10 @@ def _load(kind: str) -> dict[str, dict[str, Json]]:
             part = f"rows/{file.parent.relative_to(folder).as_posix()}"
             documents.setdefault(part, {})[file.name.removesuffix(".gz")] = _read(file)
     elif kind == "help":
-        documents = {f"help/{file.stem}": {file.name: file.read_text()} for file in sorted(folder.glob("*.txt"))}
+        documents = {
+            f"help/{file.stem}": {file.name: file.read_text()}
+            for file in sorted(folder.glob("*.txt"))
+        }
     elif (file := RECORDED / f"{kind}.json").exists():
         document = json.loads(file.read_text())
         if kind == "api":
@@ -187,7 +202,13 @@ def write(name: str, documents: Mapping[str, Json]) -> None:
     folder = RECORDED / kind / rest if kind == "rows" else RECORDED / kind
     folder.mkdir(parents=True, exist_ok=True)
     for file, value in documents.items():
-        text = value if isinstance(value, str) else _csv(value) if file.endswith(".csv") else to_json(value)
+        text = (
+            value
+            if isinstance(value, str)
+            else _csv(value)
+            if file.endswith(".csv")
+            else to_json(value)
+        )
         if len(text) > MOST_BYTES:
             (folder / f"{file}.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
         else:
@@ -207,7 +228,7 @@ def _csv(rows: Sequence[Mapping[str, str]]) -> str:
     return stream.getvalue()
 
 
-# --------------------------------------------------------------------------------------------------------------- facts
+# -------------------------------------------------------------------------------------------- facts
 
 
 def facts_of(name: str, documents: Mapping[str, Json]) -> Facts:
@@ -227,7 +248,10 @@ def facts_of(name: str, documents: Mapping[str, Json]) -> Facts:
 
 
 def _printed_facts(path: str, document: Mapping[str, Json]) -> Facts:
-    """Return the cells of a printed table or JSON as facts; of other texts the words, and the numbers in order."""
+    """Return the cells of a printed table or JSON as facts.
+
+    Of other texts the words, and the numbers in order.
+    """
     facts = dict(_flat(path, {key: document[key] for key in ("exit_code", "files", "stderr")}))
     is_csv = "--format csv" in document["line"]
     for place, text in {"stdout": document["stdout"], **document["texts"]}.items():
@@ -254,7 +278,9 @@ def _recorded_columns(columns: Iterable[str]) -> str:
 def _flat(path: str, value: Json) -> Iterator[tuple[str, Value]]:
     """Yield each leaf of a document with its path, and the length of each list."""
     if isinstance(value, Mapping):
-        value = {key: inner for key, inner in value.items() if ADDED.isdisjoint({key, f"{path}/{key}"})}
+        value = {
+            key: inner for key, inner in value.items() if ADDED.isdisjoint({key, f"{path}/{key}"})
+        }
         yield f"{path}/#", len(value)
         for key, inner in value.items():
             yield from _flat(f"{path}/{key}", inner)
@@ -272,7 +298,7 @@ def is_words(path: str, value: Value) -> bool:
     return isinstance(value, (str, type(None))) and not WORDS.isdisjoint(keys)
 
 
-# ---------------------------------------------------------------------------------------------------------- comparison
+# --------------------------------------------------------------------------------------- comparison
 
 
 def same(first: Value, other: Value) -> bool:
@@ -289,15 +315,21 @@ def same(first: Value, other: Value) -> bool:
 
 
 def differences(before: Facts, now: Facts, changed: Mapping[str, str]) -> list[str]:
-    """Return the differences from the record, except texts that ``changed`` lists, and its unused entries."""
+    """Return the differences from the record, except texts that ``changed`` lists, and its unused
+    entries.
+    """
     sentences = []
     for path in dict.fromkeys((*before, *now)):
         old, new = before.get(path, "(absent)"), now.get(path, "(absent)")
         if path in changed:
             if old == changed[path]:
-                sentences.append(f"{path}: {CHANGED.name} lists what was recorded; the entry has no use.")
+                sentences.append(
+                    f"{path}: {CHANGED.name} lists what was recorded; the entry has no use."
+                )
             if new != changed[path]:
-                sentences.append(f"{path}: {changed[path]!r} is listed in {CHANGED.name}, and now it is {new!r}")
+                sentences.append(
+                    f"{path}: {changed[path]!r} is listed in {CHANGED.name}, and now it is {new!r}"
+                )
         elif not same(old, new):
             sentences.append(f"{path}: recorded was {old!r}, and now it is {new!r}")
     return sentences
@@ -308,7 +340,9 @@ def changed_words(before: Facts, now: Facts) -> dict[str, str]:
     return {
         path: str(now[path])
         for path in before.keys() & now.keys()
-        if is_words(path, before[path]) and is_words(path, now[path]) and not same(before[path], now[path])
+        if is_words(path, before[path])
+        and is_words(path, now[path])
+        and not same(before[path], now[path])
     }
 
 

@@ -1,4 +1,7 @@
-"""What commbench does now; of the contract only this module names commbench's modules and follows their moves."""
+"""What commbench does now.
+
+Of the contract only this module names commbench's modules and follows their moves.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: Variables that would make this process a rank of a launch.
 RANK_PREFIXES = ("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_")
-#: So wide is a terminal for help and tables, and for sentences, whose paths differ in length between machines.
+#: So wide is a terminal for help and tables, and for sentences, whose paths differ in length
+#: between machines.
 HELP_WIDTH, SENTENCE_WIDTH = 100, 4000
 #: Written files of these kinds are part of what a command prints.
 TEXT_SUFFIXES = (".csv", ".prom", ".conf")
@@ -30,7 +34,7 @@ Json = Any
 Table = list[dict[str, str]]
 
 
-# ------------------------------------------------------------------------------------------------------------ runs
+# --------------------------------------------------------------------------------------------- runs
 
 
 def rows_of(run_path: Path) -> dict[str, Table]:
@@ -48,11 +52,18 @@ def rows_of(run_path: Path) -> dict[str, Table]:
         "buckets": run.buckets,
         "predictions": prediction_table(run),
     }
-    return {name: list(csv.DictReader(io.StringIO(table_csv(table)))) for name, table in tables.items() if len(table)}
+    return {
+        name: list(csv.DictReader(io.StringIO(table_csv(table))))
+        for name, table in tables.items()
+        if len(table)
+    }
 
 
 def documents_of(run_path: Path) -> dict[str, Json]:
-    """Return the documents computed from a run besides its tables; ``conclusion`` is the recommendation, made again."""
+    """Return the documents computed from a run besides its tables.
+
+    ``conclusion`` is the recommendation, made again.
+    """
     from commbench.analysis.runs import network_model, straggler_findings
     from commbench.results import load_run
     from commbench.tuner.decision import recommend
@@ -77,7 +88,10 @@ def _stored_recommendation(run_path: Path, read: Any) -> Json:
     if read is None or not file.exists():
         return None
     stored, values = json.loads(file.read_text()), json.loads(json.dumps(read.to_json()))
-    return {key: stored[key] if key == "paragraph" else _projected(stored[key], values.get(key)) for key in stored}
+    return {
+        key: stored[key] if key == "paragraph" else _projected(stored[key], values.get(key))
+        for key in stored
+    }
 
 
 def _projected(stored: Json, read: Json) -> Json:
@@ -89,7 +103,7 @@ def _projected(stored: Json, read: Json) -> Json:
     return read
 
 
-# ----------------------------------------------------------------------------------------------------- the commands
+# ------------------------------------------------------------------------------------- the commands
 
 
 def _root() -> Any:
@@ -109,7 +123,10 @@ def _commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple
 
 @functools.cache
 def helps() -> dict[str, str]:
-    """Return the ``--help`` texts by the command's words joined by ``_``; ``commbench`` for the whole."""
+    """Return the ``--help`` texts by the command's words joined by ``_``.
+
+    ``commbench`` for the whole.
+    """
     with tempfile.TemporaryDirectory() as home:
         return {
             "_".join(words) or "commbench": _run([*words, "--help"], Path(home), HELP_WIDTH)[1]
@@ -134,7 +151,9 @@ def options() -> dict[str, Json]:
                 "default": _plain(parameter.default),
                 "required": parameter.required,
                 "takes_value": not getattr(parameter, "is_flag", False),
-                "may_be_repeated": bool(getattr(parameter, "multiple", False)) or parameter.nargs == -1,
+                "may_be_repeated": (
+                    bool(getattr(parameter, "multiple", False)) or parameter.nargs == -1
+                ),
                 "type": _type_name(parameter),
             }
         options_by_command["_".join(words) or "commbench"] = described
@@ -145,7 +164,13 @@ def bad_input(line: str) -> dict[str, Json]:
     """Run a command line that is refused; return exit code, output and written files."""
     with _home() as home:
         code, out, err, files = _observe(line, home, SENTENCE_WIDTH)
-    return {"line": line, "exit_code": code, "stderr": err, "stdout_is_empty": not out, "files": list(files)}
+    return {
+        "line": line,
+        "exit_code": code,
+        "stderr": err,
+        "stdout_is_empty": not out,
+        "files": list(files),
+    }
 
 
 def printed(line: str) -> dict[str, Json]:
@@ -153,7 +178,14 @@ def printed(line: str) -> dict[str, Json]:
     with _home() as home:
         code, out, err, files = _observe(line, home, HELP_WIDTH)
     texts = {name: text for name, text in files.items() if name.endswith(TEXT_SUFFIXES)}
-    return {"line": line, "exit_code": code, "stdout": out, "stderr": err, "files": list(files), "texts": texts}
+    return {
+        "line": line,
+        "exit_code": code,
+        "stdout": out,
+        "stderr": err,
+        "files": list(files),
+        "texts": texts,
+    }
 
 
 def bad_inputs(lines: Iterable[str]) -> list[dict[str, Json]]:
@@ -170,12 +202,17 @@ def _home() -> Iterator[Path]:
         (home / "foreign" / "thesis.txt").write_text("not ours")
         (home / "bad.py").write_text("SUITE = 1 / 0")
         (home / "text.txt").write_text("no output of a tool\n")
-        (home / "repo").symlink_to(REPOSITORY)  # so that no line is broken elsewhere where the real path is longer
+        (home / "repo").symlink_to(
+            REPOSITORY
+        )  # so that no line is broken elsewhere where the real path is longer
         yield home
 
 
 def _observe(line: str, home: Path, width: int) -> tuple[int, str, str, dict[str, str]]:
-    """Run a line in a directory whose ``repo`` is this repository; print that directory as ``<tmp>``."""
+    """Run a line in a directory whose ``repo`` is this repository.
+
+    Print that directory as ``<tmp>``.
+    """
     before = set(home.rglob("*"))
     code, out, err = _run(shlex.split(line.replace("<repo>", "repo")), home, width)
     made = {path for path in home.rglob("*") if path.is_file()} - before
@@ -192,12 +229,20 @@ def _neutral(text: str, home: Path) -> str:
 
 
 def _run(words: Sequence[str], home: Path, width: int) -> tuple[int, str, str]:
-    """Run a command line within this process, as user 1000 on a machine with two slots, outside any launch."""
+    """Run a command line within this process, as user 1000 on a machine with two slots, outside any
+    launch.
+    """
     from commbench import cli
 
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
+    )
     code: object = 0
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         for name in os.environ.copy():
             if name.startswith(RANK_PREFIXES):
                 patch.delenv(name)
@@ -207,7 +252,9 @@ def _run(words: Sequence[str], home: Path, width: int) -> tuple[int, str, str]:
         patch.setattr("commbench.launch.launchers.hosts.local_cpus", lambda: 2)
         patch.setattr(os, "geteuid", lambda: 1000)
         patch.setattr(sys, "argv", ["commbench", *words])
-        patch.setattr(sys.modules["__main__"], "__package__", None)  # click reads the name of the program there
+        patch.setattr(
+            sys.modules["__main__"], "__package__", None
+        )  # click reads the name of the program there
         try:
             cli.main()
         except SystemExit as ended:
@@ -220,11 +267,13 @@ def _run(words: Sequence[str], home: Path, width: int) -> tuple[int, str, str]:
     return int(code or 0) if not isinstance(code, str) else 1, texts[0], texts[1]  # type: ignore[call-overload] # an int
 
 
-# -------------------------------------------------------------------------------------------------------------- API
+# ---------------------------------------------------------------------------------------------- API
 
 
 def api(recorded: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the recorded public names that still exist, each with its parameters and their defaults."""
+    """Return the recorded public names that still exist, each with its parameters and their
+    defaults.
+    """
     import commbench
     from commbench import hooks
 
@@ -237,7 +286,9 @@ def api(recorded: Mapping[str, Json]) -> dict[str, Json]:
             recorded_names = recorded[path]
             current = _parameters(value) if callable(value) else sorted(value)
             parameters_by_name[path] = (
-                [entry for entry in current if entry in recorded_names] if isinstance(recorded_names, list) else current
+                [entry for entry in current if entry in recorded_names]
+                if isinstance(recorded_names, list)
+                else current
             )
     return parameters_by_name
 
@@ -250,8 +301,14 @@ def _type_name(parameter: Any) -> str:
 
 def _parameters(of: Any) -> dict[str, str]:
     return {
-        name: f"{parameter.kind.name.lower()}, "
-        + ("required" if parameter.default is parameter.empty else f"default {_plain(parameter.default)!r}")
+        name: (
+            f"{parameter.kind.name.lower()}, "
+            + (
+                "required"
+                if parameter.default is parameter.empty
+                else f"default {_plain(parameter.default)!r}"
+            )
+        )
         for name, parameter in inspect.signature(of).parameters.items()
     }
 

@@ -1,10 +1,12 @@
 """Record what commbench does; `test_contract.py` compares later code with the record.
 
-``python tests/contract/record.py`` records everything from scratch. It was run on commit 190edb9, before the code was
+``python tests/contract/record.py`` records everything from scratch. It was run on commit 190edb9,
+before the code was
 rearranged: do not run it again to make a failing test pass.
 
-``python tests/contract/record.py --changed`` rewrites ``changed_words.json``, the list of texts that differ from the
-record. It exits with 1 if anything but a text differs, which is a mistake in the code.
+``python tests/contract/record.py --changed`` rewrites ``changed_words.json``, the list of texts
+that differ from the record. It exits with 1 if anything but a text differs, which is a mistake in
+the code.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def list_changed_words() -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Record what commbench does, or list which texts have changed.")
+    parser = argparse.ArgumentParser(
+        description="Record what commbench does, or list which texts have changed."
+    )
     parser.add_argument("--changed", action="store_true", help="rewrite changed_words.json alone")
     if parser.parse_args().changed:
         sys.exit(bool(list_changed_words()))

@@ -1,9 +1,14 @@
-"""Tests that commbench's rows, printed numbers, options and exit codes equal the record, texts by the list."""
+"""Tests that commbench's rows, printed numbers, options and exit codes equal the record, texts by
+the list.
+"""
 
 import facts
 import pytest
 
-NEEDS_MPI = ("bad_input/", "printed/run")  # without a launcher every measuring command ends with that sentence
+NEEDS_MPI = (
+    "bad_input/",
+    "printed/run",
+)  # without a launcher every measuring command ends with that sentence
 
 
 @pytest.mark.kept
@@ -32,7 +37,11 @@ def test_changed_words_are_those_of_facts() -> None:
         for name in facts.recorded_names()
         for path, value in facts.facts_of(name, facts.recorded(name)).items()
     }
-    assert [] == [path for path in facts.listed() if path not in recorded or not facts.is_words(path, recorded[path])]
+    assert [] == [
+        path
+        for path in facts.listed()
+        if path not in recorded or not facts.is_words(path, recorded[path])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -47,16 +56,26 @@ def test_changed_words_are_those_of_facts() -> None:
         ("ok", "wrong", False),
     ],
 )
-def test_numbers_are_equal_up_to_rounding(old: facts.Value, new: facts.Value, *, is_same: bool) -> None:
+def test_numbers_are_equal_up_to_rounding(
+    old: facts.Value, new: facts.Value, *, is_same: bool
+) -> None:
     """Treat numbers as equal up to the last bits, also in table cells."""
     assert is_same == facts.same(old, new)
 
 
 def test_a_number_is_never_excused() -> None:
     """Report a changed number, an unlisted changed text, and a listed text that did not change."""
-    before: facts.Facts = {"rows/r/collectives.csv/0/time_us": "10.5", "rows/r/collectives.csv/0/reason": "It hung."}
-    now: facts.Facts = {"rows/r/collectives.csv/0/time_us": "10.6", "rows/r/collectives.csv/0/reason": "It stopped."}
+    before: facts.Facts = {
+        "rows/r/collectives.csv/0/time_us": "10.5",
+        "rows/r/collectives.csv/0/reason": "It hung.",
+    }
+    now: facts.Facts = {
+        "rows/r/collectives.csv/0/time_us": "10.6",
+        "rows/r/collectives.csv/0/reason": "It stopped.",
+    }
     assert 2 == len(facts.differences(before, now, {}))
     assert {"rows/r/collectives.csv/0/reason": "It stopped."} == facts.changed_words(before, now)
     assert 1 == len(facts.differences(before, now, facts.changed_words(before, now)))
-    assert 1 == len(facts.differences(before, before, {"rows/r/collectives.csv/0/reason": "It hung."}))
+    assert 1 == len(
+        facts.differences(before, before, {"rows/r/collectives.csv/0/reason": "It hung."})
+    )

@@ -1,4 +1,6 @@
-"""Tests of blocks and launches of training on real ranks: bytes sent, learning, counts and refusals."""
+"""Tests of blocks and launches of training on real ranks: bytes sent, learning, counts and
+refusals.
+"""
 
 import math
 from typing import Any
@@ -23,7 +25,8 @@ STEPS = 7
 SETTLING = 11
 #: Elements of the tiny model, in 6 tensors, and of what batch normalisation adds to it.
 ELEMENTS, NORM_ELEMENTS, NORM_BUFFER_BYTES = 81_710, 600, 300 * 2 * 4 + 8
-#: Gloo's own words around the data of a bucket, and the barriers before and after a block, bytes a step.
+#: Gloo's own words around the data of a bucket, and the barriers before and after a block, bytes a
+#: step.
 AROUND = 1500
 
 PLAIN = case(cap="default")
@@ -58,12 +61,30 @@ CASES = {
     "scored": case(workload="scored"),
     "local": case("local", "default"),
 }
-EXACT = ("none", "passthrough", "list of caps", "bucket view", "static graph", "search", "batched copies")
+EXACT = (
+    "none",
+    "passthrough",
+    "list of caps",
+    "bucket view",
+    "static graph",
+    "search",
+    "batched copies",
+)
 REFUSED = ("static and accumulation", "broken", "nonsense", "compiled hook", "compiled small")
 TWO_BLOCKS = ("plain", "passthrough", "local")
 DIVIDED = ("plain", "topk:0.1", "overflow topk", "broken", "scored", "local")
 #: What is trained once more on what stands for a GPU.
-ON_STAND_IN = ("plain", *HOOKS, "accumulation", "overflow", "overflow topk", "batch norm", "scored", "local", "broken")
+ON_STAND_IN = (
+    "plain",
+    *HOOKS,
+    "accumulation",
+    "overflow",
+    "overflow topk",
+    "batch norm",
+    "scored",
+    "local",
+    "broken",
+)
 
 
 def some_of(ranks: int) -> tuple[dict[str, TrainingCase], dict[str, Any]]:
@@ -81,11 +102,23 @@ def trained(run_ranks: RunRanks) -> Any:
         run_ranks,
         2,
         first=(CASES, {"steps": STEPS}),
-        stand_in=({name: CASES[name] for name in ON_STAND_IN}, {"steps": STEPS, "backend": "stand-in"}),
-        settling=({"plain": PLAIN, "topk:0.1": HOOKS["topk:0.1"]}, {"steps": 2 * SETTLING, "backend": "stand-in"}),
-        blocks=({name: CASES[name] for name in TWO_BLOCKS}, {"steps": STEPS, "blocks": 2, "launch": 1}),
+        stand_in=(
+            {name: CASES[name] for name in ON_STAND_IN},
+            {"steps": STEPS, "backend": "stand-in"},
+        ),
+        settling=(
+            {"plain": PLAIN, "topk:0.1": HOOKS["topk:0.1"]},
+            {"steps": 2 * SETTLING, "backend": "stand-in"},
+        ),
+        blocks=(
+            {name: CASES[name] for name in TWO_BLOCKS},
+            {"steps": STEPS, "blocks": 2, "launch": 1},
+        ),
         one_step=({"plain": PLAIN, **HOOKS}, {"steps": 1}),
-        divided=({name: CASES[name] for name in DIVIDED}, {"steps": STEPS, "blocks": 3, "divides_blocks": True}),
+        divided=(
+            {name: CASES[name] for name in DIVIDED},
+            {"steps": STEPS, "blocks": 3, "divides_blocks": True},
+        ),
         crowded=(
             {name: CASES[name] for name in TWO_BLOCKS},
             {"steps": STEPS, "blocks": 3, "divides_blocks": True, "free_bytes": 10_000},
@@ -93,7 +126,10 @@ def trained(run_ranks: RunRanks) -> Any:
         cut=({"plain": PLAIN, **HOOKS}, {"steps": 1, "most_blocks": 3}),
         timed=({"plain": PLAIN, "topk": case("topk:0.1")}, {}),
         some=some_of(2),
-        shuffled=({name: CASES[name] for name in TWO_BLOCKS}, {"watches_drift": False, "launch": 4}),
+        shuffled=(
+            {name: CASES[name] for name in TWO_BLOCKS},
+            {"watches_drift": False, "launch": 4},
+        ),
     )
 
 
@@ -106,9 +142,16 @@ def first(trained: Any) -> Launch:
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def some_train(request: pytest.FixtureRequest, run_ranks: RunRanks) -> tuple[int, Launch]:
-    """Return a launch on which one, some or all ranks train; three may exceed this machine's cores."""
+    """Return a launch on which one, some or all ranks train.
+
+    Three may exceed this machine's cores.
+    """
     ranks = request.param
-    launches = request.getfixturevalue("trained") if ranks == 2 else launches_of(run_ranks, ranks, some=some_of(ranks))
+    launches = (
+        request.getfixturevalue("trained")
+        if ranks == 2
+        else launches_of(run_ranks, ranks, some=some_of(ranks))
+    )
     return ranks, launches["some"]
 
 
@@ -136,14 +179,33 @@ def test_sent_bytes_match_the_theory_of_the_hook(first: Launch, name: str) -> No
     """Count bytes on the wire within 5 % of theory, except Gloo's headers."""
     record = first.records[name]
     assert dense_bytes(ELEMENTS) == record["dense_bytes"]
-    assert abs(record["sent_bytes"] - record["expected_bytes"]) < 0.05 * record["expected_bytes"] + AROUND * 2
-    share = {"plain": 1, "none": 1, "passthrough": 1, "fp16": 0.5, "bf16": 0.5, "topk:0.1": 0.2, "randomk:0.1": 0.1}
-    if name == "int8":  # a scale of 4 bytes for 256 elements, and a little more in the last block of a shard
-        assert (1 + 4 / 256) / 4 * record["dense_bytes"] == pytest.approx(record["expected_bytes"], rel=1e-2)
+    assert (
+        abs(record["sent_bytes"] - record["expected_bytes"])
+        < 0.05 * record["expected_bytes"] + AROUND * 2
+    )
+    share = {
+        "plain": 1,
+        "none": 1,
+        "passthrough": 1,
+        "fp16": 0.5,
+        "bf16": 0.5,
+        "topk:0.1": 0.2,
+        "randomk:0.1": 0.1,
+    }
+    if (
+        name == "int8"
+    ):  # a scale of 4 bytes for 256 elements, and a little more in the last block of a shard
+        assert (1 + 4 / 256) / 4 * record["dense_bytes"] == pytest.approx(
+            record["expected_bytes"], rel=1e-2
+        )
     elif name == ALIGNED:  # a norm for 16 elements, and a tenth of the chunks
-        assert (0.1 + 1 / 16) * record["dense_bytes"] == pytest.approx(record["expected_bytes"], rel=2e-2)
+        assert (0.1 + 1 / 16) * record["dense_bytes"] == pytest.approx(
+            record["expected_bytes"], rel=2e-2
+        )
     elif name in share:
-        assert share[name] * record["dense_bytes"] == pytest.approx(record["expected_bytes"], rel=1e-3)
+        assert share[name] * record["dense_bytes"] == pytest.approx(
+            record["expected_bytes"], rel=1e-3
+        )
     else:
         assert 0.005 < record["expected_bytes"] / record["dense_bytes"] < 0.03
 
@@ -156,7 +218,9 @@ def test_a_search_for_unused_parameters_sends_an_integer_for_each(first: Launch)
 
 
 def test_parameters_may_be_unused_everywhere_or_on_some_ranks(first: Launch) -> None:
-    """Average the gradients of a model with a layer that no rank uses and one that a single rank uses."""
+    """Average the gradients of a model with a layer that no rank uses and one that a single rank
+    uses.
+    """
     record = first.records["partly used"]
     assert record["grad_rel_error"] == pytest.approx(0.0, abs=1e-6)
     assert 10 == sum(bucket["parameters"] for bucket in record["buckets"])
@@ -164,7 +228,9 @@ def test_parameters_may_be_unused_everywhere_or_on_some_ranks(first: Launch) -> 
 
 
 def test_without_their_broadcast_buffers_are_not_sent(first: Launch) -> None:
-    """Send the gradients alone, and learn the same: batch normalisation trains with the statistics of its batch."""
+    """Send the gradients alone, and learn the same: batch normalisation trains with the statistics
+    of its batch.
+    """
     with_them, alone = first.records["batch norm"], first.records["batch norm alone"]
     assert NORM_BUFFER_BYTES / 2 == with_them["expected_bytes"] - alone["expected_bytes"]
     assert alone["sent_bytes"] < with_them["sent_bytes"]
@@ -174,10 +240,14 @@ def test_without_their_broadcast_buffers_are_not_sent(first: Launch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", COMPILE_MODES)
 def test_compiled_training_learns_the_same(run_ranks: RunRanks, mode: str) -> None:
-    """Train the compiled DDP object in each mode, with the losses of the plain one up to rounding."""
+    """Train the compiled DDP object in each mode, with the losses of the plain one up to
+    rounding.
+    """
     cases = {"plain": PLAIN, "compiled": case(cap="default", compile=mode)}
     cases["local"] = cases["compiled"].local()
-    records = launches_of(run_ranks, 2, timeout_s=280, compiled=(cases, {"steps": STEPS}))["compiled"].records
+    records = launches_of(run_ranks, 2, timeout_s=280, compiled=(cases, {"steps": STEPS}))[
+        "compiled"
+    ].records
     assert [("ok", "")] * 3 == [(record["status"], record["reason"]) for record in records.values()]
     assert records["plain"]["losses"] == pytest.approx(records["compiled"]["losses"], rel=1e-4)
     assert records["compiled"]["grad_rel_error"] == pytest.approx(0.0, abs=1e-5)
@@ -191,7 +261,9 @@ def test_half_precision_sends_half(first: Launch) -> None:
 
 
 def test_buffers_are_sent_too(first: Launch) -> None:
-    """Include this rank's share of the broadcast of a model's buffers in expected and counted bytes."""
+    """Include this rank's share of the broadcast of a model's buffers in expected and counted
+    bytes.
+    """
     record = first.records["batch norm"]
     expected = dense_bytes(ELEMENTS + NORM_ELEMENTS) + NORM_BUFFER_BYTES / 2
     assert expected == record["expected_bytes"]
@@ -211,7 +283,9 @@ def test_ranks_agree_and_losses_are_finite(first: Launch, name: str) -> None:
 
 
 def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
-    """Measure no gradient error without compression, rounding with half precision, more with sparse hooks."""
+    """Measure no gradient error without compression, rounding with half precision, more with sparse
+    hooks.
+    """
     errors = {name: first.records[name]["grad_rel_error"] for name in CASES}
     assert [0.0] * len(EXACT) == pytest.approx([errors[name] for name in EXACT], abs=1e-6)
     assert 1e-5 < errors["fp16"] < 1e-3 < errors["bf16"] < 1e-2
@@ -220,9 +294,13 @@ def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
     assert None is errors["local"]
 
 
-def test_blocks_of_a_launch_start_with_the_same_weights_and_data(trained: Any, first: Launch) -> None:
+def test_blocks_of_a_launch_start_with_the_same_weights_and_data(
+    trained: Any, first: Launch
+) -> None:
     """Start blocks of a launch with equal losses, and another launch with others."""
-    fp32 = [name for name, each in CASES.items() if each.workload == "tiny" and each.precision == "fp32"]
+    fp32 = [
+        name for name, each in CASES.items() if each.workload == "tiny" and each.precision == "fp32"
+    ]
     alike = [name for name in fp32 if name not in {*REFUSED, "local", "accumulation"}]
     starts = {first.records[name]["losses"][0] for name in alike}
     assert 1 == len(starts)
@@ -235,7 +313,9 @@ def test_blocks_of_a_launch_start_with_the_same_weights_and_data(trained: Any, f
 def test_exact_configurations_learn_the_same(first: Launch) -> None:
     """Produce the same losses with any bucket sizes."""
     for name in EXACT:
-        assert first.records["plain"]["losses"] == pytest.approx(first.records[name]["losses"], rel=1e-5)
+        assert first.records["plain"]["losses"] == pytest.approx(
+            first.records[name]["losses"], rel=1e-5
+        )
 
 
 def test_buckets_match_the_rule_of_ddp(first: Launch) -> None:
@@ -243,10 +323,23 @@ def test_buckets_match_the_rule_of_ddp(first: Launch) -> None:
     spec = f"{HERE / 'ranks' / 'train_workloads.py'}:tiny"
     facts = inspect_workload(load_workload(spec, seed=0, rank=0, world_size=1))
     numels = [parameter.numel for parameter in facts.parameters]
-    for name in ("plain", "none", *HOOKS, "list of caps", "bucket view", "static graph", "search", "accumulation"):
+    for name in (
+        "plain",
+        "none",
+        *HOOKS,
+        "list of caps",
+        "bucket view",
+        "static graph",
+        "search",
+        "accumulation",
+    ):
         record = first.records[name]
         predicted = bucket_sizes(case_layout(CASES[name], facts), numels, [4] * len(numels))
-        assert list(predicted) == record["bucket_bytes"] == [bucket["size_bytes"] for bucket in record["buckets"]]
+        assert (
+            list(predicted)
+            == record["bucket_bytes"]
+            == [bucket["size_bytes"] for bucket in record["buckets"]]
+        )
         assert 6 == sum(bucket["parameters"] for bucket in record["buckets"])
         for bucket in record["buckets"]:
             assert 0 < bucket["ready_ms"] <= bucket["start_ms"] <= bucket["done_ms"]
@@ -289,7 +382,14 @@ def test_mixed_precision_counts_skipped_steps(first: Launch) -> None:
 def test_without_ddp_nothing_is_sent(first: Launch) -> None:
     """Time local steps without communication."""
     record = first.records["local"]
-    nothing = ("sent_bytes", "expected_bytes", "dense_bytes", "ranks_agree", "comm_ms", "grad_rel_error")
+    nothing = (
+        "sent_bytes",
+        "expected_bytes",
+        "dense_bytes",
+        "ranks_agree",
+        "comm_ms",
+        "grad_rel_error",
+    )
     assert [None] * len(nothing) == [record[name] for name in nothing]
     assert ([], [], []) == (record["losses"], record["buckets"], record["bucket_bytes"])
 
@@ -311,7 +411,9 @@ def test_a_metric_is_taken_along_the_way(first: Launch) -> None:
         ("static and accumulation", "unsupported", "static graph accumulates"),
     ],
 )
-def test_a_failure_on_all_ranks_fails_only_its_case(first: Launch, name: str, status: str, words: str) -> None:
+def test_a_failure_on_all_ranks_fails_only_its_case(
+    first: Launch, name: str, status: str, words: str
+) -> None:
     """Record the reason of a failed case, and train the others."""
     record = first.records[name]
     assert status == record["status"]
@@ -335,28 +437,43 @@ def test_every_block_is_begun_and_every_step_counted(trained: Any, first: Launch
 
 
 def test_divided_blocks_are_one_training(trained: Any, first: Launch) -> None:
-    """Train as without division, to the last bit of every loss, whatever trains in between; time more rounds."""
+    """Train as without division, to the last bit of every loss, whatever trains in between.
+
+    Time more rounds.
+    """
     divided = trained["divided"]
     lengths = short_blocks(3 * STEPS, early=EARLY_STEPS, settling=Device.settling_steps)
     assert len(lengths) > 3
     assert divided.finished
-    assert [len(lengths)] * (len(DIVIDED) - 1) == [divided.begun.count(i) for i in range(len(DIVIDED)) if i != 3]
+    assert [len(lengths)] * (len(DIVIDED) - 1) == [
+        divided.begun.count(i) for i in range(len(DIVIDED)) if i != 3
+    ]
     for name in DIVIDED:
         record, whole = divided.records[name], first.records[name]
         assert (whole["status"], whole["losses"], whole["metrics"]) == tuple(
             record[field] for field in ("status", "losses", "metrics")
         )
         if record["status"] == "ok":
-            timed = [lengths[0] - EARLY_STEPS, *(length - Device.settling_steps for length in lengths[1:])]
+            timed = [
+                lengths[0] - EARLY_STEPS,
+                *(length - Device.settling_steps for length in lengths[1:]),
+            ]
             assert (timed, 3 * STEPS, STEPS) == tuple(
                 record[field] for field in ("block_lengths", "total_steps", "block_steps")
             )
-            assert (whole["ranks_agree"], None) == (record["ranks_agree"], record["peak_memory_bytes"])
-    assert divided.records["topk:0.1"]["sent_bytes"] == pytest.approx(first.records["topk:0.1"]["sent_bytes"], rel=0.1)
+            assert (whole["ranks_agree"], None) == (
+                record["ranks_agree"],
+                record["peak_memory_bytes"],
+            )
+    assert divided.records["topk:0.1"]["sent_bytes"] == pytest.approx(
+        first.records["topk:0.1"]["sent_bytes"], rel=0.1
+    )
 
 
 def test_blocks_are_whole_where_memory_is_short(trained: Any) -> None:
-    """Train each block from the initial weights if the trainings do not fit into memory together."""
+    """Train each block from the initial weights if the trainings do not fit into memory
+    together.
+    """
     crowded = trained["crowded"]
     assert sorted([0, 1, 2] * 3) == sorted(crowded.begun)
     assert [STEPS - EARLY_STEPS] * 3 == crowded.records["plain"]["block_lengths"]
@@ -391,7 +508,9 @@ def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
     assert 1 == len({record["block_steps"] for record in records.values()})
     assert records["plain"]["block_steps"] >= EARLY_STEPS + 3
     for record in records.values():
-        assert all(record["block_steps"] >= length + EARLY_STEPS for length in record["block_lengths"])
+        assert all(
+            record["block_steps"] >= length + EARLY_STEPS for length in record["block_lengths"]
+        )
 
 
 def test_the_default_sets_the_length_of_blocks_wherever_it_stands(trained: Any) -> None:
@@ -399,7 +518,9 @@ def test_the_default_sets_the_length_of_blocks_wherever_it_stands(trained: Any) 
     shuffled = trained["shuffled"]
     assert "plain" != TWO_BLOCKS[shuffled.begun[0]]
     assert 1 == len({record["block_steps"] for record in shuffled.records.values()})
-    blocks = {name: [len(of_rank) for of_rank in by_rank] for name, by_rank in shuffled.seen.items()}
+    blocks = {
+        name: [len(of_rank) for of_rank in by_rank] for name, by_rank in shuffled.seen.items()
+    }
     assert {"plain": [2, 2], "passthrough": [1, 1], "local": [1, 1]} == blocks
 
 
@@ -415,8 +536,12 @@ def test_nothing_waits_for_a_gpu_inside_a_step(on_stand_in: Launch) -> None:
     counts = on_stand_in.device
     assert 0 == counts["inside"]
     blocks, steps = len(on_stand_in.begun), len(on_stand_in.begun) * STEPS
-    bucket_events = sum(sum(block["events"]) for name in HOOKS for block in on_stand_in.seen[name][0])
-    assert counts["events"] > 6 * (steps - STEPS) + 5 * bucket_events  # a block of a broken hook makes fewer steps
+    bucket_events = sum(
+        sum(block["events"]) for name in HOOKS for block in on_stand_in.seen[name][0]
+    )
+    assert (
+        counts["events"] > 6 * (steps - STEPS) + 5 * bucket_events
+    )  # a block of a broken hook makes fewer steps
     assert counts["waits"] > counts["events"]
     assert counts["copied"] > steps
     assert blocks == counts["peak_resets"]
@@ -432,12 +557,16 @@ def test_steps_in_which_ddp_waits_for_a_gpu_are_not_timed(trained: Any, name: st
 
 
 @pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name not in {"broken", "local"}])
-def test_losses_on_a_gpu_match_those_on_a_host(first: Launch, on_stand_in: Launch, name: str) -> None:
+def test_losses_on_a_gpu_match_those_on_a_host(
+    first: Launch, on_stand_in: Launch, name: str
+) -> None:
     """Produce the losses, buckets and gradient error of the host's launch."""
     host, device = first.records[name], on_stand_in.records[name]
     assert ("ok", True) == (device["status"], device["ranks_agree"])
     assert host["losses"] == pytest.approx(device["losses"], rel=1e-6)
-    assert host["metrics"] == [[step, pytest.approx(value, rel=1e-6)] for step, value in device["metrics"]]
+    assert host["metrics"] == [
+        [step, pytest.approx(value, rel=1e-6)] for step, value in device["metrics"]
+    ]
     for field in ("skipped_steps", "bucket_bytes", "expected_bytes", "block_lengths", "parameters"):
         assert host[field] == device[field], field
     if host["grad_rel_error"] is not None:
@@ -453,7 +582,9 @@ def test_records_of_a_gpu_name_it(on_stand_in: Launch, name: str) -> None:
         record["peak_memory_bytes"],
         record["sent_bytes"],
     )
-    assert (1980.0, 1980.0, []) == tuple(record["clocks"][name] for name in ("sm_low_MHz", "sm_high_MHz", "slowed_by"))
+    assert (1980.0, 1980.0, []) == tuple(
+        record["clocks"][name] for name in ("sm_low_MHz", "sm_high_MHz", "slowed_by")
+    )
     parts = [record[f"{part}_ms"] for part in ("forward", "backward", "optimizer")]
     assert all(0 < part < max(record["step_ms"]) for part in parts)
     assert (name == "local") == (not record["buckets"])
@@ -477,11 +608,17 @@ def test_some_of_the_ranks_train(some_train: tuple[int, Launch]) -> None:
         record = launch.records[f"{size} ranks"]
         assert ("ok", True) == (record["status"], record["ranks_agree"])
         assert dense_bytes(ELEMENTS, size) == pytest.approx(record["expected_bytes"])
-        assert dense_bytes(ELEMENTS, size) == pytest.approx(record["sent_bytes"], rel=0.05, abs=AROUND)
-        assert [1] * size + [0] * (ranks - size) == [len(blocks) for blocks in launch.seen[f"topk on {size}"]]
+        assert dense_bytes(ELEMENTS, size) == pytest.approx(
+            record["sent_bytes"], rel=0.05, abs=AROUND
+        )
+        assert [1] * size + [0] * (ranks - size) == [
+            len(blocks) for blocks in launch.seen[f"topk on {size}"]
+        ]
         record = launch.records[f"topk on {size}"]
         assert (size - 1) * 8 * 0.1 * ELEMENTS == pytest.approx(record["expected_bytes"], rel=0.01)
-        assert record["expected_bytes"] == pytest.approx(record["sent_bytes"], rel=0.05, abs=2 * AROUND)
+        assert record["expected_bytes"] == pytest.approx(
+            record["sent_bytes"], rel=0.05, abs=2 * AROUND
+        )
     assert 0 == launch.records["1 ranks"]["skew_wait_ms"]
     assert "ok" == launch.records["local"]["status"]
     assert [1] * (ranks - 1) + [0] == [len(blocks) for blocks in launch.seen["local"]]

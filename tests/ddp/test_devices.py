@@ -43,7 +43,12 @@ def with_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("devices", "built", "nccl", "words"),
     [
         (0, False, False, "needs a GPU, and torch .* is built without CUDA: install"),
-        (0, True, True, "needs a GPU, and torch .* finds none on .*: start commbench where there is one"),
+        (
+            0,
+            True,
+            True,
+            "needs a GPU, and torch .* finds none on .*: start commbench where there is one",
+        ),
         (2, True, False, "needs NCCL, and torch .* is built without it"),
     ],
 )
@@ -63,7 +68,10 @@ def test_gpus_are_identified_by_pci_address() -> None:
     """Use the UUID or the number of a GPU with an older torch."""
     cuda = SimulatedCuda(2, buses=[0x17, 0xC1])
     assert ["0000:17:00.0", "0000:c1:00.0"] == gpus_to_train_on(cuda)
-    for properties, expected in (({"uuid": "GPU-7", "pci_bus_id": 0x17}, ["GPU-7"] * 2), ({}, ["0", "1"])):
+    for properties, expected in (
+        ({"uuid": "GPU-7", "pci_bus_id": 0x17}, ["GPU-7"] * 2),
+        ({}, ["0", "1"]),
+    ):
         cuda.get_device_properties = lambda _, properties=properties: SimpleNamespace(**properties)  # type: ignore[method-assign,misc]
         assert expected == find_gpus("torch-nccl", cuda)
 
@@ -71,8 +79,13 @@ def test_gpus_are_identified_by_pci_address() -> None:
 def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quote the first sentence of CUDA's error about the driver."""
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    old = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by ..."
-    with pytest.raises(InputError, match=r' finds none on .* \("The NVIDIA .* \(found version 11040\)"\): start'):
+    old = (
+        "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU"
+        " driver by ..."
+    )
+    with pytest.raises(
+        InputError, match=r' finds none on .* \("The NVIDIA .* \(found version 11040\)"\): start'
+    ):
         find_gpus("torch-nccl", SimulatedCuda(0, refusal=old))
 
 
@@ -81,7 +94,12 @@ def test_gloo_trains_on_the_host() -> None:
     before = dict(os.environ)
     (device,) = run_threads(1, lambda control: open_device("gloo", control, SimulatedCuda(8)))
     assert Device is type(device)
-    assert ("cpu", "gloo", None, None) == (device.name, device.backend, device.numbers, device.ranks_per_gpu)
+    assert ("cpu", "gloo", None, None) == (
+        device.name,
+        device.backend,
+        device.numbers,
+        device.ranks_per_gpu,
+    )
     assert device.clock is host_clock
     assert not device.is_serial
     assert not device.unsteady_steps
@@ -106,7 +124,8 @@ def test_ddp_looks_back_at_ten_steps() -> None:
 
 @pytest.mark.usefixtures("with_nccl")
 @pytest.mark.parametrize(
-    ("devices", "numbers", "shared"), [(2, [0, 1, 0], 2), (3, [0, 1, 2], 1), (1, [0, 0, 0], 3), (8, [0, 1, 2], 1)]
+    ("devices", "numbers", "shared"),
+    [(2, [0, 1, 0], 2), (3, [0, 1, 2], 1), (1, [0, 0, 0], 3), (8, [0, 1, 2], 1)],
 )
 def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) -> None:
     """Assign each rank a GPU and make it torch's current one; report and configure a shared one."""
@@ -118,7 +137,9 @@ def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) 
     opened = run_threads(3, work)
     assert numbers == [current for _, current in opened]
     assert [[number] for number in numbers] == [device.numbers for device, _ in opened]
-    assert [torch.device("cuda", number) for number in numbers] == [device.torch_device for device, _ in opened]
+    assert [torch.device("cuda", number) for number in numbers] == [
+        device.torch_device for device, _ in opened
+    ]
     assert [shared] * 3 == [device.ranks_per_gpu for device, _ in opened]
     names = " | ".join(f"Simulated GPU {number}" for number in sorted(set(numbers)))
     assert [names] * 3 == [device.name for device, _ in opened]
@@ -145,7 +166,9 @@ def test_the_clock_is_that_of_the_gpu_where_it_is() -> None:
     reading = Reading(sm_MHz=1980.0, reasons=0, held_ns={})
     clocks: dict[str, Any] = {"0000:c1:00.0": SimpleNamespace(read=lambda: reading)}
     cuda = SimulatedCuda(2, buses=[0x17, 0xC1])
-    assert [None, reading] == [Gpu(number, cuda=cuda, find_clock=clocks.get).read_clock() for number in (0, 1)]
+    assert [None, reading] == [
+        Gpu(number, cuda=cuda, find_clock=clocks.get).read_clock() for number in (0, 1)
+    ]
     assert Device().read_clock() is None
 
 
@@ -230,7 +253,9 @@ def test_random_numbers_of_a_host_come_again() -> None:
     assert torch.equal(drawn, torch.rand(3))
 
 
-@pytest.mark.parametrize("name", ["digits", pytest.param("trace:many-tiny", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["digits", pytest.param("trace:many-tiny", marks=pytest.mark.slow)]
+)
 def test_workloads_are_tried_out_on_a_gpu(name: str) -> None:
     """Train equal steps on the simulated GPU, with evaluation."""
     pytest.importorskip("numba")
@@ -238,7 +263,9 @@ def test_workloads_are_tried_out_on_a_gpu(name: str) -> None:
     facts = inspect_workload(load_workload(name, seed=0, rank=0, world_size=1), device)
     assert device.copied >= 2
     host_facts = inspect_workload(load_workload(name, seed=0, rank=0, world_size=1))
-    assert [parameter.name for parameter in host_facts.parameters] == [parameter.name for parameter in facts.parameters]
+    assert [parameter.name for parameter in host_facts.parameters] == [
+        parameter.name for parameter in facts.parameters
+    ]
     assert host_facts.ready_order == facts.ready_order
 
 

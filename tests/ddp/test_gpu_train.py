@@ -1,4 +1,6 @@
-"""Tests of training on real GPUs: two ranks, which may share one, with every hook, and a run of the command."""
+"""Tests of training on real GPUs: two ranks, which may share one, with every hook, and a run of the
+command.
+"""
 
 import csv
 import math
@@ -79,7 +81,9 @@ def test_ranks_agree_and_learn(first: Launch, name: str) -> None:
 
 
 def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
-    """Measure no gradient error without compression, rounding in half precision, more with sparse hooks."""
+    """Measure no gradient error without compression, rounding in half precision, more with sparse
+    hooks.
+    """
     errors = {name: first.records[name]["grad_rel_error"] for name in HOOKS}
     assert [] == [name for name, most in NEAR.items() if not errors[name] <= most], errors
     assert min(errors[name] for name in HOOKS if name not in NEAR) > 0.1
@@ -93,7 +97,9 @@ def test_a_density_of_one_is_dense(first: Launch, name: str) -> None:
 
 def test_the_scaler_skips_on_all_ranks(first: Launch) -> None:
     """Skip exactly the step in which one rank overflows."""
-    assert [1, 1] == [first.records[name]["skipped_steps"] for name in ("overflow", "overflow topk")]
+    assert [1, 1] == [
+        first.records[name]["skipped_steps"] for name in ("overflow", "overflow topk")
+    ]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -117,7 +123,9 @@ def test_records_name_the_gpu(first: Launch) -> None:
     assert record["sent_bytes"] is None
 
 
-@pytest.mark.skipif("gpu" not in EnergyMeter.find().kinds, reason="needs GPUs whose energy NVML tells")
+@pytest.mark.skipif(
+    "gpu" not in EnergyMeter.find().kinds, reason="needs GPUs whose energy NVML tells"
+)
 def test_energy_of_a_step(trained: Any) -> None:
     """Measure a plausible energy per step, below one kilowatt per GPU."""
     for record in trained["long"].records.values():
@@ -129,10 +137,31 @@ def test_energy_of_a_step(trained: Any) -> None:
 
 def test_the_command_trains_on_gpus(tmp_path: Path) -> None:
     """Write rows of the GPU by the command, flagged if ranks share one."""
-    command = [sys.executable, "-m", "commbench", "train", "--backend", "nccl", "-n", "2", "--oversubscribe"]
-    command += ["--workload", "mlp", "--hook", "none,topk:0.01", "--bucket-cap-mb", "default,5", "--steps", "8"]
+    command = [
+        sys.executable,
+        "-m",
+        "commbench",
+        "train",
+        "--backend",
+        "nccl",
+        "-n",
+        "2",
+        "--oversubscribe",
+    ]
+    command += [
+        "--workload",
+        "mlp",
+        "--hook",
+        "none,topk:0.01",
+        "--bucket-cap-mb",
+        "default,5",
+        "--steps",
+        "8",
+    ]
     command += ["--launches", "1", "--confirm-launches", "1", "--out", "r"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
     with (tmp_path / "r" / "ddp.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))

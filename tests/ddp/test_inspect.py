@@ -1,4 +1,6 @@
-"""Tests of inspecting a workload: its facts, no side effects, and refusals of what DDP cannot train."""
+"""Tests of inspecting a workload: its facts, no side effects, and refusals of what DDP cannot
+train.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,26 @@ from commbench.ddp.inspection import inspect_workload  # noqa: E402 - after the 
 def workload(model: Any = None, loss: Any = None, **others: Any) -> Workload:
     """Return a small valid workload with parts replaced."""
     nn = torch.nn
-    model = model or nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2, bias=False))
+    model = model or nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2, bias=False)
+    )
     loss = loss or (lambda m, x: m(x).square().mean())
-    return Workload(**{"model": model, "loss": loss, "batches": [torch.randn(6, 4)], "batch_size": 6, **others})
+    return Workload(
+        **{"model": model, "loss": loss, "batches": [torch.randn(6, 4)], "batch_size": 6, **others}
+    )
 
 
 def test_facts_of_a_small_model() -> None:
-    """Return parameters in registration order, gradient order, buffers and the workload's own fields."""
+    """Return parameters in registration order, gradient order, buffers and the workload's own
+    fields.
+    """
     facts = inspect_workload(workload(metric="accuracy", target=0.9, steps=7))
     assert [("0.weight", 32), ("0.bias", 8), ("1.weight", 8), ("1.bias", 8), ("3.weight", 16)] == [
         (parameter.name, parameter.numel) for parameter in facts.parameters
     ]
-    assert {(4, "float32")} == {(parameter.itemsize, parameter.dtype) for parameter in facts.parameters}
+    assert {(4, "float32")} == {
+        (parameter.itemsize, parameter.dtype) for parameter in facts.parameters
+    }
     assert 4 == facts.ready_order[0]
     assert set(range(5)) == set(facts.ready_order)
     ready = [facts.parameters[index].ready_ms for index in facts.ready_order]
@@ -48,7 +58,9 @@ def test_facts_of_a_small_model() -> None:
     assert min(facts.forward_ms, facts.optimizer_ms) > 0
 
 
-def test_lists_of_bucket_sizes_are_taken_where_ddp_has_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_of_bucket_sizes_are_taken_where_ddp_has_the_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Detect DDP's option for lists of bucket sizes by its signature."""
 
     class Old:
@@ -71,7 +83,9 @@ def test_dtypes_and_frozen_parameters() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2, dtype=torch.float64))
     model[0].bias.requires_grad_(False)  # noqa: FBT003 - torch's own signature
     facts = inspect_workload(workload(model, lambda m, x: m[1](m[0](x).double()).mean()))
-    assert [("0.weight", 4), ("1.weight", 8), ("1.bias", 8)] == [(p.name, p.itemsize) for p in facts.parameters]
+    assert [("0.weight", 4), ("1.weight", 8), ("1.bias", 8)] == [
+        (p.name, p.itemsize) for p in facts.parameters
+    ]
     assert ["float32", "float64", "float64"] == [p.dtype for p in facts.parameters]
 
 
@@ -135,10 +149,16 @@ class SparseTable(torch.nn.Module):
         ({"evaluate": lambda _: 0.5}, "for the metric ''"),
         ({"evaluate": lambda _: float("nan"), "metric": "accuracy"}, "returned nan"),
         ({"evaluate": fail, "metric": "accuracy"}, "evaluate failed (RuntimeError"),
-        ({"batches": [torch.randn(6, 4), torch.randn(6, 5)]}, "A training step failed (RuntimeError"),
+        (
+            {"batches": [torch.randn(6, 4), torch.randn(6, 5)]},
+            "A training step failed (RuntimeError",
+        ),
         ({"evaluate": 0.5}, "evaluate is 0.5"),
         ({"optimizer": fail}, "optimizer failed"),
-        ({"optimizer": lambda parameters: len(list(parameters))}, "optimizer returned a value of type int"),
+        (
+            {"optimizer": lambda parameters: len(list(parameters))},
+            "optimizer returned a value of type int",
+        ),
         ({"batches": iter([torch.randn(6, 4)])}, "only once"),
         ({"model": "resnet"}, "of type str"),
     ],
@@ -152,12 +172,18 @@ def test_misuse_is_one_sentence(parts: dict[str, Any], says: str) -> None:
 
 
 def test_unused_parameters_are_named() -> None:
-    """Name the parameters without a gradient, and take them as ready when the backward pass begins."""
+    """Name the parameters without a gradient, and take them as ready when the backward pass
+    begins.
+    """
     facts = inspect_workload(workload(model=unused(1), loss=of_used))
     assert ("idle0.weight", "idle0.bias") == facts.unused
-    assert [0.0, 0.0] == [parameter.ready_ms for parameter in facts.parameters if parameter.name in facts.unused]
+    assert [0.0, 0.0] == [
+        parameter.ready_ms for parameter in facts.parameters if parameter.name in facts.unused
+    ]
     assert sorted(facts.ready_order) == [0, 1, 2, 3]
-    with pytest.raises(InputError, match=r"The parameters idle0\.weight, idle0\.bias got no gradient"):
+    with pytest.raises(
+        InputError, match=r"The parameters idle0\.weight, idle0\.bias got no gradient"
+    ):
         check_all_used(facts.unused)
     assert () == inspect_workload(workload()).unused
 
@@ -198,12 +224,22 @@ def test_command_prints_facts_and_nothing_else(tmp_path: Path) -> None:
         "import torch\nprint('hello')\ndef workload(batch_size=3):\n"
         "    return torch.nn.Linear(2, 1), lambda m, x: m(x).mean(), [torch.ones(batch_size, 2)]\n"
     )
-    command = [sys.executable, "-m", "commbench.ddp.inspect", f"{tmp_path / 'mine.py'}:workload", "--batch", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "commbench.ddp.inspect",
+        f"{tmp_path / 'mine.py'}:workload",
+        "--batch",
+        "4",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert 0 == done.returncode, done.stderr
     (line,) = done.stdout.splitlines()
     facts = WorkloadFacts.from_json(json.loads(line)["ok"])
-    assert (["weight", "bias"], 4) == ([parameter.name for parameter in facts.parameters], facts.batch_size)
+    assert (["weight", "bias"], 4) == (
+        [parameter.name for parameter in facts.parameters],
+        facts.batch_size,
+    )
 
 
 def test_command_prints_errors_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +250,10 @@ def test_command_prints_errors_as_json(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_workload_needs_no_torch() -> None:
     """Import the workload protocol and the traces without torch."""
-    code = "import sys, commbench.ddp.plan.workload, commbench.ddp.traces; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, commbench.ddp.plan.workload, commbench.ddp.traces; sys.exit('torch' in"
+        " sys.modules)"
+    )
     assert 0 == subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
 
 
@@ -226,10 +265,10 @@ def test_an_error_on_a_gpu_names_the_device(
     monkeypatch.setattr("commbench.ddp.devices.Gpu", lambda _: StandIn())
     own = tmp_path / "own.py"
     own.write_text(
-        "import torch\nfrom commbench.ddp.plan.workload import Workload\n"
-        "def fail(model, batch):\n    raise RuntimeError('not the same device')\n"
-        "def workload(**_):\n"
-        "    return Workload(model=torch.nn.Linear(2, 2), loss=fail, batches=[torch.ones(1, 2)], batch_size=1)\n"
+        "import torch\nfrom commbench.ddp.plan.workload import Workload\ndef fail(model, batch):\n "
+        "   raise RuntimeError('not the same device')\ndef workload(**_):\n    return"
+        " Workload(model=torch.nn.Linear(2, 2), loss=fail, batches=[torch.ones(1, 2)],"
+        " batch_size=1)\n"
     )
     for options, suggests_cpus in (["--gpu", "0"], True), ([], False):
         assert 2 == main([f"{own}:workload", *options])

@@ -13,15 +13,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.layout import MIB, bucket_sizes, caps_bytes, case_layout, group_by_layout, rebuilt_layout
+from commbench.ddp.plan.layout import (
+    MIB,
+    bucket_sizes,
+    caps_bytes,
+    case_layout,
+    group_by_layout,
+    rebuilt_layout,
+)
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 
-CAPS = ("default", "0.0001", "0.02", "0.5", "1", "4", "25", "1000", "0.001+0.03", "1+5+25", "2+0.01")
-#: Workloads of commbench that are looked at too, and their bucket sizes: fewer, for they take longer.
+CAPS = (
+    "default",
+    "0.0001",
+    "0.02",
+    "0.5",
+    "1",
+    "4",
+    "25",
+    "1000",
+    "0.001+0.03",
+    "1+5+25",
+    "2+0.01",
+)
+#: Workloads of commbench that are looked at too, and their bucket sizes: fewer, for they take
+#: longer.
 WORKLOAD_CAPS = ("default", "0.5", "5", "25", "1+5+25")
 #: Workloads that take long: with all bucket sizes only in the slow test.
 HEAVY, HEAVY_CAPS = ("gpt", "mlp", "resnet18", "trace:many-tiny"), ("default", "5")
-WORKLOADS = {**dict.fromkeys(("digits", "text"), WORKLOAD_CAPS), **dict.fromkeys(cases([], HEAVY), HEAVY_CAPS)}
+WORKLOADS = {
+    **dict.fromkeys(("digits", "text"), WORKLOAD_CAPS),
+    **dict.fromkeys(cases([], HEAVY), HEAVY_CAPS),
+}
 #: Replayed in as long as they were recorded in: only in the slow test.
 LARGE_TRACES = ("trace:resnet50", "trace:bert-base", "trace:gpt2-small")
 LARGE_CAPS = ("default", "25", "1+5+25")
@@ -34,14 +57,18 @@ ASKED = {**dict.fromkeys(MODELS, CAPS), **WORKLOADS}
 LARGE = {**dict.fromkeys(LARGE_TRACES, LARGE_CAPS), **dict.fromkeys(HEAVY, WORKLOAD_CAPS)}
 
 
-# -------------------------------------------------------------------------------------------------------- the tests
+# ---------------------------------------------------------------------------------------- the tests
 
 
 def look(python: str, caps_by_model: Mapping[str, Sequence[str]], store: Path) -> dict[str, Any]:
     """Return the buckets that DDP logs for models and bucket sizes."""
     pytest.importorskip("torch")
-    arguments = {name: (caps, caps if name in STATIC else []) for name, caps in caps_by_model.items()}
-    return dict(found_by(run_gloo_ranks(python, 1, "ddp_layout.py", json.dumps(arguments), store=store)))
+    arguments = {
+        name: (caps, caps if name in STATIC else []) for name, caps in caps_by_model.items()
+    }
+    return dict(
+        found_by(run_gloo_ranks(python, 1, "ddp_layout.py", json.dumps(arguments), store=store))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +83,9 @@ def columns(model: dict[str, Any]) -> tuple[list[int], list[int], list[str]]:
     return tuple([p[key] for p in parameters] for key in ("numel", "itemsize", "dtype"))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(("name", "cap"), [(name, cap) for name, caps in ASKED.items() for cap in caps])
+@pytest.mark.parametrize(
+    ("name", "cap"), [(name, cap) for name, caps in ASKED.items() for cap in caps]
+)
 def test_rebuilt_buckets_match_ddp(logged: dict[str, Any], name: str, cap: str) -> None:
     """Predict the parameters of each bucket in sending order."""
     check_rebuilt(logged[name], cap)
@@ -64,7 +93,9 @@ def test_rebuilt_buckets_match_ddp(logged: dict[str, Any], name: str, cap: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
-def test_rebuilt_buckets_of_large_traces_match_ddp(forked_python: str, tmp_path: Path, name: str) -> None:
+def test_rebuilt_buckets_of_large_traces_match_ddp(
+    forked_python: str, tmp_path: Path, name: str
+) -> None:
     """Predict the buckets of models up to half a gigabyte."""
     model = look(forked_python, {name: LARGE[name]}, tmp_path / "store")[name]
     for cap in LARGE[name]:
@@ -82,13 +113,20 @@ def check_rebuilt(model: dict[str, Any], cap: str) -> None:
 @pytest.mark.parametrize("name", STATIC)
 def test_static_graph_makes_the_same_buckets(logged: dict[str, Any], name: str) -> None:
     """Predict the same buckets with a static graph."""
-    sizes = [{cap: ddp["sizes"] for cap, ddp in logged[name][kind].items()} for kind in ("ddp", "static")]
+    sizes = [
+        {cap: ddp["sizes"] for cap, ddp in logged[name][kind].items()} for kind in ("ddp", "static")
+    ]
     assert sizes[0] == sizes[1]
 
 
 def test_models_tell_bucket_sizes_apart(logged: dict[str, Any]) -> None:
     """Use models on which default, list and plain sizes differ, or the other tests show little."""
-    for cap, another_cap in (("default", "25"), ("default", "1"), ("1+5+25", "default"), ("0.001+0.03", "0.02")):
+    for cap, another_cap in (
+        ("default", "25"),
+        ("default", "1"),
+        ("1+5+25", "default"),
+        ("0.001+0.03", "0.02"),
+    ):
         models = [logged[name]["ddp"] for name in MODELS]
         assert any(model[cap]["sizes"] != model[another_cap]["sizes"] for model in models)
 
@@ -102,7 +140,11 @@ def test_any_parameters_are_assigned_as_torch_does(data: st.DataObject) -> None:
     """Match torch's own function for any sizes, dtypes, order and caps."""
     torch = pytest.importorskip("torch")
     parameters = data.draw(
-        st.lists(st.tuples(st.integers(1, 3000), st.sampled_from(sorted(DTYPES))), min_size=1, max_size=20)
+        st.lists(
+            st.tuples(st.integers(1, 3000), st.sampled_from(sorted(DTYPES))),
+            min_size=1,
+            max_size=20,
+        )
     )
     order = data.draw(st.permutations(range(len(parameters))))
     caps = data.draw(st.lists(st.integers(0, 20_000), min_size=1, max_size=4))
@@ -129,19 +171,31 @@ def test_default_is_that_of_torch() -> None:
     assert caps_bytes("default")[0] == torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
 
 
-# ------------------------------------------------------------------------------------------------ one for several
+# ---------------------------------------------------------------------------------- one for several
 
 
 def case(cap: str = "default", **changes: Any) -> TrainingCase:
     """Return a configuration on two ranks."""
-    return TrainingCase(**{"workload": "mlp", "world_size": 2, "batch_per_rank": 32, "bucket_cap_mb": cap, **changes})
+    return TrainingCase(
+        **{
+            "workload": "mlp",
+            "world_size": 2,
+            "batch_per_rank": 32,
+            "bucket_cap_mb": cap,
+            **changes,
+        }
+    )
 
 
 def facts(*sizes_mb: float) -> WorkloadFacts:
     """Return a workload with parameters of these sizes in MiB, the last ready first."""
     parameters = tuple(
         ParameterFacts(
-            name=f"p{i}", numel=math.ceil(size * MIB / 4), itemsize=4, dtype="float32", ready_ms=len(sizes_mb) - i
+            name=f"p{i}",
+            numel=math.ceil(size * MIB / 4),
+            itemsize=4,
+            dtype="float32",
+            ready_ms=len(sizes_mb) - i,
         )
         for i, size in enumerate(sizes_mb)
     )
@@ -163,7 +217,8 @@ def test_same_buckets_are_measured_once() -> None:
     """Keep one of the sizes that make one bucket per layer."""
     groups = group_by_layout([case("0.5"), case("1"), case("4"), case("5")], facts(4, 4, 4))
     assert {"0.5": "0.5", "1": "0.5", "4": "0.5", "5": "5"} == {
-        setting.bucket_cap_mb: representative.bucket_cap_mb for setting, representative in groups.items()
+        setting.bucket_cap_mb: representative.bucket_cap_mb
+        for setting, representative in groups.items()
     }
 
 
@@ -194,7 +249,9 @@ def test_search_for_unused_parameters_keeps_the_first_buckets() -> None:
     """Fill buckets in the order of registration, and send the last one first."""
     assert ((2,), (0, 1)) == case_layout(case("2", unused_parameters=True), facts(1, 1.5, 1))
     assert ((2, 1), (0,)) == case_layout(case("2"), facts(1, 1.5, 1))
-    assert ((2, 1), (0,)) == case_layout(case("2", unused_parameters=True, static_graph=True), facts(1, 1.5, 1))
+    assert ((2, 1), (0,)) == case_layout(
+        case("2", unused_parameters=True, static_graph=True), facts(1, 1.5, 1)
+    )
 
 
 def test_steps_without_ddp_have_no_buckets() -> None:

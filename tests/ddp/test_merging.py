@@ -21,14 +21,17 @@ from commbench.engine.records import Clocks
 from commbench.hooks import BucketTimes
 
 MS = 1_000_000
-#: Of two ranks in one step, milliseconds since the backward began: ready, start, done, encode and decode of a bucket.
+#: Of two ranks in one step, milliseconds since the backward began: ready, start, done, encode and
+#: decode of a bucket.
 RANK_0 = ((1.0, 2.0, 5.0, 0.5, 0.25), (3.0, 4.0, 8.0, 0.5, 0.75))
 RANK_1 = ((1.5, 3.0, 5.0, 0.25, 0.0), (2.0, 5.0, 8.5, 0.25, 0.0))
 #: Forward, backward, optimiser and step in milliseconds, of two timed steps on two ranks.
 TIMES_0 = ((1.0, 4.0, 1.0, 6.0), (1.0, 5.0, 1.0, 7.0))
 TIMES_1 = ((2.0, 3.0, 0.5, 6.5), (2.0, 6.0, 2.0, 9.0))
 JUNK = (1e3, 1e3, 1e3, 1e3)
-PLAIN = Workload(model=None, loss=lambda *_: None, batches=[], batch_size=1, metric="accuracy", target=0.9)
+PLAIN = Workload(
+    model=None, loss=lambda *_: None, batches=[], batch_size=1, metric="accuracy", target=0.9
+)
 
 Buckets = Sequence[Sequence[float]]
 
@@ -53,8 +56,13 @@ def make_events(buckets: Buckets, scale: float = 1.0) -> list[BucketTimes]:
     return events[::-1]
 
 
-def make_samples(timed: Sequence[Sequence[float]], buckets: Buckets = (), **changes: Any) -> BlockSamples:
-    """Return samples of a block with absurd early steps; bucket times of the second timed step are tripled."""
+def make_samples(
+    timed: Sequence[Sequence[float]], buckets: Buckets = (), **changes: Any
+) -> BlockSamples:
+    """Return samples of a block with absurd early steps.
+
+    Bucket times of the second timed step are tripled.
+    """
     watched = [make_events(buckets[:1], scale=100) for _ in range(EARLY_STEPS)]
     watched += [make_events(buckets, 2 * n + 1) for n in range(len(timed))]
     fields: dict[str, Any] = {
@@ -85,11 +93,16 @@ def merged(
     blocks: Sequence[Sequence[BlockSamples]], case: TrainingCase | None = None, workload: Any = None
 ) -> TrainingRecord:
     """Return the merged record."""
-    return merge(case or make_training_case("topk:0.1"), blocks, workload or PLAIN, launch=3, seed=11)
+    return merge(
+        case or make_training_case("topk:0.1"), blocks, workload or PLAIN, launch=3, seed=11
+    )
 
 
 def test_steps_of_a_period_have_its_mean() -> None:
-    """Add the times of a period on each rank before the slowest rank is taken; leave out an incomplete period."""
+    """Add the times of a period on each rank before the slowest rank is taken.
+
+    Leave out an incomplete period.
+    """
     times = ([4.0, 1.0, 9.0, 2.0, 7.0], [1.0, 6.0, 1.0, 3.0, 8.0])
     ranks = [make_samples([(1.0, 1.0, 0.5, step_ms) for step_ms in of_rank]) for of_rank in times]
     record = merged([ranks], make_training_case("localsgd:2"))
@@ -104,7 +117,9 @@ def test_times_are_of_the_slowest_rank() -> None:
     record = merged([make_ranks()])
     assert [6.5, 9.0] == record.step_ms
     assert ([2], 5, EARLY_STEPS) == (record.block_lengths, record.block_steps, record.discarded)
-    assert (2.0, 5.0, 1.5) == pytest.approx((record.forward_ms, record.backward_ms, record.optimizer_ms))
+    assert (2.0, 5.0, 1.5) == pytest.approx(
+        (record.forward_ms, record.backward_ms, record.optimizer_ms)
+    )
     assert (3, 11, "ok", 500) == (record.launch, record.seed, record.status, record.parameters)
 
 
@@ -113,11 +128,27 @@ def test_every_time_of_a_bucket() -> None:
     first, second = merged([make_ranks()]).buckets
     common: dict[str, Any] = {"size_bytes": 1000, "parameters": 2}
     assert (
-        Bucket(**common, ready_ms=3.0, start_ms=6.0, done_ms=10.0, comm_ms=4.0, skew_wait_ms=0.75, compress_ms=1.0)
+        Bucket(
+            **common,
+            ready_ms=3.0,
+            start_ms=6.0,
+            done_ms=10.0,
+            comm_ms=4.0,
+            skew_wait_ms=0.75,
+            compress_ms=1.0,
+        )
         == first
     )
     assert (
-        Bucket(**common, ready_ms=6.0, start_ms=10.0, done_ms=17.0, comm_ms=6.5, skew_wait_ms=0.25, compress_ms=1.5)
+        Bucket(
+            **common,
+            ready_ms=6.0,
+            start_ms=10.0,
+            done_ms=17.0,
+            comm_ms=6.5,
+            skew_wait_ms=0.25,
+            compress_ms=1.5,
+        )
         == second
     )
 
@@ -161,8 +192,14 @@ def test_steps_with_other_buckets_are_left_out() -> None:
 
 def test_blocks_are_put_together() -> None:
     """Concatenate the steps of all blocks, with medians over all."""
-    slow = [make_samples([[10 * time for time in step] for step in TIMES_0], RANK_0, seconds=2.0, skipped=2)]
-    record = merged([[make_samples(TIMES_0, RANK_0)], [make_samples(TIMES_1, RANK_1, skipped=1)], slow])
+    slow = [
+        make_samples(
+            [[10 * time for time in step] for step in TIMES_0], RANK_0, seconds=2.0, skipped=2
+        )
+    ]
+    record = merged(
+        [[make_samples(TIMES_0, RANK_0)], [make_samples(TIMES_1, RANK_1, skipped=1)], slow]
+    )
     assert [6.0, 7.0, 6.5, 9.0, 60.0, 70.0] == record.step_ms
     assert ([2, 2, 2], 5, 3) == (record.block_lengths, record.block_steps, record.skipped_steps)
     assert 4.0 == record.measuring_s
@@ -173,7 +210,10 @@ def test_blocks_are_put_together() -> None:
 
 def test_losses_and_metrics_come_from_the_first_block() -> None:
     """Return the mean loss over ranks of the first block, and its metric if evaluated."""
-    first = [make_samples(TIMES_0, losses=[4.0, 2.0], metrics=[(1, 0.5)]), make_samples(TIMES_0, losses=[2.0, 1.0])]
+    first = [
+        make_samples(TIMES_0, losses=[4.0, 2.0], metrics=[(1, 0.5)]),
+        make_samples(TIMES_0, losses=[2.0, 1.0]),
+    ]
     later = [make_samples(TIMES_0, losses=[9.0, 9.0]) for _ in range(2)]
     record = merged([first, later])
     assert ([3.0, 1.5], [(1, 0.5)]) == (record.losses, record.metrics)
@@ -184,7 +224,9 @@ def test_losses_and_metrics_come_from_the_first_block() -> None:
 
 def test_what_was_sent_is_the_mean_over_ranks_and_blocks() -> None:
     """Average sent bytes over the ranks that count them."""
-    ranks = [make_samples(TIMES_0, sent_bytes=sent, expected_bytes=90.0) for sent in (100.0, None, 120.0)]
+    ranks = [
+        make_samples(TIMES_0, sent_bytes=sent, expected_bytes=90.0) for sent in (100.0, None, 120.0)
+    ]
     record = merged([ranks, [make_samples(TIMES_0, sent_bytes=140.0, expected_bytes=90.0)]])
     assert (120.0, 90.0) == (record.sent_bytes, record.expected_bytes)
     assert 2 * (2 - 1) / 2 * 4 * 500 == record.dense_bytes
@@ -193,7 +235,10 @@ def test_what_was_sent_is_the_mean_over_ranks_and_blocks() -> None:
 
 def test_a_disagreement_in_any_block_is_recorded() -> None:
     """Compare checksums within each block."""
-    same = [[make_samples(TIMES_0, digest=1) for _ in range(2)], [make_samples(TIMES_0, digest=2) for _ in range(2)]]
+    same = [
+        [make_samples(TIMES_0, digest=1) for _ in range(2)],
+        [make_samples(TIMES_0, digest=2) for _ in range(2)],
+    ]
     assert merged(same).ranks_agree is True
     same[0][1].digest = 3
     assert merged(same).ranks_agree is False
@@ -214,14 +259,24 @@ def test_without_ddp_there_is_nothing_to_exchange() -> None:
     """Leave communication fields empty without DDP."""
     record = merged([[make_samples(TIMES_0), make_samples(TIMES_1)]], make_training_case("local"))
     assert [6.5, 9.0] == record.step_ms
-    assert (None, None, None, None) == (record.comm_ms, record.skew_wait_ms, record.compress_ms, record.encode_ms)
+    assert (None, None, None, None) == (
+        record.comm_ms,
+        record.skew_wait_ms,
+        record.compress_ms,
+        record.encode_ms,
+    )
     assert (None, None, []) == (record.dense_bytes, record.ranks_agree, record.buckets)
 
 
 def test_one_rank_waits_for_nobody() -> None:
     """Return no skew and no expected bytes for one rank."""
     record = merged([[make_samples(TIMES_0, RANK_0)]], make_training_case("topk:0.1", world_size=1))
-    assert (2 * 5.25, 0.0, 0.0, True) == (record.comm_ms, record.skew_wait_ms, record.dense_bytes, record.ranks_agree)
+    assert (2 * 5.25, 0.0, 0.0, True) == (
+        record.comm_ms,
+        record.skew_wait_ms,
+        record.dense_bytes,
+        record.ranks_agree,
+    )
     assert [0.0, 0.0] == [bucket.skew_wait_ms for bucket in record.buckets]
 
 
@@ -247,7 +302,11 @@ def test_a_block_may_have_more_early_steps(steps: int, discarded: int) -> None:
 def test_long_blocks_lose_what_is_not_settled() -> None:
     """Discard each block's own warm-up: at least the early steps, at most half."""
     noise = np.random.default_rng(0).normal(1e-3, 1e-6, 60)
-    step_s = {"steady": noise, "late": np.where(np.arange(60) < 15, 3e-3, noise), "never": np.linspace(3e-3, 1e-3, 60)}
+    step_s = {
+        "steady": noise,
+        "late": np.where(np.arange(60) < 15, 3e-3, noise),
+        "never": np.linspace(3e-3, 1e-3, 60),
+    }
     ranks = {
         name: [make_samples(TIMES_0, times=np.repeat(seconds[:, None], 4, axis=1), watched=[])]
         for name, seconds in step_s.items()
@@ -260,11 +319,15 @@ def test_long_blocks_lose_what_is_not_settled() -> None:
     assert sum(record.block_lengths) == len(record.step_ms)
 
 
-# --------------------------------------------------------------------------------------------------------- the energy
+# --------------------------------------------------------------------------------------- the energy
 
 
-def energy_of_blocks(*blocks: tuple[float, float | None, float | None], kinds: Sequence[Kind] = ("cpu",)) -> Any:
-    """Return energy and counters of blocks of given seconds and joules of the two ranks' machines."""
+def energy_of_blocks(
+    *blocks: tuple[float, float | None, float | None], kinds: Sequence[Kind] = ("cpu",)
+) -> Any:
+    """Return energy and counters of blocks of given seconds and joules of the two ranks'
+    machines.
+    """
     ranks = [
         [
             make_samples(TIMES_0, RANK_0, metered_s=seconds, energy_J=joules_0),
@@ -278,14 +341,18 @@ def energy_of_blocks(*blocks: tuple[float, float | None, float | None], kinds: S
 
 def test_the_energy_of_a_step_is_that_of_all_blocks() -> None:
     """Divide the joules of all machines and blocks by the steps."""
-    assert (pytest.approx((6.0 + 2.0 + 8.0 + 0.0) / 4), "cpu") == energy_of_blocks((0.06, 6.0, 2.0), (0.06, 8.0, 0.0))
+    assert (pytest.approx((6.0 + 2.0 + 8.0 + 0.0) / 4), "cpu") == energy_of_blocks(
+        (0.06, 6.0, 2.0), (0.06, 8.0, 0.0)
+    )
     assert (None, "") == energy_of_blocks((0.06, 6.0, 2.0))
 
 
 def test_gpus_take_longer_to_be_known() -> None:
     """Require the minimum time of the slowest counter."""
     assert (None, "") == energy_of_blocks((1.0, 6.0, 2.0), kinds=("cpu", "gpu"))
-    assert (pytest.approx(4.0), "cpu+gpu") == energy_of_blocks((2.0, 6.0, 2.0), kinds=("cpu", "gpu"))
+    assert (pytest.approx(4.0), "cpu+gpu") == energy_of_blocks(
+        (2.0, 6.0, 2.0), kinds=("cpu", "gpu")
+    )
 
 
 def test_a_block_in_which_a_counter_did_not_answer_leaves_none() -> None:
@@ -294,7 +361,7 @@ def test_a_block_in_which_a_counter_did_not_answer_leaves_none() -> None:
     assert (None, "") == energy_of_blocks((1.0, 0.0, 0.0))
 
 
-# --------------------------------------------------------------------------------------------------------- the clocks
+# --------------------------------------------------------------------------------------- the clocks
 
 
 def reading(sm_MHz: float, held_ns: int = 0) -> Reading:  # noqa: N803 - a unit
@@ -302,7 +369,9 @@ def reading(sm_MHz: float, held_ns: int = 0) -> Reading:  # noqa: N803 - a unit
     return Reading(sm_MHz=sm_MHz, reasons=0, held_ns={"heat": held_ns})
 
 
-@pytest.mark.parametrize(("held_ns", "flags", "slowed_by"), [(5, ["throttled"], ("heat",)), (0, [], ())])
+@pytest.mark.parametrize(
+    ("held_ns", "flags", "slowed_by"), [(5, ["throttled"], ("heat",)), (0, [], ())]
+)
 def test_a_gpu_that_was_slowed_down_in_any_block_is_flagged(
     held_ns: int, flags: list[str], slowed_by: tuple[str, ...]
 ) -> None:
@@ -314,7 +383,10 @@ def test_a_gpu_that_was_slowed_down_in_any_block_is_flagged(
         make_samples(TIMES_1, RANK_1, clocks=(reading(1200.0), reading(1300.0, held_ns))),
     ]
     record = merge(make_training_case(), [first, second], PLAIN, launch=0)
-    assert (flags, Clocks(sm_low_MHz=1200.0, sm_high_MHz=1980.0, slowed_by=slowed_by)) == (record.flags, record.clocks)
+    assert (flags, Clocks(sm_low_MHz=1200.0, sm_high_MHz=1980.0, slowed_by=slowed_by)) == (
+        record.flags,
+        record.clocks,
+    )
     written = json.dumps(record.to_json())
     assert written == json.dumps(TrainingRecord.from_json(json.loads(written)).to_json())
 

@@ -26,7 +26,9 @@ CASES = {
     "search": case("localsgd:8", "default", unused_parameters=True),
     "bucket view": case("localsgd:8", "default", bucket_view=True),
     "batch norm": case("localsgd:8", "default", workload="batch_norm"),
-    "batch norm alone": case("localsgd:8", "default", workload="batch_norm", broadcast_buffers=False),
+    "batch norm alone": case(
+        "localsgd:8", "default", workload="batch_norm", broadcast_buffers=False
+    ),
     "scored": case("localsgd:8", "default", workload="scored"),
     "too long": case("localsgd:34", "default"),
     "scaler": case("localsgd:8", "default", precision="amp-fp16"),
@@ -38,14 +40,19 @@ TRAINED = [name for name in CASES if name not in {*REFUSED, "local"}]
 
 @pytest.fixture(scope="module")
 def launches(run_ranks: RunRanks) -> Any:
-    """Return launches on two ranks: whole blocks, divided ones, found steps, and a dropped exchange."""
+    """Return launches on two ranks: whole blocks, divided ones, found steps, and a dropped
+    exchange.
+    """
     some = {name: CASES[name] for name in ("plain", "localsgd:8", "scored")}
     return launches_of(
         run_ranks,
         2,
         whole=(CASES, {"steps": STEPS}),
         divided=(some, {"steps": STEPS, "blocks": 3, "divides_blocks": True}),
-        found=({"plain": CASES["plain"], "long": case("localsgd:30", "default")}, {"block_s": 1e-6}),
+        found=(
+            {"plain": CASES["plain"], "long": case("localsgd:30", "default")},
+            {"block_s": 1e-6},
+        ),
         dropping=({"localsgd:8": CASES["localsgd:8"]}, {"steps": STEPS, "drops_exchange": True}),
     )
 
@@ -63,7 +70,9 @@ def test_timed_steps_are_whole_periods(whole: Launch, name: str) -> None:
     record, period = whole.records[name], CASES[name].period
     assert ("ok", "") == (record["status"], record["reason"])
     assert all(33 - 33 % period == length for length in record["block_lengths"])
-    periods = [record["step_ms"][at : at + period] for at in range(0, len(record["step_ms"]), period)]
+    periods = [
+        record["step_ms"][at : at + period] for at in range(0, len(record["step_ms"]), period)
+    ]
     assert all(1 == len(set(steps_ms)) for steps_ms in periods)
     assert len(periods) == len({steps_ms[0] for steps_ms in periods})
 
@@ -72,7 +81,10 @@ def test_timed_steps_are_whole_periods(whole: Launch, name: str) -> None:
 def test_a_step_sends_its_share_of_the_model(whole: Launch, name: str) -> None:
     """Count dense / H bytes at the socket within 1 %, and expect as many."""
     record = whole.records[name]
-    assert (DENSE, DENSE / PERIODS[name]) == (record["dense_bytes"], pytest.approx(record["expected_bytes"], abs=1))
+    assert (DENSE, DENSE / PERIODS[name]) == (
+        record["dense_bytes"],
+        pytest.approx(record["expected_bytes"], abs=1),
+    )
     assert record["expected_bytes"] == pytest.approx(record["sent_bytes"], rel=0.01)
 
 
@@ -80,7 +92,9 @@ def test_a_step_sends_its_share_of_the_model(whole: Launch, name: str) -> None:
 def test_other_settings_send_the_same(whole: Launch, name: str) -> None:
     """Send the same bytes, and make no buckets, with any other setting."""
     record = whole.records[name]
-    assert whole.records["localsgd:8"]["sent_bytes"] == pytest.approx(record["sent_bytes"], rel=0.01)
+    assert whole.records["localsgd:8"]["sent_bytes"] == pytest.approx(
+        record["sent_bytes"], rel=0.01
+    )
     assert ([], [], None) == (record["bucket_bytes"], record["buckets"], record["comm_ms"])
 
 
@@ -89,13 +103,17 @@ def test_buffers_are_sent_in_exchanges(whole: Launch) -> None:
     with_buffers, alone = whole.records["batch norm"], whole.records["batch norm alone"]
     elements = 4 * (ELEMENTS + NORM_ELEMENTS)
     assert elements / 8 == pytest.approx(alone["expected_bytes"], abs=1)
-    assert (elements + NORM_BUFFER_BYTES / 2) / 8 == pytest.approx(with_buffers["expected_bytes"], abs=1)
+    assert (elements + NORM_BUFFER_BYTES / 2) / 8 == pytest.approx(
+        with_buffers["expected_bytes"], abs=1
+    )
     for record in (with_buffers, alone):
         assert record["expected_bytes"] == pytest.approx(record["sent_bytes"], rel=0.015)
 
 
 def test_a_dropped_exchange_is_found(launches: Any) -> None:
-    """Count too few bytes if one of four exchanges is dropped, and find other parameters if it is the last."""
+    """Count too few bytes if one of four exchanges is dropped, and find other parameters if it is
+    the last.
+    """
     record = launches["dropping"].records["localsgd:8"]
     assert ("wrong", False) == (record["status"], record["ranks_agree"])
     assert record["sent_bytes"] == pytest.approx(0.75 * record["expected_bytes"], rel=0.02)
@@ -103,7 +121,9 @@ def test_a_dropped_exchange_is_found(launches: Any) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_ranks_agree_after_the_last_exchange(whole: Launch, name: str) -> None:
-    """State agreement of parameters, a loss for each step, and no error of gradients that are not exchanged."""
+    """State agreement of parameters, a loss for each step, and no error of gradients that are not
+    exchanged.
+    """
     record = whole.records[name]
     assert record["ranks_agree"] is True
     assert STEPS == len(record["losses"])
@@ -128,7 +148,10 @@ def test_the_metric_is_of_equal_parameters(whole: Launch, launches: Any) -> None
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("too long", "hook localsgd:34 exchanges once in 34 steps, and a block has only 33 timed steps"),
+        (
+            "too long",
+            "hook localsgd:34 exchanges once in 34 steps, and a block has only 33 timed steps",
+        ),
         ("scaler", "a rank whose gradients overflow would skip its step and the exchange"),
     ],
 )
@@ -145,7 +168,9 @@ def test_short_blocks_have_whole_periods(launches: Any) -> None:
     assert 3 < len(record["block_lengths"])
     assert all(length >= 8 and length % 8 == 0 for length in record["block_lengths"])
     assert record["ranks_agree"] is True
-    assert launches["whole"].records["localsgd:8"]["losses"] == pytest.approx(record["losses"], rel=1e-6)
+    assert launches["whole"].records["localsgd:8"]["losses"] == pytest.approx(
+        record["losses"], rel=1e-6
+    )
 
 
 def test_blocks_are_long_enough_for_the_longest_period(launches: Any) -> None:

@@ -58,26 +58,44 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def ended(loop: Loop, wrap: Callable[[nn.Module], Any] = lambda model: model, *, recording: bool) -> tuple[Any, ...]:
-    """Train from the same start; return the parameter bytes, the model, and the recording if any."""
+def ended(
+    loop: Loop, wrap: Callable[[nn.Module], Any] = lambda model: model, *, recording: bool
+) -> tuple[Any, ...]:
+    """Train from the same start.
+
+    Return the parameter bytes, the model, and the recording if any.
+    """
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     trained = wrap(model)
     with commbench.record_gradients(trained) if recording else contextlib.nullcontext() as recorder:
         loop(trained, optimizer)
-    return [parameter.detach().numpy().tobytes() for parameter in model.parameters()], model, recorder
+    return (
+        [parameter.detach().numpy().tobytes() for parameter in model.parameters()],
+        model,
+        recorder,
+    )
 
 
 def hooks_of(model: nn.Module) -> int:
     """Return the number of hooks on a model, its parameters and all optimisers."""
     parameters = sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
     everywhere = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
-    return parameters + len(model._forward_pre_hooks) + len(model._forward_hooks) + sum(map(len, everywhere))
+    return (
+        parameters
+        + len(model._forward_pre_hooks)
+        + len(model._forward_hooks)
+        + sum(map(len, everywhere))
+    )
 
 
-@pytest.mark.parametrize(("loop", "passes", "batch"), LOOPS, ids=[loop.__name__ for loop, *_ in LOOPS])
+@pytest.mark.parametrize(
+    ("loop", "passes", "batch"), LOOPS, ids=[loop.__name__ for loop, *_ in LOOPS]
+)
 def test_any_loop_is_recorded_and_not_changed(loop: Loop, passes: int, batch: int) -> None:
-    """Train to equal bits with recording, see the last layer's gradients first, and remove all hooks."""
+    """Train to equal bits with recording, see the last layer's gradients first, and remove all
+    hooks.
+    """
     without, _, _ = ended(loop, recording=False)
     parameters, model, recorder = ended(loop, recording=True)
     assert without == parameters
@@ -89,7 +107,11 @@ def test_any_loop_is_recorded_and_not_changed(loop: Loop, passes: int, batch: in
     whole_steps = STEPS * passes if loop in (by_hand, fused) else STEPS
     assert whole_steps - SKIPPED == recorder.steps
     assert f"{passes} backward pass" in recorder.trace.recorded["how"]
-    assert 0 < max(parameter.ready_ms for parameter in recorder.trace.parameters) <= recorder.trace.backward_ms
+    assert (
+        0
+        < max(parameter.ready_ms for parameter in recorder.trace.parameters)
+        <= recorder.trace.backward_ms
+    )
     assert (loop not in (by_hand, fused)) == (recorder.trace.optimizer_ms > 0)
 
 
@@ -113,10 +135,16 @@ class Output:
 
 
 CALLS: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
-    "dict": (lambda model, inputs: {"kind": "x", "logits": model(inputs)}, lambda out: out["logits"]),
+    "dict": (
+        lambda model, inputs: {"kind": "x", "logits": model(inputs)},
+        lambda out: out["logits"],
+    ),
     "nested": (lambda model, inputs: (3, [model(inputs)]), lambda out: out[1][0]),
     "dataclass": (lambda model, inputs: Output(model(inputs)), lambda out: out.logits),
-    "several": (lambda model, inputs: (model(inputs), model(2 * inputs)), lambda out: out[0] + out[1]),
+    "several": (
+        lambda model, inputs: (model(inputs), model(2 * inputs)),
+        lambda out: out[0] + out[1],
+    ),
     "loss": (lambda model, inputs: loss_of(model(inputs)), lambda out: out[None]),
     "kept": (lambda model, inputs: checkpoint(model, inputs, use_reentrant=False), lambda out: out),
     "again": (
@@ -138,7 +166,9 @@ def test_any_model_is_seen(name: str) -> None:
     without, _, _ = ended(loop, lambda model: Wrapped(model, call), recording=False)
     parameters, _, recorder = ended(loop, lambda model: Wrapped(model, call), recording=True)
     assert without == parameters
-    assert [f"model.{layer}" for layer in LAYERS] == [parameter.name for parameter in recorder.trace.parameters]
+    assert [f"model.{layer}" for layer in LAYERS] == [
+        parameter.name for parameter in recorder.trace.parameters
+    ]
     assert {4, 5} == set(recorder.trace.ready_order[:2])
     assert STEPS - SKIPPED == recorder.steps
 
@@ -146,9 +176,15 @@ def test_any_model_is_seen(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of much that is its own
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_model_is_recorded(backend: str) -> None:
-    """Record a compiled model with the model's own parameter names, without changing its training."""
-    without, _, _ = ended(plain, lambda model: torch.compile(model, backend=backend), recording=False)
-    parameters, _, recorder = ended(plain, lambda model: torch.compile(model, backend=backend), recording=True)
+    """Record a compiled model with the model's own parameter names, without changing its
+    training.
+    """
+    without, _, _ = ended(
+        plain, lambda model: torch.compile(model, backend=backend), recording=False
+    )
+    parameters, _, recorder = ended(
+        plain, lambda model: torch.compile(model, backend=backend), recording=True
+    )
     assert without == parameters
     assert LAYERS == [parameter.name for parameter in recorder.trace.parameters]
 
@@ -205,7 +241,10 @@ def test_time_is_noted_where_it_is_spent(slow_part: str, field: str | None) -> N
         assert times[field] >= 1e3 * PAUSE_S
     if slow_part == "backward":
         ready = {parameter.name: parameter.ready_ms for parameter in trace.parameters}
-        assert min(ready["0.weight"], ready["0.bias"]) - max(ready["4.weight"], ready["4.bias"]) > 0.9e3 * PAUSE_S
+        assert (
+            min(ready["0.weight"], ready["0.bias"]) - max(ready["4.weight"], ready["4.bias"])
+            > 0.9e3 * PAUSE_S
+        )
 
 
 def test_first_steps_do_not_count() -> None:
@@ -237,10 +276,18 @@ def test_two_recordings_at_once_see_the_same() -> None:
     """Record the same in nested blocks."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with commbench.record_gradients(model) as outer, commbench.record_gradients(model, batch=7, name="mine") as inner:
+    with (
+        commbench.record_gradients(model) as outer,
+        commbench.record_gradients(model, batch=7, name="mine") as inner,
+    ):
         plain(model, optimizer)
     assert outer.trace.ready_order == inner.trace.ready_order
-    assert ("sequential", 4, "mine", 7) == (outer.trace.name, outer.trace.batch, inner.trace.name, inner.trace.batch)
+    assert ("sequential", 4, "mine", 7) == (
+        outer.trace.name,
+        outer.trace.batch,
+        inner.trace.name,
+        inner.trace.batch,
+    )
 
 
 def test_nothing_of_the_training_is_kept_alive() -> None:
@@ -251,7 +298,11 @@ def test_nothing_of_the_training_is_kept_alive() -> None:
             loss_of(model(data(step))).backward()
         model.zero_grad(set_to_none=True)
         gc.collect()
-        alive = [tensor for tensor in gc.get_objects() if type(tensor) is torch.Tensor and tensor.grad_fn is not None]
+        alive = [
+            tensor
+            for tensor in gc.get_objects()
+            if type(tensor) is torch.Tensor and tensor.grad_fn is not None
+        ]
     assert [] == alive
 
 
@@ -259,12 +310,19 @@ def test_frozen_parameters_are_left_out() -> None:
     """Record only trained parameters, and read the batch size from the first tensor."""
     model = make_model()
     model[0].requires_grad_(requires_grad=False)
-    with commbench.record_gradients(Wrapped(model, lambda inner, inputs: inner(inputs))) as recorder:
+    with commbench.record_gradients(
+        Wrapped(model, lambda inner, inputs: inner(inputs))
+    ) as recorder:
         for step in range(STEPS):
             loss_of(recorder._outer(inputs=data(step))).backward()
-    assert [f"model.{name}" for name in LAYERS[2:]] == [parameter.name for parameter in recorder.trace.parameters]
+    assert [f"model.{name}" for name in LAYERS[2:]] == [
+        parameter.name for parameter in recorder.trace.parameters
+    ]
     assert 4 == recorder.trace.batch
-    assert (9, 1) == (batch_length([(3, None), {"a": {"b": torch.ones(9, 2)}}]), batch_length((3, "x")))
+    assert (9, 1) == (
+        batch_length([(3, None), {"a": {"b": torch.ones(9, 2)}}]),
+        batch_length((3, "x")),
+    )
 
 
 # What is refused
@@ -282,7 +340,9 @@ def unused(model: Any, optimizer: torch.optim.Optimizer) -> None:
     """Return a model that omits a layer in every other step."""
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss_of(model(data(step)) if step % 2 else model[4](model[3](model[2](torch.ones(4, 12))))).backward()
+        loss_of(
+            model(data(step)) if step % 2 else model[4](model[3](model[2](torch.ones(4, 12))))
+        ).backward()
         optimizer.step()
 
 
@@ -314,12 +374,17 @@ def test_forward_pass_must_be_seen() -> None:
 
 def test_unused_and_sparse_parameters_are_refused() -> None:
     """Name the parameters that DDP cannot train."""
-    model = nn.ModuleDict({"table": nn.Embedding(9, 3, sparse=True), "idle": nn.Linear(3, 1), "used": nn.Linear(3, 1)})
+    model = nn.ModuleDict(
+        {"table": nn.Embedding(9, 3, sparse=True), "idle": nn.Linear(3, 1), "used": nn.Linear(3, 1)}
+    )
 
     def forward(inner: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         return inner["used"](inner["table"](inputs))
 
-    with refused(r"model\.table\.weight got a sparse"), commbench.record_gradients(Wrapped(model, forward)) as recorder:
+    with (
+        refused(r"model\.table\.weight got a sparse"),
+        commbench.record_gradients(Wrapped(model, forward)) as recorder,
+    ):
         for _ in range(STEPS):
             recorder._outer(torch.ones(4, dtype=torch.long)).sum().backward()
     model["table"].sparse = False
@@ -388,17 +453,26 @@ def test_backward_passes_of_other_graphs_are_ignored() -> None:
 def recorded(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """Return what two ranks recorded in several loops, and the directory that rank 0 wrote to."""
     folder = tmp_path_factory.mktemp("recorded")
-    return found_by(run_gloo_ranks(forked_python, 2, "record_loop.py", str(folder), store=folder / "store")), folder
+    return (
+        found_by(
+            run_gloo_ranks(forked_python, 2, "record_loop.py", str(folder), store=folder / "store")
+        ),
+        folder,
+    )
 
 
 @pytest.mark.parametrize("name", ["plain", "views", "static", "unused", "accumulate", "compress"])
 def test_training_on_ranks_is_not_changed(recorded: tuple[Any, Path], name: str) -> None:
     """End with equal bits on both ranks; only rank 0 writes; the order is DDP's."""
     outcome = recorded[0][name]
-    assert [True, True, True, False] == [outcome[key] for key in ("same", "agree", "written", "written elsewhere")]
+    assert [True, True, True, False] == [
+        outcome[key] for key in ("same", "agree", "written", "written elsewhere")
+    ]
     assert (3, 8, 2) == (outcome["steps"], outcome["batch"], outcome["ranks"])
     assert not any(parameter.startswith("module.") for parameter in outcome["names"])
-    assert not outcome["logged"] or outcome["order"] == [int(index) for index in outcome["logged"].split(",")]
+    assert not outcome["logged"] or outcome["order"] == [
+        int(index) for index in outcome["logged"].split(",")
+    ]
 
 
 def test_recording_is_replayed(recorded: tuple[Any, Path]) -> None:
@@ -406,8 +480,12 @@ def test_recording_is_replayed(recorded: tuple[Any, Path]) -> None:
     file = recorded[1] / "plain-0.json"
     trace = load_trace(str(file))
     facts = inspect_workload(load_workload(f"trace:{file}", seed=0, rank=0, world_size=1))
-    assert [parameter.name for parameter in trace.parameters] == [parameter.name for parameter in facts.parameters]
-    assert [parameter.numel for parameter in trace.parameters] == [parameter.numel for parameter in facts.parameters]
+    assert [parameter.name for parameter in trace.parameters] == [
+        parameter.name for parameter in facts.parameters
+    ]
+    assert [parameter.numel for parameter in trace.parameters] == [
+        parameter.numel for parameter in facts.parameters
+    ]
     assert (trace.ready_order, 8) == (facts.ready_order, facts.batch_size)
 
 
@@ -416,9 +494,24 @@ def test_recording_is_replayed(recorded: tuple[Any, Path]) -> None:
 def test_recording_is_trained_elsewhere(recorded: tuple[Any, Path], tmp_path: Path) -> None:
     """Train a recording on two ranks, without the model and its data."""
     pytest.importorskip("mpi4py")
-    program = [sys.executable, "-m", "commbench", "train", "--workload", f"trace:{recorded[1] / 'plain-0.json'}"]
+    program = [
+        sys.executable,
+        "-m",
+        "commbench",
+        "train",
+        "--workload",
+        f"trace:{recorded[1] / 'plain-0.json'}",
+    ]
     program += ["--bucket-cap-mb", "default", "--hook", "none", "--steps", "4", "--launches", "1"]
-    program += ["--confirm-launches", "1", "-n", "2", "--oversubscribe", "--out", str(tmp_path / "r")]
+    program += [
+        "--confirm-launches",
+        "1",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--out",
+        str(tmp_path / "r"),
+    ]
     done = subprocess.run(program, capture_output=True, text=True, timeout=200, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     records = commbench.load_run(tmp_path / "r").training_records

@@ -16,10 +16,14 @@ from commbench.hooks.step_clock import event_clock  # noqa: E402
 MS = 1_000_000
 
 
-def bucket(index: int = 0, ready: int = 35, start: int = 36, arrived: int = 38, done: int = 39) -> BucketMarks:
+def bucket(
+    index: int = 0, ready: int = 35, start: int = 36, arrived: int = 38, done: int = 39
+) -> BucketMarks:
     """Return a bucket of a host's step, in milliseconds."""
     at = {"ready": ready, "encoded": ready + 1, "start": start, "arrived": arrived, "done": done}
-    of = Expected(index=index, numel=10, is_last=True, dtype=torch.float32, device=torch.device("cpu"))
+    of = Expected(
+        index=index, numel=10, is_last=True, dtype=torch.float32, device=torch.device("cpu")
+    )
     return BucketMarks(bucket=of, **{name: MS * value for name, value in at.items()})
 
 
@@ -36,7 +40,9 @@ def test_parts_are_sums_over_passes() -> None:
 
 def test_buckets_count_from_the_last_backward_pass() -> None:
     """Return bucket times since the last pass's loss, in the order reported."""
-    times = step([bucket(1), bucket(0, ready=31, start=32, arrived=34, done=37)]).bucket_times(is_serial=False)
+    times = step([bucket(1), bucket(0, ready=31, start=32, arrived=34, done=37)]).bucket_times(
+        is_serial=False
+    )
     assert [1, 0] == [timed.index for timed in times]
     assert [(5, 6, 9), (1, 2, 7)] == [
         (timed.ready_ns // MS, timed.start_ns // MS, timed.done_ns // MS) for timed in times
@@ -47,7 +53,9 @@ def test_buckets_count_from_the_last_backward_pass() -> None:
 def times_of(index: int, start: int, arrived: int, decode: int = 1) -> BucketTimes:
     """Return a bucket with these issue and arrival times."""
     fields = {"numel": 10, "is_last": False, "ready_ns": start - 1, "encode_ns": 1}
-    return BucketTimes(index=index, start_ns=start, done_ns=arrived + decode, decode_ns=decode, **fields)
+    return BucketTimes(
+        index=index, start_ns=start, done_ns=arrived + decode, decode_ns=decode, **fields
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +73,9 @@ def times_of(index: int, start: int, arrived: int, decode: int = 1) -> BucketTim
         "arrived before it was issued by a clock's whim",
     ],
 )
-def test_nccl_carries_one_after_the_other(issued: list[int], arrived: list[int], starts: list[int]) -> None:
+def test_nccl_carries_one_after_the_other(
+    issued: list[int], arrived: list[int], starts: list[int]
+) -> None:
     """Start a bucket at the previous one's arrival, between its own issue and arrival."""
     times = [times_of(index, *of) for index, of in enumerate(zip(issued, arrived, strict=True))]
     serial = serialised(times[::-1])

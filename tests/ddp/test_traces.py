@@ -1,4 +1,6 @@
-"""Tests of traces: the file, the shipped ones, the recorder, and the replay under autograd and DDP."""
+"""Tests of traces: the file, the shipped ones, the recorder, and the replay under autograd and
+DDP.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ from commbench.ddp.workloads import load_workload  # noqa: E402
 from commbench.ddp.workloads.replay import Replay, SleepingPace, pace_for  # noqa: E402
 
 #: Elements and tensors of the published models.
-SIZES = {"resnet50": (25_557_032, 161), "bert-base": (109_482_240, 199), "gpt2-small": (124_439_808, 148)}
+SIZES = {
+    "resnet50": (25_557_032, 161),
+    "bert-base": (109_482_240, 199),
+    "gpt2-small": (124_439_808, 148),
+}
 
 
 def trace(ready_ms: list[float], *, backward_ms: float = 20.0, device: str = "cpu") -> Trace:
@@ -40,7 +46,9 @@ def trace(ready_ms: list[float], *, backward_ms: float = 20.0, device: str = "cp
         backward_ms=backward_ms,
         optimizer_ms=3.0,
         parameters=tuple(
-            TracedParameter(name=f"layer.{index}.weight", shape=(index + 1, 3), dtype="float32", ready_ms=ready)
+            TracedParameter(
+                name=f"layer.{index}.weight", shape=(index + 1, 3), dtype="float32", ready_ms=ready
+            )
             for index, ready in enumerate(ready_ms)
         ),
     )
@@ -54,7 +62,9 @@ def shuffled_times(count: int, end_ms: float) -> list[float]:
 
 
 def observed_order(model: Any, loss: Any) -> list[int]:
-    """Return parameter indices in the order in which a backward pass accumulates their gradients."""
+    """Return parameter indices in the order in which a backward pass accumulates their
+    gradients.
+    """
     order: list[int] = []
     handles = [
         parameter.register_post_accumulate_grad_hook(lambda _, index=index: order.append(index))
@@ -109,7 +119,9 @@ def broken(**changes: object) -> str:
 
 def with_parameter(**changes: object) -> str:
     """Return the JSON of a trace whose one parameter has entries replaced."""
-    return broken(parameters=[{"name": "a", "shape": [2], "dtype": "float32", "ready_ms": 1.0, **changes}])
+    return broken(
+        parameters=[{"name": "a", "shape": [2], "dtype": "float32", "ready_ms": 1.0, **changes}]
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +148,12 @@ def with_parameter(**changes: object) -> str:
         (with_parameter(shape=[2.0]), "shape"),
         (with_parameter(dtype="int8"), "dtype"),
         (with_parameter(name=7), "name"),
-        (broken(parameters=[{"name": "a", "shape": [2], "dtype": "float32", "ready_ms": 1.0}] * 2), "a twice"),
+        (
+            broken(
+                parameters=[{"name": "a", "shape": [2], "dtype": "float32", "ready_ms": 1.0}] * 2
+            ),
+            "a twice",
+        ),
     ],
 )
 def test_bad_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
@@ -205,8 +222,12 @@ def test_every_file_is_named() -> None:
 def test_record_sees_order_shapes_and_times() -> None:
     """Record parameters in registration order, ready in reverse within the backward pass."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
-    recorded = record(model, lambda m, x: m(x).square().mean(), [torch.randn(5, 8)], steps=3, name="small")
-    assert ["0.weight", "0.bias", "2.weight", "2.bias"] == [parameter.name for parameter in recorded.parameters]
+    recorded = record(
+        model, lambda m, x: m(x).square().mean(), [torch.randn(5, 8)], steps=3, name="small"
+    )
+    assert ["0.weight", "0.bias", "2.weight", "2.bias"] == [
+        parameter.name for parameter in recorded.parameters
+    ]
     assert [(16, 8), (16,), (4, 16), (4,)] == [parameter.shape for parameter in recorded.parameters]
     assert {2, 3} == set(recorded.ready_order[:2])
     assert ("small", "cpu", 5) == (recorded.name, recorded.device, recorded.batch)
@@ -219,7 +240,9 @@ def test_recorded_replay_can_be_recorded_again() -> None:
     model = Replay(original, pace_for(original), seed=0, rank=0)
     again = record(model, lambda m, x: m(x), [torch.zeros(2, 1)], steps=3)
     assert original.ready_order == again.ready_order
-    assert [parameter.name for parameter in original.parameters] == [parameter.name for parameter in again.parameters]
+    assert [parameter.name for parameter in original.parameters] == [
+        parameter.name for parameter in again.parameters
+    ]
 
 
 def test_record_refuses_unused_parameters() -> None:
@@ -322,7 +345,9 @@ def test_gradient_memory_is_kept() -> None:
 @pytest.mark.parametrize("names", [("a", "a.b"), ("forward",), ("a.x", "b.x", "a.y"), ("a..b",)])
 def test_impossible_names_are_one_sentence(names: tuple[str, ...]) -> None:
     """Refuse names that no model can have, or not in this order."""
-    parameters = tuple(TracedParameter(name=name, shape=(2,), dtype="float32", ready_ms=1.0) for name in names)
+    parameters = tuple(
+        TracedParameter(name=name, shape=(2,), dtype="float32", ready_ms=1.0) for name in names
+    )
     made = dataclasses.replace(trace([1.0]), parameters=parameters)
     with pytest.raises(InputError, match="cannot be replayed"):
         Replay(made, SleepingPace(), seed=0, rank=0)
@@ -365,7 +390,9 @@ def test_trace_workload_is_inspected_like_a_model(tmp_path: Path) -> None:
     workload = load_workload(f"trace:{tmp_path / 'made.json'}", seed=0, rank=0, world_size=1)
     facts = inspect_workload(workload)
     assert made.ready_order == facts.ready_order
-    assert [parameter.numel for parameter in made.parameters] == [parameter.numel for parameter in facts.parameters]
+    assert [parameter.numel for parameter in made.parameters] == [
+        parameter.numel for parameter in facts.parameters
+    ]
     assert (2, None, "") == (facts.batch_size, facts.steps, facts.metric)
 
 
@@ -386,5 +413,7 @@ def test_replayed_optimizer_takes_its_time_and_moves_the_parameters() -> None:
     batch = next(iter(workload.batches))
     step = local_step(workload.model, workload.loss, batch, optimizer)
     assert step.optimizer_ms > 0.9 * load_trace("many-tiny").optimizer_ms
-    assert all(bool(parameter.detach().abs().sum() > 0) for parameter in trainable(workload.model).values())
+    assert all(
+        bool(parameter.detach().abs().sum() > 0) for parameter in trainable(workload.model).values()
+    )
     assert 3 == len(list(itertools.islice(workload.batches, 3)))

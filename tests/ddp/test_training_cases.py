@@ -29,7 +29,7 @@ def case(**changes: Any) -> TrainingCase:
     return TrainingCase(**{"workload": "mlp", "world_size": 2, "batch_per_rank": 32, **changes})
 
 
-# ------------------------------------------------------------------------------------------------------- the hooks
+# ---------------------------------------------------------------------------------------- the hooks
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,18 @@ def case(**changes: Any) -> TrainingCase:
         ("powersgd:2", "powersgd", None, "rank=2"),
         ("powersgd:02", "powersgd", None, "rank=2"),
         ("topk:0.01:values=float16", "topk", 0.01, "values=float16"),
-        ("topk:values=float16:0.01:scope=parameter", "topk", 0.01, "scope=parameter;values=float16"),
-        ("topk:0.01:scope=parameter:values=float16", "topk", 0.01, "scope=parameter;values=float16"),
+        (
+            "topk:values=float16:0.01:scope=parameter",
+            "topk",
+            0.01,
+            "scope=parameter;values=float16",
+        ),
+        (
+            "topk:0.01:scope=parameter:values=float16",
+            "topk",
+            0.01,
+            "scope=parameter;values=float16",
+        ),
         ("powersgd:4:start=10", "powersgd", None, "rank=4;start=10"),
     ],
 )
@@ -85,7 +95,13 @@ def test_bad_hooks_are_refused(text: str, sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [*(name for name, spec in HOOKS.items() if not spec.number), "topk:0.01", "powersgd:2", "localsgd:8"]
+    "text",
+    [
+        *(name for name, spec in HOOKS.items() if not spec.number),
+        "topk:0.01",
+        "powersgd:2",
+        "localsgd:8",
+    ],
 )
 def test_hook_names_match_the_command_line(text: str) -> None:
     """Return the hook's name as ``--hook`` accepts it."""
@@ -95,7 +111,9 @@ def test_hook_names_match_the_command_line(text: str) -> None:
 @given(
     hook=st.sampled_from(["topk", "randomk"]),
     density=st.floats(1e-6, 1).map(lambda value: float(f"{value:.3g}")),
-    options=st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.sampled_from(["1", "float16", "-0.5"])),
+    options=st.dictionaries(
+        st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.sampled_from(["1", "float16", "-0.5"])
+    ),
 )
 def test_hook_names_are_read_back(hook: str, density: float, options: dict[str, str]) -> None:
     """Parse a hook's name back into the same configuration."""
@@ -105,7 +123,7 @@ def test_hook_names_are_read_back(hook: str, density: float, options: dict[str, 
     assert options == parsed.options
 
 
-# ------------------------------------------------------------------------------------------------- the bucket sizes
+# --------------------------------------------------------------------------------- the bucket sizes
 
 
 @pytest.mark.parametrize(
@@ -126,7 +144,9 @@ def test_bucket_sizes_have_one_spelling(text: str, cap: str, caps_mb: tuple[floa
     assert caps_mb == case(bucket_cap_mb=cap).caps_mb
 
 
-@pytest.mark.parametrize("text", ["", "big", "0", "-1", "nan", "inf", "1++5", "1+default", "25MB", "1+0"])
+@pytest.mark.parametrize(
+    "text", ["", "big", "0", "-1", "nan", "inf", "1++5", "1+default", "25MB", "1+0"]
+)
 def test_bad_bucket_sizes_are_refused(text: str) -> None:
     """Refuse sizes that are not above 0."""
     with pytest.raises(InputError, match="write default, MiB such as 25"):
@@ -155,12 +175,19 @@ def test_bucket_sizes_are_read_back(caps: list[float]) -> None:
     assert pytest.approx(caps, rel=1e-12, abs=0.6e-9) == list(case(bucket_cap_mb=text).caps_mb)
 
 
-# --------------------------------------------------------------------------------------------------------- the case
+# ----------------------------------------------------------------------------------------- the case
 
 
 def test_the_case_without_ddp_keeps_model_batch_precision_and_phase() -> None:
     """Keep model, batch, precision, phase and accumulation, and reset DDP's settings."""
-    local = case(hook="topk", density=0.1, bucket_cap_mb="5", bucket_view=True, precision="amp-bf16", accumulation=2)
+    local = case(
+        hook="topk",
+        density=0.1,
+        bucket_cap_mb="5",
+        bucket_view=True,
+        precision="amp-bf16",
+        accumulation=2,
+    )
     assert case(hook="local", precision="amp-bf16", accumulation=2) == local.local()
     assert local.uses_ddp
     assert not local.local().uses_ddp
@@ -169,8 +196,18 @@ def test_the_case_without_ddp_keeps_model_batch_precision_and_phase() -> None:
 
 def test_keys_tell_cases_apart() -> None:
     """Give each configuration and phase its own constant key."""
-    cases = [case(), case(phase="confirm"), case(bucket_cap_mb="25"), case(density=0.1), case(static_graph=True)]
-    cases += [case(unused_parameters=True), case(broadcast_buffers=False), case(batched_grad_copy=True)]
+    cases = [
+        case(),
+        case(phase="confirm"),
+        case(bucket_cap_mb="25"),
+        case(density=0.1),
+        case(static_graph=True),
+    ]
+    cases += [
+        case(unused_parameters=True),
+        case(broadcast_buffers=False),
+        case(batched_grad_copy=True),
+    ]
     cases += [case(compile=mode) for mode in COMPILE_MODES]
     assert len(cases) == len({setting.key for setting in cases})
     assert case().key == case().key
@@ -178,7 +215,12 @@ def test_keys_tell_cases_apart() -> None:
 
 def test_keys_lack_later_switches_that_are_off() -> None:
     """Write the keys of older runs, and read both."""
-    cases = [case(), case(unused_parameters=True, broadcast_buffers=False, batched_grad_copy=True, compile="off")]
+    cases = [
+        case(),
+        case(
+            unused_parameters=True, broadcast_buffers=False, batched_grad_copy=True, compile="off"
+        ),
+    ]
     for name in ("unused_parameters", "broadcast_buffers", "batched_grad_copy", "compile"):
         assert [False, True] == [name in each.key for each in cases]
     assert cases == [TrainingCase.from_key(each.key) for each in cases]
@@ -216,10 +258,12 @@ def test_alternatives_share_their_group() -> None:
     """Group the cases among which a person may choose."""
     group = case().group
     assert {group} == {
-        setting.group for setting in (case(hook="fp16"), case(precision="amp-bf16"), case(accumulation=4))
+        setting.group
+        for setting in (case(hook="fp16"), case(precision="amp-bf16"), case(accumulation=4))
     }
     assert group not in {
-        setting.group for setting in (case(world_size=4), case(batch_per_rank=8), case(workload="gpt"))
+        setting.group
+        for setting in (case(world_size=4), case(batch_per_rank=8), case(workload="gpt"))
     }
 
 
@@ -240,7 +284,10 @@ def test_accumulation_makes_larger_steps() -> None:
         ),
         (
             case(precision="amp-bf16", accumulation=2, bucket_view=True, static_graph=True),
-            "mlp none, default buckets, amp-bf16, accumulation 2, bucket views, static graph, 2 ranks, batch 32",
+            (
+                "mlp none, default buckets, amp-bf16, accumulation 2, bucket views, static graph, 2"
+                " ranks, batch 32"
+            ),
         ),
         (case(precision="amp-bf16").local(), "mlp without DDP, amp-bf16, 2 ranks, batch 32"),
     ],
@@ -250,13 +297,18 @@ def test_cases_have_names_for_people(ours: TrainingCase, name: str) -> None:
     assert name == str(ours)
 
 
-# -------------------------------------------------------------------------------------------------------- the sweep
+# ---------------------------------------------------------------------------------------- the sweep
 
 
 def test_sweep_is_the_product_of_its_axes() -> None:
     """Return every combination once, the baseline first and local steps last."""
     sweep = TrainingSweep(workload="mlp", bucket_caps=("default", "25"), hooks=("none", "fp16"))
-    expected = [case(), case(bucket_cap_mb="25"), case(hook="fp16"), case(hook="fp16", bucket_cap_mb="25")]
+    expected = [
+        case(),
+        case(bucket_cap_mb="25"),
+        case(hook="fp16"),
+        case(hook="fp16", bucket_cap_mb="25"),
+    ]
     assert [*expected, case().local()] == sweep.cases(ranks=2, batch=32)
 
 
@@ -285,23 +337,32 @@ def test_sweep_always_has_its_baseline() -> None:
 
 def test_sweep_has_every_step_without_ddp() -> None:
     """Include the local step of each configuration."""
-    sweep = TrainingSweep(precisions=("fp32", "amp-bf16"), accumulations=(1, 2), hooks=("fp16", "topk:0.1"))
+    sweep = TrainingSweep(
+        precisions=("fp32", "amp-bf16"), accumulations=(1, 2), hooks=("fp16", "topk:0.1")
+    )
     cases = sweep.cases(ranks=2, batch=32)
-    assert {setting.local() for setting in cases} == {setting for setting in cases if not setting.uses_ddp}
-    assert [setting.uses_ddp for setting in cases] == sorted((setting.uses_ddp for setting in cases), reverse=True)
+    assert {setting.local() for setting in cases} == {
+        setting for setting in cases if not setting.uses_ddp
+    }
+    assert [setting.uses_ddp for setting in cases] == sorted(
+        (setting.uses_ddp for setting in cases), reverse=True
+    )
     assert len(cases) == len(set(cases))
 
 
 def test_sweep_takes_its_numbers_from_the_run() -> None:
     """Use all ranks and the workload's batch by default."""
     assert {(4, 64)} == {
-        (setting.world_size, setting.batch_per_rank) for setting in TrainingSweep().cases(ranks=4, batch=64)
+        (setting.world_size, setting.batch_per_rank)
+        for setting in TrainingSweep().cases(ranks=4, batch=64)
     }
 
 
 def test_equal_bucket_sizes_are_one() -> None:
     """Merge 25 and 25.0."""
-    assert ("25", "default") == TrainingSweep(bucket_caps=("25", "25.0", "default", " 25 ")).bucket_caps
+    assert ("25", "default") == TrainingSweep(
+        bucket_caps=("25", "25.0", "default", " 25 ")
+    ).bucket_caps
 
 
 @pytest.mark.parametrize(
@@ -330,17 +391,28 @@ def test_more_ranks_than_started_are_refused() -> None:
 
 
 def test_baseline_is_ddp_as_it_comes() -> None:
-    """Return fp32 without hook, default buckets and the least accumulation as baseline, in the same phase."""
+    """Return fp32 without hook, default buckets and the least accumulation as baseline, in the same
+    phase.
+    """
     others = [
-        case(hook="fp16", precision="amp-fp16", bucket_cap_mb="5", accumulation=4, phase="confirm", static_graph=True),
+        case(
+            hook="fp16",
+            precision="amp-fp16",
+            bucket_cap_mb="5",
+            accumulation=4,
+            phase="confirm",
+            static_graph=True,
+        ),
         case(hook="topk", density=0.1, accumulation=2, phase="confirm"),
     ]
     assert case(accumulation=2, phase="confirm") == baseline_of(others)
 
 
-# -------------------------------------------------------------------------------------------------------- the order
+# ---------------------------------------------------------------------------------------- the order
 
-CASES = TrainingSweep(bucket_caps=("default", "1", "25"), hooks=("none", "fp16")).cases(ranks=2, batch=32)
+CASES = TrainingSweep(bucket_caps=("default", "1", "25"), hooks=("none", "fp16")).cases(
+    ranks=2, batch=32
+)
 
 
 def test_one_round_has_the_baseline_three_times() -> None:
@@ -352,7 +424,9 @@ def test_one_round_has_the_baseline_three_times() -> None:
 
 def test_one_round_has_the_baseline_once_where_drift_is_not_watched() -> None:
     """Plan one block per case without drift blocks."""
-    assert list(range(len(CASES))) == sorted(schedule(CASES, seed=1, launch=0, blocks=1, watches_drift=False))
+    assert list(range(len(CASES))) == sorted(
+        schedule(CASES, seed=1, launch=0, blocks=1, watches_drift=False)
+    )
 
 
 @given(seed=st.integers(0, 1000), launch=st.integers(0, 30), blocks=st.integers(2, 5))
@@ -364,8 +438,12 @@ def test_rounds_have_every_case_once(seed: int, launch: int, blocks: int) -> Non
 
 
 @given(steps=st.integers(4, 20_000), early=st.integers(0, 11), settling=st.integers(0, 2))
-def test_short_blocks_have_all_steps_and_some_are_timed(steps: int, early: int, settling: int) -> None:
-    """Divide all steps into blocks of which each has timed steps, as equally as whole steps allow."""
+def test_short_blocks_have_all_steps_and_some_are_timed(
+    steps: int, early: int, settling: int
+) -> None:
+    """Divide all steps into blocks of which each has timed steps, as equally as whole steps
+    allow.
+    """
     assume(steps > early)
     lengths = short_blocks(steps, early=early, settling=settling)
     timed = [length - (settling if number else early) for number, length in enumerate(lengths)]

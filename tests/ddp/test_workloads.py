@@ -21,7 +21,13 @@ from commbench.ddp.workloads.sampling import sharded  # noqa: E402
 from commbench.ddp.workloads.vision import load_digits  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-SIZES = {"digits": 76_786, "gpt": 5_790_720, "mlp": 8_407_050, "resnet18": 11_173_962, "text": 636_032}
+SIZES = {
+    "digits": 76_786,
+    "gpt": 5_790_720,
+    "mlp": 8_407_050,
+    "resnet18": 11_173_962,
+    "text": 636_032,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +39,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def load(spec: str, *, seed: int = 1, rank: int = 0, world_size: int = 2, batch_size: int | None = None) -> Any:
+def load(
+    spec: str, *, seed: int = 1, rank: int = 0, world_size: int = 2, batch_size: int | None = None
+) -> Any:
     """Load a workload for one of two ranks."""
     return load_workload(spec, seed=seed, rank=rank, world_size=world_size, batch_size=batch_size)
 
@@ -45,7 +53,9 @@ def tensors(batch: Any) -> list[Any]:
 
 def first_batches(workload: Any, count: int = 3) -> list[Any]:
     """Return the tensors of the first batches, concatenated."""
-    return [tensor for batch in itertools.islice(workload.batches, count) for tensor in tensors(batch)]
+    return [
+        tensor for batch in itertools.islice(workload.batches, count) for tensor in tensors(batch)
+    ]
 
 
 def equal(first: list[Any], second: list[Any]) -> bool:
@@ -170,9 +180,13 @@ def test_text_without_documentation_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
 def test_shards_cover_an_epoch_without_overlap() -> None:
     """Give each sample to one rank per epoch, in varying order."""
-    ranks = [iter(sharded(24, 3, lambda i: i.tolist(), seed=5, rank=rank, ranks=2)) for rank in range(2)]
+    ranks = [
+        iter(sharded(24, 3, lambda i: i.tolist(), seed=5, rank=rank, ranks=2)) for rank in range(2)
+    ]
     for _ in range(2):
-        assert list(range(24)) == sorted(index for rank in ranks for _ in range(4) for index in next(rank))
+        assert list(range(24)) == sorted(
+            index for rank in ranks for _ in range(4) for index in next(rank)
+        )
     again = iter(sharded(24, 3, lambda i: i.tolist(), seed=5, rank=0, ranks=2))
     eight = list(itertools.islice(again, 8))
     assert eight[:4] != eight[4:]
@@ -193,7 +207,9 @@ def test_unknown_name_lists_the_known() -> None:
     """List the workloads, the traces and the form of a person's own."""
     with pytest.raises(InputError) as caught:
         load("resnet19")
-    assert all(name in str(caught.value) for name in (*WORKLOADS, "trace:resnet50", "file.py:callable"))
+    assert all(
+        name in str(caught.value) for name in (*WORKLOADS, "trace:resnet50", "file.py:callable")
+    )
 
 
 def test_batch_below_one_is_refused() -> None:
@@ -245,7 +261,9 @@ def workload(**given):
 """
     workload = load(own(tmp_path, code), seed=3, rank=1, world_size=4, batch_size=7)
     assert (7, 9) == (workload.batch_size, workload.steps)
-    assert [("batch_size", 7), ("rank", 1), ("seed", 3), ("world_size", 4)] == next(iter(workload.batches))
+    assert [("batch_size", 7), ("rank", 1), ("seed", 3), ("world_size", 4)] == next(
+        iter(workload.batches)
+    )
 
 
 def test_own_file_may_import_its_neighbours_and_use_dataclasses(
@@ -254,14 +272,24 @@ def test_own_file_may_import_its_neighbours_and_use_dataclasses(
     """Import modules beside the file, and the file's own module by name."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "beside_mine.py").write_text("WIDTH = 3")
-    code = "from __future__ import annotations\nfrom dataclasses import dataclass\nimport beside_mine\n"
-    assert 5 == load(own(tmp_path, f"{code}@dataclass\nclass A:\n    x: int = beside_mine.WIDTH\n{SOUND}")).batch_size
+    code = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport"
+        " beside_mine\n"
+    )
+    assert (
+        5
+        == load(
+            own(tmp_path, f"{code}@dataclass\nclass A:\n    x: int = beside_mine.WIDTH\n{SOUND}")
+        ).batch_size
+    )
 
 
 def test_batch_in_a_dict_is_measured(tmp_path: Path) -> None:
     """Return the batch size of tensors in a dict."""
     code = (
-        SOUND.replace("[torch.full", "[{'x': torch.full").replace("1))] * 2", "1))}] * 2").replace("m(x)", "m(x['x'])")
+        SOUND.replace("[torch.full", "[{'x': torch.full")
+        .replace("1))] * 2", "1))}] * 2")
+        .replace("m(x)", "m(x['x'])")
     )
     assert 5 == load(own(tmp_path, code)).batch_size
 
@@ -274,7 +302,10 @@ LOSS = "lambda m, x: m(x).mean()"
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name', mine.py line 1"),
+        (
+            "import nothing_of_this_name",
+            "ModuleNotFoundError: No module named 'nothing_of_this_name', mine.py line 1",
+        ),
         ("def workload(:", "SyntaxError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("workload = 3", "is of type int, which cannot be called"),
@@ -289,12 +320,24 @@ LOSS = "lambda m, x: m(x).mean()"
         (f"{LINEAR}return m, {LOSS}, (x for x in [torch.ones(1)])", "only once"),
         (f"{LINEAR}return m, {LOSS}, []", "empty"),
         (f"{LINEAR}return m, {LOSS}, 5", "cannot be iterated"),
-        (f"{LINEAR}return m.requires_grad_(False), {LOSS}, [torch.ones(1)]", "no trainable parameters"),
-        (f"{BODY}return torch.nn.ReLU(), {LOSS}, [torch.ones(1)]", "no trainable parameters"),
-        (f"{BODY}return torch.nn.LazyLinear(2), {LOSS}, [torch.ones(1)]", "came without initial values"),
-        (f"{BODY}return torch.nn.Linear(1, 1, dtype=torch.cfloat), {LOSS}, [torch.ones(1)]", "not floating point"),
         (
-            f"{LINEAR}m = torch.nn.Sequential(m, torch.nn.Linear(1, 1, device='meta')); return m, {LOSS}, [m]",
+            f"{LINEAR}return m.requires_grad_(False), {LOSS}, [torch.ones(1)]",
+            "no trainable parameters",
+        ),
+        (f"{BODY}return torch.nn.ReLU(), {LOSS}, [torch.ones(1)]", "no trainable parameters"),
+        (
+            f"{BODY}return torch.nn.LazyLinear(2), {LOSS}, [torch.ones(1)]",
+            "came without initial values",
+        ),
+        (
+            f"{BODY}return torch.nn.Linear(1, 1, dtype=torch.cfloat), {LOSS}, [torch.ones(1)]",
+            "not floating point",
+        ),
+        (
+            (
+                f"{LINEAR}m = torch.nn.Sequential(m, torch.nn.Linear(1, 1, device='meta')); return"
+                f" m, {LOSS}, [m]"
+            ),
             "several devices (0.bias on cpu, 1.bias on meta)",
         ),
         ("def workload(width): pass", "needs the argument width"),

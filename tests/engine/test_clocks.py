@@ -1,4 +1,6 @@
-"""Tests of the clock over several hosts: on simulated clocks with known truth, and on ranks in a time namespace."""
+"""Tests of the clock over several hosts: on simulated clocks with known truth, and on ranks in a
+time namespace.
+"""
 
 import json
 import os
@@ -68,7 +70,12 @@ def test_one_quick_exchange_among_slow_ones_is_enough() -> None:
     assert offset.error_ns < 510 + MAXIMUM_DRIFT * 10**8
 
 
-@given(BOOTS, DRIFTS, TIMES, st.lists(st.tuples(st.integers(1, 10**9), DELAYS, st.floats(-1, 1)), min_size=2))
+@given(
+    BOOTS,
+    DRIFTS,
+    TIMES,
+    st.lists(st.tuples(st.integers(1, 10**9), DELAYS, st.floats(-1, 1)), min_size=2),
+)
 def test_a_line_is_never_further_than_its_bound(
     offset_ns: int, drift: float, begun_ns: int, steps: list[tuple[int, int, float]]
 ) -> None:
@@ -77,7 +84,9 @@ def test_a_line_is_never_further_than_its_bound(
     at, points = begun_ns, []
     for later, error, share in steps:
         at += later
-        points.append(Offset(at_ns=at, offset_ns=other(at) - at + round(share * error), error_ns=error + 1))
+        points.append(
+            Offset(at_ns=at, offset_ns=other(at) - at + round(share * error), error_ns=error + 1)
+        )
     line, bound = fit_line(points)
     when = np.linspace(points[0].at_ns, points[-1].at_ns, 7).astype(np.int64)
     expected = np.array([other(int(t)) for t in when])
@@ -86,7 +95,9 @@ def test_a_line_is_never_further_than_its_bound(
 
 @pytest.mark.parametrize("drift", [-30e-6, 0.0, 1e-6, 80e-6])
 def test_drift_is_found_through_one_sided_noise(drift: float) -> None:
-    """Estimate the drift to a part per million from 20 offsets with one-sided noise and outliers."""
+    """Estimate the drift to a part per million from 20 offsets with one-sided noise and
+    outliers.
+    """
     draw = np.random.default_rng(5)
     late = draw.exponential(300, FIT_POINTS) + np.where(np.arange(FIT_POINTS) % 7 == 3, 2e6, 0.0)
     at = [round(i * 20e6) for i in range(FIT_POINTS)]
@@ -112,12 +123,14 @@ def test_lines_can_be_put_together_and_turned_round(line: Line, further: Line, a
     """Compose and invert lines within a nanosecond for minutes around the origin."""
     local_ns = np.array([line.origin_ns + after])
     remote_ns = line.read(local_ns)
-    second_line = Line(origin_ns=int(remote_ns[0]) - after // 3, offset_ns=further.offset_ns, drift=further.drift)
+    second_line = Line(
+        origin_ns=int(remote_ns[0]) - after // 3, offset_ns=further.offset_ns, drift=further.drift
+    )
     assert abs(second_line.read(remote_ns) - line.compose(second_line).read(local_ns)).max() <= 2
     assert abs(line.invert().read(remote_ns) - local_ns).max() <= 2
 
 
-# ------------------------------------------------------------------------------------------- ranks that are threads
+# --------------------------------------------------------------------------- ranks that are threads
 
 
 class Clocked:
@@ -134,7 +147,10 @@ class Clocked:
     def open(self, control: ThreadControl) -> SynchronisedClock:
         """Synchronise the clocks with closely spaced points."""
         return SynchronisedClock(
-            control, self.domains, lambda: self.read(control.rank, time.perf_counter_ns()), spacing_s=0.001
+            control,
+            self.domains,
+            lambda: self.read(control.rank, time.perf_counter_ns()),
+            spacing_s=0.001,
         )
 
     def error_ns(self, clock: GlobalClock, rank: int) -> int:
@@ -230,7 +246,9 @@ class Asking(ThreadControl):
 
 
 def test_hosts_are_compared_along_a_binomial_tree() -> None:
-    """Ask the rank whose number lacks the highest bit, so that rounds grow with log2 of the hosts."""
+    """Ask the rank whose number lacks the highest bit, so that rounds grow with log2 of the
+    hosts.
+    """
 
     def work(control: ThreadControl) -> set[int]:
         asking = Asking(control.rank, control.size, control._rendezvous)
@@ -258,12 +276,15 @@ def test_instants_lead_back_to_the_local_clock() -> None:
         clock = Clocked("ab").open(control)
         local_ns = Clocked("ab").read(control.rank, time.perf_counter_ns())
         instant = int(clock.to_global(np.array([local_ns]))[0])
-        return clock.to_local(instant) - local_ns, int(clock.local_line.read(np.array([instant]))[0]) - local_ns
+        return (
+            clock.to_local(instant) - local_ns,
+            int(clock.local_line.read(np.array([instant]))[0]) - local_ns,
+        )
 
     assert all(abs(apart) <= 2 for result in run_threads(2, work) for apart in result)
 
 
-# --------------------------------------------------------------------------------------- ranks in a time namespace
+# ------------------------------------------------------------------------ ranks in a time namespace
 
 ATTEMPTS = 2
 #: Rank 1 lives 1000 s in the future; unlike any other host, its true offset is known.
@@ -286,7 +307,9 @@ def ahead(tmp_path: Path) -> str:
 
 def run(command: list[str], environment: dict[str, str]) -> str:
     """Run a launch; return its output."""
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
     return done.stdout
 
@@ -303,12 +326,23 @@ def test_ranks_estimate_a_simulated_offset(
     command = [str(mpirun.mpirun), "-n", "2", "--oversubscribe", ahead, *script]
     if launcher == "torchrun":
         pytest.importorskip("torch")
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", ahead]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--no-python",
+            ahead,
+        ]
         command += [sys.executable, str(HERE / "ranks" / "clocks_apart.py")]
     estimate = json.loads(run(command, mpi_environment).strip().splitlines()[-1])
     assert 1000 == pytest.approx(estimate["true_s"], abs=1e-6)
     assert 0 < estimate["bounds_ns"][0] < 10**7
-    assert all(error <= bound for error, bound in zip(estimate["errors_ns"], estimate["bounds_ns"], strict=True))
+    assert all(
+        error <= bound
+        for error, bound in zip(estimate["errors_ns"], estimate["bounds_ns"], strict=True)
+    )
 
 
 @pytest.mark.slow
@@ -318,8 +352,22 @@ def test_ranks_estimate_a_simulated_offset(
 def test_round_time_works_between_clocks(
     ahead: str, tmp_path: Path, mpirun: MpirunLauncher, mpi_environment: dict[str, str]
 ) -> None:
-    """Start together across clocks 1000 s apart, with the times of a common clock. Other load would prevent it."""
-    program = [sys.executable, "-m", "mpi4py", "-m", "commbench", "run", "--backend", "mpi", "--budget", "quick"]
+    """Start together across clocks 1000 s apart, with the times of a common clock.
+
+    Other load would prevent it.
+    """
+    program = [
+        sys.executable,
+        "-m",
+        "mpi4py",
+        "-m",
+        "commbench",
+        "run",
+        "--backend",
+        "mpi",
+        "--budget",
+        "quick",
+    ]
     program += ["--collective", "all_reduce", "--sizes", "4M", "--sync", "round-time"]
     start = [str(mpirun.mpirun), "-n", "2", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
 
@@ -340,7 +388,10 @@ def test_round_time_works_between_clocks(
     times = [row.time_us_min or 0.0 for row in (common, shifted)]
     alike = 0 < max(times) < 5 * min(times)
     if not alike and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
-        pytest.skip(f"ranks cannot start together on a machine this busy: {common.reason or shifted.reason or times}")
+        pytest.skip(
+            "ranks cannot start together on a machine this busy:"
+            f" {common.reason or shifted.reason or times}"
+        )
     assert alike, (common, shifted)
     assert 0 <= (shifted.skew_us or 0) < (shifted.time_us or 0)
 

@@ -10,7 +10,9 @@ from commbench.errors import Reason, UnsupportedError
 
 def test_values_are_gathered_by_rank() -> None:
     """Return every rank's value in rank order to rank 0, and None to the others."""
-    assert [[0, 10, 20], None, None] == run_threads(3, lambda control: control.gather(10 * control.rank))
+    assert [[0, 10, 20], None, None] == run_threads(
+        3, lambda control: control.gather(10 * control.rank)
+    )
 
 
 def test_broadcast_delivers_rank_0s_value() -> None:

@@ -15,7 +15,12 @@ from commbench.engine.stopping import SPAN_S, Sampler
 from commbench.engine.timing import device as device_module
 from commbench.engine.timing.device import EventTimer
 from commbench.engine.timing.loops import Call, Progress, Repetitions
-from commbench.engine.timing.sync import MAXIMUM_SLACK_NS, MINIMUM_PYTHON_SLACK_NS, Synchroniser, SyncPlan
+from commbench.engine.timing.sync import (
+    MAXIMUM_SLACK_NS,
+    MINIMUM_PYTHON_SLACK_NS,
+    Synchroniser,
+    SyncPlan,
+)
 from commbench.stats import StoppingRule
 
 CYCLES_PER_NS = 1.5
@@ -31,7 +36,10 @@ class Event:
 
 @dataclass
 class SimulatedDevice:
-    """A device stream and the host that queues on it; the host takes ``call_ns`` for other calls."""
+    """A device stream and the host that queues on it.
+
+    The host takes ``call_ns`` for other calls.
+    """
 
     host_ns: Callable[[int], float] = lambda _: 5000.0
     """What the host takes to queue the n-th operation."""
@@ -117,7 +125,11 @@ def opened(control: ThreadControl, device: SimulatedDevice, method: str = "barri
 
 
 def timed(
-    device: SimulatedDevice, chunks: Sequence[int], *, method: str = "barrier", blocking: bool = False
+    device: SimulatedDevice,
+    chunks: Sequence[int],
+    *,
+    method: str = "barrier",
+    blocking: bool = False,
 ) -> list[Repetitions]:
     """Time the given operations in each run of one rank."""
     calls = [Call(run=device.operate_and_wait if blocking else device.operate, blocking=blocking)]
@@ -135,7 +147,9 @@ def sampled(device: SimulatedDevice) -> Samples:
     def work(control: ThreadControl) -> Samples | None:
         rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
         timer, calls = opened(control, device), [Call(run=device.operate)]
-        sampler = Sampler(control=control, timer=timer, calls=calls, rule=rule, slice_s=60.0, reading_ns=0.0)
+        sampler = Sampler(
+            control=control, timer=timer, calls=calls, rule=rule, slice_s=60.0, reading_ns=0.0
+        )
         settled = sampler.warm_up(None)
         return sampler.collect(Samples([0], spanning=False), settled.batch)
 
@@ -154,7 +168,11 @@ def lasting(stamps: Repetitions) -> list[int]:
 def test_what_the_host_takes_is_not_in_the_time(host_ns: float) -> None:
     """Time the device alone, whatever the host takes to queue."""
     first, then = timed(SimulatedDevice(host_ns=lambda _: host_ns), [1, 5])
-    assert bool(first.late[0]) == (lasting(first)[0] > OPERATION_NS) == (host_ns > MINIMUM_PYTHON_SLACK_NS + MEET_NS)
+    assert (
+        bool(first.late[0])
+        == (lasting(first)[0] > OPERATION_NS)
+        == (host_ns > MINIMUM_PYTHON_SLACK_NS + MEET_NS)
+    )
     assert ([OPERATION_NS] * 5, [False] * 5) == (lasting(then), then.late.tolist())
 
 
@@ -163,7 +181,9 @@ def test_the_device_is_kept_busy_for_as_long_as_queueing_takes_and_the_slack() -
     device = SimulatedDevice(host_ns=lambda _: 70_000.0)
     timed(device, [1, 1])
     queueing_ns = 70_000 + 4 * device.call_ns
-    assert [MINIMUM_PYTHON_SLACK_NS, queueing_ns + MINIMUM_PYTHON_SLACK_NS] == pytest.approx(device.spins, rel=0.01)
+    assert [MINIMUM_PYTHON_SLACK_NS, queueing_ns + MINIMUM_PYTHON_SLACK_NS] == pytest.approx(
+        device.spins, rel=0.01
+    )
 
 
 def test_a_repetition_for_which_the_device_waited_is_late() -> None:
@@ -191,7 +211,9 @@ def test_the_slowest_host_decides_for_all() -> None:
 
 def test_too_many_late_starts_keep_the_device_busy_for_longer() -> None:
     """Lengthen the spin after late starts, and count only repetitions without waiting."""
-    device = SimulatedDevice(host_ns=lambda number: 5000.0 + (number % 3 == 0) * MAXIMUM_SLACK_NS / 8)
+    device = SimulatedDevice(
+        host_ns=lambda number: 5000.0 + (number % 3 == 0) * MAXIMUM_SLACK_NS / 8
+    )
     samples = sampled(device)
     assert max(device.spins) > 4 * MINIMUM_PYTHON_SLACK_NS
     assert samples.late > 0
@@ -217,7 +239,9 @@ def test_unsynchronised_times_sum_to_the_time_of_the_stream(host_ns: float, expe
 
 def test_stamps_are_of_the_rank_s_own_device() -> None:
     """Count stamps from 0 through all repetitions, on no common clock."""
-    for stamps in timed(SimulatedDevice(), [1, 4])[1:] + timed(SimulatedDevice(), [4], method="none"):
+    for stamps in timed(SimulatedDevice(), [1, 4])[1:] + timed(
+        SimulatedDevice(), [4], method="none"
+    ):
         assert (0, False) == (stamps.start_ns[0], stamps.comparable)
         assert np.all(stamps.start_ns[1:] >= stamps.end_ns[:-1])
 

@@ -61,7 +61,7 @@ def with_nvml(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedNvml:
     return nvml
 
 
-# ------------------------------------------------------------------------------------------------------- a machine
+# ---------------------------------------------------------------------------------------- a machine
 
 
 def test_packages_and_memory_add_up_and_nothing_counts_twice(tmp_path: Path) -> None:
@@ -101,10 +101,15 @@ def test_processors_that_cannot_be_read_are_missing(tmp_path: Path) -> None:
     make_zone(tmp_path, "intel-rapl:0", "package-0", 1)
     make_zone(tmp_path, "intel-rapl:1", "package-1", 1).unlink()
     half = EnergyMeter.find(tmp_path)
-    assert (set(), {"cpu": "RAPL's counter intel-rapl:1 cannot be read"}) == (half.kinds, half.missing)
+    assert (set(), {"cpu": "RAPL's counter intel-rapl:1 cannot be read"}) == (
+        half.kinds,
+        half.missing,
+    )
 
 
-def test_counters_without_permission_give_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_without_permission_give_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Name missing permission as the reason."""
     counter, read = make_zone(tmp_path, "intel-rapl:0", "package-0", 1), Path.read_text
 
@@ -114,10 +119,14 @@ def test_counters_without_permission_give_a_reason(tmp_path: Path, monkeypatch: 
         return read(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    assert "only the superuser may read RAPL's counters" == EnergyMeter.find(tmp_path).missing["cpu"]
+    assert (
+        "only the superuser may read RAPL's counters" == EnergyMeter.find(tmp_path).missing["cpu"]
+    )
 
 
-def test_gpus_are_counted_without_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_counted_without_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Add the millijoules of all GPUs."""
     with_nvml(monkeypatch, energy_mJ={GPUS[0]: [1_000, 1_000, 3_500], GPUS[1]: [500, 500, 600]})
     meter = EnergyMeter.find(tmp_path)
@@ -129,7 +138,10 @@ def test_gpus_are_counted_without_processors(tmp_path: Path, monkeypatch: pytest
     ("options", "reason"),
     [
         ({"energy_mJ": {GPUS[0]: [1]}}, "NVML counts no energy of GPU 1 of 2"),  # not supported
-        ({"energy_mJ": {gpu: [1] for gpu in GPUS}, "lost": GPUS[:1]}, "NVML counts no energy of GPU 0 of 2"),
+        (
+            {"energy_mJ": {gpu: [1] for gpu in GPUS}, "lost": GPUS[:1]},
+            "NVML counts no energy of GPU 0 of 2",
+        ),
     ],
 )
 def test_gpus_are_counted_all_or_none(
@@ -145,7 +157,10 @@ def test_gpus_without_nvml_are_missing(tmp_path: Path, monkeypatch: pytest.Monke
     """Report GPUs of sysfs that NVML lacks as missing, and nothing without GPUs."""
     assert "gpu" not in EnergyMeter.find(tmp_path).missing
     show_gpus(tmp_path)
-    assert "NVML does not start: it takes nvidia-ml-py and the driver" == EnergyMeter.find(tmp_path).missing["gpu"]
+    assert (
+        "NVML does not start: it takes nvidia-ml-py and the driver"
+        == EnergyMeter.find(tmp_path).missing["gpu"]
+    )
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml([]))
     assert "NVML lists none of the GPUs" == EnergyMeter.find(tmp_path).missing["gpu"]
 
@@ -176,7 +191,7 @@ def test_a_counter_that_goes_back_without_a_reason_is_unknown() -> None:
     assert meter.joules_since(meter.read()) is None
 
 
-# ------------------------------------------------------------------------------------------------------------ a run
+# -------------------------------------------------------------------------------------------- a run
 
 
 def meter_of(*kinds: Kind, missing: dict[Kind, str] | None = None) -> EnergyMeter:
@@ -192,8 +207,12 @@ def steadily() -> Callable[[], float]:
 
 def on_machines(monkeypatch: pytest.MonkeyPatch, *meters: EnergyMeter) -> list[RunMeter]:
     """Return the readings of ranks that are each on their own machine with the given meter."""
-    monkeypatch.setattr("commbench.engine.energy.clock_domain", lambda: f"{threading.get_ident()}/clock")
-    return run_threads(len(meters), lambda control: own_meter(control, lambda: meters[control.rank]))
+    monkeypatch.setattr(
+        "commbench.engine.energy.clock_domain", lambda: f"{threading.get_ident()}/clock"
+    )
+    return run_threads(
+        len(meters), lambda control: own_meter(control, lambda: meters[control.rank])
+    )
 
 
 def test_one_rank_of_a_machine_reads() -> None:
@@ -208,11 +227,16 @@ def test_one_rank_of_a_machine_reads() -> None:
 def test_a_kind_is_counted_where_no_machine_misses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count a type of energy only if no machine with such hardware lacks its counter."""
     silent: dict[Kind, str] = {"cpu": "no counters"}
-    meters = on_machines(monkeypatch, meter_of("cpu", "gpu"), meter_of("cpu"), meter_of("gpu", missing=silent))
+    meters = on_machines(
+        monkeypatch, meter_of("cpu", "gpu"), meter_of("cpu"), meter_of("gpu", missing=silent)
+    )
     assert [["gpu"]] * 3 == [list(meter.kinds) for meter in meters]
     assert [{"gpu"}, set(), {"gpu"}] == [meter.own.kinds for meter in meters]
     assert {f"no counters ({socket.gethostname()})"} == {meter.missing["cpu"] for meter in meters}
-    assert {"counted": ["gpu"], "missing": {"cpu": f"no counters ({socket.gethostname()})"}} == meters[2].facts()
+    assert {
+        "counted": ["gpu"],
+        "missing": {"cpu": f"no counters ({socket.gethostname()})"},
+    } == meters[2].facts()
 
 
 def test_a_reason_names_a_host_and_counts_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,16 +247,19 @@ def test_a_reason_names_a_host_and_counts_the_others(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("kinds", "covered"), [(("cpu",), ("gloo", "mpi")), (("gpu",), ("nccl", "torch-nccl", "mpi-cuda", "mpi-staged"))]
+    ("kinds", "covered"),
+    [(("cpu",), ("gloo", "mpi")), (("gpu",), ("nccl", "torch-nccl", "mpi-cuda", "mpi-staged"))],
 )
-def test_a_backend_s_own_memory_must_be_counted(kinds: tuple[Kind, ...], covered: tuple[str, ...]) -> None:
+def test_a_backend_s_own_memory_must_be_counted(
+    kinds: tuple[Kind, ...], covered: tuple[str, ...]
+) -> None:
     """Count processors for Gloo and GPUs for NCCL."""
     backends = ("gloo", "mpi", "nccl", "torch-nccl", "mpi-cuda", "mpi-staged")
     assert covered == tuple(backend for backend in backends if RunMeter(kinds).covers(backend))
     assert all(RunMeter(("cpu", "gpu")).covers(backend) for backend in backends)
 
 
-# ----------------------------------------------------------------------------------------------------------- a case
+# ------------------------------------------------------------------------------------------- a case
 
 
 def measured(
@@ -245,12 +272,21 @@ def measured(
 ) -> Record:
     """Return the record of a case on two ranks with the given meter."""
     monkeypatch.setattr("commbench.engine.energy.LEAST_S", dict.fromkeys(LEAST_S, least_s))
-    case = Case(backend="fake", operation="all_reduce", message_bytes=64, dtype="int8", redop="sum", in_place=True)
+    case = Case(
+        backend="fake",
+        operation="all_reduce",
+        message_bytes=64,
+        dtype="int8",
+        redop="sum",
+        in_place=True,
+    )
     budget = dataclasses.replace(BUDGETS["quick"], energy_s=energy_s, visits=1)
 
     def work(control: Control) -> Record | None:
         counts = progress if progress and control.rank == 0 else Progress()
-        session = Session(control=control, budget=budget, progress=counts, meter=own_meter(control, find))
+        session = Session(
+            control=control, budget=budget, progress=counts, meter=own_meter(control, find)
+        )
         return measure(case, FakeCommunicator(control, launch=0), session, launch=0)
 
     record = run_threads(2, work)[0]
@@ -259,25 +295,39 @@ def measured(
 
 
 @pytest.mark.parametrize(("kinds", "energy_of"), [(("cpu",), "cpu"), (("cpu", "gpu"), "cpu+gpu")])
-def test_an_operation_has_its_share(monkeypatch: pytest.MonkeyPatch, kinds: tuple[Kind, ...], energy_of: str) -> None:
+def test_an_operation_has_its_share(
+    monkeypatch: pytest.MonkeyPatch, kinds: tuple[Kind, ...], energy_of: str
+) -> None:
     """Divide the joules between two readings by the number of operations, and name the counters."""
     record = measured(monkeypatch, lambda: meter_of(*kinds), least_s=0.0)
-    operations = (1 + len(record.times_us) + record.late_discarded) * record.batch  # the first tells how many fit
+    operations = (
+        1 + len(record.times_us) + record.late_discarded
+    ) * record.batch  # the first tells how many fit
     assert record.energy_J == pytest.approx(len(kinds) / operations)
     assert energy_of == record.energy_of
 
 
 def test_what_is_over_too_soon_has_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Record no energy for cases shorter than the counter's step or without fitting counters."""
-    for find, least_s in ((lambda: meter_of("cpu"), 1e9), (EnergyMeter, 0.0), (lambda: meter_of("gpu"), 0.0)):
+    for find, least_s in (
+        (lambda: meter_of("cpu"), 1e9),
+        (EnergyMeter, 0.0),
+        (lambda: meter_of("gpu"), 0.0),
+    ):
         record = measured(monkeypatch, find, least_s=least_s)
         assert (None, "") == (record.energy_J, record.energy_of)
 
 
-def test_a_counter_that_stops_costs_a_case_its_energy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_that_stops_costs_a_case_its_energy_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Time the case although its energy counter failed."""
     joules = iter((1.0, None))
-    record = measured(monkeypatch, lambda: EnergyMeter({"gone": Counter("cpu", lambda: next(joules))}), least_s=0.0)
+    record = measured(
+        monkeypatch,
+        lambda: EnergyMeter({"gone": Counter("cpu", lambda: next(joules))}),
+        least_s=0.0,
+    )
     assert ("ok", None) == (record.status, record.energy_J)
     assert len(record.times_us)
 
@@ -295,14 +345,20 @@ def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> Non
     progress, extensions = Progress(), []
 
     def noted(sampler: Sampler, seconds: float, batch: int) -> None:
-        assert "none" == sampler.timer.sync.plan.method  # waiting for a common start is no part of it
+        assert (
+            "none" == sampler.timer.sync.plan.method
+        )  # waiting for a common start is no part of it
         made, begun = int(progress.counters[1]), time.monotonic()
         go_on(sampler, seconds, batch)
         if sampler.control.rank == 0:
-            extensions.append((time.monotonic() - begun, batch * (int(progress.counters[1]) - made)))
+            extensions.append(
+                (time.monotonic() - begun, batch * (int(progress.counters[1]) - made))
+            )
 
     def find() -> EnergyMeter:
-        return EnergyMeter({"steps": Counter("cpu", lambda: watts * step_s * (time.monotonic() // step_s))})
+        return EnergyMeter(
+            {"steps": Counter("cpu", lambda: watts * step_s * (time.monotonic() // step_s))}
+        )
 
     monkeypatch.setattr(Sampler, "repeat_for", noted)
     assert measured(monkeypatch, find, least_s=1.0).energy_J is None
@@ -319,7 +375,7 @@ def test_nothing_goes_on_where_no_energy_is_counted(monkeypatch: pytest.MonkeyPa
     assert measured(monkeypatch, EnergyMeter, least_s=0.0, energy_s=5.0).energy_J is None
 
 
-# ------------------------------------------------------------------------------------------------------------- rows
+# --------------------------------------------------------------------------------------------- rows
 
 
 def test_a_row_has_the_median_over_launches() -> None:
@@ -339,7 +395,9 @@ def test_launches_that_count_different_things_have_no_energy_together() -> None:
         for launch, energy_of in enumerate(("gpu", "gpu", ""))
     ]
     assert [None] == [row.energy_J for row in summarise_run(records, {})]
-    trained = make_training_launches([20.0, 20.0], make_training_case(), energy_J=8.0, energy_of="cpu")
+    trained = make_training_launches(
+        [20.0, 20.0], make_training_case(), energy_J=8.0, energy_of="cpu"
+    )
     assert 8.0 == rows_of(trained)["none default"].energy_J
     trained[1] = dataclasses.replace(trained[1], energy_of="cpu+gpu")
     assert rows_of(trained)["none default"].energy_J is None

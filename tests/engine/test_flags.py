@@ -16,8 +16,12 @@ def test_each_flag_has_its_own_mark() -> None:
 
 def test_first_screen_has_one_order() -> None:
     """Order exactly the flags above low severity, severe ones first."""
-    shown = sorted((flag for flag in FLAGS.values() if flag.priority), key=lambda flag: flag.priority)
-    assert {flag.name for flag in FLAGS.values() if flag.severity != "low"} == {flag.name for flag in shown}
+    shown = sorted(
+        (flag for flag in FLAGS.values() if flag.priority), key=lambda flag: flag.priority
+    )
+    assert {flag.name for flag in FLAGS.values() if flag.severity != "low"} == {
+        flag.name for flag in shown
+    }
     assert list(range(1, len(shown) + 1)) == [flag.priority for flag in shown]
     assert sorted(["high", "medium"]) == list(dict.fromkeys(flag.severity for flag in shown))
 
@@ -55,7 +59,7 @@ def test_texts_depend_on_the_budget() -> None:
     wide = FLAGS["ci_wide"]
     assert "have an interval wider than 5 % either way" == wide.warning_with(target="5 %")
     assert (
-        "the interval is wider than the budget's target: use more launches, or use a quieter machine"
-        == wide.description
+        "the interval is wider than the budget's target: use more launches, or use a quieter"
+        " machine" == wide.description
     )
     assert "are flagged late: " in FLAGS["late"].warning_with()

@@ -36,7 +36,10 @@ def between(monkeypatch: pytest.MonkeyPatch, **readings: Any) -> Clocks | None:
         ({"reasons": [0x4], "old_driver": True}, ("power cap",)),
         ({"violations_ns": {0: [10, 10], 1: [5, 5]}}, ()),
         ({"violations_ns": {0: [10, 10], 1: [5, 70], 3: [0, 1]}}, ("board limit", "heat")),
-        ({"violations_ns": {5: [0, 99]}}, ()),  # the voltage's limit, which holds the highest clock of many GPUs
+        (
+            {"violations_ns": {5: [0, 99]}},
+            (),
+        ),  # the voltage's limit, which holds the highest clock of many GPUs
     ],
 )
 def test_what_slows_a_gpu_is_named(

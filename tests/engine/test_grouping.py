@@ -29,15 +29,19 @@ def rows_of(records: list[Record], **info: Any) -> list[Row]:
     return summarise_run(records, make_info(world_size=4, nodes=2, **info))
 
 
-# ------------------------------------------------------------------------------------------------------- measured
+# ----------------------------------------------------------------------------------------- measured
 
 
 def test_each_group_has_its_own_times() -> None:
     """Include a slow rank's time in its own group and in the case, but in no other group."""
     (record,) = FakeRun(script=SLOW, ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
     assert ("ok", "0-3", 4) == (record.status, record.group, record.group_size)
-    assert [("0-1", 2, 1024), ("2-3", 2, 1024)] == [(g.group, g.group_size, g.message_bytes) for g in record.groups]
-    assert [TRUE_US, 1.5 * TRUE_US] == pytest.approx([median(g.times_us) for g in record.groups], abs=1e-3)
+    assert [("0-1", 2, 1024), ("2-3", 2, 1024)] == [
+        (g.group, g.group_size, g.message_bytes) for g in record.groups
+    ]
+    assert [TRUE_US, 1.5 * TRUE_US] == pytest.approx(
+        [median(g.times_us) for g in record.groups], abs=1e-3
+    )
     assert 1.5 * TRUE_US == pytest.approx(median(record.times_us), abs=1e-3)
     assert [len(record.times_us), 0] == list(record.groups[1].rank_slowest)
     assert [0, 0] == [g.wrong for g in record.groups]
@@ -79,8 +83,13 @@ def test_what_cannot_be_grouped_is_a_row() -> None:
     ]
     no_group, no_root, measured = FakeRun(ranks=4).launch(cases)
     assert ("unsupported", "ok") == (no_group.status, measured.status)
-    assert "pattern cross makes no group of two ranks or more of 4 ranks on 1 host" == no_group.reason
-    assert "root 2 counts within a group, and pattern split:2 makes groups of 2 ranks here" == no_root.reason
+    assert (
+        "pattern cross makes no group of two ranks or more of 4 ranks on 1 host" == no_group.reason
+    )
+    assert (
+        "root 2 counts within a group, and pattern split:2 makes groups of 2 ranks here"
+        == no_root.reason
+    )
 
 
 def test_wrong_data_is_named_by_group() -> None:
@@ -93,7 +102,9 @@ def test_wrong_data_is_named_by_group() -> None:
         record.reason,
     )
     rows = rows_of([record])
-    assert [("0-1", "wrong", 0), ("2-3", "wrong", 5)] == [(row.group, row.status, row.wrong) for row in rows]
+    assert [("0-1", "wrong", 0), ("2-3", "wrong", 5)] == [
+        (row.group, row.status, row.wrong) for row in rows
+    ]
     assert {None} == {row.busbw_GBps for row in rows}
 
 
@@ -121,7 +132,7 @@ def test_records_survive_the_way_through_json() -> None:
     assert list(record.groups) == list(Record.from_json(record.to_json()).groups)
 
 
-# ----------------------------------------------------------------------------------------------------- summarised
+# --------------------------------------------------------------------------------------- summarised
 
 
 def test_a_row_is_one_group() -> None:
@@ -148,11 +159,15 @@ def test_a_row_is_one_group() -> None:
         ([STEADY[:1], STEADY[:1]], [20.0], False),
     ],
 )
-def test_the_slowest_group_is_flagged_beyond_noise(others: list[list[float]], last: list[float], flagged: bool) -> None:
+def test_the_slowest_group_is_flagged_beyond_noise(
+    others: list[list[float]], last: list[float], flagged: bool
+) -> None:
     """Flag a group whose interval lies above the median group's by more than the margin."""
     times = {f"{2 * i}-{2 * i + 1}": group for i, group in enumerate([*others, last])}
     rows = rows_of(make_grouped(make_case(pattern="split:2"), times))
-    assert [*(False for _ in others), flagged] == ["slowest_group" in row.flags.split(";") for row in rows]
+    assert [*(False for _ in others), flagged] == [
+        "slowest_group" in row.flags.split(";") for row in rows
+    ]
 
 
 def test_equal_groups_are_rarely_called_slow() -> None:
@@ -160,7 +175,10 @@ def test_equal_groups_are_rarely_called_slow() -> None:
     generator = np.random.default_rng(3)
     flagged, runs = 0, repetitions(200)
     for _ in range(runs):
-        times = {f"{2 * i}-{2 * i + 1}": list(10 * np.exp(0.05 * generator.standard_normal(6))) for i in range(8)}
+        times = {
+            f"{2 * i}-{2 * i + 1}": list(10 * np.exp(0.05 * generator.standard_normal(6)))
+            for i in range(8)
+        }
         rows = rows_of(make_grouped(make_case(pattern="split:2"), times, repetitions=3))
         flagged += any("slowest_group" in row.flags for row in rows)
     assert flagged <= runs * (0.03 + slack(0.03, 200))
@@ -175,7 +193,7 @@ def test_a_launch_that_failed_counts_for_every_group() -> None:
     assert [("", "hung")] == [(row.group, row.status) for row in rows_of([failed])]
 
 
-# ------------------------------------------------------------------------------------------------------- compared
+# ----------------------------------------------------------------------------------------- compared
 
 
 def make_run(groups: dict[str, list[float]], *more: Record) -> Run:
@@ -187,8 +205,12 @@ def make_run(groups: dict[str, list[float]], *more: Record) -> Run:
 def test_groups_are_compared_each() -> None:
     """Judge the one group that became slower."""
     slower = [2 * time for time in STEADY]
-    table = compare(make_run({"0-1": STEADY, "2-3": STEADY}), make_run({"0-1": STEADY, "2-3": slower}))
-    assert [("0-1", Verdict.SAME), ("2-3", Verdict.SLOWER)] == [(c.group, c.comparison.verdict) for c in table.cases]
+    table = compare(
+        make_run({"0-1": STEADY, "2-3": STEADY}), make_run({"0-1": STEADY, "2-3": slower})
+    )
+    assert [("0-1", Verdict.SAME), ("2-3", Verdict.SLOWER)] == [
+        (c.group, c.comparison.verdict) for c in table.cases
+    ]
     assert (make_case(pattern="node"),) == table.regressions
 
 
@@ -201,4 +223,8 @@ def test_a_case_that_failed_stands_for_its_groups() -> None:
     )
     table = compare(make_run({"0-1": STEADY, "2-3": STEADY}), failed)
     assert ["0-1", "2-3"] == [broken.group for broken in table.broken]
-    assert ((make_case(pattern="node"),), (), ()) == (table.regressions, table.only_in_a, table.only_in_b)
+    assert ((make_case(pattern="node"),), (), ()) == (
+        table.regressions,
+        table.only_in_a,
+        table.only_in_b,
+    )

@@ -37,9 +37,16 @@ GROUPS = {
 }
 #: Each backend and each placement by default; all combinations in the slow tests.
 RUNS = [
-    pytest.param((backend, placement), id=f"{backend}-{placement}", marks=[] if is_default else pytest.mark.slow)
+    pytest.param(
+        (backend, placement),
+        id=f"{backend}-{placement}",
+        marks=[] if is_default else pytest.mark.slow,
+    )
     for backend in BACKENDS
-    for placement, is_default in {"even": backend == "mpi", "uneven": backend == BACKENDS[-1]}.items()
+    for placement, is_default in {
+        "even": backend == "mpi",
+        "uneven": backend == BACKENDS[-1],
+    }.items()
 ]
 
 
@@ -60,9 +67,17 @@ def refusal(case: Case) -> str:
 def test_every_operation_is_right_in_every_group(verified: Mapping[str, Any]) -> None:
     """Find no wrong element in any operation and pattern, in the timed loop and in plain calls."""
     entries = verified["cases"]
-    assert [] == [entry["case"] for entry in entries if entry.get("refused", "") != refusal(Case(**entry["case"]))]
-    assert [] == [entry["case"] for entry in entries if entry.get("clean", 0) or entry.get("native", 0)]
-    assert GROUPS[verified["placement"]] == {e["case"]["pattern"]: e["groups"] for e in entries if "groups" in e}
+    assert [] == [
+        entry["case"]
+        for entry in entries
+        if entry.get("refused", "") != refusal(Case(**entry["case"]))
+    ]
+    assert [] == [
+        entry["case"] for entry in entries if entry.get("clean", 0) or entry.get("native", 0)
+    ]
+    assert GROUPS[verified["placement"]] == {
+        e["case"]["pattern"]: e["groups"] for e in entries if "groups" in e
+    }
 
 
 def test_a_corrupted_element_is_found_in_its_group(verified: Mapping[str, Any]) -> None:
@@ -78,21 +93,28 @@ def test_groups_that_do_nothing_are_caught(verified: Mapping[str, Any]) -> None:
 
 
 def test_barriers_hold_each_group(verified: Mapping[str, Any]) -> None:
-    """Hold the ranks of each group in a real barrier, and count those that leave early without one."""
+    """Hold the ranks of each group in a real barrier, and count those that leave early without
+    one.
+    """
     for pattern, counts in verified["barriers"].items():
         assert [0] * len(counts["late"]) == counts["real"], pattern
         assert counts["late"] == counts["idle"], pattern
 
 
 def test_records_hold_every_group_and_all_together(verified: Mapping[str, Any]) -> None:
-    """Time groups in the same repetitions; all together take at least the slowest's time; a late overlap may lack."""
+    """Time groups in the same repetitions; all together take at least the slowest's time.
+
+    A late overlap may lack.
+    """
     overlaps = []
     for record in verified["records"]:
         groups, pattern = record["groups"], record["case"]["pattern"]
         assert "ok" == record["status"], record["reason"]
         assert len(GROUPS[verified["placement"]][pattern]) == len(groups)
         assert {len(record["times_us"])} == {len(group["times_us"]) for group in groups}
-        slowest = [max(times) for times in zip(*(group["times_us"] for group in groups), strict=True)]
+        slowest = [
+            max(times) for times in zip(*(group["times_us"] for group in groups), strict=True)
+        ]
         assert all(whole >= part for whole, part in zip(record["times_us"], slowest, strict=True))
         assert 0 < median(slowest)
         assert [0] * len(groups) == [group["wrong"] for group in groups]
@@ -110,6 +132,8 @@ def test_sizes_are_rounded_for_each_group(verified: Mapping[str, Any]) -> None:
         for record in verified["records"]
         for group in record["groups"]
     }
-    assert {4096} == {size for (name, ranks), size in sizes.items() if name == "iall_gather" and ranks == 2}
+    assert {4096} == {
+        size for (name, ranks), size in sizes.items() if name == "iall_gather" and ranks == 2
+    }
     if verified["placement"] == "uneven":
         assert (4104, 4096) == (sizes["iall_gather", 3], sizes["all_reduce", 3])

@@ -1,4 +1,6 @@
-"""Tests of whole runs of patterns from the command line: resumed, started by mpirun, and on emulated hosts."""
+"""Tests of whole runs of patterns from the command line: resumed, started by mpirun, and on
+emulated hosts.
+"""
 
 import json
 import subprocess
@@ -37,7 +39,16 @@ def finish(*command: str) -> str:
 def test_a_run_in_groups_resumes(tmp_path: Path) -> None:
     """Measure exactly the removed half of the records again, with the fixed settings."""
     out = tmp_path / "run"
-    options = ("-c", "all_reduce,latency", "--pattern", "split:2,node", "--sizes", "1K", "--backend", "mpi")
+    options = (
+        "-c",
+        "all_reduce,latency",
+        "--pattern",
+        "split:2,node",
+        "--sizes",
+        "1K",
+        "--backend",
+        "mpi",
+    )
     command = (*RUN, *options, "-n", "4", "--launches", "2", "--out", str(out))
     text = finish(*command)
     assert "split:2: groups 0-1, 2-3 (4 ranks on 1 host, 2 launches)" in text
@@ -45,8 +56,12 @@ def test_a_run_in_groups_resumes(tmp_path: Path) -> None:
     (out / "samples.jsonl").write_text("".join(lines[:5]))
     finish(*command)
     run = load_run(out)
-    assert 8 == len({(record.case.key, record.launch) for record in run.records}) == len(run.records)
-    assert {("split:2", "0-1"), ("split:2", "2-3"), ("node", "0-3")} <= {(row.pattern, row.group) for row in run.rows}
+    assert (
+        8 == len({(record.case.key, record.launch) for record in run.records}) == len(run.records)
+    )
+    assert {("split:2", "0-1"), ("split:2", "2-3"), ("node", "0-3")} <= {
+        (row.pattern, row.group) for row in run.rows
+    }
     warmups: dict[str, set[int]] = {}
     for record in run.records:
         warmups.setdefault(record.case.key, set()).add(record.warmups)
@@ -55,14 +70,39 @@ def test_a_run_in_groups_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ranks_started_by_hand_make_groups_too(
-    tmp_path: Path, mpirun: MpirunLauncher, mpi_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    mpirun: MpirunLauncher,
+    mpi_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Add one launch of Gloo groups per mpirun, and summarise over both."""
     pytest.importorskip("torch")
     for name, value in mpi_environment.items():
         monkeypatch.setenv(name, value)
-    ranks = (mpirun.mpirun, "-n", "3", "--oversubscribe", "--bind-to", "none", *RUN[:1], "-m", "mpi4py", *RUN[1:-1])
-    options = ("-c", "broadcast", "--root", "1", "--pattern", "bisection", "--sizes", "1K", "--backend", "gloo")
+    ranks = (
+        mpirun.mpirun,
+        "-n",
+        "3",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        *RUN[:1],
+        "-m",
+        "mpi4py",
+        *RUN[1:-1],
+    )
+    options = (
+        "-c",
+        "broadcast",
+        "--root",
+        "1",
+        "--pattern",
+        "bisection",
+        "--sizes",
+        "1K",
+        "--backend",
+        "gloo",
+    )
     for _ in range(2):
         finish(*ranks, *options, "--out", str(tmp_path / "run"))
     (row,) = read_rows(tmp_path / "run")
@@ -76,7 +116,19 @@ def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path
     """Return a run of two emulated hosts with two ranks each, behind links of 200 Mbit/s."""
     pytest.importorskip("torch")
     out = tmp_path_factory.mktemp("lab") / "run"
-    lab = (forked_python, "-m", "commbench", "lab", "run", "--hosts", "2", "--ranks-per-host", "2", "--rate", "200mbit")
+    lab = (
+        forked_python,
+        "-m",
+        "commbench",
+        "lab",
+        "run",
+        "--hosts",
+        "2",
+        "--ranks-per-host",
+        "2",
+        "--rate",
+        "200mbit",
+    )
     options = (
         "-c",
         "all_reduce",
@@ -89,7 +141,9 @@ def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path
         "--launcher",
         "mpirun",
     )
-    finish(*lab, "--", forked_python, *RUN[1:], *options, "--sync", "dissemination", "--out", str(out))
+    finish(
+        *lab, "--", forked_python, *RUN[1:], *options, "--sync", "dissemination", "--out", str(out)
+    )
     return out
 
 
@@ -104,7 +158,10 @@ def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str)
         by_pattern[row["pattern"]][row["group"]] = row
     assert {"0-1", "2-3"} == by_pattern["node"].keys()
     assert {"0,2", "1,3"} == by_pattern["cross"].keys()
-    time_us = {name: median(float(row["time_us"]) for row in groups.values()) for name, groups in by_pattern.items()}
+    time_us = {
+        name: median(float(row["time_us"]) for row in groups.values())
+        for name, groups in by_pattern.items()
+    }
     assert 5 * time_us["node"] < time_us["cross"]
     link_GBps = 0.025  # noqa: N806 - a unit
     together = sum(float(row["busbw_GBps"]) for row in by_pattern["cross"].values())

@@ -17,7 +17,11 @@ PROGRAM = Path(__file__).parents[2] / "benchmarks" / "host_call_cost.py"
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the benchmark."""
     return subprocess.run(
-        [sys.executable, str(PROGRAM), *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(PROGRAM), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -31,16 +35,25 @@ def test_a_table_and_a_file_have_every_collective(tmp_path: Path, ranks: int) ->
     done = run("--backend", "gloo", "--ranks", ranks, "--rounds", 6, "--out", file)
     assert 0 == done.returncode, done.stdout + done.stderr
     rows = list(csv.DictReader(file.read_text().splitlines()))
-    assert {"all_reduce", "all_gather", "broadcast", "all_to_all"} <= {row["operation"] for row in rows}
-    assert not {"latency", "bandwidth", "barrier", "iall_reduce"} & {row["operation"] for row in rows}
+    assert {"all_reduce", "all_gather", "broadcast", "all_to_all"} <= {
+        row["operation"] for row in rows
+    }
+    assert not {"latency", "bandwidth", "barrier", "iall_reduce"} & {
+        row["operation"] for row in rows
+    }
     assert {str(ranks)} == {row["ranks"] for row in rows}
-    assert all(0 < float(r["host_us_ci_low"]) <= float(r["host_us"]) <= float(r["host_us_ci_high"]) for r in rows)
+    assert all(
+        0 < float(r["host_us_ci_low"]) <= float(r["host_us"]) <= float(r["host_us_ci_high"])
+        for r in rows
+    )
     assert all(row["operation"] in done.stdout for row in rows)
     assert (ranks == 1) == ("Nothing is judged" in done.stdout)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "host_us", "code"), [(2, 9.0, 0), (2, 11.0, 1), (1, 11.0, 0)], ids=["quick", "slow", "slow alone"]
+    ("ranks", "host_us", "code"),
+    [(2, 9.0, 0), (2, 11.0, 1), (1, 11.0, 0)],
+    ids=["quick", "slow", "slow alone"],
 )
 def test_only_what_nccl_launches_is_judged(
     load_benchmark: Callable[[str], ModuleType],
@@ -51,7 +64,13 @@ def test_only_what_nccl_launches_is_judged(
 ) -> None:
     """Fail only if an interval of NCCL on several ranks exceeds 10 us."""
     program = load_benchmark("host_call_cost")
-    fields = {"operation": "all_reduce", "rounds": 50, "calls": 20, "ranks": ranks, "ranks_per_gpu": ranks}
+    fields = {
+        "operation": "all_reduce",
+        "rounds": 50,
+        "calls": 20,
+        "ranks": ranks,
+        "ranks_per_gpu": ranks,
+    }
     rows = [
         program.Row(backend=name, host_us=us, host_us_ci_low=us, host_us_ci_high=us, **fields)
         for name, us in (("nccl", host_us), ("torch-nccl", 40.0))
@@ -60,7 +79,9 @@ def test_only_what_nccl_launches_is_judged(
     monkeypatch.setattr(program, "run_threads", lambda *_: [rows])
     monkeypatch.setattr(program.signal, "signal", lambda *_: None)
     assert code == program.main(["--ranks", str(ranks)])
-    assert program.remark(rows).startswith("Ranks share a GPU" if ranks > 1 else "Nothing is judged")
+    assert program.remark(rows).startswith(
+        "Ranks share a GPU" if ranks > 1 else "Nothing is judged"
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,11 +93,16 @@ def test_only_what_nccl_launches_is_judged(
         pytest.param(
             ("--backend", "nccl"),
             "Backend nccl needs cupy",
-            marks=[pytest.mark.mpi, pytest.mark.skipif(bool(importlib.util.find_spec("cupy")), reason="there is cupy")],
+            marks=[
+                pytest.mark.mpi,
+                pytest.mark.skipif(bool(importlib.util.find_spec("cupy")), reason="there is cupy"),
+            ],
         ),
     ],
 )
-def test_bad_input_gets_a_sentence(run_benchmark: RunBenchmark, arguments: tuple[object, ...], sentence: str) -> None:
+def test_bad_input_gets_a_sentence(
+    run_benchmark: RunBenchmark, arguments: tuple[object, ...], sentence: str
+) -> None:
     """Refuse bad input in a sentence with exit code 2."""
     done = run_benchmark("host_call_cost", *map(str, arguments))
     assert (2, True) == (done.code, sentence in done.err), done.err

@@ -6,8 +6,14 @@ from commbench.engine.timing.sync import Synchroniser, SyncPlan
 
 
 def numbered(sets: int, used_sets: list[int], calls: int = 1) -> list[list[Call]]:
-    """Return the calls of an operation on several sets of buffers; each call records the number of its set."""
-    return [[Call(run=lambda number=number: used_sets.append(number)) for _ in range(calls)] for number in range(sets)]
+    """Return the calls of an operation on several sets of buffers.
+
+    Each call records the number of its set.
+    """
+    return [
+        [Call(run=lambda number=number: used_sets.append(number)) for _ in range(calls)]
+        for number in range(sets)
+    ]
 
 
 def run(calls: list[Call], *runs: tuple[int, int]) -> None:

@@ -1,4 +1,6 @@
-"""Tests of the matrix of pairs: rounds, evaluation of stamps, and matrices of scripted and real ranks."""
+"""Tests of the matrix of pairs: rounds, evaluation of stamps, and matrices of scripted and real
+ranks.
+"""
 
 import importlib.util
 import json
@@ -22,7 +24,7 @@ from commbench.engine.matrix import FEWEST, MOST, _Share, _TurnTimes, turn_share
 from commbench.engine.records import Record
 from commbench.engine.timing.loops import Repetitions
 
-# ----------------------------------------------------------------------------------------------------------- rounds
+# ------------------------------------------------------------------------------------------- rounds
 
 
 @given(size=st.integers(0, 60))
@@ -30,7 +32,9 @@ def test_every_pair_meets_once(size: int) -> None:
     """Pair every two ranks exactly once, with no rank in two pairs of a round."""
     rounds = rounds_of(size)
     met = [pair for pairs in rounds for pair in pairs]
-    assert {(a, b) for a in range(size) for b in range(a)} == {(max(pair), min(pair)) for pair in met}
+    assert {(a, b) for a in range(size) for b in range(a)} == {
+        (max(pair), min(pair)) for pair in met
+    }
     assert size * (size - 1) // 2 == len(met)
     for pairs in rounds:
         taking_part = [rank for pair in pairs for rank in pair]
@@ -50,13 +54,18 @@ def test_a_thousand_ranks_take_999_rounds() -> None:
     assert 999 == len(rounds_of(1000))
 
 
-# ----------------------------------------------------------------------------------------------------------- stamps
+# ------------------------------------------------------------------------------------------- stamps
 
 
-def share(start: list[int], end: list[int], late: list[bool] | None = None, wrong: int = 0) -> _Share:
+def share(
+    start: list[int], end: list[int], late: list[bool] | None = None, wrong: int = 0
+) -> _Share:
     """Return the stamps of one rank."""
     return _Share(
-        start_ns=np.array(start), end_ns=np.array(end), late=np.array(late or [False] * len(start)), wrong=wrong
+        start_ns=np.array(start),
+        end_ns=np.array(end),
+        late=np.array(late or [False] * len(start)),
+        wrong=wrong,
     )
 
 
@@ -77,16 +86,22 @@ def test_a_pair_lasts_as_long_as_its_slower_rank() -> None:
     assert [(0, 2, 0.65, 2), (3, 1, 0.9, 1)] == [
         (p.source, p.target, p.time_us, p.repetitions) for p in spanning.pairs(1, one_way=True)
     ]
-    assert [(0, 2, 0.5), (3, 1, 0.8)] == [(p.source, p.target, p.time_us) for p in apart.pairs(1, one_way=True)]
+    assert [(0, 2, 0.5), (3, 1, 0.8)] == [
+        (p.source, p.target, p.time_us) for p in apart.pairs(1, one_way=True)
+    ]
     assert (2, 1, 1, 5) == (spanning.tried, spanning.valid, spanning.late, spanning.wrong)
 
 
 def test_symmetric_operations_stand_in_both_orders() -> None:
-    """Report one measurement in both orders, wrong data at the receiver, and times per operation."""
+    """Report one measurement in both orders, wrong data at the receiver, and times per
+    operation.
+    """
     times = _TurnTimes(TURN[:1], spanning=True)
     times.add(RANKS)
     pairs = times.pairs(2, one_way=False)
-    assert [(0, 2, 0.325, 5), (2, 0, 0.325, 0)] == [(p.source, p.target, p.time_us, p.wrong) for p in pairs]
+    assert [(0, 2, 0.325, 5), (2, 0, 0.325, 0)] == [
+        (p.source, p.target, p.time_us, p.wrong) for p in pairs
+    ]
 
 
 def test_a_pair_that_was_always_late_is_left_out() -> None:
@@ -97,11 +112,16 @@ def test_a_pair_that_was_always_late_is_left_out() -> None:
     assert 0 == times.valid
 
 
-# ------------------------------------------------------------------------------------------------- scripted matrices
+# -------------------------------------------------------------------------------- scripted matrices
 
 
 def matrix(
-    operation: str = "bandwidth", *, ranks: int = 5, script: Script = EXACT, slice_s: float = 0.05, **options: Any
+    operation: str = "bandwidth",
+    *,
+    ranks: int = 5,
+    script: Script = EXACT,
+    slice_s: float = 0.05,
+    **options: Any,
 ) -> Record:
     """Return the record of a matrix on the fake backend."""
     run = FakeRun(ranks=ranks, script=script, slice_s=slice_s, **options)
@@ -117,7 +137,12 @@ def test_every_ordered_pair_is_measured(operation: str, ranks: int) -> None:
     assert expected == [(pair.source, pair.target) for pair in record.pairs]
     assert [pair.time_us for pair in record.pairs] == list(record.times_us)
     assert all(FEWEST <= pair.repetitions <= MOST and pair.wrong == 0 for pair in record.pairs)
-    assert ("ok", f"0-{ranks - 1}", ranks, 0) == (record.status, record.group, record.group_size, record.wrong)
+    assert ("ok", f"0-{ranks - 1}", ranks, 0) == (
+        record.status,
+        record.group,
+        record.group_size,
+        record.wrong,
+    )
 
 
 def test_pairs_with_a_slow_rank_are_slow() -> None:
@@ -142,13 +167,17 @@ def test_wrong_data_is_counted_by_pair() -> None:
     """Count wrong elements at the receiver; the record names the pairs and has no times."""
     record = matrix(ranks=4, script=replace(EXACT, wrong=lambda rank: 7 * (rank == 2)))
     assert ("wrong", 21, ()) == (record.status, record.wrong, tuple(record.times_us))
-    assert {(0, 2): 7, (1, 2): 7, (3, 2): 7} == {(p.source, p.target): p.wrong for p in record.pairs if p.wrong}
+    assert {(0, 2): 7, (1, 2): 7, (3, 2): 7} == {
+        (p.source, p.target): p.wrong for p in record.pairs if p.wrong
+    }
     assert record.reason.endswith("sent from rank 0 to 2, rank 1 to 2, rank 3 to 2")
 
 
 def test_launches_are_alike_and_take_turns_otherwise() -> None:
     """Reuse warm-ups and batch of launch 1, and measure the pairs in another order."""
-    first, second = FakeRun(ranks=6, slice_s=0.05).launches([fake_case("latency", 8, pattern="matrix")], 2)
+    first, second = FakeRun(ranks=6, slice_s=0.05).launches(
+        [fake_case("latency", 8, pattern="matrix")], 2
+    )
     assert (first.warmups, first.batch) == (second.warmups, second.batch)
     assert len(first.pairs) == len(second.pairs) == 30
 
@@ -167,7 +196,11 @@ def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def run(self: FakeTimer, calls: Any, repetitions: int, batch: int) -> Repetitions:
         stamps = original(self, calls, repetitions, batch)
-        late = np.arange(repetitions) % 3 == 0 if self._communicator.rank == 1 else np.zeros(repetitions, dtype=bool)
+        late = (
+            np.arange(repetitions) % 3 == 0
+            if self._communicator.rank == 1
+            else np.zeros(repetitions, dtype=bool)
+        )
         return replace(stamps, late=late)
 
     monkeypatch.setattr(FakeTimer, "run", run)
@@ -178,12 +211,16 @@ def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("operation", ["bandwidth", "latency"])
-def test_repetitions_and_late_starts_count_alike(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repetitions_and_late_starts_count_alike(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Warn if more than a fifth of a matrix was late, also for symmetric operations."""
     original = FakeTimer.run
 
     def run(self: FakeTimer, calls: Any, repetitions: int, batch: int) -> Repetitions:
-        return replace(original(self, calls, repetitions, batch), late=np.arange(repetitions) % 4 == 0)
+        return replace(
+            original(self, calls, repetitions, batch), late=np.arange(repetitions) % 4 == 0
+        )
 
     monkeypatch.setattr(FakeTimer, "run", run)
     record = matrix(operation, ranks=2)
@@ -211,7 +248,12 @@ def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("alpha_us", "flagged"), [(40.0, True), (60.0, False)])
 def test_coarse_clocks_are_doubted(alpha_us: float, *, flagged: bool) -> None:
     """Warn of an agreed start if a round trip is shorter than ten times the clock error."""
-    run = FakeRun(ranks=3, script=replace(EXACT, regimes=(Regime(alpha_us=alpha_us),)), slice_s=0.05, clock=Coarse)
+    run = FakeRun(
+        ranks=3,
+        script=replace(EXACT, regimes=(Regime(alpha_us=alpha_us),)),
+        slice_s=0.05,
+        clock=Coarse,
+    )
     (record,) = run.launch([fake_case("latency", 8, pattern="matrix", sync="round-time")])
     assert ("round-time", 1) == (record.sync, record.batch)
     assert (("clock",) if flagged else ()) == record.flags
@@ -234,13 +276,15 @@ def test_collectives_have_no_pairs() -> None:
     assert "latency needs at least 2 ranks" in matrix("latency", ranks=1).reason
 
 
-@pytest.mark.parametrize(("turns", "share_of_slice"), [(2, 0.5), (40, 0.25), (100, 0.1), (1998, 0.1)])
+@pytest.mark.parametrize(
+    ("turns", "share_of_slice"), [(2, 0.5), (40, 0.25), (100, 0.1), (1998, 0.1)]
+)
 def test_turns_share_the_time(turns: int, share_of_slice: float) -> None:
     """Give each turn between a tenth and half of a slice, and a medium matrix ten slices."""
     assert share_of_slice == turn_share(turns)
 
 
-# ----------------------------------------------------------------------------------------------------- real ranks
+# --------------------------------------------------------------------------------------- real ranks
 
 BACKENDS = ("mpi", "gloo") if importlib.util.find_spec("torch") else ("mpi",)
 OPERATIONS = ("latency", "bandwidth", "bibandwidth", "sendrecv")
@@ -260,15 +304,23 @@ def matrices(request: pytest.FixtureRequest, run_ranks: Any) -> Mapping[tuple[st
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
 def test_real_pairs_are_measured_and_verified(matrices: Mapping[tuple[str, str], Record]) -> None:
-    """Measure all pairs without wrong elements, twice, in each loop, with and without an agreed start."""
+    """Measure all pairs without wrong elements, twice, in each loop, with and without an agreed
+    start.
+    """
     for (backend, name), record in matrices.items():
         if name == "all_reduce":
             assert "unsupported" == record.status
         elif not name.endswith("distorted"):
             size = record.group_size
-            assert ("ok", 0, size * (size - 1)) == (record.status, record.wrong, len(record.pairs)), (backend, name)
+            assert ("ok", 0, size * (size - 1)) == (
+                record.status,
+                record.wrong,
+                len(record.pairs),
+            ), (backend, name)
             assert all(pair.time_us > 0 and pair.repetitions >= 1 for pair in record.pairs)
-            assert ("native" if backend == "mpi" and "python" not in name else "python") == record.loop
+            assert (
+                "native" if backend == "mpi" and "python" not in name else "python"
+            ) == record.loop
 
 
 @pytest.mark.mpi
@@ -279,10 +331,12 @@ def test_a_corrupted_pair_is_found(matrices: Mapping[tuple[str, str], Record]) -
         for operation in OPERATIONS:
             record = matrices[backend, f"{operation} distorted"]
             assert ("wrong", 2000, ()) == (record.status, record.wrong, tuple(record.times_us))
-            assert [(2, 1, 2000)] == [(p.source, p.target, p.wrong) for p in record.pairs if p.wrong]
+            assert [(2, 1, 2000)] == [
+                (p.source, p.target, p.wrong) for p in record.pairs if p.wrong
+            ]
 
 
-# ------------------------------------------------------------------------------------------------- emulated clusters
+# -------------------------------------------------------------------------------- emulated clusters
 
 
 @pytest.mark.slow
@@ -295,7 +349,16 @@ def test_pairs_with_a_slow_host_stand_out(backend: str, tmp_path: Path) -> None:
     """Measure the pairs of a host at a quarter of the rate as four times as slow."""
     if backend not in BACKENDS:
         pytest.skip("needs torch")
-    options = ("--collective", "bandwidth", "--pattern", "matrix", "--sizes", "16K", "--backend", backend)
+    options = (
+        "--collective",
+        "bandwidth",
+        "--pattern",
+        "matrix",
+        "--sizes",
+        "16K",
+        "--backend",
+        backend,
+    )
     lab = ("--hosts", "4", "--rate", "400mbit", "--slow", "host2=100mbit")
     (record,) = records_from_lab(tmp_path / "run", *options, lab=lab)
     assert isinstance(record, Record)

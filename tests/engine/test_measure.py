@@ -32,7 +32,12 @@ def test_a_record_states_how_it_was_measured() -> None:
     """Record ranks, synchronisation, loop, overhead and times in microseconds."""
     (record,) = FakeRun(ranks=3).launch([fake_case()], number=4)
     assert ("ok", 4, "0-2", 3) == (record.status, record.launch, record.group, record.group_size)
-    assert ("round-time", "python", "script", "none") == (record.sync, record.loop, record.transport, record.device)
+    assert ("round-time", "python", "script", "none") == (
+        record.sync,
+        record.loop,
+        record.transport,
+        record.device,
+    )
     assert (0, 1, 1, 0.0) == (record.wrong, record.batch, record.window, record.harness_us)
     assert TRUE_US == pytest.approx(median(record.times_us), abs=1e-3)
     assert record.measuring_s > 0
@@ -42,7 +47,9 @@ def test_medians_are_recovered_through_noise() -> None:
     """Recover the scripted median within 1 % despite noise and a tail."""
     run = FakeRun(script=replace(Script(launch_effect=0.0), skew_us=0.0), relative_half_width=0.005)
     for record in run.launch([fake_case(message_bytes=size) for size in (64, 1024, 65536)]):
-        assert Script().time_us(record.case.message_bytes) == pytest.approx(median(record.times_us), rel=0.01)
+        assert Script().time_us(record.case.message_bytes) == pytest.approx(
+            median(record.times_us), rel=0.01
+        )
 
 
 def test_the_slowest_rank_is_named() -> None:
@@ -51,7 +58,9 @@ def test_the_slowest_rank_is_named() -> None:
     (record,) = FakeRun(script=script, ranks=4).launch([fake_case()])
     assert [0, 0, len(record.times_us), 0] == list(record.rank_slowest)
     assert 1.2 * TRUE_US == pytest.approx(median(record.times_us), abs=1e-3)
-    assert [TRUE_US, TRUE_US, 1.2 * TRUE_US, TRUE_US] == pytest.approx(record.rank_median_us, abs=1e-3)
+    assert [TRUE_US, TRUE_US, 1.2 * TRUE_US, TRUE_US] == pytest.approx(
+        record.rank_median_us, abs=1e-3
+    )
     assert (3 + 1.2) / 4 * TRUE_US == pytest.approx(median(record.rank_mean_us), abs=1e-3)
 
 
@@ -62,7 +71,11 @@ def test_skew_needs_clocks_that_agree() -> None:
     (apart,) = FakeRun(script=script, ranks=3, clock=Coarse).launch([fake_case()])
     assert len(shared.times_us) == len(shared.skew_us)
     assert 3 == len(shared.rank_arrival_us)
-    assert ("dissemination", (), ()) == (apart.sync, tuple(apart.skew_us), tuple(apart.rank_arrival_us))
+    assert ("dissemination", (), ()) == (
+        apart.sync,
+        tuple(apart.skew_us),
+        tuple(apart.rank_arrival_us),
+    )
 
 
 def test_wrong_data_is_no_measurement() -> None:
@@ -89,7 +102,9 @@ def test_what_a_backend_cannot_do_is_a_row() -> None:
 def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse on all ranks what only the root's library refuses, and stay in step."""
 
-    def reduce(self: FakeCommunicator, send: FakeBuffer, receive: FakeBuffer | None, *_: Any) -> Call:
+    def reduce(
+        self: FakeCommunicator, send: FakeBuffer, receive: FakeBuffer | None, *_: Any
+    ) -> Call:
         if self.rank == 1:
             raise UnsupportedError("missing", backend="this rank", what="reduce")
         return self._fake("reduce", send, receive)
@@ -107,7 +122,10 @@ def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPa
         ({"dtype": "int8", "redop": "avg"}, "average of int8"),
         ({"graph": True}, "fake has no graphs of operations; use --cadence isolated or pipelined"),
         ({"buffers": "rotated"}, "the size of the last-level cache is not known on every rank"),
-        ({"operation": "bandwidth", "pattern": "matrix", "buffers": "rotated"}, "a matrix is timed call by call"),
+        (
+            {"operation": "bandwidth", "pattern": "matrix", "buffers": "rotated"},
+            "a matrix is timed call by call",
+        ),
     ],
 )
 def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason: str) -> None:
@@ -138,7 +156,9 @@ def test_clocks_that_agree_within_a_bound_suit_long_operations(
 
 
 @pytest.mark.parametrize(("alpha_us", "expected"), [(80.0, "dissemination"), (150.0, "round-time")])
-def test_overlap_starts_ranks_as_its_row(alpha_us: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_starts_ranks_as_its_row(
+    alpha_us: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Measure the overlap with the start method of the operation."""
     methods = []
 
@@ -155,7 +175,9 @@ def test_later_launches_start_ranks_as_the_first_did() -> None:
     """Keep the start method of launch 1, even if the operation became shorter."""
     long, short = (replace(EXACT, regimes=(Regime(alpha_us=us),)) for us in (150.0, 80.0))
     (first,) = FakeRun(script=long, clock=Coarse).launch([fake_case()])
-    (later,) = FakeRun(script=short, clock=Coarse).launch([fake_case()], 1, [settings_after(first, BUDGETS["quick"])])
+    (later,) = FakeRun(script=short, clock=Coarse).launch(
+        [fake_case()], 1, [settings_after(first, BUDGETS["quick"])]
+    )
     assert ("round-time", "round-time") == (first.sync, later.sync)
 
 
@@ -183,7 +205,10 @@ def test_more_elements_than_a_call_can_count_are_refused(
 def test_a_lone_rank_has_no_partner() -> None:
     """Refuse an operation between two ranks on one."""
     (record,) = FakeRun(ranks=1).launch([fake_case("latency")])
-    assert ("unsupported", "latency needs at least 2 ranks, this run has 1") == (record.status, record.reason)
+    assert ("unsupported", "latency needs at least 2 ranks, this run has 1") == (
+        record.status,
+        record.reason,
+    )
 
 
 def test_warm_up_is_found_first_and_frozen_later() -> None:
@@ -201,7 +226,9 @@ def test_a_steady_beginning_is_not_discarded_for_long() -> None:
 
 
 def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batch by the power of two that lasts 20 readings, keep it in later launches, and state times of one."""
+    """Batch by the power of two that lasts 20 readings, keep it in later launches, and state times
+    of one.
+    """
     costs = iter([1000.0] * 2 + [1e6] * 2)
     monkeypatch.setattr(FakeTimer, "reading_ns", lambda _: next(costs))
     first, second = FakeRun(ranks=2).launches([fake_case()], 2)
@@ -209,17 +236,22 @@ def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) ->
     assert TRUE_US == pytest.approx(median(first.times_us), abs=1e-3)
 
 
-# ----------------------------------------------------------------------------------------------- late starts
+# -------------------------------------------------------------------------------------- late starts
 
 
 def make_late(monkeypatch: pytest.MonkeyPatch, which: Callable[[int, int], Any]) -> list[int]:
-    """Make repetitions of the fake backend late by ``which(rank, n)``; return the slack of each chunk."""
+    """Make repetitions of the fake backend late by ``which(rank, n)``.
+
+    Return the slack of each chunk.
+    """
     original, slack = FakeTimer.run, []
 
     def run(self: FakeTimer, calls: Sequence[Any], repetitions: int, batch: int) -> Repetitions:
         stamps = original(self, calls, repetitions, batch)
         slack.append(self.sync.plan.slack_ns)
-        late = np.resize(np.asarray(which(self._communicator.rank, repetitions), dtype=np.bool_), repetitions)
+        late = np.resize(
+            np.asarray(which(self._communicator.rank, repetitions), dtype=np.bool_), repetitions
+        )
         return replace(stamps, late=late)
 
     monkeypatch.setattr(FakeTimer, "run", run)
@@ -228,7 +260,9 @@ def make_late(monkeypatch: pytest.MonkeyPatch, which: Callable[[int, int], Any])
 
 def test_late_starts_are_dropped_counted_and_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop a repetition late on any rank, widen the slack, and flag more than a fifth."""
-    slack = make_late(monkeypatch, lambda rank, n: np.arange(n) % 3 == 0 if rank == 1 else np.zeros(n))
+    slack = make_late(
+        monkeypatch, lambda rank, n: np.arange(n) % 3 == 0 if rank == 1 else np.zeros(n)
+    )
     noisy = replace(EXACT, noise=0.5)
     (record,) = FakeRun(script=noisy, relative_half_width=0.01).launch([fake_case()])
     share = record.late_discarded / (record.late_discarded + len(record.times_us))
@@ -246,13 +280,15 @@ def test_a_case_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyP
     assert record.late_discarded >= 24
 
 
-# ------------------------------------------------------------------------------------------ when to stop
+# ------------------------------------------------------------------------------------- when to stop
 
 
 def test_repetitions_stop_when_sure_or_at_the_most() -> None:
     """Stop at the first 30 equal times, and at the maximum for noisy ones."""
     (sure,) = FakeRun().launch([fake_case()])
-    unsure = FakeRun(script=replace(EXACT, noise=0.5), relative_half_width=1e-6, ranks=1).launch([fake_case()])[0]
+    unsure = FakeRun(script=replace(EXACT, noise=0.5), relative_half_width=1e-6, ranks=1).launch(
+        [fake_case()]
+    )[0]
     assert 30 == len(sure.times_us)
     assert 5000 == len(unsure.times_us)
 
@@ -263,7 +299,7 @@ def test_out_of_time_there_is_still_an_interval() -> None:
     assert len(record.times_us) >= 6
 
 
-# ------------------------------------------------------------------------------------------ how sure it is
+# ----------------------------------------------------------------------------------- how sure it is
 
 #: Cases with draws of their own: each is one simulated run.
 MANY = [fake_case(message_bytes=4 * (index + 1)) for index in range(repetitions(600))]
@@ -281,7 +317,10 @@ def test_intervals_cover_the_truth(launches: int) -> None:
     records = FakeRun(script=Script(seed=launches), ranks=1).launches(MANY, launches)
     rows = summarise(records)
     truth = [Script().time_us(case.message_bytes) for case in MANY]
-    covered = [row.time_us_ci_low <= true <= row.time_us_ci_high for row, true in zip(rows, truth, strict=True)]
+    covered = [
+        row.time_us_ci_low <= true <= row.time_us_ci_high
+        for row, true in zip(rows, truth, strict=True)
+    ]
     assert len(MANY) == len(covered)
     assert 0.92 - slack(0.92, 600) <= sum(covered) / len(covered) <= 0.985 + slack(0.985, 600)
 
@@ -295,11 +334,17 @@ def as_run(records: Sequence[Record], name: str) -> Run:
 def test_a_a_comparisons_raise_few_alarms(launches: int) -> None:
     """Judge at most 5 % of equal cases faster or slower, in families of 30 cases."""
     count = 30 * repetitions(10)
-    a, b = (FakeRun(script=Script(seed=seed), ranks=1).launches(MANY[:count], launches) for seed in (11, 12))
+    a, b = (
+        FakeRun(script=Script(seed=seed), ranks=1).launches(MANY[:count], launches)
+        for seed in (11, 12)
+    )
     alarms = 0
     for first in range(0, count, 30):
         keys = {case.key for case in MANY[first : first + 30]}
-        sides = (as_run([r for r in records if r.case.key in keys], name) for records, name in ((a, "a"), (b, "b")))
+        sides = (
+            as_run([r for r in records if r.case.key in keys], name)
+            for records, name in ((a, "a"), (b, "b"))
+        )
         counts = compare(*sides).counts
         alarms += counts[Verdict.FASTER] + counts[Verdict.SLOWER]
     assert alarms <= (0.05 + slack(0.05, 300)) * count
@@ -321,6 +366,8 @@ def test_launches_in_two_modes_are_flagged() -> None:
     bimodal = Script(launch_effect=0.01, slow_launches=0.5, seed=5)
     cases = MANY[:20]
     split = summarise(FakeRun(script=bimodal, ranks=1).launches(cases, 20))
-    steady = summarise(FakeRun(script=replace(bimodal, slow_launches=0.0), ranks=1).launches(cases, 20))
+    steady = summarise(
+        FakeRun(script=replace(bimodal, slow_launches=0.0), ranks=1).launches(cases, 20)
+    )
     assert sum("bimodal_launches" in row.flags.split(";") for row in split) >= 19
     assert sum("bimodal_launches" in row.flags.split(";") for row in steady) <= 1

@@ -23,7 +23,9 @@ ARITIES = (1, 3, 5, 6, 7, 8, 12)
 class Recorded:
     """A C function of 64-bit integers that records its arguments and returns ``code``."""
 
-    def __init__(self, arity: int, code: int = 0, act: Callable[..., None] = lambda *_: None) -> None:
+    def __init__(
+        self, arity: int, code: int = 0, act: Callable[..., None] = lambda *_: None
+    ) -> None:
         self.calls: list[tuple[int, ...]] = []
         self._code = code
         self._act = act
@@ -50,7 +52,9 @@ def make_timer(
     plan = SyncPlan(method=method, slack_ns=slack_ns, clock=clock or GlobalClock())
     sync = Synchroniser(None, plan)  # type: ignore[arg-type] # the native loop meets by the calls it is given
     calls = SyncCalls(
-        barrier=barrier, broadcast=broadcast, instant=np.zeros(1, dtype=np.int64) if instant is None else instant
+        barrier=barrier,
+        broadcast=broadcast,
+        instant=np.zeros(1, dtype=np.int64) if instant is None else instant,
     )
     return NativeTimer(sync, calls, progress), progress
 
@@ -186,7 +190,9 @@ def test_a_reading_of_the_clock_costs_something() -> None:
 def test_mpi_calls_on_one_rank(run_ranks: Any) -> None:
     """Count repetitions with every start method, and report MPI's error for a negative count."""
     results = run_ranks(1, "native_self.py")
-    assert [{"counted": [5, 5], "ordered": True}] * len(METHODS) == [results[method] for method in METHODS]
+    assert [{"counted": [5, 5], "ordered": True}] * len(METHODS) == [
+        results[method] for method in METHODS
+    ]
     assert "reported 6 errors" in results["error"]
 
 
@@ -197,5 +203,7 @@ def test_sets_of_calls_take_turns() -> None:
     timer, progress = make_timer()
     timer.run(turns, 2, 1)
     timer.run(turns, 3, 2)
-    assert [0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3] == [argument for (argument,) in function.calls]
+    assert [0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3] == [
+        argument for (argument,) in function.calls
+    ]
     assert [5, 5] == progress.counters.tolist()

@@ -33,14 +33,20 @@ from commbench.stats.budgets import BUDGETS
     ],
 )
 def test_overlap_follows_the_definition_of_osu(overall: float, percent: float) -> None:
-    """Compute max(0, 100 (1 - (overall - compute) / pure)) for communication and computing of 100 us each."""
-    assert Overlap(pure_us=100.0, compute_us=100.0, overall_us=overall).percent == pytest.approx(percent)
+    """Compute max(0, 100 (1 - (overall - compute) / pure)) for communication and computing of 100
+    us each.
+    """
+    assert Overlap(pure_us=100.0, compute_us=100.0, overall_us=overall).percent == pytest.approx(
+        percent
+    )
 
 
 def test_a_record_keeps_its_overlap_on_the_way_through_json() -> None:
     """Read back a record with an overlap from JSON."""
     (case,) = Sweep(operations=("iall_reduce",), sizes="8", backends=("fake",)).cases(2)
-    record = Record(case=case, launch=0, overlap=Overlap(pure_us=1.0, compute_us=2.0, overall_us=2.5))
+    record = Record(
+        case=case, launch=0, overlap=Overlap(pure_us=1.0, compute_us=2.0, overall_us=2.5)
+    )
     assert record == Record.from_json(record.to_json())
 
 
@@ -49,8 +55,12 @@ def test_scripted_communication_that_nothing_hides_overlaps_by_nothing() -> None
     (case,) = Sweep(operations=("iall_reduce",), sizes="4K", backends=("fake",)).cases(2)
 
     def work(control: ThreadControl) -> Record | None:
-        session = Session(control=control, budget=BUDGETS["quick"], progress=Progress(), slice_s=0.02)
-        return measure(case, FakeCommunicator(control, Script(noise=0.0, tail=0.0)), session, launch=0)
+        session = Session(
+            control=control, budget=BUDGETS["quick"], progress=Progress(), slice_s=0.02
+        )
+        return measure(
+            case, FakeCommunicator(control, Script(noise=0.0, tail=0.0)), session, launch=0
+        )
 
     record = run_threads(2, work)[0]
     assert record is not None
@@ -80,11 +90,15 @@ class LateTimer:
         self.late -= 1
         starts = np.arange(repetitions, dtype=np.int64) * 1_000_000
         return Repetitions(
-            start_ns=starts, end_ns=starts + 50_000 * len(calls), late=np.full(repetitions, self.late >= 0)
+            start_ns=starts,
+            end_ns=starts + 50_000 * len(calls),
+            late=np.full(repetitions, self.late >= 0),
         )
 
 
-@pytest.mark.parametrize(("late", "expected"), [(0, (100.0, 50.0, 150.0)), (3, (100.0, 50.0, 150.0)), (99, None)])
+@pytest.mark.parametrize(
+    ("late", "expected"), [(0, (100.0, 50.0, 150.0)), (3, (100.0, 50.0, 150.0)), (99, None)]
+)
 def test_late_starts_are_tried_again(late: int, expected: tuple[float, ...] | None) -> None:
     """Widen the slack if no rank started on time; report no overlap if that never helps."""
     calls = [Call(run=lambda: None)] * 2
@@ -104,7 +118,16 @@ def test_both_backends_report_an_overlap(tmp_path: Path) -> None:
     """Write a line to overlap.csv for both non-blocking collectives on real ranks."""
     pytest.importorskip("mpi4py", reason="needs mpi4py")
     pytest.importorskip("torch", reason="needs torch")
-    command = [sys.executable, "-m", "commbench", "run", "-c", "iall_reduce,iall_gather", "--sizes", "64K"]
+    command = [
+        sys.executable,
+        "-m",
+        "commbench",
+        "run",
+        "-c",
+        "iall_reduce,iall_gather",
+        "--sizes",
+        "64K",
+    ]
     command += ["-n", "2", "--oversubscribe", "--launches", "1", "--out", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -112,4 +135,6 @@ def test_both_backends_report_an_overlap(tmp_path: Path) -> None:
         lines = list(csv.DictReader(file))
     expected = {(b, o) for b in ("mpi", "gloo") for o in ("iall_reduce", "iall_gather")}
     assert expected == {(line["backend"], line["operation"]) for line in lines}
-    assert all(0 <= float(line["overlap_percent"]) <= 100 and float(line["pure_us"]) > 0 for line in lines)
+    assert all(
+        0 <= float(line["overlap_percent"]) <= 100 and float(line["pure_us"]) > 0 for line in lines
+    )

@@ -21,7 +21,10 @@ def stamps(start_ns: list[int], end_ns: list[int], late: list[bool] | None = Non
 
 
 #: Two ranks, three repetitions: rank 1 arrives later by 100, 200 and 300 ns.
-TWO = [stamps([0, 10_000, 20_000], [1000, 12_000, 24_000]), stamps([100, 10_200, 20_300], [2000, 11_000, 23_000])]
+TWO = [
+    stamps([0, 10_000, 20_000], [1000, 12_000, 24_000]),
+    stamps([100, 10_200, 20_300], [2000, 11_000, 23_000]),
+]
 
 
 def collected(ranks: list[Repetitions], **changes: Any) -> Samples:
@@ -58,7 +61,10 @@ def test_the_summary_has_means_medians_arrivals_and_the_slowest() -> None:
 
 def test_an_inaccurate_clock_gives_no_skew() -> None:
     """Omit arrivals if clocks agree too poorly."""
-    assert set() == {"skew_us", "rank_arrival_us"} & collected(TWO, clock_error_ns=1000.0).summary(1).keys()
+    assert (
+        set()
+        == {"skew_us", "rank_arrival_us"} & collected(TWO, clock_error_ns=1000.0).summary(1).keys()
+    )
 
 
 def test_stamps_of_clocks_of_their_own_have_no_skew() -> None:
@@ -72,7 +78,9 @@ def test_stamps_of_clocks_of_their_own_have_no_skew() -> None:
 def test_a_repetition_that_any_rank_started_late_is_dropped() -> None:
     """Drop a repetition late on any rank, count it, and return the chunk's share."""
     samples = Samples([0, 1], spanning=True)
-    share = samples.add([TWO[0], stamps([100, 10_200, 20_300], [2000, 11_000, 23_000], [False, True, False])])
+    share = samples.add(
+        [TWO[0], stamps([100, 10_200, 20_300], [2000, 11_000, 23_000], [False, True, False])]
+    )
     assert (pytest.approx(1 / 3), 1, 2) == (share, samples.late, samples.valid)
     assert [2.0, 4.0] == samples.slowest_us(1)
 

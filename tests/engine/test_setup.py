@@ -27,5 +27,7 @@ def test_sets_exceed_the_cache(message_bytes: int, cache_bytes: int, expected: i
 
 def test_an_unknown_cache_cannot_be_exceeded() -> None:
     """Refuse to rotate buffers if the cache size is unknown."""
-    with pytest.raises(UnsupportedError, match="the size of the last-level cache is not known on every rank"):
+    with pytest.raises(
+        UnsupportedError, match="the size of the last-level cache is not known on every rank"
+    ):
         sets_needed(8, 0)

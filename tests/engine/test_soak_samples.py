@@ -1,4 +1,6 @@
-"""Tests of the samples of a soak: bounded in memory, with the longest interruptions and the point of a visit."""
+"""Tests of the samples of a soak: bounded in memory, with the longest interruptions and the point
+of a visit.
+"""
 
 import json
 import time
@@ -20,7 +22,10 @@ CHUNK, PERIOD_NS, LASTING_NS = 1000, 20_000, 10_000
 def chunk(
     begun_ns: int, *, late_rank: int | None = None, long_at: int | None = None, lasted_ns: int = 0
 ) -> list[Repetitions]:
-    """Return a chunk of two ranks; the repetition ``long_at`` is longer, and ``late_rank`` starts it late."""
+    """Return a chunk of two ranks.
+
+    The repetition ``long_at`` is longer, and ``late_rank`` starts it late.
+    """
     start = begun_ns + PERIOD_NS * np.arange(CHUNK, dtype=np.int64)
     end = start + LASTING_NS
     ranks = []
@@ -45,12 +50,16 @@ def soaked(*chunks: list[Repetitions]) -> SoakSamples:
 
 
 def test_memory_is_bounded_and_the_median_exact() -> None:
-    """Keep at most a fixed number of repetitions, count all, and record quantiles of the kept ones."""
+    """Keep at most a fixed number of repetitions, count all, and record quantiles of the kept
+    ones.
+    """
     chunks = [chunk(time.perf_counter_ns() + number * CHUNK * PERIOD_NS) for number in range(20)]
     samples = soaked(*chunks)
     assert MOST_KEPT / 2 <= samples.valid <= MOST_KEPT
     summary, point = samples.summary(1), samples.point(1, [])
-    assert {MOST_RECORDED} == {len(summary[name]) for name in ("times_us", "rank_mean_us", "skew_us")}
+    assert {MOST_RECORDED} == {
+        len(summary[name]) for name in ("times_us", "rank_mean_us", "skew_us")
+    }
     assert (20 * CHUNK, 0, 10.0) == (point.repetitions, point.late, point.median_us)
     assert MOST_INTERRUPTIONS == len(point.longest)
 
@@ -59,7 +68,9 @@ def test_recorded_repetitions_have_the_quantiles_of_the_kept_ones() -> None:
     """Record repetitions evenly spaced by their time, in their order."""
     start = PERIOD_NS * np.arange(CHUNK, dtype=np.int64)
     lasting = np.random.default_rng(1).permutation(np.arange(CHUNK)) * 10 + 1000
-    ranks = [Repetitions(start_ns=start, end_ns=start + lasting, late=np.zeros(CHUNK, dtype=np.bool_))] * 2
+    ranks = [
+        Repetitions(start_ns=start, end_ns=start + lasting, late=np.zeros(CHUNK, dtype=np.bool_))
+    ] * 2
     times_us = soaked(ranks).summary(1)["times_us"]
     assert (1.0, 10.99) == (min(times_us), max(times_us))
     assert pytest.approx(np.median(lasting) / 1e3, rel=0.02) == np.median(times_us)
@@ -71,7 +82,7 @@ def test_a_late_rank_shows_in_the_longest_interruption() -> None:
     """Keep a discarded repetition with every rank's arrival and the time of day."""
     now_ns, now_s = time.perf_counter_ns(), time.time()
     samples = soaked(chunk(now_ns, late_rank=1, long_at=500, lasted_ns=10**9))
-    (longest, *others) = samples.point(1, []).longest
+    longest, *others = samples.point(1, []).longest
     assert 1 == samples.late
     assert pytest.approx(1.0, abs=1e-4) == longest.lasted_s
     assert [pytest.approx(0.0, abs=1e-4), pytest.approx(1.0, abs=1e-4)] == list(longest.arrival_s)
@@ -97,14 +108,18 @@ class FakeSoak(FakeRun):
 
 
 def test_a_soak_fills_its_time_with_visits() -> None:
-    """Make the planned visits, each with a point, keep few repetitions, and read the record back."""
+    """Make the planned visits, each with a point, keep few repetitions, and read the record
+    back.
+    """
     soak = FakeSoak(slice_s=0.2)
     (first,) = soak.launch([fake_case()])
     assert [MOST_RECORDED] * 4 == list(first.visit_lengths)
     assert 4 == len(first.points)
     assert all(point.repetitions > MOST_RECORDED for point in first.points)
     assert 0.1 < sum(point.lasted_s for point in first.points)
-    assert list(first.points) == list(Record.from_json(json.loads(json.dumps(first.to_json()))).points)
+    assert list(first.points) == list(
+        Record.from_json(json.loads(json.dumps(first.to_json()))).points
+    )
     _, later = soak.launches([fake_case()], 2)
     assert (4, first.warmups) == (len(later.points), later.warmups)
 

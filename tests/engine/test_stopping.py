@@ -36,7 +36,9 @@ class ScriptedTimer:
     """(repetitions, batch) of every chunk."""
 
     def __post_init__(self) -> None:
-        self.sync = Synchroniser(self.control, SyncPlan(method="round-time", slack_ns=1000, least_ns=1000))
+        self.sync = Synchroniser(
+            self.control, SyncPlan(method="round-time", slack_ns=1000, least_ns=1000)
+        )
         self._done = 0
 
     def prepare(self) -> None:
@@ -66,16 +68,26 @@ def sample(
     apart_ns: int = 10**9,
     **changes: Any,
 ) -> tuple[FixedSettings, Samples, list[list[tuple[int, int]]], int]:
-    """Sample ``time_ns(rank, n)``; return the settings, rank 0's samples, all ranks' chunks and the last slack."""
+    """Sample ``time_ns(rank, n)``.
 
-    def work(control: ThreadControl) -> tuple[FixedSettings, Samples | None, list[tuple[int, int]], int]:
+    Return the settings, rank 0's samples, all ranks' chunks and the last slack.
+    """
+
+    def work(
+        control: ThreadControl,
+    ) -> tuple[FixedSettings, Samples | None, list[tuple[int, int]], int]:
         timer = ScriptedTimer(
             control,
             time_ns=lambda i: time_ns(control.rank, i),
             late=lambda i: late(control.rank, i),
             apart_ns=apart_ns,
         )
-        settings: dict[str, Any] = {"rule": RULE, "slice_s": ENDLESS_S, "reading_ns": 0.0, **changes}
+        settings: dict[str, Any] = {
+            "rule": RULE,
+            "slice_s": ENDLESS_S,
+            "reading_ns": 0.0,
+            **changes,
+        }
         sampler = Sampler(control=control, timer=timer, calls=[], **settings)
         settled = sampler.warm_up(fixed)
         samples = sampler.collect(Samples(range(ranks), spanning=True), settled.batch)
@@ -91,7 +103,9 @@ def sample(
 
 def test_all_ranks_do_the_same() -> None:
     """Request the same chunks on every rank although their times differ."""
-    _, samples, chunks, _ = sample(lambda rank, i: 10_000 * (rank + 1) + 3000 * (i * (rank + 2) % 7), ranks=3)
+    _, samples, chunks, _ = sample(
+        lambda rank, i: 10_000 * (rank + 1) + 3000 * (i * (rank + 2) % 7), ranks=3
+    )
     assert chunks[0] == chunks[1] == chunks[2]
     assert samples.valid >= 30
 
@@ -116,10 +130,18 @@ def test_warm_up_ends_where_times_never_settle() -> None:
     assert WARMUP_CAP <= settled.warmups <= WARMUP_CAP + 41
 
 
-@pytest.mark.parametrize(("operation_s", "repetitions"), [(2.0, FEWEST_REPETITIONS), (0.035, 5), (0.001, 8)])
-def test_the_first_visits_of_a_long_operation_have_few_repetitions(operation_s: float, repetitions: int) -> None:
-    """Repeat in a visit of the first launch as often as its share of the time slice allows, within bounds."""
-    settled, samples, *_ = sample(lambda _r, _i: 1e9 * operation_s, slice_s=0.2 * FEWEST_VISITS, most_visits=4)
+@pytest.mark.parametrize(
+    ("operation_s", "repetitions"), [(2.0, FEWEST_REPETITIONS), (0.035, 5), (0.001, 8)]
+)
+def test_the_first_visits_of_a_long_operation_have_few_repetitions(
+    operation_s: float, repetitions: int
+) -> None:
+    """Repeat in a visit of the first launch as often as its share of the time slice allows, within
+    bounds.
+    """
+    settled, samples, *_ = sample(
+        lambda _r, _i: 1e9 * operation_s, slice_s=0.2 * FEWEST_VISITS, most_visits=4
+    )
     assert (FEWEST_VISITS, repetitions) == (settled.visits, samples.valid)
 
 
@@ -140,7 +162,8 @@ def test_what_is_frozen_is_obeyed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("time_ns", "batch"), [(1000.0, 1), (999.0, 2), (500.0, 2), (100.0, 16), (1.0, 1024), (0.0, MAXIMUM_BATCH)]
+    ("time_ns", "batch"),
+    [(1000.0, 1), (999.0, 2), (500.0, 2), (100.0, 16), (1.0, 1024), (0.0, MAXIMUM_BATCH)],
 )
 def test_a_batch_lasts_twenty_readings(time_ns: float, batch: int) -> None:
     """Batch by the least power of two that lasts 20 readings of 50 ns, up to the limit."""
@@ -152,14 +175,18 @@ def test_repeating_goes_on_until_sure() -> None:
     """Add half as many repetitions until the interval is narrow enough."""
     noise = np.random.default_rng(3).lognormal(0, 0.5, 10_000)
     rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
-    _, samples, chunks, _ = sample(lambda _r, i: 10_000 * noise[i], fixed=FixedSettings(warmups=1, batch=1), rule=rule)
+    _, samples, chunks, _ = sample(
+        lambda _r, i: 10_000 * noise[i], fixed=FixedSettings(warmups=1, batch=1), rule=rule
+    )
     assert rule.satisfied([time / 1e6 for time in samples.slowest_us(1)])
     assert [(1, 1), (1, 1), (30, 1), (15, 1), (23, 1)] == chunks[0][:5]
 
 
 def test_repetitions_within_a_moment_are_not_enough() -> None:
     """Continue until repetitions span 5 ms."""
-    _, samples, *_ = sample(lambda _r, _i: 10_000, apart_ns=100_000, fixed=FixedSettings(warmups=1, batch=1))
+    _, samples, *_ = sample(
+        lambda _r, _i: 10_000, apart_ns=100_000, fixed=FixedSettings(warmups=1, batch=1)
+    )
     assert 51 <= samples.valid <= 77
 
 
@@ -205,7 +232,9 @@ def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank() ->
 
     def work(control: ThreadControl) -> tuple[float, list[tuple[int, int]]]:
         timer = ScriptedTimer(control, time_ns=lambda _: 1.0)
-        sampler = Sampler(control=control, timer=timer, calls=[], rule=RULE, slice_s=ENDLESS_S, reading_ns=0.0)
+        sampler = Sampler(
+            control=control, timer=timer, calls=[], rule=RULE, slice_s=ENDLESS_S, reading_ns=0.0
+        )
         begun = time.perf_counter()
         sampler.repeat_for(0.1, 4)
         return time.perf_counter() - begun, timer.asked

@@ -20,7 +20,9 @@ from commbench.engine.timing.sync import (
 class Recording(ThreadControl):
     """A rank that records requests and never waits."""
 
-    def __init__(self, rank: int = 0, size: int = 2, tell: Callable[[int], int] = lambda value: value) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 2, tell: Callable[[int], int] = lambda value: value
+    ) -> None:
         self.rank = rank
         self.size = size
         self.asked: list[object] = []
@@ -157,7 +159,9 @@ def test_nothing_is_asked_of_ranks_that_do_not_meet() -> None:
     assert [] == control.asked
 
 
-@pytest.mark.parametrize(("yielding", "least"), [(False, MINIMUM_SLACK_NS), (True, OVERSUBSCRIBED_SLACK_NS)])
+@pytest.mark.parametrize(
+    ("yielding", "least"), [(False, MINIMUM_SLACK_NS), (True, OVERSUBSCRIBED_SLACK_NS)]
+)
 def test_calibration_keeps_the_least_slack(yielding: bool, least: int) -> None:
     """Set the slack to the minimum, or more if broadcasts are slow or ranks share cores."""
     quick = Synchroniser(Recording(), SyncPlan(method="round-time", slack_ns=0, yielding=yielding))
@@ -168,7 +172,9 @@ def test_calibration_keeps_the_least_slack(yielding: bool, least: int) -> None:
         time.sleep(0.002)
         return value
 
-    slow = Synchroniser(Recording(tell=slowly), SyncPlan(method="round-time", slack_ns=0, yielding=yielding))
+    slow = Synchroniser(
+        Recording(tell=slowly), SyncPlan(method="round-time", slack_ns=0, yielding=yielding)
+    )
     slow.calibrate(MINIMUM_SLACK_NS)
     assert slow.plan.slack_ns >= 3 * 2_000_000
 
@@ -208,7 +214,9 @@ def test_widening_never_shortens_the_slack() -> None:
         ("round-time", False, False, "round-time"),
     ],
 )
-def test_the_method_follows_from_clocks_and_threads(requested: str, shared: bool, threads: bool, expected: str) -> None:
+def test_the_method_follows_from_clocks_and_threads(
+    requested: str, shared: bool, threads: bool, expected: str
+) -> None:
     """Choose the method by clocks and threads, or as requested; only agreed instants span ranks."""
     method = choose_method(requested, shared_clock=shared, own_threads=threads)
     assert (expected, expected == "round-time") == (method, SyncPlan(method=method).spans_ranks)

@@ -110,7 +110,9 @@ def test_visits_extend_the_record_of_their_launch() -> None:
 def test_late_starts_are_judged_over_all_visits(late: int, is_flagged: bool) -> None:
     """Flag a launch by the share of late starts in all its visits."""
     first = dataclasses.replace(visited([1.0]), late_discarded=late, flags=("late",))
-    assert is_flagged == ("late" in extended(first, dataclasses.replace(visited([1.0] * 40), visit=2)).flags)
+    assert is_flagged == (
+        "late" in extended(first, dataclasses.replace(visited([1.0] * 40), visit=2)).flags
+    )
 
 
 def test_a_launch_is_the_median_of_its_visits() -> None:
@@ -122,12 +124,17 @@ def test_a_launch_is_the_median_of_its_visits() -> None:
 def test_a_visit_without_result_takes_the_place_of_the_launch() -> None:
     """Mark a launch as failed if a later visit fails."""
     failed = Record(case=fake_case(), launch=0, visit=2, status="failed", reason="The rank died.")
-    assert ("failed", 0) == (extended(visited([1.0]), failed).status, extended(visited([1.0]), failed).visit)
+    assert ("failed", 0) == (
+        extended(visited([1.0]), failed).status,
+        extended(visited([1.0]), failed).visit,
+    )
 
 
 def test_the_first_launch_plans_the_visits_of_the_others() -> None:
     """Plan visits and repetitions from launch 1; none for a case without times."""
-    (record,) = FakeRun(script=dataclasses.replace(EXACT, noise=0.05), visits=24).launch([fake_case()])
+    (record,) = FakeRun(script=dataclasses.replace(EXACT, noise=0.05), visits=24).launch(
+        [fake_case()]
+    )
     assert PILOT_VISITS == len(record.visit_lengths)
     settings = settings_after(record, QUICK)
     assert settings is not None
@@ -137,11 +144,16 @@ def test_the_first_launch_plans_the_visits_of_the_others() -> None:
 
 
 def test_visits_that_only_started_late_leave_the_launch_to_the_others() -> None:
-    """Stay failed while every repetition of every visit started late; take the first visit that has times."""
+    """Stay failed while every repetition of every visit started late.
+
+    Take the first visit that has times.
+    """
     plain = visited([1.0, 2.0])
     nothing = {"times_us": [], "rank_mean_us": [], "rank_median_us": [], "rank_slowest": []}
     late = dataclasses.replace(plain, **nothing, visit=2, visit_lengths=[0], late_discarded=16)
-    failed = dataclasses.replace(late, visit=1, status="failed", visit_lengths=[], late_discarded=19)
+    failed = dataclasses.replace(
+        late, visit=1, status="failed", visit_lengths=[], late_discarded=19
+    )
     still_failed = extended(failed, late)
     assert ("failed", 35) == (still_failed.status, still_failed.late_discarded)
     assert ("ok", [1.0, 2.0]) == ((record := extended(still_failed, plain)).status, record.times_us)
@@ -161,15 +173,22 @@ MODULE = importlib.import_module("commbench.engine.measure")
 
 
 def test_a_disturbed_visit_is_repeated_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repeat visits in which a rank waited for a CPU; keep the planned visits, and their times alone."""
+    """Repeat visits in which a rank waited for a CPU.
+
+    Keep the planned visits, and their times alone.
+    """
     calls = itertools.count()  # one of each of two ranks per later visit
-    monkeypatch.setattr(MODULE.Disturbance, "share", lambda _: 1.0 if next(calls) // 2 in {1, 4} else 0.0)
+    monkeypatch.setattr(
+        MODULE.Disturbance, "share", lambda _: 1.0 if next(calls) // 2 in {1, 4} else 0.0
+    )
     (record,) = FakeRun(visits=24).launch([fake_case()])
     assert (2, PILOT_VISITS) == (record.disturbed, len(record.visit_lengths))
     assert sum(record.visit_lengths) == len(record.times_us)
 
 
-def test_visits_are_repeated_at_most_a_quarter_as_often_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visits_are_repeated_at_most_a_quarter_as_often_as_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Go on with the planned number of visits where all are disturbed."""
     monkeypatch.setattr(MODULE.Disturbance, "share", lambda _: 1.0)
     (record,) = FakeRun(visits=24).launch([fake_case()])
@@ -180,9 +199,13 @@ def test_visits_are_repeated_at_most_a_quarter_as_often_as_planned(monkeypatch: 
 def test_waiting_for_a_cpu_is_no_disturbance_where_ranks_share_cpus(
     monkeypatch: pytest.MonkeyPatch, delay_s: float, stolen_s: float
 ) -> None:
-    """Count the time of other guests in any case, and waiting only where a rank has a CPU of its own."""
+    """Count the time of other guests in any case, and waiting only where a rank has a CPU of its
+    own.
+    """
     readings = itertools.count()
-    monkeypatch.setattr(process, "waiting_s", lambda: (delay_s * (number := next(readings)), stolen_s * number))
+    monkeypatch.setattr(
+        process, "waiting_s", lambda: (delay_s * (number := next(readings)), stolen_s * number)
+    )
     own, shared = MODULE.Disturbance(counts_delay=True), MODULE.Disturbance(counts_delay=False)
     assert own.share() > 1
     assert (stolen_s > 0) == (shared.share() > 1)
@@ -194,7 +217,9 @@ def test_the_kernel_counts_what_this_thread_waits() -> None:
     assert all(0 <= early <= late for early, late in zip(before, after, strict=True))
 
 
-def test_the_cost_of_a_visit_that_only_started_late_is_not_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_a_visit_that_only_started_late_is_not_negative(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Count the seconds of a later visit of which every repetition started late."""
     visits: list[Record] = []
     collect = Sampler.collect

@@ -1,4 +1,7 @@
-"""Stands for ``python``: requests a fork for ``-m``, ``-c`` or a script and exits as it does; else runs Python."""
+"""Stands for ``python``: requests a fork for ``-m``, ``-c`` or a script and exits as it does.
+
+Else runs Python.
+"""
 
 import json
 import os

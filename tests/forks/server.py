@@ -1,8 +1,9 @@
-"""Runs Python programs as forks of one process that has imported torch, numba and commbench, which takes seconds.
+"""Runs Python programs as forks of one process that has imported torch, numba and commbench, which
+takes seconds.
 
-``python server.py DIRECTORY`` returns when a process in the background listens on the socket ``DIRECTORY/socket``. That
-process ends when its stdin closes. ``client.py`` asks for programs. MPI is not imported here: its library reads the
-environment of a program when it is loaded.
+``python server.py DIRECTORY`` returns when a process in the background listens on the socket
+``DIRECTORY/socket``. That process ends when its stdin closes. ``client.py`` asks for programs. MPI
+is not imported here: its library reads the environment of a program when it is loaded.
 """
 
 import atexit
@@ -29,15 +30,32 @@ from client import FORWARDED, end_as
 
 #: What programs under test import, where it is installed.
 IMPORTED = (
-    *("torch", "torch._dynamo", "torch.distributed.run", "matplotlib.figure", "matplotlib.backends.backend_agg"),
-    *("commbench.cli.main", "commbench.cli.measure", "commbench.cli.train", "commbench.report.page"),
+    *(
+        "torch",
+        "torch._dynamo",
+        "torch.distributed.run",
+        "matplotlib.figure",
+        "matplotlib.backends.backend_agg",
+    ),
+    *(
+        "commbench.cli.main",
+        "commbench.cli.measure",
+        "commbench.cli.train",
+        "commbench.report.page",
+    ),
     *("commbench.launch.rank", "commbench.launch.conductor", "commbench.launch.standalone"),
-    *("commbench.backends.gloo", "commbench.ddp.session", "commbench.ddp.inspect", "commbench.tuner.stages"),
+    *(
+        "commbench.backends.gloo",
+        "commbench.ddp.session",
+        "commbench.ddp.inspect",
+        "commbench.tuner.stages",
+    ),
     *("commbench.hooks", "commbench.hooks.compression.selection", "commbench.engine.timing.native"),
 )
 HEADER_BYTES = 8
 PR_SET_PDEATHSIG = 1
-#: Namespaces of an emulated host or of a node of the tests' Slurm; that of mounts comes last, as it holds /proc.
+#: Namespaces of an emulated host or of a node of the tests' Slurm; that of mounts comes last, as it
+#: holds /proc.
 NAMESPACES = ("ipc", "net", "pid", "time", "uts", "mnt")
 
 
@@ -48,7 +66,8 @@ class Program:
     executable: str
     """Path of the client, by which the program starts others."""
     arguments: list[str]
-    """What follows ``python`` on the command line: ``-m MODULE ...``, ``-c CODE ...`` or ``SCRIPT ...``."""
+    """What follows ``python`` on the command line: ``-m MODULE ...``, ``-c CODE ...`` or
+    ``SCRIPT ...``."""
     environment: dict[str, str]
     directory: str
     cores: list[int]
@@ -97,11 +116,15 @@ def load_native_loop() -> None:
     plan: Any = SimpleNamespace(plan=SyncPlan(method="none"))
     calls = native.SyncCalls(barrier=(), broadcast=(), instant=np.zeros(1, dtype=np.int64))
     function = native.address_of(ctypes.CDLL(None).abs)
-    native.NativeTimer(plan, calls, Progress()).run([Call(run=lambda: None, rows=[(function, 0)])], 1, 1)
+    native.NativeTimer(plan, calls, Progress()).run(
+        [Call(run=lambda: None, rows=[(function, 0)])], 1, 1
+    )
 
 
 class Server:
-    """Forks a program per client, passes signals to it, returns its exit status, and kills it if the client ends."""
+    """Forks a program per client, passes signals to it, returns its exit status, and kills it if
+    the client ends.
+    """
 
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
@@ -140,7 +163,9 @@ class Server:
             return None
         with client.makefile("rb") as stream:
             program = Program(**json.loads(stream.read(int(header))))
-        credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        credentials = client.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+        )
         server, process = os.getpid(), os.fork()
         if process == 0:
             end_with_parent()
@@ -174,7 +199,10 @@ class Server:
         sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
 
     def _pass_signals(self, client: socket.socket) -> None:
-        """Send the program the signals that its client received; SIGKILL if the client has ended."""
+        """Send the program the signals that its client received.
+
+        SIGKILL if the client has ended.
+        """
         numbers = client.recv(64)
         if not numbers:
             self._selector.unregister(client)
@@ -225,7 +253,9 @@ def continue_in_fork() -> None:
 
 
 def run_and_end(program: Program) -> NoReturn:
-    """Run a program and exit as the interpreter does, without freeing every object, which takes a second."""
+    """Run a program and exit as the interpreter does, without freeing every object, which takes a
+    second.
+    """
     status = 0
     try:
         program.run()

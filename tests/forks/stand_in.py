@@ -1,7 +1,8 @@
-"""Stands for commbench and python in commands of the pages, and makes them short or only looks at the command line.
+"""Stands for commbench and python in commands of the pages, and makes them short or only looks at
+the command line.
 
-``stand_in.py NAME ARGUMENT...`` runs ``NAME ARGUMENT...``. With the variable ``REHEARSAL`` commbench lists what it
-would measure (``--dry-run``) or parses its options, and writes nothing.
+``stand_in.py NAME ARGUMENT...`` runs ``NAME ARGUMENT...``. With the variable ``REHEARSAL``
+commbench lists what it would measure (``--dry-run``) or parses its options, and writes nothing.
 """
 
 import contextlib
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-#: Options that make a command short, by its first word; of an option that is given twice the last counts.
+#: Options that make a command short, by its first word; of an option that is given twice the last
+#: counts.
 SHORT = {
     "run": ("--launches", "1", "--visits", "1"),
     "bench": ("--launches", "1", "--no-train"),
@@ -39,7 +41,8 @@ SHORT_PROGRAMS = {
 }
 #: Options that list the cases of a command and load no torch, which takes seconds.
 LISTED = {"run": ("--dry-run",), "bench": ("--no-train", "--dry-run"), "check": ("--dry-run",)}
-#: Exit codes that answer a question: a regression, an expectation that is not met or not shown; a check that fails.
+#: Exit codes that answer a question: a regression, an expectation that is not met or not shown; a
+#: check that fails.
 ANSWERS = {"compare": (5,), "check": (3, 5)}
 CHECK_FAILED = 1
 #: What refuses a command for lack of a GPU.
@@ -47,7 +50,9 @@ NO_GPU = ("needs cupy", "needs a GPU")
 
 
 def is_measuring(words: Sequence[str]) -> bool:
-    """Return whether a command line of commbench measures: all in `SHORT` but the check of a run that exists."""
+    """Return whether a command line of commbench measures: all in `SHORT` but the check of a run
+    that exists.
+    """
     has_run = words[0] == "check" and len(words) > 1 and not words[1].startswith("-")
     return words[0] in SHORT and not has_run and "--help" not in words
 
@@ -57,7 +62,11 @@ def shortened(words: Sequence[str]) -> list[str]:
     name = words[0]
     if "--" in words and name in SHORT_BEFORE_COMMAND:
         place = words.index("--")
-        command = [f"{each} --sizes 1K" for each in words[place + 1 :]] if name == "compare" else words[place + 1 :]
+        command = (
+            [f"{each} --sizes 1K" for each in words[place + 1 :]]
+            if name == "compare"
+            else words[place + 1 :]
+        )
         return [*words[:place], *SHORT_BEFORE_COMMAND[name], "--", *command]
     if not is_measuring(words):
         return list(words)
@@ -70,7 +79,11 @@ def shortened(words: Sequence[str]) -> list[str]:
         options = ["--launches", "1", *many_ranks(words), "--sizes", "1K:4K"]
     elif name == "run":
         options += (
-            ["-e", "16"] if {"-b", "-e"} & {*words} else ["-m", "8:16"] if "-m" in words else ["--sizes", "1K:4K"]
+            ["-e", "16"]
+            if {"-b", "-e"} & {*words}
+            else ["-m", "8:16"]
+            if "-m" in words
+            else ["--sizes", "1K:4K"]
         )
     if name == "train" and not any("trace:" in word for word in words):  # a trace has its own batch
         options += ["--batch", "2"]
@@ -93,7 +106,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def rehearse(words: Sequence[str]) -> int:
-    """List the cases of a command line of commbench, or parse its options and look at the command behind ``--``."""
+    """List the cases of a command line of commbench, or parse its options and look at the command
+    behind ``--``.
+    """
     if words[0] in LISTED and is_measuring(words):
         with contextlib.redirect_stderr(io.StringIO()) as stderr:
             code = run([*words, *many_ranks(words), *LISTED[words[0]]])
@@ -104,7 +119,10 @@ def rehearse(words: Sequence[str]) -> int:
     from commbench.cli import app
 
     command: Any = typer.main.get_command(app)
-    rest, context = list(words), command.make_context("commbench", list(words), resilient_parsing=True)
+    rest, context = (
+        list(words),
+        command.make_context("commbench", list(words), resilient_parsing=True),
+    )
     while hasattr(command, "commands"):
         name, command, rest = command.resolve_command(context, rest)
     try:

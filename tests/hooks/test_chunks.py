@@ -1,4 +1,6 @@
-"""Tests of the work on chunks in aligned top-k: compiled and by torch alike, in steps that are not finite, too."""
+"""Tests of the work on chunks in aligned top-k: compiled and by torch alike, in steps that are not
+finite, too.
+"""
 
 from typing import Any
 
@@ -9,15 +11,25 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from commbench.hooks.chunks import NativeChunker, TorchChunker, make_chunker, prepare  # noqa: E402 - needs torch
+from commbench.hooks.chunks import (  # noqa: E402 - needs torch
+    NativeChunker,
+    TorchChunker,
+    make_chunker,
+    prepare,
+)
 from commbench.hooks.message import ChunkLayout  # noqa: E402 - as above
 
 CPU = torch.device("cpu")
 
 
-def step(chunker: Any, layout: ChunkLayout, gradient: Any, memory: dict[str, Any]) -> dict[str, Any]:
+def step(
+    chunker: Any, layout: ChunkLayout, gradient: Any, memory: dict[str, Any]
+) -> dict[str, Any]:
     """Do one step of one rank, without collectives; return what it writes."""
-    norms, values = torch.full((layout.chunks,), 7.0), torch.full((layout.sent_chunks, layout.chunk), 7.0)
+    norms, values = (
+        torch.full((layout.chunks,), 7.0),
+        torch.full((layout.sent_chunks, layout.chunk), 7.0),
+    )
     chunker.measure(gradient, memory.get("residual"), norms)
     own_norms = norms.clone()
     chunker.take(gradient, memory.get("residual"), norms, values, divisor=2.0, memory=memory)
@@ -27,7 +39,9 @@ def step(chunker: Any, layout: ChunkLayout, gradient: Any, memory: dict[str, Any
 
 
 def draw(elements: int, seed: int) -> Any:
-    """Return small whole numbers: their squares are summed without rounding, and many norms are equal."""
+    """Return small whole numbers: their squares are summed without rounding, and many norms are
+    equal.
+    """
     return torch.randint(-3, 4, (elements,), generator=torch.Generator().manual_seed(seed)).float()
 
 
@@ -48,12 +62,17 @@ def test_compiled_work_is_that_of_the_reference(
     """
     layout = ChunkLayout.of(elements, density=density, chunk=chunk)
     chunkers = [NativeChunker(layout), TorchChunker(layout, CPU)]
-    memories = [{kind: draw(elements, number) for number, kind in enumerate(kinds)} for _ in chunkers]
+    memories = [
+        {kind: draw(elements, number) for number, kind in enumerate(kinds)} for _ in chunkers
+    ]
     for number in range(3):
         gradient = draw(elements, seed=10 + number)
         if number == 1:
             gradient[elements // 2] += planted
-        results = [step(each, layout, gradient, memory) for each, memory in zip(chunkers, memories, strict=True)]
+        results = [
+            step(each, layout, gradient, memory)
+            for each, memory in zip(chunkers, memories, strict=True)
+        ]
         is_finite = number != 1 or planted == 0
         assert {True} == {is_finite or bool(result["values"].isnan().all()) for result in results}
         for name in (*(("values", "result", "norms") if is_finite else ()), *kinds):
@@ -64,14 +83,19 @@ def test_the_chunks_with_the_largest_norms_are_sent() -> None:
     """Send halves of two of four chunks, keep the others, forget the momentum of sent elements."""
     layout = ChunkLayout.of(7, density=0.5, chunk=2)
     memory = {"residual": torch.tensor([0.0, 0, 0, 2, 0, 0, 0]), "momentum": torch.ones(7)}
-    result = step(make_chunker(layout, CPU, fast=True), layout, torch.tensor([1.0, 0, 2, 2, 0, 0, 3]), memory)
+    result = step(
+        make_chunker(layout, CPU, fast=True), layout, torch.tensor([1.0, 0, 2, 2, 0, 0, 3]), memory
+    )
     assert [0, 0, 1, 2, 0, 0, 1.5] == result["result"].tolist()
     assert [1, 0, 0, 0, 0, 0, 0] == result["residual"].tolist()
     assert [1, 1, 0, 0, 1, 1, 0] == result["momentum"].tolist()
 
 
 def test_work_is_compiled_on_the_host_only() -> None:
-    """Use torch on other devices and where it is asked for; preparing for another device does nothing."""
+    """Use torch on other devices and where it is asked for.
+
+    Preparing for another device does nothing.
+    """
     layout = ChunkLayout.of(8, density=0.5, chunk=2)
     assert isinstance(make_chunker(layout, CPU, fast=True), NativeChunker)
     assert isinstance(make_chunker(layout, CPU, fast=False), TorchChunker)

@@ -1,4 +1,6 @@
-"""Tests of the selection's CUDA kernels, compiled for the host: payload and residual equal the host's bytes."""
+"""Tests of the selection's CUDA kernels, compiled for the host: payload and residual equal the
+host's bytes.
+"""
 
 import math
 import re
@@ -34,7 +36,8 @@ pytestmark = [
 N = 5003
 DENSITIES = cases([0.01, 1.0], [0.001, 0.3])
 VALUE_TYPES = ("float32", "float16")
-#: Elements before and behind every array, which nobody may touch; odd, for nothing need be aligned to a vector.
+#: Elements before and behind every array, which nobody may touch; odd, for nothing need be aligned
+#: to a vector.
 MARGIN, UNTOUCHED = 33, -7.75
 
 
@@ -53,8 +56,13 @@ class Cuda:
         selector.scratch = scratch
         return selector
 
-    def encode(self, gradient: Floats, residual: Floats | None, k: int, **options: Any) -> tuple[Any, Floats | None]:
-        """Encode one step on a new selector, in place unless ``beside``; return payload and residual."""
+    def encode(
+        self, gradient: Floats, residual: Floats | None, k: int, **options: Any
+    ) -> tuple[Any, Floats | None]:
+        """Encode one step on a new selector, in place unless ``beside``.
+
+        Return payload and residual.
+        """
         selector = self.selector(len(gradient), k, options.get("value_dtype", "float32"))
         return encode(selector, gradient, residual, **options)
 
@@ -88,7 +96,13 @@ def at(array: NDArray[Any] | None) -> int:
 
 
 def encode(
-    selector: Any, gradient: Floats, residual: Floats | None, *, beside: bool = False, step: int = 0, **_: Any
+    selector: Any,
+    gradient: Floats,
+    residual: Floats | None,
+    *,
+    beside: bool = False,
+    step: int = 0,
+    **_: Any,
 ) -> tuple[Any, Floats | None]:
     """Encode one step in copies of the arrays; the payload and what stays."""
     source = guarded(gradient)
@@ -155,8 +169,15 @@ def test_any_small_array(cuda: Cuda, data: st.DataObject) -> None:
 
 
 @settings(max_examples=repetitions(40))
-@given(n=st.integers(1, 4000), density=st.floats(0, 1), levels=st.integers(1, 50), seed=st.integers(0, 2**32 - 1))
-def test_any_number_of_equal_elements(cuda: Cuda, n: int, density: float, levels: int, seed: int) -> None:
+@given(
+    n=st.integers(1, 4000),
+    density=st.floats(0, 1),
+    levels=st.integers(1, 50),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_number_of_equal_elements(
+    cuda: Cuda, n: int, density: float, levels: int, seed: int
+) -> None:
     """Produce the host's bytes for whole and partial chunks with any number of equal elements."""
     rng = np.random.default_rng(seed)
     gradient, residual = (rng.integers(-levels, levels + 1, n).astype(np.float32) for _ in range(2))
@@ -193,7 +214,9 @@ def test_equal_elements_take_turns(cuda: Cuda) -> None:
 
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
 def test_nothing_is_lost_over_steps(cuda: Cuda, value_dtype: Any) -> None:
-    """Sent values of 20 steps and the last residual add up to all gradients, with the host's bits."""
+    """Sent values of 20 steps and the last residual add up to all gradients, with the host's
+    bits.
+    """
     k = 50
     selector = cuda.selector(N, k, value_dtype)
     residual = expected_residual = np.zeros(N, dtype=np.float32)
@@ -201,7 +224,9 @@ def test_nothing_is_lost_over_steps(cuda: Cuda, value_dtype: Any) -> None:
     for step in range(20):
         gradient = make("student t2", N, step)
         payload, rest = encode(selector, gradient, residual, step=step)
-        expected, expected_rest = encode_on_host(gradient, expected_residual, k, step=step, value_dtype=value_dtype)
+        expected, expected_rest = encode_on_host(
+            gradient, expected_residual, k, step=step, value_dtype=value_dtype
+        )
         assert rest is not None
         assert expected_rest is not None
         assert np.array_equal(expected, payload)
@@ -217,7 +242,9 @@ def test_nothing_is_lost_over_steps(cuda: Cuda, value_dtype: Any) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 @pytest.mark.parametrize("position", [0, 2500, N - 1])
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
-def test_values_that_are_not_finite_reach_all_ranks(cuda: Cuda, bad: float, position: int, value_dtype: Any) -> None:
+def test_values_that_are_not_finite_reach_all_ranks(
+    cuda: Cuda, bad: float, position: int, value_dtype: Any
+) -> None:
     """Keep the residual and send NaN, also if two finite numbers overflow."""
     gradient, residual = make("gauss", N), make("gauss", N, 1)
     broken, before = gradient.copy(), residual.copy()
@@ -237,7 +264,9 @@ def test_float16_values_are_rounded_and_cut_as_on_the_host(cuda: Cuda) -> None:
     """Round to float16 and clamp as the host does."""
     halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
     between: Floats = ((halves[:-1] + halves[1:]) / np.float32(2))[::3].copy()
-    large = np.array([65504, -65519, 65520, 1e5, 2.0**29, -(2.0**38) - 2.0**15, 2.0**39, 3e38], dtype=np.float32)
+    large = np.array(
+        [65504, -65519, 65520, 1e5, 2.0**29, -(2.0**38) - 2.0**15, 2.0**39, 3e38], dtype=np.float32
+    )
     for gradient in (-halves[1:], between, np.nextafter(between, np.float32(1e9)), large):
         check(cuda, gradient, np.zeros_like(gradient), len(gradient), value_dtype="float16")
 
@@ -320,24 +349,31 @@ def test_more_chunks_than_threads_add_up(cuda: Cuda, chunks: int) -> None:
 def test_constants_are_those_of_the_kernels(cuda: Cuda) -> None:
     """Use the source's number of chunks, bins and scratch words."""
     source = cuda_on_host.source_of(cuda.module)
-    numbers = {name: int(text) for name, text in re.findall(r"constexpr unsigned (\w+) = (\d+);", source)}
+    numbers = {
+        name: int(text) for name, text in re.findall(r"constexpr unsigned (\w+) = (\d+);", source)
+    }
     assert cuda.module.CHUNK == 1 << numbers["POSITION_BITS"]
     assert cuda.module.DIGIT_BITS == numbers["DIGIT_BITS"]
     assert cuda.module.WARP == numbers["WARP"]
     assert cuda.module.FIRST_BINS == 1 << 31 - 2 * numbers["DIGIT_BITS"]
     state = source.split("struct State {")[1].split("};")[0]
     assert cuda.module.STATE_WORDS == len(re.findall(r"^    unsigned \w+;", state, re.MULTILINE))
-    assert set(cuda.module.KERNELS) == set(re.findall(r"__global__ void __launch_bounds__\(THREADS\)\n(\w+)\(", source))
+    assert set(cuda.module.KERNELS) == set(
+        re.findall(r"__global__ void __launch_bounds__\(THREADS\)\n(\w+)\(", source)
+    )
 
 
 @pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 def test_the_source_compiles_for_gpus(cuda: Cuda, architecture: str) -> None:
-    """Compile without warnings and without spilling, in the 32 registers per thread of a full multiprocessor."""
+    """Compile without warnings and without spilling, in the 32 registers per thread of a full
+    multiprocessor.
+    """
     assert 65_536 // 2_048 >= max(cuda_on_host.registers_on_gpu(cuda.module, architecture, 1024))
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "value_dtype"), [(0, 0, "float32"), (5, 0, "float32"), (5, 6, "float32"), (5, 1, "float64")]
+    ("n", "k", "value_dtype"),
+    [(0, 0, "float32"), (5, 0, "float32"), (5, 6, "float32"), (5, 1, "float64")],
 )
 def test_impossible_selectors_are_refused(cuda: Cuda, n: int, k: int, value_dtype: Any) -> None:
     """Refuse an impossible number of elements to send."""
@@ -357,10 +393,15 @@ def test_the_benchmark_relates_bytes_to_a_copy(load_benchmark: Callable[[str], M
     assert row.moved_GBps == pytest.approx(row.copy_GBps / 2)
 
 
-def test_the_benchmark_judges_what_has_no_mass_of_ties(load_benchmark: Callable[[str], ModuleType]) -> None:
+def test_the_benchmark_judges_what_has_no_mass_of_ties(
+    load_benchmark: Callable[[str], ModuleType],
+) -> None:
     """Fail on a slow row unless most of its elements are equal."""
     benchmark = load_benchmark("cuda_selection")
-    times = {name: [float(us)] * 20 for name, us in (("commbench", 9), ("plain", 20), ("exact", 20), ("copy", 1))}
+    times = {
+        name: [float(us)] * 20
+        for name, us in (("commbench", 9), ("plain", 20), ("exact", 20), ("copy", 1))
+    }
     rows = {name: benchmark.summarise(name, 1000, 10, times) for name in benchmark.DATA}
     assert benchmark.TIED == {name for name, row in rows.items() if row.passed is None}
     assert not any(row.passed for row in rows.values())
@@ -368,7 +409,9 @@ def test_the_benchmark_judges_what_has_no_mass_of_ties(load_benchmark: Callable[
     assert not benchmark.have_passed([rows["all equal"], rows["gauss"]])
 
 
-def test_the_benchmark_says_where_the_cache_helps(load_benchmark: Callable[[str], ModuleType]) -> None:
+def test_the_benchmark_says_where_the_cache_helps(
+    load_benchmark: Callable[[str], ModuleType],
+) -> None:
     """Warn if the data fit into the GPU's L2."""
     benchmark = load_benchmark("cuda_selection")
     remarks = [benchmark.remark_on_cache(mib * 2**20 // 4, 50 * 2**20) for mib in (25, 100)]
@@ -376,7 +419,9 @@ def test_the_benchmark_says_where_the_cache_helps(load_benchmark: Callable[[str]
     assert not remarks[1]
 
 
-def test_the_benchmark_says_that_it_needs_a_gpu(tmp_path: Path, run_benchmark: RunBenchmark) -> None:
+def test_the_benchmark_says_that_it_needs_a_gpu(
+    tmp_path: Path, run_benchmark: RunBenchmark
+) -> None:
     """Exit with one sentence without a GPU."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

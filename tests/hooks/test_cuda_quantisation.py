@@ -1,4 +1,6 @@
-"""Tests of quantisation's CUDA kernels, compiled for the host: payloads, residuals and elements are the host's bits."""
+"""Tests of quantisation's CUDA kernels, compiled for the host: payloads, residuals and elements are
+the host's bits.
+"""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +31,8 @@ pytestmark = [
 
 #: Not a multiple of a block, a shard or a warp.
 N = 5003
-#: Blocks of little more than a row of a warp, of the default, and of more than a warp's registers hold; then of others.
+#: Blocks of little more than a row of a warp, of the default, and of more than a warp's registers
+#: hold; then of others.
 BLOCKS = cases([33, 256, 1000], [1, 31, 32, 257, 512, 10**6])
 
 
@@ -40,18 +43,29 @@ class Cuda:
     module: ModuleType
     launches: cuda_on_host.Launches
 
-    def quantise(self, layout: QuantisedLayout, gradient: Floats, residual: Any, *, rest: str) -> tuple[Any, Any]:
-        """Return payload and rounding errors of one step; these go to the residual, ``beside`` it, or ``nowhere``."""
+    def quantise(
+        self, layout: QuantisedLayout, gradient: Floats, residual: Any, *, rest: str
+    ) -> tuple[Any, Any]:
+        """Return payload and rounding errors of one step.
+
+        These go to the residual, ``beside`` it, or ``nowhere``.
+        """
         source, old = guarded(gradient), None if residual is None else guarded(residual)
         new = {"residual": old, "beside": guarded(np.full_like(gradient, 3)), "nowhere": None}[rest]
         payload = guarded(np.full(layout.shards * layout.row_bytes, 0xAA, dtype=np.uint8))
-        self.module.CudaInt8(layout).quantise(at(source), at(old), at(payload), out_residual=at(new))
+        self.module.CudaInt8(layout).quantise(
+            at(source), at(old), at(payload), out_residual=at(new)
+        )
         check_margins(source, old, new, payload)
         assert np.array_equal(gradient, source, equal_nan=True)
-        assert rest == "residual" or residual is None or np.array_equal(residual, old, equal_nan=True)
+        assert (
+            rest == "residual" or residual is None or np.array_equal(residual, old, equal_nan=True)
+        )
         return payload, new
 
-    def combine(self, layout: QuantisedLayout, rows: Any, divisor: float, residual: Any) -> tuple[Any, Any]:
+    def combine(
+        self, layout: QuantisedLayout, rows: Any, divisor: float, residual: Any
+    ) -> tuple[Any, Any]:
         """Return the row of the sum, and the residual."""
         own = guarded(np.full(layout.row_bytes, 0xAA, dtype=np.uint8))
         received, number, rest = guarded(rows), guarded(np.float32([divisor])), None
@@ -82,16 +96,22 @@ def views(payload: NDArray[np.uint8], rows: int) -> tuple[Any, Any]:
     return payload.view(np.float32).reshape(rows, -1), payload.view(np.int8).reshape(rows, -1)
 
 
-def quantise_on_host(layout: QuantisedLayout, gradient: Floats, residual: Any, *, rest: str) -> tuple[Any, Any]:
+def quantise_on_host(
+    layout: QuantisedLayout, gradient: Floats, residual: Any, *, rest: str
+) -> tuple[Any, Any]:
     """Quantise by the host's compiled code, which has its own tests."""
     payload = np.full(layout.shards * layout.row_bytes, 0xAA, dtype=np.uint8)
     old = None if residual is None else residual.copy()
     new = {"residual": old, "beside": np.full_like(gradient, 3), "nowhere": None}[rest]
-    quantisation.quantise(gradient, old, new, layout.block, layout.shard, *views(payload, layout.shards))
+    quantisation.quantise(
+        gradient, old, new, layout.block, layout.shard, *views(payload, layout.shards)
+    )
     return payload, new
 
 
-def combine_on_host(layout: QuantisedLayout, rows: Any, divisor: float, residual: Any) -> tuple[Any, Any]:
+def combine_on_host(
+    layout: QuantisedLayout, rows: Any, divisor: float, residual: Any
+) -> tuple[Any, Any]:
     """Combine as `quantise_on_host` quantises."""
     own = np.full(layout.row_bytes, 0xAA, dtype=np.uint8)
     rest = None if residual is None else residual.copy()
@@ -108,7 +128,9 @@ def same(expected: Any, actual: Any) -> bool:
     return expected.tobytes() == actual.tobytes()
 
 
-def check(cuda: Cuda, gradient: Floats, residual: Any, *, block: int, ranks: int, divisor: float = 3.0) -> None:
+def check(
+    cuda: Cuda, gradient: Floats, residual: Any, *, block: int, ranks: int, divisor: float = 3.0
+) -> None:
     """Compare every part of an exchange of ranks that have rotations of the same data."""
     layout = QuantisedLayout.of(len(gradient), shards=ranks, block=block)
     payloads = []
@@ -148,26 +170,43 @@ def test_any_number_of_ranks(cuda: Cuda, ranks: int) -> None:
 
 
 def test_a_shard_beyond_the_bucket_touches_nothing(cuda: Cuda) -> None:
-    """Keep memory behind a residual, whatever ranks send for elements that the bucket does not have."""
+    """Keep memory behind a residual, whatever ranks send for elements that the bucket does not
+    have.
+    """
     layout = QuantisedLayout.of(600, shards=3, block=64)
     rows = np.concatenate(
-        [quantise_on_host(layout, make("gauss", 600, rank), None, rest="nowhere")[0] for rank in (1, 2, 3)]
+        [
+            quantise_on_host(layout, make("gauss", 600, rank), None, rest="nowhere")[0]
+            for rank in (1, 2, 3)
+        ]
     )
     received = rows.reshape(9, -1)[::3].reshape(-1)
     for elements in (1, 33, 150, 199, 200):
         residual = make("gauss", elements)
         actual = cuda.combine(layout, received, 3.0, residual)
-        assert all(same(*pair) for pair in zip(combine_on_host(layout, received, 3.0, residual), actual, strict=True))
+        assert all(
+            same(*pair)
+            for pair in zip(combine_on_host(layout, received, 3.0, residual), actual, strict=True)
+        )
 
 
 @settings(max_examples=repetitions(150))
 @given(data=st.data())
 def test_any_small_array(cuda: Cuda, data: st.DataObject) -> None:
-    """Produce the host's bits for a few elements of any size, also where shards lie beyond the bucket."""
+    """Produce the host's bits for a few elements of any size, also where shards lie beyond the
+    bucket.
+    """
     n, ranks, block = (data.draw(st.integers(1, most)) for most in (40, 5, 45))
     gradient = data.draw(arrays(np.float32, n, elements=ELEMENTS))
     residual = data.draw(st.none() | arrays(np.float32, n, elements=ELEMENTS))
-    check(cuda, gradient, residual, block=block, ranks=ranks, divisor=data.draw(st.sampled_from([1.0, 3.0, 2e-4])))
+    check(
+        cuda,
+        gradient,
+        residual,
+        block=block,
+        ranks=ranks,
+        divisor=data.draw(st.sampled_from([1.0, 3.0, 2e-4])),
+    )
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 31, 32, 33, 255, 256, 257, 1023, 1025])
@@ -243,24 +282,34 @@ def test_blocks_of_full_size(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_constants_are_those_of_the_kernels(cuda: Cuda) -> None:
     """Name the source's kernels, and its elements of a tile."""
     source = cuda_on_host.source_of(cuda.module)
-    numbers = {name: int(text) for name, text in re.findall(r"constexpr unsigned (\w+) = (\d+);", source)}
+    numbers = {
+        name: int(text) for name, text in re.findall(r"constexpr unsigned (\w+) = (\d+);", source)
+    }
     assert cuda.module.TILE == numbers["ROWS"] * numbers["WARP"]
-    assert list(cuda.module.KERNELS) == re.findall(r"__global__ void __launch_bounds__\(THREADS\)\n(\w+)\(", source)
+    assert list(cuda.module.KERNELS) == re.findall(
+        r"__global__ void __launch_bounds__\(THREADS\)\n(\w+)\(", source
+    )
 
 
 @pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 def test_the_source_compiles_for_gpus(cuda: Cuda, architecture: str) -> None:
-    """Compile without warnings and without spilling, in registers that let at least half of all warps be resident."""
+    """Compile without warnings and without spilling, in registers that let at least half of all
+    warps be resident.
+    """
     registers = cuda_on_host.registers_on_gpu(cuda.module, architecture, 256)
     assert 65_536 // 1_024 >= max(registers)
 
 
 def test_a_changed_constant_is_found(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send other bits if the kernels round in another way, which shows that the tests above can fail."""
+    """Send other bits if the kernels round in another way, which shows that the tests above can
+    fail.
+    """
     kernels = cuda_on_host.kernels_module()
     source = cuda_on_host.source_of(cuda.module)
     assert "12582912.0f" in source
-    monkeypatch.setattr(kernels, "source_of", lambda _: source.replace("12582912.0f", "12582913.0f"))
+    monkeypatch.setattr(
+        kernels, "source_of", lambda _: source.replace("12582912.0f", "12582913.0f")
+    )
     kernels._compile.cache_clear()
     with pytest.raises(AssertionError):
         check(cuda, make("gauss", 300), None, block=64, ranks=1)

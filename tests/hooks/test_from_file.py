@@ -1,4 +1,7 @@
-"""Tests of hooks of a user's own file: naming, reading and making them; those on ranks are in test_train.py."""
+"""Tests of hooks of a user's own file: naming, reading and making them.
+
+Those on ranks are in test_train.py.
+"""
 
 import json
 import shutil
@@ -31,11 +34,19 @@ def test_a_hook_is_named_by_file_and_callable() -> None:
     """Name the hook without directories, which differ between machines."""
     fields = {"hook": "file_hooks.py:half", "density": None, "hook_options": ""}
     assert fields == parse_hook(f" {FILE}:half ") == parse_hook("file_hooks.py:half")
-    assert "file_hooks.py:half" == canonical_hook(f"{FILE}:half") == make_training_case(f"{FILE}:half").hook_name
+    assert (
+        "file_hooks.py:half"
+        == canonical_hook(f"{FILE}:half")
+        == make_training_case(f"{FILE}:half").hook_name
+    )
 
 
-def test_files_are_found_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return absolute paths, and refuse a missing file, a missing name and two hooks of the same name."""
+def test_files_are_found_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Return absolute paths, and refuse a missing file, a missing name and two hooks of the same
+    name.
+    """
     shutil.copy(FILE, tmp_path)
     monkeypatch.chdir(tmp_path)
     path = f"{tmp_path}/file_hooks.py:half"
@@ -65,12 +76,16 @@ def test_it_is_lossy_and_its_messages_are_unknown() -> None:
     case = make_training_case("mine.py:hook")
     assert "lossy" == effect_of(case, make_training_case())
     with pytest.raises(UnpredictedError, match="sends is measured, not predicted"):
-        find_hook(case.hook).messages_of(BucketShape(elements=8, world_size=2), density=None, options={})
+        find_hook(case.hook).messages_of(
+            BucketShape(elements=8, world_size=2), density=None, options={}
+        )
 
 
 def test_rows_hold_the_name() -> None:
     """Write the name as the hook, and no density."""
-    rows = training_rows([make_training_record(), make_training_record(make_training_case("a/mine.py:hook"))], {})
+    rows = training_rows(
+        [make_training_record(), make_training_record(make_training_case("a/mine.py:hook"))], {}
+    )
     assert [("none", None), ("mine.py:hook", None)] == [(row.hook, row.density) for row in rows]
 
 
@@ -78,12 +93,17 @@ def test_the_snippet_makes_the_hook() -> None:
     """Write lines that work for hooks and factories."""
     lines = snippet_of(make_training_case("mine.py:hook", "5", precision="amp-fp16")).splitlines()
     assert "from commbench.hooks import make_hook" in lines
-    assert 'make_hook("mine.py:hook").register(model, scaler=scaler)  # with the path of your file' in lines
+    assert (
+        'make_hook("mine.py:hook").register(model, scaler=scaler)  # with the path of your file'
+        in lines
+    )
 
 
 @pytest.mark.parametrize("name", ["half", "make", "make_pair", "made", "Made", "make_class"])
 def test_hooks_and_factories_are_told_apart(name: str) -> None:
-    """Guard a hook that requires two arguments, and what a callable without required arguments returns."""
+    """Guard a hook that requires two arguments, and what a callable without required arguments
+    returns.
+    """
     pytest.importorskip("torch")
     source = hook_source(f"file_hooks.py:{name}", [f"{FILE}:other", f"{FILE}:{name}"])
     assert f"{FILE}:{name}" == source
@@ -98,9 +118,24 @@ def test_hooks_and_factories_are_told_apart(name: str) -> None:
     [
         ("absent", "has no function absent: define it, or name another as file.py:callable"),
         ("NUMBER", "NUMBER in .* is of type int, which cannot be called"),
-        ("partly", "requires 1 argument: a hook requires two, state and bucket; a factory requires none"),
-        ("make_seven", "returned a value of type int: return a hook of .state, bucket., or the pair .state, hook."),
-        ("make_nothing", r"The factory file_hooks.py:make_nothing failed \(RuntimeError: no state, file_hooks.py line"),
+        (
+            "partly",
+            "requires 1 argument: a hook requires two, state and bucket; a factory requires none",
+        ),
+        (
+            "make_seven",
+            (
+                "returned a value of type int: return a hook of .state, bucket., or the pair"
+                " .state, hook."
+            ),
+        ),
+        (
+            "make_nothing",
+            (
+                r"The factory file_hooks.py:make_nothing failed \(RuntimeError: no state,"
+                r" file_hooks.py line"
+            ),
+        ),
     ],
 )
 def test_misuse_is_one_sentence(name: str, words: str) -> None:
@@ -111,7 +146,9 @@ def test_misuse_is_one_sentence(name: str, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_hooks_are_tried_before_ranks_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hooks_are_tried_before_ranks_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Import a hook in the inspecting process, and call neither hook nor factory."""
     pytest.importorskip("torch")
     from commbench.ddp.inspect import main
@@ -121,4 +158,7 @@ def test_hooks_are_tried_before_ranks_start(tmp_path: Path, capsys: pytest.Captu
     assert 0 == main(hooks)
     assert {"ok": {}} == json.loads(capsys.readouterr().out)
     assert 2 == main([*hooks, f"--hook={tmp_path}/failing.py:hook"])
-    assert "failing.py cannot be imported (ModuleNotFoundError" in json.loads(capsys.readouterr().out)["error"]
+    assert (
+        "failing.py cannot be imported (ModuleNotFoundError"
+        in json.loads(capsys.readouterr().out)["error"]
+    )

@@ -18,7 +18,9 @@ from commbench.hooks.message import QuantisedLayout  # noqa: E402
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a PyTorch that can use the GPU"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a PyTorch that can use the GPU"
+    ),
 ]
 
 MIB = 2**20
@@ -30,7 +32,12 @@ OPTIONS = {
     "int8": {"block": "64"},
     "topk": {"density": "0.05"},
     "topk exact": {"density": "0.05", "selection": "exact"},
-    "topk float16": {"density": "0.05", "values": "float16", "scope": "parameter", "dense_vectors": "true"},
+    "topk float16": {
+        "density": "0.05",
+        "values": "float16",
+        "scope": "parameter",
+        "dense_vectors": "true",
+    },
     "topk momentum": {"density": "0.05", "momentum": "0.9", "clip": "1.0"},
     "randomk": {"density": "0.05"},
     "powersgd": {"rank": "2", "start": "1"},
@@ -60,7 +67,10 @@ def test_a_gpu_sends_what_the_host_sends(mib: int, values: Any) -> None:
     n = mib * MIB // 4
     k = n // 100
     nbytes = -(-k * (8 if values == "float32" else 6) // 4) * 4
-    made = {device: selectors.make_selector(n, k, values, fast=True, device=device) for device in (DEVICE, HOST)}
+    made = {
+        device: selectors.make_selector(n, k, values, fast=True, device=device)
+        for device in (DEVICE, HOST)
+    }
     assert isinstance(made[DEVICE], selectors.CudaSelector)
     residuals = {device: torch.zeros(n, device=device) for device in made}
     for step in range(3):
@@ -69,7 +79,13 @@ def test_a_gpu_sends_what_the_host_sends(mib: int, values: Any) -> None:
             payloads[device] = torch.zeros(nbytes, dtype=torch.uint8, device=device)
             sums[device] = torch.zeros(n, device=device)
             residual = residuals[device]
-            selector.encode(gradient.clone().to(device), residual, payloads[device], out_residual=residual, step=step)
+            selector.encode(
+                gradient.clone().to(device),
+                residual,
+                payloads[device],
+                out_residual=residual,
+                step=step,
+            )
             selector.add(payloads[device], sums[device])
         for tensors in (payloads, residuals, sums):
             assert torch.equal(tensors[HOST], tensors[DEVICE].cpu())
@@ -93,13 +109,17 @@ def test_a_gpu_quantises_as_the_host(mib: int, block: int) -> None:
             quantiser.encode(draw(n, step).to(device), residual, payload, out_residual=residual)
             for shard in range(2):
                 rows = payload[shard].expand(2, -1).contiguous()
-                quantiser.combine(rows, sums[shard], divisor=2.0, residual=residual[layout.span(shard)])
+                quantiser.combine(
+                    rows, sums[shard], divisor=2.0, residual=residual[layout.span(shard)]
+                )
             quantiser.decode(sums, into)
             results[device] = [tensor.cpu() for tensor in (payload, sums, into, residual)]
         assert all(torch.equal(*pair) for pair in zip(results[HOST], results[DEVICE], strict=True))
 
 
-@pytest.mark.parametrize("kind", ["all zero", "all equal", "few values", "descending", "denormals", "not finite"])
+@pytest.mark.parametrize(
+    "kind", ["all zero", "all equal", "few values", "descending", "denormals", "not finite"]
+)
 def test_any_data(kind: str) -> None:
     """Send the host's bytes for equal, zero, sorted, denormal and non-finite elements."""
     n, k = 3_000_001, 30_001
@@ -115,8 +135,13 @@ def test_any_data(kind: str) -> None:
     payloads, residuals, sums = [], [], []
     for device in (HOST, DEVICE):
         selector = selectors.make_selector(n, k, "float32", fast=True, device=device)
-        payload, residual = torch.zeros(8 * k, dtype=torch.uint8, device=device), before.clone().to(device)
-        selector.encode(gradient.clone().to(device), residual, payload, out_residual=residual, step=7)
+        payload, residual = (
+            torch.zeros(8 * k, dtype=torch.uint8, device=device),
+            before.clone().to(device),
+        )
+        selector.encode(
+            gradient.clone().to(device), residual, payload, out_residual=residual, step=7
+        )
         selector.add(payload, total := before.clone().to(device))
         payloads.append(payload.cpu())
         residuals.append(residual.cpu())
@@ -131,7 +156,10 @@ def test_the_stream_under_way_is_used() -> None:
     n, k = 5_000_000, 50_000
     selector = selectors.make_selector(n, k, "float32", fast=True, device=DEVICE)
     expected, gradient = draw(n, 0), torch.zeros(n, device=DEVICE)
-    payload, total = torch.zeros(8 * k, dtype=torch.uint8, device=DEVICE), torch.zeros(n, device=DEVICE)
+    payload, total = (
+        torch.zeros(8 * k, dtype=torch.uint8, device=DEVICE),
+        torch.zeros(n, device=DEVICE),
+    )
     source = expected.pin_memory()
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream(DEVICE)):
@@ -146,7 +174,13 @@ def test_the_stream_under_way_is_used() -> None:
 def make_model(device: Any) -> Any:
     """Return the same model on any device, in several buckets."""
     torch.manual_seed(0)
-    layers = [nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 48, bias=False), nn.Tanh(), nn.Linear(48, 9)]
+    layers = [
+        nn.Linear(64, 64),
+        nn.Tanh(),
+        nn.Linear(64, 48, bias=False),
+        nn.Tanh(),
+        nn.Linear(48, 9),
+    ]
     return DistributedDataParallel(nn.Sequential(*layers).to(device), bucket_cap_mb=0.01)
 
 
@@ -174,7 +208,9 @@ def test_steps_are_as_on_the_host(name: str) -> None:
                 torch.cuda.set_sync_debug_mode("default")
             optimizer.step()
         hook.close()
-        trained.append(torch.cat([parameter.detach().cpu().reshape(-1) for parameter in model.parameters()]))
+        trained.append(
+            torch.cat([parameter.detach().cpu().reshape(-1) for parameter in model.parameters()])
+        )
     assert torch.allclose(*trained, rtol=1e-2, atol=2e-3)
 
 

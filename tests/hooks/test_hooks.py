@@ -1,4 +1,6 @@
-"""Tests of hooks without ranks: messages, random draws, memory, thread, options and predicted bytes."""
+"""Tests of hooks without ranks: messages, random draws, memory, thread, options and predicted
+bytes.
+"""
 
 import inspect
 import math
@@ -52,29 +54,52 @@ class FakeBucket:
 def test_every_name_makes_its_hook() -> None:
     """Return each hook by name, and None for none."""
     made = [make_hook(name) for name in HOOKS]
-    assert ["none", "passthrough", "fp16", "bf16", "int8", "topk", "randomk", "powersgd", "localsgd"] == list(HOOKS)
+    assert [
+        "none",
+        "passthrough",
+        "fp16",
+        "bf16",
+        "int8",
+        "topk",
+        "randomk",
+        "powersgd",
+        "localsgd",
+    ] == list(HOOKS)
     assert [None, *list(HOOKS)[1:]] == [hook and hook.name for hook in made]
 
 
-@pytest.mark.parametrize("spec", [spec for spec in HOOKS.values() if spec.class_name], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec", [spec for spec in HOOKS.values() if spec.class_name], ids=lambda spec: spec.name
+)
 def test_options_are_those_of_the_class(spec: HookSpec) -> None:
     """List every keyword argument of the class in order, with type and default."""
     hook = spec.load()
     types = {
-        name: (get_args(hint), ()) if get_origin(hint) is Literal else ((), tuple if hint == Sequence[float] else hint)
+        name: (
+            (get_args(hint), ())
+            if get_origin(hint) is Literal
+            else ((), tuple if hint == Sequence[float] else hint)
+        )
         for name, hint in get_type_hints(hook.__init__).items()
         if name != "return"
     }
-    signature = {name: parameter.default for name, parameter in inspect.signature(hook).parameters.items()}
+    signature = {
+        name: parameter.default for name, parameter in inspect.signature(hook).parameters.items()
+    }
     assert list(signature.items()) == [(option.name, option.default) for option in spec.options]
     assert types == {
-        option.name: (option.choices, () if option.choices else type(option.default)) for option in spec.options
+        option.name: (option.choices, () if option.choices else type(option.default))
+        for option in spec.options
     }
 
 
-@pytest.mark.parametrize("spec", [spec for spec in HOOKS.values() if spec.class_name], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec", [spec for spec in HOOKS.values() if spec.class_name], ids=lambda spec: spec.name
+)
 @pytest.mark.parametrize("shapes", [None, [(50, 40), (50,)]])
-def test_entry_and_class_predict_the_same_messages(spec: HookSpec, shapes: list[tuple[int, ...]] | None) -> None:
+def test_entry_and_class_predict_the_same_messages(
+    spec: HookSpec, shapes: list[tuple[int, ...]] | None
+) -> None:
     """Predict the same messages from the entry's defaults and from the class."""
     hook = make_hook(spec.name)
     bucket = BucketShape(elements=2050, world_size=4, shapes=shapes)
@@ -85,9 +110,17 @@ def test_entry_and_class_predict_the_same_messages(spec: HookSpec, shapes: list[
 
 def test_options_reach_the_hook() -> None:
     """Parse each type of option from text."""
-    options = {"selection": "exact", "values": "float16", "feedback": "no", "warmup": "0.25,0.06", "warmup_steps": "8"}
+    options = {
+        "selection": "exact",
+        "values": "float16",
+        "feedback": "no",
+        "warmup": "0.25,0.06",
+        "warmup_steps": "8",
+    }
     hook = make_hook("topk", density=0.5, options=options | {"clip": "2.5"})
-    typed = make_hook("topk", options={"warmup": "0.25+0.06", "warmup_steps": "8"})  # commas separate hooks there
+    typed = make_hook(
+        "topk", options={"warmup": "0.25+0.06", "warmup_steps": "8"}
+    )  # commas separate hooks there
     assert isinstance(hook, TopK)
     assert isinstance(typed, TopK)
     assert hook.warmup == typed.warmup
@@ -107,7 +140,11 @@ def test_options_reach_the_hook() -> None:
         (
             "topsy",
             {},
-            ["topsy", "none, passthrough, fp16, bf16, int8, topk:DENSITY, randomk:DENSITY, ", "localsgd:PERIOD"],
+            [
+                "topsy",
+                "none, passthrough, fp16, bf16, int8, topk:DENSITY, randomk:DENSITY, ",
+                "localsgd:PERIOD",
+            ],
         ),
         ("fp16", {"density": 0.1}, ["fp16", "0.1", "takes none"]),
         ("none", {"density": 0.1}, ["none", "0.1"]),
@@ -124,9 +161,21 @@ def test_options_reach_the_hook() -> None:
         ("topk", {"options": {"warmup": "2", "warmup_steps": "3"}}, ["density 2"]),
         ("topk", {"density": 0.1, "options": {"density": "0.2"}}, ["density"]),
         ("topk", {"options": {"exchange": "ring"}}, ["exchange=ring", "gather or aligned"]),
-        ("topk", {"options": {"exchange": "aligned", "chunk": "0"}}, ["chunk=0", "a whole number of at least 1"]),
-        ("topk", {"options": {"exchange": "aligned", "values": "float16"}}, ["exchange aligned", "leave these out"]),
-        ("topk", {"options": {"exchange": "aligned", "dense_below": "9"}}, ["exchange aligned", "dense_below"]),
+        (
+            "topk",
+            {"options": {"exchange": "aligned", "chunk": "0"}},
+            ["chunk=0", "a whole number of at least 1"],
+        ),
+        (
+            "topk",
+            {"options": {"exchange": "aligned", "values": "float16"}},
+            ["exchange aligned", "leave these out"],
+        ),
+        (
+            "topk",
+            {"options": {"exchange": "aligned", "dense_below": "9"}},
+            ["exchange aligned", "dense_below"],
+        ),
         ("topk", {"options": {"chunk": "64"}}, ["chunk 64", "chunks need exchange=aligned"]),
         ("int8", {"options": {"block": "0"}}, ["int8", "block=0", "a whole number of at least 1"]),
         ("int8", {"options": {"block": "-8"}}, ["block=-8"]),
@@ -148,7 +197,9 @@ def test_refused_options(name: str, arguments: dict[str, Any], words: list[str])
 
 
 @given(SHAPES, SELECTIONS)
-def test_messages_hold_every_element_once(shapes: list[tuple[int, ...]], selection: Selection) -> None:
+def test_messages_hold_every_element_once(
+    shapes: list[tuple[int, ...]], selection: Selection
+) -> None:
     """Cover each element of a bucket exactly once by its parts."""
     message = selection.layout(shapes)
     whole = [part.start for part in message.dense]
@@ -173,7 +224,8 @@ def test_messages_hold_every_element_once(shapes: list[tuple[int, ...]], selecti
 
 
 @pytest.mark.parametrize(
-    ("numel", "density", "k"), [(100, 0.07, 7), (1000, 0.001, 1), (1, 0.001, 1), (0, 0.5, 0), (101, 0.01, 2), (7, 1, 7)]
+    ("numel", "density", "k"),
+    [(100, 0.07, 7), (1000, 0.001, 1), (1, 0.001, 1), (0, 0.5, 0), (101, 0.01, 2), (7, 1, 7)],
 )
 def test_kept_elements(numel: int, density: float, k: int) -> None:
     """Round k up, except for binary rounding errors."""
@@ -183,13 +235,19 @@ def test_kept_elements(numel: int, density: float, k: int) -> None:
 @pytest.mark.parametrize("values", ["float32", "float16"])
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (50, 7), (4096, 41)])
 def test_selectors_agree(n: int, k: int, values: Any) -> None:
-    """Send the same elements and keep the same residual by torch and natively, with rounding and overflow."""
+    """Send the same elements and keep the same residual by torch and natively, with rounding and
+    overflow.
+    """
     numbers = torch.Generator().manual_seed(n)
     gradient, residual = (torch.randn(n, generator=numbers) * 3e4 for _ in range(2))
     outcomes = []
     for selector in (TorchSelector(k, values), NativeSelector(n, k, values)):
         made: Selector = selector
-        new_residual, payload, total = torch.empty(n), torch.zeros(8 * k, dtype=torch.uint8), torch.zeros(n)
+        new_residual, payload, total = (
+            torch.empty(n),
+            torch.zeros(8 * k, dtype=torch.uint8),
+            torch.zeros(n),
+        )
         payload = payload[: -(-k * (8 if values == "float32" else 6) // 4) * 4]
         made.encode(gradient.clone(), residual, payload, out_residual=new_residual, step=0)
         made.add(payload, total)
@@ -206,7 +264,11 @@ def test_selectors_forward_values_that_are_not_finite(bad: float) -> None:
     for selector in (TorchSelector(3, "float32"), NativeSelector(10, 3, "float32")):
         gradient = torch.ones(10)
         gradient[4] = bad
-        residual, payload, total = torch.ones(10), torch.zeros(24, dtype=torch.uint8), torch.zeros(10)
+        residual, payload, total = (
+            torch.ones(10),
+            torch.zeros(24, dtype=torch.uint8),
+            torch.zeros(10),
+        )
         selector.encode(gradient, residual, payload, out_residual=residual, step=0)
         selector.add(payload, total)
         assert torch.equal(torch.ones(10), residual)
@@ -228,7 +290,10 @@ def test_draws_are_different_indices(n: int, data: st.DataObject) -> None:
 def test_draws_differ_by_seed_step_and_parameter() -> None:
     """Draw differently by step, bucket and seed, without torch's global generator."""
     before = torch.random.get_rng_state()
-    draws = [draw(1000, 10, seeded(*parts)) for parts in ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"))]
+    draws = [
+        draw(1000, 10, seeded(*parts))
+        for parts in ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"))
+    ]
     assert 4 == len({tuple(each.tolist()) for each in draws})
     assert torch.equal(before, torch.random.get_rng_state())
 
@@ -259,7 +324,9 @@ def test_memory_moves_with_the_parameters() -> None:
     first, second = make_layout(c=1, a=2), make_layout(b=3)
     assert [5, 0, 1] == memory.open(0, *first).old["residual"].tolist()
     assert [2, 3, 4] == memory.open(1, *second).old["residual"].tolist()
-    assert [2, 3, 4, 5, 0, 1] == memory.open(0, *make_layout(b=3, c=1, a=2)).old["residual"].tolist()
+    assert [2, 3, 4, 5, 0, 1] == memory.open(0, *make_layout(b=3, c=1, a=2)).old[
+        "residual"
+    ].tolist()
     assert {"a": [0, 1], "b": [2, 3, 4], "c": [5]} == {
         name: tensor.tolist() for name, tensor in memory.state()["residual"].items()
     }
@@ -285,8 +352,12 @@ def test_memory_takes_all_updates_or_none(rejected: bool) -> None:
     for reason in (False, rejected, False):
         memory.reject(torch.tensor(reason))
     expected = {"a": [0.0], "b": [0.0, 0.0]} if rejected else {"a": [7.0], "b": [7.0, 7.0]}
-    assert expected == {name: tensor.tolist() for name, tensor in memory.state()["residual"].items()}
-    assert expected == {name: tensor.tolist() for name, tensor in memory.state()["residual"].items()}
+    assert expected == {
+        name: tensor.tolist() for name, tensor in memory.state()["residual"].items()
+    }
+    assert expected == {
+        name: tensor.tolist() for name, tensor in memory.state()["residual"].items()
+    }
     assert int(rejected) == memory.discarded
 
 
@@ -323,7 +394,10 @@ def test_strides_in_a_bucket(shape: Any, stride: Any, expected: Any) -> None:
 def test_jobs_run_in_order_on_one_thread() -> None:
     """Run jobs first in, first out, and return their results."""
     thread, executed = CommThread(), []
-    futures = [thread.submit(lambda i=i: executed.append((i, threading.get_ident())) or i) for i in range(50)]
+    futures = [
+        thread.submit(lambda i=i: executed.append((i, threading.get_ident())) or i)
+        for i in range(50)
+    ]
     assert list(range(50)) == [future.wait() for future in futures]
     assert list(range(50)) == [number for number, _ in executed]
     assert 1 == len({ident for _, ident in executed} - {threading.get_ident()})
@@ -360,7 +434,9 @@ def test_the_thread_lets_the_process_end(job: str, status: int) -> None:
         CommThread().submit({job})
         print("flushed")
     """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (status, "flushed\n", "") == (ended.returncode, ended.stdout, ended.stderr)
 
 
@@ -383,7 +459,11 @@ def ring(nbytes: int, ranks: int) -> int:
         ("topk", {"dense_below": "1000001"}, ring(4_000_000, 4)),
         ("randomk", {"density": "0.01"}, ring(40_000, 4)),
         ("topk", {"density": "0.01", "exchange": "aligned"}, ring(4 * (3907 + 40 * 256), 4)),
-        ("topk", {"density": "0.01", "exchange": "aligned", "chunk": "1000"}, ring(4 * (1000 + 10_000), 4)),
+        (
+            "topk",
+            {"density": "0.01", "exchange": "aligned", "chunk": "1000"},
+            ring(4 * (1000 + 10_000), 4),
+        ),
         ("powersgd", {"rank": "4"}, ring(4 * 4 * 2000, 4)),
         ("int8", {}, ring(1_000_000 + 4 * 4 * 977, 4)),  # 977 blocks of a shard
         ("int8", {"block": "100"}, ring(1_040_000, 4)),
@@ -427,12 +507,15 @@ def test_powersgd_never_sends_more_than_all(shape: list[int], rank: int, rate: i
     factors = PowerSGD(rank=rank, min_compression_rate=rate)._factors(shape)
     numel = math.prod(shape)
     assert factors is None or (
-        rate * factors.rank * (factors.rows + factors.columns) < numel == factors.rows * factors.columns
+        rate * factors.rank * (factors.rows + factors.columns)
+        < numel
+        == factors.rows * factors.columns
     )
 
 
 @pytest.mark.parametrize(
-    ("elements", "chunk", "chunks", "kept"), [(100, 8, 13, 4), (100, 100, 1, 1), (100, 1000, 1, 1), (1, 8, 1, 1)]
+    ("elements", "chunk", "chunks", "kept"),
+    [(100, 8, 13, 4), (100, 100, 1, 1), (100, 1000, 1, 1), (1, 8, 1, 1)],
 )
 def test_chunks_of_a_bucket(elements: int, chunk: int, chunks: int, kept: int) -> None:
     """Divide a bucket into chunks, the last of which may reach beyond it."""
@@ -444,7 +527,9 @@ def test_chunks_larger_than_the_model_are_refused() -> None:
     """Refuse a chunk that is larger than the model, and no other."""
     hook = TopK(exchange="aligned", chunk=500)
     hook.check_size(500)
-    with pytest.raises(InputError, match="Hook topk was given chunk 500, the model has 499 elements"):
+    with pytest.raises(
+        InputError, match="Hook topk was given chunk 500, the model has 499 elements"
+    ):
         hook.check_size(499)
     TopK().check_size(1)
 
@@ -456,6 +541,10 @@ def test_fresh_state_is_of_the_hook() -> None:
     """Refuse the state of another hook or version."""
     hook = RandomK()
     hook.load_state_dict(RandomK().state_dict())
-    for other in (TopK(selection="exact").state_dict(), RandomK().state_dict() | {"version": 2}, {}):
+    for other in (
+        TopK(selection="exact").state_dict(),
+        RandomK().state_dict() | {"version": 2},
+        {},
+    ):
         with pytest.raises(InputError, match="randomk, version 1, can only load its own"):
             hook.load_state_dict(other)

@@ -1,4 +1,6 @@
-"""Tests of hooks on the device path, on Gloo ranks: results as on the host, without host reads of a tensor."""
+"""Tests of hooks on the device path, on Gloo ranks: results as on the host, without host reads of a
+tensor.
+"""
 
 import contextlib
 import sys
@@ -20,7 +22,10 @@ from commbench.hooks import PowerSGD, randomk, selectors  # noqa: E402
 from commbench.hooks.feedback import is_finite, poison, put  # noqa: E402
 from commbench.hooks.ordering import CommStream  # noqa: E402
 
-MEMORIES = cases(["topk", "powersgd", "int8", "topk aligned"], ["topk parameter fp16", "topk momentum", "randomk"])
+MEMORIES = cases(
+    ["topk", "powersgd", "int8", "topk aligned"],
+    ["topk parameter fp16", "topk momentum", "randomk"],
+)
 needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
 #: What selects elements in the checks on ranks.
 SELECTIONS = cases(["torch"], [pytest.param("cuda", marks=needs_compiler)])
@@ -44,7 +49,9 @@ def results(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any
     store = tmp_path_factory.mktemp("store") / "store"
     kinds = ["torch", *cases([], ["cuda"] if cuda_on_host.find_compiler() else [])]
     names = [":".join([kind, *MEMORIES]) for kind in kinds]
-    return found_by(run_gloo_ranks(forked_python, 2, "hooks_device.py", *names, store=store, timeout=280))
+    return found_by(
+        run_gloo_ranks(forked_python, 2, "hooks_device.py", *names, store=store, timeout=280)
+    )
 
 
 @pytest.fixture(scope="module", params=SELECTIONS)
@@ -73,13 +80,22 @@ def test_what_is_sent_and_what_is_left_is_everything(checked: Any) -> None:
 @pytest.mark.parametrize(("kind", "name"), MEMORIES_BY_KIND)
 def test_checkpoints_resume(results: Any, kind: str, name: str) -> None:
     """Resume from a checkpoint with identical bits."""
-    assert {"parameters": True, "memory": True, "without the state": False} == results[kind]["resume"][name]
+    assert {"parameters": True, "memory": True, "without the state": False} == results[kind][
+        "resume"
+    ][name]
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMORIES_BY_KIND)
 def test_scaler(results: Any, kind: str, name: str) -> None:
     """Keep every bit under a scaler, and drop all updates of a skipped step."""
-    truths = ("same memory", "same parameters", "memory kept", "parameters kept", "goes on", "agree")
+    truths = (
+        "same memory",
+        "same parameters",
+        "memory kept",
+        "parameters kept",
+        "goes on",
+        "agree",
+    )
     numbers = {"scale": 512.0, "discarded": 1, "discarded later": 1}
     assert dict.fromkeys(truths, True) | numbers == results[kind]["scaled"][name]
 
@@ -87,24 +103,36 @@ def test_scaler(results: Any, kind: str, name: str) -> None:
 @pytest.mark.parametrize(("kind", "name"), MEMORIES_BY_KIND)
 def test_infinity_without_a_scaler(results: Any, kind: str, name: str) -> None:
     """Send one rank's infinity to all ranks, and keep it out of the residual."""
-    assert {"seen by all": True, "kept": True, "clean": True, "goes on": True} == results[kind]["infinite"][name]
+    assert {"seen by all": True, "kept": True, "clean": True, "goes on": True} == results[kind][
+        "infinite"
+    ][name]
 
 
 def test_memory_layouts_and_options(results: Any) -> None:
     """Average correctly in other memory layouts and with DDP's options."""
     assert 20 == len(results["torch"]["shapes_and_options"])
-    assert {} == {name: error for name, error in results["torch"]["shapes_and_options"].items() if not error < 1e-5}
+    assert {} == {
+        name: error
+        for name, error in results["torch"]["shapes_and_options"].items()
+        if not error < 1e-5
+    }
 
 
 def test_without_feedback(checked: Any) -> None:
     """Send the largest elements, or drawn elements times n/k, without residual."""
     result = checked["without_feedback"]
     assert 1e-6 > max(result[name]["error"] for name in ("topk", "randomk"))
-    assert [647, 0, 0] == [result["randomk"]["sent"], result["randomk"]["kept"], result["topk"]["kept"]]
+    assert [647, 0, 0] == [
+        result["randomk"]["sent"],
+        result["randomk"]["kept"],
+        result["topk"]["kept"],
+    ]
 
 
 def test_deep_gradient_compression(checked: Any) -> None:
-    """Match a reference of momentum correction, masking, clipping, warm-up and learning-rate change."""
+    """Match a reference of momentum correction, masking, clipping, warm-up and learning-rate
+    change.
+    """
     assert 1e-5 > checked["compression_gradients"]["error"]
     assert [100, 100, 20, 20, 10, 10, 10] == checked["compression_gradients"]["counts"]
 
@@ -118,7 +146,9 @@ def test_low_rank(results: Any) -> None:
 
 @pytest.mark.parametrize("device", ["host", "device"])
 @pytest.mark.parametrize("holds", [False, True])
-def test_writing_under_a_truth_value(monkeypatch: pytest.MonkeyPatch, device: str, holds: bool) -> None:
+def test_writing_under_a_truth_value(
+    monkeypatch: pytest.MonkeyPatch, device: str, holds: bool
+) -> None:
     """Write or keep a value by a condition on the device, in any data type."""
     if device == "device":
         monkeypatch.setattr("commbench.hooks.feedback.on_host", lambda _: False)
@@ -139,13 +169,23 @@ def test_which_selection_serves_which_device(monkeypatch: pytest.MonkeyPatch) ->
     gpu, host = torch.device("cuda", 1), torch.device("cpu")
     assert (100, 3, "float32", gpu) == made_with(monkeypatch, "cupy", gpu, fast=True)
     assert isinstance(made_with(monkeypatch, "numba", host, fast=True), selectors.NativeSelector)
-    for installed, device, fast in (("numba", gpu, True), ("cupy", host, True), ("cupy", gpu, False)):
-        assert isinstance(made_with(monkeypatch, installed, device, fast=fast), selectors.TorchSelector)
+    for installed, device, fast in (
+        ("numba", gpu, True),
+        ("cupy", host, True),
+        ("cupy", gpu, False),
+    ):
+        assert isinstance(
+            made_with(monkeypatch, installed, device, fast=fast), selectors.TorchSelector
+        )
 
 
-def made_with(monkeypatch: pytest.MonkeyPatch, installed: str, device: torch.device, *, fast: bool) -> object:
+def made_with(
+    monkeypatch: pytest.MonkeyPatch, installed: str, device: torch.device, *, fast: bool
+) -> object:
     """Return a selector of 3 of 100 elements on a device with one package installed."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == installed else None)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: name if name == installed else None
+    )
     return selectors.make_selector(100, 3, "float32", fast=fast, device=device)
 
 
@@ -188,7 +228,10 @@ def test_nothing_need_be_kept() -> None:
     gradient = torch.randn(3000, generator=torch.Generator().manual_seed(1))
     payloads = []
     for keeps in (True, False):
-        selector, payload = selectors.CudaSelector(3000, 70, "float32", HOST), torch.zeros(560, dtype=torch.uint8)
+        selector, payload = (
+            selectors.CudaSelector(3000, 70, "float32", HOST),
+            torch.zeros(560, dtype=torch.uint8),
+        )
         rest = torch.zeros(3000) if keeps else None
         selector.encode(gradient.clone(), None, payload, out_residual=rest, step=0)
         payloads.append(payload)
@@ -198,7 +241,9 @@ def test_nothing_need_be_kept() -> None:
 
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("lacks", ["cupy", "headers"])
-def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
+def test_a_cupy_that_cannot_compile_is_bad_input(
+    monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
     """Quote cupy's error, what to install, and the alternative."""
     if lacks == "headers":
         monkeypatch.setattr(sys.modules["cupy"], "RawModule", cuda_on_host.without_headers)
@@ -208,7 +253,9 @@ def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InputError) as caught:
         selectors._prepare_kernels(HOST)
     message = str(caught.value)
-    assert {"cupy": "import of cupy halted", "headers": "auto-detect CUDA root directory"}[lacks] in message
+    assert {"cupy": "import of cupy halted", "headers": "auto-detect CUDA root directory"}[
+        lacks
+    ] in message
     assert message.endswith("): pip install 'cupy-cuda13x[ctk]', or give the hook selection=exact.")
 
 
@@ -221,7 +268,9 @@ def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch: pytest.MonkeyPatch
         (("topk:0.1:values=float16",), True),
     ],
 )
-def test_only_what_is_used_is_compiled(monkeypatch: pytest.MonkeyPatch, hooks: tuple[str, ...], is_used: bool) -> None:
+def test_only_what_is_used_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, hooks: tuple[str, ...], is_used: bool
+) -> None:
     """Compile only for the training device, and name the selection."""
     compiled: list[Any] = []
     monkeypatch.setattr(selectors, "prepare", compiled.append)
@@ -269,7 +318,14 @@ def test_jobs_are_queued_on_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"current of {device}")
     monkeypatch.setattr(torch.futures, "Future", Future)
     CommStream(gpu).submit(lambda: log.append("work") or "done")
-    assert ["made for cuda:1", "wait for current of cuda:1", "enter", "work", "done", "leave"] == log
+    assert [
+        "made for cuda:1",
+        "wait for current of cuda:1",
+        "enter",
+        "work",
+        "done",
+        "leave",
+    ] == log
 
 
 def test_powersgd_needs_a_device_whose_collectives_it_can_order() -> None:

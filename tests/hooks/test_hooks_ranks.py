@@ -1,4 +1,6 @@
-"""Tests of hooks on real Gloo ranks: right in every step, equal on all ranks, resumable, with clear errors."""
+"""Tests of hooks on real Gloo ranks: right in every step, equal on all ranks, resumable, with clear
+errors.
+"""
 
 import subprocess
 import sys
@@ -29,7 +31,8 @@ LOSSY = (
 )
 #: Hooks with a memory.
 MEMORIES = cases(
-    ["topk", "powersgd", "int8", "topk aligned"], ["topk parameter fp16", "topk momentum", "randomk", "powersgd fp16"]
+    ["topk", "powersgd", "int8", "topk aligned"],
+    ["topk parameter fp16", "topk momentum", "randomk", "powersgd fp16"],
 )
 STEPS, ALL_MEMORIES = cases(["train:10"], ["train:20"])[-1], ":".join(MEMORIES)
 
@@ -38,11 +41,17 @@ Start = Callable[..., list[tuple[int, str, str]]]
 
 @pytest.fixture(scope="module")
 def start(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """Return ``start(ranks, script, *arguments)``: exit status, output and messages of each rank."""
+    """Return ``start(ranks, script, *arguments)``: exit status, output and messages of each
+    rank.
+    """
 
-    def run(ranks: int, script: str, *arguments: str, timeout: float = 250) -> list[tuple[int, str, str]]:
+    def run(
+        ranks: int, script: str, *arguments: str, timeout: float = 250
+    ) -> list[tuple[int, str, str]]:
         store = tmp_path_factory.mktemp("store") / "store"
-        return run_gloo_ranks(forked_python, ranks, script, *arguments, store=store, timeout=timeout)
+        return run_gloo_ranks(
+            forked_python, ranks, script, *arguments, store=store, timeout=timeout
+        )
 
     return run
 
@@ -50,7 +59,14 @@ def start(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Start
 @pytest.fixture(scope="module")
 def checked(start: Start) -> Any:
     """Return the results of all checks on two ranks."""
-    names = ["density_one", "low_rank", "telescope", "shapes_and_options", "feedback", "without_feedback"]
+    names = [
+        "density_one",
+        "low_rank",
+        "telescope",
+        "shapes_and_options",
+        "feedback",
+        "without_feedback",
+    ]
     names += ["compression_gradients", "two_models", STEPS]
     names += ["chunks_of_one", "chosen_chunks", "dense_start"]
     names += [f"{name}:{ALL_MEMORIES}" for name in ("resume", "scaled", "infinite")]
@@ -74,7 +90,14 @@ def checked_by_any(request: pytest.FixtureRequest, start: Start) -> Any:
     """Return the results of some checks on two and on four ranks."""
     if request.param == 2:
         return request.getfixturevalue("checked")
-    names = ["density_one", "low_rank", "telescope", f"scaled:{ALL_MEMORIES}", "compression_gradients", "chosen_chunks"]
+    names = [
+        "density_one",
+        "low_rank",
+        "telescope",
+        f"scaled:{ALL_MEMORIES}",
+        "compression_gradients",
+        "chosen_chunks",
+    ]
     return found_by(start(4, "hooks_check.py", *names))
 
 
@@ -134,7 +157,9 @@ def test_a_dropped_residual_is_found(trained: Any) -> None:
 
 @pytest.mark.parametrize("fault", ["other chunks", "wrong value", "dropped residual"])
 def test_a_fault_in_aligned_chunks_is_found(trained: Any, fault: str) -> None:
-    """Detect a rank that sends other chunks, a wrong value that all ranks receive, and a residual that is lost."""
+    """Detect a rank that sends other chunks, a wrong value that all ranks receive, and a residual
+    that is lost.
+    """
     assert 7 in trained[fault]["wrong"]
     assert [] == [step for step in trained[fault]["wrong"] if step < 7]
     assert trained[fault]["agree"] == (fault != "other chunks")
@@ -146,13 +171,19 @@ def test_only_lossy_hooks_have_a_residual(trained: Any) -> None:
     assert all(trained[name]["residual"] > 0 for name in LOSSY)
 
 
-@pytest.mark.parametrize("name", ["topk", "topk exact", "topk parameter", "topk whole", "randomk", "topk aligned"])
+@pytest.mark.parametrize(
+    "name", ["topk", "topk exact", "topk parameter", "topk whole", "randomk", "topk aligned"]
+)
 def test_density_one_is_dense(checked_by_any: Any, checked_by_three: Any, name: str) -> None:
     """Send everything at density 1: the mean, and for top-k the bits of the sum in rank order."""
     for results in (checked_by_any["density_one"][name], checked_by_three["density_one"][name]):
         assert 1e-6 > results["error"]
         assert 0.0 == results["residual"]
-        assert results["bits"] or name in {"topk whole", "randomk", "topk aligned"}  # these are all-reduced
+        assert results["bits"] or name in {
+            "topk whole",
+            "randomk",
+            "topk aligned",
+        }  # these are all-reduced
 
 
 def test_what_is_sent_and_what_is_left_is_everything(checked_by_any: Any) -> None:
@@ -161,17 +192,23 @@ def test_what_is_sent_and_what_is_left_is_everything(checked_by_any: Any) -> Non
 
 
 def test_low_rank(checked_by_any: Any) -> None:
-    """Send everything in the first step and at full rank, and approach the best rank-2 approximation."""
+    """Send everything in the first step and at full rank, and approach the best rank-2
+    approximation.
+    """
     results = checked_by_any["low_rank"]
     assert 1e-5 > max(results["full"], results["left"], results["everything"])
     assert results["first"] > 1.1 * results["best"]
-    assert 0.999 * results["best"] < results["later"] < 1.01 * results["best"]  # the best itself is reached to rounding
+    assert (
+        0.999 * results["best"] < results["later"] < 1.01 * results["best"]
+    )  # the best itself is reached to rounding
 
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_checkpoints_resume(checked: Any, name: str) -> None:
     """Resume from a checkpoint with identical bits; without the hook's state bits differ."""
-    assert {"parameters": True, "memory": True, "without the state": False} == checked["resume"][name]
+    assert {"parameters": True, "memory": True, "without the state": False} == checked["resume"][
+        name
+    ]
 
 
 @pytest.mark.parametrize("name", MEMORIES)
@@ -194,13 +231,17 @@ def test_scaler(checked_by_any: Any, name: str) -> None:
 @pytest.mark.parametrize("name", MEMORIES)
 def test_infinity_without_a_scaler(checked: Any, name: str) -> None:
     """Send one rank's infinity to all ranks, and keep it out of the residual."""
-    assert {"seen by all": True, "kept": True, "clean": True, "goes on": True} == checked["infinite"][name]
+    assert {"seen by all": True, "kept": True, "clean": True, "goes on": True} == checked[
+        "infinite"
+    ][name]
 
 
 def test_memory_layouts_and_options(checked: Any) -> None:
     """Average correctly in other memory layouts and with DDP's options."""
     assert 20 == len(checked["shapes_and_options"])
-    assert {} == {name: error for name, error in checked["shapes_and_options"].items() if not error < 1e-5}
+    assert {} == {
+        name: error for name, error in checked["shapes_and_options"].items() if not error < 1e-5
+    }
 
 
 def test_one_percent_needs_feedback(checked: Any) -> None:
@@ -214,19 +255,27 @@ def test_without_feedback(checked: Any) -> None:
     """Send the largest elements, or drawn elements times n/k, without residual."""
     results = checked["without_feedback"]
     assert 1e-6 > max(results[name]["error"] for name in ("topk", "randomk"))
-    assert [647, 0, 0] == [results["randomk"]["sent"], results["randomk"]["kept"], results["topk"]["kept"]]
+    assert [647, 0, 0] == [
+        results["randomk"]["sent"],
+        results["randomk"]["kept"],
+        results["topk"]["kept"],
+    ]
     assert 647 <= results["topk"]["sent"] <= 2 * 647
 
 
 def test_deep_gradient_compression(checked_by_any: Any) -> None:
-    """Match a reference of momentum correction, masking, clipping, warm-up and learning-rate change."""
+    """Match a reference of momentum correction, masking, clipping, warm-up and learning-rate
+    change.
+    """
     results = checked_by_any["compression_gradients"]
     assert 1e-5 > results["error"]
     assert [100, 100, 20, 20, 10, 10, 10] == results["counts"]
 
 
 def test_chunks_of_one_element_are_top_k(checked: Any) -> None:
-    """Send what gathered top-k sends if chunks have one element and all ranks have the same gradients."""
+    """Send what gathered top-k sends if chunks have one element and all ranks have the same
+    gradients.
+    """
     results = checked["chunks_of_one"]
     assert 1e-6 > max(results["error"], results["memory"])
     assert results["sent"][0] == results["sent"][1] > 0
@@ -242,7 +291,9 @@ def test_all_ranks_send_the_same_chunks(checked_by_any: Any) -> None:
 
 
 def test_two_models_share_a_thread(checked: Any) -> None:
-    """Serve two models by one thread beside other collectives until both close, and then a third."""
+    """Serve two models by one thread beside other collectives until both close, and then a
+    third.
+    """
     results = checked["two_models"]
     assert (True, [True, False]) == (results["shared"], results["alive"])
     assert "powersgd was used after its close" in results["refusal"]
@@ -257,14 +308,25 @@ def test_two_models_share_a_thread(checked: Any) -> None:
     [
         ("none", ["Hook <lambda> returned None for bucket 0", "Future"]),
         ("not a future", ["Hook <lambda> returned a Tensor for bucket 0", "Future"]),
-        ("future of none", ["Hook own_hook returned None for bucket 0", "shape (6465,), float32, on cpu"]),
+        (
+            "future of none",
+            ["Hook own_hook returned None for bucket 0", "shape (6465,), float32, on cpu"],
+        ),
         ("short", ["returned a tensor of shape (6464,)", "must", "shape (6465,)"]),
         ("long", ["returned a tensor of shape (12930,)"]),
         ("two-dimensional", ["returned a tensor of shape (1, 6465)"]),
         ("half", ["float16", "float32"]),
         ("strided", ["a strided tensor", "contiguous"]),
         ("elsewhere", ["on meta", "on cpu"]),
-        ("raises", ["Hook raising raised ZeroDivisionError (integer division or modulo by zero) on bucket 0"]),
+        (
+            "raises",
+            [
+                (
+                    "Hook raising raised ZeroDivisionError (integer division or modulo by zero) on"
+                    " bucket 0"
+                )
+            ],
+        ),
         ("callback raises", ["A callback of hook failing raised ZeroDivisionError", "on bucket 0"]),
     ],
 )
@@ -291,8 +353,14 @@ def test_a_good_hook_is_let_through(errors: Any) -> None:
         ("double", "Hook powersgd compresses float32 gradients, 0.weight is float64"),
         ("scaler", "Hook topk was given a scaler of type float"),
         ("another state", "The state to load is of hook powersgd"),
-        ("another model", "The state to load has a residual of shape (3,) for 0.weight, the model has (24, 24)"),
-        ("another model later", "The state to load has a residual of shape (3,) for 0.weight, the model has (24, 24)"),
+        (
+            "another model",
+            "The state to load has a residual of shape (3,) for 0.weight, the model has (24, 24)",
+        ),
+        (
+            "another model later",
+            "The state to load has a residual of shape (3,) for 0.weight, the model has (24, 24)",
+        ),
         ("not callable", "Guard was given a int"),
     ],
 )
@@ -321,7 +389,10 @@ def test_processes_end_by_themselves(tmp_path: Path, hook: str) -> None:
     command = [sys.executable, str(RANKS / "hooks_end.py"), "good", hook]
     processes = [
         subprocess.Popen(
-            command, env=rank_environment(rank, 2, tmp_path / "store"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            env=rank_environment(rank, 2, tmp_path / "store"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         for rank in range(2)
     ]

@@ -1,4 +1,6 @@
-"""Tests of local SGD: its name and options, its bytes, and on real Gloo ranks its parameters after every step."""
+"""Tests of local SGD: its name and options, its bytes, and on real Gloo ranks its parameters after
+every step.
+"""
 
 import math
 from typing import Any
@@ -24,7 +26,9 @@ def checked(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any
     folder = tmp_path_factory.mktemp("local_sgd")
     (folder / "pasted.py").write_text(SNIPPET)
     names.append(f"pasted:{folder / 'pasted.py'}")
-    return found_by(run_gloo_ranks(forked_python, 2, "local_sgd.py", *names, store=folder / "store"))
+    return found_by(
+        run_gloo_ranks(forked_python, 2, "local_sgd.py", *names, store=folder / "store")
+    )
 
 
 # On ranks
@@ -33,12 +37,20 @@ def checked(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any
 @pytest.mark.parametrize(
     ("name", "period"),
     [
-        *(("average 1", 1), ("average 3", 3), ("nesterov 1", 1), ("nesterov 3", 3), ("nesterov 2, other rates", 2)),
+        *(
+            ("average 1", 1),
+            ("average 3", 3),
+            ("nesterov 1", 1),
+            ("nesterov 3", 3),
+            ("nesterov 2, other rates", 2),
+        ),
         *(("average 3, in parts", 3), ("nesterov 3, in parts", 3)),
     ],
 )
 def test_parameters_are_those_of_a_reference(checked: Any, name: str, period: int) -> None:
-    """Equal the reference after every step, and all ranks bit for bit after an exchange and no other step."""
+    """Equal the reference after every step, and all ranks bit for bit after an exchange and no
+    other step.
+    """
     results = checked["compare"][name]
     assert [] == results["wrong"]
     assert list(range(period, 14, period)) == results["equal"]
@@ -122,21 +134,33 @@ def test_refused_registrations(checked: Any, name: str, words: str) -> None:
         ("localsgd:8", "period=8"),
         ("localsgd:08", "period=8"),
         ("localsgd:4:outer=nesterov", "outer=nesterov;period=4"),
-        ("localsgd:4:outer_momentum=0.5:outer=nesterov", "outer=nesterov;outer_momentum=0.5;period=4"),
+        (
+            "localsgd:4:outer_momentum=0.5:outer=nesterov",
+            "outer=nesterov;outer_momentum=0.5;period=4",
+        ),
     ],
 )
 def test_options_are_canonical(text: str, options: str) -> None:
     """Write the period among the sorted options, and read the name back."""
     fields = parse_hook(text)
-    assert ("localsgd", None, options) == (fields["hook"], fields["density"], fields["hook_options"])
+    assert ("localsgd", None, options) == (
+        fields["hook"],
+        fields["density"],
+        fields["hook_options"],
+    )
     assert fields == parse_hook(canonical_hook(text))
-    assert int(split_options(options)["period"]) == find_hook("localsgd").period(split_options(options))
+    assert int(split_options(options)["period"]) == find_hook("localsgd").period(
+        split_options(options)
+    )
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "2.5", "x", "", "²", "1e3"])
 def test_the_period_is_a_positive_whole_number(number: str) -> None:
     """Refuse any other period in one sentence."""
-    with pytest.raises(InputError, match=r"The period of hook .* is not a whole number above 0; write e.g. localsgd:8"):
+    with pytest.raises(
+        InputError,
+        match=r"The period of hook .* is not a whole number above 0; write e.g. localsgd:8",
+    ):
         parse_hook(f"localsgd:{number}")
 
 
@@ -180,6 +204,9 @@ def test_a_step_sends_its_share_of_an_exchange(period: int, ranks: int) -> None:
 def test_it_is_lossy_and_makes_no_buckets() -> None:
     """Count as lossy; have no buckets, whatever their size, and no prediction."""
     case = make_training_case("localsgd:8", "25")
-    assert ("lossy", "parameters") == (find_hook("localsgd").effect, find_hook("localsgd").exchanges)
+    assert ("lossy", "parameters") == (
+        find_hook("localsgd").effect,
+        find_hook("localsgd").exchanges,
+    )
     assert (False, False, 8) == (case.makes_buckets, case.is_predicted, case.period)
     assert 1 == make_training_case("topk:0.01").period == make_training_case("local").period

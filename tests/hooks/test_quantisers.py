@@ -1,4 +1,7 @@
-"""Tests of quantisation to int8: exact where it can be, else within half a step; compiled and by torch alike."""
+"""Tests of quantisation to int8: exact where it can be, else within half a step.
+
+Compiled and by torch alike.
+"""
 
 import math
 import sys
@@ -42,14 +45,23 @@ class Ranks:
     """A tensor of shape (elements,) or None for each rank."""
 
     @classmethod
-    def make(cls, make: Any, elements: int, ranks: int, *, block: int = 16, feedback: bool = True) -> Any:
+    def make(
+        cls, make: Any, elements: int, ranks: int, *, block: int = 16, feedback: bool = True
+    ) -> Any:
         """Return ranks with residuals of zero, or without residuals."""
         layout = QuantisedLayout.of(elements, shards=ranks, block=block)
-        return cls(layout, make(layout), [torch.zeros(elements) if feedback else None for _ in range(ranks)])
+        return cls(
+            layout,
+            make(layout),
+            [torch.zeros(elements) if feedback else None for _ in range(ranks)],
+        )
 
     def average(self, gradients: Sequence[Any]) -> Any:
         """Return the average that all ranks receive."""
-        payloads, sums = (torch.zeros((len(gradients), self.layout.row_bytes), dtype=torch.uint8) for _ in range(2))
+        payloads, sums = (
+            torch.zeros((len(gradients), self.layout.row_bytes), dtype=torch.uint8)
+            for _ in range(2)
+        )
         rows = []
         for gradient, residual in zip(gradients, self.residuals, strict=True):
             self.quantiser.encode(gradient.clone(), residual, payloads, out_residual=residual)
@@ -57,7 +69,9 @@ class Ranks:
         for shard, residual in enumerate(self.residuals):
             mine = None if residual is None else residual[self.layout.span(shard)]
             received = torch.stack([row[shard] for row in rows])
-            self.quantiser.combine(received, sums[shard], divisor=float(len(gradients)), residual=mine)
+            self.quantiser.combine(
+                received, sums[shard], divisor=float(len(gradients)), residual=mine
+            )
         into = torch.full((self.layout.elements,), 7.0)
         self.quantiser.decode(sums, into)
         return into
@@ -67,7 +81,9 @@ def draw(elements: int, ranks: int, seed: int = 0) -> list[Any]:
     """Return gradients of very different sizes, some of them zero."""
     numbers = torch.Generator().manual_seed(seed)
     spread = [torch.randn(elements, generator=numbers) for _ in range(2 * ranks)]
-    gradients = [size * (3 * power).exp() for size, power in zip(spread[::2], spread[1::2], strict=True)]
+    gradients = [
+        size * (3 * power).exp() for size, power in zip(spread[::2], spread[1::2], strict=True)
+    ]
     return [torch.where(spread[0] > 1, 0.0, gradient) for gradient in gradients]
 
 
@@ -83,7 +99,9 @@ def half_steps(values: Any, layout: QuantisedLayout) -> Any:
 
 def test_blocks_need_elements() -> None:
     """Refuse a block without elements."""
-    with pytest.raises(InputError, match="Hook int8 was given block 0: it is a number of elements, at least 1"):
+    with pytest.raises(
+        InputError, match="Hook int8 was given block 0: it is a number of elements, at least 1"
+    ):
         Int8(block=0)
 
 
@@ -117,38 +135,62 @@ def test_averages_of_representable_values_are_exact(make: Any, ranks: int) -> No
 
 @pytest.mark.parametrize("make", QUANTISERS)
 @settings(max_examples=repetitions(40), deadline=None)
-@given(st.integers(1, 300), st.integers(1, 5), st.sampled_from([1, 5, 64, 1000]), st.integers(0, 100))
+@given(
+    st.integers(1, 300), st.integers(1, 5), st.sampled_from([1, 5, 64, 1000]), st.integers(0, 100)
+)
 def test_errors_are_at_most_half_a_step_of_each_stage(
     make: Any, elements: int, ranks: int, block: int, seed: int
 ) -> None:
-    """Bound the error of an average by half a step of each gradient and half a step of the sum, over the ranks."""
+    """Bound the error of an average by half a step of each gradient and half a step of the sum,
+    over the ranks.
+    """
     gradients = draw(elements, ranks, seed)
     sharing = Ranks.make(make, elements, ranks, block=block, feedback=False)
     errors = sharing.average(gradients).double() - torch.stack(gradients).double().mean(dim=0)
     first = torch.stack([half_steps(gradient, sharing.layout) for gradient in gradients]).sum(dim=0)
     sums = torch.stack(gradients).sum(dim=0)
-    largest_sums = half_steps(sums.abs() + first, sharing.layout)  # what is summed has been rounded before
-    bounds = (first + largest_sums).double() / ranks * (1 + ROUNDING) + ROUNDING * sums.abs().double()
+    largest_sums = half_steps(
+        sums.abs() + first, sharing.layout
+    )  # what is summed has been rounded before
+    bounds = (first + largest_sums).double() / ranks * (
+        1 + ROUNDING
+    ) + ROUNDING * sums.abs().double()
     assert bool((errors.abs() <= bounds).all())
 
 
 @pytest.mark.parametrize("make", QUANTISERS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_averages_and_residuals_add_up_to_all_gradients(make: Any, ranks: int) -> None:
-    """Lose nothing over 50 steps: averages times ranks plus all residuals are the sum of all gradients."""
-    sharing, received, expected = Ranks.make(make, 500, ranks), torch.zeros(500).double(), torch.zeros(500).double()
+    """Lose nothing over 50 steps: averages times ranks plus all residuals are the sum of all
+    gradients.
+    """
+    sharing, received, expected = (
+        Ranks.make(make, 500, ranks),
+        torch.zeros(500).double(),
+        torch.zeros(500).double(),
+    )
     for step in range(50):
         gradients = draw(500, ranks, seed=step)
         received += ranks * sharing.average(gradients).double()
         expected += torch.stack(gradients).double().sum(dim=0)
     residual = torch.stack(list(sharing.residuals)).double().sum(dim=0)
     assert residual.abs().max() > 0
-    assert torch.allclose(expected, received + residual, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
-    assert not torch.allclose(expected, received, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    assert torch.allclose(
+        expected, received + residual, rtol=1e-5, atol=1e-5 * float(expected.abs().max())
+    )
+    assert not torch.allclose(
+        expected, received, rtol=1e-5, atol=1e-5 * float(expected.abs().max())
+    )
 
 
 @settings(max_examples=repetitions(60), deadline=None)
-@given(st.integers(1, 400), st.integers(1, 5), st.sampled_from([1, 7, 64, 1000]), st.booleans(), st.integers(0, 100))
+@given(
+    st.integers(1, 400),
+    st.integers(1, 5),
+    st.sampled_from([1, 7, 64, 1000]),
+    st.booleans(),
+    st.integers(0, 100),
+)
 def test_compiled_code_sends_the_bits_of_the_reference(
     elements: int, ranks: int, block: int, feedback: bool, seed: int
 ) -> None:
@@ -191,13 +233,17 @@ def test_tiny_values_are_kept_or_sent(make: Any, tiny: float) -> None:
     """Send zeros in place of values too small for a scale, and keep them in the residual."""
     sharing = Ranks.make(make, 40, 2)
     average = sharing.average([torch.full((40,), tiny)] * 2)
-    assert torch.allclose(torch.full((40,), tiny), average + sharing.residuals[0], rtol=1e-6, atol=0.0)
+    assert torch.allclose(
+        torch.full((40,), tiny), average + sharing.residuals[0], rtol=1e-6, atol=0.0
+    )
     assert (tiny >= 2.0**-119) == bool(average.any())
 
 
 @pytest.mark.parametrize("make", QUANTISERS)
 def test_a_changed_byte_is_found(make: Any) -> None:
-    """Receive another average if one byte of one shard changes, which shows that the tests above can fail."""
+    """Receive another average if one byte of one shard changes, which shows that the tests above
+    can fail.
+    """
     layout = QuantisedLayout.of(64, shards=1, block=16)
     quantiser, payload = make(layout), torch.zeros((1, layout.row_bytes), dtype=torch.uint8)
     quantiser.encode(draw(64, 1)[0], None, payload, out_residual=None)
@@ -235,14 +281,21 @@ def test_nothing_is_compiled_after_preparing() -> None:
 HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def made_with(monkeypatch: pytest.MonkeyPatch, installed: str, device: Any, *, block: int = 4) -> Quantiser:
+def made_with(
+    monkeypatch: pytest.MonkeyPatch, installed: str, device: Any, *, block: int = 4
+) -> Quantiser:
     """Return a quantiser of 5000 elements in two shards, with one package installed."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == installed else None)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: name if name == installed else None
+    )
     return make_quantiser(QuantisedLayout.of(10_000, shards=2, block=block), device)
 
 
 def test_which_quantisation_serves_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use compiled code if its compiler is installed, else torch; kernels also need short blocks and CUDA."""
+    """Use compiled code if its compiler is installed, else torch.
+
+    Kernels also need short blocks and CUDA.
+    """
     monkeypatch.setattr(quantisers, "CudaQuantiser", lambda *arguments: arguments[1])
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert isinstance(made_with(monkeypatch, "numba", HOST), NativeQuantiser)
@@ -267,7 +320,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[cuda_on_host.Launches]:
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("feedback", [True, False])
 def test_kernels_send_the_bits_of_compiled_code(feedback: bool) -> None:
-    """Receive the same bits and keep the same residuals by kernels and by the host's compiled code."""
+    """Receive the same bits and keep the same residuals by kernels and by the host's compiled
+    code.
+    """
     results = []
     for make in (NativeQuantiser, lambda layout: quantisers.CudaQuantiser(layout, HOST)):
         sharing = Ranks.make(make, 1000, 3, block=64, feedback=feedback)
@@ -281,7 +336,10 @@ def test_kernels_send_the_bits_of_compiled_code(feedback: bool) -> None:
 def test_a_loss_scale_may_lie_on_the_device() -> None:
     """Divide by a tensor as by the number in it."""
     layout, owns = QuantisedLayout.of(100, shards=1, block=64), []
-    quantiser, payload = quantisers.CudaQuantiser(layout, HOST), torch.zeros((1, layout.row_bytes), dtype=torch.uint8)
+    quantiser, payload = (
+        quantisers.CudaQuantiser(layout, HOST),
+        torch.zeros((1, layout.row_bytes), dtype=torch.uint8),
+    )
     quantiser.encode(draw(100, 1)[0], None, payload, out_residual=None)
     for divisor in (3 / 1024, torch.tensor(3 / 1024), 1.0):
         owns.append(torch.zeros_like(payload[0]))
@@ -302,6 +360,7 @@ def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch: pytest.MonkeyPatch
     """Quote cupy's error, what to install, and the alternative."""
     monkeypatch.setattr(sys.modules["cupy"], "RawModule", cuda_on_host.without_headers)
     with pytest.raises(
-        InputError, match=r"Hook int8 quantises on this GPU .*CUDA root.*: pip install .*x\[ctk\]', or u"
+        InputError,
+        match=r"Hook int8 quantises on this GPU .*CUDA root.*: pip install .*x\[ctk\]', or u",
     ):
         quantisers._prepare_kernels(HOST)

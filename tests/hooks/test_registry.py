@@ -24,7 +24,9 @@ def test_the_table_needs_no_torch() -> None:
         except InputError as error:
             print(error)
     """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert ended.stdout.splitlines() == [
         "160",
         "Communication hooks need PyTorch, which is not installed: pip install torch.",
@@ -33,6 +35,8 @@ def test_the_table_needs_no_torch() -> None:
 
 def test_an_unknown_hook_is_refused() -> None:
     """Refuse an unknown hook, and list the valid names."""
-    with pytest.raises(InputError, match=r"Unknown hook .int7.; choose from none, .*, bf16, int8, topk:D"):
+    with pytest.raises(
+        InputError, match=r"Unknown hook .int7.; choose from none, .*, bf16, int8, topk:D"
+    ):
         find_hook("int7")
     assert HOOKS["topk"] is find_hook("topk")

@@ -85,10 +85,14 @@ def check(gradient: Floats, residual: Floats | None, sent: Sent) -> None:
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
 @pytest.mark.parametrize("density", DENSITIES)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_the_largest_are_sent_and_nothing_is_lost(name: str, density: float, value_dtype: Any) -> None:
+def test_the_largest_are_sent_and_nothing_is_lost(
+    name: str, density: float, value_dtype: Any
+) -> None:
     """Fill k slots with the largest elements; sent plus residual is exactly the input."""
     selector = TopKSelector(N, math.ceil(density * N), value_dtype=value_dtype)
-    for step, residual in enumerate((np.zeros(N, dtype=np.float32), make(name, seed=1), make("gauss", seed=2))):
+    for step, residual in enumerate(
+        (np.zeros(N, dtype=np.float32), make(name, seed=1), make("gauss", seed=2))
+    ):
         gradient = make(name, seed=3)
         check(gradient, residual, send(selector, gradient, residual, step=step))
         check(gradient, None, send(selector, gradient, None, step=step))
@@ -109,7 +113,9 @@ def test_any_small_array(data: st.DataObject) -> None:
 @settings(max_examples=repetitions(60))
 @given(st.integers(1, 3000), st.floats(0, 1), st.integers(1, 50), st.integers(0, 2**32 - 1))
 def test_any_number_of_equal_elements(n: int, density: float, levels: int, seed: int) -> None:
-    """Send the largest and lose nothing, for whole and partial blocks with any number of equal elements."""
+    """Send the largest and lose nothing, for whole and partial blocks with any number of equal
+    elements.
+    """
     rng = np.random.default_rng(seed)
     gradient = rng.integers(-levels, levels + 1, n).astype(np.float32)
     residual = rng.integers(-levels, levels + 1, n).astype(np.float32)
@@ -172,7 +178,11 @@ def test_equal_elements_take_turns_without_feedback(levels: tuple[float, ...], l
 def test_equal_elements_take_turns_with_feedback(name: str) -> None:
     """Send each of n equal elements once within ceil(n / k) steps."""
     k, gradient = 400, make(name)
-    selector, residual, times = TopKSelector(N, k), np.zeros(N, dtype=np.float32), np.zeros(N, dtype=int)
+    selector, residual, times = (
+        TopKSelector(N, k),
+        np.zeros(N, dtype=np.float32),
+        np.zeros(N, dtype=int),
+    )
     for step in range(math.ceil(N / k)):
         sent = send(selector, gradient, residual, step=step)
         assert sent.rest is not None
@@ -185,7 +195,11 @@ def test_small_elements_have_their_turn_with_feedback() -> None:
     """Send each element within twice the steps that its residual needs to reach the average."""
     k, gradient = 400, make("few values")
     steps = math.ceil(2 * np.abs(gradient).sum() / k / np.abs(gradient[gradient != 0]).min())
-    selector, residual, sent_elements = TopKSelector(N, k), np.zeros(N, dtype=np.float32), gradient == 0
+    selector, residual, sent_elements = (
+        TopKSelector(N, k),
+        np.zeros(N, dtype=np.float32),
+        gradient == 0,
+    )
     for step in range(steps):
         sent = send(selector, gradient, residual, step=step)
         assert sent.rest is not None
@@ -296,17 +310,23 @@ def test_float16_values_are_rounded_as_numpy_rounds() -> None:
     between: Floats = (halves[:-1] + halves[1:]) / np.float32(2)
     above: Floats = np.nextafter(between, np.float32(1e9))
     for gradient in (numbers, halves, -halves, between, above):
-        sent = send(TopKSelector(len(gradient), len(gradient), value_dtype="float16"), gradient, None)
+        sent = send(
+            TopKSelector(len(gradient), len(gradient), value_dtype="float16"), gradient, None
+        )
         assert np.array_equal(gradient.astype(np.float16), decoded(sent, len(gradient)))
 
 
 def test_float16_values_are_cut_not_infinite() -> None:
     """Clamp to 65504, or less if float32 cannot hold the exact residual."""
-    gradient = np.array([65504, -65519, 65520, 1e5, 2.0**29, -(2.0**38) - 2.0**15, 2.0**39, 3e38], dtype=np.float32)
+    gradient = np.array(
+        [65504, -65519, 65520, 1e5, 2.0**29, -(2.0**38) - 2.0**15, 2.0**39, 3e38], dtype=np.float32
+    )
     sent = send(TopKSelector(8, 8, value_dtype="float16"), gradient, np.zeros(8, dtype=np.float32))
     assert [65504, -65504, 65504, 65504, 65472, -32768, 0, 0] == decoded(sent, 8).tolist()
     assert sent.rest is not None
-    assert np.array_equal(gradient.astype(np.float64), decoded(sent, 8).astype(np.float64) + sent.rest)
+    assert np.array_equal(
+        gradient.astype(np.float64), decoded(sent, 8).astype(np.float64) + sent.rest
+    )
 
 
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
@@ -318,12 +338,16 @@ def test_payloads_of_several_ranks_add_up(value_dtype: Any) -> None:
     for rank in range(3):
         part = gathered[rank * size : (rank + 1) * size]
         TopKSelector(N, k, value_dtype=value_dtype).encode(make("gauss", seed=rank), None, part)
-        expected[part[: 4 * k].view(np.int32)] += part[4 * k :].view(value_dtype)[:k].astype(np.float32)
+        expected[part[: 4 * k].view(np.int32)] += (
+            part[4 * k :].view(value_dtype)[:k].astype(np.float32)
+        )
         decode_add(part, N, k, value_dtype, into)
     assert np.array_equal(expected, into)
 
 
-@pytest.mark.parametrize(("k", "value_dtype", "expected"), [(1, "float32", 8), (1, "float16", 8), (4, "float16", 24)])
+@pytest.mark.parametrize(
+    ("k", "value_dtype", "expected"), [(1, "float32", 8), (1, "float16", 8), (4, "float16", 24)]
+)
 def test_payloads_are_whole_words(k: int, value_dtype: Any, expected: int) -> None:
     """Use 4 bytes per index and 2 or 4 per value, zero-padded to a multiple of 4."""
     selector = TopKSelector(10, k, value_dtype=value_dtype)
@@ -346,7 +370,13 @@ def test_indices_that_are_not_there_are_refused(index: int) -> None:
 
 @pytest.mark.parametrize(
     ("n", "k", "value_dtype"),
-    [(0, 0, "float32"), (5, 0, "float32"), (5, 6, "float32"), (2**31, 1, "float32"), (5, 1, "float64")],
+    [
+        (0, 0, "float32"),
+        (5, 0, "float32"),
+        (5, 6, "float32"),
+        (2**31, 1, "float32"),
+        (5, 1, "float64"),
+    ],
 )
 def test_impossible_selectors_are_refused(n: int, k: int, value_dtype: Any) -> None:
     """Refuse an impossible number of elements, in encoding and decoding."""
@@ -391,7 +421,13 @@ def test_arrays_that_do_not_fit_are_refused(wrong: str) -> None:
 def test_nothing_is_compiled_after_preparing() -> None:
     """Compile everything in ``prepare``, and release the interpreter lock in it."""
     prepare()
-    compiled = (kernels.select, kernels.write_singles, kernels.write_halves, kernels.add_singles, kernels.add_halves)
+    compiled = (
+        kernels.select,
+        kernels.write_singles,
+        kernels.write_halves,
+        kernels.add_singles,
+        kernels.add_halves,
+    )
     before = [len(kernel.signatures) for kernel in compiled]
     for value_dtype in VALUE_TYPES:
         selector = TopKSelector(N, 9, value_dtype=value_dtype)  # type: ignore[arg-type] # a str by its type only
@@ -408,7 +444,9 @@ def test_nothing_is_compiled_after_preparing() -> None:
 def test_the_benchmark_keeps_what_it_measured(tmp_path: Path, run_benchmark: RunBenchmark) -> None:
     """Write a line per kind of data with all times and conditions, and exit by the verdict."""
     pytest.importorskip("torch")
-    done = run_benchmark("selection", "--mib", "0.1", "--rounds", "6", "--out", str(tmp_path / "out"))
+    done = run_benchmark(
+        "selection", "--mib", "0.1", "--rounds", "6", "--out", str(tmp_path / "out")
+    )
     with (tmp_path / "out" / "selection.csv").open() as stream:
         lines = list(csv.DictReader(stream))
     info = json.loads((tmp_path / "out" / "run.json").read_text())

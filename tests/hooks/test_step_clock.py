@@ -144,7 +144,9 @@ def test_what_a_hook_does_between_collectives_is_decoding() -> None:
         now.ns += 1000 * (ticks - 1)
         watch.worked(began)
     watch.arrived()
-    bucket = Expected(index=0, numel=4, is_last=False, dtype=torch.float32, device=torch.device("cpu"))
+    bucket = Expected(
+        index=0, numel=4, is_last=False, dtype=torch.float32, device=torch.device("cpu")
+    )
     times = watch.marks(bucket).times(watch.ready)
     assert (0, 0, 0) == (times.ready_ns, times.start_ns, times.encode_ns)
     assert 1000 * (1 + 4 + 1) == times.decode_ns

@@ -19,7 +19,9 @@ from commbench.interop.imports.reading import ImportOptions
 def settings_of(tool: str, operation: str, size: str, ranks: int = 2) -> FixedSettings:
     """Return the warm-up and repetitions of the only case of an operation at a size."""
     convention = CONVENTIONS[tool]
-    cases = all_cases(convention.suite({"operations": (operation,), "sizes": (int(size),)}, ranks).sweeps, ranks)
+    cases = all_cases(
+        convention.suite({"operations": (operation,), "sizes": (int(size),)}, ranks).sweeps, ranks
+    )
     (settings,) = convention.fixed(cases[:1], ranks).values()
     return settings
 
@@ -35,33 +37,42 @@ def settings_of(tool: str, operation: str, size: str, ranks: int = 2) -> FixedSe
         ("bandwidth", "65536", 2, 20),
     ],
 )
-def test_osu_repeats_as_its_header_says(operation: str, size: str, warmups: int, repetitions: int) -> None:
+def test_osu_repeats_as_its_header_says(
+    operation: str, size: str, warmups: int, repetitions: int
+) -> None:
     """Take the loops of osu_util.h, fewer above 8 KiB."""
-    expected = FixedSettings(warmups=warmups, batch=1, visits=1, repetitions=repetitions, is_probed=False)
+    expected = FixedSettings(
+        warmups=warmups, batch=1, visits=1, repetitions=repetitions, is_probed=False
+    )
     assert expected == settings_of("osu", operation, size)
 
 
 @pytest.mark.parametrize(
-    ("size", "warmups", "repetitions"), [("4", 1100, 1000), ("65536", 704, 640), ("4194304", 20, 10)]
+    ("size", "warmups", "repetitions"),
+    [("4", 1100, 1000), ("65536", 704, 640), ("4194304", 20, 10)],
 )
 def test_imb_repeats_up_to_a_volume(size: str, warmups: int, repetitions: int) -> None:
-    """Repeat at most 1000 times and 40 MiB, after as many trials and a tenth, at least 10 times, of warm-up."""
-    expected = FixedSettings(warmups=warmups, batch=1, visits=1, repetitions=repetitions, is_probed=False)
+    """Repeat at most 1000 times and 40 MiB, after as many trials and a tenth, at least 10 times, of
+    warm-up.
+    """
+    expected = FixedSettings(
+        warmups=warmups, batch=1, visits=1, repetitions=repetitions, is_probed=False
+    )
     assert expected == settings_of("imb", "all_reduce", size)
 
 
 def test_imb_reads_the_clock_around_its_loop_of_messages() -> None:
     """Time all messages of a pair together, as many as IMB sends."""
-    assert FixedSettings(warmups=704, batch=640, visits=1, repetitions=1, is_probed=False) == settings_of(
-        "imb", "latency", "65536"
-    )
+    assert FixedSettings(
+        warmups=704, batch=640, visits=1, repetitions=1, is_probed=False
+    ) == settings_of("imb", "latency", "65536")
 
 
 def test_nccl_tests_times_twenty_operations_together() -> None:
     """Make one warm-up, and time operations back to back, out of place and in place."""
-    assert FixedSettings(warmups=1, batch=20, visits=1, repetitions=1, is_probed=False) == settings_of(
-        "nccl-tests", "all_reduce", "8"
-    )
+    assert FixedSettings(
+        warmups=1, batch=20, visits=1, repetitions=1, is_probed=False
+    ) == settings_of("nccl-tests", "all_reduce", "8")
     cases = all_cases(CONVENTIONS["nccl-tests"].suite({}, 2).sweeps, 2)
     assert {(False, "pipelined", "nccl", "float32"), (True, "pipelined", "nccl", "float32")} == {
         (case.in_place, case.mode, case.backend, case.dtype) for case in cases
@@ -70,7 +81,9 @@ def test_nccl_tests_times_twenty_operations_together() -> None:
 
 
 @pytest.mark.parametrize(("tool", "first", "dtype"), [("osu", 1, "int8"), ("imb", 4, "float32")])
-def test_collectives_of_mpi_are_out_of_place_and_start_by_a_barrier(tool: str, first: int, dtype: str) -> None:
+def test_collectives_of_mpi_are_out_of_place_and_start_by_a_barrier(
+    tool: str, first: int, dtype: str
+) -> None:
     """Measure all_reduce out of place behind a barrier, point to point back to back."""
     suite = CONVENTIONS[tool].suite({"operations": ("all_reduce", "latency")}, 2)
     cases = all_cases(suite.sweeps, 2)
@@ -80,7 +93,11 @@ def test_collectives_of_mpi_are_out_of_place_and_start_by_a_barrier(tool: str, f
         cases[0].in_place,
         cases[0].dtype,
     )
-    assert ("latency", "none", 4 * 2**20) == (cases[-1].operation, cases[-1].sync, cases[-1].message_bytes)
+    assert ("latency", "none", 4 * 2**20) == (
+        cases[-1].operation,
+        cases[-1].sync,
+        cases[-1].message_bytes,
+    )
 
 
 @pytest.mark.parametrize("tool", ["osu", "imb"])
@@ -94,14 +111,23 @@ def test_sizes_are_one_share(tool: str) -> None:
 
 def test_given_axes_replace_the_tools() -> None:
     """Keep what was asked for, and the tool's conventions otherwise."""
-    suite = CONVENTIONS["osu"].suite({"backends": ("gloo",), "dtypes": ("float64",), "sizes": (64,)}, 2)
+    suite = CONVENTIONS["osu"].suite(
+        {"backends": ("gloo",), "dtypes": ("float64",), "sizes": (64,)}, 2
+    )
     (case,) = all_cases(suite.sweeps, 2)
-    assert ("gloo", "float64", 64, "barrier") == (case.backend, case.dtype, case.message_bytes, case.sync)
+    assert ("gloo", "float64", 64, "barrier") == (
+        case.backend,
+        case.dtype,
+        case.message_bytes,
+        case.sync,
+    )
 
 
 def test_an_operation_that_the_tool_lacks_is_refused() -> None:
     """Name the tool and its tests."""
-    with pytest.raises(InputError, match=r"IMB has no test of bandwidth; choose from all_reduce, .*sendrecv"):
+    with pytest.raises(
+        InputError, match=r"IMB has no test of bandwidth; choose from all_reduce, .*sendrecv"
+    ):
         CONVENTIONS["imb"].suite({"operations": ("bandwidth",)}, 2)
 
 
@@ -112,8 +138,14 @@ def test_an_operation_that_the_tool_lacks_is_refused() -> None:
         ("--as osu --visits 3", "--as osu and --visits were both given; leave one of them out."),
         ("--as imb -c bibandwidth", "IMB has no test of bibandwidth; choose from "),
         ("collectives --as osu", "--as osu and SUITE were both given; leave one of them out."),
-        ("--as osu --racks racks.txt", "--as osu and --racks were both given; leave one of them out."),
-        ("--as imb --world-sizes 2", "--as imb and --world-sizes were both given; leave one of them out."),
+        (
+            "--as osu --racks racks.txt",
+            "--as osu and --racks were both given; leave one of them out.",
+        ),
+        (
+            "--as imb --world-sizes 2",
+            "--as imb and --world-sizes were both given; leave one of them out.",
+        ),
     ],
 )
 def test_bad_requests_are_one_sentence(commbench: Command, words: str, sentence: str) -> None:
@@ -151,5 +183,7 @@ def test_real_ranks_measure_as_the_tool(
     for size, counts in repetitions.items():
         made = [len(record.times_us) for record in records if record.case.message_bytes == size]
         assert counts == sorted(made)
-    imported = import_outputs([Source(name="out.txt", data=done.stdout.encode())], options=ImportOptions())
+    imported = import_outputs(
+        [Source(name="out.txt", data=done.stdout.encode())], options=ImportOptions()
+    )
     assert len(records) == len(imported.records)

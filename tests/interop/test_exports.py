@@ -17,13 +17,18 @@ from commbench.interop.exports.parquet import tables_of, write_parquet
 from commbench.results import load_run
 
 RESULTS = Path(__file__).parents[2] / "results"
-BENCH, MATRIX = RESULTS / "bench_xeon2core_20261121", RESULTS / "matrix_slow_host_xeon2core_20261121"
+BENCH, MATRIX = (
+    RESULTS / "bench_xeon2core_20261121",
+    RESULTS / "matrix_slow_host_xeon2core_20261121",
+)
 Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return ``export(arguments)``, which runs the command and returns exit code, stdout and stderr."""
+    """Return ``export(arguments)``, which runs the command and returns exit code, stdout and
+    stderr.
+    """
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["commbench", "export", *map(str, arguments)])
@@ -59,15 +64,22 @@ def test_no_run_no_export(export: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((BENCH, "--format", "openmetrics"), "--format openmetrics takes one run, and 2 were given"),
+        (
+            (BENCH, "--format", "openmetrics"),
+            "--format openmetrics takes one run, and 2 were given",
+        ),
         (("--format", "parquet", "--expect", "wrong = 0"), "--expect is of --format openmetrics"),
         (("--format", "history", "--expect", "wrong = 0"), "--expect is of --format openmetrics"),
         (("--format", "openmetrics", "--link", "1gbit"), "--link 1gbit is of --expect"),
         (("--format", "openmetrics", "--expect", "wrong <= 0"), "wrong takes ="),
     ],
 )
-def test_what_a_form_does_not_take_is_refused(export: Command, words: tuple[object, ...], sentence: str) -> None:
-    """Refuse several runs and expectations for forms of one run without them, and a rate without expectations."""
+def test_what_a_form_does_not_take_is_refused(
+    export: Command, words: tuple[object, ...], sentence: str
+) -> None:
+    """Refuse several runs and expectations for forms of one run without them, and a rate without
+    expectations.
+    """
     code, output, complaint = export(MATRIX, *words)
     assert (2, "") == (code, output)
     assert sentence in complaint
@@ -103,14 +115,17 @@ def test_reading_for_an_export_imports_neither_torch_nor_mpi(
     assert 0 == export(BENCH, "--format", "openmetrics", "--out", tmp_path / "a.prom")[0]
 
 
-# ------------------------------------------------------------------------------------------------------- Parquet
+# ------------------------------------------------------------------------------------------ Parquet
 
 
 def test_tables_have_the_columns_of_the_csv_files() -> None:
     """Give each table the columns of its CSV file, with types."""
     tables = {table.name: table for table in tables_of(load_run(BENCH))}
     assert ["collectives", "ddp", "buckets", "repetitions", "steps"] == list(tables)
-    assert (COLUMNS, DDP_COLUMNS) == (tuple(tables["collectives"].frame), tuple(tables["ddp"].frame))
+    assert (COLUMNS, DDP_COLUMNS) == (
+        tuple(tables["collectives"].frame),
+        tuple(tables["ddp"].frame),
+    )
     types = {str(dtype) for table in tables.values() for dtype in table.frame.dtypes}
     assert {"string", "Int64", "Float64", "boolean"} == types
 
@@ -119,11 +134,22 @@ def test_every_repetition_and_step_is_a_line() -> None:
     """Write one row per sample, with case and launch."""
     run = load_run(BENCH)
     tables = {table.name: table.frame for table in tables_of(run)}
-    assert [time for record in run.records for time in record.times_us] == tables["repetitions"]["time_us"].tolist()
-    assert sum(len(record.step_ms) for record in run.training_records) == len(tables["steps"]["launch"])
+    assert [time for record in run.records for time in record.times_us] == tables["repetitions"][
+        "time_us"
+    ].tolist()
+    assert sum(len(record.step_ms) for record in run.training_records) == len(
+        tables["steps"]["launch"]
+    )
     first, count = run.records[0], len(run.records[0].times_us)
-    lines = list(zip(*(tables["repetitions"][name] for name in ("operation", "launch", "repetition")), strict=True))
-    assert [(first.case.operation, first.launch, number) for number in range(count)] == lines[:count]
+    lines = list(
+        zip(
+            *(tables["repetitions"][name] for name in ("operation", "launch", "repetition")),
+            strict=True,
+        )
+    )
+    assert [(first.case.operation, first.launch, number) for number in range(count)] == lines[
+        :count
+    ]
 
 
 @pytest.mark.parametrize("path", [BENCH, MATRIX], ids=lambda path: path.name)
@@ -132,16 +158,22 @@ def test_parquet_reads_back(path: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
     run = load_run(path)
     folder = write_parquet(run, tmp_path / "tables")
-    assert {f"{table.name}.parquet" for table in tables_of(run)} == {each.name for each in folder.iterdir()}
+    assert {f"{table.name}.parquet" for table in tables_of(run)} == {
+        each.name for each in folder.iterdir()
+    }
     for table in tables_of(run):
         read = parquet.read_table(folder / f"{table.name}.parquet")
-        assert table.frame.astype(object).where(table.frame.notna(), None).to_dict("list") == read.to_pydict()
+        assert (
+            table.frame.astype(object).where(table.frame.notna(), None).to_dict("list")
+            == read.to_pydict()
+        )
         assert list(map(str, table.frame.dtypes)) == list(map(str, read.to_pandas().dtypes))
         assert run.info == json.loads(read.schema.metadata[b"commbench"])
     rows = parquet.read_table(folder / "collectives.parquet")
     assert b"ranks of the launch" == rows.schema.field("world_size").metadata[b"about"]
     assert ("int64", "bool", "double", "string") == tuple(
-        str(rows.schema.field(name).type) for name in ("message_bytes", "in_place", "time_us", "reason")
+        str(rows.schema.field(name).type)
+        for name in ("message_bytes", "in_place", "time_us", "reason")
     )
 
 

@@ -1,4 +1,6 @@
-"""Tests of the history of runs: a line for each case and run, never a run twice, never half a file."""
+"""Tests of the history of runs: a line for each case and run, never a run twice, never half a
+file.
+"""
 
 import csv
 import errno
@@ -49,7 +51,7 @@ def test_each_case_of_each_run_is_a_line(file: Path) -> None:
     assert [(f"night{number:02}", case) for number in (0, 1) for case in cases] == [
         (line["run"], line["case"]) for line in lines
     ]
-    (row, _) = night(0).rows
+    row, _ = night(0).rows
     stated = [float(lines[0][name]) for name in ("time_us", "time_us_ci_low", "time_us_ci_high")]
     assert pytest.approx([row.time_us, row.time_us_ci_low, row.time_us_ci_high]) == stated
     assert ("2026-09-01T03:00:00+00:00", "6", "Open MPI 5.0.8", "sm") == tuple(
@@ -83,7 +85,10 @@ def test_lines_are_in_the_order_of_time(file: Path, tmp_path: Path) -> None:
 
 def test_cases_without_a_sound_time_have_no_line(file: Path) -> None:
     """Leave out failed, hung and wrong cases."""
-    unsound = [make_record(LARGE, status="hung", reason="rank 1"), *make_launches(STEADY, SMALL, status="wrong")]
+    unsound = [
+        make_record(LARGE, status="hung", reason="rank 1"),
+        *make_launches(STEADY, SMALL, status="wrong"),
+    ]
     sound = make_case(message_bytes=64)
     write_history([make_night(0, [*unsound, *make_launches(STEADY, sound)])], file)
     assert ["mpi all_reduce 64 B, 2 ranks, float32"] == [line["case"] for line in lines_of(file)]
@@ -92,22 +97,30 @@ def test_cases_without_a_sound_time_have_no_line(file: Path) -> None:
 def test_training_is_a_case(file: Path) -> None:
     """Write the step of a configuration in microseconds."""
     training = tuple(make_training_launches([20.0] * 6, make_training_case("topk:0.01")))
-    write_history([Run(path=Path("a"), info=night(0).info, records=(), training_records=training)], file)
+    write_history(
+        [Run(path=Path("a"), info=night(0).info, records=(), training_records=training)], file
+    )
     (line,) = lines_of(file)
     assert "mlp gloo topk:0.01, default buckets, 2 ranks, batch 32, fp32" == line["case"]
     assert 20000.0 == float(line["time_us"])
 
 
 @pytest.mark.parametrize(
-    ("make_name", "names"), [(collective_name, CASE_LABELS), (training_name, TRAINING_LABELS)], ids=["case", "training"]
+    ("make_name", "names"),
+    [(collective_name, CASE_LABELS), (training_name, TRAINING_LABELS)],
+    ids=["case", "training"],
 )
-def test_each_label_is_part_of_the_name(make_name: Callable[[dict[str, str]], str], names: tuple[str, ...]) -> None:
+def test_each_label_is_part_of_the_name(
+    make_name: Callable[[dict[str, str]], str], names: tuple[str, ...]
+) -> None:
     """Give cases that differ in one label two names."""
     labels = dict.fromkeys(names, "7")
-    assert len(names) == len({make_name({**labels, name: "9"}) for name in names} - {make_name(labels)})
+    assert len(names) == len(
+        {make_name({**labels, name: "9"}) for name in names} - {make_name(labels)}
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -123,7 +136,9 @@ def test_each_label_is_part_of_the_name(make_name: Callable[[dict[str, str]], st
 def test_a_file_that_is_no_history_is_refused(file: Path, content: bytes) -> None:
     """Refuse a file of other columns in one sentence, and change nothing."""
     file.write_bytes(content)
-    with pytest.raises(InputError, match="is no history of commbench, whose columns are time, run") as refused:
+    with pytest.raises(
+        InputError, match="is no history of commbench, whose columns are time, run"
+    ) as refused:
         write_history([night(0)], file)
     assert 1 == len(str(refused.value).splitlines())
     assert content == file.read_bytes()
@@ -134,7 +149,10 @@ def test_a_file_that_is_no_history_is_refused(file: Path, content: bytes) -> Non
     ("run", "sentence"),
     [
         (make_night(0, [make_record(status="hung", reason="rank 1")]), "has no case with a time"),
-        (Run(path=Path("a"), info=make_info(), records=tuple(make_launches(STEADY))), "does not state when it began"),
+        (
+            Run(path=Path("a"), info=make_info(), records=tuple(make_launches(STEADY))),
+            "does not state when it began",
+        ),
     ],
 )
 def test_a_run_that_cannot_be_added_is_refused(file: Path, run: Run, sentence: str) -> None:
@@ -185,10 +203,12 @@ def test_two_exports_at_once_are_refused(file: Path) -> None:
         os.close(lock)
 
 
-# ------------------------------------------------------------------------------------------------------ the command
+# -------------------------------------------------------------------------------------- the command
 
 
-def test_the_command_adds_all_runs_of_a_folder(file: Path, tmp_path: Path, commbench: Command) -> None:
+def test_the_command_adds_all_runs_of_a_folder(
+    file: Path, tmp_path: Path, commbench: Command
+) -> None:
     """Add each run of a folder, and say how many runs and cases the history has."""
     for run in make_history(0)[:3]:
         keep(run, tmp_path / "nights")
@@ -201,4 +221,6 @@ def test_the_command_refuses_a_foreign_file(file: Path, tmp_path: Path, commbenc
     """End with exit code 2 and one sentence, and write nothing."""
     keep(night(0), tmp_path)
     file.write_text("a,b\n1,2\n")
-    commbench.refuses("export night00 --format history --out history.csv", "is no history of commbench")
+    commbench.refuses(
+        "export night00 --format history --out history.csv", "is no history of commbench"
+    )

@@ -31,7 +31,9 @@ class Commbench:
 
 
 @pytest.fixture
-def commbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Commbench:
+def commbench(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Commbench:
     """Return the command line in an empty directory."""
     monkeypatch.chdir(tmp_path)
     return Commbench(monkeypatch, capsys)
@@ -58,7 +60,9 @@ def test_page_of_an_imported_run_says_whose_figures_these_are(commbench: Commben
     meaning = "mean over repetitions and ranks"
     assert f"A time is the median over launches of the {meaning}" in page
     assert f"{meaning[0].upper()}{meaning[1:]} (lower is better)" in page
-    assert f'title="median over launches of the {meaning}"' in Path("theirs/report.html").read_text()
+    assert (
+        f'title="median over launches of the {meaning}"' in Path("theirs/report.html").read_text()
+    )
 
 
 def test_import_writes_a_run_that_is_reported(commbench: Commbench) -> None:
@@ -68,7 +72,9 @@ def test_import_writes_a_run_that_is_reported(commbench: Commbench) -> None:
     assert "8 measurements of OSU Micro-Benchmarks v5.6.2." in out
     assert "Assumed: 64 messages were in flight" in out
     assert "messages of 0 bytes cannot be imported." in out
-    assert {"run.json", "samples.jsonl", "collectives.csv", ".lock"} <= {path.name for path in Path("theirs").iterdir()}
+    assert {"run.json", "samples.jsonl", "collectives.csv", ".lock"} <= {
+        path.name for path in Path("theirs").iterdir()
+    }
     info = json.loads(Path("theirs/run.json").read_text())
     assert ("import", "complete", 4) == (info["suite"], info["status"], info["world_size"])
     assert "started" not in info  # when it was measured is not stated
@@ -90,8 +96,18 @@ def test_compare_tells_imported_runs_apart(commbench: Commbench, tmp_path: Path)
     """Judge six outputs per side, and exit with 5 for a regression."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    commbench("import", *variants(tmp_path / "a", ["90.00", "90.10", "90.20", "89.90", "89.80", "90.05"]), "--out", "A")
-    commbench("import", *variants(tmp_path / "b", ["99.00", "99.10", "99.20", "98.90", "98.80", "99.05"]), "--out", "B")
+    commbench(
+        "import",
+        *variants(tmp_path / "a", ["90.00", "90.10", "90.20", "89.90", "89.80", "90.05"]),
+        "--out",
+        "A",
+    )
+    commbench(
+        "import",
+        *variants(tmp_path / "b", ["99.00", "99.10", "99.20", "98.90", "98.80", "99.05"]),
+        "--out",
+        "B",
+    )
     code, out, _ = commbench("compare", "A", "B")
     assert 5 == code
     assert "1 of 6 cases slower" in out
@@ -139,16 +155,24 @@ def test_an_import_that_was_cut_short_goes_on(commbench: Commbench) -> None:
     [
         (["nothing.txt"], "nothing.txt cannot be read (No such file or directory)"),
         ([str(DATA)], "is a directory; name the files in it"),
-        ([__file__], "is no output of nccl-tests, OSU Micro-Benchmarks, Intel MPI Benchmarks or PARAM"),
+        (
+            [__file__],
+            "is no output of nccl-tests, OSU Micro-Benchmarks, Intel MPI Benchmarks or PARAM",
+        ),
         ([str(DATA / "osu_validated.txt")], "say so with -n"),
         ([str(DATA / "imb.txt"), "-n", "0"], "-n 0 is no number of ranks"),
         ([str(DATA / "imb.txt"), "--tool", "x"], "Unknown tool 'x'"),
         ([str(DATA / "imb.txt"), "--dtype", "x"], "Unknown dtype 'x'"),
         ([str(DATA / "imb.txt"), "--operation", "x"], "Unknown operation 'x'"),
-        ([str(DATA / "param.txt"), "--backend", "x"], "Unknown backend 'x'; choose from nccl, gloo, mpi"),
+        (
+            [str(DATA / "param.txt"), "--backend", "x"],
+            "Unknown backend 'x'; choose from nccl, gloo, mpi",
+        ),
     ],
 )
-def test_bad_input_writes_nothing(commbench: Commbench, tmp_path: Path, words: list[str], sentence: str) -> None:
+def test_bad_input_writes_nothing(
+    commbench: Commbench, tmp_path: Path, words: list[str], sentence: str
+) -> None:
     """Exit with 2 and one sentence, and write nothing."""
     code, out, err = commbench("import", *words, "--out", "theirs")
     assert (2, "") == (code, out)

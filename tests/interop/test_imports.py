@@ -1,4 +1,6 @@
-"""Tests of reading other tools' output: formats, units, sizes, missing facts, and truncated files."""
+"""Tests of reading other tools' output: formats, units, sizes, missing facts, and truncated
+files.
+"""
 
 import contextlib
 import json
@@ -50,18 +52,32 @@ def assumed(imported: Imported) -> str:
     return "; ".join(text for _, reading in imported.readings for text in reading.assumed)
 
 
-# -------------------------------------------------------------------------------------------------------- nccl-tests
+# --------------------------------------------------------------------------------------- nccl-tests
 
 
 def test_nccl_tests_gives_both_halves_and_the_header() -> None:
-    """Read sizes, times and checks of both halves, and ranks, hosts, GPU, library and iterations."""
+    """Read sizes, times and checks of both halves, and ranks, hosts, GPU, library and
+    iterations.
+    """
     imported = load("nccl_tests_all_reduce.txt")
     rows = {(row.in_place, row.message_bytes): row for row in rows_of(imported)}
     assert {(place, size) for place in (False, True) for size in (8, 262144, 8388608)} == set(rows)
     row = rows[False, 8388608]
-    assert (90.12, 90.12, 0, "imported") == (row.time_us, row.time_us_rank_mean, row.wrong, row.flags)
-    assert [pytest.approx(93.08, abs=0.005), pytest.approx(139.62, abs=0.005)] == [row.algbw_GBps, row.busbw_GBps]
-    assert ("nccl", "NCCL 2.28.7", "NVIDIA H100 80GB HBM3") == (row.backend, row.library, row.device)
+    assert (90.12, 90.12, 0, "imported") == (
+        row.time_us,
+        row.time_us_rank_mean,
+        row.wrong,
+        row.flags,
+    )
+    assert [pytest.approx(93.08, abs=0.005), pytest.approx(139.62, abs=0.005)] == [
+        row.algbw_GBps,
+        row.busbw_GBps,
+    ]
+    assert ("nccl", "NCCL 2.28.7", "NVIDIA H100 80GB HBM3") == (
+        row.backend,
+        row.library,
+        row.device,
+    )
     assert (4, 4, 1, 4, 20, "pipelined") == (
         row.world_size,
         row.group_size,
@@ -77,16 +93,29 @@ def test_nccl_tests_gives_both_halves_and_the_header() -> None:
 def test_one_output_has_no_interval_and_no_quantiles() -> None:
     """Leave interval and quantiles of a mean empty."""
     row = rows_of(load("nccl_tests_all_reduce.txt"))[0]
-    empty = ("time_us_ci_low", "time_us_ci_high", "time_us_min", "time_us_p25", "time_us_p75", "time_us_p95")
-    assert [None] * 9 == [getattr(row, name) for name in (*empty, "skew_us", "late_discarded", "harness_us")]
+    empty = (
+        "time_us_ci_low",
+        "time_us_ci_high",
+        "time_us_min",
+        "time_us_p25",
+        "time_us_p75",
+        "time_us_p95",
+    )
+    assert [None] * 9 == [
+        getattr(row, name) for name in (*empty, "skew_us", "late_discarded", "harness_us")
+    ]
 
 
 def test_old_nccl_tests_needs_the_operation() -> None:
     """Ask for the operation, which old versions do not print, and read their footer's check."""
-    with pytest.raises(InputError, match="does not say which operation was timed; say so with --operation"):
+    with pytest.raises(
+        InputError, match="does not say which operation was timed; say so with --operation"
+    ):
         load("nccl_tests_old.txt")
     rows = rows_of(load("nccl_tests_old.txt", operation="all_reduce"))
-    assert [(2, 2, 1, 0)] * 4 == [(row.world_size, row.nodes, row.ranks_per_node, row.wrong) for row in rows]
+    assert [(2, 2, 1, 0)] * 4 == [
+        (row.world_size, row.nodes, row.ranks_per_node, row.wrong) for row in rows
+    ]
 
 
 def test_nccl_tests_with_more_columns() -> None:
@@ -109,7 +138,12 @@ def test_nccl_tests_json() -> None:
     """Count ranks of processes with several GPUs; read single iterations and missing checks."""
     imported = load("nccl_tests.json")
     first, larger, in_place = rows_of(imported)
-    assert (4, 2, 2, "all_gather") == (first.world_size, first.nodes, first.ranks_per_node, first.operation)
+    assert (4, 2, 2, "all_gather") == (
+        first.world_size,
+        first.nodes,
+        first.ranks_per_node,
+        first.operation,
+    )
     assert (40.0, 38.0, 43.0, 3, 0) == (
         first.time_us,
         first.time_us_min,
@@ -134,7 +168,9 @@ def test_json_that_is_cut_off_gives_its_whole_results() -> None:
         load_text(text[: text.index('"results":') + 20])
 
 
-@pytest.mark.parametrize(("code", "version"), [(22807, "2.28.7"), (23007, "2.30.7"), (2708, "2.7.8")])
+@pytest.mark.parametrize(
+    ("code", "version"), [(22807, "2.28.7"), (23007, "2.30.7"), (2708, "2.7.8")]
+)
 def test_nccl_versions(code: int, version: str) -> None:
     """Format NCCL's version number."""
     assert version == nccl_version(code)
@@ -143,9 +179,12 @@ def test_nccl_versions(code: int, version: str) -> None:
 def test_operations_in_graphs_are_of_that_cadence() -> None:
     """Read the cadence of CUDA graphs from text and JSON."""
     texts = [(DATA / name).read_text() for name in ("nccl_tests_all_reduce.txt", "nccl_tests.json")]
-    for text, old, new in zip(texts, ("graph: 0", '"graph":0'), ("graph: 20", '"graph":20'), strict=True):
+    for text, old, new in zip(
+        texts, ("graph: 0", '"graph":0'), ("graph: 20", '"graph":20'), strict=True
+    ):
         assert [{"pipelined"}, {"graph"}] == [
-            {record.case.mode for record in load_text(each).records} for each in (text, text.replace(old, new))
+            {record.case.mode for record in load_text(each).records}
+            for each in (text, text.replace(old, new))
         ]
 
 
@@ -155,7 +194,11 @@ def test_groups_and_cpu_times_are_left_out() -> None:
     for old, new, words in (
         ("Rank  3 Group  0", "Rank  3 Group  1", "2 groups ran at the same time"),
         ("  time   algbw", "cputime   algbw", "times are of the CPU only"),
-        ("all_reduce_perf", "hypercube_perf", "hypercube_perf of nccl-tests has no counterpart in commbench"),
+        (
+            "all_reduce_perf",
+            "hypercube_perf",
+            "hypercube_perf of nccl-tests has no counterpart in commbench",
+        ),
     ):
         with pytest.raises(InputError, match=words):
             load_text(text.replace(old, new))
@@ -166,8 +209,14 @@ def test_processes_that_each_ran_alone_are_no_launches() -> None:
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     twice = re.sub(r"Rank  [1-3]", "Rank  0", text)
     alone = "\n".join(line for line in text.split("\n") if not re.search(r"Rank  [1-3]", line))
-    for each in (twice, alone + alone.replace("Pid   4242", "Pid   4243").replace("90.12", "90.13")):
-        with pytest.raises(InputError, match="several processes each ran alone, as where nccl-tests was built without"):
+    for each in (
+        twice,
+        alone + alone.replace("Pid   4242", "Pid   4243").replace("90.12", "90.13"),
+    ):
+        with pytest.raises(
+            InputError,
+            match="several processes each ran alone, as where nccl-tests was built without",
+        ):
             load_text(each)
     assert {1} == {record.group_size for record in load_text(alone).records}
 
@@ -176,17 +225,31 @@ def test_nccl_tests_that_waited_without_a_barrier_are_left_out() -> None:
     """Read -z 1 and 3 as isolated, omit -z 2, and print the assumption."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     blocking = "# Blocking Enabled: {how} \n# Using devices"
-    barrier = blocking.format(how="wait and barrier after each outer iteration (-n); time excludes barrier")
-    assert {"barrier"} == {record.case.sync for record in load_text(text.replace("# Using devices", barrier)).records}
+    barrier = blocking.format(
+        how="wait and barrier after each outer iteration (-n); time excludes barrier"
+    )
+    assert {"barrier"} == {
+        record.case.sync for record in load_text(text.replace("# Using devices", barrier)).records
+    }
     with pytest.raises(InputError, match=r"waited for without a barrier \(-z 2\)"):
-        load_text(text.replace("# Using devices", blocking.format(how="wait after each inner iteration, no barrier")))
+        load_text(
+            text.replace(
+                "# Using devices",
+                blocking.format(how="wait after each inner iteration, no barrier"),
+            )
+        )
     assert "back to back, as is nccl-tests' default (-z 0)" in assumed(load_text(text))
     assert "mean over ranks, nccl-tests' default (-a 1)" in assumed(load_text(text))
 
 
 @pytest.mark.parametrize(
     ("option", "slowest"),
-    [('"-a","1"', False), ('"--average=3"', True), ('"-a3"', True), ('"-a","1","--average","3"', True)],
+    [
+        ('"-a","1"', False),
+        ('"--average=3"', True),
+        ('"-a3"', True),
+        ('"-a","1","--average","3"', True),
+    ],
 )
 def test_nccl_tests_json_states_what_its_times_mean(option: str, *, slowest: bool) -> None:
     """Read the times as those of the slowest rank."""
@@ -200,14 +263,21 @@ def test_nccl_tests_json_states_what_its_times_mean(option: str, *, slowest: boo
 
 @pytest.mark.parametrize(
     ("option", "words"),
-    [('"-a","0"', "of rank 0 only"), ('"-a","2"', "of the fastest rank"), ('"-z","2"', "without a barrier")],
+    [
+        ('"-a","0"', "of rank 0 only"),
+        ('"-a","2"', "of the fastest rank"),
+        ('"-z","2"', "without a barrier"),
+    ],
 )
 def test_nccl_tests_json_of_what_has_no_counterpart_is_left_out(option: str, words: str) -> None:
     """Omit times of one rank, of the fastest rank, and of unknown cadence."""
     text = (DATA / "nccl_tests.json").read_text().replace('"-I","1"', option)
     with pytest.raises(InputError, match=words):
         load_text(
-            text.replace('"blocking_collectives":"false"', f'"blocking_collectives":"{str("z" in option).lower()}"')
+            text.replace(
+                '"blocking_collectives":"false"',
+                f'"blocking_collectives":"{str("z" in option).lower()}"',
+            )
         )
 
 
@@ -215,7 +285,9 @@ def test_ranks_that_are_not_listed_must_be_given() -> None:
     """Ask for the number of ranks if their list has gaps, and check it against the busbw."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     text = "\n".join(line for line in text.split("\n") if "Rank  2" not in line)
-    with pytest.raises(InputError, match="does not say on how many ranks all_reduce ran; say so with -n"):
+    with pytest.raises(
+        InputError, match="does not say on how many ranks all_reduce ran; say so with -n"
+    ):
         load_text(text)
     assert "busbw" not in assumed(load_text(text, ranks=4))
     assert "prints is that of another number of them" in assumed(load_text(text, ranks=8))
@@ -223,11 +295,13 @@ def test_ranks_that_are_not_listed_must_be_given() -> None:
         load("nccl_tests_all_reduce.txt", ranks=2)
 
 
-# --------------------------------------------------------------------------------------------------------------- OSU
+# ---------------------------------------------------------------------------------------------- OSU
 
 
 def test_osu_full_output() -> None:
-    """Read the slowest rank's time, the mean over ranks, and a size per rank as the whole message."""
+    """Read the slowest rank's time, the mean over ranks, and a size per rank as the whole
+    message.
+    """
     small, large = rows_of(load("osu_allgather_full.txt", ranks=4))
     assert (16, 4, 4.6, 4.2, 1000, 5.0) == (
         small.message_bytes,
@@ -238,7 +312,12 @@ def test_osu_full_output() -> None:
         small.time_us_p95,
     )
     assert pytest.approx(4 * 1048576 / 1260.10 / 1e3) == large.algbw_GBps
-    assert ("mpi", "float32", False, "barrier") == (small.backend, small.dtype, small.in_place, small.sync)
+    assert ("mpi", "float32", False, "barrier") == (
+        small.backend,
+        small.dtype,
+        small.in_place,
+        small.sync,
+    )
 
 
 def test_osu_of_old_versions_with_several_tests() -> None:
@@ -248,7 +327,10 @@ def test_osu_of_old_versions_with_several_tests() -> None:
     assert (1.68, "float32") == (rows["all_reduce", 4].time_us, rows["all_reduce", 4].dtype)
     assert (0.97, None) == (rows["barrier", None].time_us, rows["barrier", None].algbw_GBps)
     assert (2, 88.10) == (rows["latency", 1048576].group_size, rows["latency", 1048576].time_us)
-    assert [pytest.approx(11.89025), 64] == [rows["bandwidth", 1048576].algbw_GBps, rows["bandwidth", 1048576].window]
+    assert [pytest.approx(11.89025), 64] == [
+        rows["bandwidth", 1048576].algbw_GBps,
+        rows["bandwidth", 1048576].window,
+    ]
     assert pytest.approx(20.0) == rows["bibandwidth", 1048576].algbw_GBps
     assert "all_reduce were MPI_FLOAT (float32)" in assumed(imported)
     assert "64 messages were in flight" in assumed(imported)
@@ -260,7 +342,11 @@ def test_osu_validation() -> None:
     """Read Pass as verified and Fail as wrong data."""
     passed, failed = rows_of(load("osu_validated.txt", ranks=3))
     assert (0, "ok", 3) == (passed.wrong, passed.status, passed.message_bytes)
-    assert ("wrong", "OSU's validation failed.", None) == (failed.status, failed.reason, failed.busbw_GBps)
+    assert ("wrong", "OSU's validation failed.", None) == (
+        failed.status,
+        failed.reason,
+        failed.busbw_GBps,
+    )
 
 
 def test_osu_non_blocking() -> None:
@@ -280,9 +366,16 @@ def test_omb_py() -> None:
 
 def test_osu_needs_the_ranks() -> None:
     """Ask for the number of ranks of a collective; a pair has two."""
-    with pytest.raises(InputError, match=r"osu_validated.txt does not say on how many ranks all_to_all ran"):
+    with pytest.raises(
+        InputError, match=r"osu_validated.txt does not say on how many ranks all_to_all ran"
+    ):
         load("osu_validated.txt")
-    assert 2 == load_text("# OSU MPI Latency Test v7.4\n# Size  Latency (us)\n8   1.50\n").records[0].group_size
+    assert (
+        2
+        == load_text("# OSU MPI Latency Test v7.4\n# Size  Latency (us)\n8   1.50\n")
+        .records[0]
+        .group_size
+    )
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
@@ -309,8 +402,14 @@ OSU_TYPES = """
 def test_osu_of_several_types() -> None:
     """Give each type (-T) its own rows, not launches of another."""
     imported = load_text(OSU_TYPES.format(device=""), ranks=4)
-    assert [("int32", 4, 1.5, 0), ("int32", 8, 1.6, 0), ("float32", 4, 2.5, 0), ("float32", 8, 2.6, 0)] == [
-        (record.case.dtype, record.case.message_bytes, record.times_us[0], record.launch) for record in imported.records
+    assert [
+        ("int32", 4, 1.5, 0),
+        ("int32", 8, 1.6, 0),
+        ("float32", 4, 2.5, 0),
+        ("float32", 8, 2.6, 0),
+    ] == [
+        (record.case.dtype, record.case.message_bytes, record.times_us[0], record.launch)
+        for record in imported.records
     ]
 
 
@@ -319,7 +418,10 @@ def test_osu_of_several_types() -> None:
     [
         ("MPI_Put Latency Test v5.8", "OSU's 'MPI_Put Latency Test' has no counterpart"),
         ("MPI_Get-CUDA Bandwidth Test v7.4", "OSU's 'MPI_Get Bandwidth Test' has no counterpart"),
-        ("OpenSHMEM Broadcast Latency Test v7.4", "OSU's 'OpenSHMEM Broadcast Latency Test' has no counterpart"),
+        (
+            "OpenSHMEM Broadcast Latency Test v7.4",
+            "OSU's 'OpenSHMEM Broadcast Latency Test' has no counterpart",
+        ),
         ("UPC++ Reduce Latency Test v7.4", "has no counterpart"),
         ("MPI-FPGA Latency Test v9", "library 'MPI-FPGA' is unknown"),
     ],
@@ -333,7 +435,9 @@ def test_osu_one_sided_and_shared_memory_have_no_counterpart(title: str, words: 
 def test_osu_says_where_buffers_are() -> None:
     """Distinguish buffers of host and GPU."""
     device, host = (load_text(OSU_TYPES.format(device=name), ranks=4) for name in ("-CUDA", ""))
-    assert [{"CUDA"}, {"cpu"}] == [{record.device for record in each.records} for each in (device, host)]
+    assert [{"CUDA"}, {"cpu"}] == [
+        {record.device for record in each.records} for each in (device, host)
+    ]
     pair = "# OSU MPI-CUDA Latency Test v7.4\n{buffers}# Size  Latency (us)\n8   1.50\n"
     for buffers, expected in (
         ("# Rank 0 Memory on HOST (H) and Rank 1 Memory on HOST (H)\n", "cpu"),
@@ -341,11 +445,14 @@ def test_osu_says_where_buffers_are() -> None:
         ("", "CUDA"),
     ):
         assert expected == load_text(pair.format(buffers=buffers)).records[0].device
-    with pytest.raises(InputError, match="buffers are on CUDA in one output and on cpu in another; import them apart"):
+    with pytest.raises(
+        InputError,
+        match="buffers are on CUDA in one output and on cpu in another; import them apart",
+    ):
         load_text(OSU_TYPES.format(device="-CUDA") + OSU_TYPES.format(device=""), ranks=4)
 
 
-# --------------------------------------------------------------------------------------------------------- IMB, PARAM
+# --------------------------------------------------------------------------------------- IMB, PARAM
 
 
 def test_imb() -> None:
@@ -356,7 +463,9 @@ def test_imb() -> None:
         rows["latency", 2, 4194304].time_us,
         rows["latency", 2, 4194304].algbw_GBps,
     )
-    assert pytest.approx(8.192) == rows["sendrecv", 4, 4194304].busbw_GBps  # IMB counts what goes in and out
+    assert (
+        pytest.approx(8.192) == rows["sendrecv", 4, 4194304].busbw_GBps
+    )  # IMB counts what goes in and out
     assert (2.8, 2.65, 1024, 1000) == (
         rows["all_gather", 4, 4096].time_us,
         rows["all_gather", 4, 4096].time_us_rank_mean,
@@ -385,10 +494,16 @@ def test_imb_states_that_buffers_were_out_of_the_cache() -> None:
 def test_imb_states_its_types() -> None:
     """Apply --dtype only if the output does not state the type."""
     text = (DATA / "imb.txt").read_text()
-    stated = {record.case.operation: record.case.dtype for record in load("imb.txt", dtype="float64").records}
+    stated = {
+        record.case.operation: record.case.dtype
+        for record in load("imb.txt", dtype="float64").records
+    }
     assert ("float32", "int8") == (stated["all_reduce"], stated["all_gather"])
     silent = "\n".join(line for line in text.split("\n") if "MPI_Datatype" not in line)
-    types = {record.case.operation: record.case.dtype for record in load_text(silent, dtype="float64").records}
+    types = {
+        record.case.operation: record.case.dtype
+        for record in load_text(silent, dtype="float64").records
+    }
     assert ("float64", "float64") == (types["all_reduce"], types["all_gather"])
 
 
@@ -396,14 +511,20 @@ def test_imb_beside_outputs_that_do_not_state_their_ranks() -> None:
     """Apply -n to other outputs if IMB has tables of that size; else refuse."""
     imported = load("imb.txt", "osu_validated.txt", ranks=4)
     assert {2, 4} == {record.group_size for record in imported.records}
-    with pytest.raises(InputError, match=r"imb.txt says that its largest table ran on 4 ranks, and -n 16 was given"):
+    with pytest.raises(
+        InputError, match=r"imb.txt says that its largest table ran on 4 ranks, and -n 16 was given"
+    ):
         load("imb.txt", "osu_validated.txt", ranks=16)
 
 
 def test_fewer_ranks_are_a_scaling_study() -> None:
     """Distinguish the same size on fewer ranks."""
-    records = [record for record in load("imb.txt").records if record.case.operation == "all_gather"]
-    assert [(2, 2), (None, 4)] == [(record.case.world_size, record.group_size) for record in records]
+    records = [
+        record for record in load("imb.txt").records if record.case.operation == "all_gather"
+    ]
+    assert [(2, 2), (None, 4)] == [
+        (record.case.world_size, record.group_size) for record in records
+    ]
 
 
 def test_param() -> None:
@@ -417,19 +538,25 @@ def test_param() -> None:
         reduce.world_size,
         reduce.in_place,
     )
-    assert ("bfloat16", 1048576, 131072) == (exchange.dtype, exchange.message_bytes, exchange.osu_bytes)
+    assert ("bfloat16", 1048576, 131072) == (
+        exchange.dtype,
+        exchange.message_bytes,
+        exchange.osu_bytes,
+    )
     assert "PARAM's all_to_allv has no counterpart in commbench" in left_out(imported)
 
 
 def test_param_of_old_versions() -> None:
     """Recognise float32 by its element size, and ask for the type otherwise."""
     imported = load("param_old.txt", ranks=8, backend="gloo")
-    assert [("gloo", "float32")] == [(record.case.backend, record.case.dtype) for record in imported.records]
+    assert [("gloo", "float32")] == [
+        (record.case.backend, record.case.dtype) for record in imported.records
+    ]
     with pytest.raises(InputError, match="not of 4 bytes; give --dtype"):
         load("param_old.txt", ranks=4)
 
 
-# ------------------------------------------------------------------------------------------------- several, and none
+# -------------------------------------------------------------------------------- several, and none
 
 
 def test_several_outputs_are_launches() -> None:
@@ -438,7 +565,9 @@ def test_several_outputs_are_launches() -> None:
     texts = [text.replace("90.12", f"{time:.2f}") for time in (89.0, 90.0, 91.0, 92.0, 90.5, 91.5)]
     sources = [Source(name=f"{place}.txt", data=text.encode()) for place, text in enumerate(texts)]
     imported = import_outputs(sources, options=ImportOptions())
-    row = next(row for row in rows_of(imported) if (row.in_place, row.message_bytes) == (False, 8388608))
+    row = next(
+        row for row in rows_of(imported) if (row.in_place, row.message_bytes) == (False, 8388608)
+    )
     assert (6, 90.75, "") == (row.launches, row.time_us, row.flags)
     assert (row.time_us_ci_low or math.inf) < 90.75 < (row.time_us_ci_high or 0)
 
@@ -446,7 +575,9 @@ def test_several_outputs_are_launches() -> None:
 def test_one_file_with_several_tests_has_several_launches() -> None:
     """Count a case twice in a file as two launches."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
-    assert {0, 1} == {record.launch for record in load_text(text + text.replace("90.12", "91.00")).records}
+    assert {0, 1} == {
+        record.launch for record in load_text(text + text.replace("90.12", "91.00")).records
+    }
 
 
 def test_the_same_output_twice_is_refused() -> None:
@@ -457,7 +588,10 @@ def test_the_same_output_twice_is_refused() -> None:
 
 def test_times_of_different_meaning_do_not_mix() -> None:
     """Refuse to mix means over ranks and the slowest rank's times."""
-    plain = "# OSU MPI Allgather Latency Test v7.4\n# Datatype: MPI_FLOAT.\n# Size  Avg Latency(us)\n4   4.00\n"
+    plain = (
+        "# OSU MPI Allgather Latency Test v7.4\n# Datatype: MPI_FLOAT.\n# Size  Avg Latency(us)\n4 "
+        "  4.00\n"
+    )
     sources = [
         Source(name="full.txt", data=(DATA / "osu_allgather_full.txt").read_bytes()),
         Source(name="plain.txt", data=plain.encode()),
@@ -467,7 +601,16 @@ def test_times_of_different_meaning_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "hello\n", "\0\1\2", "{}", '{"results": 1, "nccl_version": 2}', "# size\n", "size,time\n8,1.0\n"]
+    "text",
+    [
+        "",
+        "hello\n",
+        "\0\1\2",
+        "{}",
+        '{"results": 1, "nccl_version": 2}',
+        "# size\n",
+        "size,time\n8,1.0\n",
+    ],
 )
 def test_foreign_files_are_refused(text: str) -> None:
     """Refuse a foreign file in one sentence."""
@@ -477,7 +620,9 @@ def test_foreign_files_are_refused(text: str) -> None:
 
 def test_unknown_tool() -> None:
     """Refuse an unknown tool, and list the valid ones."""
-    with pytest.raises(InputError, match="Unknown tool 'x'; choose from nccl-tests-json, nccl-tests, osu"):
+    with pytest.raises(
+        InputError, match="Unknown tool 'x'; choose from nccl-tests-json, nccl-tests, osu"
+    ):
         load("imb.txt", tool="x")
 
 
@@ -485,18 +630,30 @@ def test_unknown_tool() -> None:
 def test_every_cut_is_read_or_refused(name: str) -> None:
     """Return only figures of the whole file wherever it is truncated."""
     data = (DATA / name).read_bytes()
-    options = ImportOptions(ranks=None if name in RANKS_STATED else 8 if "param" in name else 4, operation="all_reduce")
+    options = ImportOptions(
+        ranks=None if name in RANKS_STATED else 8 if "param" in name else 4, operation="all_reduce"
+    )
     whole = import_outputs([Source(name=name, data=data)], options=options)
-    figures = {(record.case.operation, record.case.message_bytes, record.times_us[0]) for record in whole.records}
+    figures = {
+        (record.case.operation, record.case.message_bytes, record.times_us[0])
+        for record in whole.records
+    }
     for end in range(0, len(data), 37):
         try:
             part = import_outputs([Source(name=name, data=data[:end])], options=options)
         except InputError:
             continue
-        assert {(r.case.operation, r.case.message_bytes, r.times_us[0]) for r in part.records} <= figures
+        assert {
+            (r.case.operation, r.case.message_bytes, r.times_us[0]) for r in part.records
+        } <= figures
 
 
-RANKS_STATED = {"nccl_tests_all_reduce.txt", "nccl_tests_old.txt", "nccl_tests_broadcast.txt", "nccl_tests.json"}
+RANKS_STATED = {
+    "nccl_tests_all_reduce.txt",
+    "nccl_tests_old.txt",
+    "nccl_tests_broadcast.txt",
+    "nccl_tests.json",
+}
 RANKS_STATED |= {"imb.txt", "param.txt"}
 
 
@@ -510,13 +667,17 @@ def test_edited_files_are_read_or_refused(data: st.DataObject, name: str) -> Non
     tool = data.draw(st.sampled_from([None, *TOOLS]))
     source = Source(name=name, data=(text[:place] + typed + text[place + removed :]).encode())
     with contextlib.suppress(InputError):
-        assert rows_of(import_outputs([source], tool=tool, options=ImportOptions(operation="all_reduce")))
+        assert rows_of(
+            import_outputs([source], tool=tool, options=ImportOptions(operation="all_reduce"))
+        )
 
 
 def test_a_heading_without_its_halves_is_refused() -> None:
     """Refuse a heading with only one time."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
-    broken = "\n".join(line.replace("time", "tim", 1) if "algbw" in line else line for line in text.splitlines())
+    broken = "\n".join(
+        line.replace("time", "tim", 1) if "algbw" in line else line for line in text.splitlines()
+    )
     with pytest.raises(InputError, match="no two halves"):
         load_text(broken)
 
@@ -529,12 +690,16 @@ def test_what_launchers_put_before_lines_is_ignored() -> None:
         assert 6 == len(load_text(labelled).records)
 
 
-# -------------------------------------------------------------------------------------------------------- round trips
+# -------------------------------------------------------------------------------------- round trips
 
 
-def printed(style: str, cases: list[Case], time_us: float, ranks: int) -> tuple[list[Row], Imported]:
+def printed(
+    style: str, cases: list[Case], time_us: float, ranks: int
+) -> tuple[list[Row], Imported]:
     """Print a run in another tool's format and import it."""
-    records = [record for case in cases for record in make_launches([time_us] * 6, case, group_size=ranks)]
+    records = [
+        record for case in cases for record in make_launches([time_us] * 6, case, group_size=ranks)
+    ]
     rows = summarise_run(records, make_info(world_size=ranks))
     return rows, load_text(render(rows, style))
 
@@ -546,7 +711,9 @@ def printed(style: str, cases: list[Case], time_us: float, ranks: int) -> tuple[
     ranks=st.integers(2, 32),
     blocks=st.integers(1, 2**16),
 )
-def test_round_trip_through_nccl_tests(operation: str, dtype: str, time_us: float, ranks: int, blocks: int) -> None:
+def test_round_trip_through_nccl_tests(
+    operation: str, dtype: str, time_us: float, ranks: int, blocks: int
+) -> None:
     """Import our nccl-tests output with the same sizes and rounded bandwidths."""
     entry = OPERATIONS[operation]
     case = make_case(
@@ -559,7 +726,17 @@ def test_round_trip_through_nccl_tests(operation: str, dtype: str, time_us: floa
     )
     (row,), imported = printed("nccl-tests", [case], time_us, ranks)
     (back,) = rows_of(imported)
-    same = ("backend", "operation", "message_bytes", "osu_bytes", "dtype", "redop", "root", "in_place", "group_size")
+    same = (
+        "backend",
+        "operation",
+        "message_bytes",
+        "osu_bytes",
+        "dtype",
+        "redop",
+        "root",
+        "in_place",
+        "group_size",
+    )
     assert [getattr(row, name) for name in same] == [getattr(back, name) for name in same]
     rounded = 0.0051 if time_us < 1e4 else 0.51  # seven characters hold no more
     assert pytest.approx(row.busbw_GBps, rel=rounded / time_us) == back.busbw_GBps
@@ -580,13 +757,24 @@ def come_back(
     )
     (row,), imported = printed(style, [case], time_us, ranks)
     (back,) = rows_of(imported)
-    same = ("backend", "operation", "message_bytes", "dtype", "redop", "root", "in_place", "group_size")
+    same = (
+        "backend",
+        "operation",
+        "message_bytes",
+        "dtype",
+        "redop",
+        "root",
+        "in_place",
+        "group_size",
+    )
     assert [getattr(row, name) for name in same] == [getattr(back, name) for name in same]
     return row, back
 
 
 @given(
-    operation=st.sampled_from(["bandwidth", "bibandwidth", "all_reduce", "all_gather", "reduce", "barrier"]),
+    operation=st.sampled_from(
+        ["bandwidth", "bibandwidth", "all_reduce", "all_gather", "reduce", "barrier"]
+    ),
     time_us=st.floats(1.0, 1e6),
     in_place=st.booleans(),
     ranks=st.integers(2, 32),
@@ -608,10 +796,15 @@ def test_round_trip_through_osu(operation: str, time_us: float, in_place: bool, 
 )
 def test_round_trip_through_imb(operation: str, time_us: float, in_place: bool, ranks: int) -> None:
     """Import our IMB output with the same sizes and values, the slowest rank's among them."""
-    row, back = come_back("imb", operation, time_us, ranks, in_place=in_place, backend="gloo", sync="none")
+    row, back = come_back(
+        "imb", operation, time_us, ranks, in_place=in_place, backend="gloo", sync="none"
+    )
     is_round_trip = OPERATIONS[operation].is_round_trip
     assert row.cadence == back.cadence
-    assert pytest.approx(row.time_us_mean if is_round_trip else row.time_us_mean_max, abs=0.0051) == back.time_us
+    assert (
+        pytest.approx(row.time_us_mean if is_round_trip else row.time_us_mean_max, abs=0.0051)
+        == back.time_us
+    )
     if not is_round_trip:
         assert pytest.approx(row.time_us_mean, abs=0.0051) == back.time_us_mean
 
@@ -629,7 +822,9 @@ def test_patterns_come_back() -> None:
 @pytest.mark.parametrize("style", ["nccl-tests", "osu"])
 @pytest.mark.parametrize("cadence", ["graph", "persistent"])
 def test_cadences_and_rotated_buffers_come_back(style: str, cadence: str) -> None:
-    """Distinguish graphs, persistent requests and rotated buffers from isolated operations and hot buffers."""
+    """Distinguish graphs, persistent requests and rotated buffers from isolated operations and hot
+    buffers.
+    """
     case = make_case(message_bytes=4096, buffers="rotated", **{cadence: True})
     _, imported = printed(style, [case], 50.0, 4)
     (back,) = rows_of(imported)

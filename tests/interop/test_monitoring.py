@@ -26,7 +26,9 @@ VARIABLES: dict[str, dict[str, Any]] = {one["name"]: one for one in DASHBOARD["t
 def all_values(value: Any) -> Iterator[Any]:
     """Yield every value in JSON at any depth."""
     yield value
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for part in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from all_values(part)
 
 
@@ -40,7 +42,11 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in ALERTS["groups"] for rule in group["rules"]]
 
 
-ASKED = [*queries(), *(rule["expr"] for rule in rules()), *(str(one.get("query")) for one in VARIABLES.values())]
+ASKED = [
+    *queries(),
+    *(rule["expr"] for rule in rules()),
+    *(str(one.get("query")) for one in VARIABLES.values()),
+]
 
 
 def test_the_dashboard_asks_for_every_metric_there_is_and_no_other() -> None:
@@ -59,17 +65,27 @@ def test_selectors_and_groupings_name_labels_that_the_metrics_have(query: str) -
     for name, selector in re.findall(r"(commbench_\w+)\{([^}]*)\}", query):
         existing = {"benchmark", *METRICS[name].labels, *ADDED}
         assert set() == set(re.findall(r"(\w+)(?:=~|!=|!~|=)", selector)) - existing
-    labels = {label for name in re.findall(r"commbench_\w+", query) for label in METRICS[name].labels}
-    grouped = {label for used in re.findall(r"\bby \(([^)]*)\)", query) for label in used.split(", ")}
+    labels = {
+        label for name in re.findall(r"commbench_\w+", query) for label in METRICS[name].labels
+    }
+    grouped = {
+        label for used in re.findall(r"\bby \(([^)]*)\)", query) for label in used.split(", ")
+    }
     assert set() == grouped - labels - {"benchmark", *ADDED}
 
 
 def test_legends_and_summaries_name_labels_that_the_metrics_have() -> None:
     """Use only placeholders of existing labels."""
-    shown = [(t["expr"], t["legendFormat"]) for panel in DASHBOARD["panels"] for t in panel.get("targets", ())]
+    shown = [
+        (t["expr"], t["legendFormat"])
+        for panel in DASHBOARD["panels"]
+        for t in panel.get("targets", ())
+    ]
     shown += [(rule["expr"], rule["annotations"]["summary"]) for rule in rules()]
     for query, text in shown:
-        labels = {label for name in re.findall(r"commbench_\w+", query) for label in METRICS[name].labels}
+        labels = {
+            label for name in re.findall(r"commbench_\w+", query) for label in METRICS[name].labels
+        }
         named = set(re.findall(r"\{\{ ?(?:\$labels\.)?(\w+) ?\}\}", text))
         assert set() == named - labels - {"benchmark", *ADDED}, (query, text)
 
@@ -79,7 +95,11 @@ def test_variables_of_queries_are_defined() -> None:
     text = json.dumps(DASHBOARD)
     used = set(re.findall(r"\$\{?([a-z]\w*)\}?", text))
     assert set(VARIABLES) == used
-    sources = [value["datasource"] for value in all_values(DASHBOARD) if isinstance(value, dict) and "targets" in value]
+    sources = [
+        value["datasource"]
+        for value in all_values(DASHBOARD)
+        if isinstance(value, dict) and "targets" in value
+    ]
     assert all({"type": "prometheus", "uid": "${datasource}"} == source for source in sources)
     assert "datasource" == VARIABLES["datasource"]["type"]
 
@@ -112,7 +132,7 @@ def test_an_installed_commbench_has_them() -> None:
     assert {"alerts.yml", "grafana.json"} == {file.name for file in ROOT.glob(pattern.strip())}
 
 
-# ---------------------------------------------------------------------------------------------------- by promtool
+# -------------------------------------------------------------------------------------- by promtool
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +146,9 @@ def promtool() -> str:
 
 def run_promtool(promtool: str, *arguments: str | Path) -> tuple[int, str]:
     """Return promtool's exit code and output."""
-    done = subprocess.run([promtool, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [promtool, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -142,7 +164,9 @@ def test_prometheus_understands_the_alerts_and_every_query(promtool: str, tmp_pa
 
 
 def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
-    """Fire for a slower interval, wrong data, a slow host, an old run, a missed expectation and a soak's events."""
+    """Fire for a slower interval, wrong data, a slow host, an old run, a missed expectation and a
+    soak's events.
+    """
     expectation, event = "commbench_expectation", "commbench_soak_longest_event_seconds"
     case = 'benchmark="nightly",backend="gloo",operation="all_reduce",message_bytes="{}"'
     slower, equal = case.format(8), case.format(64)
@@ -157,9 +181,13 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
         'commbench_run_start_timestamp_seconds{benchmark="nightly"}': "0x12",
         'commbench_run_complete{benchmark="nightly"}': "1x12",
         'node_textfile_scrape_error{instance="host3"}': "0x6 1x5",
-        f'{expectation}{{benchmark="nightly",expectation="wrong = 0",outcome="not met"}}': "0x6 1x5",
+        f'{expectation}{{benchmark="nightly",expectation="wrong = 0",outcome="not met"}}': (
+            "0x6 1x5"
+        ),
         f'{expectation}{{benchmark="nightly",expectation="wrong = 0",outcome="met"}}': "1x6 0x5",
-        f'{expectation}{{benchmark="nightly",expectation="stragglers = none",outcome="not tested"}}': "1x12",
+        f'{expectation}{{benchmark="nightly",expectation="stragglers = none",outcome="not tested"}}': (
+            "1x12"
+        ),
         f'{event}{{benchmark="nightly",kind="spike",scope="rank",ranks="1",host="n0"}}': "10x12",
         f'{event}{{benchmark="nightly",kind="spike",scope="system"}}': "0.1x12",
         'commbench_soak_drift_ci_low_ratio{benchmark="nightly",case="slower"}': "0.05x12",
@@ -168,12 +196,18 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
 
     def fires(rule: str, *labels: dict[str, str], benchmark: str = "nightly") -> dict[str, Any]:
         annotations = next(each for each in rules() if each["alert"] == rule)
-        common = {**({"benchmark": benchmark} if benchmark else {}), **annotations.get("labels", {})}
+        common = {
+            **({"benchmark": benchmark} if benchmark else {}),
+            **annotations.get("labels", {}),
+        }
         expected = [{"exp_labels": {**common, **each}} for each in labels]
         return {"eval_time": "9d", "alertname": rule, "exp_alerts": expected}
 
     tests = [
-        fires("CommbenchSlowerThanLastWeek", {"backend": "gloo", "operation": "all_reduce", "message_bytes": "8"}),
+        fires(
+            "CommbenchSlowerThanLastWeek",
+            {"backend": "gloo", "operation": "all_reduce", "message_bytes": "8"},
+        ),
         fires("CommbenchWrongData", {"kind": "collective", "status": "wrong"}),
         fires("CommbenchSlowOne", {"kind": "host", "name": "host3"}),
         fires("CommbenchOutdated", {}),
@@ -182,12 +216,17 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
         fires("CommbenchFailed"),
         fires("CommbenchTrainingSlowerThanLastWeek"),
         fires("CommbenchExpectationNotMet", {"expectation": "wrong = 0", "outcome": "not met"}),
-        fires("CommbenchExpectationUndecided", {"expectation": "stragglers = none", "outcome": "not tested"}),
+        fires(
+            "CommbenchExpectationUndecided",
+            {"expectation": "stragglers = none", "outcome": "not tested"},
+        ),
         fires("CommbenchSoakEvent", {"kind": "spike", "scope": "rank", "ranks": "1", "host": "n0"}),
         fires("CommbenchSoakDrift", {"case": "slower"}),
     ]
     assert {rule["alert"] for rule in rules()} == {each["alertname"] for each in tests}
-    bare = {"groups": [{"name": "bare", "rules": [{**rule, "annotations": {}} for rule in rules()]}]}
+    bare = {
+        "groups": [{"name": "bare", "rules": [{**rule, "annotations": {}} for rule in rules()]}]
+    }
     (tmp_path / "alerts.yml").write_text(yaml.safe_dump(bare))
     (tmp_path / "test.yml").write_text(
         yaml.safe_dump(
@@ -197,13 +236,18 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
                 "tests": [
                     {
                         "interval": "1d",
-                        "input_series": [{"series": name, "values": text} for name, text in series.items()],
+                        "input_series": [
+                            {"series": name, "values": text} for name, text in series.items()
+                        ],
                         "alert_rule_test": tests,
                     },
                     {
                         "interval": "1d",
                         "input_series": [{"series": "commbench_run_complete", "values": "1x12"}],
-                        "alert_rule_test": [fires("CommbenchMissing", {}), fires("CommbenchOutdated")],
+                        "alert_rule_test": [
+                            fires("CommbenchMissing", {}),
+                            fires("CommbenchOutdated"),
+                        ],
                     },
                 ],
             }

@@ -14,7 +14,12 @@ from commbench.results import load_run
 
 SPREAD = (1.0, 1.01, 0.99, 1.0, 1.005, 0.995)
 #: What NCCL's log says of what was asked for; of others nothing.
-RAN = {"auto": "ring/simple/4ch", "tree": "tree/ll/2ch", "ring/ll": "ring/ll/2ch", "8ch": "ring/simple/8ch"}
+RAN = {
+    "auto": "ring/simple/4ch",
+    "tree": "tree/ll/2ch",
+    "ring/ll": "ring/ll/2ch",
+    "8ch": "ring/simple/8ch",
+}
 
 
 def measured(times_us: dict[tuple[int, str], float], **changes: Any) -> list[Record]:
@@ -24,7 +29,9 @@ def measured(times_us: dict[tuple[int, str], float], **changes: Any) -> list[Rec
         for (size, algorithm), time_us in times_us.items()
         for record in make_launches(
             [time_us * share for share in SPREAD],
-            make_case(**{"backend": "nccl", "message_bytes": size, "algorithm": algorithm, **changes}),
+            make_case(
+                **{"backend": "nccl", "message_bytes": size, "algorithm": algorithm, **changes}
+            ),
             algorithm=RAN.get(algorithm, ""),
         )
     ]
@@ -62,7 +69,11 @@ def test_ranges_meet_in_the_middle_and_equals_are_one() -> None:
         first.most_bytes,
         str(first.choice),
     )
-    assert (6 * KIB + 1, 8 * KIB, "ring/simple/8ch") == (second.least_bytes, second.most_bytes, str(second.choice))
+    assert (6 * KIB + 1, 8 * KIB, "ring/simple/8ch") == (
+        second.least_bytes,
+        second.most_bytes,
+        str(second.choice),
+    )
     assert ("allreduce", 1024, 3072, "tree", "ll", 2, 1, 2, -1, -1) == first.line
 
 
@@ -94,13 +105,17 @@ def test_only_what_is_alike_is_compared(other: dict[str, Any]) -> None:
 
 
 def test_a_rule_is_for_all_that_the_plugin_cannot_tell_apart() -> None:
-    """Write one rule for types and backends that the plugin cannot distinguish, if it is faster in each."""
+    """Write one rule for types and backends that the plugin cannot distinguish, if it is faster in
+    each.
+    """
     both = {(KIB, "auto"): 20.0, (KIB, "tree"): 10.0, (KIB, "ring/ll"): 12.0}
     half = {(KIB, "auto"): 20.0, (KIB, "tree"): 21.0, (KIB, "ring/ll"): 11.0}
     assert ["ring/ll/2ch"] == choices(measured(both), measured(half, dtype="float16"))
     worse = {(KIB, "auto"): 20.0, (KIB, "tree"): 25.0, (KIB, "ring/ll"): 25.0}
     assert [] == choices(measured(both), measured(worse, backend="torch-nccl"))
-    assert ["tree/ll/2ch"] == choices(measured(both), measured({(KIB, "auto"): 20.0}, dtype="float16"))
+    assert ["tree/ll/2ch"] == choices(
+        measured(both), measured({(KIB, "auto"): 20.0}, dtype="float16")
+    )
 
 
 def test_the_file_is_what_the_plugin_reads(tmp_path: Path) -> None:
@@ -110,17 +125,27 @@ def test_the_file_is_what_the_plugin_reads(tmp_path: Path) -> None:
     path = write_nccl_tuner(load_run(tmp_path / "shown"), None)
     assert tmp_path / "shown" / "nccl_tuner.csv" == path
     lines = path.read_text().splitlines()
-    assert "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff" in lines
-    assert ["allreduce,1024,3072,tree,ll,2,1,2,-1,-1", "allreduce,6145,8192,ring,simple,8,1,2,-1,-1"] == [
-        line for line in lines if not line.startswith("#")
-    ]
-    assert max(map(len, lines)) < 255, "the plugin's buffer: what is beyond it would be a line of its own"
-    with pytest.raises(InputError, match="shows no algorithm of NCCL to be faster than its own choice"):
+    assert (
+        "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
+        in lines
+    )
+    assert [
+        "allreduce,1024,3072,tree,ll,2,1,2,-1,-1",
+        "allreduce,6145,8192,ring,simple,8,1,2,-1,-1",
+    ] == [line for line in lines if not line.startswith("#")]
+    assert max(map(len, lines)) < 255, (
+        "the plugin's buffer: what is beyond it would be a line of its own"
+    )
+    with pytest.raises(
+        InputError, match="shows no algorithm of NCCL to be faster than its own choice"
+    ):
         write_nccl_tuner(load_run(tmp_path / "not"), None)
 
 
 def test_ranks_that_share_a_gpu_rule_nothing(tmp_path: Path) -> None:
     """Refuse to write rules from ranks that shared a GPU."""
     write_run(tmp_path / "shared", measured(TIMES), **make_info(ranks_per_gpu=2))
-    with pytest.raises(InputError, match=r"The ranks of run shared shared a GPU, .* with a GPU for each rank"):
+    with pytest.raises(
+        InputError, match=r"The ranks of run shared shared a GPU, .* with a GPU for each rank"
+    ):
         write_nccl_tuner(load_run(tmp_path / "shared"), None)

@@ -26,23 +26,37 @@ from commbench.results import Run, load_run
 RESULTS = Path(__file__).parents[2] / "results"
 #: Kept runs that have something of every kind of metric.
 SOAK = "soak_200mbit_xeon2core_20261125"
-KEPT = ("bench_xeon2core_20261121", "matrix_slow_host_xeon2core_20261121", "patterns_1gbit_xeon2core_20261121", SOAK)
+KEPT = (
+    "bench_xeon2core_20261121",
+    "matrix_slow_host_xeon2core_20261121",
+    "patterns_1gbit_xeon2core_20261121",
+    SOAK,
+)
 LINE = re.compile(r'(\w+)\{((?:\w+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (\S+)')
 UNESCAPED = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 LABEL = re.compile(r'(\w+)="((?:[^"\\\n]|\\[\\"n])*)"')
 
 
 def make_run(
-    records: tuple[Record, ...] | list[Record] = (), training: list[TrainingRecord] | None = None, **info: object
+    records: tuple[Record, ...] | list[Record] = (),
+    training: list[TrainingRecord] | None = None,
+    **info: object,
 ) -> Run:
     """Return a run held in memory."""
     stated = make_info(started="2026-11-21T11:08:59+00:00", status="complete", **info)
-    return Run(path=Path("mine"), info=stated, records=tuple(records), training_records=tuple(training or ()))
+    return Run(
+        path=Path("mine"),
+        info=stated,
+        records=tuple(records),
+        training_records=tuple(training or ()),
+    )
 
 
 def values(samples: list[Sample], name: str) -> dict[tuple[str, ...], float]:
     """Return the values of a metric by its labels."""
-    return {tuple(sample.labels.values()): sample.value for sample in samples if sample.name == name}
+    return {
+        tuple(sample.labels.values()): sample.value for sample in samples if sample.name == name
+    }
 
 
 def parse(text: str) -> list[tuple[str, dict[str, str], float]]:
@@ -54,12 +68,15 @@ def parse(text: str) -> list[tuple[str, dict[str, str], float]]:
             continue
         match = LINE.fullmatch(line)
         assert match is not None, line
-        labels = {name: re.sub(r"\\.", lambda m: UNESCAPED[m[0]], text) for name, text in LABEL.findall(match[2])}
+        labels = {
+            name: re.sub(r"\\.", lambda m: UNESCAPED[m[0]], text)
+            for name, text in LABEL.findall(match[2])
+        }
         samples.append((match[1], labels, float(match[3])))
     return samples
 
 
-# ------------------------------------------------------------------------------------------------- what is said
+# ------------------------------------------------------------------------------------- what is said
 
 
 def test_times_are_in_seconds_and_bandwidths_in_bytes() -> None:
@@ -70,7 +87,9 @@ def test_times_are_in_seconds_and_bandwidths_in_bytes() -> None:
     samples = metrics_of(run)
     labels = ("mpi", "all_reduce", "flat", "", "2", "float32", "1000000", "")
     assert pytest.approx(100e-6) == values(samples, "commbench_collective_seconds")[labels]
-    assert pytest.approx(10e9) == values(samples, "commbench_collective_bus_bytes_per_second")[labels]
+    assert (
+        pytest.approx(10e9) == values(samples, "commbench_collective_bus_bytes_per_second")[labels]
+    )
     (step,) = values(samples, "commbench_training_step_seconds").values()
     (sent,) = values(samples, "commbench_training_sent_bytes").values()
     assert (pytest.approx(20e-3), pytest.approx(34.8e6)) == (step, sent)
@@ -89,18 +108,25 @@ def test_intervals_are_those_of_the_row() -> None:
 def test_a_case_without_a_time_says_so() -> None:
     """Give wrong and hung cases no bandwidth, count them, and mark them not ok."""
     hung, wrong = make_case(message_bytes=8), make_case(message_bytes=64)
-    records = [make_record(hung, status="hung", reason="rank 1"), *make_launches([5.0] * 6, wrong, status="wrong")]
+    records = [
+        make_record(hung, status="hung", reason="rank 1"),
+        *make_launches([5.0] * 6, wrong, status="wrong"),
+    ]
     samples = metrics_of(make_run([*records, *make_launches(STEADY)]))
     assert [1.0] == list(values(samples, "commbench_collective_ok").values())[2:]
     assert [0.0, 0.0] == list(values(samples, "commbench_collective_ok").values())[:2]
     assert 1 == len(values(samples, "commbench_collective_bus_bytes_per_second"))
     counts = values(samples, "commbench_cases")
     expected = {"ok": 1, "unsupported": 0, "failed": 0, "hung": 1, "wrong": 1}
-    assert expected == {status: count for (kind, status), count in counts.items() if kind == "collective"}
+    assert expected == {
+        status: count for (kind, status), count in counts.items() if kind == "collective"
+    }
 
 
 def test_cases_that_differ_in_little_are_told_apart() -> None:
-    """Name non-default settings in ``variant``, and the start method only if nothing else differs."""
+    """Name non-default settings in ``variant``, and the start method only if nothing else
+    differs.
+    """
     cases = [
         make_case(),
         make_case(in_place=False),
@@ -117,7 +143,14 @@ def test_cases_that_differ_in_little_are_told_apart() -> None:
     labels = list(values(metrics_of(make_run([*records, *clashing])), "commbench_collective_ok"))
     assert len(cases) + 2 == len(set(labels))
     variants = {variant for *_, variant in labels}
-    assert {"", "out of place", "max", "root 1", "round-time, native", "barrier, native"} <= variants
+    assert {
+        "",
+        "out of place",
+        "max",
+        "root 1",
+        "round-time, native",
+        "barrier, native",
+    } <= variants
     assert any(variant.startswith("pipelined") for variant in variants)
 
 
@@ -153,7 +186,11 @@ def test_the_recommendation_of_a_kept_run() -> None:
     (labels,) = values(samples, "commbench_recommendation_info")
     assert (stated.workload, str(stated.world_size), stated.verdict) == labels[:3]
     ends = (f"speedup{end}" for end in ("_ratio", "_ci_low_ratio", "_ci_high_ratio"))
-    recommended = [value for end in ends for value in values(samples, f"commbench_recommendation_{end}").values()]
+    recommended = [
+        value
+        for end in ends
+        for value in values(samples, f"commbench_recommendation_{end}").values()
+    ]
     assert [stated.speedup, *stated.speedup_ci] == recommended
 
 
@@ -182,7 +219,7 @@ def test_without_expectations_there_are_no_outcomes() -> None:
     assert {} == values(metrics_of(make_run(make_launches(STEADY))), "commbench_expectation")
 
 
-# ------------------------------------------------------------------------------------------------------ the text
+# ----------------------------------------------------------------------------------------- the text
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -190,7 +227,9 @@ def test_lines_are_well_formed_and_no_series_comes_twice(name: str) -> None:
     """Write every sample with its metric's labels, and no series twice."""
     text = render_openmetrics(metrics_of(load_run(RESULTS / name)), benchmark="nightly")
     samples = parse(text)
-    assert all(("benchmark", *METRICS[metric].labels) == tuple(labels) for metric, labels, _ in samples)
+    assert all(
+        ("benchmark", *METRICS[metric].labels) == tuple(labels) for metric, labels, _ in samples
+    )
     series = Counter((metric, *labels.items()) for metric, labels, _ in samples)
     assert [] == [each for each, count in series.items() if count > 1]
     heads = re.findall(r"^# (HELP|TYPE) (\w+)", text, re.MULTILINE)
@@ -203,7 +242,9 @@ def test_labels_are_escaped() -> None:
     name = 'C:\\new "model"\n} 1\ncommbench_run_complete{'
     run = make_run(training=make_training_launches([20.0] * 6, make_training_case(workload=name)))
     samples = parse(render_openmetrics(metrics_of(run), benchmark='a"b'))
-    assert {name} == {labels["workload"] for metric, labels, _ in samples if metric == "commbench_training_ok"}
+    assert {name} == {
+        labels["workload"] for metric, labels, _ in samples if metric == "commbench_training_ok"
+    }
     assert {'a"b'} == {labels["benchmark"] for _, labels, _ in samples}
 
 
@@ -213,14 +254,20 @@ def test_numbers_keep_their_digits() -> None:
         Sample(name="commbench_run_start_timestamp_seconds", labels={}, value=1795259339.0),
         Sample(name="commbench_run_complete", labels={}, value=3.6123456e-7),
     ]
-    assert [1795259339.0, 3.6123456e-7] == [value for *_, value in parse(render_openmetrics(samples, benchmark="a"))]
+    assert [1795259339.0, 3.6123456e-7] == [
+        value for *_, value in parse(render_openmetrics(samples, benchmark="a"))
+    ]
 
 
 def test_prometheus_own_library_reads_it_as_openmetrics() -> None:
     """Pass Prometheus' strict parser with a whole run."""
-    parser = pytest.importorskip("prometheus_client.openmetrics.parser", reason="needs prometheus-client")
+    parser = pytest.importorskip(
+        "prometheus_client.openmetrics.parser", reason="needs prometheus-client"
+    )
     text = render_openmetrics(metrics_of(load_run(RESULTS / KEPT[0])), benchmark="nightly")
-    families = {family.name: len(family.samples) for family in parser.text_string_to_metric_families(text)}
+    families = {
+        family.name: len(family.samples) for family in parser.text_string_to_metric_families(text)
+    }
     assert Counter(name for name, *_ in parse(text)) == families
 
 
@@ -234,12 +281,17 @@ def test_promtool_finds_nothing_wrong(name: str) -> None:
     answers = judge(run, [parse_expectation(text) for text in ("wrong = 0", "stragglers = none")])
     text = render_openmetrics(metrics_of(run, answers), benchmark="nightly")
     done = subprocess.run(
-        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
+        [promtool, "check", "metrics"],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
 
 
-# -------------------------------------------------------------------------------------------------------- a soak
+# ------------------------------------------------------------------------------------------- a soak
 
 
 def test_a_soak_names_its_events_and_drift() -> None:
@@ -261,12 +313,14 @@ def test_a_soak_names_its_events_and_drift() -> None:
     }
 
 
-# ------------------------------------------------------------------------------------------------------ the file
+# ----------------------------------------------------------------------------------------- the file
 
 
 def test_the_command_writes_the_outcomes(tmp_path: Path, commbench: Command) -> None:
     """Write the outcome of an expectation of the command line."""
-    done = commbench(f"export {RESULTS / KEPT[0]} --format openmetrics --out a.prom --expect wrong=0")
+    done = commbench(
+        f"export {RESULTS / KEPT[0]} --format openmetrics --out a.prom --expect wrong=0"
+    )
     assert (0, "") == (done.code, done.err)
     outcomes = {
         labels["outcome"]: value
@@ -281,7 +335,9 @@ def test_the_file_is_for_others_to_read(tmp_path: Path) -> None:
     run = make_run(make_launches(STEADY))
     given = write_openmetrics(run, tmp_path / "commbench_nightly.prom")
     chosen = write_openmetrics(run, tmp_path)
-    assert ["commbench_collectives.prom", "commbench_nightly.prom"] == sorted(each.name for each in tmp_path.iterdir())
+    assert ["commbench_collectives.prom", "commbench_nightly.prom"] == sorted(
+        each.name for each in tmp_path.iterdir()
+    )
     assert {0o644} == {stat.S_IMODE(each.stat().st_mode) for each in (given, chosen)}
     assert 'benchmark="nightly"' in given.read_text()
     assert 'benchmark="collectives"' in chosen.read_text()
@@ -297,7 +353,8 @@ def test_it_is_replaced_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("out", "sentence"), [("a.txt", "only names that end in .prom"), ("missing/a.prom", "cannot be used")]
+    ("out", "sentence"),
+    [("a.txt", "only names that end in .prom"), ("missing/a.prom", "cannot be used")],
 )
 def test_a_place_that_will_not_do_is_refused(tmp_path: Path, out: str, sentence: str) -> None:
     """Refuse a file name that the collector ignores, and a missing directory."""

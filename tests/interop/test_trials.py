@@ -1,4 +1,6 @@
-"""Tests of runs as trials with settings and metrics, and of their export to TensorBoard and MLflow."""
+"""Tests of runs as trials with settings and metrics, and of their export to TensorBoard and
+MLflow.
+"""
 
 import os
 import shutil
@@ -19,20 +21,33 @@ from commbench.results import Run
 BEGAN = "2026-11-21T11:08:59+00:00"
 
 
-def make_run(records: list[Record], training: list[TrainingRecord] | None = None, **info: Any) -> Run:
+def make_run(
+    records: list[Record], training: list[TrainingRecord] | None = None, **info: Any
+) -> Run:
     """Return a run held in memory."""
     stated = make_info(started=BEGAN, status="complete", **info)
-    return Run(path=Path("mine"), info=stated, records=tuple(records), training_records=tuple(training or ()))
+    return Run(
+        path=Path("mine"),
+        info=stated,
+        records=tuple(records),
+        training_records=tuple(training or ()),
+    )
 
 
 def make_both() -> Run:
     """Return a run with a curve of two sizes, a hung one, and two configurations with losses."""
-    curve = [record for size in (1024, 8) for record in make_launches(STEADY, make_case(message_bytes=size))]
+    curve = [
+        record
+        for size in (1024, 8)
+        for record in make_launches(STEADY, make_case(message_bytes=size))
+    ]
     hung = make_record(make_case("broadcast"), status="hung", reason="rank 1")
     training = [
         record
         for hook, step_ms in (("none", 20.0), ("topk:0.01", 10.0))
-        for record in make_training_launches([step_ms] * 6, make_training_case(hook), losses=[3.0, 2.0, 1.5])
+        for record in make_training_launches(
+            [step_ms] * 6, make_training_case(hook), losses=[3.0, 2.0, 1.5]
+        )
     ]
     return make_run([*curve, hung], training)
 
@@ -45,11 +60,19 @@ def points(trial: Trial, metric: str) -> dict[int, float]:
 def test_a_curve_is_a_trial_whose_steps_are_sizes() -> None:
     """Order a curve's times by message size, and name it by its constant fields."""
     run = make_both()
-    trial = next(trial for trial in trials_of(run) if trial.settings.get("operation") == "all_reduce")
+    trial = next(
+        trial for trial in trials_of(run) if trial.settings.get("operation") == "all_reduce"
+    )
     times = {row.message_bytes: row.time_us for row in run.rows if row.status == "ok"}
     assert [8, 1024] == list(points(trial, "all_reduce/time_us"))
     assert times == points(trial, "all_reduce/time_us")
-    settings = {"backend": "mpi", "operation": "all_reduce", "pattern": "flat", "ranks": "2", "dtype": "float32"}
+    settings = {
+        "backend": "mpi",
+        "operation": "all_reduce",
+        "pattern": "flat",
+        "ranks": "2",
+        "dtype": "float32",
+    }
     assert settings == trial.settings
     assert "mpi all_reduce flat 2 ranks float32" == trial.name
 
@@ -69,7 +92,9 @@ def test_losses_are_medians_over_launches_that_made_the_step() -> None:
     """Return the median loss over the launches of a step, without confirmations."""
     case = make_training_case()
     losses = [[3.0, 2.0], [3.2, 2.4, 1.0], [3.1, 2.2, 1.2]]
-    records = [make_training_record(case, launch=number, losses=each) for number, each in enumerate(losses)]
+    records = [
+        make_training_record(case, launch=number, losses=each) for number, each in enumerate(losses)
+    ]
     fresh = make_training_record(make_training_case(phase="confirm"), losses=[9.0] * 5)
     (trial,) = trials_of(make_run([], [*records, fresh]))
     assert {0: 3.1, 1: 2.2, 2: 1.1} == points(trial, "training/loss")
@@ -87,12 +112,14 @@ def test_names_tell_trials_apart() -> None:
     assert len(names) == len(set(names))
 
 
-# --------------------------------------------------------------------------------------------------- TensorBoard
+# -------------------------------------------------------------------------------------- TensorBoard
 
 
 def test_tensorboard_reads_curves_and_hyperparameters(tmp_path: Path) -> None:
     """Read times by message size and settings back with TensorBoard's readers."""
-    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard")
+    loading = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard"
+    )
     from tensorboard.plugins.hparams import plugin_data_pb2
 
     run = make_both()
@@ -103,13 +130,18 @@ def test_tensorboard_reads_curves_and_hyperparameters(tmp_path: Path) -> None:
 
     events = read("mpi all_reduce flat 2 ranks float32").Scalars("all_reduce/time_us")
     times = {row.message_bytes: row.time_us for row in run.rows if row.status == "ok"}
-    assert {size: pytest.approx(time) for size, time in times.items()} == {e.step: e.value for e in events}
+    assert {size: pytest.approx(time) for size, time in times.items()} == {
+        e.step: e.value for e in events
+    }
     name = next(trial.name for trial in trials_of(run) if trial.settings.get("hook") == "topk:0.01")
     events = read(name)
     assert [3.0, 2.0, 1.5] == [event.value for event in events.Scalars("training/loss")]
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     chosen = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
-    assert ("topk:0.01", "default") == (chosen["hook"].string_value, chosen["bucket_cap_mb"].string_value)
+    assert ("topk:0.01", "default") == (
+        chosen["hook"].string_value,
+        chosen["bucket_cap_mb"].string_value,
+    )
 
 
 def test_tensorboard_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
@@ -124,7 +156,7 @@ def test_tensorboard_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
     assert others.exists()
 
 
-# -------------------------------------------------------------------------------------------------------- MLflow
+# ------------------------------------------------------------------------------------------- MLflow
 
 
 @pytest.fixture(scope="module")
@@ -156,15 +188,22 @@ def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, store: Pat
     number = client.get_experiment_by_name("commbench").experiment_id
     logged = client.search_runs([number], max_results=100)
     (parent,) = [each for each in logged if "mlflow.parentRunId" not in each.data.tags]
-    assert ("mine", "commbench run") == (parent.info.run_name, parent.data.tags["commbench.command"])
+    assert ("mine", "commbench run") == (
+        parent.info.run_name,
+        parent.data.tags["commbench.command"],
+    )
     children = {each.info.run_name: each for each in logged if each is not parent}
     assert {trial.name for trial in trials_of(run)} == set(children)
-    assert {parent.info.run_id} == {each.data.tags["mlflow.parentRunId"] for each in children.values()}
+    assert {parent.info.run_id} == {
+        each.data.tags["mlflow.parentRunId"] for each in children.values()
+    }
     curve = children["mpi all_reduce flat 2 ranks float32"]
     times = {row.message_bytes: row.time_us for row in run.rows if row.status == "ok"}
     history = client.get_metric_history(curve.info.run_id, "all_reduce/time_us")
     assert times == {metric.step: metric.value for metric in history}
-    assert {"topk:0.01", "none"} == {p["hook"] for p in (c.data.params for c in children.values()) if "hook" in p}
+    assert {"topk:0.01", "none"} == {
+        p["hook"] for p in (c.data.params for c in children.values()) if "hook" in p
+    }
 
 
 @pytest.mark.programs
@@ -175,7 +214,11 @@ def test_mlflow_takes_a_run_once(store: Path, tmp_path: Path) -> None:
     run = make_run([])
     with pytest.raises(InputError, match="already"):
         write_mlflow(run, copy)
-    later = Run(path=run.path, info={**run.info, "started": "2026-11-22T00:00:00+00:00"}, records=run.records)
+    later = Run(
+        path=run.path,
+        info={**run.info, "started": "2026-11-22T00:00:00+00:00"},
+        records=run.records,
+    )
     write_mlflow(later, copy)
 
 
@@ -186,18 +229,24 @@ def test_mlflow_takes_an_imported_run_once(mlflow: Any, store: Path, tmp_path: P
     copy = shutil.copy(store, tmp_path / "runs.db")
     run = make_run([])
     info = {name: value for name, value in run.info.items() if name != "started"}
-    imported = Run(path=run.path, info={**info, "imported_at": "2026-11-22T00:00:00+00:00"}, records=run.records)
+    imported = Run(
+        path=run.path,
+        info={**info, "imported_at": "2026-11-22T00:00:00+00:00"},
+        records=run.records,
+    )
     address = write_mlflow(imported, copy)
     with pytest.raises(InputError, match="already"):
         write_mlflow(imported, copy)
     client = mlflow.MlflowClient(tracking_uri=address)
-    (latest, *_) = client.search_runs([client.get_experiment_by_name("commbench").experiment_id])
+    latest, *_ = client.search_runs([client.get_experiment_by_name("commbench").experiment_id])
     assert 1795305600000 == latest.info.start_time
 
 
 @pytest.mark.programs
 @pytest.mark.filterwarnings("ignore")  # as above
-def test_a_store_that_mlflow_cannot_use_is_refused(mlflow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_mlflow_cannot_use_is_refused(
+    mlflow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Quote MLflow's error about an address in one sentence."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://here")
     mlflow.set_tracking_uri(None)

@@ -58,7 +58,8 @@ def test_later_launches_keep_the_settings_of_the_first(tmp_path: Path) -> None:
 def test_noise_on_either_stream_is_no_harm(tmp_path: Path) -> None:
     """Ignore foreign and torn lines on stdout and stderr."""
     noise = (
-        "print('hello'); print('{\"frame\":\"record\",\"rec', flush=True); sys.stderr.write('@commbench heartbeat {')\n"
+        'print(\'hello\'); print(\'{"frame":"record","rec\', flush=True);'
+        " sys.stderr.write('@commbench heartbeat {')\n"
     )
     assert 0 == run(tmp_path, noise + ALL + noise)[0]
 
@@ -96,12 +97,16 @@ def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
     assert ["last"] == display.lines
     code, info, display = run(tmp_path, ALL)
     assert (0, "complete", 7) == (code, info["status"], len(display.records))
-    assert [(0, "failed"), (0, "ok"), (1, "ok")] == [(entry["launch"], entry["status"]) for entry in info["launches"]]
+    assert [(0, "failed"), (0, "ok"), (1, "ok")] == [
+        (entry["launch"], entry["status"]) for entry in info["launches"]
+    ]
     assert EVERYTHING == sorted(entry for entry in measured(tmp_path) if entry[2] == "ok")
 
 
 def test_a_crash_costs_its_case_only(tmp_path: Path) -> None:
-    """Continue with new ranks after a crash, skip the case in later launches, and count the failures."""
+    """Continue with new ranks after a crash, skip the case in later launches, and count the
+    failures.
+    """
     launcher = ScriptLauncher(crash_in(CASES[1], CASES[2]))
     display = Recorder()
     code, info, _ = run(tmp_path, launcher, display=display)
@@ -122,7 +127,9 @@ def test_a_crash_costs_its_case_only(tmp_path: Path) -> None:
 
 def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
     """Continue with new ranks after a hang."""
-    hang = f"session()\nfor i, p in enumerate(plan.cases):\n    if p.case.key == {CASES[0].key!r}:\n"
+    hang = (
+        f"session()\nfor i, p in enumerate(plan.cases):\n    if p.case.key == {CASES[0].key!r}:\n"
+    )
     hang += "        begin(i); beat(0, 1); time.sleep(600)\n    measured(i)\nend(is_complete=True)"
     code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=0.5))
     assert 3 == code
@@ -135,17 +142,23 @@ def test_a_case_that_fails_is_tried_once_a_call(tmp_path: Path) -> None:
     launcher = ScriptLauncher(crash_in(CASES[1]))
     request = make_request(CASES, launches=1)
     assert [3, 3] == [run(tmp_path, launcher, request)[0] for _ in range(2)]
-    assert ["failed", "failed", "ok", "ok", "ok"] == sorted(status for _, _, status in measured(tmp_path))
+    assert ["failed", "failed", "ok", "ok", "ok"] == sorted(
+        status for _, _, status in measured(tmp_path)
+    )
 
 
 @pytest.mark.slow
 def test_a_failure_between_cases_ends_no_run(tmp_path: Path) -> None:
     """Start new ranks as long as each start measures a case."""
-    launcher = ScriptLauncher("session(); measured(0)\nif len(plan.cases) > 1: sys.exit(1)\nend(is_complete=True)")
+    launcher = ScriptLauncher(
+        "session(); measured(0)\nif len(plan.cases) > 1: sys.exit(1)\nend(is_complete=True)"
+    )
     code, info, display = run(tmp_path, launcher)
     assert (0, "complete", 8) == (code, info["status"], launcher.started)
     assert EVERYTHING == sorted(measured(tmp_path))
-    assert display.warnings[0].startswith("Launch 1 goes on after a failure between cases: the launcher ended")
+    assert display.warnings[0].startswith(
+        "Launch 1 goes on after a failure between cases: the launcher ended"
+    )
 
 
 @pytest.mark.slow
@@ -154,10 +167,14 @@ def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
     launcher = ScriptLauncher("session(); begin(0); sys.exit(1)")
     code, info, _ = run(tmp_path / "row", launcher)
     assert (3, "partial", 3) == (code, info["status"], launcher.started)
-    assert info["reason"].startswith("3 cases failed, the first: the launcher ended with exit status 1")
+    assert info["reason"].startswith(
+        "3 cases failed, the first: the launcher ended with exit status 1"
+    )
     assert info["reason"].endswith("; stopped after 3 failed launches in a row")
     cases = Sweep(backends=["mpi"], sizes="8:1K").cases(2)
-    launcher = ScriptLauncher("session()\nif len(plan.cases) % 3 == 0: measured(1)\nbegin(0); sys.exit(1)")
+    launcher = ScriptLauncher(
+        "session()\nif len(plan.cases) % 3 == 0: measured(1)\nbegin(0); sys.exit(1)"
+    )
     code, info, _ = run(tmp_path / "between", launcher, make_request(cases, launches=1))
     assert (3, "ok" in {status for _, _, status in measured(tmp_path / "between")}) == (code, True)
     assert info["reason"].startswith("6 cases failed")
@@ -167,7 +184,10 @@ def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
 def test_a_start_that_reaches_no_case_ends_the_run(tmp_path: Path) -> None:
     """Stop if new ranks fail before any case, and report this and the earlier failure."""
     (tmp_path / "ready").touch()
-    script = f"flag = {str(tmp_path / 'ready')!r}\nif not os.path.exists(flag): sys.exit('no more slots')\n"
+    script = (
+        f"flag = {str(tmp_path / 'ready')!r}\nif not os.path.exists(flag): sys.exit('no more"
+        " slots')\n"
+    )
     script += "os.remove(flag); session(); begin(0); sys.exit(1)"
     launcher = ScriptLauncher(script)
     code, info, _ = run(tmp_path / "run", launcher)
@@ -183,16 +203,22 @@ def test_a_launcher_that_cannot_start_is_partial(tmp_path: Path) -> None:
     assert "the launcher ended with exit status 1: not enough slots" == info["reason"]
 
 
-def test_a_launcher_that_vanishes_is_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_vanishes_is_partial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keep the first launch if the launcher is missing for the second, and resume later."""
     launcher = ScriptLauncher(ALL)
     command = launcher.command
-    monkeypatch.setattr(launcher, "command", lambda *words, **how: command(*words, **how) if not gone else ["/gone"])
+    monkeypatch.setattr(
+        launcher, "command", lambda *words, **how: command(*words, **how) if not gone else ["/gone"]
+    )
     gone: list[bool] = []
     display = Recorder(lambda: gone.append(True), when=4)
     code, info, _ = run(tmp_path, launcher, display=display)
     assert (3, "partial", 4) == (code, info["status"], len(measured(tmp_path)))
-    expected = "/gone cannot be started (No such file or directory); install it again, or load its module"
+    expected = (
+        "/gone cannot be started (No such file or directory); install it again, or load its module"
+    )
     assert expected == info["reason"]
     assert 0 == run(tmp_path, ALL)[0]
     assert EVERYTHING == sorted(measured(tmp_path))
@@ -217,15 +243,23 @@ def test_a_hang_is_partial_and_names_the_rank(tmp_path: Path) -> None:
     hang += "while True: beat(0, 2); beat(1, 1); time.sleep(0.1)"
     code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=1.0), fail_fast=True)
     assert (3, "partial") == (code, info["status"])
-    assert "no progress for 1 s: rank 1 on host elsewhere is furthest behind, in case" in info["reason"]
+    assert (
+        "no progress for 1 s: rank 1 on host elsewhere is furthest behind, in case"
+        in info["reason"]
+    )
     assert ["ok", "hung"] == [status for _, _, status in measured(tmp_path)]
 
 
-def test_a_launch_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_ignores_sigterm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kill a launcher that ignores SIGTERM and its child in another session."""
     monkeypatch.setattr("commbench.launch.process.GRACE_S", 0.5)
     stubborn = "import signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    stubborn += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+    stubborn += (
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+        " start_new_session=True)\n"
+    )
     stubborn += "session(); begin(0); beat(0, 1)\ntime.sleep(600)"
     assert 3 == run(tmp_path, stubborn, make_request(CASES, case_timeout_s=0.5), fail_fast=True)[0]
 
@@ -234,12 +268,16 @@ def test_ranks_that_stay_after_a_complete_launch_are_a_warning(tmp_path: Path) -
     """Keep a complete launch whose ranks do not exit, and warn."""
     code, info, display = run(tmp_path, ALL + "sys.exit(1)")
     assert (0, "complete") == (code, info["status"])
-    assert ["Launch 1: the ranks did not leave cleanly", "Launch 2: the ranks did not leave cleanly"] == [
-        warning.partition(" after")[0] for warning in display.warnings
-    ]
+    assert [
+        "Launch 1: the ranks did not leave cleanly",
+        "Launch 2: the ranks did not leave cleanly",
+    ] == [warning.partition(" after")[0] for warning in display.warnings]
 
 
-VISITED = "session()\nfor i in range(len(plan.cases)): measured(i, share=0.5, visit=1, visit_lengths=[3])\n"
+VISITED = (
+    "session()\nfor i in range(len(plan.cases)): measured(i, share=0.5, visit=1,"
+    " visit_lengths=[3])\n"
+)
 
 
 def test_a_crash_in_a_later_visit_fails_the_case(tmp_path: Path) -> None:
@@ -257,12 +295,16 @@ def test_a_crash_between_later_visits_is_a_warning(tmp_path: Path) -> None:
     """Keep the finished visits, and warn that the launch has fewer than planned."""
     code, info, display = run(tmp_path, VISITED + "sys.exit(1)", make_request(CASES, launches=1))
     assert (0, ["failed"]) == (code, [launch["status"] for launch in info["launches"]])
-    assert ["Launch 1 has fewer visits than planned"] == [text.partition(":")[0] for text in display.warnings]
+    assert ["Launch 1 has fewer visits than planned"] == [
+        text.partition(":")[0] for text in display.warnings
+    ]
 
 
 def test_a_time_limit_may_leave_out_later_visits(tmp_path: Path) -> None:
     """Treat a launch that the time limit ended before its last visits as complete."""
-    code, info, display = run(tmp_path, VISITED + "end(is_complete=True)\n", make_request(CASES, launches=1))
+    code, info, display = run(
+        tmp_path, VISITED + "end(is_complete=True)\n", make_request(CASES, launches=1)
+    )
     assert (0, "complete", []) == (code, info["status"], display.warnings)
 
 
@@ -288,10 +330,19 @@ def test_a_complete_run_that_is_refused_stays_as_it_was(tmp_path: Path) -> None:
     """Restore run.json if adding launches to a complete run is refused."""
     assert 0 == run(tmp_path, ALL, make_request(CASES, launches=1))[0]
     file = tmp_path / "run.json"
-    before = {**json.loads(file.read_text()), "launcher": "another", "budget": "another", "reason": "as it was"}
+    before = {
+        **json.loads(file.read_text()),
+        "launcher": "another",
+        "budget": "another",
+        "reason": "as it was",
+    }
     file.write_text(json.dumps(before))
     with pytest.raises(InputError, match="cpu_model: abacus vs slide rule"):
-        run(tmp_path, ALL.replace("session()", "session(cpu_model='slide rule')"), make_request(CASES, launches=2))
+        run(
+            tmp_path,
+            ALL.replace("session()", "session(cpu_model='slide rule')"),
+            make_request(CASES, launches=2),
+        )
     assert before == json.loads(file.read_text())
 
 
@@ -324,7 +375,9 @@ def test_a_time_limit_that_leaves_cases_without_a_launch_is_partial(tmp_path: Pa
     code, info, display = run(tmp_path, script, make_request(CASES, time_limit_s=0.5))
     assert (3, "partial", 1) == (code, info["status"], len(measured(tmp_path)))
     assert ["cut"] == [entry["status"] for entry in info["launches"]]
-    missing = "he time limit of 0.5 s was reached after 1 of 2 launches; 3 of 4 cases have no launch"
+    missing = (
+        "he time limit of 0.5 s was reached after 1 of 2 launches; 3 of 4 cases have no launch"
+    )
     assert [f"T{missing}; the same command adds the rest."] == display.warnings
     assert f"t{missing}" == info["reason"]
     assert 0 == run(tmp_path, ALL)[0]

@@ -1,4 +1,6 @@
-"""Tests of the conductor with real ranks by mpirun: the diagnosis of failed ranks, and remaining processes."""
+"""Tests of the conductor with real ranks by mpirun: the diagnosis of failed ranks, and remaining
+processes.
+"""
 
 import json
 import os
@@ -19,9 +21,12 @@ from commbench.results.plan import RunRequest
 
 OPERATIONS = ["all_reduce", "broadcast", "all_gather"]
 #: Without agreed instants, which ranks on a busy machine may all miss.
-MANY = Sweep(backends=["mpi"], sizes=[8, 1024, 65536], operations=OPERATIONS, sync="dissemination").cases(2)
+MANY = Sweep(
+    backends=["mpi"], sizes=[8, 1024, 65536], operations=OPERATIONS, sync="dissemination"
+).cases(2)
 
-#: On a busy machine the first case of a launch may take seconds to load or compile the native loop, without progress.
+#: On a busy machine the first case of a launch may take seconds to load or compile the native loop,
+#: without progress.
 PATIENCE_S = 6.0
 
 #: Runs a rank in which a case goes wrong, by default the third after every start.
@@ -90,13 +95,20 @@ def assert_resumes(path: Path, request: RunRequest) -> None:
 
 
 def assert_went_on(path: Path, request: RunRequest, status: str) -> None:
-    """Check that one case ended as ``status`` in the first launch and that both launches measured all others."""
+    """Check that one case ended as ``status`` in the first launch and that both launches measured
+    all others.
+    """
     entries = measured(path)
     ((bad, launch, _),) = [entry for entry in entries if entry[2] != "ok"]
     assert (0, status) == (launch, next(entry[2] for entry in entries if entry[0] == bad))
-    expected = sorted((case.key, launch, "ok") for case in request.cases for launch in range(2) if case.key != bad)
+    expected = sorted(
+        (case.key, launch, "ok") for case in request.cases for launch in range(2) if case.key != bad
+    )
     assert expected == sorted(entry for entry in entries if entry[2] == "ok")
-    ends = [(entry["launch"], entry["status"]) for entry in json.loads((path / "run.json").read_text())["launches"]]
+    ends = [
+        (entry["launch"], entry["status"])
+        for entry in json.loads((path / "run.json").read_text())["launches"]
+    ]
     assert [(0, status), (0, "ok"), (1, "ok")] == ends
 
 
@@ -132,7 +144,9 @@ def test_real_ranks_measure(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
-def test_an_mpi_that_does_not_start_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_mpi_that_does_not_start_gives_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Print the error of MPI_Init."""
     monkeypatch.setenv("OMPI_MCA_pml", "nosuch")
     code, _, display = run(tmp_path, mpirun(), make_request(MANY[:1], ranks=1, launches=1))
@@ -145,9 +159,13 @@ def test_an_mpi_that_does_not_start_gives_the_reason(tmp_path: Path, monkeypatch
 def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
     """End all ranks, quote the error and print the traceback."""
     request = make_request(MANY)
-    code, info, display = run(tmp_path / "run", sabotage(tmp_path, "raise ValueError('boom')"), request, fail_fast=True)
+    code, info, display = run(
+        tmp_path / "run", sabotage(tmp_path, "raise ValueError('boom')"), request, fail_fast=True
+    )
     assert 3 == code
-    assert f"rank 1 on host {os.uname().nodename} raised ValueError: boom, in case " in info["reason"]
+    assert (
+        f"rank 1 on host {os.uname().nodename} raised ValueError: boom, in case " in info["reason"]
+    )
     assert ["ok", "ok", "failed"] == [status for _, _, status in measured(tmp_path / "run")]
     assert "ValueError: boom" in [line.strip() for line in display.lines]
     failed_rank = find_failed_rank(tmp_path / "run")
@@ -160,14 +178,22 @@ def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
 @pytest.mark.mpi
 def test_real_ranks_go_on_without_the_cases_that_fail(tmp_path: Path) -> None:
     """Measure all cases that do not raise, with one new start per failure."""
-    cases = Sweep(backends=["fake"], sizes=[8, 64, 512], operations=["all_reduce", "broadcast"]).cases(2)
+    cases = Sweep(
+        backends=["fake"], sizes=[8, 64, 512], operations=["all_reduce", "broadcast"]
+    ).cases(2)
     launcher = sabotage(tmp_path, "raise ValueError('boom')", when="case.message_bytes == 64")
     code, info, _ = run(tmp_path / "run", launcher, make_request(cases))
     assert (3, "partial") == (code, info["status"])
-    assert info["reason"].startswith(f"2 cases failed, the first: rank 1 on host {os.uname().nodename} raised")
+    assert info["reason"].startswith(
+        f"2 cases failed, the first: rank 1 on host {os.uname().nodename} raised"
+    )
     bad = [case.key for case in cases if case.message_bytes == 64]
-    assert sorted((key, 0, "failed") for key in bad) == sorted(e for e in measured(tmp_path / "run") if e[2] != "ok")
-    good = sorted((case.key, launch, "ok") for case in cases for launch in range(2) if case.key not in bad)
+    assert sorted((key, 0, "failed") for key in bad) == sorted(
+        e for e in measured(tmp_path / "run") if e[2] != "ok"
+    )
+    good = sorted(
+        (case.key, launch, "ok") for case in cases for launch in range(2) if case.key not in bad
+    )
     assert good == sorted(entry for entry in measured(tmp_path / "run") if entry[2] == "ok")
     assert [0, 0, 0, 1] == [entry["launch"] for entry in info["launches"]]
 
@@ -179,10 +205,15 @@ def test_a_real_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     display = Recorder(on_rank(tmp_path, 1, signal.SIGKILL), when=2)
     code, info, _ = run(tmp_path, mpirun(), request, display)
     assert (3, "partial") == (code, info["status"])
-    assert info["reason"].startswith(f"1 case failed: rank 1 on host {os.uname().nodename} was killed by signal 9")
+    assert info["reason"].startswith(
+        f"1 case failed: rank 1 on host {os.uname().nodename} was killed by signal 9"
+    )
     assert_went_on(tmp_path, request, "failed")
     failed_rank = find_failed_rank(tmp_path)
-    assert (1, str(CASES_BY_KEY[failed_key(tmp_path)])) == (failed_rank["rank"], failed_rank["case"])
+    assert (1, str(CASES_BY_KEY[failed_key(tmp_path)])) == (
+        failed_rank["rank"],
+        failed_rank["case"],
+    )
     assert failed_rank["state"].startswith("was killed by signal 9")
     assert_ended_in_time(tmp_path, 0.0)
     assert_resumes(tmp_path, request)
@@ -191,7 +222,9 @@ def test_a_real_rank_that_is_killed_is_named(tmp_path: Path) -> None:
 @pytest.mark.mpi
 def test_a_real_rank_that_crashes_shows_where(tmp_path: Path) -> None:
     """Print the stack of a rank that crashed by SIGSEGV, and where the other waited."""
-    launcher = sabotage(tmp_path, "import signal; time.sleep(1); signal.raise_signal(signal.SIGSEGV)")
+    launcher = sabotage(
+        tmp_path, "import signal; time.sleep(1); signal.raise_signal(signal.SIGSEGV)"
+    )
     code, info, display = run(tmp_path / "run", launcher, make_request(MANY), fail_fast=True)
     assert 3 == code
     assert "rank 1" in info["reason"]
@@ -211,13 +244,20 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     code, info, _ = run(tmp_path, mpirun(), request, display, fail_fast=True)
     assert 3 == code
     assert (
-        f"no progress for {PATIENCE_S:g} s: rank 1 on host {os.uname().nodename} is stopped, in case " in info["reason"]
+        f"no progress for {PATIENCE_S:g} s: rank 1 on host {os.uname().nodename} is stopped, in"
+        " case " in info["reason"]
     )
     *finished, last = [status for _, _, status in measured(tmp_path)]
     assert ("hung", {"ok"}) == (last, set(finished))
-    assert len(finished) < len(MANY) - 1  # beside a busy core some cases end before the signal arrives
+    assert (
+        len(finished) < len(MANY) - 1
+    )  # beside a busy core some cases end before the signal arrives
     failed_rank = find_failed_rank(tmp_path)
-    assert (1, "is stopped", []) == (failed_rank["rank"], failed_rank["state"], failed_rank["stack"])
+    assert (1, "is stopped", []) == (
+        failed_rank["rank"],
+        failed_rank["state"],
+        failed_rank["stack"],
+    )
     (waiting,) = failed_rank["others"]
     assert [0] == waiting["ranks"]
     assert "commbench/" in waiting["in"]
@@ -233,9 +273,14 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
 def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int) -> None:
     """Name the sleeping rank by its idle CPU."""
     launcher = sabotage(tmp_path, "time.sleep(600)", lazy)
-    code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=PATIENCE_S), fail_fast=True)
+    code, info, _ = run(
+        tmp_path / "run", launcher, make_request(MANY, case_timeout_s=PATIENCE_S), fail_fast=True
+    )
     assert 3 == code
-    assert f"rank {lazy} on host {os.uname().nodename} is idle while the others wait for it" in info["reason"]
+    assert (
+        f"rank {lazy} on host {os.uname().nodename} is idle while the others wait for it"
+        in info["reason"]
+    )
     assert find_failed_rank(tmp_path / "run")["stack"][0].startswith("sabotage.py:")
 
 
@@ -243,9 +288,14 @@ def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int)
 @pytest.mark.mpi
 def test_a_real_rank_that_holds_the_interpreter_is_named(tmp_path: Path) -> None:
     """Name a rank without heartbeats, and print its interpreter's stack."""
-    lock = "import ctypes; lock, twice = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock; "
+    lock = (
+        "import ctypes; lock, twice = ctypes.create_string_buffer(64),"
+        " ctypes.PyDLL(None).pthread_mutex_lock; "
+    )
     launcher = sabotage(tmp_path, f"{lock} twice(lock); twice(lock)")
-    code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=PATIENCE_S), fail_fast=True)
+    code, info, _ = run(
+        tmp_path / "run", launcher, make_request(MANY, case_timeout_s=PATIENCE_S), fail_fast=True
+    )
     assert 3 == code
     assert f"rank 1 on host {os.uname().nodename} has not been heard of for " in info["reason"]
     assert "although its process sleeps, in case " in info["reason"]
@@ -279,7 +329,9 @@ def test_ranks_do_not_outlive_a_conductor_that_is_killed(
 ) -> None:
     """Ranks exit after their conductor was killed; the run resumes despite its lock."""
     script = CONDUCTOR.format(folders=[str(folder) for folder in Path(__file__).parents[:2]])
-    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE) as conductor:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE
+    ) as conductor:
         assert conductor.stdout is not None
         assert b"ready\n" == conductor.stdout.readline()
         assert any("commbench.launch.rank" in command for command in find_marked(mark))

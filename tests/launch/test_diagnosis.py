@@ -58,15 +58,44 @@ SRUN_EXIT = "rank 1 on host n1 left with exit status 7"
     ("stderr", "expected"),
     [
         (OPENMPI_EXIT, "rank 1 left with exit status 7"),
-        (OPENMPI_SIGNAL, "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of memory"),
-        (OPENMPI_SIGNAL.replace("9", "11"), "rank 1 on host n1 was killed by signal 11 (segmentation fault)"),
+        (
+            OPENMPI_SIGNAL,
+            (
+                "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of"
+                " memory"
+            ),
+        ),
+        (
+            OPENMPI_SIGNAL.replace("9", "11"),
+            "rank 1 on host n1 was killed by signal 11 (segmentation fault)",
+        ),
         (OPENMPI_ABORT, "rank 1 left with exit status 1"),
         (TORCHRUN.format(code=7), "rank 1 left with exit status 7"),
-        (TORCHRUN.format(code=-9), "rank 1 was killed by signal 9 (killed); the system may have run out of memory"),
-        (MPICH, "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of memory"),
-        (SRUN, "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of memory"),
+        (
+            TORCHRUN.format(code=-9),
+            "rank 1 was killed by signal 9 (killed); the system may have run out of memory",
+        ),
+        (
+            MPICH,
+            (
+                "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of"
+                " memory"
+            ),
+        ),
+        (
+            SRUN,
+            (
+                "rank 1 on host n1 was killed by signal 9 (killed); the system may have run out of"
+                " memory"
+            ),
+        ),
         (SRUN.replace("Killed", "Segmentation fault (core dumped)", 1), SEGFAULT),
-        (SRUN.replace("Killed", "Exited with exit code 7", 1).replace(": Killed", ": Terminated"), SRUN_EXIT),
+        (
+            SRUN.replace("Killed", "Exited with exit code 7", 1).replace(
+                ": Killed", ": Terminated"
+            ),
+            SRUN_EXIT,
+        ),
     ],
 )
 def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:
@@ -86,7 +115,9 @@ def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:
     ],
     ids=["equal numbers", "another name", "either", "nothing known"],
 )
-def test_hydra_names_a_process_of_a_host(processes: dict[int, tuple[str, int]], rank: int | None) -> None:
+def test_hydra_names_a_process_of_a_host(
+    processes: dict[int, tuple[str, int]], rank: int | None
+) -> None:
     """Find the rank of a process id only if host and id are unique."""
     assert rank == diagnose_exit(MPICH.splitlines(), [], 1, processes).rank
 
@@ -150,9 +181,14 @@ def test_the_rank_at_the_other_end_failed_not_the_rank_that_lost_it() -> None:
 
 
 def test_torchrun_may_notice_the_victim_first() -> None:
-    """Name the killed rank in the list of failures, not the one that torchrun calls the root cause."""
+    """Name the killed rank in the list of failures, not the one that torchrun calls the root
+    cause.
+    """
     entry = "  rank      : {} (local_rank: {}) \n  exitcode  : {} (pid: 4146)\n"
-    failures = f"Failures:\n{entry.format(1, 1, -9)}Root Cause (first observed failure):\n{entry.format(0, 0, 1)}"
+    failures = (
+        f"Failures:\n{entry.format(1, 1, -9)}Root Cause (first observed"
+        f" failure):\n{entry.format(0, 0, 1)}"
+    )
     victim = error(0, "RuntimeError: Read error [127.0.0.1]:34704: Connection reset by peer.")
     assert 1 == diagnose_exit(failures.splitlines(), [victim], 1).rank
     assert 0 == diagnose_exit(failures.splitlines(), [error(0, "ValueError: boom")], 1).rank
@@ -169,7 +205,9 @@ def error(rank: int, text: str) -> RankError:
 def test_the_error_of_a_rank_comes_before_an_exit_status() -> None:
     """Prefer the error that a rank raised to an exit status."""
     diagnosis = diagnose_exit(OPENMPI_ABORT.splitlines(), [error(1, "ValueError: boom")], 1)
-    reason = Reason(code="rank_raised", subject="rank 1 on host n1", parameters={"error": "ValueError: boom"})
+    reason = Reason(
+        code="rank_raised", subject="rank 1 on host n1", parameters={"error": "ValueError: boom"}
+    )
     assert Diagnosis(rank=1, host="n1", state="raised ValueError: boom", reason=reason) == diagnosis
 
 
@@ -190,7 +228,9 @@ def test_a_lost_connection_comes_after_another_error() -> None:
 def test_an_unknown_end_quotes_the_last_line() -> None:
     """Quote the exit status and the last line if no rank can be named."""
     reason = "the launcher ended with exit status 66: prterun was unable to find the program"
-    assert reason == str(diagnose_exit(["prterun was unable to find the program", "------"], [], 66).reason)
+    assert reason == str(
+        diagnose_exit(["prterun was unable to find the program", "------"], [], 66).reason
+    )
     assert "the launcher ended with exit status 3" == str(diagnose_exit([], [], 3).reason)
 
 
@@ -201,7 +241,11 @@ PRTE has lost communication with a remote daemon.
   Remote daemon: [prterun-host0-107@0,2] on node host2
 """
 SILENT = Diagnosis(
-    rank=2, host="host2", state="is silent", reason=Reason.stated("host host2 (rank 2) is silent"), is_lost=True
+    rank=2,
+    host="host2",
+    state="is silent",
+    reason=Reason.stated("host host2 (rank 2) is silent"),
+    is_lost=True,
 )
 
 
@@ -216,10 +260,15 @@ def test_a_host_whose_daemon_is_lost_is_named() -> None:
     """Name the host whose daemon mpirun lost, and its rank if known."""
     assert SILENT == diagnose_exit(OPENMPI_LOST.splitlines(), [], 1, silent=SILENT)
     diagnosis = diagnose_exit(OPENMPI_LOST.splitlines(), [], 1)
-    assert ("host2", "mpirun has lost its daemon on host host2") == (diagnosis.host, str(diagnosis.reason))
+    assert ("host2", "mpirun has lost its daemon on host host2") == (
+        diagnosis.host,
+        str(diagnosis.reason),
+    )
 
 
-@pytest.mark.parametrize(("before", "after", "hint"), [(3, 4, ", by the kernel for"), (3, 3, ", not for lack of")])
+@pytest.mark.parametrize(
+    ("before", "after", "hint"), [(3, 4, ", by the kernel for"), (3, 3, ", not for lack of")]
+)
 def test_a_kill_for_lack_of_memory_is_distinguished_from_others(
     tmp_path: Path, before: int, after: int, hint: str
 ) -> None:
@@ -229,7 +278,9 @@ def test_a_kill_for_lack_of_memory_is_distinguished_from_others(
     memory = MemoryKills(vmstat)
     vmstat.write_text(f"pgfault 9\noom_kill {after}\n")
     host, output = os.uname().nodename, OPENMPI_SIGNAL
-    diagnosis = diagnose_exit(output.replace("n1", host).splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
+    diagnosis = diagnose_exit(
+        output.replace("n1", host).splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory
+    )
     assert hint in str(diagnosis.reason)
     diagnosis = diagnose_exit(output.splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
     assert str(diagnosis.reason).endswith("; the system may have run out of memory")
@@ -245,5 +296,8 @@ def test_a_kernel_that_does_not_count_leaves_it_open(tmp_path: Path) -> None:
 def test_an_exit_is_explained_where_the_launcher_says_more() -> None:
     """Add the cause of an exit status if the launcher's output shows it."""
     lines = [*OPENMPI_EXIT.splitlines(), "/usr/bin/python: No module named commbench"]
-    expected = "rank 1 left with exit status 7: commbench is not installed for the Python that the ranks run; "
+    expected = (
+        "rank 1 left with exit status 7: commbench is not installed for the Python that the ranks"
+        " run; "
+    )
     assert str(diagnose_exit(lines, [], 7).reason).startswith(expected)

@@ -14,7 +14,12 @@ from commbench.analysis.comparison import compare
 from commbench.analysis.env import collective_envs, variable_sentences
 from commbench.collectives.cases import Sweep
 from commbench.errors import InputError
-from commbench.launch.launchers import MpiexecLauncher, MpirunLauncher, SrunLauncher, TorchrunLauncher
+from commbench.launch.launchers import (
+    MpiexecLauncher,
+    MpirunLauncher,
+    SrunLauncher,
+    TorchrunLauncher,
+)
 from commbench.launch.launchers.base import Placement
 from commbench.results import load_run
 from commbench.results.plan import LaunchPlan, plan_launch
@@ -50,7 +55,10 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def whole(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """Measure all environments in five launches; return the run's directory and the environments of its starts."""
+    """Measure all environments in five launches.
+
+    Return the run's directory and the environments of its starts.
+    """
     path, launcher = tmp_path_factory.mktemp("runs") / "whole", ScriptLauncher(SLOWER)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", forked_python)
@@ -58,8 +66,12 @@ def whole(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return path, launcher.envs
 
 
-def test_a_start_of_ranks_has_one_environment_in_shuffled_order(whole: tuple[Path, list[str]]) -> None:
-    """Start ranks once for each environment of a launch, in an order that differs between launches."""
+def test_a_start_of_ranks_has_one_environment_in_shuffled_order(
+    whole: tuple[Path, list[str]],
+) -> None:
+    """Start ranks once for each environment of a launch, in an order that differs between
+    launches.
+    """
     path, envs = whole
     rounds = [envs[start : start + 4] for start in range(0, 20, 4)]
     assert all(sorted(ENVS) == sorted(order) for order in rounds)
@@ -69,7 +81,7 @@ def test_a_start_of_ranks_has_one_environment_in_shuffled_order(whole: tuple[Pat
 
 def test_a_plan_has_the_cases_of_one_environment() -> None:
     """Plan the cases of one environment and carry its name to the ranks."""
-    (part, *_) = REQUEST.by_env(0)
+    part, *_ = REQUEST.by_env(0)
     plan = LaunchPlan.from_json(plan_launch(part, [], 0).to_json())
     assert {plan.env} == {planned.case.env for planned in plan.cases}
     assert 2 == len(plan.cases)
@@ -88,11 +100,15 @@ def test_an_interrupted_run_measures_only_missing_environments(tmp_path: Path) -
     launcher = ScriptLauncher(SLOWER)
     assert 0 == run(tmp_path, launcher, request)[0]
     assert [env for env, _ in lacking] == sorted(launcher.envs)
-    assert 2 * len(CASES) == len({(record.case.key, record.launch) for record in load_run(tmp_path).records})
+    assert 2 * len(CASES) == len(
+        {(record.case.key, record.launch) for record in load_run(tmp_path).records}
+    )
 
 
 def test_an_environment_without_ranks_is_left_out(tmp_path: Path) -> None:
-    """Keep the cases of a value that ranks do not start with as failed, and measure the other values."""
+    """Keep the cases of a value that ranks do not start with as failed, and measure the other
+    values.
+    """
     launcher = ScriptLauncher("if plan.env == 'A=2': sys.exit(1)\n" + SLOWER)
     code, info, display = run(tmp_path, launcher, make_request(CASES, launches=2))
     assert (3, "partial") == (code, info["status"])
@@ -104,11 +120,17 @@ def test_an_environment_without_ranks_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_value_that_ranks_refuse_does_not_end_the_run(tmp_path: Path) -> None:
-    """Keep the cases of a refused value as failed with the ranks' sentence, if another value has worked."""
-    refusal = "if plan.env == 'A=2': fail(0, '', 'There is no A 2.', is_bad_input=True); sys.exit(1)\n"
+    """Keep the cases of a refused value as failed with the ranks' sentence, if another value has
+    worked.
+    """
+    refusal = (
+        "if plan.env == 'A=2': fail(0, '', 'There is no A 2.', is_bad_input=True); sys.exit(1)\n"
+    )
     code, _, _ = run(tmp_path, refusal + SLOWER, make_request(CASES, launches=1))
     assert 3 == code
-    assert {"There is no A 2"} == {row.reason for row in load_run(tmp_path).rows if row.env == "A=2"}
+    assert {"There is no A 2"} == {
+        row.reason for row in load_run(tmp_path).rows if row.env == "A=2"
+    }
 
 
 def test_the_table_names_every_environment_and_the_control(whole: tuple[Path, list[str]]) -> None:
@@ -120,7 +142,9 @@ def test_the_table_names_every_environment_and_the_control(whole: tuple[Path, li
     assert {*ENVS} == {line.split(",")[place] for line in lines}
 
 
-def test_runs_are_compared_environment_by_environment(whole: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_runs_are_compared_environment_by_environment(
+    whole: tuple[Path, list[str]], tmp_path: Path
+) -> None:
     """Match the cases of two runs by their environment."""
     assert 0 == run(tmp_path / "b", SLOWER.replace("2.0 if", "1.0 if"), REQUEST)[0]
     table = compare(whole[0], tmp_path / "b")
@@ -128,7 +152,9 @@ def test_runs_are_compared_environment_by_environment(whole: tuple[Path, list[st
     assert 8 == len(table.cases)
 
 
-def test_the_slower_environment_is_named_beside_an_even_control(whole: tuple[Path, list[str]]) -> None:
+def test_the_slower_environment_is_named_beside_an_even_control(
+    whole: tuple[Path, list[str]],
+) -> None:
     """Judge A=2 slower and nothing else different; state that the ranks had the variable."""
     measured_run = load_run(whole[0])
     comparison = collective_envs(measured_run)
@@ -138,12 +164,18 @@ def test_the_slower_environment_is_named_beside_an_even_control(whole: tuple[Pat
     assert "slower" == verdicts["A=2"]
     assert "slower" not in {verdicts[env] for env in ENVS[1:] if env != "A=2"}
     assert "No environment is shown to be faster than A=1" in comparison.sentence
-    assert ["In 20 of 20 starts every rank had A as asked."] == variable_sentences(measured_run.info)
+    assert ["In 20 of 20 starts every rank had A as asked."] == variable_sentences(
+        measured_run.info
+    )
 
 
 def test_other_ranks_values_are_reported(tmp_path: Path) -> None:
     """Name the variable that the ranks did not have as asked."""
-    _, info, _ = run(tmp_path, SLOWER.replace("ranks=[value]", "ranks=['3', None]"), make_request(CASES, launches=1))
+    _, info, _ = run(
+        tmp_path,
+        SLOWER.replace("ranks=[value]", "ranks=['3', None]"),
+        make_request(CASES, launches=1),
+    )
     sentences = variable_sentences(info)  # type: ignore[arg-type]
     assert "With A=2 the ranks had 3 or no value." in sentences
     assert "With A=default the ranks had 3 or no value." in sentences
@@ -160,7 +192,10 @@ def test_other_ranks_values_are_reported(tmp_path: Path) -> None:
     ids=lambda launcher: launcher.name,
 )
 def test_the_command_of_each_rank_sets_the_variables(launcher: Placement) -> None:
-    """Set variables by the ranks' own command line, which reaches every host; leave a default out."""
+    """Set variables by the ranks' own command line, which reaches every host.
+
+    Leave a default out.
+    """
     command = launcher.with_env("A=1,2;B=default").command(2, ["-m", "program"])  # type: ignore[attr-defined]
     place = command.index("/usr/bin/env")
     assert "A=1,2" == command[place + 1]
@@ -197,12 +232,40 @@ def test_mpi_over_tcp_is_found_to_be_slower_than_over_shared_memory(tmp_path: Pa
 @pytest.mark.lab
 @pytest.mark.timeout(300)
 def test_the_faster_of_two_links_is_found(tmp_path: Path) -> None:
-    """Find the interface of twice the rate on hosts with two links, and no such difference in the control."""
-    words = ["run", "--backend", "gloo", "-c", "all_reduce", "--sizes", "4M", "--launches", "3", "--out", str(tmp_path)]
+    """Find the interface of twice the rate on hosts with two links, and no such difference in the
+    control.
+    """
+    words = [
+        "run",
+        "--backend",
+        "gloo",
+        "-c",
+        "all_reduce",
+        "--sizes",
+        "4M",
+        "--launches",
+        "3",
+        "--out",
+        str(tmp_path),
+    ]
     commbench = [sys.executable, "-m", "commbench"]
     command = [*commbench, *words, "--env", "GLOO_SOCKET_IFNAME=eth0,eth1"]
-    lab = [*commbench, "lab", "run", "--hosts", "2", "--rate", "200mbit", "--", "bash", str(SECOND_LINK), "400mbit"]
-    done = subprocess.run([*lab, *command], capture_output=True, text=True, timeout=280, check=False)
+    lab = [
+        *commbench,
+        "lab",
+        "run",
+        "--hosts",
+        "2",
+        "--rate",
+        "200mbit",
+        "--",
+        "bash",
+        str(SECOND_LINK),
+        "400mbit",
+    ]
+    done = subprocess.run(
+        [*lab, *command], capture_output=True, text=True, timeout=280, check=False
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
     times = {row.env.partition("=")[2]: row.time_us or 0.0 for row in load_run(tmp_path).rows}
     assert 0.6 < times["eth0 (again)"] / times["eth0"] < 1.6

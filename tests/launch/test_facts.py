@@ -1,4 +1,6 @@
-"""Tests of the facts that ranks state about themselves, with given places and ranks that are threads."""
+"""Tests of the facts that ranks state about themselves, with given places and ranks that are
+threads.
+"""
 
 import os
 
@@ -48,8 +50,10 @@ def test_ranks_share_a_clock_only_if_all_name_the_same() -> None:
 def test_a_session_states_hosts_once_and_every_rank() -> None:
     """List each host once and every rank."""
 
-    def work(control):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-        return collect_session(control, gather_places(control), {"fake": FakeCommunicator(control)}, {"NCCL_X": "1"})
+    def work(control):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return collect_session(
+            control, gather_places(control), {"fake": FakeCommunicator(control)}, {"NCCL_X": "1"}
+        )
 
     session, nothing = run_threads(2, work)
     assert nothing is None
@@ -65,11 +69,17 @@ def test_a_session_states_hosts_once_and_every_rank() -> None:
 
 
 def test_a_session_lists_the_settings_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """List NCCL variables set by a configuration file, without log settings, and keep them later."""
-    for name, value in (("NCCL_NET", "Socket"), ("NCCL_ALGO", "ring"), ("NCCL_DEBUG_FILE", "a.log")):
+    """List NCCL variables set by a configuration file, without log settings, and keep them
+    later.
+    """
+    for name, value in (
+        ("NCCL_NET", "Socket"),
+        ("NCCL_ALGO", "ring"),
+        ("NCCL_DEBUG_FILE", "a.log"),
+    ):
         monkeypatch.setenv(name, value)
 
-    def work(control):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    def work(control):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         return collect_session(control, gather_places(control), {}, {"NCCL_ALGO": "ring"})
 
     (stated,) = run_threads(1, work)
@@ -84,7 +94,9 @@ def session(
     """Return a session of ranks on hosts."""
     return {
         "environment": {"hosts": [{"cpu_model": cpu_model, "timer_tick_s": 2e-8}], **environment},
-        "ranks": [{"rank": rank, "host": host, "pid": 1, "cpus": [0]} for rank, host in enumerate(hosts)],
+        "ranks": [
+            {"rank": rank, "host": host, "pid": 1, "cpus": [0]} for rank, host in enumerate(hosts)
+        ],
         "libraries": {},
         "mpi_init_s": 1.0,
         "shared_clock": True,
@@ -111,10 +123,14 @@ def test_the_selection_in_use_is_stated_if_known() -> None:
     """Record the selection of hooks, with a remark if it is not compiled."""
     assert "fast_selection" not in header_fields({**session(), "fast_selection": None}, {})
     assert "cupy" == header_fields({**session(), "fast_selection": "cupy"}, {})["fast_selection"]
-    assert ["", "", ""] == [remark(session() | {"fast_selection": name}) for name in (None, "cupy", "numba")]
+    assert ["", "", ""] == [
+        remark(session() | {"fast_selection": name}) for name in (None, "cupy", "numba")
+    ]
     slow = session() | {"fast_selection": "torch.topk"}
     assert "numba, which is not installed: pip install numba." in remark(slow)
-    assert "cupy, which is not installed: pip install 'cupy-cuda13x[ctk]'" in remark(slow | {"ranks_per_gpu": 1})
+    assert "cupy, which is not installed: pip install 'cupy-cuda13x[ctk]'" in remark(
+        slow | {"ranks_per_gpu": 1}
+    )
 
 
 def test_the_launch_with_the_worst_clock_is_stated() -> None:
@@ -129,7 +145,10 @@ def test_the_launch_with_the_worst_clock_is_stated() -> None:
 
 def test_the_launch_that_counted_least_energy_is_stated() -> None:
     """Record the energy counters that all launches had, with the missing ones."""
-    whole, half = {"counted": ["cpu", "gpu"], "missing": {}}, {"counted": ["gpu"], "missing": {"cpu": "no counters"}}
+    whole, half = (
+        {"counted": ["cpu", "gpu"], "missing": {}},
+        {"counted": ["gpu"], "missing": {"cpu": "no counters"}},
+    )
     header: dict[str, object] = {}
     for energy in (whole, half, whole):
         header |= header_fields({**session(), "energy": energy}, header)
@@ -147,7 +166,9 @@ def test_other_conditions_are_refused() -> None:
         refuse_other_conditions(session("slide rule"), header)
 
 
-@pytest.mark.parametrize("name", ["OMPI_MCA_btl", "PRTE_MCA_rmaps", "UCX_TLS", "FI_PROVIDER", "I_MPI_FABRICS"])
+@pytest.mark.parametrize(
+    "name", ["OMPI_MCA_btl", "PRTE_MCA_rmaps", "UCX_TLS", "FI_PROVIDER", "I_MPI_FABRICS"]
+)
 def test_training_does_not_mind_how_mpi_is_set(name: str) -> None:
     """Allow training to resume with other MPI settings, but not collectives."""
     header = {"environment": session(variables={name: "a", "NCCL_ALGO": "x"})["environment"]}
@@ -173,14 +194,19 @@ def test_training_minds_all_else(name: str) -> None:
 
 
 def test_a_session_has_the_values_of_varied_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gather the value of each rank and what its NCCL read; leave varied variables out of the conditions."""
+    """Gather the value of each rank and what its NCCL read.
+
+    Leave varied variables out of the conditions.
+    """
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.delenv("NCCL_PROTO", raising=False)
     monkeypatch.setattr(LOG, "settings", lambda: {"NCCL_ALGO": "ring", "NCCL_NET": "Socket"})
 
-    def work(control):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    def work(control):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         backends = {"nccl": FakeCommunicator(control)}
-        return collect_session(control, gather_places(control), backends, {}, ["NCCL_ALGO", "NCCL_PROTO"])
+        return collect_session(
+            control, gather_places(control), backends, {}, ["NCCL_ALGO", "NCCL_PROTO"]
+        )
 
     session, _ = run_threads(2, work)
     assert {

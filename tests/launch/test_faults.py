@@ -30,7 +30,19 @@ def test_a_host_that_loses_its_network_is_named(tmp_path: Path, backend: str) ->
     """End in time, leave no process, keep the measurements, and resume when the network is back."""
     out = tmp_path / "run"
     script = Path(__file__).parents[1] / "ranks" / "cut_link.py"
-    command = [*LAB, "--hosts", "3", "--rate", "none", "--", sys.executable, str(script), str(out), backend, "host2"]
+    command = [
+        *LAB,
+        "--hosts",
+        "3",
+        "--rate",
+        "none",
+        "--",
+        sys.executable,
+        str(script),
+        str(out),
+        backend,
+        "host2",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert 0 == done.returncode, done.stdout + done.stderr
     ended = json.loads(done.stdout.splitlines()[-1])
@@ -43,20 +55,48 @@ def test_a_host_that_loses_its_network_is_named(tmp_path: Path, backend: str) ->
     *finished, last = ended["kept"]  # the link may be cut as the fourth case ends
     assert ("hung", {"ok"}, True) == (last, set(finished), len(finished) in {3, 4})
     assert 0 == ended["again"]
-    ok = sorted((record.case.key, record.launch) for record in load_run(out).records if record.status == "ok")
-    cases = Sweep(backends=[backend], sizes=[8, 1024, 65536], operations=["all_reduce", "broadcast"]).cases(3)
+    ok = sorted(
+        (record.case.key, record.launch)
+        for record in load_run(out).records
+        if record.status == "ok"
+    )
+    cases = Sweep(
+        backends=[backend], sizes=[8, 1024, 65536], operations=["all_reduce", "broadcast"]
+    ).cases(3)
     assert sorted((case.key, launch) for case in cases for launch in range(2)) == ok
 
 
-def start(tmp_path: Path, hosts: str, before: str = ":", ranks: int = 2) -> tuple[str, dict[str, object]]:
-    """Run a sweep on a hostfile's hosts after a shell line in a mount namespace; return output and run.json."""
+def start(
+    tmp_path: Path, hosts: str, before: str = ":", ranks: int = 2
+) -> tuple[str, dict[str, object]]:
+    """Run a sweep on a hostfile's hosts after a shell line in a mount namespace.
+
+    Return output and run.json.
+    """
     (tmp_path / "hosts").write_text(hosts)
-    run = [sys.executable, "-m", "commbench", "run", "--backend", "mpi", "--collective", "all_reduce", "--sizes", "8"]
+    run = [
+        sys.executable,
+        "-m",
+        "commbench",
+        "run",
+        "--backend",
+        "mpi",
+        "--collective",
+        "all_reduce",
+        "--sizes",
+        "8",
+    ]
     run += ["-n", str(ranks), "--launches", "1", "--oversubscribe", "--out", str(tmp_path / "run")]
     run += ["--hostfile", str(tmp_path / "hosts")] if hosts else []
-    command = ["unshare", "--mount", "sh", "-c", f'{before}; exec "$@"', "sh"] if before != ":" else []
-    done = subprocess.run([*command, *run], capture_output=True, text=True, check=False, timeout=120)
-    return f"{done.returncode}\n{done.stdout}{done.stderr}", json.loads((tmp_path / "run" / "run.json").read_text())
+    command = (
+        ["unshare", "--mount", "sh", "-c", f'{before}; exec "$@"', "sh"] if before != ":" else []
+    )
+    done = subprocess.run(
+        [*command, *run], capture_output=True, text=True, check=False, timeout=120
+    )
+    return f"{done.returncode}\n{done.stdout}{done.stderr}", json.loads(
+        (tmp_path / "run" / "run.json").read_text()
+    )
 
 
 @pytest.mark.mpi
@@ -65,7 +105,10 @@ def start(tmp_path: Path, hosts: str, before: str = ":", ranks: int = 2) -> tupl
 @pytest.mark.parametrize(
     ("host", "sentence"),
     [
-        ("nosuchhost.invalid", "the host name nosuchhost.invalid does not resolve; correct the hostfile"),
+        (
+            "nosuchhost.invalid",
+            "the host name nosuchhost.invalid does not resolve; correct the hostfile",
+        ),
         pytest.param(
             "127.0.0.2",
             "host 127.0.0.2 refuses ssh; start its ssh server, or name another host",
@@ -88,7 +131,11 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, host: str, sente
 def test_a_full_memory_file_system_is_a_warning(tmp_path: Path) -> None:
     """Measure without shared memory, and warn."""
     shm = "/dev/shm"  # noqa: S108 - the memory of MPI
-    output, info = start(tmp_path, "", f"mount -t tmpfs -o size=64k tmpfs {shm}; head -c 200000 /dev/zero > {shm}/x")
+    output, info = start(
+        tmp_path, "", f"mount -t tmpfs -o size=64k tmpfs {shm}; head -c 200000 /dev/zero > {shm}/x"
+    )
     assert output.startswith("0\n"), output
     assert "complete" == info["status"]
-    assert "warning: Launch 1: /dev/shm is full, so ranks of one host could not" in " ".join(output.split())
+    assert "warning: Launch 1: /dev/shm is full, so ranks of one host could not" in " ".join(
+        output.split()
+    )

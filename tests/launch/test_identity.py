@@ -30,13 +30,16 @@ SLURM = {
 
 
 @pytest.mark.parametrize(
-    ("launcher", "environ"), [("openmpi", OPENMPI), ("mpich", HYDRA), ("torchrun", TORCHRUN), ("slurm", SLURM)]
+    ("launcher", "environ"),
+    [("openmpi", OPENMPI), ("mpich", HYDRA), ("torchrun", TORCHRUN), ("slurm", SLURM)],
 )
 def test_a_rank_knows_its_place(launcher: str, environ: dict[str, str]) -> None:
     """Read rank, local rank and world size from the variables of every launcher."""
     place = {"rank": 3, "world_size": 4, "local_rank": 1, "local_size": 2}
     carries_mpi = launcher in {"openmpi", "mpich"}  # nor does an srun without PMI
-    assert Identity(role="rank", launcher=launcher, carries_mpi=carries_mpi, **place) == identify(environ)
+    assert Identity(role="rank", launcher=launcher, carries_mpi=carries_mpi, **place) == identify(
+        environ
+    )
 
 
 def test_srun_ranks_are_seen_by_mpi_with_pmi_only() -> None:
@@ -44,7 +47,9 @@ def test_srun_ranks_are_seen_by_mpi_with_pmi_only() -> None:
     assert not identify(SLURM).carries_mpi
     assert identify({**SLURM, "PMIX_NAMESPACE": "slurm.pmix.7.0"}).carries_mpi
     assert identify({**SLURM, "I_MPI_PMI_LIBRARY": "/usr/lib/libpmi2.so"}).carries_mpi
-    expected = Identity(role="rank", launcher="mpich", rank=3, world_size=4, local_rank=1, local_size=2)
+    expected = Identity(
+        role="rank", launcher="mpich", rank=3, world_size=4, local_rank=1, local_size=2
+    )
     assert expected == identify({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"})
 
 
@@ -102,7 +107,9 @@ def test_an_unknown_role_is_refused() -> None:
         identify({}, "boss")
 
 
-@pytest.mark.parametrize(("text", "expected"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("", []), ("2(x", [])])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("", []), ("2(x", [])]
+)
 def test_tasks_per_node_expands_repetition(text: str, expected: list[int]) -> None:
     """Expand Slurm's shorthand for tasks per node."""
     assert expected == tasks_per_node(text)

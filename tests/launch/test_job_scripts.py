@@ -20,31 +20,47 @@ SCRIPTS = ROOT / "benchmarks" / "launch"
 LITTLE = ("--collective", "all_reduce", "--sizes", "8", "--sync", "dissemination")
 
 
-def run_script(name: str, *arguments: str, cwd: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+def run_script(
+    name: str, *arguments: str, cwd: Path, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     """Run a script in a directory, with this environment as its VENV."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PBS_"))}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PBS_"))
+    }
     environment = {**inherited, **NO_OFI, "VENV": sys.prefix, "PYTHONPATH": str(ROOT), **variables}
     words = ["bash", str(SCRIPTS / name), *arguments]
-    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(
+        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "lines"),
-    [("slurm.sbatch", 50), ("pbs.sh", 50), ("torchrun.sh", 50), ("second_link.sh", 50), ("one_gpu.sh", 120)],
+    [
+        ("slurm.sbatch", 50),
+        ("pbs.sh", 50),
+        ("torchrun.sh", 50),
+        ("second_link.sh", 50),
+        ("one_gpu.sh", 120),
+    ],
 )
 def test_scripts_are_short_executable_and_sound(name: str, lines: int) -> None:
     """Pass bash's syntax check, and be short and executable."""
     script = SCRIPTS / name
     assert os.access(script, os.X_OK)
     assert lines > len(script.read_text().splitlines())
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        ["bash", "-n", str(script)], capture_output=True, text=True, timeout=20, check=False
+    )
     assert ("", 0) == (done.stderr, done.returncode)
 
 
 @pytest.mark.parametrize("name", ["slurm.sbatch", "pbs.sh", "torchrun.sh", "mpijob.yaml"])
 def test_scripts_say_what_to_edit_and_what_comes_out(name: str) -> None:
     """Name in comments what to edit and the files of a run."""
-    comments = " ".join(line for line in (SCRIPTS / name).read_text().splitlines() if line.lstrip().startswith("#"))
+    comments = " ".join(
+        line for line in (SCRIPTS / name).read_text().splitlines() if line.lstrip().startswith("#")
+    )
     assert all(word in comments for word in ("run.json", "samples.jsonl", "collectives.csv"))
 
 
@@ -75,22 +91,32 @@ def test_a_pbs_job_measures_on_the_hosts_of_its_node_file(tmp_path: Path) -> Non
 def test_torchrun_makes_six_launches(tmp_path: Path) -> None:
     """Make six launches, which intervals need."""
     pytest.importorskip("torch")
-    done = run_script("torchrun.sh", "run", "--backend", "gloo", *LITTLE, cwd=tmp_path, OUT="mine", INTERFACE="lo")
+    done = run_script(
+        "torchrun.sh", "run", "--backend", "gloo", *LITTLE, cwd=tmp_path, OUT="mine", INTERFACE="lo"
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
     run = load_run(tmp_path / "mine")
-    assert ([0, 1, 2, 3, 4, 5], "complete") == ([record.launch for record in run.records], run.info["status"])
+    assert ([0, 1, 2, 3, 4, 5], "complete") == (
+        [record.launch for record in run.records],
+        run.info["status"],
+    )
     assert "lo" == run.info["environment"]["variables"]["GLOO_SOCKET_IFNAME"]
 
 
 def test_a_script_without_its_environment_says_so(tmp_path: Path) -> None:
     """Exit at once if commbench is not installed."""
-    pbs = {"PBS_O_WORKDIR": str(tmp_path), "PBS_JOBID": "17.server", "VENV": "/absent", "PATH": "/usr/bin:/bin"}
+    pbs = {
+        "PBS_O_WORKDIR": str(tmp_path),
+        "PBS_JOBID": "17.server",
+        "VENV": "/absent",
+        "PATH": "/usr/bin:/bin",
+    }
     done = run_script("pbs.sh", cwd=tmp_path, **pbs)
     assert 0 != done.returncode
     assert "commbench" in done.stderr
 
 
-# ---------------------------------------------------------------------------------------------------- Kubernetes
+# --------------------------------------------------------------------------------------- Kubernetes
 
 #: Fields of kubeflow.org/v2beta1 MPIJob, as its resource definition has them.
 SPEC = {

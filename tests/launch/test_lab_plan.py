@@ -16,7 +16,13 @@ from commbench.launch.lab.plan import LabPlan, format_rate, parse_rate
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("1gbit", 10**9), ("200mbit", 2 * 10**8), ("2.5Gbit", 25 * 10**8), ("1500 kbit", 1_500_000), ("none", None)],
+    [
+        ("1gbit", 10**9),
+        ("200mbit", 2 * 10**8),
+        ("2.5Gbit", 25 * 10**8),
+        ("1500 kbit", 1_500_000),
+        ("none", None),
+    ],
 )
 def test_rates_are_bits_per_second(text: str, expected: int | None) -> None:
     """Parse rates as tc does, and format them so that they parse again."""
@@ -24,18 +30,28 @@ def test_rates_are_bits_per_second(text: str, expected: int | None) -> None:
     assert expected == parse_rate(format_rate(expected))
 
 
-@pytest.mark.parametrize("text", ["", "1", "1gb", "gbit", "-1gbit", "1e3mbit", "999kbit", "101gbit", "0gbit"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "1gb", "gbit", "-1gbit", "1e3mbit", "999kbit", "101gbit", "0gbit"]
+)
 def test_other_rates_are_refused(text: str) -> None:
     """Refuse an invalid rate, and say how to write one."""
-    with pytest.raises(InputError, match=rf"^The rate '{text}' .*; write a rate such as 1gbit or 200mbit .*\.$"):
+    with pytest.raises(
+        InputError, match=rf"^The rate '{text}' .*; write a rate such as 1gbit or 200mbit .*\.$"
+    ):
         parse_rate(text)
 
 
 def test_hosts_have_names_addresses_and_slots() -> None:
     """Give every host a name, an address and slots, and list them for programs and launchers."""
     plan = LabPlan.parse(200, "1gbit", ranks_per_host=2)
-    assert 200 == len({host.name for host in plan.hosts}) == len({host.address for host in plan.hosts})
-    assert ["127.0.0.1 localhost", "10.99.0.1 host0", "10.99.0.2 host1"] == plan.hosts_file().splitlines()[:3]
+    assert (
+        200 == len({host.name for host in plan.hosts}) == len({host.address for host in plan.hosts})
+    )
+    assert [
+        "127.0.0.1 localhost",
+        "10.99.0.1 host0",
+        "10.99.0.2 host1",
+    ] == plan.hosts_file().splitlines()[:3]
     assert ["host0 slots=2", "host1 slots=2"] == plan.hostfile().splitlines()[:2]
 
 
@@ -53,7 +69,9 @@ def test_hosts_are_spread_evenly_over_racks() -> None:
     assert 2 * 10**8 == LabPlan.parse(5, "1gbit", racks=2, uplink="200mbit").uplink_bps
     commands = switch_commands(plan, {host.name: 1 for host in plan.hosts})
     assert {"link set host2 master rack0 up", "link set host3 master rack1 up"} <= set(commands)
-    assert {"link set uplink1 master rack1 up", "link set downlink1 master switch up"} <= set(commands)
+    assert {"link set uplink1 master rack1 up", "link set downlink1 master switch up"} <= set(
+        commands
+    )
 
 
 def test_a_named_host_has_its_own_rate() -> None:
@@ -64,23 +82,46 @@ def test_a_named_host_has_its_own_rate() -> None:
 
 def test_conditions_state_what_differs() -> None:
     """Record the lab's shape in the conditions, and nothing further for a plain lab."""
-    assert {"hosts": 2, "rate": "1gbit"} == LabPlan.parse(2, "1gbit", slow=["host1=1000mbit"]).conditions
-    expected = {"hosts": 4, "rate": "1gbit", "slow": {"host1": "250mbit"}, "racks": 2, "uplink": "2gbit"}
-    assert expected == LabPlan.parse(4, "1gbit", slow=["host1=250mbit"], racks=2, uplink="2gbit").conditions
+    assert {"hosts": 2, "rate": "1gbit"} == LabPlan.parse(
+        2, "1gbit", slow=["host1=1000mbit"]
+    ).conditions
+    expected = {
+        "hosts": 4,
+        "rate": "1gbit",
+        "slow": {"host1": "250mbit"},
+        "racks": 2,
+        "uplink": "2gbit",
+    }
+    assert (
+        expected
+        == LabPlan.parse(4, "1gbit", slow=["host1=250mbit"], racks=2, uplink="2gbit").conditions
+    )
 
 
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        ({"slow": ["host1"]}, r"^The slow host 'host1' is not understood; write HOST=RATE, such as .*\.$"),
-        ({"slow": ["host2=1gbit"]}, r"^There is no emulated host 'host2' to slow down; choose from host0 to host1\.$"),
-        ({"slow": ["host1=1gbit", "host1=2gbit"]}, r"^The slow host 'host1' was given twice; give it one rate\.$"),
+        (
+            {"slow": ["host1"]},
+            r"^The slow host 'host1' is not understood; write HOST=RATE, such as .*\.$",
+        ),
+        (
+            {"slow": ["host2=1gbit"]},
+            r"^There is no emulated host 'host2' to slow down; choose from host0 to host1\.$",
+        ),
+        (
+            {"slow": ["host1=1gbit", "host1=2gbit"]},
+            r"^The slow host 'host1' was given twice; give it one rate\.$",
+        ),
         ({"slow": ["host1=fast"]}, r"^The rate 'fast' is not understood; "),
         ({"racks": 3}, r"^3 racks were asked for 2 emulated hosts; choose from 1 to 2\.$"),
         ({"racks": 0}, r"^0 racks were asked for 2 emulated hosts; choose from 1 to 2\.$"),
         (
             {"uplink": "1gbit"},
-            r"^The uplink rate '1gbit' was given but one rack has no uplink; add --racks 2 or more\.$",
+            (
+                r"^The uplink rate '1gbit' was given but one rack has no uplink; add --racks 2 or"
+                r" more\.$"
+            ),
         ),
         ({"racks": 2, "uplink": "fast"}, r"^The rate 'fast' is not understood; "),
     ],
@@ -107,9 +148,19 @@ def test_impossible_numbers_are_refused(hosts: int, ranks: int, sentence: str) -
 
 def test_programs_are_led_to_the_emulated_links() -> None:
     """Set variables that select the emulated interfaces, and remove those of a batch system."""
-    environ = {"HOME": "/root", "SLURM_JOB_ID": "1", "GLOO_SOCKET_IFNAME": "ens5", "OMPI_MCA_pml": "ucx"}
+    environ = {
+        "HOME": "/root",
+        "SLURM_JOB_ID": "1",
+        "GLOO_SOCKET_IFNAME": "ens5",
+        "OMPI_MCA_pml": "ucx",
+    }
     environment = LabPlan.parse(2, "1gbit").environment(environ, Path("/lab"))
-    expected = {"HOME": "/root", "GLOO_SOCKET_IFNAME": "eth0", "OMPI_MCA_pml": "ob1", "NCCL_IB_DISABLE": "1"}
+    expected = {
+        "HOME": "/root",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "OMPI_MCA_pml": "ob1",
+        "NCCL_IB_DISABLE": "1",
+    }
     assert expected == {name: environment.get(name) for name in expected}
     assert "/lab/hostfile" == environment["COMMBENCH_HOSTFILE"]
     assert {"hosts": 2, "rate": "1gbit"} == json.loads(environment["COMMBENCH_EMULATED"])
@@ -122,7 +173,9 @@ def test_bursts_follow_the_rate_within_bounds() -> None:
     assert [16 * 1024, 125_000, 1024 * 1024] == bursts
 
 
-def refuse(monkeypatch: pytest.MonkeyPatch, *, user: int = 0, missing: str = "", rate: str = "1gbit") -> str:
+def refuse(
+    monkeypatch: pytest.MonkeyPatch, *, user: int = 0, missing: str = "", rate: str = "1gbit"
+) -> str:
     """Return the sentence with which a machine like this refuses a lab."""
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else f"/bin/{name}")
@@ -134,9 +187,15 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *, user: int = 0, missing: str = "",
 def test_a_machine_that_lacks_something_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Name the missing program and its package; require tc only for shaping."""
     assert "needs root and this is user 1000; put sudo env PATH=" in refuse(monkeypatch, user=1000)
-    assert "the program ip, which was not found; install iproute2." in refuse(monkeypatch, missing="ip")
-    assert "the program tc, which was not found; install iproute2" in refuse(monkeypatch, missing="tc")
-    assert "the program unshare, which was not found; install util-linux." in refuse(monkeypatch, missing="unshare")
+    assert "the program ip, which was not found; install iproute2." in refuse(
+        monkeypatch, missing="ip"
+    )
+    assert "the program tc, which was not found; install iproute2" in refuse(
+        monkeypatch, missing="tc"
+    )
+    assert "the program unshare, which was not found; install util-linux." in refuse(
+        monkeypatch, missing="unshare"
+    )
     monkeypatch.setattr(cluster, "PROGRAMS", {})
     assert "'absent' was not found; give its path" in refuse(monkeypatch, missing="absent")
 

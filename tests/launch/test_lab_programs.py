@@ -33,7 +33,9 @@ def test_two_ranks_on_each_of_two_hosts(tmp_path: Path) -> None:
     words = ("-c", "all_reduce", "--sizes", "64K", "--backend", "mpi,gloo")
     run, rows = measure(tmp_path / "run", *words, rate="1gbit", flags=flags)
     assert ["host0", "host0", "host1", "host1"] == [rank["host"] for rank in run["ranks"]]
-    assert {"hosts": 2, "rate": "1gbit", "slow": {"host1": "500mbit"}} == run["environment"]["emulated"]
+    assert {"hosts": 2, "rate": "1gbit", "slow": {"host1": "500mbit"}} == run["environment"][
+        "emulated"
+    ]
     assert {("mpi", "2", "2"), ("gloo", "2", "2")} == {
         (row["backend"], row["nodes"], row["ranks_per_node"]) for row in rows
     }
@@ -47,11 +49,26 @@ def test_gloo_fills_the_link(tmp_path: Path) -> None:
 
 
 def test_variables_reach_the_ranks_of_every_host(tmp_path: Path) -> None:
-    """Give the ranks on both hosts the variables of a start, also one that commbench forwards by no rule."""
-    words = ("-c", "latency", "--sizes", "8", "--backend", "mpi,gloo", "--env", "ANY_VARIABLE=1,default")
+    """Give the ranks on both hosts the variables of a start, also one that commbench forwards by no
+    rule.
+    """
+    words = (
+        "-c",
+        "latency",
+        "--sizes",
+        "8",
+        "--backend",
+        "mpi,gloo",
+        "--env",
+        "ANY_VARIABLE=1,default",
+    )
     run, rows = measure(tmp_path / "run", *words, rate="1gbit")
-    assert {"ANY_VARIABLE=1", "ANY_VARIABLE=1 (again)", "ANY_VARIABLE=default"} == {row["env"] for row in rows}
-    values = {launch["env"]: launch["variables"]["ANY_VARIABLE"]["ranks"] for launch in run["launches"]}
+    assert {"ANY_VARIABLE=1", "ANY_VARIABLE=1 (again)", "ANY_VARIABLE=default"} == {
+        row["env"] for row in rows
+    }
+    values = {
+        launch["env"]: launch["variables"]["ANY_VARIABLE"]["ranks"] for launch in run["launches"]
+    }
     assert {("1",), (None,)} == set(map(tuple, values.values()))
     assert [None] == values["ANY_VARIABLE=default"]
     assert {"host0", "host1"} == {rank["host"] for rank in run["ranks"]}
@@ -60,7 +77,16 @@ def test_variables_reach_the_ranks_of_every_host(tmp_path: Path) -> None:
 def test_training_crosses_the_link(tmp_path: Path) -> None:
     """Train under DDP on two hosts, and mark the row as emulated."""
     pytest.importorskip("torch")
-    options = ("--workload", "digits", "--bucket-cap-mb", "default", "--hook", "none", "--steps", "6")
+    options = (
+        "--workload",
+        "digits",
+        "--bucket-cap-mb",
+        "default",
+        "--hook",
+        "none",
+        "--steps",
+        "6",
+    )
     more_options = ("--launches", "1", "--confirm-launches", "1", "--out", str(tmp_path / "run"))
     finish(start(*COMMBENCH, "train", *options, *more_options, rate="1gbit"))
     (row,) = csv.DictReader((tmp_path / "run" / "ddp.csv").read_text().splitlines())
@@ -82,13 +108,46 @@ def test_torchrun_meets_between_hosts(mark: str, tmp_path: Path) -> None:
         "--rdzv-endpoint",
         "host0:29500",
     )
-    words = ("-m", "commbench", "run", "--backend", "gloo", "-c", "all_reduce", "--sizes", "64K", "--out", str(out))
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    subprocess.run([*LAB, "up", "--rate", "1gbit", "--name", mark], check=True, timeout=SECONDS, capture_output=True)
+    words = (
+        "-m",
+        "commbench",
+        "run",
+        "--backend",
+        "gloo",
+        "-c",
+        "all_reduce",
+        "--sizes",
+        "64K",
+        "--out",
+        str(out),
+    )
+    streams = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    subprocess.run(
+        [*LAB, "up", "--rate", "1gbit", "--name", mark],
+        check=True,
+        timeout=SECONDS,
+        capture_output=True,
+    )
     try:
         ends = [
             subprocess.Popen(
-                [*LAB, "exec", "--name", mark, "--host", host, "--", sys.executable, *torchrun, *words],
+                [
+                    *LAB,
+                    "exec",
+                    "--name",
+                    mark,
+                    "--host",
+                    host,
+                    "--",
+                    sys.executable,
+                    *torchrun,
+                    *words,
+                ],
                 **streams,  # type: ignore[call-overload]
             )
             for host in ("host0", "host1")

@@ -52,7 +52,9 @@ def name(mark: str) -> Iterator[str]:
         lab("down", mark)
 
 
-def begin(name: str, *words: str, host: str = "host0", **options: object) -> "subprocess.Popen[str]":
+def begin(
+    name: str, *words: str, host: str = "host0", **options: object
+) -> "subprocess.Popen[str]":
     """Start a command on a host of a lab."""
     arguments = [*LAB, "exec", "--name", name, "--host", host, "--", *words]
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **options}
@@ -69,7 +71,11 @@ def test_a_lab_stays_until_it_is_taken_down(mark: str) -> None:
     os.close(terminal)
     assert -signal.SIGHUP == shell.wait(timeout=SECONDS)
     text = " ".join(output.split())  # a terminal breaks lines
-    for words in (f"exec --name {mark} -- COMMAND", f"down {mark}", "latency, jitter and loss are not"):
+    for words in (
+        f"exec --name {mark} -- COMMAND",
+        f"down {mark}",
+        "latency, jitter and loss are not",
+    ):
         assert words in text
     assert "host0\n" == lab("exec", "--name", mark, "--", "hostname")
     assert "host2\n" == lab("exec", "--name", mark, "--host", "host2", "--", "hostname")
@@ -78,7 +84,9 @@ def test_a_lab_stays_until_it_is_taken_down(mark: str) -> None:
     assert [] == find_marked(mark)
 
 
-def test_a_lab_whose_start_is_killed_does_not_stay(mark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_lab_whose_start_is_killed_does_not_stay(
+    mark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """End a lab whose `lab up` is killed while ip hangs, and free its name."""
     (tmp_path / "ip").write_text(f"#!/bin/sh\ntouch {tmp_path}/building\nexec sleep 987\n")
     (tmp_path / "ip").chmod(0o755)
@@ -95,9 +103,14 @@ def test_a_lab_whose_start_is_killed_does_not_stay(mark: str, monkeypatch: pytes
 
 def test_a_command_finds_what_it_would_in_run(name: str) -> None:
     """Give commands the environment, directory, user and files of `lab run`."""
-    line = "env | sort | grep -v ^_=; pwd; cat /etc/hosts $COMMBENCH_HOSTFILE; id; ls /sys/class/net; ls /dev/shm"
+    line = (
+        "env | sort | grep -v ^_=; pwd; cat /etc/hosts $COMMBENCH_HOSTFILE; id; ls /sys/class/net;"
+        " ls /dev/shm"
+    )
     process = start("sh", "-c", line)
-    assert process.communicate(timeout=SECONDS)[0] == lab("exec", "--name", name, "--", "sh", "-c", line)
+    assert process.communicate(timeout=SECONDS)[0] == lab(
+        "exec", "--name", name, "--", "sh", "-c", line
+    )
 
 
 def test_exit_codes_and_streams_are_the_commands(name: str) -> None:
@@ -111,7 +124,9 @@ def test_exit_codes_and_streams_are_the_commands(name: str) -> None:
 def test_signals_reach_a_command(name: str) -> None:
     """Pass each signal of `lab exec` to the command once, and exit with its code."""
     assert_signals_arrive(
-        begin(name, sys.executable, "-c", COUNTER, start_new_session=True, preexec_fn=heed_interrupts)
+        begin(
+            name, sys.executable, "-c", COUNTER, start_new_session=True, preexec_fn=heed_interrupts
+        )
     )
 
 
@@ -123,7 +138,10 @@ def sleepers(name: str) -> list[str]:
 @pytest.mark.parametrize("end", ["return", "kill"])
 def test_what_a_command_has_started_ends_with_it(name: str, end: str) -> None:
     """End the processes of a command when it returns or `lab exec` is killed, but not the lab."""
-    line = f"setsid sleep 987 > /dev/null & {ON} host1 'setsid sleep 987 > /dev/null 2>&1 &'; echo there; read word"
+    line = (
+        f"setsid sleep 987 > /dev/null & {ON} host1 'setsid sleep 987 > /dev/null 2>&1 &'; echo"
+        " there; read word"
+    )
     process = begin(name, "sh", "-c", line, stdin=subprocess.PIPE)
     wait_for_line(process, "there")
     assert wait_until(lambda: len(sleepers(name)) == 2)
@@ -153,7 +171,9 @@ def test_a_killed_lab_leaves_nothing(name: str, kill: Callable[[str], None]) -> 
     process.communicate(timeout=SECONDS)
     assert 137 == process.returncode
     assert wait_until(lambda: name not in names())
-    assert f"commbench: There is no emulated cluster called '{name}'" in lab("status", "--name", name, code=2)
+    assert f"commbench: There is no emulated cluster called '{name}'" in lab(
+        "status", "--name", name, code=2
+    )
     assert wait_until(lambda: not find_marked(name))
 
 
@@ -170,18 +190,33 @@ def test_down_ends_commands_too(name: str) -> None:
 def test_status_lists_hosts_and_what_runs(mark: str) -> None:
     """List hosts, addresses, rates, racks and commands with process ids, also of temporary labs."""
     shape = ("--racks", "2", "--slow", "host3=250mbit", "--name", mark)
-    process = start("sh", "-c", "echo there; read word", hosts=4, rate="1gbit", flags=shape, stdin=subprocess.PIPE)
+    process = start(
+        "sh",
+        "-c",
+        "echo there; read word",
+        hosts=4,
+        rate="1gbit",
+        flags=shape,
+        stdin=subprocess.PIPE,
+    )
     wait_for_line(process, "there")
     (command,) = Lab.find(mark).running()
     head, columns, *hosts = lab("status", "--name", mark).splitlines()
-    assert re.match(rf"{mark}: 4 emulated hosts, 2 racks with uplinks of 1gbit, process \d+, since 20\d\d-", head)
+    assert re.match(
+        rf"{mark}: 4 emulated hosts, 2 racks with uplinks of 1gbit, process \d+, since 20\d\d-",
+        head,
+    )
     assert head.endswith(" until its command ends")
     assert ["host", "address", "rate", "rack", "slots", "runs"] == columns.split()
-    assert f"host0 10.99.0.1 1gbit 0 1 sh -c 'echo there; read word' ({command.pid})" == " ".join(hosts[0].split())
+    assert f"host0 10.99.0.1 1gbit 0 1 sh -c 'echo there; read word' ({command.pid})" == " ".join(
+        hosts[0].split()
+    )
     assert "host3 10.99.0.4 250mbit 1 1 nothing" == " ".join(hosts[3].split())
     assert "sh" == psutil.Process(command.pid).name()
     lab("link", "--name", mark, "host1", "down")
-    assert "host1 10.99.0.2 cut 0 1 nothing" == " ".join(lab("status", "--name", mark).splitlines()[3].split())
+    assert "host1 10.99.0.2 cut 0 1 nothing" == " ".join(
+        lab("status", "--name", mark).splitlines()[3].split()
+    )
     process.communicate("word\n", timeout=SECONDS)
 
 
@@ -202,9 +237,21 @@ def test_what_is_not_there_is_said(name: str) -> None:
             "--",
             "true",
         ): "no emulated host 'host2'; choose from host0 to",
-        ("exec", "--name", name, "--", "absent"): "The command 'absent' was not found; give its path",
+        (
+            "exec",
+            "--name",
+            name,
+            "--",
+            "absent",
+        ): "The command 'absent' was not found; give its path",
         ("link", "--name", name, "host2", "down"): "no emulated host 'host2'; choose from host0 to",
-        ("link", "--name", name, "host1", "fast"): "The rate 'fast' is not understood; write a rate",
+        (
+            "link",
+            "--name",
+            name,
+            "host1",
+            "fast",
+        ): "The rate 'fast' is not understood; write a rate",
     }
     for words, sentence in sentences.items():
         message = lab(*words, code=2)
@@ -224,16 +271,28 @@ def test_all_labs_that_stay_are_taken_down_at_once() -> None:
         {me} down --all && {me} status | cut -c-22 | head -1; {me} down mine; {me} status; wait
     """
     done = subprocess.run(
-        ["unshare", "--net", "sh", "-c", line], capture_output=True, text=True, timeout=SECONDS, check=False
+        ["unshare", "--net", "sh", "-c", line],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     none = "There is no emulated cluster; `commbench lab up` starts one."
     ended = [f"The emulated cluster {name} has ended." for name in ("lab", "other", "mine")]
-    assert [none, *ended[:2], "mine: 2 emulated hosts", ended[2], none] == done.stdout.splitlines(), done.stderr
+    assert [
+        none,
+        *ended[:2],
+        "mine: 2 emulated hosts",
+        ended[2],
+        none,
+    ] == done.stdout.splitlines(), done.stderr
 
 
 def test_a_link_is_cut_and_mended(name: str) -> None:
     """Set one host's link down and up, without effect on other hosts or its loopback."""
-    reach = "timeout 2 bash -c 'exec 3<>/dev/tcp/host1/9' 2>&1 | grep -om1 refused | head -1"  # nobody serves there
+    reach = (  # nobody serves there
+        "timeout 2 bash -c 'exec 3<>/dev/tcp/host1/9' 2>&1 | grep -om1 refused | head -1"
+    )
     assert "refused\n" == lab("exec", "--name", name, "--", "sh", "-c", reach)
     lab("link", "--name", name, "host1", "down")
     assert "" == lab("exec", "--name", name, "--", "sh", "-c", reach)
@@ -247,7 +306,9 @@ def test_a_link_is_cut_and_mended(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_link_gets_another_rate(name: str) -> None:
-    """Change a link's rate and remove it: flows in both directions follow, and new programs see it."""
+    """Change a link's rate and remove it: flows in both directions follow, and new programs see
+    it.
+    """
     flows = ("exec", "--name", name, "--", *FLOWS, "host0:host1", "host1:host0")
     lab("link", "--name", name, "host1", "100mbit")
     assert [True, True] == [70 < rate <= 100 for rate in json.loads(lab(*flows))]

@@ -30,26 +30,62 @@ It appears as if there is not enough space for /dev/shm/sm_segment.vm.0.65b90001
 file). It is likely that your MPI job will now either abort or experience
 performance degradation.
 """
-PORT = "The server socket has failed to listen on any local network address. port: 29555, code: -98, name: EADDRINUSE"
+PORT = (
+    "The server socket has failed to listen on any local network address. port: 29555, code: -98,"
+    " name: EADDRINUSE"
+)
 
 
 @pytest.mark.parametrize(
     ("output", "expected"),
     [
-        (RESOLVE + DAEMON.format(host="nosuchhost"), "the host name nosuchhost.invalid does not resolve; correct"),
-        ("ssh: connect to host 10.9.9.9 port 22: Connection refused", "host 10.9.9.9 refuses ssh; start its"),
-        ("ssh: connect to host n7 port 22: No route to host", "host n7 cannot be reached by ssh (No route to host);"),
-        ("ssh: connect to host n7 port 22: Connection timed out", "host n7 cannot be reached by ssh (Connection timed"),
-        ("me@n7: Permission denied (publickey,password).", "ssh to me@n7 is denied (publickey,password); make `ssh"),
-        ("Host key verification failed.", "ssh does not trust a host's key; make `ssh HOST true` work"),
-        (DAEMON.format(host="n7"), "mpirun could not start its daemon on host n7; make `ssh n7 true`"),
+        (
+            RESOLVE + DAEMON.format(host="nosuchhost"),
+            "the host name nosuchhost.invalid does not resolve; correct",
+        ),
+        (
+            "ssh: connect to host 10.9.9.9 port 22: Connection refused",
+            "host 10.9.9.9 refuses ssh; start its",
+        ),
+        (
+            "ssh: connect to host n7 port 22: No route to host",
+            "host n7 cannot be reached by ssh (No route to host);",
+        ),
+        (
+            "ssh: connect to host n7 port 22: Connection timed out",
+            "host n7 cannot be reached by ssh (Connection timed",
+        ),
+        (
+            "me@n7: Permission denied (publickey,password).",
+            "ssh to me@n7 is denied (publickey,password); make `ssh",
+        ),
+        (
+            "Host key verification failed.",
+            "ssh does not trust a host's key; make `ssh HOST true` work",
+        ),
+        (
+            DAEMON.format(host="n7"),
+            "mpirun could not start its daemon on host n7; make `ssh n7 true`",
+        ),
         (SLOTS, "mpirun has fewer slots than ranks were asked for; ask for fewer"),
         (EXECUTABLE, "/opt/python cannot be started on host n1; install the same environment"),
-        ("/usr/bin/python: No module named mpi4py", "mpi4py is not installed for the Python that the ranks run;"),
+        (
+            "/usr/bin/python: No module named mpi4py",
+            "mpi4py is not installed for the Python that the ranks run;",
+        ),
         (PORT, "port 29555, on which ranks are to meet, is in use; end"),
         ("bind: address already in use", "a port on which ranks are to meet is in use; end"),
-        (SHM, f"{MEMORY} is full, which ranks of one host need to exchange messages in memory; make room"),
-        ("write: No space left on device", "a disk that ranks or their launcher write to is full; make room"),
+        (
+            SHM,
+            (
+                f"{MEMORY} is full, which ranks of one host need to exchange messages in memory;"
+                " make room"
+            ),
+        ),
+        (
+            "write: No space left on device",
+            "a disk that ranks or their launcher write to is full; make room",
+        ),
         ("something else", ""),
     ],
 )
@@ -61,5 +97,7 @@ def test_an_error_of_a_launcher_becomes_a_sentence(output: str, expected: str) -
 
 def test_a_full_memory_file_system_is_a_warning() -> None:
     """Warn if ranks could not use shared memory."""
-    assert find_warning(SHM.splitlines()).startswith(f"{MEMORY} is full, so ranks of one host could not")
+    assert find_warning(SHM.splitlines()).startswith(
+        f"{MEMORY} is full, so ranks of one host could not"
+    )
     assert "" == find_warning(["anything"])

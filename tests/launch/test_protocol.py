@@ -23,12 +23,34 @@ from commbench.launch.events import (
     SessionStarted,
     Stack,
 )
-from commbench.launch.protocol import EventWriter, claim_stdout, format_event, format_short, say, split_line
+from commbench.launch.protocol import (
+    EventWriter,
+    claim_stdout,
+    format_event,
+    format_short,
+    say,
+    split_line,
+)
 
 BEAT = Heartbeat(rank=1, host="n1", pid=4711, entered=10, left=9, cpu_ms=512, case=3)
-ERROR = RankError(rank=0, host="n0", case=2, error="ValueError", message="two\nlines @commbench", is_bad_input=True)
+ERROR = RankError(
+    rank=0,
+    host="n0",
+    case=2,
+    error="ValueError",
+    message="two\nlines @commbench",
+    is_bad_input=True,
+)
 STACK = Stack(rank=1, host="n1", thread="t", stack=["a.py:1 in b"], inside=True)
-BUCKET = Bucket(size_bytes=8, parameters=1, ready_ms=1.0, start_ms=1.5, done_ms=2.0, comm_ms=0.5, skew_wait_ms=0.0)
+BUCKET = Bucket(
+    size_bytes=8,
+    parameters=1,
+    ready_ms=1.0,
+    start_ms=1.5,
+    done_ms=2.0,
+    comm_ms=0.5,
+    skew_wait_ms=0.0,
+)
 CASE = Sweep(backends=["fake"], sizes=[8]).cases(2)[0]
 
 
@@ -104,13 +126,20 @@ def test_written_events_come_back_as_they_went() -> None:
     assert isinstance(finished, CaseFinished)
     received = finished.record
     assert isinstance(received, Record)
-    assert (CASE, 1, [1.5, 2.5], 0) == (received.case, received.launch, received.times_us, received.wrong)
+    assert (CASE, 1, [1.5, 2.5], 0) == (
+        received.case,
+        received.launch,
+        received.times_us,
+        received.wrong,
+    )
 
 
 def test_training_travels_in_the_same_events() -> None:
     """Read back training cases and records."""
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01)
-    record = TrainingRecord(case=case, launch=1, step_ms=[1.5], metrics=[(3, 0.5)], buckets=[BUCKET])
+    record = TrainingRecord(
+        case=case, launch=1, step_ms=[1.5], metrics=[(3, 0.5)], buckets=[BUCKET]
+    )
     _, event = split_line(format_event(CaseFinished(record=record)))
     assert isinstance(event, CaseFinished)
     received = event.record
@@ -125,7 +154,9 @@ def test_an_event_survives_half_a_line_before_it() -> None:
     stream = io.StringIO()
     stream.write("loading libfoo...")
     EventWriter(stream).on(CasesEnded(is_complete=False))
-    assert ["loading libfoo...", ""] == [split_line(line)[0] for line in stream.getvalue().splitlines()]
+    assert ["loading libfoo...", ""] == [
+        split_line(line)[0] for line in stream.getvalue().splitlines()
+    ]
     assert [CasesEnded(is_complete=False)] == events_in(stream)
 
 

@@ -104,10 +104,18 @@ def test_a_rank_visits_each_case_several_times() -> None:
         return heart
 
     hearts = run_threads(2, work)
-    assert [(case, 1) for case in CASES] == [(case, visit) for case, visit, _ in shares[: len(CASES)]]
+    assert [(case, 1) for case in CASES] == [
+        (case, visit) for case, visit, _ in shares[: len(CASES)]
+    ]
     visits = {case: [visit for other, visit, _ in shares if other == case] for case in CASES}
-    assert all(list(range(1, len(numbers) + 1)) == numbers and len(numbers) > 1 for numbers in visits.values())
-    assert all(1 == pytest.approx(sum(share for other, _, share in shares if other == case)) for case in CASES)
+    assert all(
+        list(range(1, len(numbers) + 1)) == numbers and len(numbers) > 1
+        for numbers in visits.values()
+    )
+    assert all(
+        1 == pytest.approx(sum(share for other, _, share in shares if other == case))
+        for case in CASES
+    )
     assert ("end", True) == listener.heard[-1]
     assert [len(shares) - 1] * 2 == [heart.case for heart in hearts]
 
@@ -125,7 +133,9 @@ def test_no_case_begins_after_the_last_that_is_wanted() -> None:
 
     def work(control: ThreadControl) -> None:
         own = listener if control.rank == 0 else None
-        RankWork(control, Heart(control.rank, Progress()), {}, lambda: len(listener.heard) > 2).run(PLAN, own)
+        RankWork(control, Heart(control.rank, Progress()), {}, lambda: len(listener.heard) > 2).run(
+            PLAN, own
+        )
 
     run_threads(2, work)
     assert ["session", "case", "record", "end"] == [entry[0] for entry in listener.heard]
@@ -133,8 +143,12 @@ def test_no_case_begins_after_the_last_that_is_wanted() -> None:
 
 
 TERMS = Terms(seed=7, block_s=0.1, steps=5)
-TRAINED = [TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, hook=h) for h in ("none", "x")]
-TRAINING = dataclasses.replace(PLAN, cases=[PlannedCase(case=case) for case in TRAINED], training=TERMS)
+TRAINED = [
+    TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, hook=h) for h in ("none", "x")
+]
+TRAINING = dataclasses.replace(
+    PLAN, cases=[PlannedCase(case=case) for case in TRAINED], training=TERMS
+)
 
 
 def train_in_turns(
@@ -146,7 +160,10 @@ def train_in_turns(
     launch: int,
 ) -> bool:
     """Simulate training: two blocks of every case, then the records."""
-    assert (TRAINED, TERMS) == ([dataclasses.replace(case, backend="gloo") for case in cases], terms)
+    assert (TRAINED, TERMS) == (
+        [dataclasses.replace(case, backend="gloo") for case in cases],
+        terms,
+    )
     assert cases[0].backend == rank.device.backend
     assert {"counted", "missing"} == rank.meter.facts().keys()
     for index in (1, 0, 1, 0):
@@ -163,14 +180,20 @@ def open_device(backend: str, _control: ThreadControl) -> Any:
     """Simulate a device: for NCCL a GPU shared by two ranks."""
     shared = 2 if backend == "nccl" else None
     return types.SimpleNamespace(
-        backend=backend, ranks_per_gpu=shared, library=lambda: "torch 2.13.0 NCCL 2.28.9", close=lambda: None
+        backend=backend,
+        ranks_per_gpu=shared,
+        library=lambda: "torch 2.13.0 NCCL 2.28.9",
+        close=lambda: None,
     )
 
 
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train without torch, over the fake backend instead of Gloo."""
-    session, devices = types.ModuleType("commbench.ddp.session"), types.ModuleType("commbench.ddp.devices")
+    session, devices = (
+        types.ModuleType("commbench.ddp.session"),
+        types.ModuleType("commbench.ddp.devices"),
+    )
     session.train_launch = train_in_turns  # type: ignore[attr-defined]
     session.Duty = session.TrainingRank = types.SimpleNamespace  # type: ignore[attr-defined]
     session.fast_selection = lambda cases, device: f"{len(cases)} on {device.backend}"  # type: ignore[attr-defined]
@@ -179,7 +202,9 @@ def training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "commbench.ddp.session", session)
     monkeypatch.setitem(sys.modules, "commbench.ddp.devices", devices)
     opening = "commbench.launch.rank.open_backend"
-    monkeypatch.setattr(opening, lambda _, control, launch: FakeCommunicator(control, launch=launch))
+    monkeypatch.setattr(
+        opening, lambda _, control, launch: FakeCommunicator(control, launch=launch)
+    )
 
 
 @pytest.mark.usefixtures("training")
@@ -190,7 +215,9 @@ def test_a_rank_trains_the_planned_cases() -> None:
     expected += [("case", index) for index in (1, 0, 1, 0)]
     expected += [("record", case, 3, "ok") for case in TRAINED]
     assert [*expected, ("end", True)] == events
-    assert [(3, str(TRAINED[0]), 4)] * 2 == [(h.case, h.progress.case, int(h.progress.counters[0])) for h in hearts]
+    assert [(3, str(TRAINED[0]), 4)] * 2 == [
+        (h.case, h.progress.case, int(h.progress.counters[0])) for h in hearts
+    ]
 
 
 @pytest.mark.usefixtures("training")
@@ -208,13 +235,21 @@ def test_training_on_gpus_states_its_library(monkeypatch: pytest.MonkeyPatch) ->
     listener = EventList()
 
     def work(control: ThreadControl) -> None:
-        RankWork(control, Heart(control.rank, Progress()), {}).run(plan, listener if control.rank == 0 else None)
+        RankWork(control, Heart(control.rank, Progress()), {}).run(
+            plan, listener if control.rank == 0 else None
+        )
 
     run_threads(2, work)
     assert ["gloo", "gloo"] == opened
     stated = listener.facts
-    assert {"gloo": "commbench fake", "torch-nccl": "torch 2.13.0 NCCL 2.28.9"} == stated["libraries"]
-    assert (2, True, "2 on nccl") == (stated["ranks_per_gpu"], stated["training"], stated["fast_selection"])
+    assert {"gloo": "commbench fake", "torch-nccl": "torch 2.13.0 NCCL 2.28.9"} == stated[
+        "libraries"
+    ]
+    assert (2, True, "2 on nccl") == (
+        stated["ranks_per_gpu"],
+        stated["training"],
+        stated["fast_selection"],
+    )
     assert "nccl_library" not in stated["environment"]
 
 
@@ -273,7 +308,13 @@ def test_a_heartbeat_reports_progress() -> None:
     heart.start()
     assert enough.wait(30)
     heart.stop()
-    assert (5, os.getpid(), 7, 6, 2) == (heard[0].rank, heard[0].pid, heard[0].entered, heard[0].left, heard[0].case)
+    assert (5, os.getpid(), 7, 6, 2) == (
+        heard[0].rank,
+        heard[0].pid,
+        heard[0].entered,
+        heard[0].left,
+        heard[0].case,
+    )
 
 
 @pytest.mark.programs
@@ -304,7 +345,9 @@ def test_a_rank_has_more_time_to_start() -> None:
 def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Extend the interpreter's own timeout when the limit grows."""
     armed: list[float] = []
-    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds))
+    monkeypatch.setattr(
+        "faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds)
+    )
     heart = Heart(0, Progress(), patience=Patience(timeout_s=1.0, startup_timeout_s=1.0))
     heart.start()
     assert wait_until(lambda: len(armed) == 1)
@@ -334,7 +377,9 @@ rank.run_process(Identity(role="rank"), heart, work, on_error=say, on_refusal=pr
 def run(body: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a rank with the code ``body`` in a process."""
     script = RANK.format(body="\n".join(f"    {line}" for line in body.splitlines()), code=code)
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def test_a_rank_flushes_its_output_and_exits_with_its_status() -> None:
@@ -357,7 +402,9 @@ def test_a_rank_that_raises_reports_the_error_and_fails() -> None:
     assert "Traceback" in process.stderr
 
 
-@pytest.mark.parametrize(("error", "code", "bad_input"), [("InputError", 2, "true"), ("LaunchError", 3, "false")])
+@pytest.mark.parametrize(
+    ("error", "code", "bad_input"), [("InputError", 2, "true"), ("LaunchError", 3, "false")]
+)
 def test_an_error_of_ours_is_one_sentence(error: str, code: int, bad_input: str) -> None:
     """Print no traceback for our own errors."""
     process = run(f"from commbench.errors import {error}\nraise {error}('give more')")
@@ -370,7 +417,9 @@ def test_a_rank_prints_its_stacks_when_asked() -> None:
     """Print the stacks on SIGUSR2 without another thread, and continue."""
     process = run("os.kill(os.getpid(), signal.SIGUSR2)")
     assert 0 == process.returncode
-    assert ["work"] == [frame.rpartition(" ")[2] for frame in stack_in(process.stderr.splitlines())[:1]]
+    assert ["work"] == [
+        frame.rpartition(" ")[2] for frame in stack_in(process.stderr.splitlines())[:1]
+    ]
 
 
 #: A rank that beats, and listens to signals as one of the conductor's does.
@@ -386,9 +435,16 @@ def work""",
 
 
 def listen(body: str, options: str = "") -> tuple[int, list[Stack], str]:
-    """Run a rank with signal handlers; return its exit status, the reported stacks and the rest of stderr."""
-    script = LISTENING.format(body="\n".join(f"    {line}" for line in body.splitlines()), code=0, options=options)
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    """Run a rank with signal handlers.
+
+    Return its exit status, the reported stacks and the rest of stderr.
+    """
+    script = LISTENING.format(
+        body="\n".join(f"    {line}" for line in body.splitlines()), code=0, options=options
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
+    )
     lines = [split_line(line) for line in process.stderr.splitlines()]
     stacks = [event for _, event in lines if isinstance(event, Stack)]
     return process.returncode, stacks, "".join(foreign for foreign, _ in lines)
@@ -420,7 +476,10 @@ def test_a_terminated_rank_reports_its_stack() -> None:
 @pytest.mark.programs
 def test_a_child_of_a_rank_takes_no_signals_for_it() -> None:
     """Ignore in the rank a SIGTERM sent to a forked child."""
-    body = "import time\nready, up = os.pipe()\nchild = os.fork()\nif not child: os.write(up, b'.'); time.sleep(60)\n"
+    body = (
+        "import time\nready, up = os.pipe()\nchild = os.fork()\nif not child: os.write(up, b'.');"
+        " time.sleep(60)\n"
+    )
     body += "os.read(ready, 1); os.kill(child, signal.SIGTERM)\n"
     body += "assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM\ntime.sleep(1)"
     assert (0, []) == listen(body)[:2]
@@ -428,7 +487,10 @@ def test_a_child_of_a_rank_takes_no_signals_for_it() -> None:
 
 def test_a_rank_that_nobody_ends_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit some time after a hang if no conductor ends the rank."""
-    body = "import commbench.launch.heartbeat as h, time\nh.ABANDONED_S = 0.5\nheart.progress.counters[0] += 1\n"
+    body = (
+        "import commbench.launch.heartbeat as h, time\nh.ABANDONED_S ="
+        " 0.5\nheart.progress.counters[0] += 1\n"
+    )
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
     assert 1 == listen(f"{body}time.sleep(600)", "timeout_s=0.5")[0]
 
@@ -446,8 +508,12 @@ os._exit(0)
 def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
     """Exit when the parent process has ended."""
     script = LISTENING.format(
-        body="    import time; print(flush=True); time.sleep(600)", code=0, options="leave_with_parent=True"
+        body="    import time; print(flush=True); time.sleep(600)",
+        code=0,
+        options="leave_with_parent=True",
     )
     orphan = ORPHAN.format(script=script)
-    process = subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=False, timeout=60)
+    process = subprocess.run(
+        [sys.executable, "-c", orphan], capture_output=True, text=True, check=False, timeout=60
+    )
     assert wait_until(lambda: has_ended(int(process.stdout)))

@@ -65,11 +65,17 @@ end(is_complete=True)
     ],
     ids=["Ctrl-C twice", "SIGTERM", "SIGHUP", "Ctrl-C and SIGTERM"],
 )
-def test_a_signal_interrupts_and_the_run_resumes(tmp_path: Path, numbers: list[signal.Signals], code: int) -> None:
+def test_a_signal_interrupts_and_the_run_resumes(
+    tmp_path: Path, numbers: list[signal.Signals], code: int
+) -> None:
     """Write the table, exit with 128 plus the signal's number, and resume on the next call."""
     display = Recorder(send(*numbers), when=3)
     ended, info, _ = run(tmp_path, ENDLESS, display=display)
-    assert (code, "interrupted", f"interrupted by {numbers[0].name}") == (ended, info["status"], info["reason"])
+    assert (code, "interrupted", f"interrupted by {numbers[0].name}") == (
+        ended,
+        info["status"],
+        info["reason"],
+    )
     assert ["ok", "ok"] == [status for _, _, status in measured(tmp_path)]
     assert (tmp_path / "collectives.csv").exists()
     assert 0 == run(tmp_path, ALL)[0]
@@ -109,7 +115,9 @@ def test_a_run_that_nobody_may_hang_up_ignores_it() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Record the interrupt although a second signal arrives while the summary is written."""
     write = ledger.write_tables
 

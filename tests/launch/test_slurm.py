@@ -1,4 +1,6 @@
-"""Tests on a real Slurm of two nodes: batch script, both starters, ranks of srun, killed ranks, cancelled jobs."""
+"""Tests on a real Slurm of two nodes: batch script, both starters, ranks of srun, killed ranks,
+cancelled jobs.
+"""
 
 import contextlib
 import json
@@ -86,8 +88,12 @@ def test_a_batch_job_writes_the_files_of_a_local_run(cluster: Cluster, tmp_path:
     code, output = finish(cluster, submit(cluster, job_run, *arguments), job_run)
     assert 0 == code, output
     local = [*commbench(), *arguments, "-n", "2", "--out", str(local_run)]
-    subprocess.run(local, env={**os.environ, **NO_OFI}, capture_output=True, timeout=120, check=True)
-    assert ["complete", "mpirun", 2, 2] == [info(job_run)[key] for key in ("status", "launcher", "nodes", "world_size")]
+    subprocess.run(
+        local, env={**os.environ, **NO_OFI}, capture_output=True, timeout=120, check=True
+    )
+    assert ["complete", "mpirun", 2, 2] == [
+        info(job_run)[key] for key in ("status", "launcher", "nodes", "world_size")
+    ]
     assert ["n0", "n1"] == [rank["host"] for rank in info(job_run)["ranks"]]  # type: ignore[attr-defined]
     assert {file.name for file in local_run.iterdir()} == {file.name for file in job_run.iterdir()}
     assert info(local_run).keys() == info(job_run).keys()
@@ -101,26 +107,61 @@ def test_a_batch_job_writes_the_files_of_a_local_run(cluster: Cluster, tmp_path:
 def test_tasks_of_srun_are_ranks_and_add_launches(cluster: Cluster, tmp_path: Path) -> None:
     """Add a launch per srun, with Gloo and without MPI."""
     out = tmp_path / "run"
-    task = ("srun", "-N2", "-n2", "--kill-on-bad-exit=1", *commbench(), "run", "-c", "all_reduce", "--sizes", "8")
+    task = (
+        "srun",
+        "-N2",
+        "-n2",
+        "--kill-on-bad-exit=1",
+        *commbench(),
+        "run",
+        "-c",
+        "all_reduce",
+        "--sizes",
+        "8",
+    )
     for _ in range(2):
         run_task(cluster, *task, "--backend", "gloo", "--out", str(out))
-    assert ("complete", "slurm", 2) == tuple(info(out)[key] for key in ("status", "launcher", "nodes"))
+    assert ("complete", "slurm", 2) == tuple(
+        info(out)[key] for key in ("status", "launcher", "nodes")
+    )
     assert [0, 1] == [record.launch for record in read_records(out) if record.status == "ok"]
 
 
 def test_a_conductor_can_start_its_ranks_by_srun(cluster: Cluster, tmp_path: Path) -> None:
     """Start every launch as a job step; report why MPI is omitted without PMI."""
     out = tmp_path / "run"
-    options = (*RUN, "--sizes", "8", "--launches", "1", "--launcher", "srun", "--ranks-per-node", "1")
+    options = (
+        *RUN,
+        "--sizes",
+        "8",
+        "--launches",
+        "1",
+        "--launcher",
+        "srun",
+        "--ranks-per-node",
+        "1",
+    )
     output = run_task(cluster, "salloc", "-N2", "-n4", *commbench(), *options, "--out", str(out))
     assert "Left out: Backend mpi needs ranks that MPI sees" in output
-    assert ("complete", "srun", 2, 2) == tuple(info(out)[key] for key in ("status", "launcher", "nodes", "world_size"))
+    assert ("complete", "srun", 2, 2) == tuple(
+        info(out)[key] for key in ("status", "launcher", "nodes", "world_size")
+    )
     assert [("gloo", "ok")] == [(row["backend"], row["status"]) for row in read_rows(out)]
 
 
 def test_mpi_without_pmi_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     """Refuse MPI without PMI, say what to do, and write nothing."""
-    task = ("srun", "-N1", "-n1", *commbench(), "run", "--backend", "mpi", "--out", str(tmp_path / "run"))
+    task = (
+        "srun",
+        "-N1",
+        "-n1",
+        *commbench(),
+        "run",
+        "--backend",
+        "mpi",
+        "--out",
+        str(tmp_path / "run"),
+    )
     done = cluster.run(*task)
     assert 2 == done.returncode
     assert "or by srun with the PMI of your MPI (--mpi=pmix or pmi2)" in done.stderr
@@ -133,7 +174,11 @@ def find_rank(cluster: Cluster, rank: str) -> psutil.Process | None:
         with contextlib.suppress(psutil.Error):
             environ = process.environ()
             number = environ.get("OMPI_COMM_WORLD_RANK", environ.get("SLURM_PROCID"))
-            if "commbench.launch.rank" in process.cmdline() and process.name().startswith("python") and number == rank:
+            if (
+                "commbench.launch.rank" in process.cmdline()
+                and process.name().startswith("python")
+                and number == rank
+            ):
                 return process
     return None
 
@@ -148,13 +193,16 @@ def check_resumed(cluster: Cluster, out: Path, *arguments: str) -> None:
     """Submit the job again and check that every case was measured once per launch."""
     code, output = finish(cluster, submit(cluster, out, *arguments), out)
     assert (0, "complete") == (code, info(out)["status"]), output
-    counts = Counter((record.launch, record.case.key) for record in read_records(out) if record.status == "ok")
+    counts = Counter(
+        (record.launch, record.case.key) for record in read_records(out) if record.status == "ok"
+    )
     assert {1} == set(counts.values())
     assert 2 * len(read_rows(out)) == len(counts)
 
 
 @pytest.mark.parametrize(
-    ("backend", "launcher"), [("mpi", "mpirun"), pytest.param("gloo", "srun", marks=pytest.mark.slow)]
+    ("backend", "launcher"),
+    [("mpi", "mpirun"), pytest.param("gloo", "srun", marks=pytest.mark.slow)],
 )
 def test_a_killed_rank_is_named_and_the_job_resumes(
     cluster: Cluster, tmp_path: Path, backend: str, launcher: str
@@ -170,7 +218,9 @@ def test_a_killed_rank_is_named_and_the_job_resumes(
     code, output = finish(cluster, job, out)
     assert (3, "partial") == (code, info(out)["status"]), output
     # mpirun may hear first of rank 0 that has lost its partner, and then names no signal.
-    assert re.search("^rank 1 on host n1 (was killed by signal 9|has died)", str(info(out)["reason"])), output
+    assert re.search(
+        "^rank 1 on host n1 (was killed by signal 9|has died)", str(info(out)["reason"])
+    ), output
     assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
     check_resumed(cluster, out, *arguments)
 
@@ -212,7 +262,17 @@ def test_the_script_can_do_without_a_conductor(cluster: Cluster, tmp_path: Path)
 def test_ended_tasks_of_srun_leave_a_partial_run(cluster: Cluster, tmp_path: Path) -> None:
     """Record how a cancelled srun launch ended, and complete it on resume."""
     out = tmp_path / "run"
-    options = ("run", "-c", "all_reduce", "--sizes", "8:256K", "--backend", "gloo", "--out", str(out))
+    options = (
+        "run",
+        "-c",
+        "all_reduce",
+        "--sizes",
+        "8:256K",
+        "--backend",
+        "gloo",
+        "--out",
+        str(out),
+    )
     task = ("srun", "-N2", "-n2", "--job-name=cancelled", *commbench(), *options)
     process = cluster.start(*task, env=cluster.environment(**NO_OFI, PYTHONPATH=str(ROOT)))
     assert wait_until(lambda: measured(out) > 2, 60)
@@ -237,13 +297,19 @@ def test_the_cluster_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("export", ["--export=NONE", "--export=HOME,PATH", "--export=ALL"])
-def test_a_training_under_tune_gets_what_attaches_it(cluster: Cluster, tmp_path: Path, export: str) -> None:
+def test_a_training_under_tune_gets_what_attaches_it(
+    cluster: Cluster, tmp_path: Path, export: str
+) -> None:
     """Pass both variables of live tuning to srun's tasks, whatever srun exports."""
     script = 'echo "$SLURM_PROCID ${PYTHONPATH%%:*} ${COMMBENCH_TUNE:+set}"'
     tune = (*commbench(), "tune", "--out", str(tmp_path / "out"), "--")
-    out = run_task(cluster, "salloc", "-Q", "-N2", *tune, "srun", export, "-n", "2", "/bin/sh", "-c", script)
+    out = run_task(
+        cluster, "salloc", "-Q", "-N2", *tune, "srun", export, "-n", "2", "/bin/sh", "-c", script
+    )
     site = ROOT / "commbench" / "live" / "site"
-    assert {f"0 {site} set", f"1 {site} set"} == {line for line in out.splitlines() if line.endswith(" set")}
+    assert {f"0 {site} set", f"1 {site} set"} == {
+        line for line in out.splitlines() if line.endswith(" set")
+    }
 
 
 #: A fork would not read the ``sitecustomize.py`` that attaches commbench.
@@ -272,7 +338,10 @@ torch.distributed.destroy_process_group()
 
 @pytest.mark.slow
 def test_a_training_is_tuned_inside_and_outside_srun(cluster: Cluster, tmp_path: Path) -> None:
-    """Tune a training on two nodes; its parameters end as without tuning, and the run names its ranks' hosts."""
+    """Tune a training on two nodes.
+
+    Its parameters end as without tuning, and the run names its ranks' hosts.
+    """
     (tmp_path / "train.py").write_text(TRAINING)
     training, srun = (PYTHON, str(tmp_path / "train.py")), ("srun", "-N2", "-n2")
     digests = []
@@ -283,10 +352,16 @@ def test_a_training_is_tuned_inside_and_outside_srun(cluster: Cluster, tmp_path:
             "outside": ("salloc", "-Q", "-N2", *tune, *srun, *training),
             "inside": (*srun, *tune, *training),
         }[place]
-        variables = {"STORE": str(tmp_path / f"store-{place}"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        variables = {
+            "STORE": str(tmp_path / f"store-{place}"),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
         done = cluster.run(*words, env=cluster.environment(**variables))
         assert 0 == done.returncode, done.stdout + done.stderr
-        digests.append(sorted(line for line in done.stdout.splitlines() if line.startswith("rank ")))
+        digests.append(
+            sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+        )
         if place != "untuned":
             assert (tmp_path / place / "run.json").exists(), done.stderr
             assert (2, 2) == tuple(info(tmp_path / place)[key] for key in ("world_size", "nodes"))

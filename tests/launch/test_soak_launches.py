@@ -1,4 +1,6 @@
-"""Tests of the conductor of a soak: launches until the time is up, failures in between, resuming and signals."""
+"""Tests of the conductor of a soak: launches until the time is up, failures in between, resuming
+and signals.
+"""
 
 import json
 import os
@@ -61,7 +63,9 @@ def launches_of(info: dict[str, Any]) -> list[tuple[int, str]]:
 
 
 def test_launches_follow_each_other_until_the_time_is_up(tmp_path: Path) -> None:
-    """Start another launch while there is time, measure every case in each, and write the tables of a soak."""
+    """Start another launch while there is time, measure every case in each, and write the tables of
+    a soak.
+    """
     code, info, _ = run(tmp_path, GOOD, soak(5.0))
     assert (0, "complete", "") == (code, info["status"], info["reason"])
     launches = launches_of(info)
@@ -74,7 +78,9 @@ def test_launches_follow_each_other_until_the_time_is_up(tmp_path: Path) -> None
 
 
 def test_a_failed_launch_is_named_and_the_soak_goes_on(tmp_path: Path) -> None:
-    """Name the rank and the time, keep the results of the case, try it again, and exit with 3 at the end."""
+    """Name the rank and the time, keep the results of the case, try it again, and exit with 3 at
+    the end.
+    """
     code, info, display = run(tmp_path, ONE_FAILS, soak(6.0))
     assert (3, "complete") == (code, info["status"])
     statuses = [status for _, status in launches_of(info)]
@@ -104,7 +110,10 @@ def test_fail_fast_ends_a_soak(tmp_path: Path) -> None:
 
 
 def test_the_same_command_measures_for_the_rest_of_the_time(tmp_path: Path) -> None:
-    """Keep results at Ctrl-C with code 130; go on with another launch, and do nothing once the time is up."""
+    """Keep results at Ctrl-C with code 130.
+
+    Go on with another launch, and do nothing once the time is up.
+    """
     display = Recorder(lambda: os.kill(os.getpid(), signal.SIGINT), when=3)
     request = soak(6.0)
     code, info, _ = run(tmp_path, GOOD, request, display)

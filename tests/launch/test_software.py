@@ -1,4 +1,6 @@
-"""Tests that hosts with other software are refused: with given facts, threads, and real ranks that differ."""
+"""Tests that hosts with other software are refused: with given facts, threads, and real ranks that
+differ.
+"""
 
 import json
 import os
@@ -20,19 +22,27 @@ VERSIONS = {"commbench": "0.2.0", "python": "3.12.1", "torch": "2.13.0", "numpy"
 
 def software(rank: int, host: str, **changes: str) -> Software:
     """Return the software of two ranks per host, of which the first lists all packages."""
-    versions = VERSIONS if rank % 2 == 0 else {name: VERSIONS[name] for name in ("commbench", "python")}
+    versions = (
+        VERSIONS if rank % 2 == 0 else {name: VERSIONS[name] for name in ("commbench", "python")}
+    )
     return Software(rank=rank, host=host, versions={**versions, **changes})
 
 
 def test_equal_hosts_are_not_refused() -> None:
     """Accept hosts that differ only in irrelevant facts, or in what one rank per host reads."""
-    assert "" == describe_differences([software(0, "a"), software(1, "a"), software(2, "b", numpy="1.0")])
+    assert "" == describe_differences(
+        [software(0, "a"), software(1, "a"), software(2, "b", numpy="1.0")]
+    )
 
 
 def test_differences_are_a_table_of_hosts() -> None:
     """List only the differences, with a column for each group of hosts."""
     ranks = [software(rank, host) for rank, host in enumerate("aabb")]
-    ranks += [software(4, "c", torch="2.11.0"), software(5, "c"), software(6, "d", commbench="0.1.0", cupy="14.2")]
+    ranks += [
+        software(4, "c", torch="2.11.0"),
+        software(5, "c"),
+        software(6, "d", commbench="0.1.0", cupy="14.2"),
+    ]
     sentence, *table = describe_differences(ranks).splitlines()
     assert sentence.startswith("The ranks do not run the same software")
     assert sentence.endswith("install the same on every host.")
@@ -46,7 +56,9 @@ def test_differences_are_a_table_of_hosts() -> None:
 
 def test_ranks_of_one_host_that_differ_are_named() -> None:
     """Name ranks if those of one host differ."""
-    lines = describe_differences([software(0, "a"), software(1, "a", commbench="0.1.0")]).splitlines()
+    lines = describe_differences(
+        [software(0, "a"), software(1, "a", commbench="0.1.0")]
+    ).splitlines()
     assert ["             a rank 0  a rank 1", "  commbench  0.2.0     0.1.0"] == lines[1:]
 
 
@@ -62,7 +74,7 @@ def test_ranks_of_one_environment_agree() -> None:
     assert ["", ""] == run_threads(2, refuse_unlike_software)
 
 
-# ------------------------------------------------------------------------------------------------------ real ranks
+# --------------------------------------------------------------------------------------- real ranks
 
 #: A rank that this script starts runs a commbench that calls itself another version.
 OTHER_VERSION = """#!/bin/sh
@@ -95,18 +107,35 @@ def python(tmp_path: Path) -> Path:
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("mark")
-def test_a_persons_own_mpirun_is_refused_before_anything_is_written(tmp_path: Path, python: Path) -> None:
+def test_a_persons_own_mpirun_is_refused_before_anything_is_written(
+    tmp_path: Path, python: Path
+) -> None:
     """Refuse on rank 0 with code 2, once, and write nothing."""
     out = tmp_path / "run"
-    program = [str(python), "-m", "mpi4py", "-m", "commbench", "run", "--backend", "mpi", "--out", str(out)]
+    program = [
+        str(python),
+        "-m",
+        "mpi4py",
+        "-m",
+        "commbench",
+        "run",
+        "--backend",
+        "mpi",
+        "--out",
+        str(out),
+    ]
     command = [mpirun().mpirun, "-n", "2", "--oversubscribe", "--bind-to", "none", *program]
     environment = {**os.environ, **mpirun().environment()}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
     assert 2 == done.returncode, done.stderr
     assert 1 == done.stderr.count("commbench: The ranks do not run the same software")
     host = os.uname().nodename
     assert f"{host} rank 0  {host} rank 1" in done.stderr
-    assert ["commbench", commbench.__version__, "0.0.1"] in [line.split() for line in done.stderr.splitlines()]
+    assert ["commbench", commbench.__version__, "0.0.1"] in [
+        line.split() for line in done.stderr.splitlines()
+    ]
     assert not out.exists()
 
 
@@ -117,13 +146,16 @@ def test_a_conductor_is_refused_and_leaves_no_run(tmp_path: Path, python: Path) 
     out = tmp_path / "run"
     script = tmp_path / "conduct.py"
     script.write_text(
-        f"import sys\nfrom commbench import cli\nsys.executable = {json.dumps(str(python))}\ncli.main()\n"
+        "import sys\nfrom commbench import cli\nsys.executable ="
+        f" {json.dumps(str(python))}\ncli.main()\n"
     )
     options = ["run", "--backend", "mpi", "-n", "2", "--oversubscribe", "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     launcher = ["--launcher", mpirun().mpirun]
     command = [sys.executable, str(script), *options, *launcher]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
     assert 2 == done.returncode, done.stdout + done.stderr
     assert "commbench: The ranks do not run the same software" in done.stderr
     assert "0.0.1" in done.stderr

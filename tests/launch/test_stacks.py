@@ -33,7 +33,9 @@ def test_an_error_is_where_it_was_raised() -> None:
     with pytest.raises(ValueError) as raised:  # noqa: PT011 - any will do
         inner()
     stack = stack_of_error(raised.value.__traceback__)
-    assert ["inner", "test_an_error_is_where_it_was_raised"] == [frame.rpartition(" ")[2] for frame in stack][:2]
+    assert ["inner", "test_an_error_is_where_it_was_raised"] == [
+        frame.rpartition(" ")[2] for frame in stack
+    ][:2]
 
 
 #: Dies in one thread while another waits; each function has a telling name.
@@ -52,7 +54,9 @@ IN_THREAD = "threading.Thread(target=dying).start()\nwaiting()"
 def test_the_thread_that_died_is_read(threads: str) -> None:
     """Parse the crashed thread from a real segmentation fault."""
     script = CRASH.format(harm="signal.raise_signal(signal.SIGSEGV)", threads=threads)
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
     assert process.returncode < 0
     assert "dying" == stack_in(process.stderr.splitlines())[0].rpartition(" ")[2]
 
@@ -66,11 +70,17 @@ def test_nothing_printed_is_no_stack() -> None:
     ("stack", "expected"),
     [
         (
-            ["torch/distributed/distributed_c10d.py:9 in all_reduce", "commbench/timing/loops.py:8 in run"],
+            [
+                "torch/distributed/distributed_c10d.py:9 in all_reduce",
+                "commbench/timing/loops.py:8 in run",
+            ],
             "all_reduce (torch/distributed/distributed_c10d.py:9)",
         ),
         (
-            ["torch/distributed/c10d_logger.py:83 in wrapper", "commbench/timing/loops.py:8 in run"],
+            [
+                "torch/distributed/c10d_logger.py:83 in wrapper",
+                "commbench/timing/loops.py:8 in run",
+            ],
             "run (commbench/timing/loops.py:8)",
         ),
         (["threading.py:1 in wait", "mine.py:7 in load"], "wait (threading.py:1)"),
@@ -84,6 +94,7 @@ def test_what_a_thread_describe_place(stack: Sequence[str], expected: str) -> No
 
 def test_ranks_in_the_same_place_are_grouped() -> None:
     """Group ranks by place, sorted by lowest rank."""
-    assert [OtherRanks(ranks=[0, 2], place="a"), OtherRanks(ranks=[1], place="b")] == group_by_place(
-        {2: "a", 1: "b", 0: "a"}
-    )
+    assert [
+        OtherRanks(ranks=[0, 2], place="a"),
+        OtherRanks(ranks=[1], place="b"),
+    ] == group_by_place({2: "a", 1: "b", 0: "a"})

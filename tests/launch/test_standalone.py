@@ -21,7 +21,14 @@ from commbench.collectives.cases import Case, Sweep
 from commbench.engine.control import run_threads
 from commbench.errors import InputError
 from commbench.launch.diagnosis import Ending
-from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, Listener, SessionStarted, SilentListener
+from commbench.launch.events import (
+    CaseFinished,
+    CasesEnded,
+    CaseStarted,
+    Listener,
+    SessionStarted,
+    SilentListener,
+)
 from commbench.launch.identity import Identity
 from commbench.launch.ledger import Ledger, Remaining
 from commbench.launch.standalone import OwnLaunch, _Standalone
@@ -76,21 +83,41 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield from marked_environment(monkeypatch)
 
 
-def command(path: Path, *, backend: str = "mpi", seed: int = 1, harm: str = "", more: str = "") -> list[str]:
-    """Return the command of a person; every rank runs ``harm`` at its third case, ``more`` adds stages."""
+def command(
+    path: Path, *, backend: str = "mpi", seed: int = 1, harm: str = "", more: str = ""
+) -> list[str]:
+    """Return the command of a person.
+
+    Every rank runs ``harm`` at its third case, ``more`` adds stages.
+    """
     script = path.with_suffix(".py")
     script.write_text(SCRIPT)
     words = [str(script), str(path), backend, str(seed), harm, more]
     if backend == "mpi":
         return mpirun().command(2, words)
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        *words,
+    ]
 
 
-def start(path: Path, variables: Mapping[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+def start(
+    path: Path, variables: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Start one launch with further variables, and wait until it exits."""
     environment = {**os.environ, **mpirun().environment(), **(variables or {})}
     return subprocess.run(
-        command(path, **options), env=environment, capture_output=True, text=True, check=False, timeout=120
+        command(path, **options),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
 
 
@@ -99,7 +126,11 @@ def state(path: Path) -> tuple[str, list[tuple[int, str]], list[int]]:
     info = json.loads((path / "run.json").read_text())
     records = [record for record in load_run(path).records if record.status == "ok"]
     counts = [sum(record.launch == launch for record in records) for launch in range(3)]
-    return info["status"], [(entry["launch"], entry["status"]) for entry in info["launches"]], counts
+    return (
+        info["status"],
+        [(entry["launch"], entry["status"]) for entry in info["launches"]],
+        counts,
+    )
 
 
 @pytest.mark.slow
@@ -164,7 +195,9 @@ def test_a_hang_ends_by_itself(tmp_path: Path) -> None:
     """Detect a hang without a conductor while rank 1 is stopped."""
     path = tmp_path / "run"
     hung = start(
-        path, {"CASE_TIMEOUT_S": "2"}, harm="import signal\nif identity.rank == 1: signal.raise_signal(signal.SIGSTOP)"
+        path,
+        {"CASE_TIMEOUT_S": "2"},
+        harm="import signal\nif identity.rank == 1: signal.raise_signal(signal.SIGSTOP)",
     )
     assert 0 != hung.returncode
     assert "commbench: rank 0" in hung.stderr
@@ -177,12 +210,17 @@ def test_a_terminated_launcher_leaves_a_partial_run(tmp_path: Path) -> None:
     """Record the end by SIGTERM although the main thread is blocked."""
     path = tmp_path / "run"
     words = command(path, harm="open(out + '.ready', 'w').close(); time.sleep(600)")
-    with subprocess.Popen(words, env={**os.environ, **mpirun().environment()}, stderr=subprocess.DEVNULL) as launcher:
+    with subprocess.Popen(
+        words, env={**os.environ, **mpirun().environment()}, stderr=subprocess.DEVNULL
+    ) as launcher:
         assert wait_until((tmp_path / "run.ready").exists)
         launcher.send_signal(signal.SIGTERM)
         assert 0 != launcher.wait(60)
     info = json.loads((path / "run.json").read_text())
-    assert ("partial", 2) == (info["status"], len([r for r in load_run(path).records if r.status == "ok"]))
+    assert ("partial", 2) == (
+        info["status"],
+        len([r for r in load_run(path).records if r.status == "ok"]),
+    )
     assert 0 == start(path).returncode
     assert ("complete", [4, 0, 0]) == (state(path)[0], state(path)[2])
 
@@ -205,18 +243,27 @@ def test_ctrl_c_lets_all_ranks_finish_the_case(tmp_path: Path, backend: str) -> 
 def test_ctrl_c_in_the_last_case_of_a_stage_begins_no_other(tmp_path: Path) -> None:
     """End before the next stage on SIGINT, and run that stage on resume."""
     path = tmp_path / "run"
-    harm = "def late(*args, **options):\n    import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
+    harm = (
+        "def late(*args, **options):\n    import signal; os.kill(os.getpid(), signal.SIGINT);"
+        " time.sleep(1)\n"
+    )
     harm += "    return visit(*args, **options)\nrank.Measurement.visit = late"
     assert 128 + signal.SIGINT == start(path, harm=harm, more="more").returncode
     assert ("interrupted", [(0, "ok")], [4, 0, 0]) == state(path)
-    assert "interrupted by SIGINT between stages" == json.loads((path / "run.json").read_text())["reason"]
+    assert (
+        "interrupted by SIGINT between stages"
+        == json.loads((path / "run.json").read_text())["reason"]
+    )
 
 
 @pytest.mark.slow
 def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
     """Abort the current case on a second SIGINT."""
     path = tmp_path / "run"
-    harm = "import signal\nif identity.rank == 0:\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
+    harm = (
+        "import signal\nif identity.rank == 0:\n    os.kill(os.getpid(), signal.SIGINT);"
+        " time.sleep(1)\n"
+    )
     harm += "    os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(600)"
     assert 0 != start(path, harm=harm).returncode
     assert ("interrupted", [(0, "interrupted")], [2, 0, 0]) == state(path)
@@ -224,7 +271,9 @@ def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
 
 SIDE = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_gather"]).cases(2)
 CASES = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
-FIRST, SECOND = (make_request(cases, name=name) for cases, name in ((CASES, "first"), (SIDE, "second")))
+FIRST, SECOND = (
+    make_request(cases, name=name) for cases, name in ((CASES, "first"), (SIDE, "second"))
+)
 
 
 class Invocation:
@@ -232,9 +281,13 @@ class Invocation:
 
     def __init__(self, path: Path, stages: Sequence[Stage], seed: int = 1) -> None:
         self.finished: list[str] = []
-        identities = [Identity(role="rank", rank=rank, world_size=2, launcher="openmpi") for rank in range(2)]
+        identities = [
+            Identity(role="rank", rank=rank, world_size=2, launcher="openmpi") for rank in range(2)
+        ]
         self.ranks = [
-            _Standalone(stages, identity, lambda: self.open(path, seed), SilentListener(), self.finish)
+            _Standalone(
+                stages, identity, lambda: self.open(path, seed), SilentListener(), self.finish
+            )
             for identity in identities
         ]
 
@@ -277,12 +330,16 @@ def test_an_invocation_on_threads_adds_a_launch_to_every_stage(tmp_path: Path) -
     """Add one launch of each stage with the same ranks, the second based on the first."""
 
     def second(records: Sequence[AnyRecord]) -> RunRequest:
-        assert {record.case.operation for record in records if isinstance(record.case, Case)} >= {"all_reduce"}
+        assert {record.case.operation for record in records if isinstance(record.case, Case)} >= {
+            "all_reduce"
+        }
         return SECOND
 
     invocations = [Invocation(tmp_path / "run", [lambda _: FIRST, second]) for _ in range(2)]
     assert [0, 0] == [invocation.run() for invocation in invocations]
-    assert ("complete", [(launch, "ok") for launch in (0, 0, 1, 1)], [6, 6, 0]) == state(tmp_path / "run")
+    assert ("complete", [(launch, "ok") for launch in (0, 0, 1, 1)], [6, 6, 0]) == state(
+        tmp_path / "run"
+    )
     assert [["complete"]] * 2 == [invocation.finished for invocation in invocations]
 
 
@@ -318,10 +375,19 @@ def test_a_time_limit_begins_no_further_stage(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_signals")
 @pytest.mark.parametrize(
     ("case", "ending", "measured", "reason"),
-    [(3, "interrupted", 3, "interrupted by SIGINT"), (4, "ok", 4, "interrupted by SIGINT between stages")],
+    [
+        (3, "interrupted", 3, "interrupted by SIGINT"),
+        (4, "ok", 4, "interrupted by SIGINT between stages"),
+    ],
 )
 def test_ctrl_c_begins_no_further_case(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, case: int, ending: str, measured: int, reason: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    case: int,
+    ending: str,
+    measured: int,
+    reason: str,
 ) -> None:
     """Finish the current case on Ctrl-C, and start neither another case nor a stage."""
     invocation = Invocation(tmp_path / "run", [lambda _: FIRST, lambda _: SECOND])
@@ -332,7 +398,9 @@ def test_ctrl_c_begins_no_further_case(
                 rank._on_signal(signal.SIGINT)
 
     assert 128 + signal.SIGINT == invocation.run(interrupt)
-    assert 1 == capsys.readouterr().err.count("commbench: finishing the case; press Ctrl-C again to stop now.")
+    assert 1 == capsys.readouterr().err.count(
+        "commbench: finishing the case; press Ctrl-C again to stop now."
+    )
     assert ("interrupted", [(0, ending)], [measured, 0, 0]) == state(tmp_path / "run")
     assert reason == json.loads((tmp_path / "run" / "run.json").read_text())["reason"]
 
@@ -345,7 +413,9 @@ def test_another_plan_is_refused_once(tmp_path: Path, capsys: pytest.CaptureFixt
     other = Invocation(tmp_path / "run", [lambda _: FIRST], seed=2)
     other.store = Store.open(tmp_path / "other", {})
     assert 2 == other.run()
-    assert 1 == capsys.readouterr().err.count("holds a run with another plan (seed is 1 there and 2 here)")
+    assert 1 == capsys.readouterr().err.count(
+        "holds a run with another plan (seed is 1 there and 2 here)"
+    )
     assert before == (tmp_path / "run" / "run.json").read_bytes()
 
 
@@ -353,10 +423,18 @@ def make_launch(path: Path, display: Listener | None = None) -> OwnLaunch:
     """Return a launch in its first case."""
     request = make_request([make_case()])
     plan = plan_launch(request, [], 0)
-    ledger = Ledger(open_store(path, request), display or SilentListener(), "openmpi", fail_fast=True, status="partial")
+    ledger = Ledger(
+        open_store(path, request),
+        display or SilentListener(),
+        "openmpi",
+        fail_fast=True,
+        status="partial",
+    )
     times = TimePlan(budget=request.budget, begun=0.0)
     remaining = Remaining.of(request, [request.cases], total=1)
-    launch = OwnLaunch(ledger, request, plan, times=times, begun=time.monotonic(), remaining=remaining)
+    launch = OwnLaunch(
+        ledger, request, plan, times=times, begun=time.monotonic(), remaining=remaining
+    )
     launch.on(CaseStarted(index=0))
     return launch
 
@@ -368,15 +446,25 @@ def test_a_launch_that_fails_keeps_its_case_and_how_it_ended(tmp_path: Path) -> 
     for _ in range(2):
         launch.fail(Ending(status="failed", reason="rank 1 raised ValueError"))
     assert ("partial", [(0, "failed")], [0, 0, 0]) == state(tmp_path)
-    assert [("failed", "rank 1 raised ValueError")] == [(r.status, r.reason) for r in load_run(tmp_path).records]
+    assert [("failed", "rank 1 raised ValueError")] == [
+        (r.status, r.reason) for r in load_run(tmp_path).records
+    ]
     info = launch.ledger.store.info
     assert {"launcher": "openmpi", "budget": "quick"}.items() <= info.items()
-    assert f"rank 1 raised ValueError, in case {make_case()}" == info["reason"] == info["launches"][0]["reason"]
+    assert (
+        f"rank 1 raised ValueError, in case {make_case()}"
+        == info["reason"]
+        == info["launches"][0]["reason"]
+    )
     assert 2 == len((tmp_path / "collectives.csv").read_text().splitlines())
 
 
 CONDITIONS = {
-    "environment": {"hosts": [{"hostname": "n0", "timer_tick_s": 1e-8}], "versions": {}, "variables": {}},
+    "environment": {
+        "hosts": [{"hostname": "n0", "timer_tick_s": 1e-8}],
+        "versions": {},
+        "variables": {},
+    },
     "ranks": [{"rank": 0, "host": "n0", "pid": 1, "cpus": [0]}],
     "libraries": {},
     "mpi_init_s": 0.1,
@@ -449,7 +537,9 @@ def test_bad_input_is_said_once_and_nothing_is_written(tmp_path: Path) -> None:
     }
     for sentence, refused in refusals.items():
         assert (2, 1) == (refused.returncode, refused.stderr.count(sentence))
-    assert before == {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
+    assert before == {
+        file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"
+    }
 
 
 def test_torchrun_measures_gloo(tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ class Play:
         )
         self.watchdog.heartbeat(heartbeat, self.now)
 
-    def go_on(self, seconds: float, *, silent: Iterable[int] = (), idle: Iterable[int] = ()) -> Diagnosis | None:
+    def go_on(
+        self, seconds: float, *, silent: Iterable[int] = (), idle: Iterable[int] = ()
+    ) -> Diagnosis | None:
         """Advance the time; return the first hang detected."""
         end = self.now + seconds
         while self.now < end:
@@ -115,7 +117,9 @@ def stuck(rank: int, subject: str, state: str, host: str = "") -> Diagnosis:
 
 
 def test_the_silent_rank_has_failed() -> None:
-    """Name the rank without heartbeats, with its process state, although another is further behind."""
+    """Name the rank without heartbeats, with its process state, although another is further
+    behind.
+    """
     play = Play(3, hosts=["n0"] * 3)
     play.counts[2] = (5, 5, 0)
     play.go_on(1)
@@ -191,7 +195,11 @@ def test_the_rank_furthest_behind_has_failed() -> None:
     play.counts = {0: (8, 7, 2), 1: (7, 7, 2), 2: (8, 7, 2)}
     hang = play.go_on(30)
     assert hang is not None
-    assert (1, "n1", "rank 1 on host n1 is furthest behind") == (hang.rank, hang.host, str(hang.reason))
+    assert (1, "n1", "rank 1 on host n1 is furthest behind") == (
+        hang.rank,
+        hang.host,
+        str(hang.reason),
+    )
 
 
 def test_an_earlier_case_is_further_behind_than_a_smaller_count() -> None:
@@ -209,10 +217,15 @@ def test_among_equals_the_idle_one_has_failed() -> None:
     play.go_on(1)
     hang = play.go_on(30, idle=[1])
     assert hang is not None
-    assert (1, "rank 1 on host n1 is idle while the others wait for it") == (hang.rank, str(hang.reason))
+    assert (1, "rank 1 on host n1 is idle while the others wait for it") == (
+        hang.rank,
+        str(hang.reason),
+    )
 
 
-@pytest.mark.parametrize(("idle", "polls"), [([], True), ([1], False)], ids=["all poll", "waiting sleeps"])
+@pytest.mark.parametrize(
+    ("idle", "polls"), [([], True), ([1], False)], ids=["all poll", "waiting sleeps"]
+)
 def test_no_rank_is_named_without_evidence(idle: list[int], polls: bool) -> None:
     """Name no rank if CPU times are equal, or if the library sleeps while waiting."""
     play = Play(2)

@@ -1,4 +1,6 @@
-"""Tests of attaching live tuning to training processes, with a stand-in for torch and with torch."""
+"""Tests of attaching live tuning to training processes, with a stand-in for torch and with
+torch.
+"""
 
 import os
 import statistics
@@ -19,38 +21,62 @@ from commbench.live.options import VARIABLE, LiveOptions
 FAKES = {
     "torch/__init__.py": "",
     "torch/nn/__init__.py": "",
-    "torch/nn/parallel/__init__.py": "from torch.nn.parallel.distributed import DistributedDataParallel",
-    "torch/nn/parallel/distributed.py": """
+    "torch/nn/parallel/__init__.py": (
+        "from torch.nn.parallel.distributed import DistributedDataParallel"
+    ),
+    "torch/nn/parallel/distributed.py": (
+        """
 class DistributedDataParallel:
     def __init__(self, module, device_ids=None, *, bucket_cap_mb=None):
         if module is None:
             raise TypeError("no module")
         self.module, self.cap = module, bucket_cap_mb
-""",
+"""
+    ),
     "deepspeed/__init__.py": "",
     "deepspeed/runtime/__init__.py": "",
-    "deepspeed/runtime/engine.py": "class DeepSpeedEngine:\n    def __init__(self):\n        self.module = 1",
+    "deepspeed/runtime/engine.py": (
+        "class DeepSpeedEngine:\n    def __init__(self):\n        self.module = 1"
+    ),
     "commbench/__init__.py": "",
     "commbench/live/__init__.py": "",
-    "commbench/live/attach.py": """
+    "commbench/live/attach.py": (
+        """
 print("attached", flush=True)
 def take(made):
     print("take", type(made).__name__, vars(made), flush=True)
     return "it is no DDP model" if type(made).__name__ == "DeepSpeedEngine" else ""
-""",
+"""
+    ),
 }
 DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 
 
 def run_python(
-    home: Path, script: str, fakes: Mapping[str, str] = FAKES, *, flags: tuple[str, ...] = (), **environ: str
+    home: Path,
+    script: str,
+    fakes: Mapping[str, str] = FAKES,
+    *,
+    flags: tuple[str, ...] = (),
+    **environ: str,
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a script as a training process: in a Python that sees our directory, ``home`` and its fakes."""
+    """Run a script as a training process: in a Python that sees our directory, ``home`` and its
+    fakes.
+    """
     for name, text in fakes.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith((*RANK_PREFIXES, "RANK"))}
-    environment = {**inherited, "PYTHONPATH": f"{SITE}{os.pathsep}{home}", VARIABLE: "{}", **environ}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith((*RANK_PREFIXES, "RANK"))
+    }
+    environment = {
+        **inherited,
+        "PYTHONPATH": f"{SITE}{os.pathsep}{home}",
+        VARIABLE: "{}",
+        **environ,
+    }
     return subprocess.run(
         [sys.executable, *flags, "-c", script],
         env=environment,
@@ -62,7 +88,7 @@ def run_python(
     )
 
 
-# ------------------------------------------------------------------------------------------------------ what is taken
+# ------------------------------------------------------------------------------------ what is taken
 
 
 def test_a_model_is_taken_when_it_is_complete(tmp_path: Path) -> None:
@@ -125,37 +151,54 @@ def test_a_python_without_commbench_trains_on(tmp_path: Path) -> None:
     done = run_python(tmp_path, f"{DDP}DDP(1), DDP(2); print('trained')", fakes)
     assert ("trained\n", 0) == (done.stdout, done.returncode)
     assert 1 == len(done.stderr.splitlines())
-    assert f"{sys.executable} cannot import commbench (ImportError: no such wheel); install" in done.stderr
+    assert (
+        f"{sys.executable} cannot import commbench (ImportError: no such wheel); install"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize("flags", [("-I",), ("-E",), ("-S",)])
 def test_flags_that_turn_it_off_are_harmless(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """Train unchanged in a Python that ignores PYTHONPATH or sitecustomize."""
-    done = run_python(tmp_path, "import sys; print([type(f).__name__ for f in sys.meta_path])", flags=flags)
+    done = run_python(
+        tmp_path, "import sys; print([type(f).__name__ for f in sys.meta_path])", flags=flags
+    )
     assert "'Finder'" not in done.stdout
     assert ("", 0) == (done.stderr, done.returncode)
 
 
-# -------------------------------------------------------------------------------------------- the site's sitecustomize
+# ------------------------------------------------------------------------- the site's sitecustomize
 
 
 def test_the_site_customises_as_without_us(tmp_path: Path) -> None:
     """Run the site's own sitecustomize, and remove our directory from the path."""
     own = {"sitecustomize.py": "print('own', __name__)\nvalue = 5"}
-    script = "import sys, sitecustomize; print(sitecustomize.value, sitecustomize.__file__); print(sys.path[1])"
+    script = (
+        "import sys, sitecustomize; print(sitecustomize.value, sitecustomize.__file__);"
+        " print(sys.path[1])"
+    )
     done = run_python(tmp_path, script, own)
-    assert ["own sitecustomize", f"5 {tmp_path}/sitecustomize.py", str(tmp_path)] == done.stdout.splitlines()
+    assert [
+        "own sitecustomize",
+        f"5 {tmp_path}/sitecustomize.py",
+        str(tmp_path),
+    ] == done.stdout.splitlines()
     assert "" == done.stderr
 
 
-@pytest.mark.parametrize("text", ["import absent_module", "raise ValueError('broken')", "raise SystemExit(3)"])
+@pytest.mark.parametrize(
+    "text", ["import absent_module", "raise ValueError('broken')", "raise SystemExit(3)"]
+)
 def test_errors_of_the_site_are_reported_by_python(tmp_path: Path, text: str) -> None:
     """Report errors of the site's sitecustomize as Python does without us."""
     own = {"sitecustomize.py": text}
     with_hook = run_python(tmp_path, "print('on')", own)
     without_hook = run_python(tmp_path, "print('on')", own, PYTHONPATH=str(tmp_path))
     assert without_hook.stderr.splitlines()[-1] == with_hook.stderr.splitlines()[-1]
-    assert (without_hook.stdout, without_hook.returncode) == (with_hook.stdout, with_hook.returncode)
+    assert (without_hook.stdout, without_hook.returncode) == (
+        with_hook.stdout,
+        with_hook.returncode,
+    )
 
 
 def test_without_the_variable_only_the_site_is_customised(tmp_path: Path) -> None:
@@ -180,7 +223,7 @@ def test_a_process_that_trains_nothing_hardly_pays(tmp_path: Path) -> None:
     assert with_us < 1.4 * without
 
 
-# --------------------------------------------------------------------------------------------------------- real torch
+# --------------------------------------------------------------------------------------- real torch
 
 TRAINING = """
 import sys, torch, torch.distributed as dist
@@ -216,7 +259,10 @@ def test_a_real_training_that_is_not_tuned_is_untouched(tmp_path: Path) -> None:
     of_fsdp, _, others = rest.partition("again\n")
     assert 1 == len(of_ddp.splitlines())
     assert "one rank" in of_ddp
-    line = "commbench: the training is not tuned, because FSDP exchanges gradients itself, without the buckets of DDP."
+    line = (
+        "commbench: the training is not tuned, because FSDP exchanges gradients itself, without the"
+        " buckets of DDP."
+    )
     assert [line] == of_fsdp.splitlines()
     assert line not in others
     assert not (tmp_path / "out").exists()
@@ -246,7 +292,9 @@ def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     torch = pytest.importorskip("torch")
     switching = pytest.importorskip("commbench.live.switching")
     model = SimpleNamespace(
-        module=torch.nn.Linear(1, 1), _join_config=SimpleNamespace(enable=False), _get_ddp_logging_data=dict
+        module=torch.nn.Linear(1, 1),
+        _join_config=SimpleNamespace(enable=False),
+        _get_ddp_logging_data=dict,
     )
     monkeypatch.setattr(switching.DistributedDataParallel, "__init__", lambda _self, _module: None)
     reason = f"torch {torch.__version__} is too old for it: update to 2.7 or newer"

@@ -1,4 +1,6 @@
-"""Tests of step boundaries in a person's loop, and of reading times without waiting inside a step."""
+"""Tests of step boundaries in a person's loop, and of reading times without waiting inside a
+step.
+"""
 
 import importlib
 from collections.abc import Callable, Iterator

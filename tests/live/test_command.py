@@ -56,14 +56,17 @@ def make_run(path: Path, **plan: object) -> None:
         pass
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("tune --", "No command stands behind --"),
-        ("tune torchrun --nproc-per-node 2 train.py", "commbench tune -- torchrun --nproc-per-node 2 train.py."),
+        (
+            "tune torchrun --nproc-per-node 2 train.py",
+            "commbench tune -- torchrun --nproc-per-node 2 train.py.",
+        ),
         ("tune --steps 9 train.py -- true", "train.py is not an option; put -- before"),
         ("tune -- absent-program train.py", "The command absent-program was not found"),
         ("tune -- foreign/thesis.txt", "The command foreign/thesis.txt was not found"),
@@ -75,7 +78,10 @@ def make_run(path: Path, **plan: object) -> None:
         ("tune --bucket-cap-mb big -- true", "Bucket size 'big' is not understood"),
         ("tune --allow shrink -- true", "Unknown hook 'shrink'"),
         ("tune --allow passthrough -- true", "--allow passthrough is never recommended"),
-        ("tune --allow int8:block=0 -- true", "Hook int8 was given block=0: it takes a whole number of at least 1"),
+        (
+            "tune --allow int8:block=0 -- true",
+            "Hook int8 was given block=0: it takes a whole number of at least 1",
+        ),
         ("tune --allow localsgd -- true", "--allow localsgd:8 cannot be tried in a live tuning"),
         ("tune --allow absent.py:hook -- true", "There is no file absent.py"),
         ("tune --allow bad.py -- true", "bad.py names no function"),
@@ -116,9 +122,21 @@ def test_bad_input_is_one_sentence_and_nothing_is_started(
     ("command", "plan", "words"),
     [
         ("tune", {"cases": 3}, "holds a run that commbench tune -- COMMAND did not write"),
-        ("tune", {"live": True, "workload": "other.py"}, "/held holds results of other.py, and this is true"),
-        ("tune", {"live": True, "watch": True, "workload": "true"}, "that commbench tune -- COMMAND did not write"),
-        ("watch", {"live": True, "workload": "true"}, "holds a run that commbench watch -- COMMAND did not write"),
+        (
+            "tune",
+            {"live": True, "workload": "other.py"},
+            "/held holds results of other.py, and this is true",
+        ),
+        (
+            "tune",
+            {"live": True, "watch": True, "workload": "true"},
+            "that commbench tune -- COMMAND did not write",
+        ),
+        (
+            "watch",
+            {"live": True, "workload": "true"},
+            "holds a run that commbench watch -- COMMAND did not write",
+        ),
         ("watch", {"cases": 3}, "holds a run that commbench watch -- COMMAND did not write"),
     ],
 )
@@ -168,7 +186,10 @@ def test_options_have_the_defaults_of_a_training(noted: Callable[[str], LiveOpti
 
 def test_options_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
     """Parse every option before the separator, and none after it."""
-    line = "tune --bucket-cap-mb 5,1+25 --allow none,topk --steps 9 --time-limit 8 --then stop --seed 7 --out o"
+    line = (
+        "tune --bucket-cap-mb 5,1+25 --allow none,topk --steps 9 --time-limit 8 --then stop --seed"
+        " 7 --out o"
+    )
     options = noted(f"{line} --accept-loss -- true -- --seed 1")
     assert (("5", "1+25"), ("none", "topk:0.01"), 9, 8, "stop", 7) == (
         options.bucket_cap_mb,
@@ -185,7 +206,12 @@ def test_options_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
 def test_options_of_watching_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
     """Name the directory by the script, and take the options before the separator."""
     options = noted("watch -- true my_train.py")
-    assert ("watch", "my_train.py", None, "go-on") == (options.mode, options.workload, options.steps, options.then)
+    assert ("watch", "my_train.py", None, "go-on") == (
+        options.mode,
+        options.workload,
+        options.steps,
+        options.then,
+    )
     assert "-watch-my_train-" in options.out
     options = noted("watch --steps 9 --time-limit 8 --then stop --out o -- true -- --steps 1")
     assert (9, 8, "stop") == (options.steps, options.time_limit_s, options.then)
@@ -210,14 +236,19 @@ def test_a_training_is_named_by_its_script(line: str, name: str) -> None:
     assert name == name_of(line.split())
 
 
-# ------------------------------------------------------------------------------------------------------------- output
+# ------------------------------------------------------------------------------------------- output
 
 
-@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -TERM $$", 143), ("kill $$", 143)])
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -TERM $$", 143), ("kill $$", 143)]
+)
 def test_the_exit_code_is_that_of_the_command(
     options: LiveOptions, capfd: pytest.CaptureFixture[str], script: str, code: int
 ) -> None:
-    """Return the command's code, or 128 plus its signal; report in one line that nothing was tuned."""
+    """Return the command's code, or 128 plus its signal.
+
+    Report in one line that nothing was tuned.
+    """
     assert code == attach_to(["sh", "-c", script], options)
     out, err = capfd.readouterr()
     assert not out
@@ -234,7 +265,9 @@ from commbench.live.command import attach_to
 from commbench.live.options import LiveOptions
 sys.exit(attach_to(["cat"], LiveOptions(out={options.out!r}, workload="cat")))
 """
-    done = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=data, capture_output=True, timeout=60, check=False
+    )
     assert (0, data) == (done.returncode, done.stdout)
     assert not (tmp_path / "out").exists()
 
@@ -272,12 +305,17 @@ def test_only_the_first_of_several_conductors_concludes(
     assert ("", "") == capfd.readouterr()
 
 
-# -------------------------------------------------------------------------------------------------- unwritable results
+# ------------------------------------------------------------------------------- unwritable results
 
 
-@pytest.mark.parametrize("reason", ["Read-only file system", "No space left on device", "Permission denied"])
+@pytest.mark.parametrize(
+    "reason", ["Read-only file system", "No space left on device", "Permission denied"]
+)
 def test_an_unwritable_directory_leaves_the_training_untouched(
-    options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], reason: str
+    options: LiveOptions,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    reason: str,
 ) -> None:
     """Start the command unchanged if the directory is unwritable, and report it in one line."""
     numbers = {os.strerror(number): number for number in errno.errorcode}
@@ -290,7 +328,10 @@ def test_an_unwritable_directory_leaves_the_training_untouched(
     assert 6 == attach_to(["sh", "-c", f'echo "<${VARIABLE}>"; exit 6'], options)
     out, err = capfd.readouterr()
     assert "<>\n" == out
-    line = f"commbench: the training is not tuned, because --out {options.out} cannot be written ({reason})."
+    line = (
+        f"commbench: the training is not tuned, because --out {options.out} cannot be written"
+        f" ({reason})."
+    )
     assert [line] == err.splitlines()
 
 
@@ -301,7 +342,7 @@ def test_the_trial_of_writing_leaves_nothing(tmp_path: Path) -> None:
     assert "" != why_unwritable(Path("/proc/absent/out"))
 
 
-# --------------------------------------------------------------------------------------------------------- environment
+# -------------------------------------------------------------------------------------- environment
 
 
 @pytest.fixture
@@ -311,7 +352,9 @@ def started(monkeypatch: pytest.MonkeyPatch, options: LiveOptions) -> Started:
     def run(words: Sequence[str], **environ: str) -> tuple[list[str], dict[str, str]]:
         calls: list[tuple[list[str], dict[str, str]]] = []
         monkeypatch.delenv("PYTHONPATH", raising=False)
-        monkeypatch.setattr(live_command, "_run", lambda command, environment: calls.append((command, environment)))
+        monkeypatch.setattr(
+            live_command, "_run", lambda command, environment: calls.append((command, environment))
+        )
         monkeypatch.setattr(live_command, "_conclude", lambda _: None)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
@@ -375,7 +418,16 @@ def test_what_a_person_forwards_by_herself_stays(
     """Add no variable twice, and put our directory first in an assigned PYTHONPATH."""
     add_program(monkeypatch, tmp_path, "mpirun", "mpirun (Open MPI) 5.0.5")
     words, _ = started(["mpirun", "-x", "PYTHONPATH=/own", "-x", "OTHER", "train.py"])
-    assert ["mpirun", "-x", VARIABLE, "-x", f"PYTHONPATH={SITE}:/own", "-x", "OTHER", "train.py"] == words
+    assert [
+        "mpirun",
+        "-x",
+        VARIABLE,
+        "-x",
+        f"PYTHONPATH={SITE}:/own",
+        "-x",
+        "OTHER",
+        "train.py",
+    ] == words
     words, _ = started(["mpirun", "-x", "PYTHONPATH", "train.py", "-x"])
     assert ["mpirun", "-x", VARIABLE, "-x", "PYTHONPATH", "train.py", "-x"] == words
 
@@ -409,12 +461,18 @@ def test_an_export_that_sbatch_was_given_is_widened(
     started: Started,
 ) -> None:
     """Extend the variable by which an inner srun inherits --export."""
-    assert f"PYTHONPATH,{VARIABLE}" == started(["true"], SLURM_EXPORT_ENV="NONE")[1]["SLURM_EXPORT_ENV"]
+    assert (
+        f"PYTHONPATH,{VARIABLE}"
+        == started(["true"], SLURM_EXPORT_ENV="NONE")[1]["SLURM_EXPORT_ENV"]
+    )
 
 
 @pytest.mark.mpi
 def test_a_real_mpirun_takes_the_options(
-    options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], mpirun: MpirunLauncher
+    options: LiveOptions,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    mpirun: MpirunLauncher,
 ) -> None:
     """Start two processes by Open MPI that see both variables."""
     for name, value in mpirun.environment().items():
@@ -425,14 +483,15 @@ def test_a_real_mpirun_takes_the_options(
     assert [f"{SITE} set"] * 2 == capfd.readouterr().out.splitlines()
 
 
-# ------------------------------------------------------------------------------------------------------------- signals
+# ------------------------------------------------------------------------------------------ signals
 
 
 def conductor(options: LiveOptions) -> list[str]:
     """Return the command of a process that tunes `COUNTER`."""
     script = (
-        "import sys; from commbench.live.command import attach_to; from commbench.live.options import LiveOptions; "
-        f"sys.exit(attach_to([sys.executable, '-c', {COUNTER!r}], LiveOptions(out={options.out!r}, workload='c')))"
+        "import sys; from commbench.live.command import attach_to; from commbench.live.options"
+        f" import LiveOptions; sys.exit(attach_to([sys.executable, '-c', {COUNTER!r}],"
+        f" LiveOptions(out={options.out!r}, workload='c')))"
     )
     return [sys.executable, "-c", script]
 
@@ -441,7 +500,11 @@ def conductor(options: LiveOptions) -> list[str]:
 def counting(options: LiveOptions) -> Iterator["subprocess.Popen[str]"]:
     """Tune `COUNTER` without a terminal until it has started."""
     process = subprocess.Popen(
-        conductor(options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        conductor(options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert process.stdout is not None
     try:
@@ -453,7 +516,9 @@ def counting(options: LiveOptions) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
-def test_each_signal_reaches_the_command_once(options: LiveOptions, send: Callable[[int, int], None]) -> None:
+def test_each_signal_reaches_the_command_once(
+    options: LiveOptions, send: Callable[[int, int], None]
+) -> None:
     """Pass signals to the conductor or its group to the command once."""
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
     with counting(options) as process:

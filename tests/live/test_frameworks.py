@@ -1,4 +1,6 @@
-"""Tests of unmodified trainings of HuggingFace Trainer and Lightning under ``commbench tune -- COMMAND``."""
+"""Tests of unmodified trainings of HuggingFace Trainer and Lightning under ``commbench tune --
+COMMAND``.
+"""
 
 import importlib.util
 import os
@@ -17,7 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.timeout(300)]
 TRAININGS = Path(__file__).parents[2] / "benchmarks" / "trainings"
 STEPS, TUNED = 90, 80
 SMALL = ("--width", "128", "--layers", "3", "--batch", "4")
-#: Each framework's package, its script, and what starts the ranks; Lightning starts its second rank itself.
+#: Each framework's package, its script, and what starts the ranks; Lightning starts its second rank
+#: itself.
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 FRAMEWORKS = {"transformers": ("trainer.py", TORCHRUN), "lightning": ("lightning_fit.py", ())}
 
@@ -27,7 +30,13 @@ def run(words: Sequence[str], directory: Path) -> subprocess.CompletedProcess[st
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, *words]
     return subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240, check=False
+        command,
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
 
 
@@ -45,7 +54,17 @@ def test_an_unmodified_training_is_tuned_and_ends_alike(framework: str, tmp_path
     training = [*start, str(TRAININGS / script), "--steps", str(STEPS), *SMALL]
     plain = run(training, tmp_path)
     assert 0 == plain.returncode, plain.stderr
-    tune = ["-m", "commbench", "tune", "--steps", str(TUNED), "--out", "tuned", "--", sys.executable]
+    tune = [
+        "-m",
+        "commbench",
+        "tune",
+        "--steps",
+        str(TUNED),
+        "--out",
+        "tuned",
+        "--",
+        sys.executable,
+    ]
     tuned = run([*tune, *training], tmp_path)
     assert 0 == tuned.returncode, tuned.stderr
     assert 1 == len(digests(plain.stdout) | digests(tuned.stdout))

@@ -1,4 +1,6 @@
-"""Tests of the run directory of a live tuning: what rank 0 writes, disk errors, and the conclusion."""
+"""Tests of the run directory of a live tuning: what rank 0 writes, disk errors, and the
+conclusion.
+"""
 
 import dataclasses
 import json
@@ -10,7 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
-from live_builders import OWN, STEPS_MS, make_blocks, make_live_run, make_options, open_run, simulate, with_cap
+from live_builders import (
+    OWN,
+    STEPS_MS,
+    make_blocks,
+    make_live_run,
+    make_options,
+    open_run,
+    simulate,
+    with_cap,
+)
 
 import commbench
 from commbench.ddp.plan.cases import CONFIRM
@@ -50,7 +61,9 @@ def run_script(out: Path, ending: str) -> int:
     """Run the script in a process; return its exit code."""
     folder = Path(__file__).resolve().parent
     code = SCRIPT.format(paths=[str(folder), str(folder.parent)])
-    return subprocess.run([sys.executable, "-c", code, str(out), ending], check=False, timeout=120).returncode
+    return subprocess.run(
+        [sys.executable, "-c", code, str(out), ending], check=False, timeout=120
+    ).returncode
 
 
 def test_a_run_is_read_like_any_other(tmp_path: Path) -> None:
@@ -59,9 +72,13 @@ def test_a_run_is_read_like_any_other(tmp_path: Path) -> None:
     make_live_run(out)
     run = load_run(out)
     assert ("complete", "") == (run.info["status"], run.info["reason"])
-    assert {"live": True, "workload": "train.py", "world_size": 2, "backend": "gloo", "model": 8_700_000} == (
-        run.info["plan"]
-    )
+    assert {
+        "live": True,
+        "workload": "train.py",
+        "world_size": 2,
+        "backend": "gloo",
+        "model": 8_700_000,
+    } == (run.info["plan"])
     assert OWN.key == run.info["baseline"]
     assert git_commit(Path(commbench.__file__).parent) == run.info["git_commit"]
     first, *others = run.training_rows
@@ -72,7 +89,9 @@ def test_a_run_is_read_like_any_other(tmp_path: Path) -> None:
     assert {0} == {loss.launch for loss in run.losses}
     ends = [record.block_at[-1] + record.block_steps for record in run.training_records]
     assert max(ends) - 1 == run.losses[-1].step
-    assert {"ddp.csv", "buckets.csv", "recommendation.json"} <= {file.name for file in out.iterdir()}
+    assert {"ddp.csv", "buckets.csv", "recommendation.json"} <= {
+        file.name for file in out.iterdir()
+    }
 
 
 def test_another_baseline_of_the_script_is_the_baseline(tmp_path: Path) -> None:
@@ -96,16 +115,22 @@ def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
     assert run.recommendation is not None
     assert 3 == run.recommendation.launches
     assert run.recommendation.blocks > 0
-    assert {3} == {row.launches for row in run.training_rows if row.bucket_cap_mb in {"default", "5"}}
+    assert {3} == {
+        row.launches for row in run.training_rows if row.bucket_cap_mb in {"default", "5"}
+    }
     assert {0, 1, 2} == {loss.launch for loss in run.losses}
 
 
 def test_a_script_with_another_setting_does_not_mix(tmp_path: Path) -> None:
-    """Refuse to continue if the script's setting changed, name both, and leave the run unchanged."""
+    """Refuse to continue if the script's setting changed, name both, and leave the run
+    unchanged.
+    """
     out = tmp_path / "mine"
     make_live_run(out)
     before = (out / "run.json").read_text()
-    with pytest.raises(InputError, match=r"own setting was default buckets .* now it is 5 MiB buckets"):
+    with pytest.raises(
+        InputError, match=r"own setting was default buckets .* now it is 5 MiB buckets"
+    ):
         open_run(out, own=with_cap("5"))
     assert before == (out / "run.json").read_text()
     make_live_run(out)  # the directory is free again
@@ -117,7 +142,9 @@ def test_a_launch_that_was_killed_is_ended_by_the_next(tmp_path: Path) -> None:
     run_script(out, "killed")
     make_live_run(out)
     run = load_run(out)
-    assert [("cut", "ended"), ("ok", "decided")] == [(e["status"], e["ending"]) for e in run.info["launches"]]
+    assert [("cut", "ended"), ("ok", "decided")] == [
+        (e["status"], e["ending"]) for e in run.info["launches"]
+    ]
     assert "complete" == run.info["status"]
 
 
@@ -166,7 +193,10 @@ def test_a_full_disk_stops_writing_and_nothing_else(
     assert conclusion is not None
     assert "change" == conclusion.verdict
     (line,) = capfd.readouterr().err.splitlines()
-    assert f"results are no longer written to {out}, and the training goes on: no space is left; make room." in line
+    assert (
+        f"results are no longer written to {out}, and the training goes on: no space is left; make"
+        " room." in line
+    )
     loaded = load_run(out)
     assert (1, "running") == (len(loaded.training_records), loaded.info["status"])
 
@@ -195,12 +225,17 @@ def test_a_script_that_ends_before_the_decision(tmp_path: Path, ending: str) -> 
     assert ("cut" if ending == "ended" else "running") == load_run(out).info["status"]
     lines = complete(make_options(out))
     run = load_run(out)
-    assert ("cut", "the training ended before the decision") == (run.info["status"], run.info["reason"])
+    assert ("cut", "the training ended before the decision") == (
+        run.info["status"],
+        run.info["reason"],
+    )
     assert ["ended"] == [entry["ending"] for entry in run.info["launches"]]
     assert run.recommendation is not None
     assert (12, "change") == (run.recommendation.blocks, run.recommendation.verdict)
     assert (out / "ddp.csv").exists()
-    assert lines[0].startswith("train.py on 2 ranks: change to 5 MiB buckets. In 12 fresh blocks of 1 launch 5 MiB ")
+    assert lines[0].startswith(
+        "train.py on 2 ranks: change to 5 MiB buckets. In 12 fresh blocks of 1 launch 5 MiB "
+    )
     assert "    bucket_cap_mb=5," in lines
     assert lines[-1].startswith(f"Results: {out}; ")
 
@@ -211,7 +246,9 @@ def test_a_complete_run_is_left_as_it_is(tmp_path: Path) -> None:
     make_live_run(out)
     before = {file.name: file.read_bytes() for file in out.iterdir() if file.name != ".lock"}
     assert "change to 5 MiB buckets" in complete(make_options(out))[0]
-    assert before == {file.name: file.read_bytes() for file in out.iterdir() if file.name != ".lock"}
+    assert before == {
+        file.name: file.read_bytes() for file in out.iterdir() if file.name != ".lock"
+    }
 
 
 def test_only_launches_of_the_command_are_its_conclusion(tmp_path: Path) -> None:
@@ -248,10 +285,15 @@ def test_a_run_without_a_comparison_says_so(tmp_path: Path) -> None:
     run = open_run(out)
     assert run.conclude("released", reason="the script uses join()") is None
     end(run)
-    assert "Tuning ended before anything was compared: the script uses join()." == complete(make_options(out))[0]
+    assert (
+        "Tuning ended before anything was compared: the script uses join()."
+        == complete(make_options(out))[0]
+    )
 
 
-def test_writing_takes_no_time_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_takes_no_time_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Return from every call while the disk is busy."""
     seconds = 0.2
     append = Store.append
@@ -275,13 +317,21 @@ def test_writing_takes_no_time_of_the_training(tmp_path: Path, monkeypatch: pyte
 def test_the_command_to_repeat(tmp_path: Path) -> None:
     """Print the command with its options, or the script's own command line."""
     for name, options in (
-        ("command", make_options(tmp_path / "command", steps=200, allow=("fp16",), accept_loss=True, then="stop")),
+        (
+            "command",
+            make_options(
+                tmp_path / "command", steps=200, allow=("fp16",), accept_loss=True, then="stop"
+            ),
+        ),
         ("script", make_options(tmp_path / "script", invocation="")),
     ):
         run = open_run(tmp_path / name, options=options)
         run.conclude("nothing")
         end(run)
-    argv = [json.loads((tmp_path / name / "run.json").read_text())["argv"] for name in ("command", "script")]
+    argv = [
+        json.loads((tmp_path / name / "run.json").read_text())["argv"]
+        for name in ("command", "script")
+    ]
     expected = "commbench tune --steps 200 --allow fp16 --accept-loss --then stop --out"
     expected = f"{expected} {tmp_path}/command -- torchrun train.py"
     assert [expected.split(), ["torchrun", "train.py"]] == argv

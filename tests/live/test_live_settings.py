@@ -10,14 +10,19 @@ torch = pytest.importorskip("torch")
 from commbench.live.settings import settings_of  # noqa: E402 - needs torch
 
 #: 106 elements with a gradient, 100 without.
-MODEL = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.Linear(8, 2), torch.nn.Linear(10, 10, bias=False))
+MODEL = torch.nn.Sequential(
+    torch.nn.Linear(10, 8), torch.nn.Linear(8, 2), torch.nn.Linear(10, 10, bias=False)
+)
 MODEL[2].requires_grad_(requires_grad=False)
 ALIGNED = "topk:0.1:chunk={}:exchange=aligned"
 
 
 @pytest.mark.parametrize("chunk", [106, 107, 206])
 def test_a_chunk_larger_than_the_model_is_not_tried(tmp_path: Path, chunk: int) -> None:
-    """Leave out a hook for which the model is too small, with one sentence; frozen parameters do not count."""
+    """Leave out a hook for which the model is too small, with one sentence.
+
+    Frozen parameters do not count.
+    """
     hook, sentences = ALIGNED.format(chunk), []
     options = make_options(tmp_path, allow=("none", "fp16", hook))
     settings = settings_of(OWN, MODEL, options, has_own_hook=False, show=sentences.append)

@@ -1,4 +1,6 @@
-"""Tests of live tuning on two real Gloo ranks: unchanged training, and models that are not tuned."""
+"""Tests of live tuning on two real Gloo ranks: unchanged training, and models that are not
+tuned.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +11,20 @@ from gloo_ranks import found_by, run_gloo_ranks
 
 pytest.importorskip("torch")
 
-#: Training loops, see `live_training`. By default one loop has several features; with ``--thorough`` each has its own.
+#: Training loops, see `live_training`. By default one loop has several features; with
+#: ``--thorough`` each has its own.
 WAYS = cases(
     ["plain", "accumulation_views_evaluation", "unused_views_own_hook", "zeroed_late_own_size"],
     [
-        *("views", "accumulation", "accumulation_views", "static_graph", "unused", "unused_views", "kept_views"),
+        *(
+            "views",
+            "accumulation",
+            "accumulation_views",
+            "static_graph",
+            "unused",
+            "unused_views",
+            "kept_views",
+        ),
         *("zeroed_late", "scaler", "own_hook", "evaluation", "own_size"),
     ],
 )
@@ -27,7 +38,9 @@ def check(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Check
     def run(name: str, *arguments: str) -> Any:
         store = tmp_path_factory.mktemp("live") / "store"
         return found_by(
-            run_gloo_ranks(forked_python, 2, "live_training.py", ":".join([name, *arguments]), store=store)
+            run_gloo_ranks(
+                forked_python, 2, "live_training.py", ":".join([name, *arguments]), store=store
+            )
         )[name]
 
     return run
@@ -56,8 +69,13 @@ def test_several_settings_are_tried_and_nothing_stays(compared: Any, way: str) -
 
 
 def test_every_live_switch_is_tried(compared: Any) -> None:
-    """Turn each switch in some training; in a short one beside a busy core not every setting has its turn."""
-    assert {"bucket_view", "batched_grad_copy"} == {switch for way in WAYS for switch in compared[way]["switches"]}
+    """Turn each switch in some training.
+
+    In a short one beside a busy core not every setting has its turn.
+    """
+    assert {"bucket_view", "batched_grad_copy"} == {
+        switch for way in WAYS for switch in compared[way]["switches"]
+    }
 
 
 def test_accumulation_and_batch_are_noticed(compared: Any) -> None:
@@ -68,10 +86,14 @@ def test_accumulation_and_batch_are_noticed(compared: Any) -> None:
 
 
 def test_hooks_are_tried_only_by_name(check: Check) -> None:
-    """Try FP16, top-k and a file's hook next to bucket sizes, and flush residuals so that training stays close."""
+    """Try FP16, top-k and a file's hook next to bucket sizes, and flush residuals so that training
+    stays close.
+    """
     outcome = check("compressed")
     failed = [(hook, reason) for hook, status, reason in outcome["statuses"] if status == "failed"]
-    assert [("file_hooks.py:make_nothing", True)] == [(hook, "no state" in reason) for hook, reason in failed]
+    assert [("file_hooks.py:make_nothing", True)] == [
+        (hook, "no state" in reason) for hook, reason in failed
+    ]
     assert ["file_hooks.py:make_pair", "ok", ""] in outcome["statuses"]
     assert outcome["settings"] > 6
     assert 0 < outcome["apart"] < 0.2
@@ -81,10 +103,12 @@ def test_models_are_tuned_one_by_one(check: Check) -> None:
     """End tuning the first of two models when the second trains, and tune that one."""
     outcome = check("in_turn")
     for name in ("sequential", "alternating"):
-        assert any("another DDP model of the script trains" in line for line in outcome[name]["messages"])
-        assert 1 == sum(line.startswith("commbench: tuning Net") for line in outcome[name]["messages"]) - (
-            name == "sequential"
+        assert any(
+            "another DDP model of the script trains" in line for line in outcome[name]["messages"]
         )
+        assert 1 == sum(
+            line.startswith("commbench: tuning Net") for line in outcome[name]["messages"]
+        ) - (name == "sequential")
         assert 0 == outcome[name]["left"]
         assert outcome[name]["restored"]
 

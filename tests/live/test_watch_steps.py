@@ -7,7 +7,16 @@ import pytest
 pytest.importorskip("torch")
 
 from commbench.live.boundaries import Step
-from commbench.live.watch_steps import BACKWARD, BROADCAST, EXPOSED, FORWARD, OPTIMIZER, STEP, Collected, split_step
+from commbench.live.watch_steps import (
+    BACKWARD,
+    BROADCAST,
+    EXPOSED,
+    FORWARD,
+    OPTIMIZER,
+    STEP,
+    Collected,
+    split_step,
+)
 
 MS = 1_000_000
 
@@ -45,15 +54,26 @@ BEFORE = make_step(0, [0], [(4, 10)], [(11, 13)])
 
 
 def test_a_step_lasts_from_one_exchange_to_the_next() -> None:
-    """Count the optimiser after the exchange, the next passes, and leave 3 ms of loading data and the like."""
+    """Count the optimiser after the exchange, the next passes, and leave 3 ms of loading data and
+    the like.
+    """
     found = parts(BEFORE, make_step(1, [15], [(20, 30)]), last_gradient=26)
     assert 20 == found[STEP]
-    assert (5, 6, 4, 2, 0) == (found[FORWARD], found[BACKWARD], found[EXPOSED], found[OPTIMIZER], found[BROADCAST])
+    assert (5, 6, 4, 2, 0) == (
+        found[FORWARD],
+        found[BACKWARD],
+        found[EXPOSED],
+        found[OPTIMIZER],
+        found[BROADCAST],
+    )
     assert 3 == found[STEP] - sum(found[STEP + 1 :])
 
 
 def test_accumulated_passes_count_together() -> None:
-    """Sum passes, and take exposed communication from the last backward pass alone; gaps between passes are no part."""
+    """Sum passes, and take exposed communication from the last backward pass alone.
+
+    Gaps between passes are no part.
+    """
     step = make_step(1, [14, 24], [(16, 20), (27, 33)])
     found = parts(BEFORE, step, last_gradient=32)
     assert (5, 9, 1, 2) == (found[FORWARD], found[BACKWARD], found[EXPOSED], found[OPTIMIZER])

@@ -1,4 +1,6 @@
-"""Trainings on two real Gloo ranks that are watched: they end as without it, and their steps are explained."""
+"""Trainings on two real Gloo ranks that are watched: they end as without it, and their steps are
+explained.
+"""
 
 import os
 import subprocess
@@ -16,7 +18,10 @@ from commbench.results import load_run
 pytest.importorskip("torch")
 
 #: Ways to write a training loop, see `live_training`.
-WAYS = cases(["plain", "accumulation", "own_hook", "late", "unused"], ["views", "zeroed_late", "scaler", "evaluation"])
+WAYS = cases(
+    ["plain", "accumulation", "own_hook", "late", "unused"],
+    ["views", "zeroed_late", "scaler", "evaluation"],
+)
 #: An unmodified training of 60 steps on two ranks.
 SCRIPT = """
 import torch, torch.distributed as dist
@@ -38,11 +43,16 @@ Start = Callable[[str], tuple[Path, list[tuple[int, str, str]]]]
 
 @pytest.fixture(scope="module")
 def start(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """``start(check)``: run a check of `live_training` on two ranks; return its directory, and how each rank ended."""
+    """``start(check)``: run a check of `live_training` on two ranks.
+
+    Return its directory, and how each rank ended.
+    """
 
     def run(check: str) -> tuple[Path, list[tuple[int, str, str]]]:
         store = tmp_path_factory.mktemp("watched") / "store"
-        return store.parent, run_gloo_ranks(forked_python, 2, "live_training.py", check, store=store)
+        return store.parent, run_gloo_ranks(
+            forked_python, 2, "live_training.py", check, store=store
+        )
 
     return run
 
@@ -55,14 +65,19 @@ def watched(start: Start) -> Any:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_parameters_end_to_the_bit_as_without_watching(watched: Any, way: str) -> None:
-    """Compare parameters and buffers on both ranks, and find nothing of the watching in the training afterwards."""
+    """Compare parameters and buffers on both ranks, and find nothing of the watching in the
+    training afterwards.
+    """
     assert watched[way]["same"]
     assert not watched[way]["left"]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_all_steps_have_parts_that_add_up(watched: Any, way: str) -> None:
-    """Find each step that was asked for in the run; every part of it took some time, and together they are the step."""
+    """Find each step that was asked for in the run.
+
+    Every part of it took some time, and together they are the step.
+    """
     found = watched[way]
     assert 80 == found["steps"]
     assert len(found["parts"]) == 6
@@ -72,10 +87,15 @@ def test_all_steps_have_parts_that_add_up(watched: Any, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_hook_of_the_script_stays(watched: Any, way: str) -> None:
-    """Keep the script's own hook, and say that buckets are not timed then; time each bucket otherwise."""
+    """Keep the script's own hook, and say that buckets are not timed then.
+
+    Time each bucket otherwise.
+    """
     found, is_own = watched[way], way == "own_hook"
     assert [["fp16_compress_hook"] if is_own else []] * 2 == found["hooks"]
-    assert is_own == ("the script has a communication hook of its own, which stays" in found["messages"])
+    assert is_own == (
+        "the script has a communication hook of its own, which stays" in found["messages"]
+    )
     assert is_own != found["buckets"], found["messages"]
 
 
@@ -85,32 +105,60 @@ def test_accumulation_is_noticed(watched: Any) -> None:
 
 
 def test_a_rank_that_waits_for_its_data_is_named(watched: Any) -> None:
-    """Find the waiting in the part that names loading data, and the rank that waits as the straggler."""
+    """Find the waiting in the part that names loading data, and the rank that waits as the
+    straggler.
+    """
     parts = watched["late"]["parts"]
     assert max(parts, key=parts.__getitem__).startswith("other, such as loading data")
     assert 1 == watched["late"]["straggler"]
 
 
 def test_a_killed_rank_ends_the_training_as_without_watching(start: Start) -> None:
-    """Let the other rank end by the same error when a rank is killed, and keep the blocks that were over."""
+    """Let the other rank end by the same error when a rank is killed, and keep the blocks that were
+    over.
+    """
     _, alone = start("killed:alone")
     directory, watched = start("killed:watched")
     assert [status for status, _, _ in alone] == [status for status, _, _ in watched]
     errors = [ranks[0][2].splitlines()[-1] for ranks in (alone, watched)]
     assert all("RuntimeError: " in error and "gloo" in error for error in errors), errors
     run = load_run(directory / "run-killed")
-    assert ("cut", "the training ended before all steps were watched") == (run.info["status"], run.info["reason"])
+    assert ("cut", "the training ended before all steps were watched") == (
+        run.info["status"],
+        run.info["reason"],
+    )
     assert 20 == len(run.training_records[-1].step_ms)
 
 
 @pytest.mark.mpi
 @pytest.mark.timeout(300)
 def test_a_command_is_watched_to_its_end(tmp_path: Path) -> None:
-    """Run an unmodified script under torchrun: its output and exit code stay, and stderr says where the steps go."""
+    """Run an unmodified script under torchrun: its output and exit code stay, and stderr says where
+    the steps go.
+    """
     (tmp_path / "train.py").write_text(SCRIPT)
-    training = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    training = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "train.py",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "commbench", "watch", "--steps", "20", "--out", "mine", "--", *training],
+        [
+            sys.executable,
+            "-m",
+            "commbench",
+            "watch",
+            "--steps",
+            "20",
+            "--out",
+            "mine",
+            "--",
+            *training,
+        ],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -123,6 +171,8 @@ def test_a_command_is_watched_to_its_end(tmp_path: Path) -> None:
     assert "on average over 20 steps" in done.stderr
     run = load_run(tmp_path / "mine")
     assert ("watch", "complete") == (run.info["suite"], run.info["status"])
-    assert ["commbench", "watch", "--steps", "20", "--out", "mine", "--", *training] == [*run.info["argv"]]
+    assert ["commbench", "watch", "--steps", "20", "--out", "mine", "--", *training] == [
+        *run.info["argv"]
+    ]
     assert 1 == len(run.training_rows)
     assert run.bucket_rows

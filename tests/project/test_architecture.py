@@ -1,4 +1,6 @@
-"""Tests that the code has the structure of docs/architecture.md: layers, no circles, few imports inside functions."""
+"""Tests that the code has the structure of docs/architecture.md: layers, no circles, few imports
+inside functions.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,29 @@ LATE_IMPORTS = {
     ("ddp.inspect", "hooks.from_file"): "imports torch, whose absence is stated first",
     ("ddp.inspect", "ddp.workloads"): "imports torch, whose absence is stated first",
     ("ddp.workloads", "ddp.workloads.replay"): "compiles with numba, which only traces need",
-    ("hooks.chunks", "hooks.compression.kernels"): "compiles with numba, which only sparse hooks need",
+    (
+        "hooks.chunks",
+        "hooks.compression.kernels",
+    ): "compiles with numba, which only sparse hooks need",
     ("hooks.quantisers", "hooks.compression.cuda_quantisation"): "needs cupy, which only GPUs need",
-    ("hooks.quantisers", "hooks.compression.quantisation"): "compiles with numba, which only the hook int8 needs",
+    (
+        "hooks.quantisers",
+        "hooks.compression.quantisation",
+    ): "compiles with numba, which only the hook int8 needs",
     ("hooks.selectors", "hooks.compression.cuda"): "needs cupy, which only GPUs need",
-    ("hooks.selectors", "hooks.compression.selection"): "compiles with numba, which only sparse hooks need",
+    (
+        "hooks.selectors",
+        "hooks.compression.selection",
+    ): "compiles with numba, which only sparse hooks need",
     ("launch.probe", "backends.mpi_control"): "starts MPI",
     ("launch.rank", "ddp.devices"): "a rank that measures collectives loads no torch",
     ("launch.rank", "ddp.session"): "a rank that measures collectives loads no torch",
     ("live.session", "live.director"): "only rank 0 decides and writes",
     ("live.session", "live.watch_director"): "only rank 0 decides and writes",
-    ("live.site.sitecustomize", "live.attach"): "a process that makes no DDP model loads nothing of commbench",
+    (
+        "live.site.sitecustomize",
+        "live.attach",
+    ): "a process that makes no DDP model loads nothing of commbench",
     ("report.page.writing", "report.figures"): "printing a table draws no figure",
     ("cli.predict", "report.figures.rates"): "printing a table draws no figure",
 }
@@ -53,7 +67,9 @@ LATE_LIBRARIES = {
 
 
 def module_name(file: Path) -> str:
-    """Return a file's module below commbench: ``engine.measure``, ``engine`` for its ``__init__``."""
+    """Return a file's module below commbench: ``engine.measure``, ``engine`` for its
+    ``__init__``.
+    """
     parts = file.relative_to(ROOT / "commbench").with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -61,11 +77,17 @@ def module_name(file: Path) -> str:
 @functools.cache
 def modules() -> dict[str, ast.Module]:
     """Return the modules of commbench by name."""
-    return {module_name(file): ast.parse(file.read_text("utf-8")) for file in (ROOT / "commbench").rglob("*.py")}
+    return {
+        module_name(file): ast.parse(file.read_text("utf-8"))
+        for file in (ROOT / "commbench").rglob("*.py")
+    }
 
 
 def imports_of(tree: ast.AST, *, is_inside: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield the imports of a module, and whether they are inside a function; without imports for types only."""
+    """Yield the imports of a module, and whether they are inside a function.
+
+    Without imports for types only.
+    """
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, (ast.stmt, ast.excepthandler, ast.match_case)):
             continue  # an expression imports nothing
@@ -76,7 +98,9 @@ def imports_of(tree: ast.AST, *, is_inside: bool = False) -> Iterator[tuple[str,
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                is_module = name.removeprefix("commbench.") in modules() or node.module == "commbench"
+                is_module = (
+                    name.removeprefix("commbench.") in modules() or node.module == "commbench"
+                )
                 yield (name if is_module else node.module), is_inside
         is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         yield from imports_of(node, is_inside=is_inside or is_function)
@@ -85,7 +109,11 @@ def imports_of(tree: ast.AST, *, is_inside: bool = False) -> Iterator[tuple[str,
 @functools.cache
 def all_imports() -> set[tuple[str, str, bool]]:
     """Return (module, imported module, whether inside a function) of all modules."""
-    return {(module, name, is_inside) for module, tree in modules().items() for name, is_inside in imports_of(tree)}
+    return {
+        (module, name, is_inside)
+        for module, tree in modules().items()
+        for name, is_inside in imports_of(tree)
+    }
 
 
 def test_no_circle_among_modules() -> None:
@@ -102,9 +130,15 @@ def test_no_circle_among_modules() -> None:
 
 
 def test_imports_inside_functions_are_listed() -> None:
-    """Find inside functions exactly the listed modules of commbench, and only the listed libraries."""
+    """Find inside functions exactly the listed modules of commbench, and only the listed
+    libraries.
+    """
     inside = {(module, name) for module, name, is_inside in all_imports() if is_inside}
-    own = {(module, name.removeprefix("commbench.")) for module, name in inside if name.startswith("commbench")}
+    own = {
+        (module, name.removeprefix("commbench."))
+        for module, name in inside
+        if name.startswith("commbench")
+    }
     assert sorted(LATE_IMPORTS) == sorted(own)
     assert set(LATE_LIBRARIES) == {name.split(".")[0] for _, name in inside} - {"commbench"}
 
@@ -114,21 +148,34 @@ def test_the_page_names_code_that_exists(module: str, name: str) -> None:
     """Find each function, class or method that docs/architecture.md names."""
     node: ast.AST | None = modules()[module]
     for part in name.split("."):
-        node = next((child for child in getattr(node, "body", ()) if getattr(child, "name", "") == part), None)
+        node = next(
+            (child for child in getattr(node, "body", ()) if getattr(child, "name", "") == part),
+            None,
+        )
     assert node is not None
 
 
 def test_both_walks_have_their_hops() -> None:
     """Name at least ten places of the code on each walk of docs/architecture.md."""
-    walks = [section for section in PAGE.split("\n## ") if " becomes a " in section.partition("\n")[0]]
-    assert [True, True] == [len(re.findall(r"`[a-z_.]+:[A-Za-z_.]+`", walk)) >= 10 for walk in walks]
+    walks = [
+        section for section in PAGE.split("\n## ") if " becomes a " in section.partition("\n")[0]
+    ]
+    assert [True, True] == [
+        len(re.findall(r"`[a-z_.]+:[A-Za-z_.]+`", walk)) >= 10 for walk in walks
+    ]
 
 
 def test_the_diagram_is_the_import_contract() -> None:
     """Draw in docs/architecture.md the layers of setup.cfg, top to bottom."""
     diagram = PAGE.split("## Packages")[1].split("```")[1]
-    drawn = [re.split(r"\s{2,}", line[:48].strip()) for line in diagram.splitlines() if re.search(r"\w", line)]
+    drawn = [
+        re.split(r"\s{2,}", line[:48].strip())
+        for line in diagram.splitlines()
+        if re.search(r"\w", line)
+    ]
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     layers = setup["importlinter:contract:layers"]["layers"].split("\n")
-    assert [sorted(layer.split(" : ")) for layer in layers if layer] == [sorted(names) for names in drawn]
+    assert [sorted(layer.split(" : ")) for layer in layers if layer] == [
+        sorted(names) for names in drawn
+    ]

@@ -35,13 +35,18 @@ def self_check(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
 
 @pytest.fixture
 def run_benchmark(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunBenchmark:
-    """Return a function that runs a benchmark script; skip the test without a core for each of its two ranks."""
+    """Return a function that runs a benchmark script.
+
+    Skip the test without a core for each of its two ranks.
+    """
     if mpirun.slots() < 2:
         pytest.skip("needs two CPUs")
 
     def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(BENCHMARKS / name), *map(str, arguments)]
-        return subprocess.run(command, env=mpi_environment, capture_output=True, text=True, timeout=200, check=False)
+        return subprocess.run(
+            command, env=mpi_environment, capture_output=True, text=True, timeout=200, check=False
+        )
 
     return run
 
@@ -50,13 +55,20 @@ def fake_launch(accuracy: ModuleType, native_us: float) -> dict[str, Any]:
     """Return the report of rank 0 for 2 us in C and 5 us in Python."""
     times = {"c": 2.0, "native": native_us, "python": 5.0}
     frozen = {"warmups": 1, "batch": 4}
-    return {"cases": [{"case": case.key, "frozen": frozen, "time_us": times} for case in accuracy.SWEEP.cases(2)]}
+    return {
+        "cases": [
+            {"case": case.key, "frozen": frozen, "time_us": times}
+            for case in accuracy.SWEEP.cases(2)
+        ]
+    }
 
 
 def test_drift_affects_loops_equally(accuracy: ModuleType) -> None:
     """Give C and native the same number of chunks at the same mean position."""
     order = [name for number in range(4) for name in accuracy.chunk_order(number)]
-    places = {name: [place for place, loop in enumerate(order) if loop == name] for name in accuracy.LOOPS}
+    places = {
+        name: [place for place, loop in enumerate(order) if loop == name] for name in accuracy.LOOPS
+    }
     assert [8, 8, 4] == [len(places[name]) for name in accuracy.LOOPS]
     assert sum(places["c"]) == sum(places["native"])
 
@@ -80,19 +92,33 @@ def test_the_interval_decides(accuracy: ModuleType, native_us: list[float], with
 
 def test_runs_take_turns(self_check: ModuleType) -> None:
     """Order launches as ABBA."""
-    assert [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)] == self_check.launch_order(3)
+    assert [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)] == self_check.launch_order(
+        3
+    )
 
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
-def test_accuracy_compares_the_loops_on_real_ranks(tmp_path: Path, run_benchmark: RunBenchmark) -> None:
+def test_accuracy_compares_the_loops_on_real_ranks(
+    tmp_path: Path, run_benchmark: RunBenchmark
+) -> None:
     """Build the C loop, time all cases with all loops, and write every documented field."""
     options = ("--launches", 1, "--rounds", 2, "--chunk", 50, "--out", tmp_path / "out")
     done = run_benchmark("accuracy.py", *options)
     assert 1 == done.returncode, done.stderr  # one launch gives no interval
     facts = json.loads((tmp_path / "out" / "accuracy.json").read_text())
-    promised = {"schema", "argv", "started", "git_commit", "environment", "ranks", "tolerance", "within", "cases"}
+    promised = {
+        "schema",
+        "argv",
+        "started",
+        "git_commit",
+        "environment",
+        "ranks",
+        "tolerance",
+        "within",
+        "cases",
+    }
     assert promised | {"launches"} == set(facts)
     assert {"hosts", "versions", "variables", "mpi_library"} == set(facts["environment"])
     rows = facts["cases"]
@@ -101,7 +127,9 @@ def test_accuracy_compares_the_loops_on_real_ranks(tmp_path: Path, run_benchmark
         (row["operation"], row["message_bytes"]) for row in rows
     ]
     assert all(row["ratio"] > 0 for row in rows)
-    assert all({"c", "native", "python"} == set(case["time_us"]) for case in facts["launches"][0]["cases"])
+    assert all(
+        {"c", "native", "python"} == set(case["time_us"]) for case in facts["launches"][0]["cases"]
+    )
     assert 1 + len(rows) == len((tmp_path / "out" / "accuracy.csv").read_text().splitlines())
 
 

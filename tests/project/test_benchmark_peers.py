@@ -31,8 +31,12 @@ def test_the_mean_over_ranks_is_read(peers: ModuleType) -> None:
     assert {("all_reduce", 1024): 2.0} == peers.times_of(IMB, "imb.txt", None)
 
 
-@pytest.mark.parametrize(("factor", "is_close"), [(1.0, True), (1.04, True), (1.2, False), (0.8, False)])
-def test_a_ratio_beyond_the_tolerance_is_found(peers: ModuleType, factor: float, is_close: bool) -> None:
+@pytest.mark.parametrize(
+    ("factor", "is_close"), [(1.0, True), (1.04, True), (1.2, False), (0.8, False)]
+)
+def test_a_ratio_beyond_the_tolerance_is_found(
+    peers: ModuleType, factor: float, is_close: bool
+) -> None:
     """Call a planted factor beyond 5 % different, and no smaller one."""
     theirs = [{("latency", 8): 1.0 + 0.001 * number} for number in range(8)]
     ours = [{key: factor * time_us for key, time_us in times.items()} for times in theirs]

@@ -1,4 +1,6 @@
-"""Tests that the pages agree with the code: columns, commands, options, exit codes, targets and links."""
+"""Tests that the pages agree with the code: columns, commands, options, exit codes, targets and
+links.
+"""
 
 import html
 import importlib.util
@@ -27,12 +29,19 @@ from commbench.ddp.workloads import TRACE, WORKLOADS
 from commbench.hooks.registry import HOOKS, parse_hook
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("*/README.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("*/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 GROUP: Any = typer.main.get_command(app)
 #: Every command by the words that call it: ("run",), ("lab", "run").
 LEAVES = {
     (*path, name): command
-    for path, group in [((), GROUP), *(((n,), c) for n, c in GROUP.commands.items() if hasattr(c, "commands"))]
+    for path, group in [
+        ((), GROUP),
+        *(((n,), c) for n, c in GROUP.commands.items() if hasattr(c, "commands")),
+    ]
     for name, command in group.commands.items()
     if not hasattr(command, "commands")
 }
@@ -76,16 +85,24 @@ def test_every_field_of_kept_runs_is_described() -> None:
 
 
 def figures() -> list[Any]:
-    """Return the names of the drawings; the search for break-even rates takes longer than all others together."""
+    """Return the names of the drawings.
+
+    The search for break-even rates takes longer than all others together.
+    """
     if not importlib.util.find_spec("torch"):
         return []
     names = [*load_generator().FIGURES, *load_generator().DRAWN]
-    return [pytest.param(name, marks=[pytest.mark.slow] if name == "break_even.png" else []) for name in names]
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "break_even.png" else [])
+        for name in names
+    ]
 
 
 @pytest.mark.parametrize("name", figures())
 def test_figures_are_drawn_from_kept_runs(name: str) -> None:
-    """Find the drawings of docs/generate.py in docs/figures, except for a few pixels that depend on libraries."""
+    """Find the drawings of docs/generate.py in docs/figures, except for a few pixels that depend on
+    libraries.
+    """
     from matplotlib.image import imread
 
     generator = load_generator()
@@ -96,7 +113,9 @@ def test_figures_are_drawn_from_kept_runs(name: str) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_pictures_of_the_page_show_todays_page(theme: str) -> None:
-    """Find the digest of the first screen, as it would be written now, in each picture of a page."""
+    """Find the digest of the first screen, as it would be written now, in each picture of a
+    page.
+    """
     generator = load_generator()
     pictures = generator.pictures
     picture = pictures.FOLDER / f"page-{theme}.png"
@@ -108,7 +127,10 @@ def test_pictures_of_the_page_show_todays_page(theme: str) -> None:
 
 def test_a_page_that_changes_has_another_digest(tmp_path: Path) -> None:
     """Find a picture of a page stale when the verdict of the run changes."""
-    pictures, run = load_generator().pictures, load_generator().newest(load_generator().pictures.SHOWN)
+    pictures, run = (
+        load_generator().pictures,
+        load_generator().newest(load_generator().pictures.SHOWN),
+    )
     other = tmp_path / run.name
     shutil.copytree(run, other)
     text = (other / "recommendation.json").read_text()
@@ -121,15 +143,24 @@ def test_a_page_that_changes_has_another_digest(tmp_path: Path) -> None:
 def test_every_figure_is_made_by_a_program() -> None:
     """Leave no file in docs/figures that nothing writes, and show each of them on a page."""
     generator = load_generator()
-    made = {*generator.FIGURES, *generator.DRAWN, *(f"page-{theme}.png" for theme in generator.pictures.THEMES)}
+    made = {
+        *generator.FIGURES,
+        *generator.DRAWN,
+        *(f"page-{theme}.png" for theme in generator.pictures.THEMES),
+    }
     casts = {cast.name for cast in generator.FOLDER.glob("*.cast")}
     made |= {name.replace(".cast", ".svg") for name in casts}
     assert made | casts == {path.name for path in generator.FOLDER.iterdir()}
-    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    pages = "".join(
+        page.read_text(encoding="utf-8")
+        for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    )
     assert [] == sorted(name for name in made if f"figures/{name}" not in pages)
 
 
-@pytest.mark.parametrize("cast", sorted((ROOT / "docs").rglob("*.cast")), ids=lambda cast: cast.name)
+@pytest.mark.parametrize(
+    "cast", sorted((ROOT / "docs").rglob("*.cast")), ids=lambda cast: cast.name
+)
 def test_terminals_are_drawn_from_recordings(cast: Path) -> None:
     """Draw each kept recording as its SVG, which ends with what the command printed last."""
     pytest.importorskip("pyte")
@@ -162,7 +193,9 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path, planted: str) -
         page.write(f"\n{planted}\n")
     command = [str(mkdocs), "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=docs.parent, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=docs.parent, env=environment, capture_output=True, text=True, check=False
+    )
     assert bool(planted) == (done.returncode != 0), done.stderr
     assert (tmp_path / "site" / "commands.html").exists() or planted
 
@@ -172,11 +205,15 @@ def test_every_command_and_option_has_help(path: tuple[str, ...]) -> None:
     """Leave no command, argument or option unexplained."""
     command = LEAVES[path]
     assert command.help
-    assert [] == [parameter.name for parameter in command.params if not getattr(parameter, "help", None)]
+    assert [] == [
+        parameter.name for parameter in command.params if not getattr(parameter, "help", None)
+    ]
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_help_of_every_command_ends_with_examples(path: tuple[str, ...], commbench: Command) -> None:
+def test_help_of_every_command_ends_with_examples(
+    path: tuple[str, ...], commbench: Command
+) -> None:
     """Show each command at work in its own help, with options that exist."""
     lines = [line for line, _ in EXAMPLES[" ".join(path)]]
     assert [] == [line for line in lines if line not in commbench(f"{' '.join(path)} --help").out]
@@ -186,18 +223,26 @@ def test_help_of_every_command_ends_with_examples(path: tuple[str, ...], commben
 
 
 def test_hooks_and_workloads_in_pages_exist() -> None:
-    """Name among the options only hooks that can be swept, and every workload that comes with commbench."""
+    """Name among the options only hooks that can be swept, and every workload that comes with
+    commbench.
+    """
     options = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").splitlines()
     line = next(line for line in options if line.startswith("| `--hook` |"))
     hooks = re.findall(r"`([\w:.]+)`", line)
     assert {*HOOKS, "FILE.py:CALLABLE"} == {parse_hook(hook)["hook"] for hook in hooks}
     line = next(line for line in options if line.startswith("| `--workload` |"))
-    missing = [name for name in (*WORKLOADS, *(f"{TRACE}{trace}" for trace in SHIPPED)) if f"`{name}`" not in line]
+    missing = [
+        name
+        for name in (*WORKLOADS, *(f"{TRACE}{trace}" for trace in SHIPPED))
+        if f"`{name}`" not in line
+    ]
     assert [] == missing
 
 
 def test_exit_codes_are_those_of_the_exceptions() -> None:
-    """State the meaning of the exit code of every exception, of 0, of a regression and of the signals."""
+    """State the meaning of the exit code of every exception, of 0, of a regression and of the
+    signals.
+    """
     classes = [each for each in vars(errors).values() if isinstance(each, type)]
     raised = {each.exit_code for each in classes if issubclass(each, errors.CommbenchError)}
     assert raised | {0, 5, 129, 130, 141, 143} == set(errors.EXIT_CODES)
@@ -208,8 +253,15 @@ def test_make_targets_in_pages_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
     phony = set(re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split())
-    texts = [*(page.read_text(encoding="utf-8") for page in PAGES), (ROOT / ".ci/run").read_text(encoding="utf-8")]
-    named = {target for text in texts for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)}
+    texts = [
+        *(page.read_text(encoding="utf-8") for page in PAGES),
+        (ROOT / ".ci/run").read_text(encoding="utf-8"),
+    ]
+    named = {
+        target
+        for text in texts
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)
+    }
     assert phony == targets
     assert set() == named - targets
 

@@ -1,4 +1,6 @@
-"""Tests of the registry of reasons: every code is registered and used, and causes are told apart by code."""
+"""Tests of the registry of reasons: every code is registered and used, and causes are told apart by
+code.
+"""
 
 import re
 from pathlib import Path
@@ -8,11 +10,17 @@ import pytest
 import commbench
 from commbench.errors import SENTENCES, Reason, UnsupportedError, shared_cause
 
-SOURCES = [path.read_text() for path in Path(commbench.__file__).parent.rglob("*.py") if path.name != "errors.py"]
+SOURCES = [
+    path.read_text()
+    for path in Path(commbench.__file__).parent.rglob("*.py")
+    if path.name != "errors.py"
+]
 
 
 def test_every_code_is_used() -> None:
-    """Name every registered code somewhere in the package, "stated" apart, which `Reason.stated` sets."""
+    """Name every registered code somewhere in the package, "stated" apart, which `Reason.stated`
+    sets.
+    """
     text = "".join(SOURCES)
     assert [] == [code for code in SENTENCES if code != "stated" and f'"{code}"' not in text]
 
@@ -26,7 +34,9 @@ def test_every_code_is_registered() -> None:
 
 
 def test_an_unregistered_code_raises() -> None:
-    """Refuse a code without a sentence, and a sentence without its parameters, when the reason is made."""
+    """Refuse a code without a sentence, and a sentence without its parameters, when the reason is
+    made.
+    """
     with pytest.raises(KeyError, match="no_such_code"):
         UnsupportedError("no_such_code")
     with pytest.raises(KeyError, match="timeout_s"):
@@ -36,8 +46,15 @@ def test_an_unregistered_code_raises() -> None:
 def test_reasons_with_a_code_share_a_cause() -> None:
     """Compare by code, but by sentence if the reason has no code or quotes an error."""
     large, larger = (
-        str(Reason(code="message_too_large", parameters={"backend": "mpi", "most": 7, "elements": n})) for n in (8, 9)
+        str(
+            Reason(
+                code="message_too_large", parameters={"backend": "mpi", "most": 7, "elements": n}
+            )
+        )
+        for n in (8, 9)
     )
     assert shared_cause("message_too_large", large) == shared_cause("message_too_large", larger)
     assert shared_cause("", large) != shared_cause("", larger)
-    assert shared_cause("library_refused", "ValueError: x") != shared_cause("library_refused", "OSError: y")
+    assert shared_cause("library_refused", "ValueError: x") != shared_cause(
+        "library_refused", "OSError: y"
+    )

@@ -1,4 +1,6 @@
-"""Tests of the recipes of docs/extending.md: each is applied to a copy of the package, and its result is used."""
+"""Tests of the recipes of docs/extending.md: each is applied to a copy of the package, and its
+result is used.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from commbench.hooks.registry import make_hook
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 #: A step of a recipe: the line that says what to do with a file, and the code.
-STEP = re.compile(r"^((?:New file|Append to|Import in) `[^\n]*):\n\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+STEP = re.compile(
+    r"^((?:New file|Append to|Import in) `[^\n]*):\n\n```python\n(.*?)^```",
+    re.MULTILINE | re.DOTALL,
+)
 INSTRUCTION = re.compile(
     r"(?P<action>New file|Append to|Import in) (?:`(?P<name>\w+)` in )?"
     r"`(?P<file>[\w./]+\.py)`(?:, after `(?P<after>\w+)`)?"
@@ -68,7 +73,11 @@ class Copy:
         if step["name"]:
             file.write_text(with_element(source, step["name"], code, after=step["after"]))
         elif step["action"] == "Import in":
-            last = max(node.end_lineno or 0 for node in ast.parse(source).body if isinstance(node, ast.ImportFrom))
+            last = max(
+                node.end_lineno or 0
+                for node in ast.parse(source).body
+                if isinstance(node, ast.ImportFrom)
+            )
             lines = source.splitlines(keepends=True)
             file.write_text("".join([*lines[:last], code, *lines[last:]]))
         else:
@@ -80,14 +89,36 @@ class Copy:
         environ["PATH"] = f"{path}:{environ['PATH']}" if path else environ["PATH"]
         python = [sys.executable, *command]
         done = subprocess.run(
-            python, cwd=self.folder, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            python,
+            cwd=self.folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
         assert not done.returncode, done.stderr + done.stdout
         return done.stdout
 
-    def measure(self, *options: str, role: str = "rank", path: Path | None = None) -> list[dict[str, str]]:
-        """Return the rows of a run with these options, by default on this process as the only rank."""
-        self.run("-m", "commbench", "run", *options, "--sizes", "1K", "--role", role, "--out", "out", path=path)
+    def measure(
+        self, *options: str, role: str = "rank", path: Path | None = None
+    ) -> list[dict[str, str]]:
+        """Return the rows of a run with these options, by default on this process as the only
+        rank.
+        """
+        self.run(
+            "-m",
+            "commbench",
+            "run",
+            *options,
+            "--sizes",
+            "1K",
+            "--role",
+            role,
+            "--out",
+            "out",
+            path=path,
+        )
         with (self.folder / "out" / "collectives.csv").open(newline="") as table:
             return list(csv.DictReader(table))
 
@@ -97,8 +128,12 @@ def with_element(source: str, name: str, code: str, *, after: str | None) -> str
     values = [
         node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else node.iter
         for node in ast.walk(ast.parse(source))
-        for target in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
-        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.For)) and isinstance(target, ast.Name) and target.id == name
+        for target in (
+            node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        )
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.For))
+        and isinstance(target, ast.Name)
+        and target.id == name
     ]
     (value,) = values
     while not isinstance(value, (ast.Tuple, ast.Dict, ast.List)):
@@ -110,7 +145,9 @@ def with_element(source: str, name: str, code: str, *, after: str | None) -> str
         (before,) = (element for element in value.elts if ast.unparse(element) == after)
         line, column = before.end_lineno, before.end_col_offset
     lines = source.splitlines(keepends=True)
-    place = sum(map(len, lines[: (line or 1) - 1])) + len(lines[(line or 1) - 1].encode()[:column].decode())
+    place = sum(map(len, lines[: (line or 1) - 1])) + len(
+        lines[(line or 1) - 1].encode()[:column].decode()
+    )
     comma = "" if re.search(r"[,(\[{]\s*$", source[:place]) else ","
     end = "," if after is None else ""
     return f"{source[:place]}{comma}\n{code.rstrip()}{end}\n{source[place:]}"
@@ -156,7 +193,10 @@ def test_an_operation_is_measured(apply: Callable[[str], Copy]) -> None:
 
 @pytest.mark.programs
 def test_a_backend_is_measured(apply: Callable[[str], Copy]) -> None:
-    """Verify and measure an operation of the new backend; state as unsupported what it leaves out."""
+    """Verify and measure an operation of the new backend.
+
+    State as unsupported what it leaves out.
+    """
     pytest.importorskip("mpi4py", reason="connects the only rank")
     rows = apply("A backend").measure("-c", "all_reduce,all_gather", "--backend", "memcpy")
     assert [("memcpy", "memory", "ok", "0"), ("memcpy", "", "unsupported", "")] == [
@@ -166,7 +206,9 @@ def test_a_backend_is_measured(apply: Callable[[str], Copy]) -> None:
 
 @pytest.mark.slow
 def test_a_hook_is_swept(apply: Callable[[str], Copy]) -> None:
-    """Accept the new hook on the command line, predict its messages, average a gradient, and write the snippet."""
+    """Accept the new hook on the command line, predict its messages, average a gradient, and write
+    the snippet.
+    """
     pytest.importorskip("torch")
     copy = apply("A hook")
     program = """
@@ -232,7 +274,17 @@ def test_a_launcher_starts_ranks(apply: Callable[[str], Copy], tmp_path: Path) -
     program.write_text(START)
     program.chmod(0o755)
     copy = apply("A launcher")
-    options = ["-c", "all_reduce", "--backend", "fake", "-n", "2", "--oversubscribe", "--launcher", "start"]
+    options = [
+        "-c",
+        "all_reduce",
+        "--backend",
+        "fake",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--launcher",
+        "start",
+    ]
     (row,) = copy.measure(*options, "--launches", "1", role="conductor", path=program.parent)
     assert ("2", "1", "ok") == (row["world_size"], row["launches"], row["status"])
 
@@ -255,11 +307,14 @@ print(len(drawing.png) > 1000)
 def test_an_import_is_read(apply: Callable[[str], Copy]) -> None:
     """Recognise output of the new tool, read its times, and say what was assumed."""
     copy = apply("An import")
-    (copy.folder / "mybench.txt").write_text("mybench allreduce 4 1024 12.5\nmybench allreduce 4 2048 15\n")
+    (copy.folder / "mybench.txt").write_text(
+        "mybench allreduce 4 1024 12.5\nmybench allreduce 4 2048 15\n"
+    )
     printed = copy.run("-m", "commbench", "import", "mybench.txt", "--out", "out")
     with (copy.folder / "out" / "collectives.csv").open(newline="") as table:
         rows = [
-            (row["operation"], row["world_size"], row["message_bytes"], row["time_us"]) for row in csv.DictReader(table)
+            (row["operation"], row["world_size"], row["message_bytes"], row["time_us"])
+            for row in csv.DictReader(table)
         ]
     assert [("all_reduce", "4", "1024", "12.5"), ("all_reduce", "4", "2048", "15")] == [
         (name, ranks, size, f"{float(time):g}") for name, ranks, size, time in rows

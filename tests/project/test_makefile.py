@@ -32,7 +32,10 @@ def dry_run(*variables: str) -> subprocess.CompletedProcess[str]:
     ids=" ".join,
 )
 def test_the_driver_decides_the_cuda_version(variables: list[str], extra: str) -> None:
-    """Install cupy and NCCL for the CUDA that the driver supports or the user requests; neither without a GPU."""
+    """Install cupy and NCCL for the CUDA that the driver supports or the user requests.
+
+    Neither without a GPU.
+    """
     done = dry_run(*variables)
     assert 0 == done.returncode, done.stderr
     assert [f"mpi,torch{extra}"] == re.findall(r"'\.\[(.*?)\]'", done.stdout)
@@ -55,15 +58,37 @@ def test_a_path_in_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("report", "version"),
     [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023", "535"),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs)", "580"),
+        (
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32"
+                " UTC 2023"
+            ),
+            "535",
+        ),
+        (
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build "
+                " (dvs)"
+            ),
+            "580",
+        ),
         ("580.65.06", "580"),
-        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure of it.", ""),
+        (
+            (
+                "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make"
+                " sure of it."
+            ),
+            "",
+        ),
         ("GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)", ""),
     ],
 )
 def test_the_driver_is_read_from_the_kernel_or_nvidia_smi(report: str, version: str) -> None:
     """Return the major version of the driver; nothing if the report has none."""
-    (script,) = re.findall(r"\| (sed -n .*) \| head", (ROOT / "Makefile").read_text(encoding="utf-8"))
-    printed = subprocess.run(["sh", "-c", script], input=f"{report}\n", capture_output=True, text=True, check=True)
+    (script,) = re.findall(
+        r"\| (sed -n .*) \| head", (ROOT / "Makefile").read_text(encoding="utf-8")
+    )
+    printed = subprocess.run(
+        ["sh", "-c", script], input=f"{report}\n", capture_output=True, text=True, check=True
+    )
     assert version == printed.stdout.strip()

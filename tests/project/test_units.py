@@ -170,7 +170,9 @@ def test_whole_units_survive_printing(count: int, unit: int) -> None:
     ],
 )
 def test_format_time_keeps_three_digits(seconds: float, expected: str) -> None:
-    """Print three significant digits, two below a microsecond, and carry roundings into the next unit."""
+    """Print three significant digits, two below a microsecond, and carry roundings into the next
+    unit.
+    """
     assert expected == format_time(seconds)
 
 
@@ -219,12 +221,23 @@ def test_bandwidth_counts_in_thousands() -> None:
 
 def test_nouns_follow_their_number() -> None:
     """Use the singular for one launch, and the plural for two and none."""
-    assert ["1 launch", "2 launches", "0 ranks"] == [counted(1, "launch"), counted(2, "launch"), counted(0, "rank")]
+    assert ["1 launch", "2 launches", "0 ranks"] == [
+        counted(1, "launch"),
+        counted(2, "launch"),
+        counted(0, "rank"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90s", 90.0), ("20min", 1200.0), ("20m", 1200.0), ("2h", 7200.0), (" 1.5 H ", 5400.0), ("1h30m 5s", 5405.0)],
+    [
+        ("90s", 90.0),
+        ("20min", 1200.0),
+        ("20m", 1200.0),
+        ("2h", 7200.0),
+        (" 1.5 H ", 5400.0),
+        ("1h30m 5s", 5405.0),
+    ],
 )
 def test_parse_duration_reads_seconds(text: str, seconds: float) -> None:
     """Add hours, minutes and seconds."""
@@ -234,7 +247,10 @@ def test_parse_duration_reads_seconds(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        *((text, "is not understood") for text in ("", "90", "h", "2d", "-1h", "1h30", "1e3s", "inf", "\u0663s")),
+        *(
+            (text, "is not understood")
+            for text in ("", "90", "h", "2d", "-1h", "1h30", "1e3s", "inf", "\u0663s")
+        ),
         *((text, "is 0") for text in ("0s", "0h0m")),
     ],
 )

@@ -1,4 +1,6 @@
-"""Tests of what is installed: the wheel in an empty environment, the completion, recipes by form."""
+"""Tests of what is installed: the wheel in an empty environment, the completion, recipes by
+form.
+"""
 
 import ast
 import configparser
@@ -17,21 +19,32 @@ KEPT = ROOT / "results" / "bench_xeon2core_20261125"
 
 def done(*words: str | Path, cwd: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run a program with nothing of this environment but what pip needs."""
-    kept = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy") or "PIP" in name}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name.lower().endswith("_proxy") or "PIP" in name
+    }
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), **kept, **variables}
-    return subprocess.run([*map(str, words)], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*map(str, words)], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.slow
 def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
-    """Install the wheel into an empty environment; read a run, draw its page, and say what measuring needs."""
+    """Install the wheel into an empty environment.
+
+    Read a run, draw its page, and say what measuring needs.
+    """
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, ROOT)
     built = done(*pip, cwd=tmp_path)
     assert 0 == built.returncode, built.stderr
     (wheel,) = tmp_path.glob("*.whl")
     assert 0 == done(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path).returncode
     python, commbench = tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / "commbench"
-    installed = done(python, "-m", "pip", "install", "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+    installed = done(
+        python, "-m", "pip", "install", "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path
+    )
     if installed.returncode and "No matching distribution" in installed.stderr:
         pytest.skip("needs an index of packages")
     assert 0 == installed.returncode, installed.stderr
@@ -42,16 +55,26 @@ def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
     assert 2 == refused.returncode
     assert "No launcher was found" in refused.stderr
     share = tmp_path / "env" / "share" / "commbench" / "benchmarks"
-    assert {"quick.py", "launch", "trainings", "accept_node.expect"} <= {path.name for path in share.iterdir()}
+    assert {"quick.py", "launch", "trainings", "accept_node.expect"} <= {
+        path.name for path in share.iterdir()
+    }
 
 
-@pytest.mark.parametrize(("words", "expected"), [("tr", "train"), ("train --bucket-c", "--bucket-cap-mb")])
+@pytest.mark.parametrize(
+    ("words", "expected"), [("tr", "train"), ("train --bucket-c", "--bucket-cap-mb")]
+)
 def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
     """Complete the name of a command, and an option of a command that is not loaded yet."""
     variables = {"COMP_WORDS": f"commbench {words}", "COMP_CWORD": str(1 + words.count(" "))}
     environment = {**os.environ, **variables, "_COMMBENCH_COMPLETE": "complete_bash"}
-    program = [sys.executable, "-c", "import sys; sys.argv = ['commbench']; from commbench.cli import main; main()"]
-    completed = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    program = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv = ['commbench']; from commbench.cli import main; main()",
+    ]
+    completed = subprocess.run(
+        program, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert [expected] == completed.stdout.split(), completed.stderr
 
 
@@ -62,7 +85,9 @@ def test_the_recipe_of_spack_has_the_dependencies() -> None:
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
     required = settings["options"]["install_requires"].split()
-    assert set(required) == set(re.search(r"for _name in \((.*)\)", recipe)[1].replace('"', "").split(", "))
+    assert set(required) == set(
+        re.search(r"for _name in \((.*)\)", recipe)[1].replace('"', "").split(", ")
+    )
     assert settings["options"]["python_requires"].strip(">=") in recipe
 
 

@@ -1,4 +1,6 @@
-"""Run on two ranks, one in a time namespace: print the true offset of rank 1's clock and the error of its estimate."""
+"""Run on two ranks, one in a time namespace: print the true offset of rank 1's clock and the error
+of its estimate.
+"""
 
 import os
 import time
@@ -24,9 +26,13 @@ def own_shift_ns() -> int:
 
 
 def main() -> None:
-    """Print the true offset, and for each moment the error of rank 1's clock and its bound, as JSON."""
+    """Print the true offset, and for each moment the error of rank 1's clock and its bound, as
+    JSON.
+    """
     identity = identify(os.environ, "rank")
-    control = connect_control(identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi)
+    control = connect_control(
+        identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi
+    )
     shifts = gather_everywhere(control, own_shift_ns())
     ahead_ns = shifts[control.rank] - shifts[0]
     clock = open_clock(control, gather_everywhere(control, clock_domain()))
@@ -37,7 +43,9 @@ def main() -> None:
         bounds.append(clock.error_ns)
         time.sleep(0.1)
         clock.refresh()
-    results = gather_everywhere(control, {"true_s": ahead_ns / 1e9, "errors_ns": errors, "bounds_ns": bounds})[1]
+    results = gather_everywhere(
+        control, {"true_s": ahead_ns / 1e9, "errors_ns": errors, "bounds_ns": bounds}
+    )[1]
     report_and_exit(results, control)
 
 

@@ -1,4 +1,6 @@
-"""Run on the first host of a lab: cut the last host's link in a sweep, resume the run, print both outcomes as JSON."""
+"""Run on the first host of a lab: cut the last host's link in a sweep, resume the run, print both
+outcomes as JSON.
+"""
 
 import contextlib
 import json
@@ -23,19 +25,23 @@ from commbench.results.plan import single_stage
 LAB = Path("/run/commbench-lab")
 #: Names Open MPI's stand-in for ssh.
 AGENT = "PRTE_MCA_plm_ssh_agent"
-#: What stands in for ssh, in a session of its own and without the mark by which the conductor finds processes: those of
-#: another host are out of its reach.
+#: What stands in for ssh, in a session of its own and without the mark by which the conductor finds
+#: processes: those of another host are out of its reach.
 FAR = f'#!/bin/sh\nexec env -u {TOKEN} setsid {LAB}/agent "$@"\n'
 
 
 def set_link(host: str, state: str) -> None:
     """Set the link of a host up or down."""
     pid = json.loads((LAB / "pids").read_text())[host]
-    subprocess.run(["nsenter", f"--target={pid}", "--net", "ip", "link", "set", "eth0", state], check=True)
+    subprocess.run(
+        ["nsenter", f"--target={pid}", "--net", "ip", "link", "set", "eth0", state], check=True
+    )
 
 
 def find_on(host: str) -> list[str]:
-    """Return the command lines of the processes on a host, except the one that holds its namespace."""
+    """Return the command lines of the processes on a host, except the one that holds its
+    namespace.
+    """
     holder = json.loads((LAB / "pids").read_text())[host]
     namespace = Path(f"/proc/{holder}/ns/net").readlink()
     command_lines = []
@@ -52,7 +58,9 @@ def main(out: Path, backend: str, host: str) -> None:
     (LAB / "far").write_text(FAR)
     (LAB / "far").chmod(0o755)
     os.environ[AGENT] = str(LAB / "far")
-    cases = Sweep(backends=[backend], sizes=[8, 1024, 65536], operations=["all_reduce", "broadcast"]).cases(3)
+    cases = Sweep(
+        backends=[backend], sizes=[8, 1024, 65536], operations=["all_reduce", "broadcast"]
+    ).cases(3)
     request = make_request(cases, ranks=3, case_timeout_s=5.0)
     launcher = choose_launcher(placement=Placement(oversubscribe=True))
     cut_at = 0.0
@@ -73,8 +81,17 @@ def main(out: Path, backend: str, host: str) -> None:
     set_link(host, "up")
     with open_store(out, request) as store:
         again = conduct(single_stage(request), store, launcher, Recorder())
-    ended = {"code": code, "seconds": seconds, "kept": statuses, "gone": gone, "left": remaining, "again": again}
-    sys.stdout.write(json.dumps({**ended, "reason": info["reason"], "launches": info["launches"]}) + "\n")
+    ended = {
+        "code": code,
+        "seconds": seconds,
+        "kept": statuses,
+        "gone": gone,
+        "left": remaining,
+        "again": again,
+    }
+    sys.stdout.write(
+        json.dumps({**ended, "reason": info["reason"], "launches": info["launches"]}) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Run as one Gloo rank: print as JSON how DDP buckets each model of the JSON argument, by bucket size, also static."""
+"""Run as one Gloo rank: print as JSON how DDP buckets each model of the JSON argument, by bucket
+size, also static.
+"""
 
 import itertools
 import json
@@ -18,14 +20,24 @@ def layers(*widths: int) -> Callable[[], tuple[Any, Any]]:
     """Return a function that makes a chain of linear layers and its input."""
 
     def make() -> tuple[Any, Any]:
-        return nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(widths))), torch.randn(2, widths[0])
+        return nn.Sequential(
+            *(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        ), torch.randn(2, widths[0])
 
     return make
 
 
 def mixed_dtypes() -> tuple[Any, Any]:
     """Return a model of four alternating data types, and its input."""
-    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float32, torch.float16, torch.float64, torch.float32)
+    dtypes = (
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float32,
+        torch.float16,
+        torch.float64,
+        torch.float32,
+    )
 
     class Mixed(nn.Module):
         def __init__(self) -> None:
@@ -41,7 +53,9 @@ def mixed_dtypes() -> tuple[Any, Any]:
 
 
 def out_of_order() -> tuple[Any, Any]:
-    """Return a model whose layers run in another order than registered, one frozen and one used twice."""
+    """Return a model whose layers run in another order than registered, one frozen and one used
+    twice.
+    """
 
     class Shuffled(nn.Module):
         def __init__(self) -> None:
@@ -58,8 +72,13 @@ def out_of_order() -> tuple[Any, Any]:
 
 
 def convolutions() -> tuple[Any, Any]:
-    """Return convolutions with batch norm, whose parameters alternate between large and small, and an input."""
-    blocks = [nn.Sequential(nn.Conv2d(n, 2 * n, 3), nn.BatchNorm2d(2 * n), nn.ReLU()) for n in (3, 6, 12, 24)]
+    """Return convolutions with batch norm, whose parameters alternate between large and small, and
+    an input.
+    """
+    blocks = [
+        nn.Sequential(nn.Conv2d(n, 2 * n, 3), nn.BatchNorm2d(2 * n), nn.ReLU())
+        for n in (3, 6, 12, 24)
+    ]
     return nn.Sequential(*blocks, nn.Flatten(), nn.LazyLinear(1000)), torch.randn(2, 3, 12, 12)
 
 
@@ -88,7 +107,9 @@ def model_and_loss(name: str) -> tuple[Any, Loss]:
 
 
 def observe(model: Any, loss: Loss) -> dict[str, Any]:
-    """Return the parameters of a model and the order in which their gradients become ready, without DDP."""
+    """Return the parameters of a model and the order in which their gradients become ready, without
+    DDP.
+    """
     order: list[int] = []
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     handles = [
@@ -100,7 +121,11 @@ def observe(model: Any, loss: Loss) -> dict[str, Any]:
         handle.remove()
     return {
         "parameters": [
-            {"numel": p.numel(), "itemsize": p.element_size(), "dtype": str(p.dtype).removeprefix("torch.")}
+            {
+                "numel": p.numel(),
+                "itemsize": p.element_size(),
+                "dtype": str(p.dtype).removeprefix("torch."),
+            }
             for p in trained
         ],
         "ready_order": order,
@@ -110,9 +135,17 @@ def observe(model: Any, loss: Loss) -> dict[str, Any]:
 def ask_ddp(model: Any, loss: Loss, cap: str, *, static: bool) -> dict[str, list[Any]]:
     """Return the bucket sizes and parameter indices that DDP logs."""
     caps = [] if cap == "default" else [float(part) for part in cap.split("+")]
-    options = {"bucket_cap_mb_list": caps} if len(caps) > 1 else {"bucket_cap_mb": caps[0]} if caps else {}
+    options = (
+        {"bucket_cap_mb_list": caps}
+        if len(caps) > 1
+        else {"bucket_cap_mb": caps[0]}
+        if caps
+        else {}
+    )
     ddp = DistributedDataParallel(model, static_graph=static, **options)
-    for _ in range(4 if static else 3):  # it rebuilds in the second forward pass, or the third, and logs in the next
+    for _ in range(
+        4 if static else 3
+    ):  # it rebuilds in the second forward pass, or the third, and logs in the next
         loss(ddp).backward()
     logged = ddp._get_ddp_logging_data()
     numbers = logged["rebuilt_per_bucket_param_indices"].split(", ")

@@ -1,4 +1,6 @@
-"""Run under mpirun on GPUs: measure an NCCL all_reduce in every cadence and buffer mode through the whole engine."""
+"""Run under mpirun on GPUs: measure an NCCL all_reduce in every cadence and buffer mode through the
+whole engine.
+"""
 
 import os
 import statistics
@@ -21,7 +23,9 @@ def main() -> None:
     """Print rank 0's record of each case as one line of JSON."""
     control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
     communicator = open_backend("nccl", control)
-    session = Session(control=control, budget=replace(BUDGETS["quick"], slice_s=0.5), progress=Progress())
+    session = Session(
+        control=control, budget=replace(BUDGETS["quick"], slice_s=0.5), progress=Progress()
+    )
     sweep = Sweep(
         sizes=SIZES,
         backends=("nccl",),
@@ -29,12 +33,23 @@ def main() -> None:
         cadences=("isolated", "pipelined", "graph"),
         buffers=("hot", "rotated"),
     )
-    results: dict[str, Any] = {"records": [], "l2_bytes": communicator.cache_bytes(), "gpu": communicator.gpu}
+    results: dict[str, Any] = {
+        "records": [],
+        "l2_bytes": communicator.cache_bytes(),
+        "gpu": communicator.gpu,
+    }
     for case in sweep.cases(control.size):
         record = measure(case, communicator, session, launch=0)
         if record:
-            fields = {"cadence": case.mode, "buffers": case.buffers, "message_bytes": case.message_bytes}
-            fields |= {name: getattr(record, name) for name in ("status", "reason", "wrong", "batch", "flags")}
+            fields = {
+                "cadence": case.mode,
+                "buffers": case.buffers,
+                "message_bytes": case.message_bytes,
+            }
+            fields |= {
+                name: getattr(record, name)
+                for name in ("status", "reason", "wrong", "batch", "flags")
+            }
             fields |= {"clocks": asdict(record.clocks) if record.clocks else None}
             fields["time_us"] = statistics.median(record.times_us) if record.times_us else None
             results["records"].append(fields)

@@ -43,7 +43,9 @@ def make_class() -> FP16:
 class Made:
     """A class whose objects are hooks."""
 
-    def __call__(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def __call__(
+        self, _state: object, bucket: dist.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
         """Send FP16."""
         return half(None, bucket)
 

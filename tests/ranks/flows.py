@@ -1,4 +1,6 @@
-"""Run on an emulated host with flows such as host0:host1: print each flow's rate in Mbit/s while all flows send."""
+"""Run on an emulated host with flows such as host0:host1: print each flow's rate in Mbit/s while
+all flows send.
+"""
 
 import contextlib
 import json
@@ -57,9 +59,14 @@ def main(flows: list[str]) -> None:
     for index, flow in enumerate(flows):
         near, far = flow.split(":")
         me, port = [sys.executable, "-I", "-S", __file__], str(PORT + index)
-        for host, words, ends in ((far, ["receive", port], far_ends), (near, ["send", far, port], near_ends)):
+        for host, words, ends in (
+            (far, ["receive", port], far_ends),
+            (near, ["send", far, port], near_ends),
+        ):
             command = [os.environ["COMMBENCH_SSH"], host, *me, *words]
-            ends.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            ends.append(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
     for end in far_ends + near_ends:
         if end.stdout is None or end.stdout.readline() != "ready\n":
             sys.exit("an end of a flow has ended before it was ready")

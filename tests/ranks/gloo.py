@@ -1,4 +1,6 @@
-"""Shared by scripts on Gloo ranks: joining, small models, local gradients, and reporting results to the test."""
+"""Shared by scripts on Gloo ranks: joining, small models, local gradients, and reporting results to
+the test.
+"""
 
 import os
 from collections.abc import Callable, Iterable
@@ -20,7 +22,9 @@ def join() -> tuple[int, int]:
     """Join the ranks that share the file named in STORE; return this rank and their number."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(os.environ["STORE"], size), rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(os.environ["STORE"], size), rank=rank, world_size=size
+    )
     return rank, size
 
 
@@ -100,7 +104,9 @@ def agree(tensor: torch.Tensor) -> bool:
 
 
 def report_and_exit(results: object) -> None:
-    """Print the results on rank 0 as one line of JSON, and exit without the interpreter's shutdown."""
+    """Print the results on rank 0 as one line of JSON, and exit without the interpreter's
+    shutdown.
+    """
     if dist.get_rank() == 0:
         report(results)
     dist.barrier()
@@ -108,7 +114,10 @@ def report_and_exit(results: object) -> None:
 
 
 def run_checks(checks: dict[str, Callable[..., Any]], names: list[str]) -> None:
-    """Join, run the named checks and print their results; a name may carry arguments: ``resume:topk:powersgd``."""
+    """Join, run the named checks and print their results.
+
+    A name may carry arguments: ``resume:topk:powersgd``.
+    """
     join()
     results = {}
     for text in names:

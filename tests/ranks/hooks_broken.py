@@ -1,4 +1,6 @@
-"""Run on one Gloo rank: print the error messages of broken hooks, in the first step and in the next."""
+"""Run on one Gloo rank: print the error messages of broken hooks, in the first step and in the
+next.
+"""
 
 import sys
 from collections.abc import Callable
@@ -100,7 +102,13 @@ def registering() -> dict[str, str]:
     double = torch.nn.parallel.DistributedDataParallel(make_model().double())
     other = TopK(selection="exact")
     other.load_state_dict(
-        {"hook": "topk", "version": 1, "step": 1, "rates": {}, "memory": {"residual": {"0.weight": torch.ones(3)}}}
+        {
+            "hook": "topk",
+            "version": 1,
+            "step": 1,
+            "rates": {},
+            "memory": {"residual": {"0.weight": torch.ones(3)}},
+        }
     )
     return {
         "bare": refusal(lambda: FP16().register(make_model())),

@@ -1,4 +1,7 @@
-"""Run on Gloo ranks: checks of hooks with memory; each returns numbers or booleans that the test judges."""
+"""Run on Gloo ranks: checks of hooks with memory.
+
+Each returns numbers or booleans that the test judges.
+"""
 
 import sys
 from typing import Any
@@ -31,7 +34,9 @@ from commbench.hooks.message import kept_elements
 
 COMPRESSING: dict[str, Any] = {
     "topk": lambda: TopK(density=0.05),
-    "topk parameter fp16": lambda: TopK(density=0.05, scope="parameter", values="float16", dense_vectors=True),
+    "topk parameter fp16": lambda: TopK(
+        density=0.05, scope="parameter", values="float16", dense_vectors=True
+    ),
     "topk momentum": lambda: TopK(density=0.05, momentum=0.9),
     "randomk": lambda: RandomK(density=0.05, seed=3),
     "powersgd": lambda: PowerSGD(rank=2, start=1),
@@ -69,7 +74,10 @@ def close(*hooks: Hook) -> None:
 
 
 def density_one(hook: Hook) -> dict[str, Any]:
-    """Send every element by a sparse hook; compare with the mean and bit by bit with the sum in rank order."""
+    """Send every element by a sparse hook.
+
+    Compare with the mean and bit by bit with the sum in rank order.
+    """
     hook.register(model := make_ddp())
     errors, same = [], True
     for step in range(5):
@@ -99,7 +107,9 @@ def dense_start(name: str) -> list[float]:
 
 
 def telescope(steps: int = 20) -> float:
-    """Check that the sent messages and the last residual add up to the sum of this rank's gradients."""
+    """Check that the sent messages and the last residual add up to the sum of this rank's
+    gradients.
+    """
     hook = TopK(density=0.02).register(model := make_ddp())
     sent = {name: torch.zeros_like(each) for name, each in model.module.named_parameters()}
     summed = {name: torch.zeros_like(each) for name, each in model.module.named_parameters()}
@@ -155,7 +165,10 @@ def resume(name: str) -> dict[str, bool]:
 
 
 def scaled(name: str) -> dict[str, Any]:
-    """Train with a GradScaler, which must not change a bit; then put an infinity into one bucket of the last rank."""
+    """Train with a GradScaler, which must not change a bit.
+
+    Then put an infinity into one bucket of the last rank.
+    """
     plain = COMPRESSING[name]().register(reference := make_ddp())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     hook = COMPRESSING[name]().register(model := make_ddp(), scaler=scaler)
@@ -173,11 +186,15 @@ def scaled(name: str) -> dict[str, Any]:
         step(number)
     results: dict[str, Any] = {
         "same memory": torch.equal(memory_of(plain), memory_of(hook)),
-        "same parameters": torch.equal(flat(reference.module.parameters()), flat(model.module.parameters())),
+        "same parameters": torch.equal(
+            flat(reference.module.parameters()), flat(model.module.parameters())
+        ),
     }
     memory, parameters = memory_of(hook), flat(model.module.parameters()).clone()
     first = next(model.module.parameters())
-    handle = first.register_hook(lambda g: g.index_fill(0, torch.tensor([1]), torch.inf) if rank == size - 1 else g)
+    handle = first.register_hook(
+        lambda g: g.index_fill(0, torch.tensor([1]), torch.inf) if rank == size - 1 else g
+    )
     step(4)
     handle.remove()
     results |= {
@@ -189,12 +206,17 @@ def scaled(name: str) -> dict[str, Any]:
     for number in range(5, 8):
         step(number)
     results |= {
-        "goes on": not torch.equal(memory, memory_of(hook)) and bool(memory_of(hook).isfinite().all()),
+        "goes on": (
+            not torch.equal(memory, memory_of(hook)) and bool(memory_of(hook).isfinite().all())
+        ),
         "agree": agree(flat(model.module.parameters())),
         "discarded later": hook.discarded_steps,
     }
     close(plain, hook)
-    return {key: everywhere(value)[-1] if key == "discarded" else _all(value) for key, value in results.items()}
+    return {
+        key: everywhere(value)[-1] if key == "discarded" else _all(value)
+        for key, value in results.items()
+    }
 
 
 def _all(value: Any) -> Any:
@@ -206,10 +228,15 @@ def _all(value: Any) -> Any:
 def low_rank() -> dict[str, float]:
     """Send the same gradients repeatedly by PowerSGD at rank 2, and once at full rank."""
     data = batch(dist.get_rank(), 0)
-    full = PowerSGD(rank=EQUAL * 2, min_compression_rate=0.01, start=0).register(model := make_ddp())
+    full = PowerSGD(rank=EQUAL * 2, min_compression_rate=0.01, start=0).register(
+        model := make_ddp()
+    )
     expected = mean(local_gradients(model, data))
     loss_of(model, data).backward()
-    results = {"full": distance(gradients(model), expected), "left": float(memory_of(full).norm() / expected.norm())}
+    results = {
+        "full": distance(gradients(model), expected),
+        "left": float(memory_of(full).norm() / expected.norm()),
+    }
     hook = PowerSGD(rank=2, start=1, feedback=False).register(model := make_ddp())
     matrix = expected[: EQUAL * EQUAL].view(EQUAL, EQUAL)
     values = torch.linalg.svdvals(matrix)
@@ -223,7 +250,8 @@ def low_rank() -> dict[str, float]:
 
 
 def infinite(name: str) -> dict[str, bool]:
-    """Put an infinity on the last rank without a scaler: all ranks must receive it, and memory must stay finite.
+    """Put an infinity on the last rank without a scaler: all ranks must receive it, and memory must
+    stay finite.
 
     Memory must also stay as it was, for `TOGETHER` elements that include the infinity.
     """
@@ -233,13 +261,17 @@ def infinite(name: str) -> dict[str, bool]:
         loss_of(model, batch(rank, step)).backward()
     memory = hook.state_dict()["memory"]
     first = next(model.module.parameters())
-    handle = first.register_hook(lambda g: g.index_fill(0, torch.tensor([1]), torch.inf) if rank == last else g)
+    handle = first.register_hook(
+        lambda g: g.index_fill(0, torch.tensor([1]), torch.inf) if rank == last else g
+    )
     model.zero_grad()
     loss_of(model, batch(rank, 3)).backward()
     handle.remove()
     after = hook.state_dict()["memory"]
     together = slice(TOGETHER.get(name))
-    kept_flat = [(flat([each[kind]["0.weight"]])[together] for each in (memory, after)) for kind in memory]
+    kept_flat = [
+        (flat([each[kind]["0.weight"]])[together] for each in (memory, after)) for kind in memory
+    ]
     is_kept = [torch.equal(*pair) for pair in kept_flat]
     clean = bool(memory_of(hook).isfinite().all())
     is_infinite = not first.grad.isfinite().all()
@@ -264,18 +296,27 @@ def convolutions() -> nn.Module:
 
 
 def follow(hook: FeedbackHook, model: DistributedDataParallel, shape: tuple[int, ...]) -> float:
-    """Train 5 steps; return the largest difference of a gradient from what the memories imply was sent."""
+    """Train 5 steps.
+
+    Return the largest difference of a gradient from what the memories imply was sent.
+    """
     hook.register(model)
     parameters, errors = dict(model.module.named_parameters()), []
     optimizer = sgd(model)
 
     def residual() -> torch.Tensor:
         residuals = hook.state_dict()["memory"]["residual"]
-        return flat(residuals.get(name, torch.zeros_like(each)) for name, each in parameters.items())
+        return flat(
+            residuals.get(name, torch.zeros_like(each)) for name, each in parameters.items()
+        )
 
     for step in range(5):
-        data = torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
-        own = flat(torch.autograd.grad(model.module(data).square().sum(), list(parameters.values())))
+        data = torch.randn(
+            shape, generator=torch.Generator().manual_seed(100 * step + dist.get_rank())
+        )
+        own = flat(
+            torch.autograd.grad(model.module(data).square().sum(), list(parameters.values()))
+        )
         before = residual()
         optimizer.zero_grad()
         model(data).square().sum().backward()
@@ -291,7 +332,9 @@ def shapes_and_options() -> dict[str, float]:
     for name in ("topk", "powersgd", "int8", "topk aligned"):
         make = COMPRESSING[name]
         image = (2, 3, 12, 12)
-        errors[f"{name} channels_last"] = follow(make(), DistributedDataParallel(convolutions()), image)
+        errors[f"{name} channels_last"] = follow(
+            make(), DistributedDataParallel(convolutions()), image
+        )
         small = DistributedDataParallel(convolutions(), bucket_cap_mb=0.001)
         errors[f"{name} channels_last in small buckets"] = follow(make(), small, image)
         for option in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters"):
@@ -325,7 +368,9 @@ def feedback() -> dict[str, float]:
 
 
 def without_feedback() -> dict[str, Any]:
-    """Check what is sent without error feedback: the largest elements per bucket, scaled by n/k for randomk."""
+    """Check what is sent without error feedback: the largest elements per bucket, scaled by n/k for
+    randomk.
+    """
     data, results = batch(dist.get_rank(), 0), {}
     for name, hook in {
         "topk": TopK(density=0.1, feedback=False),
@@ -339,7 +384,9 @@ def without_feedback() -> dict[str, Any]:
             threshold = own.abs().sort(descending=True).values[kept_elements(own.numel(), 0.1) - 1]
             expected = mean(torch.where(own.abs() >= threshold, own, 0.0))
         else:
-            expected = torch.where(received != 0, total * own.numel() / kept_elements(own.numel(), 0.1), 0.0)
+            expected = torch.where(
+                received != 0, total * own.numel() / kept_elements(own.numel(), 0.1), 0.0
+            )
         results[name] = {
             "error": distance(received, expected),
             "sent": int((received != 0).sum()),
@@ -350,7 +397,9 @@ def without_feedback() -> dict[str, Any]:
 
 
 def compression_gradients() -> dict[str, Any]:
-    """Reproduce Deep Gradient Compression on one bucket: clipping, momentum, masking, warm-up, learning rate."""
+    """Reproduce Deep Gradient Compression on one bucket: clipping, momentum, masking, warm-up,
+    learning rate.
+    """
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(20, 10, bias=False))
     optimizer = sgd(model, lr=0.1)
@@ -396,16 +445,26 @@ def chunks_of_one() -> dict[str, Any]:
     sent = [int((gradients(model) != 0).sum()) for model in models]
     memories = [memory_of(hook) for hook in hooks]
     close(*hooks)
-    return {"error": max(errors), "sent": sent, "memory": distance(*memories), "kept": float(memories[0].norm())}
+    return {
+        "error": max(errors),
+        "sent": sent,
+        "memory": distance(*memories),
+        "kept": float(memories[0].norm()),
+    }
 
 
 def chosen_chunks() -> dict[str, Any]:
-    """Exchange one bucket of 100 elements in chunks of 8; return the chunks with sums, and the largest error."""
+    """Exchange one bucket of 100 elements in chunks of 8.
+
+    Return the chunks with sums, and the largest error.
+    """
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(10, 10, bias=False))
     hook = TopK(density=0.25, exchange="aligned", chunk=8).register(model)
     data = torch.randn((4, 10), generator=torch.Generator().manual_seed(dist.get_rank()))
-    own = flat(torch.autograd.grad(model.module(data).square().sum(), list(model.module.parameters())))
+    own = flat(
+        torch.autograd.grad(model.module(data).square().sum(), list(model.module.parameters()))
+    )
     model(data).square().sum().backward()
     padded = nn.functional.pad(own, (0, 4)).view(13, 8)
     norms = sum(everywhere(padded.norm(dim=1)))
@@ -423,7 +482,10 @@ def chosen_chunks() -> dict[str, Any]:
 
 
 def two_models() -> dict[str, Any]:
-    """Train two models whose hooks share a thread, with other collectives pending; close one hook, then the other."""
+    """Train two models whose hooks share a thread, with other collectives pending.
+
+    Close one hook, then the other.
+    """
     models, hooks = [make_ddp(), make_ddp()], [PowerSGD(start=0), PowerSGD(start=0)]
     for hook, model in zip(hooks, models, strict=True):
         hook.register(model)
@@ -448,7 +510,10 @@ def two_models() -> dict[str, Any]:
     third = PowerSGD(start=0).register(model := make_ddp())
     train_step(model, sgd(model), batch(dist.get_rank(), 9))
     third.close()
-    return results | {"agree": agree(flat(models[1].module.parameters())), "agree later": agree(gradients(model))}
+    return results | {
+        "agree": agree(flat(models[1].module.parameters())),
+        "agree later": agree(gradients(model)),
+    }
 
 
 CHECKS = {

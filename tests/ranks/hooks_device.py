@@ -1,4 +1,6 @@
-"""Run on Gloo ranks: the checks of hooks_check.py on the device path with host reads forbidden, by torch or kernels."""
+"""Run on Gloo ranks: the checks of hooks_check.py on the device path with host reads forbidden, by
+torch or kernels.
+"""
 
 import functools
 import sys
@@ -11,15 +13,37 @@ import torch
 from gloo import run_checks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from commbench.hooks import Int8, PowerSGD, TopK, chunks, feedback, int8, powersgd, quantisers, randomk, selectors, topk
+from commbench.hooks import (
+    Int8,
+    PowerSGD,
+    TopK,
+    chunks,
+    feedback,
+    int8,
+    powersgd,
+    quantisers,
+    randomk,
+    selectors,
+    topk,
+)
 from commbench.hooks.base import Hook
 from commbench.hooks.chunks import ChunkChannel
 
 sys.path.append(str(Path(__file__).parents[1]))
 import cuda_on_host
 
-#: What makes the host wait for a device: a number, a truth value, a shape that depends on what is there.
-ASKING = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique", "_unique2")
+#: What makes the host wait for a device: a number, a truth value, a shape that depends on what is
+#: there.
+ASKING = (
+    "_local_scalar_dense",
+    "item",
+    "is_nonzero",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "unique",
+    "_unique2",
+)
 
 
 class HostReadsForbidden(TorchDispatchMode):
@@ -60,7 +84,9 @@ def work_by(kind: str) -> None:
 
     cuda.THREADS = cuda_quantisation.THREADS = cuda_on_host.THREADS
     selectors.stream_of = quantisers.stream_of = lambda _: 0
-    topk.make_selector = lambda n, k, values, *, device, **_: selectors.CudaSelector(n, k, values, device)
+    topk.make_selector = lambda n, k, values, *, device, **_: selectors.CudaSelector(
+        n, k, values, device
+    )
     int8.make_quantiser = quantisers.CudaQuantiser
 
 
@@ -95,16 +121,25 @@ OF_MEMORIES = ("resume", "scaled", "infinite")
 
 
 def check_all(kind: str, *memories: str) -> dict[str, Any]:
-    """Return the results of all checks with this work; with the kernels only of checks that run them."""
+    """Return the results of all checks with this work.
+
+    With the kernels only of checks that run them.
+    """
     work_by(kind)
-    checks = {name: check for name, check in hooks_check.CHECKS.items() if name not in NOT_ON_DEVICES}
+    checks = {
+        name: check for name, check in hooks_check.CHECKS.items() if name not in NOT_ON_DEVICES
+    }
     checks |= {"asked": host_read_error}
     if kind == "cuda":
         memories = tuple(name for name in memories if name.startswith(ON_KERNELS))
         checks = {name: check for name, check in checks.items() if name not in WITHOUT_KERNELS}
-    return {name: check(*memories) if name in OF_MEMORIES else check() for name, check in checks.items()}
+    return {
+        name: check(*memories) if name in OF_MEMORIES else check() for name, check in checks.items()
+    }
 
 
 if __name__ == "__main__":
     use_device_path()
-    run_checks({kind: functools.partial(check_all, kind) for kind in ("torch", "cuda")}, sys.argv[1:])
+    run_checks(
+        {kind: functools.partial(check_all, kind) for kind in ("torch", "cuda")}, sys.argv[1:]
+    )

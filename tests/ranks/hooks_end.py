@@ -11,7 +11,9 @@ from commbench.hooks import make_hook
 
 
 def good() -> None:
-    """Train, destroy the groups and return, so that the interpreter shuts down with the hook's thread alive."""
+    """Train, destroy the groups and return, so that the interpreter shuts down with the hook's
+    thread alive.
+    """
     for step in range(5):
         loss_of(model, batch(rank, step)).backward()
     dist.barrier()

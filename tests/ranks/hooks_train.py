@@ -39,7 +39,9 @@ PLANTED = 7
 def corrupt(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
     """Average, but overwrite one element of one bucket in one step."""
     corrupt.calls = getattr(corrupt, "calls", 0) + 1
-    future = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True).get_future()
+    future = dist.all_reduce(
+        bucket.buffer().div_(dist.get_world_size()), async_op=True
+    ).get_future()
     if bucket.is_last():
         corrupt.step = getattr(corrupt, "step", -1) + 1
         if corrupt.step == PLANTED:
@@ -84,7 +86,9 @@ class FaultyChunks(TopK):
         channel = super()._chunks_of(layout, buffer)
         take = channel._chunker.take
 
-        def take_wrongly(gradient: Any, residual: Any, norms: Any, values: Any, **others: Any) -> None:
+        def take_wrongly(
+            gradient: Any, residual: Any, norms: Any, values: Any, **others: Any
+        ) -> None:
             is_planted = self.step == PLANTED
             if is_planted and self._fault == "other chunks" and dist.get_rank() == 1:
                 norms.copy_(norms.max() - norms)
@@ -111,7 +115,9 @@ HOOKS: dict[str, Any] = {
     "bf16": BF16,
     "topk": lambda: TopK(density=0.05),
     "topk exact": lambda: TopK(density=0.05, selection="exact"),
-    "topk parameter fp16": lambda: TopK(density=0.05, scope="parameter", values="float16", dense_vectors=True),
+    "topk parameter fp16": lambda: TopK(
+        density=0.05, scope="parameter", values="float16", dense_vectors=True
+    ),
     "topk dense_below": lambda: TopK(density=0.05, dense_below=600),
     "randomk": lambda: RandomK(density=0.05),
     "powersgd": lambda: PowerSGD(rank=2, start=1),
@@ -120,12 +126,21 @@ HOOKS: dict[str, Any] = {
     "int8": lambda: Int8(block=64),
     "int8 one block": lambda: Int8(block=10**6),
     "topk aligned": lambda: TopK(density=0.05, exchange="aligned", chunk=16),
-    "topk aligned exact": lambda: TopK(density=0.05, exchange="aligned", chunk=16, selection="exact"),
+    "topk aligned exact": lambda: TopK(
+        density=0.05, exchange="aligned", chunk=16, selection="exact"
+    ),
 }
 #: Enough for these: one is to be caught early, the others differ from another in little.
 AT_MOST = dict.fromkeys(
     (
-        *("corrupt", "corrupt int8", "forgetful int8", "other chunks", "wrong value", "dropped residual"),
+        *(
+            "corrupt",
+            "corrupt int8",
+            "forgetful int8",
+            "other chunks",
+            "wrong value",
+            "dropped residual",
+        ),
         *("topk exact", "topk dense_below", "int8 one block", "topk aligned exact"),
     ),
     10,
@@ -137,11 +152,18 @@ TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2, "powersgd fp16": 2e-3, "powersgd bf16"
 def residual_of(hook: Hook, model: DistributedDataParallel) -> torch.Tensor:
     """Return the hook's residual in registration order, zeros where there is none."""
     residuals = hook.state_dict().get("memory", {}).get("residual", {})
-    return flat(residuals.get(name, torch.zeros_like(each)) for name, each in model.module.named_parameters())
+    return flat(
+        residuals.get(name, torch.zeros_like(each))
+        for name, each in model.module.named_parameters()
+    )
 
 
 def train(name: str, steps: int) -> dict[str, Any]:
-    """Train; list the steps whose gradients differ from the mean of what the ranks sent of gradient plus residual."""
+    """Train.
+
+    List the steps whose gradients differ from the mean of what the ranks sent of gradient plus
+    residual.
+    """
     marked: list[BucketMarks] = []
     per_step: list[list[BucketTimes]] = []
     hook = HOOKS[name]().register(model := make_ddp())

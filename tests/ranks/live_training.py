@@ -38,7 +38,9 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         layers = [(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()) for _ in range(5)]
-        self.body = nn.Sequential(*(layer for layers_of_block in layers for layer in layers_of_block))
+        self.body = nn.Sequential(
+            *(layer for layers_of_block in layers for layer in layers_of_block)
+        )
         self.head = nn.Linear(WIDTH, 10)
         self.spare = nn.Linear(WIDTH, 10) if has_spare else None
         self.calls = 0
@@ -47,7 +49,9 @@ class Net(nn.Module):
         """Return the logits."""
         self.calls += self.training
         hidden = self.body(data)
-        return self.spare(hidden) if self.spare is not None and self.calls % 2 else self.head(hidden)
+        return (
+            self.spare(hidden) if self.spare is not None and self.calls % 2 else self.head(hidden)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,18 +82,26 @@ WAYS = {
     "accumulation_views": Way(accumulation=3, ddp=(("gradient_as_bucket_view", True),)),
     "static_graph": Way(ddp=(("static_graph", True),)),
     "unused": Way(has_spare=True, ddp=(("find_unused_parameters", True),)),
-    "unused_views": Way(has_spare=True, ddp=(("find_unused_parameters", True), ("gradient_as_bucket_view", True))),
+    "unused_views": Way(
+        has_spare=True, ddp=(("find_unused_parameters", True), ("gradient_as_bucket_view", True))
+    ),
     "zeroed_late": Way(zeroes_late=True, keeps_tensors=True),
     "kept_views": Way(keeps_tensors=True, ddp=(("gradient_as_bucket_view", True),)),
     "scaler": Way(has_scaler=True),
     "own_hook": Way(has_hook=True),
     "evaluation": Way(evaluates=True),
     "own_size": Way(ddp=(("bucket_cap_mb", 0.05),)),
-    "accumulation_views_evaluation": Way(accumulation=3, ddp=(("gradient_as_bucket_view", True),), evaluates=True),
-    "unused_views_own_hook": Way(
-        has_spare=True, ddp=(("find_unused_parameters", True), ("gradient_as_bucket_view", True)), has_hook=True
+    "accumulation_views_evaluation": Way(
+        accumulation=3, ddp=(("gradient_as_bucket_view", True),), evaluates=True
     ),
-    "zeroed_late_own_size": Way(zeroes_late=True, keeps_tensors=True, ddp=(("bucket_cap_mb", 0.05),)),
+    "unused_views_own_hook": Way(
+        has_spare=True,
+        ddp=(("find_unused_parameters", True), ("gradient_as_bucket_view", True)),
+        has_hook=True,
+    ),
+    "zeroed_late_own_size": Way(
+        zeroes_late=True, keeps_tensors=True, ddp=(("bucket_cap_mb", 0.05),)
+    ),
     "late": Way(late_s=0.02),
     "killed": Way(killed_at=40),
 }
@@ -133,7 +145,10 @@ def train(model: DistributedDataParallel, way: Way, steps: int = STEPS) -> list[
 
 
 def compare(name: str) -> dict[str, Any]:
-    """Train with and without tuning; return whether the final states are equal, and what was tried."""
+    """Train with and without tuning.
+
+    Return whether the final states are equal, and what was tried.
+    """
     way = WAYS[name]
     without = train(make(way), way)
     model, out = make(way), directory(name)
@@ -159,9 +174,15 @@ def watch(name: str) -> dict[str, Any]:
     with contextlib.redirect_stderr(messages):
         watched = train(model, way)
     hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
-    is_left = bool(model._forward_pre_hooks) or any(hooks) or not {"join_hook", "_sync_buffers"}.isdisjoint(vars(model))
+    is_left = (
+        bool(model._forward_pre_hooks)
+        or any(hooks)
+        or not {"join_hook", "_sync_buffers"}.isdisjoint(vars(model))
+    )
     found = {
-        "same": all(everywhere(all(torch.equal(*pair) for pair in zip(without, watched, strict=True)))),
+        "same": all(
+            everywhere(all(torch.equal(*pair) for pair in zip(without, watched, strict=True)))
+        ),
         "left": any(everywhere(is_left or torch.autograd.backward.__module__ != "torch.autograd")),
         "hooks": everywhere([function.__name__ for function, _ in own_hooks(model)]),
         "messages": messages.getvalue(),
@@ -198,9 +219,15 @@ def tried(out: Path) -> dict[str, Any]:
         return {}
     run = load_run(out)
     cases = [record.case for record in run.training_records]
-    settings = {(case.bucket_cap_mb, case.bucket_view, case.batched_grad_copy, case.hook) for case in cases}
+    settings = {
+        (case.bucket_cap_mb, case.bucket_view, case.batched_grad_copy, case.hook) for case in cases
+    }
     first = cases[0]
-    switches = [switch for switch in live_switches() if {getattr(case, switch.name) for case in cases} == {False, True}]
+    switches = [
+        switch
+        for switch in live_switches()
+        if {getattr(case, switch.name) for case in cases} == {False, True}
+    ]
     statuses = {(record.case.hook, record.status, record.reason) for record in run.training_records}
     return {
         "statuses": sorted(statuses),
@@ -219,16 +246,23 @@ def directory(name: str) -> Path:
 def norm_of_difference(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> float:
     """Return the sum of the norms of the differences of floating-point tensors."""
     pairs = zip(tensors, others, strict=True)
-    return sum(float((tensor - other).norm()) for tensor, other in pairs if tensor.is_floating_point())
+    return sum(
+        float((tensor - other).norm()) for tensor, other in pairs if tensor.is_floating_point()
+    )
 
 
 def compressed() -> dict[str, Any]:
-    """Return the distance of a training with hooks from one without, relative to the distance from the start."""
+    """Return the distance of a training with hooks from one without, relative to the distance from
+    the start.
+    """
     way = Way()
     start = [tensor.clone() for tensor in make(way).module.state_dict().values()]
     without = train(make(way), way, 2 * STEPS)
     model, out = make(way), directory("compressed")
-    own = [f"{Path(__file__).with_name('file_hooks.py')}:{name}" for name in ("make_pair", "make_nothing")]
+    own = [
+        f"{Path(__file__).with_name('file_hooks.py')}:{name}"
+        for name in ("make_pair", "make_nothing")
+    ]
     allow = ("none", "fp16", "topk:0.5", *own)
     commbench.autotune(model, out=out, steps=2 * TUNED, allow=allow, workload="compressed")
     tuned = train(model, way, 2 * STEPS)
@@ -246,7 +280,9 @@ def compressed() -> dict[str, Any]:
 
 
 def in_turn() -> dict[str, Any]:
-    """Return the outcome of adopting two models trained one after the other, and two trained alternately."""
+    """Return the outcome of adopting two models trained one after the other, and two trained
+    alternately.
+    """
     results = {}
     for name, turns in (("sequential", [0] * 15 + [1] * 60), ("alternating", [0, 1] * 60)):
         options = LiveOptions(out=str(directory(name)), workload=name, steps=40)
@@ -262,12 +298,18 @@ def in_turn() -> dict[str, Any]:
                 optimizers[number].step()
         left = sum(len(model._forward_pre_hooks) for model in models)
         is_restored = torch.autograd.backward.__module__ == "torch.autograd"
-        results[name] = {"messages": messages.getvalue().splitlines(), "left": left, "restored": is_restored}
+        results[name] = {
+            "messages": messages.getvalue().splitlines(),
+            "left": left,
+            "restored": is_restored,
+        }
     return results
 
 
 def uneven() -> dict[str, Any]:
-    """Return how a training with join() ends with and without tuning, with different numbers of batches per rank."""
+    """Return how a training with join() ends with and without tuning, with different numbers of
+    batches per rank.
+    """
     ends = []
     messages = io.StringIO()
     for is_tuned in (False, True):
@@ -292,7 +334,11 @@ def copied() -> dict[str, Any]:
     torch.save(model, buffer)
     buffer.seek(0)
     duplicates = [copy.deepcopy(model), torch.load(buffer, weights_only=False)]
-    return {"left": [len(each._forward_pre_hooks) + ("join_hook" in each.__dict__) for each in duplicates]}
+    return {
+        "left": [
+            len(each._forward_pre_hooks) + ("join_hook" in each.__dict__) for each in duplicates
+        ]
+    }
 
 
 def refused() -> dict[str, Any]:
@@ -300,7 +346,9 @@ def refused() -> dict[str, Any]:
     makers: dict[str, Callable[[], Any]] = {
         "subclass": lambda: type("Mine", (DistributedDataParallel,), {})(Net()),
         "own_state": lambda: hooked(object()),
-        "compiled": lambda: torch.compile(DistributedDataParallel(nn.Linear(WIDTH, 10)), backend="eager"),
+        "compiled": lambda: torch.compile(
+            DistributedDataParallel(nn.Linear(WIDTH, 10)), backend="eager"
+        ),
         "unwritable": lambda: make(Way()),
     }
     results = {}

@@ -1,4 +1,6 @@
-"""Run on Gloo ranks: local SGD beside a reference that steps alone and averages in double precision."""
+"""Run on Gloo ranks: local SGD beside a reference that steps alone and averages in double
+precision.
+"""
 
 import copy
 import sys
@@ -43,7 +45,9 @@ HOOKS: dict[str, Callable[[], LocalSGD]] = {
     "average 3": lambda: LocalSGD(period=3),
     "nesterov 1": lambda: LocalSGD(period=1, outer="nesterov"),
     "nesterov 3": lambda: LocalSGD(period=3, outer="nesterov"),
-    "nesterov 2, other rates": lambda: LocalSGD(period=2, outer="nesterov", outer_lr=0.5, outer_momentum=0.3),
+    "nesterov 2, other rates": lambda: LocalSGD(
+        period=2, outer="nesterov", outer_lr=0.5, outer_momentum=0.3
+    ),
     "average 3, start 2": lambda: LocalSGD(period=3, start=2),
     "average 3, in parts": lambda: LocalSGD(period=3),
     "nesterov 3, in parts": lambda: LocalSGD(period=3, outer="nesterov"),
@@ -60,7 +64,9 @@ def sgd(model: nn.Module, momentum: float = 0.0) -> torch.optim.Optimizer:
 
 
 class Reference:
-    """A model of this rank alone, averaged by other code than the hook's: in double precision, by torch's SGD."""
+    """A model of this rank alone, averaged by other code than the hook's: in double precision, by
+    torch's SGD.
+    """
 
     def __init__(self, name: str, period: int, start: int) -> None:
         self.model = make_model()
@@ -69,7 +75,9 @@ class Reference:
         self.period, self.is_average = period, not name.startswith(("nesterov", "forgetful"))
         self.outer = flat(self.model.parameters()).double()
         lr, momentum = OUTER.get(name, (0.7, 0.9))
-        self.outer_optimizer = torch.optim.SGD([self.outer], lr=lr, momentum=momentum, nesterov=True)
+        self.outer_optimizer = torch.optim.SGD(
+            [self.outer], lr=lr, momentum=momentum, nesterov=True
+        )
 
     def step(self, number: int) -> None:
         """Make a step, and average after the last of a period."""
@@ -86,7 +94,10 @@ class Reference:
 
 
 def compare(name: str) -> dict[str, Any]:
-    """Train with a hook; list the steps, from 1, in which parameters differ from the reference or agree over ranks."""
+    """Train with a hook.
+
+    List the steps, from 1, in which parameters differ from the reference or agree over ranks.
+    """
     local_sgd.PART_BYTES = 5000 if name.endswith("in parts") else 2**20
     hook = HOOKS[name]()
     model = make_ddp()
@@ -110,7 +121,9 @@ def compare(name: str) -> dict[str, Any]:
 
 
 def as_ddp() -> float:
-    """Return the distance of the parameters after steps of plain SGD under DDP, and under local SGD of period 1."""
+    """Return the distance of the parameters after steps of plain SGD under DDP, and under local SGD
+    of period 1.
+    """
     ddp, own = make_ddp(), make_ddp()
     optimizers = sgd(ddp), sgd(own)
     LocalSGD(period=1).register(own, optimizer=optimizers[1])
@@ -134,8 +147,13 @@ class Normalised(nn.Module):
 
 
 def buffers(is_broadcast: str) -> dict[str, Any]:
-    """Return in which of four steps, at period 2, ranks hold the same buffers, and rank 0's own are unchanged."""
-    model, alone = DistributedDataParallel(Normalised(), broadcast_buffers=is_broadcast == "yes"), Normalised()
+    """Return in which of four steps, at period 2, ranks hold the same buffers, and rank 0's own are
+    unchanged.
+    """
+    model, alone = (
+        DistributedDataParallel(Normalised(), broadcast_buffers=is_broadcast == "yes"),
+        Normalised(),
+    )
     optimizer, optimizer_alone = sgd(model), sgd(alone)
     LocalSGD(period=2).register(model, optimizer=optimizer)
     equal, unchanged = [], []
@@ -149,17 +167,23 @@ def buffers(is_broadcast: str) -> dict[str, Any]:
 
 
 def resume(outer: str) -> float:
-    """Return the distance of a training from one that was continued from a checkpoint within a period."""
+    """Return the distance of a training from one that was continued from a checkpoint within a
+    period.
+    """
     trainings = []
     for _ in range(2):
         model = make_ddp()
         optimizer = sgd(model, momentum=0.9)
-        trainings.append((model, optimizer, LocalSGD(period=3, outer=outer).register(model, optimizer=optimizer)))
+        trainings.append(
+            (model, optimizer, LocalSGD(period=3, outer=outer).register(model, optimizer=optimizer))
+        )
     (model, optimizer, hook), (second_model, second_optimizer, second_hook) = trainings
     for number in range(5):
         train_step(model, optimizer, batch(dist.get_rank(), number))
     second_model.load_state_dict(model.state_dict())
-    second_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch would share the momentum
+    second_optimizer.load_state_dict(
+        copy.deepcopy(optimizer.state_dict())
+    )  # torch would share the momentum
     second_hook.load_state_dict(hook.state_dict())
     for number in range(5, STEPS):
         train_step(model, optimizer, batch(dist.get_rank(), number))
@@ -168,7 +192,10 @@ def resume(outer: str) -> float:
 
 
 def unused() -> dict[str, Any]:
-    """Train a layer that rank 1 alone uses, which torch cannot average; return whether ranks agree, and its change."""
+    """Train a layer that rank 1 alone uses, which torch cannot average.
+
+    Return whether ranks agree, and its change.
+    """
     torch.manual_seed(0)
     inner = nn.ModuleList([nn.Linear(24, 4), nn.Linear(24, 4)])
     model = DistributedDataParallel(_Either(inner), find_unused_parameters=True)
@@ -177,7 +204,10 @@ def unused() -> dict[str, Any]:
     LocalSGD(period=2).register(model, optimizer=optimizer)
     for number in range(4):
         train_step(model, optimizer, batch(dist.get_rank(), number))
-    return {"agree": agree(flat(inner.parameters())), "moved": float((flat(inner[1].parameters()) - before).norm())}
+    return {
+        "agree": agree(flat(inner.parameters())),
+        "moved": float((flat(inner[1].parameters()) - before).norm()),
+    }
 
 
 class _Either(nn.Module):
@@ -204,7 +234,10 @@ def foreign_sync() -> dict[str, bool]:
 
 
 def pasted(file: str) -> list[bool]:
-    """Run pasted lines around a user's model and optimiser, then train; return in which steps ranks agree."""
+    """Run pasted lines around a user's model and optimiser, then train.
+
+    Return in which steps ranks agree.
+    """
     names: dict[str, Any] = {"model": make_model()}
     names["optimizer"] = sgd(names["model"])
     exec(Path(file).read_text(), names)  # noqa: S102 - what a user does

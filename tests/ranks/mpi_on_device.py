@@ -1,4 +1,6 @@
-"""Run under mpirun: verify every MPI operation on simulated GPU memory, staged and passed directly."""
+"""Run under mpirun: verify every MPI operation on simulated GPU memory, staged and passed
+directly.
+"""
 
 import os
 import sys
@@ -23,15 +25,24 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
 def records_of(communicator: Communicator, control: Control) -> list[dict[str, Any]]:
-    """Return fields of rank 0's records of groups and rotated buffers, measured by the whole engine."""
-    session = Session(control=control, budget=replace(BUDGETS["quick"], slice_s=0.1), progress=Progress())
-    sweep = Sweep(sizes=[4096], backends=[communicator.backend], in_place="both", buffers=["hot", "rotated"])
+    """Return fields of rank 0's records of groups and rotated buffers, measured by the whole
+    engine.
+    """
+    session = Session(
+        control=control, budget=replace(BUDGETS["quick"], slice_s=0.1), progress=Progress()
+    )
+    sweep = Sweep(
+        sizes=[4096], backends=[communicator.backend], in_place="both", buffers=["hot", "rotated"]
+    )
     patterns = ["flat", f"split:{control.size}"] if control.size > 1 else ["flat"]
     sweep = replace(sweep, operations=["all_reduce", "all_gather"], patterns=patterns)
     cases = replace(sweep, sync="barrier").cases(control.size)  # others may have the cores
     records = [measure(case, communicator, session, launch=0) for case in cases]
     return [
-        {name: getattr(record, name) for name in ("status", "reason", "wrong", "loop", "device", "library")}
+        {
+            name: getattr(record, name)
+            for name in ("status", "reason", "wrong", "loop", "device", "library")
+        }
         for record in records
         if record
     ]
@@ -63,7 +74,10 @@ def main() -> None:
         CudaMpiCommunicator(control, plain)
     except InputError as error:
         results["refusal"] = str(error)
-    for communicator in (StagedMpiCommunicator(control, plain), CudaMpiCommunicator(control, Willing(control))):
+    for communicator in (
+        StagedMpiCommunicator(control, plain),
+        CudaMpiCommunicator(control, Willing(control)),
+    ):
         name = communicator.backend
         results["cases"][name] = [
             {"case": asdict(case)} | dict(verify_all.findings(case, number, communicator, control))

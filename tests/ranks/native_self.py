@@ -16,7 +16,10 @@ COUNT = 2
 
 def with_count(call: Call, count: int) -> Call:
     """Return the same call with another number of elements."""
-    rows = [(address, *arguments[:COUNT], count, *arguments[COUNT + 1 :]) for address, *arguments in call.rows]
+    rows = [
+        (address, *arguments[:COUNT], count, *arguments[COUNT + 1 :])
+        for address, *arguments in call.rows
+    ]
     return Call(run=call.run, rows=rows, keep=[call])
 
 
@@ -34,7 +37,10 @@ def main() -> None:
         timed = timer.run([call], 5, 3)
         results[method] = {
             "counted": (progress.counters - before).tolist(),
-            "ordered": bool((timed.end_ns >= timed.start_ns).all() and (timed.start_ns[1:] >= timed.end_ns[:-1]).all()),
+            "ordered": bool(
+                (timed.end_ns >= timed.start_ns).all()
+                and (timed.start_ns[1:] >= timed.end_ns[:-1]).all()
+            ),
         }
     timer = communicator.timer("native", SyncPlan(method="none"), progress)
     try:

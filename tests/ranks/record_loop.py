@@ -1,4 +1,7 @@
-"""Run on Gloo ranks: train with and without recording under DDP; print differences and what was recorded."""
+"""Run on Gloo ranks: train with and without recording under DDP.
+
+Print differences and what was recorded.
+"""
 
 import contextlib
 import sys
@@ -7,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gloo import agree, batch, everywhere, flat, join, loss_of, make_ddp, report_and_exit, train_step
+from gloo import (
+    agree,
+    batch,
+    everywhere,
+    flat,
+    join,
+    loss_of,
+    make_ddp,
+    report_and_exit,
+    train_step,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import commbench

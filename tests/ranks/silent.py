@@ -1,4 +1,6 @@
-"""Run under mpirun on several hosts: time operations that Open MPI's hierarchical component carries."""
+"""Run under mpirun on several hosts: time operations that Open MPI's hierarchical component
+carries.
+"""
 
 import sys
 
@@ -13,7 +15,9 @@ def main() -> None:
     control = connect_control("mpirun", int(sys.argv[1]))
     communicator = open_backend("mpi", control)
     dtype, size = DTYPES["float64"], communicator.size
-    buffers = Buffers(send=communicator.allocate(dtype, 1), receive=communicator.allocate(dtype, size))
+    buffers = Buffers(
+        send=communicator.allocate(dtype, 1), receive=communicator.allocate(dtype, size)
+    )
     shape = Shape(rank=communicator.rank, size=size, elements=size)
     for call in 20 * list(find_operation("gather").call(communicator, buffers, shape, "")):
         call.run()

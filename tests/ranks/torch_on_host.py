@@ -19,7 +19,12 @@ from commbench.engine.session import Session
 from commbench.engine.timing.loops import Progress
 from commbench.stats.budgets import BUDGETS, Budget
 
-BARRIER: dict[str, Any] = {"operation": "barrier", "message_bytes": 0, "dtype": None, "in_place": None}
+BARRIER: dict[str, Any] = {
+    "operation": "barrier",
+    "message_bytes": 0,
+    "dtype": None,
+    "in_place": None,
+}
 
 
 class HostEvent:
@@ -81,7 +86,9 @@ class OnHost(TorchNcclCommunicator):
     def rendezvous(self) -> None:
         """Fail for NVLS as NCCL does, because its rendezvous uses int8."""
         if os.environ.get("NCCL_ALGO") == "nvls":
-            raise RuntimeError("no algorithm/protocol available for function AllReduce with datatype ncclInt8")
+            raise RuntimeError(
+                "no algorithm/protocol available for function AllReduce with datatype ncclInt8"
+            )
         super().rendezvous()
 
 
@@ -98,12 +105,27 @@ def measured(communicator: OnHost, control: Any, **axes: Any) -> dict[str, Any]:
         }
     )
     budget = Budget(**{**vars(BUDGETS["quick"]), "slice_s": 0.1})
-    session = Session(control=control, budget=budget, progress=Progress(), hosts=["one"] * control.size)
+    session = Session(
+        control=control, budget=budget, progress=Progress(), hosts=["one"] * control.size
+    )
     record = measure(case, communicator, session, launch=0)
     if record is None:
         return {}
-    words = ("status", "reason", "wrong", "loop", "sync", "device", "library", "harness_us", "skew_us")
-    return {**{name: getattr(record, name) for name in words}, "tried": len(record.times_us) + record.late_discarded}
+    words = (
+        "status",
+        "reason",
+        "wrong",
+        "loop",
+        "sync",
+        "device",
+        "library",
+        "harness_us",
+        "skew_us",
+    )
+    return {
+        **{name: getattr(record, name) for name in words},
+        "tried": len(record.times_us) + record.late_discarded,
+    }
 
 
 def too_large(communicator: OnHost, control: Any) -> dict[str, Any]:
@@ -124,7 +146,9 @@ def main() -> None:
         results["cases"].append({"case": asdict(case)} | findings)
     results["barrier"] = verify_all.barrier_findings(communicator, control)
     results["measured"] = {
-        "in place": measured(communicator, control, operation="all_reduce", redop="sum", in_place=True),
+        "in place": measured(
+            communicator, control, operation="all_reduce", redop="sum", in_place=True
+        ),
         "plain": measured(communicator, control),
         "barrier": measured(communicator, control, **BARRIER),
         "barrier in a graph": measured(communicator, control, **BARRIER, graph=True),

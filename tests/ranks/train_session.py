@@ -1,4 +1,7 @@
-"""Run on real ranks: train the configurations of a launch; print rank 0's records and every rank's observations."""
+"""Run on real ranks: train the configurations of a launch.
+
+Print rank 0's records and every rank's observations.
+"""
 
 import contextlib
 import dataclasses
@@ -38,7 +41,9 @@ class Short(Hook):
         """Count steps."""
         self.steps += 1
 
-    def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
+    def launch(
+        self, bucket: dist.GradBucket, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
         """All-reduce the bucket."""
         watch.encoded()
         watch.started()
@@ -69,7 +74,9 @@ class Spy:
     def __init__(self) -> None:
         self.seen: dict[str, list[dict[str, Any]]] = {}
 
-    def run_block(self, training: block.Training, steps: int, *, is_last: bool = True) -> block.BlockSamples:
+    def run_block(
+        self, training: block.Training, steps: int, *, is_last: bool = True
+    ) -> block.BlockSamples:
         """Run the block."""
         samples = RUN_BLOCK(training, steps, is_last=is_last)
         note = {
@@ -101,7 +108,9 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
         Short() if "broken" in options["options"] else made(name, **options)
     )
     if task["drops_exchange"]:
-        vars(block)["make_hook"] = lambda _name, **options: Dropping(period=int(options["options"]["period"]))
+        vars(block)["make_hook"] = lambda _name, **options: Dropping(
+            period=int(options["options"]["period"])
+        )
     device = StandIn() if task["backend"] == "stand-in" else open_device(task["backend"], control)
     if task["free_bytes"] is not None:
         device.free_bytes = lambda: task["free_bytes"]  # type: ignore[method-assign]

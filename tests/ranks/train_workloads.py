@@ -1,4 +1,6 @@
-"""Tiny workloads for tests of training: valid ones, one with a single overflow, and ones that fail."""
+"""Tiny workloads for tests of training: valid ones, one with a single overflow, and ones that
+fail.
+"""
 
 import os
 import signal
@@ -21,7 +23,9 @@ HARM = "COMMBENCH_TEST_HARM"
 def model(seed: int) -> nn.Module:
     """Return a model of 81 710 parameters in 6 tensors."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(INPUTS, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, OUTPUTS))
+    return nn.Sequential(
+        nn.Linear(INPUTS, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, OUTPUTS)
+    )
 
 
 def batches(seed: int, rank: int, batch_size: int) -> list[Any]:
@@ -38,10 +42,17 @@ def squared(model: nn.Module, batch: Any) -> Tensor:
     return (model(inputs).float() - answers).square().mean() * factor
 
 
-def make(loss: Callable[[nn.Module, Any], Tensor], seed: int, rank: int, batch_size: int, **more: Any) -> Workload:
+def make(
+    loss: Callable[[nn.Module, Any], Tensor], seed: int, rank: int, batch_size: int, **more: Any
+) -> Workload:
     """Return a workload with the given loss."""
     data = batches(seed, rank, batch_size)
-    fields = {"batches": data, "steps": 6, "optimizer": lambda p: torch.optim.SGD(p, lr=0.05), **more}
+    fields = {
+        "batches": data,
+        "steps": 6,
+        "optimizer": lambda p: torch.optim.SGD(p, lr=0.05),
+        **more,
+    }
     return Workload(model=model(seed), loss=loss, batch_size=batch_size, **fields)
 
 
@@ -73,7 +84,9 @@ def batch_norm(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
     """Return a workload with buffers, which DDP broadcasts."""
     made = make(squared, seed, rank, batch_size)
     layers = nn.Sequential(made.model[0], nn.BatchNorm1d(300), *made.model[1:])
-    return Workload(model=layers, loss=made.loss, batches=made.batches, batch_size=batch_size, steps=6)
+    return Workload(
+        model=layers, loss=made.loss, batches=made.batches, batch_size=batch_size, steps=6
+    )
 
 
 class PartlyUsed(nn.Module):
@@ -91,7 +104,9 @@ class PartlyUsed(nn.Module):
 
 
 def partly_used(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
-    """Return a workload whose model has a layer that no rank uses, and one that only even ranks use."""
+    """Return a workload whose model has a layer that no rank uses, and one that only even ranks
+    use.
+    """
     made = make(squared, seed, rank, batch_size)
     model = PartlyUsed(made.model, uses_more=rank % 2 == 0)
     return Workload(model=model, loss=squared, batches=made.batches, batch_size=batch_size, steps=6)
@@ -104,7 +119,9 @@ def hook_of(model: nn.Module) -> str:
 
 
 def harmful(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
-    """Return a workload that kills rank 1 under bf16, blocks it under fp16, and raises on all ranks under randomk."""
+    """Return a workload that kills rank 1 under bf16, blocks it under fp16, and raises on all ranks
+    under randomk.
+    """
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         hook = hook_of(model) if HARM in os.environ else ""

@@ -1,4 +1,6 @@
-"""Run under mpirun: verify every operation on every backend: unchanged, with one element corrupted, without calls."""
+"""Run under mpirun: verify every operation on every backend: unchanged, with one element corrupted,
+without calls.
+"""
 
 import os
 import sys
@@ -26,15 +28,27 @@ MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data
 
 
 def cases(backend: str, size: int) -> list[Case]:
-    """Return every operation in every type by sum; in float32 and int8 also minimal sizes and other reductions."""
-    common: dict[str, Any] = {"backends": [backend], "in_place": "both", "roots": sorted({0, size - 1})}
+    """Return every operation in every type by sum.
+
+    In float32 and int8 also minimal sizes and other reductions.
+    """
+    common: dict[str, Any] = {
+        "backends": [backend],
+        "in_place": "both",
+        "roots": sorted({0, size - 1}),
+    }
     sweeps = []
     for name, dtype in DTYPES.items():
         numbers = (1, ELEMENTS_PER_RANK) if name in OFTEN else (ELEMENTS_PER_RANK,)
-        common |= {"dtypes": [name], "sizes": [size * elements * dtype.itemsize for elements in numbers]}
+        common |= {
+            "dtypes": [name],
+            "sizes": [size * elements * dtype.itemsize for elements in numbers],
+        }
         sweeps.append(Sweep(operations=MOVING, **common))
         if name in OFTEN:
-            sweeps.append(Sweep(operations=REDUCING, redops=["min", "max", "prod", "avg"], **common))
+            sweeps.append(
+                Sweep(operations=REDUCING, redops=["min", "max", "prod", "avg"], **common)
+            )
             sweeps.append(Sweep(operations=MOVING, cadences=["persistent"], **common))
     return all_cases(sweeps, size)
 
@@ -55,7 +69,9 @@ def _bytes_of(buffer: Any, element: int) -> Any:
 
 
 def corruption(case: Case, count: int) -> Callable[[Any], None]:
-    """Return a function that flips one bit of one element: the lowest bit, or a high one of rounded averages."""
+    """Return a function that flips one bit of one element: the lowest bit, or a high one of rounded
+    averages.
+    """
 
     def corrupt(buffer: Any) -> None:
         element = (0, buffer.count - 1, buffer.count // 2)[count % 3]
@@ -117,7 +133,9 @@ def barrier_findings(communicator: Communicator, control: Control) -> dict[str, 
 
 
 def old_library_finding(control: Control) -> str:
-    """Return the refusal of persistent requests by a library before MPI 4.0, where mpi4py raises this error."""
+    """Return the refusal of persistent requests by a library before MPI 4.0, where mpi4py raises
+    this error.
+    """
     # above, these would start MPI before its report of connections is read
     from mpi4py import MPI
 
@@ -128,7 +146,14 @@ def old_library_finding(control: Control) -> str:
             raise NotImplementedError("MPI_Allreduce_init")
 
     communicator = MpiCommunicator(control, lambda: OldComm(MPI.COMM_WORLD.Dup()))
-    case = Case(backend="mpi", operation="all_reduce", message_bytes=8, dtype="float32", redop="sum", persistent=True)
+    case = Case(
+        backend="mpi",
+        operation="all_reduce",
+        message_bytes=8,
+        dtype="float32",
+        redop="sum",
+        persistent=True,
+    )
     refusal = prepared_everywhere(replace(case, in_place=True), communicator, control, [])
     communicator.close()
     return str(refusal)
@@ -141,7 +166,9 @@ def main() -> None:
     for backend in sys.argv[1].split(","):
         communicator = open_backend(backend, control)
         for number, case in enumerate(cases(backend, control.size)):
-            results["cases"].append({"case": asdict(case)} | dict(findings(case, number, communicator, control)))
+            results["cases"].append(
+                {"case": asdict(case)} | dict(findings(case, number, communicator, control))
+            )
         results["barrier"][backend] = barrier_findings(communicator, control)
         communicator.close()
     results["old"] = old_library_finding(control)

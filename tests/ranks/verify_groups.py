@@ -1,4 +1,6 @@
-"""Run under mpirun: verify and measure every operation in every pattern of groups, on invented host names."""
+"""Run under mpirun: verify and measure every operation in every pattern of groups, on invented host
+names.
+"""
 
 import os
 import sys
@@ -20,16 +22,32 @@ from commbench.engine.timing.loops import Call, Progress
 from commbench.engine.timing.sync import SyncPlan
 from commbench.stats.budgets import BUDGETS
 
-PATTERNS = ("node", "cross", "split:2", "stride:2", "pairs:intra", "pairs:inter", "bisection", "ranks:0+2")
-#: Two hosts of two ranks, placed by turns; and an uneven placement that leaves ranks in no group, rank 0 among them.
+PATTERNS = (
+    "node",
+    "cross",
+    "split:2",
+    "stride:2",
+    "pairs:intra",
+    "pairs:inter",
+    "bisection",
+    "ranks:0+2",
+)
+#: Two hosts of two ranks, placed by turns; and an uneven placement that leaves ranks in no group,
+#: rank 0 among them.
 PLACEMENTS = {"even": "ABAB", "uneven": "ABBC"}
 ELEMENTS = 301
 MEASURED = ("node", "cross", "bisection", "ranks:0+2")
 
 
 def cases(backend: str, size: int) -> list[Case]:
-    """Return every operation that moves data, by sum, with the second rank of each group as root."""
-    common: dict[str, Any] = {"backends": [backend], "sizes": [size * ELEMENTS * 4], "patterns": PATTERNS}
+    """Return every operation that moves data, by sum, with the second rank of each group as
+    root.
+    """
+    common: dict[str, Any] = {
+        "backends": [backend],
+        "sizes": [size * ELEMENTS * 4],
+        "patterns": PATTERNS,
+    }
     moving = [name for name, operation in OPERATIONS.items() if operation.moves_data]
     return all_cases([Sweep(operations=moving, roots=(1,), in_place="default", **common)], size)
 
@@ -41,17 +59,23 @@ def flip(buffer: HostBuffer) -> None:
 
 def corrupted(prepared: Prepared, number: int, control: Control) -> dict[str, Any]:
     """Return the groups found wrong after one rank's result was changed, and the expected ones."""
-    holds = gather_everywhere(control, bool(prepared.shape and prepared.operation.answer(prepared.shape)))
+    holds = gather_everywhere(
+        control, bool(prepared.shape and prepared.operation.answer(prepared.shape))
+    )
     holders = [rank for rank, is_holder in enumerate(holds) if is_holder]
     chosen = holders[number % len(holders)]
-    checked = prepared.verify(control, shared_clock=True, tamper=flip if control.rank == chosen else None)
+    checked = prepared.verify(
+        control, shared_clock=True, tamper=flip if control.rank == chosen else None
+    )
     return {
         "expected": [int(chosen in group) for group in prepared.groups],
         "found": [checked.within(group) for group in prepared.groups],
     }
 
 
-def findings(case: Case, number: int, communicator: Communicator, hosts: str, control: Control) -> dict[str, Any]:
+def findings(
+    case: Case, number: int, communicator: Communicator, hosts: str, control: Control
+) -> dict[str, Any]:
     """Return the findings of verification for one case."""
     prepared = prepared_everywhere(case, communicator, control, hosts)
     if isinstance(prepared, str):
@@ -72,17 +96,28 @@ def findings(case: Case, number: int, communicator: Communicator, hosts: str, co
 
 
 def barriers(communicator: Communicator, hosts: str, control: Control) -> dict[str, dict[str, Any]]:
-    """Return by pattern the ranks per group that leave a barrier too early: with the real barrier and with none."""
+    """Return by pattern the ranks per group that leave a barrier too early: with the real barrier
+    and with none.
+    """
     results = {}
     for pattern in PATTERNS:
-        case = Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None, pattern=pattern)
+        case = Case(
+            backend=communicator.backend,
+            operation="barrier",
+            message_bytes=0,
+            dtype=None,
+            pattern=pattern,
+        )
         prepared = prepared_everywhere(case, communicator, control, hosts)
         assert isinstance(prepared, Prepared)
         checks = {
             name: each.verify(control, shared_clock=True)
             for name, each in (("real", prepared), ("idle", replace(prepared, calls=[])))
         }
-        results[pattern] = {name: [check.within(group) for group in prepared.groups] for name, check in checks.items()}
+        results[pattern] = {
+            name: [check.within(group) for group in prepared.groups]
+            for name, check in checks.items()
+        }
         results[pattern]["late"] = [len(group) - 1 for group in prepared.groups]
     return results
 
@@ -97,8 +132,15 @@ def measured(communicator: Communicator, hosts: str, control: Control) -> list[d
         hosts=hosts,
         slice_s=0.02,
     )
-    common: dict[str, Any] = {"sizes": [4096], "backends": [communicator.backend], "patterns": MEASURED}
-    planned = all_cases([Sweep(operations=["all_reduce", "iall_gather", "latency", "barrier"], **common)], control.size)
+    common: dict[str, Any] = {
+        "sizes": [4096],
+        "backends": [communicator.backend],
+        "patterns": MEASURED,
+    }
+    planned = all_cases(
+        [Sweep(operations=["all_reduce", "iall_gather", "latency", "barrier"], **common)],
+        control.size,
+    )
     records = [measure(case, communicator, session, launch=0) for case in planned]
     return [record.to_json() for record in records if record]
 

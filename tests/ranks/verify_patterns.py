@@ -1,4 +1,6 @@
-"""Run under mpirun: verify patterns of one group on every backend or on some ranks, or measure matrices."""
+"""Run under mpirun: verify patterns of one group on every backend or on some ranks, or measure
+matrices.
+"""
 
 import os
 import sys
@@ -38,7 +40,12 @@ def cases(backend: str, size: int) -> list[Case]:
     common: dict[str, Any] = {"backends": [backend], "roots": sorted({0, size - 1})}
     return all_cases(
         [
-            Sweep(operations=operations, patterns=[pattern], sizes=[4 * elements for elements in ELEMENTS], **common)
+            Sweep(
+                operations=operations,
+                patterns=[pattern],
+                sizes=[4 * elements for elements in ELEMENTS],
+                **common,
+            )
             for pattern, operations in COMPOSED.items()
             if pattern not in {"hierarchical", MATRIX}
         ],
@@ -48,10 +55,19 @@ def cases(backend: str, size: int) -> list[Case]:
 
 def hierarchies(backend: str, size: int) -> list[Case]:
     """Return hierarchical reductions of all kinds, in place and out of place."""
-    common: dict[str, Any] = {"backends": [backend], "patterns": ["hierarchical"], "in_place": "both"}
+    common: dict[str, Any] = {
+        "backends": [backend],
+        "patterns": ["hierarchical"],
+        "in_place": "both",
+    }
     return all_cases(
         [
-            Sweep(dtypes=["float32"], sizes=[4 * elements for elements in ELEMENTS], redops=REDOPS, **common),
+            Sweep(
+                dtypes=["float32"],
+                sizes=[4 * elements for elements in ELEMENTS],
+                redops=REDOPS,
+                **common,
+            ),
             Sweep(dtypes=["int8", "float64"], sizes=[64], **common),
         ],
         size,
@@ -60,13 +76,20 @@ def hierarchies(backend: str, size: int) -> list[Case]:
 
 def partial_cases(backend: str) -> list[Case]:
     """Return a hierarchy of the first four ranks, then groups that share some of them."""
-    common: dict[str, Any] = {"backend": backend, "operation": "all_reduce", "redop": "sum", "message_bytes": 96}
+    common: dict[str, Any] = {
+        "backend": backend,
+        "operation": "all_reduce",
+        "redop": "sum",
+        "message_bytes": 96,
+    }
     fields = {"dtype": "float32", "in_place": True, **common}
     return [Case(pattern="hierarchical", world_size=4, **fields), Case(pattern="split:3", **fields)]
 
 
 def wrong_of_some(case: Case, communicator: Communicator, control: Control) -> list[int | None]:
-    """Return the wrong elements of a case on six ranks of three hosts, with and without communication."""
+    """Return the wrong elements of a case on six ranks of three hosts, with and without
+    communication.
+    """
     prepared = prepare(case, communicator, "AABBCC")
     idle = replace(prepared, calls=[])
     return [each.verify(control, shared_clock=True).wrong for each in (prepared, idle)]
@@ -74,7 +97,14 @@ def wrong_of_some(case: Case, communicator: Communicator, control: Control) -> l
 
 def matrix_case(backend: str, operation: str, **changes: Any) -> Case:
     """Return a matrix case with messages of 8000 bytes."""
-    return Case(backend=backend, operation=operation, message_bytes=8000, dtype="float32", pattern="matrix", **changes)
+    return Case(
+        backend=backend,
+        operation=operation,
+        message_bytes=8000,
+        dtype="float32",
+        pattern="matrix",
+        **changes,
+    )
 
 
 @contextmanager
@@ -83,17 +113,23 @@ def lying(communicator: Communicator) -> Iterator[None]:
     if communicator.rank != LIAR:
         yield
         return
-    honest = {name: getattr(communicator, name) for name in ("send", "send_receive", "exchange_window")}
+    honest = {
+        name: getattr(communicator, name) for name in ("send", "send_receive", "exchange_window")
+    }
 
     def lie(buffer: Any, peer: int) -> Any:
         return communicator.allocate(buffer.dtype, buffer.count) if peer == VICTIM else buffer
 
     def exchange_window(sends: Any, receives: Any, window: int) -> Any:
-        return honest["exchange_window"]([(lie(buffer, peer), peer) for buffer, peer in sends], receives, window)
+        return honest["exchange_window"](
+            [(lie(buffer, peer), peer) for buffer, peer in sends], receives, window
+        )
 
     changed: dict[str, Any] = {
         "send": lambda buffer, peer: honest["send"](lie(buffer, peer), peer),
-        "send_receive": lambda send, target, *rest: honest["send_receive"](lie(send, target), target, *rest),
+        "send_receive": lambda send, target, *rest: honest["send_receive"](
+            lie(send, target), target, *rest
+        ),
         "exchange_window": exchange_window,
     }
     vars(communicator).update(changed)
@@ -129,7 +165,10 @@ def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
     for loop in communicator.loops:
         case = matrix_case(communicator.backend, "bandwidth", sync="dissemination", loop=loop)
         add(f"{loop} loop", measure(case, communicator, session, launch=0))
-    add("all_reduce", measure(matrix_case(communicator.backend, "all_reduce"), communicator, session, launch=0))
+    add(
+        "all_reduce",
+        measure(matrix_case(communicator.backend, "all_reduce"), communicator, session, launch=0),
+    )
     return records_by_variant
 
 
@@ -141,12 +180,16 @@ def main() -> None:
     for backend in backends.split(","):
         communicator = open_backend(backend, control)
         if topic == "some":
-            results["cases"] += [wrong_of_some(case, communicator, control) for case in partial_cases(backend)]
+            results["cases"] += [
+                wrong_of_some(case, communicator, control) for case in partial_cases(backend)
+            ]
         elif topic == "matrices":
             results["matrices"][backend] = matrices(communicator, control)
         else:
             planned = [(case, "") for case in cases(backend, control.size)]
-            planned += [(case, hosts) for case in hierarchies(backend, control.size) for hosts in PLACEMENTS]
+            planned += [
+                (case, hosts) for case in hierarchies(backend, control.size) for hosts in PLACEMENTS
+            ]
             for number, (case, hosts) in enumerate(planned):
                 entry = dict(findings(case, number, communicator, control, hosts[: control.size]))
                 results["cases"].append({"case": asdict(case), "hosts": hosts} | entry)

@@ -13,7 +13,9 @@ def with_png() -> None:
 
 @pytest.fixture(autouse=True)
 def _without_png(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave PNGs empty, except in tests that use ``with_png``, because they take as long as SVGs."""
+    """Leave PNGs empty, except in tests that use ``with_png``, because they take as long as
+    SVGs.
+    """
     if "with_png" in request.fixturenames:
         return
     save = Figure.savefig

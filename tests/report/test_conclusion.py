@@ -27,7 +27,9 @@ def compressed(loss: float = 2.1, step_ms: float = 10.0) -> Recommendation:
     metrics = {"metric_name": "accuracy", "metrics": [(40, 0.75)]}
     records = [
         *learning(BASE, down, step_ms=20, **metrics),
-        *learning(TOPK, np.linspace(3.0, loss, 40), step_ms=step_ms, **{**metrics, "metrics": [(40, 0.7)]}),
+        *learning(
+            TOPK, np.linspace(3.0, loss, 40), step_ms=step_ms, **{**metrics, "metrics": [(40, 0.7)]}
+        ),
     ]
     return decide([*sweep(topk=10), *records])
 
@@ -51,7 +53,10 @@ def test_paragraph_of_a_compressed_best() -> None:
     """State verdict, gain, the gain without compression, and the cost in accuracy."""
     text = paragraph(compressed())
     for part in (
-        "mlp on 2 ranks: keep the default, or change to topk:0.01 with 5 MiB buckets, which alters learning.",
+        (
+            "mlp on 2 ranks: keep the default, or change to topk:0.01 with 5 MiB buckets, which"
+            " alters learning."
+        ),
         "2.000 times as fast as the default",
         "No setting that leaves learning as it is was faster than the default.",
         "After 40 steps its training loss is 2.135 against 2.038 (paired by launch: +0.096",
@@ -64,7 +69,9 @@ def test_paragraph_of_a_compressed_best() -> None:
 
 def test_paragraph_says_when_speed_does_not_pay() -> None:
     """State that a faster configuration learns no more in the same time."""
-    assert "in equal time topk:0.01 with 5 MiB buckets learnt no more" in paragraph(compressed(loss=2.99, step_ms=18))
+    assert "in equal time topk:0.01 with 5 MiB buckets learnt no more" in paragraph(
+        compressed(loss=2.99, step_ms=18)
+    )
 
 
 def test_paragraph_of_an_uncompressed_best() -> None:
@@ -80,8 +87,8 @@ def test_paragraph_names_the_uncompressed_gain() -> None:
     """State the gain without compression with its interval, and unknown accuracy."""
     text = paragraph(decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))]))
     assert (
-        "Of those that leave learning as it is the fastest is 5 MiB buckets, 1.111 times as fast as the default "
-        "[1.111, 1.111]." in text
+        "Of those that leave learning as it is the fastest is 5 MiB buckets, 1.111 times as fast as"
+        " the default [1.111, 1.111]." in text
     )
     assert "What this does to learning was not measured" in text
 
@@ -95,7 +102,10 @@ def test_conclusion_leads_with_what_leaves_learning_as_it_is() -> None:
         recommendation.safe.bucket_cap_mb,
         pytest.approx(recommendation.safe.speedup),
     )
-    start = "mlp on 2 ranks: change to 5 MiB buckets, which leaves learning as it is, or change to topk:0.01 with 5 MiB"
+    start = (
+        "mlp on 2 ranks: change to 5 MiB buckets, which leaves learning as it is, or change to"
+        " topk:0.01 with 5 MiB"
+    )
     assert paragraph(recommendation).startswith(start)
     (_, safe), (_, best) = snippets(recommendation)
     assert "bucket_cap_mb=5" in safe
@@ -133,7 +143,9 @@ def test_warnings_are_listed(info: dict[str, Any], warning: str) -> None:
 def test_a_shared_gpu_is_a_warning(backend: str, *, is_flagged: bool) -> None:
     """Warn that ranks shared a GPU."""
     records = [*sweep(five=16), *fresh((FIVE, 16))]
-    placed = [dataclasses.replace(r, case=dataclasses.replace(r.case, backend=backend)) for r in records]
+    placed = [
+        dataclasses.replace(r, case=dataclasses.replace(r.case, backend=backend)) for r in records
+    ]
     assert is_flagged == ("ranks shared a GPU" in paragraph(decide(placed, ranks_per_gpu=2)))
 
 
@@ -149,7 +161,9 @@ def test_what_broke_in_fresh_launches_is_a_warning() -> None:
     broken = launches_of(5, confirmed(TOPK), ranks_agree=False)
     recommendation = decide([*sweep(five=16, topk=5), *fresh((FIVE, 16)), *broken])
     assert ("change", "none") == (recommendation.verdict, recommendation.best.hook)
-    expected = "topk:0.01 with 5 MiB buckets is left out because its ranks ended with different parameters"
+    expected = (
+        "topk:0.01 with 5 MiB buckets is left out because its ranks ended with different parameters"
+    )
     assert (expected,) == recommendation.warnings
 
 
@@ -187,24 +201,43 @@ def test_file_holds_the_contract() -> None:
     """Write every documented field, and read it back."""
     recommendation = compressed()
     data = json.loads(json.dumps(recommendation.to_json()))
-    promised = {"schema", "workload", "world_size", "baseline", "best", "best_uncompressed", "speedup", "speedup_ci"}
+    promised = {
+        "schema",
+        "workload",
+        "world_size",
+        "baseline",
+        "best",
+        "best_uncompressed",
+        "speedup",
+        "speedup_ci",
+    }
     promised |= {"verdict", "reason", "snippet", "measured_steps", "exhaustive_steps", "safe"}
     assert promised <= data.keys()
     assert 1 == data["schema"]
-    setting = {"bucket_cap_mb": "5", "hook": "topk", "density": 0.01, "precision": "fp32", "accumulation": 1}
+    setting = {
+        "bucket_cap_mb": "5",
+        "hook": "topk",
+        "density": 0.01,
+        "precision": "fp32",
+        "accumulation": 1,
+    }
     assert setting.items() <= data["best"].items()
     for one in (data["baseline"], data["best"], data["best_uncompressed"]):
         assert {"step_ms", *setting} <= one.keys()
     assert 2 == len(data["speedup_ci"])
     assert recommendation == Recommendation.from_json(data)
-    assert recommendation == Recommendation.from_json({**data, "later": 1, "best": {**data["best"], "later": 1}})
+    assert recommendation == Recommendation.from_json(
+        {**data, "later": 1, "best": {**data["best"], "later": 1}}
+    )
     assert paragraph(recommendation) == data["paragraph"]
 
 
 def test_undecided_file_is_read_back() -> None:
     """Write and read a recommendation without speedup."""
     recommendation = decide(sweep(topk=10))
-    assert recommendation == Recommendation.from_json(json.loads(json.dumps(recommendation.to_json())))
+    assert recommendation == Recommendation.from_json(
+        json.loads(json.dumps(recommendation.to_json()))
+    )
 
 
 def test_setting_has_what_a_user_chooses() -> None:

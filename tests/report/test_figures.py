@@ -20,9 +20,14 @@ def make_runs() -> list:  # type: ignore[type-arg] # of runs
     """Return two runs, each with collectives and training."""
     training = [
         *launches_of(20.0, losses=[2.0, 1.0], buckets=[make_bucket()]),
-        *launches_of(10.0, make_training_case("fp16", "25"), losses=[2.0, 1.0], buckets=[make_bucket()]),
+        *launches_of(
+            10.0, make_training_case("fp16", "25"), losses=[2.0, 1.0], buckets=[make_bucket()]
+        ),
     ]
-    return [training_run_of(training, name, collectives=make_launches(STEADY)) for name in ("old", "new")]
+    return [
+        training_run_of(training, name, collectives=make_launches(STEADY))
+        for name in ("old", "new")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,9 @@ def test_figures_come_in_a_fixed_order_with_names_of_their_own(drawings: Sequenc
 def test_figures_are_the_same_each_time(drawings: Sequence[Drawing]) -> None:
     """Draw identical bytes for equal runs."""
     again = all_figures(make_runs())
-    assert [(each.name, each.svg, each.png) for each in drawings] == [(each.name, each.svg, each.png) for each in again]
+    assert [(each.name, each.svg, each.png) for each in drawings] == [
+        (each.name, each.svg, each.png) for each in again
+    ]
 
 
 def test_every_figure_says_what_it_shows(drawings: Sequence[Drawing]) -> None:
@@ -65,11 +72,9 @@ def test_nothing_measured_is_no_figure() -> None:
 def test_figures_need_no_ranks() -> None:
     """Draw without torch, MPI and numba, and without matplotlib's global state."""
     code = (
-        "import sys, commbench.report.figures as f\n"
-        "heavy = {'torch', 'mpi4py', 'numba', 'matplotlib'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-        "texts = dict(title='', caption='', alt='')\n"
-        "f.drawing.Drawing(paint=lambda figure: figure.subplots(), name='a', section='energy', **texts).png\n"
-        "assert 'matplotlib.pyplot' not in sys.modules\n"
+        "import sys, commbench.report.figures as f\nheavy = {'torch', 'mpi4py', 'numba',"
+        " 'matplotlib'} & set(sys.modules)\nassert not heavy, heavy\ntexts = dict(title='',"
+        " caption='', alt='')\nf.drawing.Drawing(paint=lambda figure: figure.subplots(), name='a',"
+        " section='energy', **texts).png\nassert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

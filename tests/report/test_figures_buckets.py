@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 from drawings import marked, painted, points_of, recommendation_of, texts_of, training_run_of
-from training_builders import launches_of, make_training_case, make_training_launches, make_training_record
+from training_builders import (
+    launches_of,
+    make_training_case,
+    make_training_launches,
+    make_training_record,
+)
 from tuning_world import default_play, default_world
 
 from commbench.ddp.plan.records import TrainingRecord
@@ -51,7 +56,9 @@ def test_places_are_logarithmic_between_the_default_and_the_lists() -> None:
     """Place sizes logarithmically, the default before and lists after them."""
     places = places_of(["1", "default", "1+25", "4", "16", "1+5+25"])
 
-    assert ["default", "1", "4", "16", "1+25", "1+5+25"] == sorted(places, key=lambda cap: places[cap])
+    assert ["default", "1", "4", "16", "1+25", "1+5+25"] == sorted(
+        places, key=lambda cap: places[cap]
+    )
     assert pytest.approx(places["16"] - places["4"]) == places["4"] - places["1"]
     assert {"5": pytest.approx(1.3)} == places_of(["5"])
     assert 6 == len(set(places.values()))
@@ -67,7 +74,9 @@ def test_lines_join_numbers_only() -> None:
         cap: point.value for cap, point in lines_by_name["none"].measured.items()
     }
     assert [24.0, 18.0] == [y for _, y in points_of(axes, "none")]
-    assert ["default", "1", "25", "1+\n25"] == [label.get_text() for label in axes.get_xticklabels()]
+    assert ["default", "1", "25", "1+\n25"] == [
+        label.get_text() for label in axes.get_xticklabels()
+    ]
 
 
 def test_the_recommended_setting_is_ringed() -> None:
@@ -77,14 +86,20 @@ def test_the_recommended_setting_is_ringed() -> None:
     (drawing,) = bucket_figures([run])
 
     assert [10.0] == [y for _, y in marked(axes, "chosen")]
-    assert "Recommended (ringed): fp16 with 25 MiB buckets, 2.00 [1.90, 2.10] times as fast" in drawing.caption
+    assert (
+        "Recommended (ringed): fp16 with 25 MiB buckets, 2.00 [1.90, 2.10] times as fast"
+        in drawing.caption
+    )
     assert "Fastest in the sweep: fp16, 25 MiB buckets, 10.0 ms" in drawing.caption
 
 
 @pytest.mark.parametrize(
-    ("verdict", "sentence"), [("keep", "nothing gained more than 2 %"), ("inconclusive", "too wide to decide")]
+    ("verdict", "sentence"),
+    [("keep", "nothing gained more than 2 %"), ("inconclusive", "too wide to decide")],
 )
-def test_the_default_is_ringed_where_nothing_is_shown_to_be_faster(verdict: str, sentence: str) -> None:
+def test_the_default_is_ringed_where_nothing_is_shown_to_be_faster(
+    verdict: str, sentence: str
+) -> None:
     """Ring the default if it is recommended."""
     run = training_run_of(sweep(), recommendation=recommendation_of(BEST, verdict=verdict))
     axes = painted(paint_lines, list(lines(run).values())).axes[0]
@@ -93,11 +108,15 @@ def test_the_default_is_ringed_where_nothing_is_shown_to_be_faster(verdict: str,
     assert sentence in bucket_figures([run])[0].caption
 
 
-@pytest.mark.parametrize("info", [{"launches": 0}, {"launches": 2, "status": "partial", "first_look": 4}])
+@pytest.mark.parametrize(
+    "info", [{"launches": 0}, {"launches": 2, "status": "partial", "first_look": 4}]
+)
 def test_nothing_is_ringed_before_fresh_launches_have_compared(info: dict[str, Any]) -> None:
     """Ring nothing without confirmation launches or before the first look."""
     launches = info.pop("launches")
-    lines_by_name = recommendation_of(BEST, verdict="inconclusive", launches=launches, speedup=None, speedup_ci=None)
+    lines_by_name = recommendation_of(
+        BEST, verdict="inconclusive", launches=launches, speedup=None, speedup_ci=None
+    )
     run = training_run_of(sweep(), recommendation=lines_by_name, **info)
     axes = painted(paint_lines, list(lines(run).values())).axes[0]
     (drawing,) = bucket_figures([run])
@@ -124,7 +143,9 @@ def test_another_workloads_recommendation_rings_nothing() -> None:
 def test_predictions_are_hollow() -> None:
     """Draw predictions as hollow points, also without measurements."""
     line = Line(
-        name="none", measured=lines(training_run_of(sweep()))["none"].measured, predicted={"25": 17.0, "50": 16.0}
+        name="none",
+        measured=lines(training_run_of(sweep()))["none"].measured,
+        predicted={"25": 17.0, "50": 16.0},
     )
     axes = painted(paint_lines, [line]).axes[0]
     hollow = [drawn for drawn in axes.get_lines() if drawn.get_gid() == "predicted"]
@@ -137,7 +158,9 @@ def test_a_tuning_shows_its_predictions_beside_what_it_measured() -> None:
     """Draw each prediction of a tuning on its hook's line."""
     world, records = default_world(), default_play().records
     run = training_run_of(
-        training_records(records), collectives=collective_records(records), **{**world.plan.info, "world_size": 2}
+        training_records(records),
+        collectives=collective_records(records),
+        **{**world.plan.info, "world_size": 2},
     )
     lines_by_name = lines(run)
     rows = {(row.hook, row.bucket_cap_mb): row.predicted_step_ms for row in predictions(run)}
@@ -150,7 +173,9 @@ def test_a_tuning_shows_its_predictions_beside_what_it_measured() -> None:
 
 def test_failures_are_crosses() -> None:
     """Draw failed settings as crosses."""
-    failed = make_training_record(make_training_case(cap="100"), status="failed", reason="Out of memory.")
+    failed = make_training_record(
+        make_training_case(cap="100"), status="failed", reason="Out of memory."
+    )
     run = training_run_of([*sweep(), failed])
     axes = painted(paint_lines, list(lines(run).values())).axes[0]
     (drawing,) = bucket_figures([run])
@@ -194,7 +219,9 @@ def test_a_single_setting_is_no_curve() -> None:
 def test_runs_overlay_and_many_lines_are_cut() -> None:
     """Overlay the same workload of several runs, with at most eight lines."""
     steps: dict[tuple[str, str], float] = {
-        (hook, cap): 10.0 for hook in ("none", "fp16", "bf16", "topk:0.01", "topk:0.1") for cap in ("default", "25")
+        (hook, cap): 10.0
+        for hook in ("none", "fp16", "bf16", "topk:0.01", "topk:0.1")
+        for cap in ("default", "25")
     }
     runs = [training_run_of(sweep(steps), name) for name in ("old", "new")]
     (drawing,) = bucket_figures(runs)

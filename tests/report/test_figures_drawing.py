@@ -34,7 +34,13 @@ def paint(figure: Figure) -> None:
 
 def drawn(**changes: Any) -> Drawing:
     """Return the drawing of `paint`."""
-    fields = {"name": "some-figure", "section": "training", "title": "Some", "caption": "Read it.", "alt": "Lines."}
+    fields = {
+        "name": "some-figure",
+        "section": "training",
+        "title": "Some",
+        "caption": "Read it.",
+        "alt": "Lines.",
+    }
     return Drawing(paint=paint, **{**fields, **changes})
 
 
@@ -61,7 +67,10 @@ def test_the_palette_has_distinct_colours_in_both_themes() -> None:
     for theme in ("light", "dark"):
         colours = [getattr(colour, theme) for colour in PALETTE.values()]
         assert len(set(colours)) == len(colours)
-        assert all(f"--{name}: {getattr(PALETTE[name], theme)}" in theme_variables(theme) for name in PALETTE)
+        assert all(
+            f"--{name}: {getattr(PALETTE[name], theme)}" in theme_variables(theme)
+            for name in PALETTE
+        )
     assert 8 == len(SERIES) == len(MARKERS) == len(DASHES) == len(set(map(str, DASHES)))
 
 
@@ -79,7 +88,9 @@ def test_everything_shows_on_paper(theme: str) -> None:
     for name, colour in PALETTE.items():
         own = luminance(getattr(colour, theme))
         contrast = (max(own, paper) + 0.05) / (min(own, paper) + 0.05)
-        least = 4.5 if name in {"ink", "muted", "bad"} else 3.0 if name.startswith("series") else 1.0
+        least = (
+            4.5 if name in {"ink", "muted", "bad"} else 3.0 if name.startswith("series") else 1.0
+        )
         assert contrast >= least, name
 
 

@@ -7,7 +7,13 @@ from drawings import painted, points_of, run_of, texts_of, training_run_of
 from training_builders import launches_of, make_training_case
 
 from commbench.engine.records import Record
-from commbench.report.figures.energy import bars_of, curves_of, energy_figures, paint_bars, paint_curves
+from commbench.report.figures.energy import (
+    bars_of,
+    curves_of,
+    energy_figures,
+    paint_bars,
+    paint_curves,
+)
 from commbench.report.figures.words import groups
 from commbench.report.page.contents import make_page
 from commbench.report.page.parts import Section
@@ -21,14 +27,21 @@ def metered(energy_of: str = "", **changes: str) -> list[Record]:
         record
         for size in sizes
         for record in make_launches(
-            STEADY, make_case(message_bytes=size, **changes), energy_J=1e-9 * size, energy_of=energy_of
+            STEADY,
+            make_case(message_bytes=size, **changes),
+            energy_J=1e-9 * size,
+            energy_of=energy_of,
         )
     ]
 
 
 def energy_section(runs: Sequence[Run]) -> Section:
     """Return the energy section of a page."""
-    return next(section for section in make_page(runs, [], beside=False).sections if section.name == "energy")
+    return next(
+        section
+        for section in make_page(runs, [], beside=False).sections
+        if section.name == "energy"
+    )
 
 
 def test_energy_runs_over_the_size() -> None:
@@ -49,11 +62,15 @@ def test_what_counts_different_things_has_figures_of_its_own() -> None:
     old, new = run_of(metered(), "old"), run_of(metered("cpu+gpu"), "new")
     drawings = energy_figures([old, new])
 
-    assert ["energy-all-reduce", "energy-all-reduce-cpu-gpu"] == [drawing.name for drawing in drawings]
+    assert ["energy-all-reduce", "energy-all-reduce-cpu-gpu"] == [
+        drawing.name for drawing in drawings
+    ]
     assert ["of all that was metered", "of processors and GPUs"] == [
         drawing.caption.partition("operation, ")[2].partition(" (")[0] for drawing in drawings
     ]
-    assert ["old:", "new:"] == [drawing.alt.partition(" for ")[2].split()[0] for drawing in drawings]
+    assert ["old:", "new:"] == [
+        drawing.alt.partition(" for ")[2].split()[0] for drawing in drawings
+    ]
 
 
 def test_energy_of_training_is_bars() -> None:
@@ -61,7 +78,9 @@ def test_energy_of_training_is_bars() -> None:
     records = [
         *launches_of(20.0, energy_J=8.0, energy_of="cpu"),
         *launches_of(10.0, make_training_case("fp16"), energy_J=6.0, energy_of="cpu"),
-        *launches_of(9.0, make_training_case("local"), energy_J=5.0, energy_of="cpu"),  # which has no row
+        *launches_of(
+            9.0, make_training_case("local"), energy_J=5.0, energy_of="cpu"
+        ),  # which has no row
     ]
     run = training_run_of(records)
     (drawing,) = energy_figures([run])
@@ -104,13 +123,21 @@ def test_a_page_says_what_its_energies_count() -> None:
 
 def texts_in(run: Run) -> list[str]:
     """Return the texts of a page's tables."""
-    tables = [table for section in make_page([run], [], beside=False).sections for table in section.tables]
+    tables = [
+        table for section in make_page([run], [], beside=False).sections for table in section.tables
+    ]
     headings = [column.heading for table in tables for column in table.columns]
     return headings + [cell.text for table in tables for line in table.lines for cell in line]
 
 
 def test_a_page_says_whose_energy_was_not_counted() -> None:
     """State run.json's reason for missing energy."""
-    run = run_of(make_launches(STEADY), energy={"counted": [], "missing": {"cpu": "no counters (host0)"}})
-    sentences = [sentence for section in make_page([run], [], beside=False).sections for sentence in section.sentences]
+    run = run_of(
+        make_launches(STEADY), energy={"counted": [], "missing": {"cpu": "no counters (host0)"}}
+    )
+    sentences = [
+        sentence
+        for section in make_page([run], [], beside=False).sections
+        for sentence in section.sentences
+    ]
     assert "Energy of processors: no counters (host0)." in sentences

@@ -4,7 +4,12 @@ from builders import MIB, STEADY, make_case, make_launches
 from drawings import painted, run_of, texts_of, training_run_of
 from training_builders import launches_of, make_training_case, make_training_record
 
-from commbench.report.figures.launches import collective_spreads, launch_figures, paint_spreads, training_spreads
+from commbench.report.figures.launches import (
+    collective_spreads,
+    launch_figures,
+    paint_spreads,
+    training_spreads,
+)
 
 TWO_HUMPS = [10.0, 10.1, 10.2, 20.0, 20.1, 20.2]
 
@@ -62,7 +67,9 @@ def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:
     assert ["none, default buckets", "fp16, default buckets"] == [
         spread.name for spread in training_spreads(training_run_of(sweep), "")
     ]
-    assert ["none, default buckets"] == [s.name for s in training_spreads(training_run_of([*sweep, *fresh]), "")]
+    assert ["none, default buckets"] == [
+        s.name for s in training_spreads(training_run_of([*sweep, *fresh]), "")
+    ]
     assert [] == training_spreads(training_run_of([make_training_record()]), "")
 
 

@@ -45,7 +45,10 @@ def test_spans_follow_the_blocks(tuned: Run) -> None:
     assert sum(len(record.block_at) for record in tuned_records(tuned)) == len(spans)
     assert all(one.end <= other.begin for one, other in itertools.pairwise(spans))
     last = records[-1]
-    assert (last.block_at[-1], last.block_at[-1] + last.block_steps) == (spans[-1].begin, spans[-1].end)
+    assert (last.block_at[-1], last.block_at[-1] + last.block_steps) == (
+        spans[-1].begin,
+        spans[-1].end,
+    )
     assert 0.9 * STEPS_MS["default"] < spans[0].step_ms < 1.1 * STEPS_MS["default"]
 
 
@@ -83,8 +86,12 @@ def test_timeline_has_a_line_for_each_setting(tuned: Run) -> None:
     above, below = painted(paint_timeline, drawn_course).axes
     assert list(drawn_course.names) == [label.get_text() for label in above.get_yticklabels()]
     assert len(drawn_course.spans) == sum(len(bars.get_paths()) for bars in above.collections)
-    assert [(span.begin, span.step_ms) for span in drawn_course.spans] == marked(below, "median")[::2]
-    begin = next(record.block_at[0] for record in tuned.training_records if record.case.phase == CONFIRM)
+    assert [(span.begin, span.step_ms) for span in drawn_course.spans] == marked(below, "median")[
+        ::2
+    ]
+    begin = next(
+        record.block_at[0] for record in tuned.training_records if record.case.phase == CONFIRM
+    )
     assert begin == drawn_course.begins_confirmation
     assert ["confirmation"] == [text.get_text() for text in above.texts]
 
@@ -94,10 +101,16 @@ def test_every_change_is_marked_below_the_loss(tuned: Run) -> None:
     drawn_course = course(tuned)
     (axes,) = painted(paint_loss, drawn_course).axes
     names = ["default buckets", *(span.name for span in drawn_course.spans)]
-    changes = [span.begin for span, before in zip(drawn_course.spans, names, strict=False) if span.name != before]
+    changes = [
+        span.begin
+        for span, before in zip(drawn_course.spans, names, strict=False)
+        if span.name != before
+    ]
     assert changes == [x for x, _ in marked(axes, "switch")[::2]]
     assert len(tuned.losses) == len(axes.get_lines()[0].get_xdata())
-    assert f"Marks at the bottom are {len(changes)} changes of the setting" in loss_caption(drawn_course)
+    assert f"Marks at the bottom are {len(changes)} changes of the setting" in loss_caption(
+        drawn_course
+    )
 
 
 def test_the_last_of_several_launches_is_drawn(tmp_path: Path) -> None:
@@ -120,7 +133,9 @@ def test_other_runs_have_no_such_figures(tuned: Run) -> None:
 
 def test_two_runs_have_figures_of_their_own(tuned: Run) -> None:
     """Give the drawings of two runs different names."""
-    one, other = (dataclasses.replace(tuned, path=Path("/runs") / name) for name in ("one", "other"))
+    one, other = (
+        dataclasses.replace(tuned, path=Path("/runs") / name) for name in ("one", "other")
+    )
     assert ["live-1", "live-2"] == [drawing.name for drawing in live_figures([one, other])]
 
 

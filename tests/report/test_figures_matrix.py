@@ -18,7 +18,9 @@ def run_of(records: list[Record], hosts: int, ranks_per_host: int = 1, name: str
     """Return a run of a matrix between host1, host2, ..."""
     from pathlib import Path
 
-    return Run(path=Path("/runs") / name, info=make_hosts(hosts, ranks_per_host), records=tuple(records))
+    return Run(
+        path=Path("/runs") / name, info=make_hosts(hosts, ranks_per_host), records=tuple(records)
+    )
 
 
 def heat(run: Run) -> Heat:
@@ -29,7 +31,9 @@ def heat(run: Run) -> Heat:
 
 def test_cells_are_from_row_to_column() -> None:
     """Show median bandwidth from row to column, with an empty diagonal."""
-    run = run_of(make_matrix(3, noise=0.0, rank_slowness=lambda a, b: 2.0 if (a, b) == (0, 2) else 1.0), 3)
+    run = run_of(
+        make_matrix(3, noise=0.0, rank_slowness=lambda a, b: 2.0 if (a, b) == (0, 2) else 1.0), 3
+    )
     cells = heat(run)
     image = painted(paint_heat, cells).axes[0].get_images()[0].get_array()
     fast = run.matrices[0].rate_GBps(INTER_US)
@@ -81,7 +85,10 @@ def test_what_was_not_judged_is_not_called_sound() -> None:
     """State that launches are too few, or that two hosts cannot be judged."""
     (few,) = matrix_figures([run_of(make_matrix(4, launches=1), 4)])
     (two,) = matrix_figures([run_of(make_matrix(2), 2)])
-    assert "Hosts and links are not judged: 1 launch cannot distinguish slowness from chance" in few.caption
+    assert (
+        "Hosts and links are not judged: 1 launch cannot distinguish slowness from chance"
+        in few.caption
+    )
     assert "With so few pairs no straggler can be identified." in two.caption
     assert not any("is shown to be slower" in drawing.caption for drawing in (few, two))
 
@@ -89,7 +96,9 @@ def test_what_was_not_judged_is_not_called_sound() -> None:
 def test_a_matrix_speaks_for_itself() -> None:
     """Mark nothing in a matrix because of another one."""
     slow = make_matrix(6, host_slowness=touching(2, 3.0), launches=10)
-    sound = make_matrix(6, launches=10, case=make_case("latency", pattern="matrix", message_bytes=8))
+    sound = make_matrix(
+        6, launches=10, case=make_case("latency", pattern="matrix", message_bytes=8)
+    )
     captions = [drawing.caption for drawing in matrix_figures([run_of([*slow, *sound], 6)])]
     assert ["Marked as slow" in caption for caption in captions] == [
         "Here no host" not in caption for caption in captions
@@ -100,7 +109,9 @@ def test_a_matrix_speaks_for_itself() -> None:
 def test_typical_is_what_pairs_have_that_nothing_slow_explains() -> None:
     """State the median of unmarked pairs in the colours' unit, and the marked pairs' value."""
     small = make_case("bandwidth", pattern="matrix", message_bytes=1024)
-    run = run_of(make_matrix(4, noise=0.001, host_slowness=touching(2, 4.0), launches=8, case=small), 4)
+    run = run_of(
+        make_matrix(4, noise=0.001, host_slowness=touching(2, 4.0), launches=8, case=small), 4
+    )
     (drawing,) = matrix_figures([run])
     assert "MB/s" == heat(run).unit
     assert "Half of the pairs that are not marked move 10.2 MB/s." in drawing.caption
@@ -121,12 +132,17 @@ def test_pairs_that_were_not_timed_are_blank_and_counted() -> None:
     assert "2 pairs could not be timed and are blank." in drawing.caption
 
 
-def test_very_many_ranks_share_cells_that_show_the_slowest_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_ranks_share_cells_that_show_the_slowest_pair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Show the slowest pair per cell of a large matrix."""
     cells_a_side = 40
     monkeypatch.setattr(matrix_drawing, "MOST_CELLS", cells_a_side)
     records = make_matrix(
-        2 * cells_a_side, launches=1, noise=0.0, rank_slowness=lambda a, b: 9.0 if (a, b) == (8, 5) else 1.0
+        2 * cells_a_side,
+        launches=1,
+        noise=0.0,
+        rank_slowness=lambda a, b: 9.0 if (a, b) == (8, 5) else 1.0,
     )
     run = run_of(records, 2 * cells_a_side)
     (matrix,) = matrices(run.records, run.info)
@@ -146,7 +162,8 @@ def test_a_wide_range_gets_a_logarithmic_scale() -> None:
     wide = heat(run_of(make_matrix(4, noise=0.0, host_slowness=touching(1, 30.0)), 4))
     narrow = heat(run_of(make_matrix(4), 4))
     assert [True, False] == [
-        isinstance(painted(paint_heat, one).axes[0].get_images()[0].norm, LogNorm) for one in (wide, narrow)
+        isinstance(painted(paint_heat, one).axes[0].get_images()[0].norm, LogNorm)
+        for one in (wide, narrow)
     ]
 
 
@@ -166,5 +183,7 @@ def test_every_run_has_its_own() -> None:
     drawings = matrix_figures(runs)
 
     assert ["old: ", "new: "] == [drawing.title[:5] for drawing in drawings]
-    assert ["matrix-1-bandwidth-1", "matrix-2-bandwidth-1"] == [drawing.name for drawing in drawings]
+    assert ["matrix-1-bandwidth-1", "matrix-2-bandwidth-1"] == [
+        drawing.name for drawing in drawings
+    ]
     assert [] == matrix_figures([run_of([], 3)])

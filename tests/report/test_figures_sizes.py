@@ -8,19 +8,29 @@ from builders import KIB, MIB, STEADY, make_case, make_grouped, make_launches, m
 from drawings import marked, painted, points_of, run_of, texts_of
 
 from commbench.engine.records import Record
-from commbench.report.figures.sizes import Family, caption_of, families, paint_curves, paint_dots, size_figures
+from commbench.report.figures.sizes import (
+    Family,
+    caption_of,
+    families,
+    paint_curves,
+    paint_dots,
+    size_figures,
+)
 from commbench.results import Run
 
 SIZES = (KIB, 64 * KIB, MIB)
 
 
-def launches_over(sizes: tuple[int, ...] = SIZES, factor: float = 1.0, **changes: Any) -> list[Record]:
+def launches_over(
+    sizes: tuple[int, ...] = SIZES, factor: float = 1.0, **changes: Any
+) -> list[Record]:
     """Return six launches at each size; 1 KiB takes 10 us, and times are proportional to sizes."""
     return [
         record
         for size in sizes
         for record in make_launches(
-            [factor * time * size / KIB for time in STEADY], make_case(message_bytes=size, **changes)
+            [factor * time * size / KIB for time in STEADY],
+            make_case(message_bytes=size, **changes),
         )
     ]
 
@@ -50,7 +60,10 @@ def test_bands_are_the_intervals() -> None:
     times, rates = painted(paint_curves, family, family.curves).axes
     band = times.collections[0].get_paths()[0].vertices
 
-    assert (row.time_us_ci_low, pytest.approx(10240 * 1.005)) == (band[:, 1].min(), band[:, 1].max())
+    assert (row.time_us_ci_low, pytest.approx(10240 * 1.005)) == (
+        band[:, 1].min(),
+        band[:, 1].max(),
+    )
     own = rates.collections[0].get_paths()[0].vertices[:, 1]
     assert pytest.approx((0.1024 / 1.005, 0.1024 / 0.995), rel=1e-3) == (own.min(), own.max())
 
@@ -58,11 +71,15 @@ def test_bands_are_the_intervals() -> None:
 def test_series_are_told_apart_by_what_differs() -> None:
     """Name only the fields that differ between series."""
     by_backend = family_of(run_of([*launches_over(), *launches_over(backend="gloo")]))
-    by_dtype = family_of(run_of([*launches_over(), *launches_over(dtype="float64"), *launches_over(in_place=False)]))
+    by_dtype = family_of(
+        run_of([*launches_over(), *launches_over(dtype="float64"), *launches_over(in_place=False)])
+    )
     by_run = family_of(run_of(launches_over(), "old"), run_of(launches_over(), "new"))
 
     assert ["gloo", "mpi"] == sorted(curve.name for curve in by_backend.curves)
-    assert {"float32 in place", "float64 in place", "float32 out of place"} == {c.name for c in by_dtype.curves}
+    assert {"float32 in place", "float64 in place", "float32 out of place"} == {
+        c.name for c in by_dtype.curves
+    }
     assert ["old: mpi", "new: mpi"] == [curve.name for curve in by_run.curves]
     assert "flat float32 sum" == by_backend.shared
 
@@ -71,7 +88,8 @@ def test_of_several_runs_each_series_names_its_own() -> None:
     """Name each series' run if there are several runs."""
     gather = launches_over(redop=None, in_place=None, operation="all_gather")
     by_operation = {
-        family.operation: family for family in families([run_of(launches_over(), "old"), run_of(gather, "new")])
+        family.operation: family
+        for family in families([run_of(launches_over(), "old"), run_of(gather, "new")])
     }
     assert ["old: mpi"] == [curve.name for curve in by_operation["all_reduce"].curves]
     assert ["new: mpi"] == [curve.name for curve in by_operation["all_gather"].curves]
@@ -91,7 +109,9 @@ def test_runs_of_the_same_name_are_told_apart() -> None:
 
 def test_failures_are_crosses_on_the_axis() -> None:
     """Mark failed and wrong sizes, and name them in the caption."""
-    bad = make_record(make_case(message_bytes=16 * MIB), status="failed", reason="Rank 1 was killed.")
+    bad = make_record(
+        make_case(message_bytes=16 * MIB), status="failed", reason="Rank 1 was killed."
+    )
     wrong = make_record(make_case(message_bytes=4 * MIB), status="wrong", wrong=7)
     family = family_of(run_of([*launches_over(), bad, wrong]))
     times, rates = painted(paint_curves, family, family.curves).axes
@@ -113,7 +133,10 @@ def test_what_a_backend_cannot_do_is_said() -> None:
 
 def test_nothing_but_failures_is_still_drawn() -> None:
     """State that nothing was measured."""
-    failed = [make_record(make_case(message_bytes=size), status="hung", reason="Rank 1 is hung.") for size in SIZES]
+    failed = [
+        make_record(make_case(message_bytes=size), status="hung", reason="Rank 1 is hung.")
+        for size in SIZES
+    ]
     (drawing,) = size_figures([run_of(failed)])
 
     assert "Nothing was timed." in drawing.caption
@@ -123,7 +146,17 @@ def test_nothing_but_failures_is_still_drawn() -> None:
 
 def test_a_ninth_series_is_named_in_the_caption() -> None:
     """Draw eight lines and name the others."""
-    dtypes = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64")
+    dtypes = (
+        "int8",
+        "uint8",
+        "int32",
+        "int64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex64",
+    )
     records = [record for dtype in dtypes for record in launches_over(dtype=dtype, redop="sum")]
     family = family_of(run_of(records))
     (drawing,) = size_figures([run_of(records)])
@@ -139,7 +172,12 @@ EMULATED = {"hosts": 2, "rate": "1gbit"}
 
 @pytest.mark.parametrize(
     ("operation", "ranks_per_node", "expected"),
-    [("all_reduce", 1, 0.125), ("bandwidth", 1, 0.125), ("bibandwidth", 1, 0.25), ("all_reduce", 2, None)],
+    [
+        ("all_reduce", 1, 0.125),
+        ("bandwidth", 1, 0.125),
+        ("bibandwidth", 1, 0.25),
+        ("all_reduce", 2, None),
+    ],
 )
 def test_the_link_is_a_line_where_it_bounds_the_row(
     operation: str, ranks_per_node: int, expected: float | None
@@ -148,12 +186,21 @@ def test_the_link_is_a_line_where_it_bounds_the_row(
     records = [
         record
         for size in SIZES
-        for record in make_launches(STEADY, make_case(operation, message_bytes=size), transport="tcp/eth0")
+        for record in make_launches(
+            STEADY, make_case(operation, message_bytes=size), transport="tcp/eth0"
+        )
     ]
-    run = run_of(records, nodes=2, ranks_per_node=ranks_per_node, environment={"emulated": EMULATED})
+    run = run_of(
+        records, nodes=2, ranks_per_node=ranks_per_node, environment={"emulated": EMULATED}
+    )
     family = family_of(run)
     axes = painted(paint_curves, family, family.curves).axes[-1]
-    limits = [y for line in axes.get_lines() if len(set(line.get_ydata())) == 1 for y in set(line.get_ydata())]
+    limits = [
+        y
+        for line in axes.get_lines()
+        if len(set(line.get_ydata())) == 1
+        for y in set(line.get_ydata())
+    ]
 
     assert (expected in limits) == (expected is not None)
     caption = caption_of(family, family.curves)
@@ -164,7 +211,9 @@ def test_the_link_is_a_line_where_it_bounds_the_row(
 
 def test_the_share_of_the_link_is_computed() -> None:
     """State what share of the link the best row reaches."""
-    records = make_launches([10_000.0] * 6, make_case("bandwidth", message_bytes=MIB), transport="tcp/eth0")
+    records = make_launches(
+        [10_000.0] * 6, make_case("bandwidth", message_bytes=MIB), transport="tcp/eth0"
+    )
     run = run_of(records, nodes=2, ranks_per_node=1, environment={"emulated": EMULATED})
     (drawing,) = size_figures([run])
     # 1 MiB in 10 ms is 0.105 GB/s, of 0.125
@@ -174,28 +223,46 @@ def test_the_share_of_the_link_is_computed() -> None:
 def test_only_intervals_that_exist_are_explained() -> None:
     """Explain intervals only if there are any."""
     several = [r for size in SIZES for r in make_launches(STEADY, make_case(message_bytes=size))]
-    single = [dataclasses.replace(record, times_us=record.times_us[:1]) for record in several if record.launch == 0]
-    captions = [drawing.caption for records in (several, single) for drawing in size_figures([run_of(records)])]
+    single = [
+        dataclasses.replace(record, times_us=record.times_us[:1])
+        for record in several
+        if record.launch == 0
+    ]
+    captions = [
+        drawing.caption
+        for records in (several, single)
+        for drawing in size_figures([run_of(records)])
+    ]
 
     assert ["95 % intervals over launches" in caption for caption in captions] == [True, False]
     assert ["there are no intervals" in caption for caption in captions] == [False, True]
 
 
-@pytest.mark.parametrize(("operation", "panels"), [("latency", ["time"]), ("bandwidth", ["bus bandwidth, GB/s"])])
+@pytest.mark.parametrize(
+    ("operation", "panels"), [("latency", ["time"]), ("bandwidth", ["bus bandwidth, GB/s"])]
+)
 def test_point_to_point_has_one_panel(operation: str, panels: list[str]) -> None:
     """Draw only the panel of the operation's own figure."""
-    records = [r for size in SIZES for r in make_launches(STEADY, make_case(operation, message_bytes=size))]
+    records = [
+        r for size in SIZES for r in make_launches(STEADY, make_case(operation, message_bytes=size))
+    ]
     family = family_of(run_of(records))
-    assert panels == [axes.get_ylabel() for axes in painted(paint_curves, family, family.curves).axes]
+    assert panels == [
+        axes.get_ylabel() for axes in painted(paint_curves, family, family.curves).axes
+    ]
 
 
 def test_a_single_size_is_dots() -> None:
     """Draw no line for a single size, and nothing over a barrier's size."""
-    family = family_of(run_of([*make_launches(STEADY), *make_launches(STEADY, make_case(backend="gloo"))]))
+    family = family_of(
+        run_of([*make_launches(STEADY), *make_launches(STEADY, make_case(backend="gloo"))])
+    )
     times, rates = painted(paint_dots, family, family.curves).axes
 
     assert ("time", "bus bandwidth, GB/s") == (times.get_xlabel(), rates.get_xlabel())
-    assert {curve.name for curve in family.curves} == {label.get_text() for label in times.get_yticklabels()}
+    assert {curve.name for curve in family.curves} == {
+        label.get_text() for label in times.get_yticklabels()
+    }
     (barrier,) = size_figures([run_of(make_launches(STEADY, make_case("barrier")))])
     assert "Shortest: 10.0 us" in barrier.caption
     assert " at " not in barrier.caption
@@ -203,7 +270,9 @@ def test_a_single_size_is_dots() -> None:
 
 def test_groups_are_the_slowest_in_time_and_together_in_bandwidth() -> None:
     """Draw the slowest group's time, and the sum of concurrent bandwidths."""
-    records = make_grouped(make_case(pattern="node", message_bytes=MIB), {"0-1": [10.0] * 6, "2-3": [20.0] * 6})
+    records = make_grouped(
+        make_case(pattern="node", message_bytes=MIB), {"0-1": [10.0] * 6, "2-3": [20.0] * 6}
+    )
     family = family_of(run_of(records))
     (reading,) = family.curves[0].readings
 
@@ -233,14 +302,18 @@ def test_names_of_runs_are_plain_text() -> None:
 def test_no_records_no_figures() -> None:
     """Draw nothing without collectives, and no matrix."""
     assert [] == size_figures([run_of([])])
-    assert [] == size_figures([run_of(make_launches(STEADY, make_case("bandwidth", pattern="matrix")))])
+    assert [] == size_figures(
+        [run_of(make_launches(STEADY, make_case("bandwidth", pattern="matrix")))]
+    )
     assert [] == size_figures([])
 
 
 def test_ranks_that_share_a_gpu_are_counted_and_not_drawn() -> None:
     """Draw no times of ranks that shared a GPU, and count them."""
     alone = launches_over(operation="all_gather", redop=None, in_place=None, backend="nccl")
-    run = run_of([*launches_over(), *launches_over(backend="nccl", factor=0.01), *alone], ranks_per_gpu=2)
+    run = run_of(
+        [*launches_over(), *launches_over(backend="nccl", factor=0.01), *alone], ranks_per_gpu=2
+    )
     (drawing,) = size_figures([run])
     assert "all_reduce: time and bus bandwidth over message size" == drawing.title
     assert "3 rows of ranks that share a GPU are not drawn." in drawing.caption

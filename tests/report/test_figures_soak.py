@@ -34,9 +34,14 @@ def test_the_time_line_shows_medians_and_events() -> None:
     soak = soak_results(soaked())
     assert soak
     times, ranks = painted(paint_timeline, soak.timeline, soak.events).axes
-    counts = [count_dots(axes, name) for axes, name in ((times, "median"), (times, "longest"), (ranks, "slowest"))]
+    counts = [
+        count_dots(axes, name)
+        for axes, name in ((times, "median"), (times, "longest"), (ranks, "slowest"))
+    ]
     assert [240, 240, 240] == counts
-    assert [2, 2] == [sum(patch.get_gid() == "event" for patch in axes.patches) for axes in (times, ranks)]
+    assert [2, 2] == [
+        sum(patch.get_gid() == "event" for patch in axes.patches) for axes in (times, ranks)
+    ]
 
 
 def test_the_figure_says_what_it_shows() -> None:
@@ -56,7 +61,9 @@ def test_another_run_has_no_time_line() -> None:
 
 
 def test_the_page_names_events_and_drift() -> None:
-    """Put sentences, figure and both tables into a section, and the headline into the conclusion."""
+    """Put sentences, figure and both tables into a section, and the headline into the
+    conclusion.
+    """
     run = soaked()
     page = make_page([run], all_figures([run]), beside=False)
     section = next(section for section in page.sections if section.name == "soak")

@@ -6,7 +6,14 @@ from training_builders import launches_of, make_bucket, make_training_case, make
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.report.figures.drawing import PAPER
-from commbench.report.figures.timeline import COMMUNICATE, COMPRESS, WAIT, paint_steps, steps_of, timeline_figures
+from commbench.report.figures.timeline import (
+    COMMUNICATE,
+    COMPRESS,
+    WAIT,
+    paint_steps,
+    steps_of,
+    timeline_figures,
+)
 from commbench.report.figures.words import Trial, groups
 
 BUCKETS = [
@@ -36,22 +43,29 @@ def bars(colour: str, panel: int = 0) -> list[tuple[float, float]]:
     from matplotlib.colors import to_hex
 
     chosen = [
-        patch for patch in axes.patches if to_hex(patch.get_facecolor()) == colour and hasattr(patch, "get_width")
+        patch
+        for patch in axes.patches
+        if to_hex(patch.get_facecolor()) == colour and hasattr(patch, "get_width")
     ]
-    spans = [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in chosen if patch.get_width()]
+    spans = [
+        (patch.get_x(), patch.get_x() + patch.get_width()) for patch in chosen if patch.get_width()
+    ]
     return [(pytest.approx(begin), pytest.approx(end)) for begin, end in spans]
 
 
 def test_the_default_stands_above_the_recommended_setting() -> None:
     """Draw the default above the recommended or else the fastest setting."""
     keep = recommendation_of({"hook": "fp16", "bucket_cap_mb": "25"}, verdict="keep")
-    assert ["none, default buckets", "fp16, 25 MiB buckets"] == [step.name for step in steps_of(trial())]
+    assert ["none, default buckets", "fp16, 25 MiB buckets"] == [
+        step.name for step in steps_of(trial())
+    ]
     assert ["none, default buckets"] == [step.name for step in steps_of(trial(recommendation=keep))]
 
 
 def test_buckets_wait_compress_and_communicate() -> None:
     """Draw a bucket from ready to done: waiting, compression, communication, decompression."""
-    # ready, start, done are 4, 5, 9 of the first bucket without compressing, and 6, 8, 14 of the second with 1.5 ms
+    # ready, start, done are 4, 5, 9 of the first bucket without compressing, and 6, 8, 14 of the
+    # second with 1.5 ms
     assert [(4.0, 5.0), (6.0, 6.5)] == bars(WAIT)
     assert [(6.5, 8.0)] == bars(COMPRESS)
     assert [(5.0, 9.0), (8.0, 14.0)] == bars(COMMUNICATE)
@@ -90,7 +104,10 @@ def contrast(one: str, other: str) -> float:
     from matplotlib.colors import to_rgb
 
     def luminance(colour: str) -> float:
-        parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
+        parts = [
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+            for part in to_rgb(colour)
+        ]
         return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
     low, high = sorted((luminance(one), luminance(other)))
@@ -101,7 +118,10 @@ def test_the_caption_counts_buckets_and_states_what_is_exposed() -> None:
     """State buckets, exposed shares and their difference."""
     (drawing,) = timeline_figures([training_run_of(records())])
 
-    assert "none, default buckets: 2 buckets, step 20.0 ms, of it 7.20 ms (36 %) exposed." in drawing.caption
+    assert (
+        "none, default buckets: 2 buckets, step 20.0 ms, of it 7.20 ms (36 %) exposed."
+        in drawing.caption
+    )
     assert "The second exposes 6.00 ms less." in drawing.caption
     assert "so they may end after the pass on top, which comes from other steps." in drawing.caption
     assert "hook's own work" in texts_of(drawing.svg)

@@ -5,7 +5,13 @@ from typing import Any
 from builders import make_info
 from drawings import painted, texts_of
 
-from commbench.report.figures.topology import boxes_of, meshes, near_links, paint_boxes, topology_figures
+from commbench.report.figures.topology import (
+    boxes_of,
+    meshes,
+    near_links,
+    paint_boxes,
+    topology_figures,
+)
 from commbench.results import Run
 
 
@@ -14,7 +20,13 @@ def make_topology(gpus: int = 0, **changes: Any) -> dict[str, Any]:
     names = [*(f"GPU{index}" for index in range(gpus)), "mlx5_0", "mlx5_1"]
     matrix = [
         [
-            "X" if a == b else "NV18" if max(a, b) < gpus else "PIX" if (a, b) in {(0, gpus), (gpus, 0)} else "SYS"
+            "X"
+            if a == b
+            else "NV18"
+            if max(a, b) < gpus
+            else "PIX"
+            if (a, b) in {(0, gpus), (gpus, 0)}
+            else "SYS"
             for b in range(len(names))
         ]
         for a in range(len(names))
@@ -25,10 +37,17 @@ def make_topology(gpus: int = 0, **changes: Any) -> dict[str, Any]:
         "threads": 8,
         "caches": [],
         "numa": [
-            {"node": node, "cpus": f"{4 * node}-{4 * node + 3}", "memory_bytes": 2**36, "distances": [10, 21]}
+            {
+                "node": node,
+                "cpus": f"{4 * node}-{4 * node + 3}",
+                "memory_bytes": 2**36,
+                "distances": [10, 21],
+            }
             for node in (0, 1)
         ],
-        "gpus": [{"name": "NVIDIA H100", "pci": "", "numa_node": index % 2} for index in range(gpus)],
+        "gpus": [
+            {"name": "NVIDIA H100", "pci": "", "numa_node": index % 2} for index in range(gpus)
+        ],
         "network": [
             {
                 "name": "eth0",
@@ -64,9 +83,19 @@ def run_with(*topologies: dict[str, Any] | None, names: tuple[str, ...] = (), **
     from pathlib import Path
 
     names = names or tuple(f"host{number}" for number in range(len(topologies)))
-    hosts = [{"hostname": name, "topology": topology} for name, topology in zip(names, topologies, strict=True)]
-    ranks = [{"rank": rank, "host": name} for rank, name in enumerate(name for name in names for _ in range(2))]
-    return Run(path=Path("/runs/mine"), info=make_info(environment={"hosts": hosts}, ranks=ranks, **info), records=())
+    hosts = [
+        {"hostname": name, "topology": topology}
+        for name, topology in zip(names, topologies, strict=True)
+    ]
+    ranks = [
+        {"rank": rank, "host": name}
+        for rank, name in enumerate(name for name in names for _ in range(2))
+    ]
+    return Run(
+        path=Path("/runs/mine"),
+        info=make_info(environment={"hosts": hosts}, ranks=ranks, **info),
+        records=(),
+    )
 
 
 def test_hosts_that_are_alike_are_drawn_once() -> None:
@@ -85,7 +114,9 @@ def test_hosts_that_differ_by_a_page_are_alike() -> None:
     """Compare memory in GiB."""
     other = make_topology(4)
     other["numa"][0]["memory_bytes"] += 4096
-    assert [["host0", "host1"]] == [box.hosts for box in boxes_of(run_with(make_topology(4), other).info)]
+    assert [["host0", "host1"]] == [
+        box.hosts for box in boxes_of(run_with(make_topology(4), other).info)
+    ]
 
 
 def test_the_caption_of_very_many_kinds_is_short() -> None:
@@ -127,9 +158,14 @@ def test_a_mesh_is_no_thicket() -> None:
 def test_texts_tell_what_there_is() -> None:
     """Write CPUs, memory, ranks, models and rates."""
     texts = texts_of(topology_figures([run_with(make_topology(2))])[0].svg)
-    assert {"NUMA node 1, CPUs 4-7, 64 GiB, rank 1", "GPU0", "NVIDIA H100", "mlx5_1", "400 Gb/sec", "network"} <= set(
-        texts
-    )
+    assert {
+        "NUMA node 1, CPUs 4-7, 64 GiB, rank 1",
+        "GPU0",
+        "NVIDIA H100",
+        "mlx5_1",
+        "400 Gb/sec",
+        "network",
+    } <= set(texts)
 
 
 def test_remarks_are_in_the_caption() -> None:
@@ -148,8 +184,16 @@ def test_nothing_is_drawn_of_what_is_not_known() -> None:
 
 def test_a_host_without_anything_known_is_a_box() -> None:
     """Draw a host with empty entries."""
-    empty = {"numa": [], "gpus": [], "network": [], "rdma": [], "links": {"devices": [], "matrix": []}}
-    (drawing,) = topology_figures([run_with({**empty, "sockets": None, "cores": None, "threads": None, "caches": []})])
+    empty = {
+        "numa": [],
+        "gpus": [],
+        "network": [],
+        "rdma": [],
+        "links": {"devices": [], "matrix": []},
+    }
+    (drawing,) = topology_figures(
+        [run_with({**empty, "sockets": None, "cores": None, "threads": None, "caches": []})]
+    )
     assert "host0: ranks 0 and 1" in texts_of(drawing.svg)
 
 

@@ -30,7 +30,9 @@ def test_runs_are_called_by_what_differs(paths: list[str], expected: list[str]) 
 
 def test_long_lists_are_counted() -> None:
     """Name the first items of a long list, and count the others."""
-    assert ["", "a", "a and b", "a, b, c, d and 2 more"] == [listed(text) for text in ("", "a", "ab", "abcdef")]
+    assert ["", "a", "a and b", "a, b, c, d and 2 more"] == [
+        listed(text) for text in ("", "a", "ab", "abcdef")
+    ]
     assert "" == left_out(["a", "b"], 2)
     assert "told apart: c." in left_out(["a", "b", "c"], 2)
 
@@ -46,5 +48,6 @@ def test_only_intervals_that_do_not_meet_are_apart() -> None:
     low, high = Estimate(value=1.0, low=0.9, high=1.1), Estimate(value=2.0, low=1.5, high=2.5)
     wide = Estimate(value=2.0, low=1.0, high=4.0)
     assert [True, True, False, False] == [
-        shown_apart(*pair) for pair in ((low, high), (high, low), (low, wide), (low, Estimate(value=9.0)))
+        shown_apart(*pair)
+        for pair in ((low, high), (high, low), (low, wide), (low, Estimate(value=9.0)))
     ]

@@ -4,7 +4,17 @@ import csv
 import io
 
 import pytest
-from builders import KIB, MIB, STEADY, make_case, make_grouped, make_info, make_launches, make_record, summarise_run
+from builders import (
+    KIB,
+    MIB,
+    STEADY,
+    make_case,
+    make_grouped,
+    make_info,
+    make_launches,
+    make_record,
+    summarise_run,
+)
 from rich.console import Console
 
 from commbench.engine.records import Record, Row
@@ -37,12 +47,20 @@ def scaled(factor: float) -> list[float]:
 def two(factor: float = 1.8, **changes: object) -> list[Record]:
     """Return launches of two groups at two sizes, the second ``factor`` times slower."""
     cases = [make_case(pattern="node", message_bytes=size, **changes) for size in (KIB, MIB)]
-    return [record for case in cases for record in make_grouped(case, {"0-1": STEADY, "2-3": scaled(factor)})]
+    return [
+        record
+        for case in cases
+        for record in make_grouped(case, {"0-1": STEADY, "2-3": scaled(factor)})
+    ]
 
 
 def many(count: int) -> list[Record]:
-    """Return launches of several groups, each slightly slower than the one before, the last by far."""
-    times = {f"{2 * i},{2 * i + 1}": scaled(1 + 0.001 * i) for i in range(count - 1)} | {"98,99": scaled(3.0)}
+    """Return launches of several groups, each slightly slower than the one before, the last by
+    far.
+    """
+    times = {f"{2 * i},{2 * i + 1}": scaled(1 + 0.001 * i) for i in range(count - 1)} | {
+        "98,99": scaled(3.0)
+    }
     return make_grouped(make_case(pattern="split:2", message_bytes=MIB), times)
 
 
@@ -55,7 +73,10 @@ def line_with(text: str, *words: str) -> str:
 def test_groups_have_lines_of_their_own() -> None:
     """Print the groups in the title and per size, with each size once."""
     text = table(two())
-    assert "all_reduce, float32, sum, in place, node: groups 0-1, 2-3 (4 ranks on 2 hosts, 6 launches)" in text
+    assert (
+        "all_reduce, float32, sum, in place, node: groups 0-1, 2-3 (4 ranks on 2 hosts, 6 launches)"
+        in text
+    )
     assert "10.0 us" in line_with(text, "1 KiB", " 0-1 ")
     assert 2 == sum("18.0 us" in line and " 2-3 " in line for line in text.splitlines())
     assert 1 == text.count("1 MiB  ")
@@ -65,7 +86,9 @@ def test_rates_are_summed_beside_the_table() -> None:
     """Add the rates of concurrent groups; a barrier has none."""
     lines = [line.split() for line in table(two()).splitlines() if "all 2" in line]
     assert MIB / 10 / 1e3 + MIB / 18 / 1e3 == pytest.approx(float(lines[1][2]), rel=0.01)
-    assert "all 2" not in table(make_grouped(make_case("barrier", pattern="node"), {"0-1": STEADY, "2-3": STEADY}))
+    assert "all 2" not in table(
+        make_grouped(make_case("barrier", pattern="node"), {"0-1": STEADY, "2-3": STEADY})
+    )
 
 
 def test_the_slowest_is_named_with_its_place() -> None:
@@ -96,7 +119,10 @@ def test_many_groups_are_shown_by_three(count: int, lines: int) -> None:
 @pytest.mark.parametrize("count", [8, 9])
 def test_groups_of_many_ranks_fit_the_line(count: int) -> None:
     """Abbreviate the ranks of large groups to fit 100 columns."""
-    times = {",".join(str(100 + i + count * k) for k in range(16)): scaled(1 + (i == 2)) for i in range(count)}
+    times = {
+        ",".join(str(100 + i + count * k) for k in range(16)): scaled(1 + (i == 2))
+        for i in range(count)
+    }
     text = table(make_grouped(make_case(pattern=f"stride:{count}"), times))
     expected = f"102,{102 + count},..,{102 + 15 * count}"
     assert f"slowest group {expected}: 2.00 times the median" in text
@@ -120,11 +146,15 @@ def test_one_group_is_a_plain_table() -> None:
 
 def test_groups_without_a_result_say_why() -> None:
     """Print the status and once its reason; name only groups with wrong data wrong."""
-    refused = make_record(make_case(pattern="cross"), status="unsupported", reason="no such group", group="")
+    refused = make_record(
+        make_case(pattern="cross"), status="unsupported", reason="no such group", group=""
+    )
     assert "unsupported" in line_with(table([refused]), "1 KiB")
     wrong = make_grouped(make_case(pattern="node"), {"0-1": [9.0], "2-3": [9.0]})[0].to_json()
     wrong["groups"][1]["wrong"] = 7
-    text = table([Record.from_json({**wrong, "status": "wrong", "reason": "7 elements differ in group 2-3"})])
+    text = table(
+        [Record.from_json({**wrong, "status": "wrong", "reason": "7 elements differ in group 2-3"})]
+    )
     assert "wrong (7 elements)" in line_with(text, " 2-3 ", "wrong (")
     assert "not timed" in line_with(text, " 0-1 ")
 
@@ -147,7 +177,9 @@ def test_other_tools_formats_have_a_block_a_group(style: str) -> None:
     """Print a named block per group in other tools' formats."""
     text = render(rows_of(two()), style)
     blocks = [line for line in text.splitlines() if "2 ranks" in line]
-    assert ["group 0-1", "group 2-3"] == [next(word for word in line.split(", ") if "group" in word) for line in blocks]
+    assert ["group 0-1", "group 2-3"] == [
+        next(word for word in line.split(", ") if "group" in word) for line in blocks
+    ]
     assert 4 == sum(not line.startswith("#") and bool(line.strip()) for line in text.splitlines())
     assert "group" not in render(rows_of(make_launches(STEADY)), style)
 
@@ -155,4 +187,6 @@ def test_other_tools_formats_have_a_block_a_group(style: str) -> None:
 def test_csv_has_a_line_a_group() -> None:
     """Write each group's ranks and size in CSV."""
     lines = list(csv.DictReader(io.StringIO(render(rows_of(two()), "csv"))))
-    assert [("0-1", "2"), ("2-3", "2")] * 2 == [(line["group"], line["group_size"]) for line in lines]
+    assert [("0-1", "2"), ("2-3", "2")] * 2 == [
+        (line["group"], line["group_size"]) for line in lines
+    ]

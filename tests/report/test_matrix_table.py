@@ -75,7 +75,9 @@ def test_tables_fit_100_columns(hosts: int, operation: str) -> None:
     text = printed(Run(path=Path("mine"), info=info, records=tuple(records)), width=100)
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     lines = text.splitlines()
-    (heading,) = [lines[i + 1].split() for i, line in enumerate(lines) if "from row to column" in line]
+    (heading,) = [
+        lines[i + 1].split() for i, line in enumerate(lines) if "from row to column" in line
+    ]
     expected = {
         1: [word for rank in range(10) for word in ("rank", str(rank))],
         3: [f"node-host{host}.cluster" for host in (1, 2, 3)],
@@ -130,13 +132,20 @@ def test_results_are_named_with_their_pairs(tmp_path: Path) -> None:
 
 def test_sentence_names_the_slow_host() -> None:
     """Name the slow host, its factor, certainty and operation."""
-    sentence = conclude(straggler_findings(make_run(4, noise=0.001, host_slowness=touching(2, 4.0))))
-    assert "Slow: host3: its links take 4 times [4, 4] as long as the others' in mpi bandwidth 1 MiB." == sentence
+    sentence = conclude(
+        straggler_findings(make_run(4, noise=0.001, host_slowness=touching(2, 4.0)))
+    )
+    assert (
+        "Slow: host3: its links take 4 times [4, 4] as long as the others' in mpi bandwidth 1 MiB."
+        == sentence
+    )
 
 
 def test_sentence_names_an_uplink() -> None:
     """Name the hosts between which links are slow."""
-    sentence = conclude(straggler_findings(make_run(4, noise=0.001, host_slowness=crossing(2, 4.0))))
+    sentence = conclude(
+        straggler_findings(make_run(4, noise=0.001, host_slowness=crossing(2, 4.0)))
+    )
     assert sentence.startswith("Slow: links between host1, host2 and host3, host4 take 4 times [")
 
 
@@ -152,7 +161,9 @@ def test_sentence_merges_what_shows_in_several_cases() -> None:
             case=make_case("bandwidth", backend=backend, pattern="matrix"),
         )
     ]
-    sentence = conclude(straggler_findings(Run(path=Path("mine"), info=make_hosts(4), records=tuple(records))))
+    sentence = conclude(
+        straggler_findings(Run(path=Path("mine"), info=make_hosts(4), records=tuple(records)))
+    )
     assert 1 == sentence.count("host3")
     assert "in mpi bandwidth 1 KiB" in sentence
     assert "in gloo bandwidth 1 KiB" in sentence
@@ -161,29 +172,36 @@ def test_sentence_merges_what_shows_in_several_cases() -> None:
 def test_sentence_says_none_and_what_would_be_seen() -> None:
     """State the number of comparisons and the detectable difference if nothing is slow."""
     sentence = conclude(straggler_findings(make_run(4)))
-    assert sentence.startswith("Slow: none of 4 hosts and 12 links differs from its peers by more than noise (a host ")
+    assert sentence.startswith(
+        "Slow: none of 4 hosts and 12 links differs from its peers by more than noise (a host "
+    )
     assert sentence.endswith(" % slower would have been seen).")
 
 
 def test_sentence_says_what_one_launch_cannot() -> None:
     """State how many launches are needed, and the slowest host of one launch."""
-    sentence = conclude(straggler_findings(make_run(4, launches=1, noise=0.001, host_slowness=touching(0, 4.0))))
+    sentence = conclude(
+        straggler_findings(make_run(4, launches=1, noise=0.001, host_slowness=touching(0, 4.0)))
+    )
     assert (
-        "Slow: not judged: 4 hosts and 12 links, because 1 launch cannot distinguish slowness from chance and 5 would "
-        "(host1, 4 times the typical, came out slowest)." == sentence
+        "Slow: not judged: 4 hosts and 12 links, because 1 launch cannot distinguish slowness from"
+        " chance and 5 would (host1, 4 times the typical, came out slowest)." == sentence
     )
 
 
 def test_sentence_of_two_hosts() -> None:
     """State that two hosts cannot be distinguished."""
-    assert "Slow: with two hosts it cannot be told which of the two is slow; add a third." == conclude(
-        straggler_findings(make_run(2))
+    assert (
+        "Slow: with two hosts it cannot be told which of the two is slow; add a third."
+        == conclude(straggler_findings(make_run(2)))
     )
 
 
 def test_runs_without_peers_say_nothing() -> None:
     """Print nothing on stragglers for two ordinary ranks."""
-    assert "Slow" not in printed(Run(path=Path("mine"), info=make_hosts(2), records=(make_record(),)))
+    assert "Slow" not in printed(
+        Run(path=Path("mine"), info=make_hosts(2), records=(make_record(),))
+    )
 
 
 def test_other_formats_are_unaffected(capsys: pytest.CaptureFixture[str]) -> None:

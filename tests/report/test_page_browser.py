@@ -16,10 +16,16 @@ from commbench.results import load_run
 
 RESULTS = Path(__file__).parents[2] / "results"
 RUNS = cases(
-    ["bench_xeon2core_20261121"], ["matrix_slow_host_xeon2core_20261121", "train_resnet18_1gbit_xeon2core_20261121"]
+    ["bench_xeon2core_20261121"],
+    ["matrix_slow_host_xeon2core_20261121", "train_resnet18_1gbit_xeon2core_20261121"],
 )
 CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    "",
 )
 DESK, TELEPHONE = 1280, 390
 
@@ -28,7 +34,8 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="needs Chromium (on Debian: apt install chromium)"),
 ]
 
-#: Puts into the page what a person would see: sizes in CSS pixels, figures, and what a click on a heading does.
+#: Puts into the page what a person would see: sizes in CSS pixels, figures, and what a click on a
+#: heading does.
 PROBE = """
 <script>
 addEventListener("load", () => {
@@ -60,7 +67,8 @@ addEventListener("load", () => {
 """
 
 
-#: A telephone: a frame in a window, which cannot be made so narrow; the frame's findings become those of the window.
+#: A telephone: a frame in a window, which cannot be made so narrow; the frame's findings become
+#: those of the window.
 FRAME = """
 <!DOCTYPE html><html><body><iframe width="{width}" height="800" srcdoc="{html}"></iframe><script>
 document.querySelector("iframe").addEventListener("load", (event) => {{
@@ -82,13 +90,25 @@ class Screen:
         page = self.home / "page.html"
         page.write_text(html, encoding="utf-8")
         command = [
-            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
-            *("--no-first-run", f"--user-data-dir={self.home / 'profile'}", "--enable-logging=stderr"),
+            *(
+                CHROMIUM,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-background-networking",
+            ),
+            *(
+                "--no-first-run",
+                f"--user-data-dir={self.home / 'profile'}",
+                "--enable-logging=stderr",
+            ),
             *(f"--window-size={DESK},800", "--dump-dom", page.as_uri()),
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert 0 == done.returncode, done.stderr
-        return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+        return done.stdout, "\n".join(
+            line for line in done.stderr.splitlines() if "CONSOLE" in line
+        )
 
     def probe(self, html: str, width: int) -> dict[str, str]:
         """Return the probe's results in a page of this width, without the page's own policy."""
@@ -128,7 +148,9 @@ def test_page_opens_without_a_word_from_the_console(screen: Screen, html: str) -
 
 
 @pytest.mark.parametrize("width", [DESK, TELEPHONE])
-def test_page_fits_its_window(screen: Screen, html: str, on_desk: dict[str, str], width: int) -> None:
+def test_page_fits_its_window(
+    screen: Screen, html: str, on_desk: dict[str, str], width: int
+) -> None:
     """Show every figure, scroll tables in their boxes only, and sort by click."""
     probed = on_desk if width == DESK else screen.probe(html, width)
     assert (str(width), "0", "") == (probed["width"], probed["overflow"], probed["wide"])

@@ -19,7 +19,7 @@ from commbench.report.page import FIGURES, PAGE, check_writable, write_page
 from commbench.report.page.writing import render_page
 from commbench.results import load_run
 
-# ------------------------------------------------------------------------------------------------------ its form
+# ----------------------------------------------------------------------------------------- its form
 
 
 @pytest.mark.kept
@@ -37,13 +37,18 @@ def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
 
 
 @pytest.mark.kept
-@pytest.mark.parametrize("folder", [path for path in KEPT_RUNS if (path / PAGE).exists()], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder", [path for path in KEPT_RUNS if (path / PAGE).exists()], ids=lambda path: path.name
+)
 def test_kept_pages_say_what_would_be_drawn_now(folder: Path) -> None:
     """Kept pages have today's words, unique ids, and the linked PNGs."""
     run = load_run(folder)
     kept, drawn = (
         Reader(re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL))
-        for html in ((folder / PAGE).read_text(encoding="utf-8"), render_page([run], all_figures([run]), beside=True))
+        for html in (
+            (folder / PAGE).read_text(encoding="utf-8"),
+            render_page([run], all_figures([run]), beside=True),
+        )
     )
     assert drawn.text == kept.text, f"run commbench report results/{folder.name}"
     ids = Reader((folder / PAGE).read_text(encoding="utf-8")).ids
@@ -73,7 +78,9 @@ def test_page_asks_nothing_of_the_network() -> None:
     page = Reader(html)
     assert [] == [link for link in page.links if "//" in link]
     assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", html)
-    policy = next(value for tag, name, value in page.attributes if tag == "meta" and "default-src" in value)
+    policy = next(
+        value for tag, name, value in page.attributes if tag == "meta" and "default-src" in value
+    )
     assert policy.startswith("default-src 'none'")
 
 
@@ -90,7 +97,11 @@ def test_figures_stand_in_their_section_with_caption_and_png() -> None:
     """Show each figure in its section with caption and PNG link."""
     drawing = Drawing(paint=lambda figure: figure.subplots().plot([1, 2]), **WORDS)
     page = Reader(render_page([make_run(make_launches(STEADY))], [drawing], beside=True))
-    assert page.text.index("Collectives") < page.text.index("What they say.") < page.text.index("95 % CI")
+    assert (
+        page.text.index("Collectives")
+        < page.text.index("What they say.")
+        < page.text.index("95 % CI")
+    )
     assert "figures/sizes.png" in page.links
     assert "figure-sizes" in page.ids
 
@@ -98,7 +109,13 @@ def test_figures_stand_in_their_section_with_caption_and_png() -> None:
 @pytest.mark.parametrize("names", [("mine",), ("\u043f\u043d", "\u0432\u0442")])
 def test_each_id_and_file_is_there_once(names: Sequence[str]) -> None:
     """Give figures, parts, sections and PNGs unique names for any run names."""
-    topology = {"numa": [], "gpus": [], "network": [], "rdma": [], "links": {"devices": [], "matrix": []}}
+    topology = {
+        "numa": [],
+        "gpus": [],
+        "network": [],
+        "rdma": [],
+        "links": {"devices": [], "matrix": []},
+    }
     environment = {"hosts": [{"hostname": "host1", "topology": topology}]}
     info = make_hosts(3, environment=environment)
     runs = [make_run(make_matrix(3), path=f"results/{name}", **info) for name in names]
@@ -125,30 +142,41 @@ def test_headings_of_numbers_are_marked_for_sorting() -> None:
     html = render_page([make_run(make_launches(STEADY))], [], beside=False)
     page = Reader(html)
     assert "aria-sort" in html
-    values = [float(value) for tag, name, value in page.attributes if (tag, name) == ("td", "data-value")]
+    values = [
+        float(value) for tag, name, value in page.attributes if (tag, name) == ("td", "data-value")
+    ]
     assert 10.0 in values
     assert ("th", "class", "number") in page.attributes
-    assert {"col"} == {value for tag, name, value in page.attributes if (tag, name) == ("th", "scope")}
+    assert {"col"} == {
+        value for tag, name, value in page.attributes if (tag, name) == ("th", "scope")
+    }
 
 
-# ------------------------------------------------------------------------------------------------------- writing
+# ------------------------------------------------------------------------------------------ writing
 
 
 def test_page_and_figures_are_written_and_old_figures_go(tmp_path: Path) -> None:
     """Write page and figures, and remove only figures of an older page."""
     folder = write_run(
-        tmp_path / "mine", [*make_launches(STEADY), *make_launches(STEADY, make_case(message_bytes=MIB))]
+        tmp_path / "mine",
+        [*make_launches(STEADY), *make_launches(STEADY, make_case(message_bytes=MIB))],
     )
     page = write_page([load_run(folder)], folder)
     assert folder / PAGE == page
     figures = sorted(path.name for path in (folder / FIGURES).iterdir())
     assert figures
-    assert figures == sorted(name for name in re.findall(r'href="figures/([^"]+)"', page.read_text(encoding="utf-8")))
-    page.write_text(page.read_text(encoding="utf-8") + '<a href="figures/old.png">', encoding="utf-8")
+    assert figures == sorted(
+        name for name in re.findall(r'href="figures/([^"]+)"', page.read_text(encoding="utf-8"))
+    )
+    page.write_text(
+        page.read_text(encoding="utf-8") + '<a href="figures/old.png">', encoding="utf-8"
+    )
     for name in ("old.png", "theirs.png"):
         (folder / FIGURES / name).write_bytes(b"")
     write_page([load_run(folder)], folder)
-    assert sorted([*figures, "theirs.png"]) == sorted(path.name for path in (folder / FIGURES).iterdir())
+    assert sorted([*figures, "theirs.png"]) == sorted(
+        path.name for path in (folder / FIGURES).iterdir()
+    )
 
 
 def test_page_links_files_beside_it(tmp_path: Path) -> None:
@@ -190,8 +218,14 @@ def test_somebody_elses_page_is_left_alone(tmp_path: Path) -> None:
 
 def test_runs_are_told_apart_by_what_their_names_do_not_share(tmp_path: Path) -> None:
     """Name runs by differing words, or by their parent directories."""
-    folders = [write_run(tmp_path / f"{day}_xeon" / "mine", make_launches(STEADY)) for day in ("monday", "friday")]
+    folders = [
+        write_run(tmp_path / f"{day}_xeon" / "mine", make_launches(STEADY))
+        for day in ("monday", "friday")
+    ]
     page = write_page([load_run(folder) for folder in folders], tmp_path / "both")
     reader = Reader(page.read_text(encoding="utf-8"))
     assert ["monday", "friday"] == [line[0] for line in reader.table_with("run", "busbw")[1:]]
-    assert ["monday", str(folders[0])] == [reader.table_with("directory")[1][0], reader.table_with("directory")[1][-1]]
+    assert ["monday", str(folders[0])] == [
+        reader.table_with("directory")[1][0],
+        reader.table_with("directory")[1][-1],
+    ]

@@ -61,15 +61,27 @@ def test_step_over_bucket_size_begins_with_the_default() -> None:
 
 def test_several_runs_are_named() -> None:
     """Prefix curve names with the run's if there are several."""
-    records = [record for size in (1024, MIB) for record in make_launches(STEADY, make_case(message_bytes=size))]
+    records = [
+        record
+        for size in (1024, MIB)
+        for record in make_launches(STEADY, make_case(message_bytes=size))
+    ]
     lines = lines_of([make_run(records, path="results/a"), make_run(records, path="results/b")])
     assert "a a: mpi  b b: mpi" == lines[-1]
 
 
 def test_runs_of_the_same_name_are_told_apart() -> None:
     """Draw a curve per run, also for equal names in different directories."""
-    records = [record for size in (1024, MIB) for record in make_launches(STEADY, make_case(message_bytes=size))]
-    training = [record for cap in ("default", "5") for record in launches_of(20.0, make_training_case(cap=cap))]
+    records = [
+        record
+        for size in (1024, MIB)
+        for record in make_launches(STEADY, make_case(message_bytes=size))
+    ]
+    training = [
+        record
+        for cap in ("default", "5")
+        for record in launches_of(20.0, make_training_case(cap=cap))
+    ]
     runs = [make_run(records, training, path=f"results/{day}/mine") for day in ("monday", "friday")]
     lines = lines_of(runs)
     assert "a monday: mpi  b friday: mpi" in lines
@@ -83,7 +95,9 @@ def test_cases_that_differ_are_curves_of_their_own() -> None:
         record
         for size, time_us in ((1024, 10.0), (MIB, 40.0))
         for changes, factor in (({}, 1.0), ({"dtype": "float64"}, 9.0), ({"in_place": False}, 81.0))
-        for record in make_launches([factor * time_us] * 6, make_case(message_bytes=size, **changes))
+        for record in make_launches(
+            [factor * time_us] * 6, make_case(message_bytes=size, **changes)
+        )
     ]
     lines = lines_of([make_run(records)])
     assert "a float32 out of place  b float32 in place  c float64 in place" in lines
@@ -93,7 +107,17 @@ def test_cases_that_differ_are_curves_of_their_own() -> None:
 
 def test_what_is_not_drawn_is_said() -> None:
     """Name a ninth curve, failures and bucket lists, which are not drawn."""
-    dtypes = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64")
+    dtypes = (
+        "int8",
+        "uint8",
+        "int32",
+        "int64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex64",
+    )
     records = [
         record
         for size in (1024, MIB)
@@ -101,8 +125,14 @@ def test_what_is_not_drawn_is_said() -> None:
         for record in make_launches(STEADY, make_case(message_bytes=size, dtype=dtype))
     ]
     failed = make_record(make_case(message_bytes=4 * MIB), status="failed", reason="Rank 1 died.")
-    training = [record for cap in ("default", "5", "1+5") for record in launches_of(20.0, make_training_case(cap=cap))]
-    hung = make_training_record(make_training_case("fp16", "5"), status="hung", reason="Rank 1 is hung.")
+    training = [
+        record
+        for cap in ("default", "5", "1+5")
+        for record in launches_of(20.0, make_training_case(cap=cap))
+    ]
+    hung = make_training_record(
+        make_training_case("fp16", "5"), status="hung", reason="Rank 1 is hung."
+    )
     text = " ".join(" ".join(lines_of([make_run([*records, failed], [*training, hung])])).split())
     assert "No result: float32: 1 size failed, Rank 1 died." in text
     assert "Not drawn, as more than 8 lines cannot be told apart: uint8." in text
@@ -122,12 +152,18 @@ def test_noise_is_no_trend() -> None:
         for record in launches_of(step, make_training_case(cap=cap))
     ]
     for run in (make_run(records), make_run(training=training)):
-        assert 2 >= sum("a" in line for line in canvas(lines_of([run])))  # the middle lies between two
+        assert 2 >= sum(
+            "a" in line for line in canvas(lines_of([run]))
+        )  # the middle lies between two
 
 
 def test_chart_fits_the_terminal() -> None:
     """Fit the chart into the terminal and a maximum width."""
-    records = [record for size in (1024, MIB) for record in make_launches(STEADY, make_case(message_bytes=size))]
+    records = [
+        record
+        for size in (1024, MIB)
+        for record in make_launches(STEADY, make_case(message_bytes=size))
+    ]
     assert max(map(len, lines_of([make_run(records)], width=50))) <= 50
     assert max(map(len, lines_of([make_run(records)], width=200))) <= MOST_WIDE
 

@@ -5,14 +5,30 @@ import io
 import math
 
 import pytest
-from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record, summarise_run
+from builders import (
+    KIB,
+    MIB,
+    STEADY,
+    make_case,
+    make_info,
+    make_launches,
+    make_record,
+    summarise_run,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Record, Row
-from commbench.report.table import columns_of, format_time_us, precision_of, render_table, unlike_peers, warnings_for
+from commbench.report.table import (
+    columns_of,
+    format_time_us,
+    precision_of,
+    render_table,
+    unlike_peers,
+    warnings_for,
+)
 
 
 def render(records: list[Record], width: int = 100) -> str:
@@ -31,7 +47,9 @@ def line_with(text: str, *words: str) -> str:
 
 def sweep(*backends: str, sizes: tuple[int, ...] = (8, KIB, 64 * MIB)) -> list[Record]:
     """Return launches of every size on every backend, with little noise."""
-    cases = [make_case(backend=backend, message_bytes=size) for backend in backends for size in sizes]
+    cases = [
+        make_case(backend=backend, message_bytes=size) for backend in backends for size in sizes
+    ]
     return [record for case in cases for record in make_launches(STEADY, case)]
 
 
@@ -55,22 +73,36 @@ def test_backends_that_do_not_fit_follow_below() -> None:
     text = render(sweep("mpi", "gloo", "fake"), width=70)
     assert 70 >= max(map(len, text.splitlines()))
     assert 3 == sum("64 MiB" in line for line in text.splitlines())
-    assert 1 == sum("64 MiB" in line for line in render(sweep("mpi", "gloo", "fake"), width=200).splitlines())
+    assert 1 == sum(
+        "64 MiB" in line for line in render(sweep("mpi", "gloo", "fake"), width=200).splitlines()
+    )
     assert "\u2026" not in text
 
 
 def test_groups_have_tables_of_their_own() -> None:
     """Print a titled table per dtype and place."""
-    cases = [make_case(), make_case(in_place=False), make_case(dtype="float16"), make_case("broadcast", root=1)]
+    cases = [
+        make_case(),
+        make_case(in_place=False),
+        make_case(dtype="float16"),
+        make_case("broadcast", root=1),
+    ]
     text = render([record for case in cases for record in make_launches(STEADY, case)])
-    for title in ("float32, sum, in place", "float32, sum, out of place", "float16, sum, in place", "float32, root 1"):
+    for title in (
+        "float32, sum, in place",
+        "float32, sum, out of place",
+        "float16, sum, in place",
+        "float32, root 1",
+    ):
         assert "(2 ranks on 1 host, 6 launches)" in line_with(text, title)
 
 
 def test_patterns_follow_the_order_of_the_csv() -> None:
     """Sort patterns as the rows: all ranks first, then by number."""
     patterns = ["split:16", "cross", "split:2", "flat", "node"]
-    text = render([record for p in patterns for record in make_launches(STEADY, make_case(pattern=p))])
+    text = render(
+        [record for p in patterns for record in make_launches(STEADY, make_case(pattern=p))]
+    )
     titles = [line for line in text.splitlines() if "in place" in line]
     named = [next((p for p in patterns if f", {p}" in title), "flat") for title in titles]
     assert ["flat", "node", "cross", "split:2", "split:16"] == named
@@ -79,7 +111,12 @@ def test_patterns_follow_the_order_of_the_csv() -> None:
 def test_missing_results_say_why() -> None:
     """Print the status in the cell and each reason once."""
     records = [
-        make_record(make_case(message_bytes=size, backend=backend), status=status, reason=reason, wrong=wrong)
+        make_record(
+            make_case(message_bytes=size, backend=backend),
+            status=status,
+            reason=reason,
+            wrong=wrong,
+        )
         for size, backend, status, reason, wrong in [
             (8, "mpi", "hung", "rank 1 on node b stopped.", None),
             (64, "mpi", "hung", "rank 1 on node b stopped.", None),
@@ -92,7 +129,10 @@ def test_missing_results_say_why() -> None:
     assert "unsupported" in line_with(text, " 8 B ", "hung")
     assert "failed" in line_with(text, " 64 B ", "hung")
     assert "wrong (12 elements)" in line_with(text, "512 B")
-    for reason in ("mpi: hung: rank 1 on node b stopped.", "gloo: unsupported: gloo has no float8."):
+    for reason in (
+        "mpi: hung: rank 1 on node b stopped.",
+        "gloo: unsupported: gloo has no float8.",
+    ):
         assert 1 == text.count(reason)
 
 
@@ -118,7 +158,9 @@ def test_cases_that_differ_in_the_loop_only_get_columns() -> None:
         + [make_record(make_case(backend="gloo"), loop="python")],
         make_info(),
     )
-    assert {"gloo python", "mpi native", "mpi python"} == set(columns_of(rows, lambda row: row.message_bytes))
+    assert {"gloo python", "mpi native", "mpi python"} == set(
+        columns_of(rows, lambda row: row.message_bytes)
+    )
     assert {"gloo", "mpi"} == set(columns_of(rows[:2], lambda row: row.message_bytes))
 
 
@@ -143,20 +185,24 @@ def test_interval_shares_unit_and_digits(
     time_us: float | None, low: float | None, high: float | None, expected: str
 ) -> None:
     """Print the interval in the time's unit and decimals."""
-    assert expected == format_time_us(Row(time_us=time_us, time_us_ci_low=low, time_us_ci_high=high))
+    assert expected == format_time_us(
+        Row(time_us=time_us, time_us_ci_low=low, time_us_ci_high=high)
+    )
 
 
 @given(st.floats(1e-3, 1e9), st.floats(0.5, 1.0), st.floats(1.0, 2.0))
 def test_interval_encloses_the_printed_time(time_us: float, below: float, above: float) -> None:
     """Keep the order of low, time and high within one unit of the last digit."""
     row = Row(time_us=time_us, time_us_ci_low=below * time_us, time_us_ci_high=above * time_us)
-    number, _, low, high = format_time_us(row).replace("[", "").replace("]", "").replace(",", "").split()
+    number, _, low, high = (
+        format_time_us(row).replace("[", "").replace("]", "").replace(",", "").split()
+    )
     tolerance = 1.1 * 10 ** -len(number.partition(".")[2])
     assert float(low) - tolerance <= float(number) <= float(high) + tolerance
     assert math.isfinite(float(high))
 
 
-# ----------------------------------------------------------------------------------------------------- warnings
+# ----------------------------------------------------------------------------------------- warnings
 
 
 def flagged(*flags: str, total: int = 4) -> list[Row]:
@@ -201,17 +247,25 @@ def test_every_flag_has_a_warning() -> None:
     noise = [name for name, flag in FLAGS.items() if flag.is_noise]
     together = warnings_for(flagged(*FLAGS), make_info())
     assert len(FLAGS) - len(noise) + 1 == len(set(together))
-    assert together[-1].startswith(f"3 of 4 rows are noisy ({', '.join(f'3 {name}' for name in noise)}): ")
+    assert together[-1].startswith(
+        f"3 of 4 rows are noisy ({', '.join(f'3 {name}' for name in noise)}): "
+    )
 
 
 def test_flags_of_all_rows_are_one_sentence_and_no_marks() -> None:
     """Mark only what distinguishes rows; count all rows in the warning."""
     flags = [["late"]] * 3 + [["in_cache"]]
-    records = [make_record(make_case(message_bytes=8 << power), flags=names) for power, names in enumerate(flags)]
+    records = [
+        make_record(make_case(message_bytes=8 << power), flags=names)
+        for power, names in enumerate(flags)
+    ]
     text, rows = render(records), summarise_run(records, make_info())
     assert "l late" in text
     assert "1 one_launch" not in text
-    assert any(line.startswith("All 4 rows come from one launch") for line in warnings_for(rows, make_info()))
+    assert any(
+        line.startswith("All 4 rows come from one launch")
+        for line in warnings_for(rows, make_info())
+    )
 
 
 def test_failures_come_first_with_a_reason() -> None:
@@ -224,10 +278,17 @@ def test_failures_come_first_with_a_reason() -> None:
     ]
     lines = warnings_for(rows, make_info())
     assert ["hold wrong data", "hung", "are not supported", "are flagged late"] == [
-        next(word for word in ("hold wrong data", "hung", "are not supported", "are flagged late") if word in line)
+        next(
+            word
+            for word in ("hold wrong data", "hung", "are not supported", "are flagged late")
+            if word in line
+        )
         for line in lines
     ]
-    assert "2 of 4 rows hung: the same command measures them again (rank 1 stopped; and 1 other reasons)" == lines[1]
+    assert (
+        "2 of 4 rows hung: the same command measures them again (rank 1 stopped; and 1 other"
+        " reasons)" == lines[1]
+    )
 
 
 def test_clean_rows_have_no_warning() -> None:
@@ -239,7 +300,9 @@ def test_an_interval_of_many_powers_of_ten_says_wide() -> None:
     """Print "wide" for an interval over many powers of ten."""
     row = Row(time_us=1.0, time_us_ci_low=1e-6, time_us_ci_high=1e6)
     assert "1.00 us [wide]" == format_time_us(row)
-    assert "1.00 us [0.50, 2.00]" == format_time_us(dataclasses.replace(row, time_us_ci_low=0.5, time_us_ci_high=2.0))
+    assert "1.00 us [0.50, 2.00]" == format_time_us(
+        dataclasses.replace(row, time_us_ci_low=0.5, time_us_ci_high=2.0)
+    )
 
 
 @pytest.mark.parametrize(("high", "stated"), [(1.2, "10 %"), (1e8, "over 100 %")])
@@ -251,10 +314,15 @@ def test_precision_is_the_median_half_width(high: float, stated: str) -> None:
 
 
 def test_the_difference_from_other_tools_is_stated() -> None:
-    """Name the operations that are in place here alone; nothing out of place, nor for imported rows."""
+    """Name the operations that are in place here alone.
+
+    Nothing out of place, nor for imported rows.
+    """
     cases = [make_case(operation="all_reduce", in_place=in_place) for in_place in (True, False)]
     inside, outside = (summarise_run(make_launches(STEADY, case), make_info()) for case in cases)
     (line,) = unlike_peers(inside, make_info())
     assert line.startswith("In place: all_reduce. OSU and IMB")
     assert [] == unlike_peers(outside, make_info())
-    assert [] == unlike_peers(inside, make_info(imported=[{"tool": "OSU", "version": "7.4", "file": "a.txt"}]))
+    assert [] == unlike_peers(
+        inside, make_info(imported=[{"tool": "OSU", "version": "7.4", "file": "a.txt"}])
+    )

@@ -4,7 +4,16 @@ import csv
 import io
 
 import pytest
-from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record, summarise_run
+from builders import (
+    KIB,
+    MIB,
+    STEADY,
+    make_case,
+    make_info,
+    make_launches,
+    make_record,
+    summarise_run,
+)
 
 from commbench.collectives.cases import Case
 from commbench.collectives.datatypes import DTYPES
@@ -25,7 +34,9 @@ def measure(cases: list[Case], group_size: int = 2) -> list[Record]:
     return [
         record
         for case in cases
-        for record in make_launches([times.get(case.message_bytes, 10.0)] * 6, case, group_size=group_size)
+        for record in make_launches(
+            [times.get(case.message_bytes, 10.0)] * 6, case, group_size=group_size
+        )
     ]
 
 
@@ -51,12 +62,14 @@ def parse_osu(text: str) -> list[tuple[str, list[tuple[int, float]]]]:
     return tests
 
 
-# --------------------------------------------------------------------------------------------------- nccl-tests
+# --------------------------------------------------------------------------------------- nccl-tests
 
 
 def test_nccl_lines_parse_back() -> None:
     """Parse equal sizes, times and bandwidths from both halves of each line."""
-    cases = [make_case(message_bytes=size, in_place=place) for place in (False, True) for size in SIZES]
+    cases = [
+        make_case(message_bytes=size, in_place=place) for place in (False, True) for size in SIZES
+    ]
     rows = summarise(measure(cases, group_size=4))
     lines = parse_nccl(render(rows, "nccl-tests"))
     assert [13] * len(SIZES) == [len(line) for line in lines]
@@ -72,18 +85,27 @@ def test_nccl_lines_parse_back() -> None:
 
 def test_nccl_line_has_its_columns() -> None:
     """Print size, count, type, redop and root as nccl-tests does."""
-    (line,) = parse_nccl(render(summarise(measure([make_case(message_bytes=KIB, in_place=False)])), "nccl-tests"))
+    (line,) = parse_nccl(
+        render(summarise(measure([make_case(message_bytes=KIB, in_place=False)])), "nccl-tests")
+    )
     assert ["1024", "256", "float", "sum", "-1"] == line[:5]
 
 
 @pytest.mark.parametrize(
     ("operation", "count", "redop", "root"),
-    [("all_gather", 64, "none", "-1"), ("reduce_scatter", 64, "max", "-1"), ("broadcast", 256, "none", "1")],
+    [
+        ("all_gather", 64, "none", "-1"),
+        ("reduce_scatter", 64, "max", "-1"),
+        ("broadcast", 256, "none", "1"),
+    ],
 )
 def test_nccl_count_is_of_one_rank(operation: str, count: int, redop: str, root: str) -> None:
     """Print one rank's count if the size is the total of all ranks."""
     case = make_case(
-        operation, redop="max" if redop == "max" else None, root=1 if operation == "broadcast" else None, in_place=False
+        operation,
+        redop="max" if redop == "max" else None,
+        root=1 if operation == "broadcast" else None,
+        in_place=False,
     )
     (line,) = parse_nccl(render(summarise(measure([case], group_size=4)), "nccl-tests"))
     assert [str(count), redop, root] == [line[1], line[3], line[4]]
@@ -100,7 +122,9 @@ def test_nccl_footer_averages_bus_bandwidth() -> None:
     """Print the average bus bandwidth, and no value out of bounds."""
     rows = summarise(measure([make_case(message_bytes=size) for size in SIZES]))
     text = render(rows, "nccl-tests")
-    (average,) = [line for line in text.splitlines() if line.startswith("# Avg bus bandwidth    : ")]
+    (average,) = [
+        line for line in text.splitlines() if line.startswith("# Avg bus bandwidth    : ")
+    ]
     expected = sum(row.busbw_GBps or 0 for row in rows) / len(rows)
     assert pytest.approx(expected, rel=1e-5) == float(average.split(":")[1])
     assert "# Out of bounds values : 0 OK" in text.splitlines()
@@ -117,10 +141,14 @@ def test_nccl_wrong_data_fails() -> None:
 def test_nccl_blocks_are_one_per_backend_and_operation() -> None:
     """Print a block with its program per operation, and comment lines without results."""
     records = measure([make_case(), make_case(backend="gloo"), make_case("all_to_all")])
-    records.append(make_record(make_case(message_bytes=8), status="unsupported", reason="not here."))
+    records.append(
+        make_record(make_case(message_bytes=8), status="unsupported", reason="not here.")
+    )
     records += measure([make_case("barrier")])
     text = render(summarise(records), "nccl-tests")
-    programs = [line.split(": ")[1] for line in text.splitlines() if "Collective test starting" in line]
+    programs = [
+        line.split(": ")[1] for line in text.splitlines() if "Collective test starting" in line
+    ]
     assert ["all_reduce_perf", "all_reduce_perf", "alltoall_perf"] == programs
     assert 3 == len(parse_nccl(text))
     assert "# mpi all_reduce 8 B float32: unsupported: not here." in text.splitlines()
@@ -135,7 +163,9 @@ def test_nccl_keeps_cases_that_differ_in_the_loop_apart() -> None:
 
 def test_nccl_header_stands_over_its_columns() -> None:
     """Align headings with figures."""
-    lines = render(summarise(measure([make_case(message_bytes=512 * MIB)])), "nccl-tests").splitlines()
+    lines = render(
+        summarise(measure([make_case(message_bytes=512 * MIB)])), "nccl-tests"
+    ).splitlines()
     (header,) = [line for line in lines if "#wrong" in line]
     (data,) = [line for line in lines if line and not line.startswith("#")]
     assert len(header) == len(data)
@@ -147,7 +177,7 @@ def test_every_dtype_has_its_own_name_in_nccl_tests() -> None:
     assert len(DTYPES) == len({dtype.nccl_name for dtype in DTYPES.values()} - {""})
 
 
-# ---------------------------------------------------------------------------------------------------------- OSU
+# ---------------------------------------------------------------------------------------------- OSU
 
 
 def test_osu_latency_is_the_mean_over_ranks() -> None:
@@ -157,7 +187,9 @@ def test_osu_latency_is_the_mean_over_ranks() -> None:
     ((title, lines),) = parse_osu(text)
     assert "OSU MPI Allreduce Latency Test v7.4" == title
     assert [row.osu_bytes for row in rows] == [size for size, _ in lines]
-    assert [pytest.approx(row.time_us_rank_mean, abs=0.0051) for row in rows] == [value for _, value in lines]
+    assert [pytest.approx(row.time_us_rank_mean, abs=0.0051) for row in rows] == [
+        value for _, value in lines
+    ]
     assert "# Size       Avg Latency(us)" in text.splitlines()
     assert "# Datatype: MPI_FLOAT." in text.splitlines()
 
@@ -174,13 +206,18 @@ def test_osu_lines_have_its_widths() -> None:
 
 def test_osu_sizes_are_per_rank_for_all_gather() -> None:
     """Print one rank's block."""
-    ((_, lines),) = parse_osu(render(summarise(measure([make_case("all_gather")], group_size=4)), "osu"))
+    ((_, lines),) = parse_osu(
+        render(summarise(measure([make_case("all_gather")], group_size=4)), "osu")
+    )
     assert [256] == [size for size, _ in lines]
 
 
 @pytest.mark.parametrize(
     ("operation", "title", "factor"),
-    [("bandwidth", "OSU MPI Bandwidth Test v7.4", 1), ("bibandwidth", "OSU MPI Bi-Directional Bandwidth Test v7.4", 2)],
+    [
+        ("bandwidth", "OSU MPI Bandwidth Test v7.4", 1),
+        ("bibandwidth", "OSU MPI Bi-Directional Bandwidth Test v7.4", 2),
+    ],
 )
 def test_osu_bandwidth_is_in_millions_of_bytes(operation: str, title: str, factor: int) -> None:
     """Print MB/s with MB = 1e6 bytes."""
@@ -200,7 +237,12 @@ def test_osu_barrier_has_no_sizes() -> None:
 
 def test_osu_tests_are_one_per_choice() -> None:
     """Repeat no size within a test, and omit with a note what OSU lacks."""
-    cases = [make_case(), make_case(in_place=False), make_case(backend="gloo"), make_case("sendrecv")]
+    cases = [
+        make_case(),
+        make_case(in_place=False),
+        make_case(backend="gloo"),
+        make_case("sendrecv"),
+    ]
     text = render(summarise(measure(cases)), "osu")
     titles = [title for title, lines in parse_osu(text) if len(lines) == 1]
     assert ["OSU GLOO", "OSU MPI", "OSU MPI"] == sorted(title.split(" All")[0] for title in titles)
@@ -211,10 +253,13 @@ def test_osu_prints_no_wrong_data() -> None:
     """Print a wrong result as a comment."""
     text = render(summarise([make_record(status="wrong", wrong=12)]), "osu")
     assert [] == parse_osu(text)[0][1]
-    assert "# mpi all_reduce 1024 B float32: wrong: 12 elements were wrong in 1 of 1 launches." in text.splitlines()
+    assert (
+        "# mpi all_reduce 1024 B float32: wrong: 12 elements were wrong in 1 of 1 launches."
+        in text.splitlines()
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- IMB
+# ---------------------------------------------------------------------------------------------- IMB
 
 
 def test_imb_states_the_fastest_the_slowest_and_the_mean_rank() -> None:
@@ -222,7 +267,9 @@ def test_imb_states_the_fastest_the_slowest_and_the_mean_rank() -> None:
     lines = render(summarise(measure([make_case(in_place=False)])), "imb").splitlines()
     assert "# Benchmarking Allreduce" in lines
     assert "# #processes = 2" in lines
-    assert "#bytes #repetitions t_min[usec] t_max[usec] t_avg[usec]" in [" ".join(line.split()) for line in lines]
+    assert "#bytes #repetitions t_min[usec] t_max[usec] t_avg[usec]" in [
+        " ".join(line.split()) for line in lines
+    ]
     assert f"{1024:13}{40:13}{0.8 * 5.5:13.2f}{5.5:13.2f}{RANK_MEAN * 5.5:13.2f}" in lines
     assert "# All processes entering MPI_Finalize" == lines[-1]
 
@@ -231,25 +278,38 @@ def test_imb_invents_no_times_of_ranks() -> None:
     """Print a comment for a run of an older version, which kept no mean of each rank."""
     lines = render(summarise([make_record(rank_average_us=())]), "imb").splitlines()
     assert "# 1024 B: the run has no mean of each rank" in lines
-    assert [] == [line for line in lines if line.strip() and not line.startswith("#") and "#bytes" not in line]
+    assert [] == [
+        line for line in lines if line.strip() and not line.startswith("#") and "#bytes" not in line
+    ]
 
 
 @pytest.mark.parametrize(("operation", "ways"), [("latency", 1 / RANK_MEAN), ("sendrecv", 2)])
 def test_imb_rates_are_in_millions_of_bytes(operation: str, ways: float) -> None:
-    """Print MB/s of a pair from its time, and of a ring from both directions and the slowest rank."""
-    lines = render(summarise(measure([make_case(operation, message_bytes=MIB)])), "imb").splitlines()
-    (values,) = [line.split() for line in lines if line and not line.startswith("#") and "#bytes" not in line]
+    """Print MB/s of a pair from its time, and of a ring from both directions and the slowest
+    rank.
+    """
+    lines = render(
+        summarise(measure([make_case(operation, message_bytes=MIB)])), "imb"
+    ).splitlines()
+    (values,) = [
+        line.split() for line in lines if line and not line.startswith("#") and "#bytes" not in line
+    ]
     assert pytest.approx(ways * MIB / 345.678, abs=0.0051) == float(values[-1])
 
 
-# -------------------------------------------------------------------------------------------------------- means
+# -------------------------------------------------------------------------------------------- means
 
 
 def test_means_are_over_repetitions_and_ranks() -> None:
     """Print the mean and its rates for a run that measured as the tool does, and say so."""
     times_us = [5.0] * 39 + [45.0]  # the mean of a launch is 6, the median 5
     records = [
-        make_record(make_case("bandwidth", message_bytes=MIB), launch=launch, times_us=times_us, rank_mean_us=times_us)
+        make_record(
+            make_case("bandwidth", message_bytes=MIB),
+            launch=launch,
+            times_us=times_us,
+            rank_mean_us=times_us,
+        )
         for launch in range(6)
     ]
     text = render(summarise(records), "nccl-tests", means=True)
@@ -260,7 +320,7 @@ def test_means_are_over_repetitions_and_ranks() -> None:
     assert pytest.approx(MIB / 6, abs=0.0051) == rate
 
 
-# -------------------------------------------------------------------------------------------------------- style
+# -------------------------------------------------------------------------------------------- style
 
 
 def test_csv_is_the_file() -> None:
@@ -272,7 +332,9 @@ def test_csv_is_the_file() -> None:
 
 def test_unknown_style_is_refused() -> None:
     """Refuse an unknown style, and list the valid ones."""
-    with pytest.raises(InputError, match="Unknown format 'ombpy'; choose from nccl-tests, osu, imb, csv"):
+    with pytest.raises(
+        InputError, match="Unknown format 'ombpy'; choose from nccl-tests, osu, imb, csv"
+    ):
         render([], "ombpy")
 
 

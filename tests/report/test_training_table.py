@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from training_builders import EVEN, launches_of, make_training_case, make_training_info, make_training_record
+from training_builders import (
+    EVEN,
+    launches_of,
+    make_training_case,
+    make_training_info,
+    make_training_record,
+)
 
 from commbench.cli.presentation import print_run
 from commbench.ddp.plan.records import TrainingRecord
@@ -51,13 +57,24 @@ def line_with(text: str, *words: str) -> str:
 
 def names_in(text: str) -> list[str]:
     """Return hook and bucket size of each table line."""
-    lines = [line.split()[:2] for line in text.splitlines() if line.split()[:1] in (["none"], ["fp16"])]
+    lines = [
+        line.split()[:2] for line in text.splitlines() if line.split()[:1] in (["none"], ["fp16"])
+    ]
     return [" ".join(words) for words in lines]
 
 
 FULL = [
-    *launches_of(20, sent_bytes=34.8e6, losses=[2.0] * 20, metric_name="accuracy", metrics=[(20, 0.5)], target=0.5),
-    *launches_of(16, FP16, sent_bytes=17.4e6, expected_bytes=17.4e6, losses=[2.5] * 20, backward_ms=9.0),
+    *launches_of(
+        20,
+        sent_bytes=34.8e6,
+        losses=[2.0] * 20,
+        metric_name="accuracy",
+        metrics=[(20, 0.5)],
+        target=0.5,
+    ),
+    *launches_of(
+        16, FP16, sent_bytes=17.4e6, expected_bytes=17.4e6, losses=[2.5] * 20, backward_ms=9.0
+    ),
     *launches_of(10, LOCAL, backward_ms=6.0),
 ]
 
@@ -66,7 +83,18 @@ def test_a_line_has_all_that_matters() -> None:
     """Print time, speedup, verdict, exposed communication, bytes and losses per configuration."""
     text = render(run_of(FULL), width=200)
     words = line_with(text, "fp16", "default", "faster").split()
-    assert ["fp16", "default", "2", "16.0", "[15.9,", "16.1]", "1.25", "[1.25,", "1.25]", "faster"] == words[:10]
+    assert [
+        "fp16",
+        "default",
+        "2",
+        "16.0",
+        "[15.9,",
+        "16.1]",
+        "1.25",
+        "[1.25,",
+        "1.25]",
+        "faster",
+    ] == words[:10]
     assert ["3", "17.4", "2.5", "2.5"] == words[10:14]
     baseline = line_with(text, "none", "default", "20.0 [19.9, 20.1]").split()
     assert ["1.00", "6", "34.8", "2", "2", "0.5", "0.4"] == baseline[6:]
@@ -74,7 +102,10 @@ def test_a_line_has_all_that_matters() -> None:
 
 def test_title_says_what_and_where() -> None:
     """Print workload, backend, ranks, batch, dense traffic, launches and metric in the title."""
-    expected = "mlp (gloo, 2 ranks on 1 host, batch 32 a rank, dense all-reduce 34.8 MB a step, 6 launches)"
+    expected = (
+        "mlp (gloo, 2 ranks on 1 host, batch 32 a rank, dense all-reduce 34.8 MB a step, 6"
+        " launches)"
+    )
     assert f"{expected}; metric accuracy" in render(run_of(FULL), width=200)
 
 
@@ -106,8 +137,12 @@ def test_empty_columns_are_left_out() -> None:
 
 def test_settings_other_than_buckets_stand_beside_the_hook() -> None:
     """Print other settings beside the hook."""
-    case = make_training_case("topk:0.01:values=float16", precision="amp-bf16", accumulation=2, bucket_view=True)
-    text = render(run_of([make_training_record(dataclasses.replace(case, static_graph=True))]), width=200)
+    case = make_training_case(
+        "topk:0.01:values=float16", precision="amp-bf16", accumulation=2, bucket_view=True
+    )
+    text = render(
+        run_of([make_training_record(dataclasses.replace(case, static_graph=True))]), width=200
+    )
     assert "topk:0.01:values=float16 amp-bf16 x2 views static" in text
 
 
@@ -115,7 +150,9 @@ def test_lines_are_ordered() -> None:
     """Sort as ddp.csv, or the fastest first."""
     records = [*launches_of(20), *launches_of(25, FIVE), *launches_of(16, FP16)]
     assert ["none default", "none 5", "fp16 default"] == names_in(render(run_of(records)))
-    assert ["fp16 default", "none default", "none 5"] == names_in(render(run_of(records), by_speed=True))
+    assert ["fp16 default", "none default", "none 5"] == names_in(
+        render(run_of(records), by_speed=True)
+    )
 
 
 def test_groups_have_tables_of_their_own() -> None:
@@ -130,7 +167,10 @@ def test_groups_have_tables_of_their_own() -> None:
 def test_step_without_ddp_is_told() -> None:
     """Print the local step, and the distance of the default and the fastest."""
     text = " ".join(render(run_of(FULL)).split())
-    assert "Without DDP a step takes 10.0 ms; scaling efficiency is 50 % for none with default buckets and 62 %" in text
+    assert (
+        "Without DDP a step takes 10.0 ms; scaling efficiency is 50 % for none with default buckets"
+        " and 62 %" in text
+    )
     assert "62 % for fp16 with default buckets." in text
     assert "Without DDP" not in render(run_of(launches_of(20)))
 
@@ -158,8 +198,13 @@ def test_warnings_come_with_remedies() -> None:
     """Print each warning once with its remedy; equal buckets cause none."""
     copy = make_training_case("fp16", "25")
     drifting = {"step_ms": [20.0] * 10 + [24.0] * 10, "block_lengths": [10, 10]}
-    records = [*(dataclasses.replace(one, **drifting) for one in launches_of(20)), *launches_of(16, FP16)]
-    text = " ".join(render(run_of(records, emulated=True, same_layout={copy.key: FP16.key})).split())
+    records = [
+        *(dataclasses.replace(one, **drifting) for one in launches_of(20)),
+        *launches_of(16, FP16),
+    ]
+    text = " ".join(
+        render(run_of(records, emulated=True, same_layout={copy.key: FP16.key})).split()
+    )
     assert "! All 2 rows are noisy (1 bimodal, 1 unsteady, 2 drift): try --budget standard" in text
     assert "! All 2 rows are flagged emulated: hosts and links were emulated" in text
     assert "flagged same_layout" not in text
@@ -168,7 +213,9 @@ def test_warnings_come_with_remedies() -> None:
 def test_few_launches_cannot_give_a_verdict() -> None:
     """State that few launches allow only inconclusive verdicts."""
     few = [record for record in FULL if record.launch < 3]
-    assert "! 3 launches cannot show one of 1 configuration to be faster" in " ".join(render(run_of(few)).split())
+    assert "! 3 launches cannot show one of 1 configuration to be faster" in " ".join(
+        render(run_of(few)).split()
+    )
     assert "cannot show" not in render(run_of(FULL))
 
 
@@ -186,7 +233,9 @@ def test_nothing_trained_is_said() -> None:
 def test_recommendation_ends_the_report() -> None:
     """Print recommendation and snippet last."""
     fresh = [
-        make_training_record(dataclasses.replace(case, phase="confirm"), launch=i, step_ms=step * factor)
+        make_training_record(
+            dataclasses.replace(case, phase="confirm"), launch=i, step_ms=step * factor
+        )
         for case, step in ((make_training_case(), 20.0), (FIVE, 15.0))
         for i, factor in enumerate(EVEN)
     ]
@@ -204,13 +253,21 @@ def test_recommendation_ends_the_report() -> None:
 def test_a_tuning_says_its_answer_after_its_tables() -> None:
     """Print no advice on single rows of a tuning, and no verdict before the first look."""
     fresh = [
-        make_training_record(dataclasses.replace(case, phase="confirm"), launch=i, step_ms=step * factor)
+        make_training_record(
+            dataclasses.replace(case, phase="confirm"), launch=i, step_ms=step * factor
+        )
         for case, step in ((make_training_case(), 20.0), (FIVE, 15.0))
         for i, factor in enumerate(EVEN)
     ]
     tuned = {"candidates": [make_training_case().key, FIVE.key]}
-    for planned, status, is_early in ((6, "complete", False), (6, "partial", False), (7, "partial", True)):
-        run = run_of([*launches_of(20)[:1], *fresh], decided=True, first_look=planned, status=status, **tuned)
+    for planned, status, is_early in (
+        (6, "complete", False),
+        (6, "partial", False),
+        (7, "partial", True),
+    ):
+        run = run_of(
+            [*launches_of(20)[:1], *fresh], decided=True, first_look=planned, status=status, **tuned
+        )
         console = Console(file=io.StringIO(), width=100, force_terminal=False, record=True)
         print_run(run, "table", console)
         text = console.export_text()

@@ -1,8 +1,15 @@
-"""Tests of reasons for missing predictions: similar reasons are merged, different ones stay separate."""
+"""Tests of reasons for missing predictions: similar reasons are merged, different ones stay
+separate.
+"""
 
 from string import Formatter
 
-from commbench.analysis.prediction.forecast import COLUMNS, CollectiveForecast, StepForecast, row_to_json
+from commbench.analysis.prediction.forecast import (
+    COLUMNS,
+    CollectiveForecast,
+    StepForecast,
+    row_to_json,
+)
 from commbench.errors import SENTENCES, InputError, Reason, UnpredictedError
 from commbench.report.prediction import unpredicted
 from commbench.results.tables import csv_text
@@ -11,9 +18,16 @@ from commbench.results.tables import csv_text
 def collective(operation: str, ranks: int, algorithms: str, factor: int) -> CollectiveForecast:
     """Return a row without a prediction."""
     subject = f"mpi {operation}"
-    parameters = {"size": f"{ranks} KiB", "ranks": ranks, "algorithms": algorithms, "factor": factor}
+    parameters = {
+        "size": f"{ranks} KiB",
+        "ranks": ranks,
+        "algorithms": algorithms,
+        "factor": factor,
+    }
     reason = Reason(code="algorithm_unknown", subject=subject, parameters=parameters)
-    return CollectiveForecast(operation=operation, backend="mpi", world_size=ranks, status="unsupported", reason=reason)
+    return CollectiveForecast(
+        operation=operation, backend="mpi", world_size=ranks, status="unsupported", reason=reason
+    )
 
 
 ROWS = [
@@ -26,17 +40,23 @@ ROWS = [
 def test_one_sentence_for_all_ranks_and_operations() -> None:
     """Merge and count reasons that differ in ranks, sizes, algorithms or operations."""
     (sentence,) = unpredicted(ROWS)
-    assert sentence == (
-        "mpi all_reduce of 8 KiB on 8 ranks is not predicted: which algorithm the library takes there is not known, "
-        "and ring and double tree differ by a factor of 5; measure it on more ranks. "
-        "The same applies to 2 more rows: mpi all_gather, mpi all_reduce, on 16 to 64 ranks."
+    assert (
+        sentence
+        == "mpi all_reduce of 8 KiB on 8 ranks is not predicted: which algorithm the library takes"
+        " there is not known, and ring and double tree differ by a factor of 5; measure it on"
+        " more ranks. The same applies to 2 more rows: mpi all_gather, mpi all_reduce, on 16 to"
+        " 64 ranks."
     )
 
 
 def test_different_reasons_stay_apart() -> None:
     """Print equal reasons once, and keep other codes and parameters separate."""
-    fp16 = UnpredictedError("operation_unmeasured", "gloo all_reduce", dtype="float16", backend="gloo", operation="x")
-    bf16 = UnpredictedError("operation_unmeasured", "gloo all_reduce", dtype="bfloat16", backend="gloo", operation="x")
+    fp16 = UnpredictedError(
+        "operation_unmeasured", "gloo all_reduce", dtype="float16", backend="gloo", operation="x"
+    )
+    bf16 = UnpredictedError(
+        "operation_unmeasured", "gloo all_reduce", dtype="bfloat16", backend="gloo", operation="x"
+    )
     errors = [InputError("Measure it."), InputError("Measure it."), fp16, bf16]
     rows = [StepForecast(hook="fp16", world_size=2, reason=Reason.of(error)) for error in errors]
     assert unpredicted([*rows, StepForecast(hook="none")]) == ["Measure it.", str(fp16), str(bf16)]
@@ -44,8 +64,13 @@ def test_different_reasons_stay_apart() -> None:
 
 def test_hooks_of_one_reason_are_merged() -> None:
     """Merge reasons about the hook of each row."""
-    errors = [UnpredictedError("hook_unmeasured", hook, hooks="none") for hook in ("fp16", "topk:0.01")]
-    rows = [StepForecast(hook=error.reason.subject, world_size=4, reason=error.reason) for error in errors]
+    errors = [
+        UnpredictedError("hook_unmeasured", hook, hooks="none") for hook in ("fp16", "topk:0.01")
+    ]
+    rows = [
+        StepForecast(hook=error.reason.subject, world_size=4, reason=error.reason)
+        for error in errors
+    ]
     (sentence,) = unpredicted(rows)
     assert sentence.endswith("The same applies to 1 more row: topk:0.01, on 4 ranks.")
 

@@ -49,11 +49,20 @@ def test_a_terminal_says_where_the_steps_go(watched: Run) -> None:
 
 
 def test_the_page_has_the_parts_and_the_ranks(watched: Run) -> None:
-    """Lead with the exposed share; show the parts and the ranks as tables, and no settings over time."""
+    """Lead with the exposed share.
+
+    Show the parts and the ranks as tables, and no settings over time.
+    """
     page = read(watched)
     assert not page.faults
-    assert any("20\N{NO-BREAK SPACE}% of a step is exposed communication of gradients." in text for text in page.texts)
-    assert any("A step takes 100\N{NO-BREAK SPACE}ms on average over 21 steps" in text for text in page.texts)
+    assert any(
+        "20\N{NO-BREAK SPACE}% of a step is exposed communication of gradients." in text
+        for text in page.texts
+    )
+    assert any(
+        "A step takes 100\N{NO-BREAK SPACE}ms on average over 21 steps" in text
+        for text in page.texts
+    )
     parts = next(table for table in page.tables if table[0][0].startswith("part"))
     assert ["30.0", "40.0", "20.0", "6.00", "4.00"] == [line[1] for line in parts[1:]]
     ranks = next(table for table in page.tables if table[0][0].startswith("rank"))
@@ -65,4 +74,7 @@ def test_a_training_that_ends_early_says_so(tmp_path: Path) -> None:
     """Keep what was watched, and give the reason as of watching."""
     make_watched_run(tmp_path / "mine", ending="ended")
     info = load_run(tmp_path / "mine").info
-    assert ("cut", "the training ended before all steps were watched") == (info["status"], info["reason"])
+    assert ("cut", "the training ended before all steps were watched") == (
+        info["status"],
+        info["reason"],
+    )

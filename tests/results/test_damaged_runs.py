@@ -81,21 +81,28 @@ def is_read_or_refused(read: Callable[[], object]) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------------------------- run.json
+# ----------------------------------------------------------------------------------------- run.json
 
 
-@pytest.mark.parametrize("content", [b"", b"  \n", b'{"schema": 1, "run', b"\0\xff", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"  \n", b'{"schema": 1, "run', b"\0\xff", b"[" * 100_000]
+)
 def test_torn_run_json_says_what_can_still_be_done(tmp_path: Path, content: bytes) -> None:
     """Name the torn file and how to recover the measurements."""
     path = make_run(tmp_path / "mine")
     (path / "run.json").write_bytes(content)
-    with pytest.raises(InputError, match=r'run\.json is .*write \{"schema": 2\} into it to read what samples\.jsonl'):
+    with pytest.raises(
+        InputError,
+        match=r'run\.json is .*write \{"schema": 2\} into it to read what samples\.jsonl',
+    ):
         load_run(path)
     (path / "run.json").write_text('{"schema": 1}')
     assert 2 == load_run(path).rows[0].launches
 
 
-@pytest.mark.parametrize("content", ["[]", "3", '"x"', "null", "{}", '{"schema": "1"}', '{"schema": true}'])
+@pytest.mark.parametrize(
+    "content", ["[]", "3", '"x"', "null", "{}", '{"schema": "1"}', '{"schema": true}']
+)
 def test_foreign_run_json_is_refused(tmp_path: Path, content: str) -> None:
     """Refuse JSON that is not a run."""
     path = make_run(tmp_path / "mine")
@@ -113,14 +120,20 @@ def test_foreign_run_json_is_refused(tmp_path: Path, content: str) -> None:
         ("launches", {"0": 1}, "launches must be a list"),
         ("launches", [{"seconds": "7"}], r"launches\[0\].seconds must be a number"),
         ("environment", [], "environment must be an object"),
-        ("environment", {"hosts": [{"load_average": "low"}]}, r"environment.hosts\[0\].load_average must be a list"),
+        (
+            "environment",
+            {"hosts": [{"load_average": "low"}]},
+            r"environment.hosts\[0\].load_average must be a list",
+        ),
         ("ranks", [{"rank": 0}], r"ranks\[0\] lacks host"),
         ("ranks", [{"rank": 0, "host": "a"}] * 2, "names a rank twice"),
         ("schema", 3, "knows up to 2"),
         ("started", 1.5, "started must be a text"),
     ],
 )
-def test_entries_of_other_types_are_named(tmp_path: Path, entry: str, value: object, words: str) -> None:
+def test_entries_of_other_types_are_named(
+    tmp_path: Path, entry: str, value: object, words: str
+) -> None:
     """Name the entry of a wrong type."""
     path = make_run(tmp_path / "mine")
     info = json.loads((path / "run.json").read_text())
@@ -135,10 +148,12 @@ def test_a_date_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
     path = make_run(tmp_path / "mine")
     info = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**info, "started": text}))
-    assert not {"commbench_run_start_timestamp_seconds"} & {sample.name for sample in metrics_of(load_run(path))}
+    assert not {"commbench_run_start_timestamp_seconds"} & {
+        sample.name for sample in metrics_of(load_run(path))
+    }
 
 
-# --------------------------------------------------------------------------------------------------- samples.jsonl
+# ------------------------------------------------------------------------------------ samples.jsonl
 
 
 @pytest.mark.parametrize(
@@ -161,13 +176,21 @@ def test_a_date_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
         ("pairs", {"source": [0], "target": [1]}, "pairs lacks repetitions, time_us, time_us_p95"),
         (
             "pairs",
-            {"source": [0], "target": [1, 2], "time_us": [1.0], "time_us_p95": [1.0], "repetitions": [1]},
+            {
+                "source": [0],
+                "target": [1, 2],
+                "time_us": [1.0],
+                "time_us_p95": [1.0],
+                "repetitions": [1],
+            },
             "differ in length",
         ),
         ("groups", [{}], r"groups\[0\] lacks group, group_size, message_bytes"),
     ],
 )
-def test_fields_of_other_types_are_named(tmp_path: Path, field: str, value: object, words: str) -> None:
+def test_fields_of_other_types_are_named(
+    tmp_path: Path, field: str, value: object, words: str
+) -> None:
     """Name the line and the field of a wrong type."""
     path = make_run(tmp_path / "mine")
     record = json.loads(json.dumps(make_record(launch=2).to_json()))
@@ -188,7 +211,9 @@ def test_fields_of_other_types_are_named(tmp_path: Path, field: str, value: obje
         ("pattern", "fan-in", "pattern fan-in is for"),
     ],
 )
-def test_cases_of_newer_versions_are_named(tmp_path: Path, field: str, value: object, words: str) -> None:
+def test_cases_of_newer_versions_are_named(
+    tmp_path: Path, field: str, value: object, words: str
+) -> None:
     """Name the field of a case that this version does not know."""
     path = make_run(tmp_path / "mine")
     record = json.loads(json.dumps(make_record(launch=2).to_json()))
@@ -199,7 +224,9 @@ def test_cases_of_newer_versions_are_named(tmp_path: Path, field: str, value: ob
         load_run(path)
 
 
-@pytest.mark.parametrize("line", [b"\0" * 100, b"\xff\xfe", b'{"case": NaN}', b"[" * 100_000, b"x" * 10**7, b""])
+@pytest.mark.parametrize(
+    "line", [b"\0" * 100, b"\xff\xfe", b'{"case": NaN}', b"[" * 100_000, b"x" * 10**7, b""]
+)
 def test_foreign_lines_are_named_and_a_torn_last_line_is_not(tmp_path: Path, line: bytes) -> None:
     """Refuse a foreign line between records, but drop a torn last line."""
     path = make_run(tmp_path / "mine")
@@ -211,7 +238,7 @@ def test_foreign_lines_are_named_and_a_torn_last_line_is_not(tmp_path: Path, lin
     assert 2 == len(load_run(path).records)
 
 
-# ----------------------------------------------------------------------------------------------------- other files
+# -------------------------------------------------------------------------------------- other files
 
 
 @pytest.mark.parametrize("name", ["run.json", "samples.jsonl", "recommendation.json"])
@@ -247,7 +274,7 @@ def test_files_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         load_run(path)
 
 
-# ------------------------------------------------------------------------------------------------------------- fuzz
+# --------------------------------------------------------------------------------------------- fuzz
 
 
 @functools.cache
@@ -257,12 +284,22 @@ def kept(name: str) -> tuple[str, tuple[str, ...], str | None]:
     lines = (path / "samples.jsonl").read_text().splitlines()
     few = lines if len(lines) <= 60 else lines[:30] + lines[-30:]
     recommendation = path / "recommendation.json"
-    return (path / "run.json").read_text(), tuple(few), recommendation.read_text() if recommendation.exists() else None
+    return (
+        (path / "run.json").read_text(),
+        tuple(few),
+        recommendation.read_text() if recommendation.exists() else None,
+    )
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the path to every value within JSON, to the first three entries of long lists."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value[:3])
+        if isinstance(value, list)
+        else ()
+    )
     for key, one in inner:
         yield (*path, key)
         yield from places(one, (*path, key))
@@ -306,7 +343,9 @@ def original(name: str) -> Run:
 
 
 @pytest.mark.kept
-@settings(max_examples=repetitions(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=repetitions(150), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(name=st.sampled_from(KEPT), seed=st.integers(0, 2**32))
 def test_edited_runs_are_read_or_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, seed: int
@@ -326,7 +365,8 @@ def test_edited_models_are_read_or_refused(seed: int) -> None:
         record
         for size in sizes
         for record in make_launches(
-            [size / 100, size / 99], make_record().case.__class__(**{**vars(make_record().case), "message_bytes": size})
+            [size / 100, size / 99],
+            make_record().case.__class__(**{**vars(make_record().case), "message_bytes": size}),
         )
     ]
     model = json.loads(json.dumps(NetworkModel.fit(records).to_json()))

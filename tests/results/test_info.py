@@ -27,7 +27,11 @@ def records_of(backend: str) -> list[Record]:
     """Return a matrix with a slow host, and two operations over message sizes."""
     case = make_case("bandwidth", pattern="matrix", message_bytes=MIB, backend=backend)
     matrix = make_matrix(4, host_slowness=touching(2, 4.0), case=case)
-    return [*matrix, *sweep(make_case(backend=backend)), *sweep(make_case("latency", backend=backend))]
+    return [
+        *matrix,
+        *sweep(make_case(backend=backend)),
+        *sweep(make_case("latency", backend=backend)),
+    ]
 
 
 def run_on(backend: str, ranks_per_gpu: int | None) -> Run:
@@ -48,15 +52,20 @@ def run_on(backend: str, ranks_per_gpu: int | None) -> Run:
         ("gloo", 2, False),
     ],
 )
-def test_only_backends_on_gpus_share_them(backend: str, ranks_per_gpu: int | None, *, shares: bool) -> None:
+def test_only_backends_on_gpus_share_them(
+    backend: str, ranks_per_gpu: int | None, *, shares: bool
+) -> None:
     """Apply the sharing only to backends on GPUs."""
     assert shares == shares_gpu(backend, {"ranks_per_gpu": ranks_per_gpu})
 
 
 @pytest.mark.parametrize(
-    ("backend", "ranks_per_gpu", "counts"), [("nccl", 2, False), ("nccl", 1, True), ("mpi", 2, True)]
+    ("backend", "ranks_per_gpu", "counts"),
+    [("nccl", 2, False), ("nccl", 1, True), ("mpi", 2, True)],
 )
-def test_nothing_is_concluded_about_an_interconnect(backend: str, ranks_per_gpu: int, *, counts: bool) -> None:
+def test_nothing_is_concluded_about_an_interconnect(
+    backend: str, ranks_per_gpu: int, *, counts: bool
+) -> None:
     """Keep rows and pairs, but fit no rate, curve, straggler or model."""
     run = run_on(backend, ranks_per_gpu)
     assert 1 == len(run.matrices)
@@ -69,7 +78,9 @@ def test_nothing_is_concluded_about_an_interconnect(backend: str, ranks_per_gpu:
         "suspects": straggler_findings(run).stragglers,
         "model": network_model(run).curves,
     }
-    assert dict.fromkeys(made, counts) == {name: bool(conclusions) for name, conclusions in made.items()}
+    assert dict.fromkeys(made, counts) == {
+        name: bool(conclusions) for name, conclusions in made.items()
+    }
 
 
 def test_the_first_screen_says_so_alone() -> None:
@@ -81,16 +92,27 @@ def test_the_first_screen_says_so_alone() -> None:
 
 def test_one_such_row_among_many_is_named() -> None:
     """Show the warning for a single row."""
-    records = [*sweep(), *sweep(make_case("all_gather")), *make_launches(STEADY, make_case(backend="nccl"))]
-    run = Run(path=Path("results/mine"), info=make_hosts(2, ranks_per_gpu=2), records=tuple(records))
+    records = [
+        *sweep(),
+        *sweep(make_case("all_gather")),
+        *make_launches(STEADY, make_case(backend="nccl")),
+    ]
+    run = Run(
+        path=Path("results/mine"), info=make_hosts(2, ranks_per_gpu=2), records=tuple(records)
+    )
     texts = [
-        text for conclusion in find_conclusion([run]) if conclusion.label == "Warnings" for text in conclusion.texts
+        text
+        for conclusion in find_conclusion([run])
+        if conclusion.label == "Warnings"
+        for text in conclusion.texts
     ]
     assert [f"1 of {len(run.rows)} rows are flagged shared_gpu: {DOUBT}."] == texts
 
 
 @pytest.mark.parametrize(("ranks_per_gpu", "flagged"), [(1, False), (2, True)])
-def test_files_hold_the_rows_with_their_flag(tmp_path: Path, ranks_per_gpu: int, *, flagged: bool) -> None:
+def test_files_hold_the_rows_with_their_flag(
+    tmp_path: Path, ranks_per_gpu: int, *, flagged: bool
+) -> None:
     """Flag every pair in pairs.csv, and write no model."""
     with Store.open(tmp_path / "run", make_hosts(4, ranks_per_gpu=ranks_per_gpu)) as store:
         for record in records_of("nccl"):
@@ -109,7 +131,8 @@ def test_no_law_of_growth_is_read_from_them(backend: str, law: str) -> None:
         record
         for ranks in (2, 4, 8)
         for record in make_launches(
-            [ranks * time for time in STEADY], make_case(backend=backend, world_size=None if ranks == 8 else ranks)
+            [ranks * time for time in STEADY],
+            make_case(backend=backend, world_size=None if ranks == 8 else ranks),
         )
     ]
     (growth,) = growths(records, make_hosts(1, 8, ranks_per_gpu=8))
@@ -120,6 +143,10 @@ def test_no_law_of_growth_is_read_from_them(backend: str, law: str) -> None:
 def test_what_torch_adds_to_time_slices_is_called_so(ranks_per_gpu: int, notes: list[str]) -> None:
     """State above the page's table that ranks shared a GPU."""
     records = [*records_of("nccl"), *records_of("torch-nccl")]
-    run = Run(path=Path("results/mine"), info=make_hosts(4, ranks_per_gpu=ranks_per_gpu), records=tuple(records))
+    run = Run(
+        path=Path("results/mine"),
+        info=make_hosts(4, ranks_per_gpu=ranks_per_gpu),
+        records=tuple(records),
+    )
     (table,) = overhead_tables([run])
     assert notes == table.notes

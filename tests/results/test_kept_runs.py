@@ -1,4 +1,6 @@
-"""Tests of results/: each kept run states its command, is listed, and backs the figures in the pages."""
+"""Tests of results/: each kept run states its command, is listed, and backs the figures in the
+pages.
+"""
 
 import csv
 import json
@@ -36,7 +38,10 @@ def statement_of(name: str) -> dict[str, Any]:
 
 def newest(theme: str) -> str:
     """Return the name of the newest kept run of a theme."""
-    return max((name for name in KEPT if re.fullmatch(rf"{theme}_[a-z0-9]+_\d{{8}}", name)), key=lambda name: name[-8:])
+    return max(
+        (name for name in KEPT if re.fullmatch(rf"{theme}_[a-z0-9]+_\d{{8}}", name)),
+        key=lambda name: name[-8:],
+    )
 
 
 def kept(theme: str) -> Run:
@@ -44,7 +49,7 @@ def kept(theme: str) -> Run:
     return load_run(RESULTS / newest(theme))
 
 
-# ------------------------------------------------------------------------------------------------- how it was made
+# ---------------------------------------------------------------------------------- how it was made
 
 
 def test_the_table_lists_exactly_the_kept_runs() -> None:
@@ -71,7 +76,9 @@ def test_a_kept_run_states_the_command_of_the_table(name: str) -> None:
     """Record the table's command and the commit in run.json."""
     stated, (_, command) = statement_of(name), TABLE[name]
     inner = command[command.index("--") + 1 :] if command[:2] == ["commbench", "lab"] else command
-    inner = inner[inner.index("commbench") :] if inner[0] == "bash" else inner  # by a script that prepares the hosts
+    inner = (
+        inner[inner.index("commbench") :] if inner[0] == "bash" else inner
+    )  # by a script that prepares the hosts
     end = inner.index("--") if "--" in inner else len(inner)  # the command of a training follows
     assert [*inner[:end], "--out", f"results/{name}", *inner[end:]] == stated["argv"]
     assert re.fullmatch(r"[0-9a-f]{40}", stated["git_commit"])
@@ -92,7 +99,7 @@ def test_an_emulated_cluster_is_that_of_the_table(name: str) -> None:
     assert expected == (emulated or {})
 
 
-# ------------------------------------------------------------------------------------------------- what pages say
+# ----------------------------------------------------------------------------------- what pages say
 
 
 @pytest.mark.parametrize(
@@ -109,8 +116,14 @@ def test_output_in_pages_is_what_report_prints(
 ) -> None:
     """Quote only lines that ``commbench report`` prints, in their order."""
     block = (ROOT / name).read_text(encoding="utf-8").split(f"<!-- {marked} -->")[1].split("```")[1]
-    lines = [line.rstrip() for line in block.splitlines() if line and not line.startswith(("Measuring ", "..."))]
-    monkeypatch.setattr("commbench.cli.report.write_page", lambda _, folder, *__: folder / "report.html")
+    lines = [
+        line.rstrip()
+        for line in block.splitlines()
+        if line and not line.startswith(("Measuring ", "..."))
+    ]
+    monkeypatch.setattr(
+        "commbench.cli.report.write_page", lambda _, folder, *__: folder / "report.html"
+    )
     monkeypatch.chdir(ROOT)
     printed = commbench(f"report results/{newest(run)} --out {commbench.home}").out
     following = iter(line.rstrip() for line in printed.splitlines())
@@ -129,9 +142,13 @@ def test_figures_of_the_c_loop() -> None:
         assert f"{ratio} [{low}, {high}]" in text, line
     ratios = [float(line["ratio"]) for line in lines]
     small = [f"{float(lines[0][name]):.3f}" for name in ("ratio", "ratio_ci_low", "ratio_ci_high")]
-    said = f"{min(ratios):.2f} to {max(ratios):.2f} times the C loop's time in six cases; all-reduce of 8 B: "
+    said = (
+        f"{min(ratios):.2f} to {max(ratios):.2f} times the C loop's time in six cases; all-reduce"
+        " of 8 B: "
+    )
     said += (
-        f"{small[0]} [{small[1]}, {small[2]}], where a Python loop reads {float(lines[0]['python_ratio']):.2f} times"
+        f"{small[0]} [{small[1]}, {small[2]}], where a Python loop reads"
+        f" {float(lines[0]['python_ratio']):.2f} times"
     )
     assert said in page("README.md")
 
@@ -154,9 +171,13 @@ def test_figures_of_recommendations(name: str, decimals: int, pages: list[str]) 
     """State speedups and intervals of recommendation.json."""
     recommendation = kept(name).recommendation
     assert recommendation is not None
-    speedup, low, high = (f"{number:.{decimals}f}" for number in (recommendation.speedup, *recommendation.speedup_ci))
+    speedup, low, high = (
+        f"{number:.{decimals}f}" for number in (recommendation.speedup, *recommendation.speedup_ci)
+    )
     for each in pages:
-        assert re.search(rf"{re.escape(speedup)}\D.*?\[{re.escape(low)}, {re.escape(high)}\]", page(each)), each
+        assert re.search(
+            rf"{re.escape(speedup)}\D.*?\[{re.escape(low)}, {re.escape(high)}\]", page(each)
+        ), each
 
 
 def test_figures_of_int8() -> None:
@@ -166,13 +187,15 @@ def test_figures_of_int8() -> None:
     [lossy] = [choice for choice in recommendation.altering if choice.effect == "lossy"]
     assert lossy.speedup_half_ci is not None
     low, high = lossy.speedup_half_ci
-    assert f"{lossy.speedup_half:.3f} times as fast as one with FP16 [{low:.3f}, {high:.3f}]" in page(
-        "docs/evidence.md"
+    assert (
+        f"{lossy.speedup_half:.3f} times as fast as one with FP16 [{low:.3f}, {high:.3f}]"
+        in page("docs/evidence.md")
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "scale", "decimals"), [("learning_digits_100mbit", 100, 1), ("learning_text_100mbit", 1, 3)]
+    ("name", "scale", "decimals"),
+    [("learning_digits_100mbit", 100, 1), ("learning_text_100mbit", 1, 3)],
 )
 def test_figures_of_learning(name: str, scale: float, decimals: int) -> None:
     """State the speedup of each lossy hook and the change of its metric, paired by seed."""
@@ -190,14 +213,20 @@ def test_figures_of_learning(name: str, scale: float, decimals: int) -> None:
             changes = [metrics[hook][launch] - dense[launch] for launch in sorted(dense)]
             interval = median_interval(changes)
             assert interval is not None
-            middle, low, high = (f"{number:+.{decimals}f}" for number in (median(changes), interval.low, interval.high))
+            middle, low, high = (
+                f"{number:+.{decimals}f}"
+                for number in (median(changes), interval.low, interval.high)
+            )
             speedup = f"{row.speedup:.2f} [{row.speedup_ci_low:.2f}, {row.speedup_ci_high:.2f}]"
             assert f"| {speedup} | {middle} [{low}, {high}] |" in text, hook
 
 
 def test_figures_of_the_slow_host() -> None:
     """State factor and interval of the kept matrix."""
-    worst = max(straggler_findings(kept("matrix_slow_host")).stragglers, key=lambda straggler: straggler.factor)
+    worst = max(
+        straggler_findings(kept("matrix_slow_host")).stragglers,
+        key=lambda straggler: straggler.factor,
+    )
     assert worst.ci is not None
     low, high = (f"{bound:.2f}" for bound in worst.ci)
     assert f"take {worst.factor:.3g} times [{low}, {high}]" in page("docs/evidence.md")
@@ -221,15 +250,21 @@ def test_figures_of_patterns() -> None:
     text = page("docs/evidence.md")
     for pattern in ("flat", "hierarchical"):
         row = times["gloo", pattern]
-        numbers = [(n or math.nan) / 1e3 for n in (row.time_us, row.time_us_ci_low, row.time_us_ci_high)]
+        numbers = [
+            (n or math.nan) / 1e3 for n in (row.time_us, row.time_us_ci_low, row.time_us_ci_high)
+        ]
         middle, low, high = (f"{number:.0f}" for number in numbers)
         assert f"{middle} ms [{low}, {high}] `{pattern}`" in text
-    mpi = [(times["mpi", pattern].time_us or math.nan) / 1e3 for pattern in ("flat", "hierarchical")]
+    mpi = [
+        (times["mpi", pattern].time_us or math.nan) / 1e3 for pattern in ("flat", "hierarchical")
+    ]
     assert f"{mpi[0]:.0f} ms flat against {mpi[1]:.0f} ms" in text
 
 
 def test_figures_of_what_live_tuning_costs() -> None:
-    """State the ratios of the check of live tuning with their intervals, and its verdicts on equal settings."""
+    """State the ratios of the check of live tuning with their intervals, and its verdicts on equal
+    settings.
+    """
     costs = json.loads((RESULTS / newest("live_tuning") / "live_tuning.json").read_text())
     text = page("docs/tune-your-training.md")
     for question in ("after", "while", "watching"):
@@ -237,7 +272,10 @@ def test_figures_of_what_live_tuning_costs() -> None:
         assert f"| {costs[question]['ratio']:.3f} [{low:.3f}, {high:.3f}] |" in text
     verdicts = costs["equal"]["verdicts"]
     assert "change" not in verdicts
-    assert f"Of {len(verdicts)} tunings among twelve equal settings, of 600 steps at most, none ended" in text
+    assert (
+        f"Of {len(verdicts)} tunings among twelve equal settings, of 600 steps at most, none ended"
+        in text
+    )
 
 
 @pytest.mark.parametrize("theme", ["live_narrow", "live_narrow_launches"])

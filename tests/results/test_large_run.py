@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from builders import make_case, make_info, make_record
 
-#: What is promised is half a minute on a quiet core; the time of the processor still grows with whoever shares it.
+#: What is promised is half a minute on a quiet core; the time of the processor still grows with
+#: whoever shares it.
 MOST_CPU_S, MOST_BYTES = 60.0, 2 * 2**30
 SUMMARISE = """
 import sys
@@ -25,12 +26,17 @@ with Store.open(path, read_info(path)) as store:
 
 
 def lines() -> Iterator[str]:
-    """Yield 100,000 records of 40 repetitions: four operations from each of 1,000 roots at 25 sizes."""
+    """Yield 100,000 records of 40 repetitions: four operations from each of 1,000 roots at 25
+    sizes.
+    """
     for operation in ("broadcast", "reduce", "gather", "scatter"):
         for root in range(1000):
             for power in range(25):
                 case = make_case(operation, root=root, message_bytes=4 << power)
-                yield json.dumps(make_record(case, time_us=10 + 0.001 * 2**power).to_json(), separators=(",", ":"))
+                yield json.dumps(
+                    make_record(case, time_us=10 + 0.001 * 2**power).to_json(),
+                    separators=(",", ":"),
+                )
 
 
 def measured(*command: str) -> tuple[str, float, int]:

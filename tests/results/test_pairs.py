@@ -22,13 +22,16 @@ from commbench.results.tables import table_csv
 
 # The contract's order; a change of it is a change of the schema.
 COLUMNS = (  # noqa: SIM905 - reads like the contract
-    "schema, run_id, backend, device, library, transport, operation, source, target, source_host, target_host, dtype, "
-    "message_bytes, window, sync, loop, env, launches, repetitions, time_us, time_us_ci_low, time_us_ci_high, "
-    "time_us_p95, algbw_GBps, ratio_to_typical, wrong, status, reason, flags"
+    "schema, run_id, backend, device, library, transport, operation, source, target, source_host,"
+    " target_host, dtype, message_bytes, window, sync, loop, env, launches, repetitions, time_us,"
+    " time_us_ci_low, time_us_ci_high, time_us_p95, algbw_GBps, ratio_to_typical, wrong, status,"
+    " reason, flags"
 ).split(", ")
 
 
-def rows_of(records: list[Record], hosts: int = 4, ranks_per_host: int = 1) -> dict[tuple[int | None, int | None], Any]:
+def rows_of(
+    records: list[Record], hosts: int = 4, ranks_per_host: int = 1
+) -> dict[tuple[int | None, int | None], Any]:
     """Return the rows of the only matrix by source and target."""
     info = make_hosts(hosts, ranks_per_host)
     (matrix,) = matrices(records, info)
@@ -58,10 +61,15 @@ def test_every_ordered_pair_has_a_row() -> None:
 def test_times_are_summarised_over_launches(launches: int) -> None:
     """Return the median of launch medians, with an interval over launches."""
     records = make_matrix(3, launches=launches)
-    times = [next(pair.time_us for pair in record.pairs if (pair.source, pair.target) == (2, 1)) for record in records]
+    times = [
+        next(pair.time_us for pair in record.pairs if (pair.source, pair.target) == (2, 1))
+        for record in records
+    ]
     row, interval = rows_of(records, 3)[2, 1], stats.launch_interval(times)
     assert interval is not None
-    assert pytest.approx([np.median(times), interval.low, interval.high, 1.1 * np.median(times)]) == [
+    assert pytest.approx(
+        [np.median(times), interval.low, interval.high, 1.1 * np.median(times)]
+    ) == [
         row.time_us,
         row.time_us_ci_low,
         row.time_us_ci_high,
@@ -79,7 +87,10 @@ def test_one_launch_has_no_interval() -> None:
 
 def test_bandwidth_is_of_the_message() -> None:
     """Divide bytes by time; count bytes in both directions twice."""
-    assert pytest.approx(2**20 / (INTER_US * 1e3)) == rows_of(make_matrix(3, noise=0), 3)[0, 1].algbw_GBps
+    assert (
+        pytest.approx(2**20 / (INTER_US * 1e3))
+        == rows_of(make_matrix(3, noise=0), 3)[0, 1].algbw_GBps
+    )
     case = make_case("bibandwidth", pattern="matrix", message_bytes=KIB)
     row = rows_of(make_matrix(3, noise=0, case=case), 3)[0, 1]
     assert pytest.approx(2 * KIB / (INTER_US * 1e3)) == row.algbw_GBps
@@ -96,7 +107,10 @@ def test_pairs_are_compared_with_their_kind() -> None:
 def test_wrong_pair_has_no_bandwidth() -> None:
     """Mark only pairs with wrong elements in any launch as wrong."""
     records = make_matrix(3)
-    broken = [replace(pair, wrong=7) if (pair.source, pair.target) == (1, 2) else pair for pair in records[2].pairs]
+    broken = [
+        replace(pair, wrong=7) if (pair.source, pair.target) == (1, 2) else pair
+        for pair in records[2].pairs
+    ]
     records[2] = replace(records[2], pairs=broken, status="wrong")
     rows = rows_of(records, 3)
     assert ("wrong", 7, None, None) == tuple(
@@ -176,7 +190,14 @@ def test_store_writes_and_reads_pairs(tmp_path: Path) -> None:
 def test_pairs_come_back_as_a_table_that_equals_them() -> None:
     """Read a launch's pairs as arrays, unverified ones included."""
     pairs = [
-        PairTimes(source=source, target=1 - source, time_us=9.5, time_us_p95=10.0, repetitions=30, wrong=wrong)
+        PairTimes(
+            source=source,
+            target=1 - source,
+            time_us=9.5,
+            time_us_p95=10.0,
+            repetitions=30,
+            wrong=wrong,
+        )
         for source, wrong in ((0, None), (1, 3))
     ]
     record = make_record(make_case("bandwidth", pattern="matrix"), pairs=pairs)
@@ -194,8 +215,22 @@ def test_pairs_come_back_as_a_table_that_equals_them() -> None:
     "pairs",
     [
         {"source": [0], "target": [1]},
-        {"source": [0], "target": [1, 2], "time_us": [1.0], "time_us_p95": [1.0], "repetitions": [1], "wrong": [0]},
-        {"source": ["a"], "target": [1], "time_us": [1.0], "time_us_p95": [1.0], "repetitions": [1], "wrong": [0]},
+        {
+            "source": [0],
+            "target": [1, 2],
+            "time_us": [1.0],
+            "time_us_p95": [1.0],
+            "repetitions": [1],
+            "wrong": [0],
+        },
+        {
+            "source": ["a"],
+            "target": [1],
+            "time_us": [1.0],
+            "time_us_p95": [1.0],
+            "repetitions": [1],
+            "wrong": [0],
+        },
     ],
 )
 def test_damaged_pairs_are_refused(pairs: dict[str, list[object]]) -> None:
@@ -209,7 +244,9 @@ def test_damaged_pairs_are_refused(pairs: dict[str, list[object]]) -> None:
 def test_three_hundred_ranks_take_seconds() -> None:
     """Summarise 89,700 pairs within seconds of CPU time."""
     pairs = [
-        PairTimes(source=a, target=b, time_us=100.0 + a + b, time_us_p95=120.0, repetitions=30, wrong=0)
+        PairTimes(
+            source=a, target=b, time_us=100.0 + a + b, time_us_p95=120.0, repetitions=30, wrong=0
+        )
         for a in range(300)
         for b in range(300)
         if a != b

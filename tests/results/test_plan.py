@@ -28,7 +28,9 @@ from commbench.results.plan import (
 )
 from commbench.stats.budgets import BUDGETS
 
-TRAINED = TrainingSweep(hooks=["none", "fp16", "topk:0.01"], accumulations=[1, 2]).cases(ranks=2, batch=8)
+TRAINED = TrainingSweep(hooks=["none", "fp16", "topk:0.01"], accumulations=[1, 2]).cases(
+    ranks=2, batch=8
+)
 TERMS = Terms(seed=1, block_s=0.5, blocks=2)
 CASES = [make_case(message_bytes=1024 * size) for size in range(1, 9)]
 
@@ -38,10 +40,14 @@ def make_training_request() -> RunRequest:
     return dataclasses.replace(make_request(TRAINED), training=TERMS, name="sweep")
 
 
-def make_trained(case: TrainingCase, launch: int = 0, block_lengths: Sequence[int] = (5, 5)) -> TrainingRecord:
+def make_trained(
+    case: TrainingCase, launch: int = 0, block_lengths: Sequence[int] = (5, 5)
+) -> TrainingRecord:
     """Return a record of blocks with two discarded steps."""
     steps = 2 + block_lengths[0]
-    return TrainingRecord(case=case, launch=launch, block_steps=steps, discarded=2, block_lengths=block_lengths)
+    return TrainingRecord(
+        case=case, launch=launch, block_steps=steps, discarded=2, block_lengths=block_lengths
+    )
 
 
 def test_a_plan_comes_back_as_it_went() -> None:
@@ -50,7 +56,9 @@ def test_a_plan_comes_back_as_it_went() -> None:
         PlannedCase(case=CASES[0], fixed=FixedSettings(warmups=3, batch=8)),
         PlannedCase(case=make_case("barrier")),
     ]
-    plan = LaunchPlan(launch=2, budget=BUDGETS["quick"], cases=planned, case_timeout_s=5, deadline_s=7.5)
+    plan = LaunchPlan(
+        launch=2, budget=BUDGETS["quick"], cases=planned, case_timeout_s=5, deadline_s=7.5
+    )
     assert plan == LaunchPlan.from_json(plan.to_json())
     assert "\n" not in plan.to_json()
 
@@ -60,7 +68,10 @@ def test_a_plan_of_training_comes_back_as_it_went() -> None:
     planned = [PlannedCase(case=case) for case in TRAINED]
     plan = LaunchPlan(launch=2, budget=BUDGETS["quick"], cases=planned, training=TERMS)
     assert plan == LaunchPlan.from_json(plan.to_json())
-    assert all(isinstance(planned.case, TrainingCase) for planned in LaunchPlan.from_json(plan.to_json()).cases)
+    assert all(
+        isinstance(planned.case, TrainingCase)
+        for planned in LaunchPlan.from_json(plan.to_json()).cases
+    )
 
 
 def test_training_keeps_the_order_of_the_request() -> None:
@@ -70,14 +81,21 @@ def test_training_keeps_the_order_of_the_request() -> None:
     assert TRAINED == missing_cases(request, [make_trained(TRAINED[0], launch=1)], 1)
     assert [] == missing_cases(request, [make_trained(case, launch=1) for case in TRAINED], 1)
     assert TRAINED[:-1] == missing_cases(request, [], 1, {TRAINED[-1].key})
-    assert not any(planned.fixed for planned in plan_launch(request, [make_trained(TRAINED[0])], 1).cases)
+    assert not any(
+        planned.fixed for planned in plan_launch(request, [make_trained(TRAINED[0])], 1).cases
+    )
 
 
 def test_all_launches_make_as_many_steps_as_the_first() -> None:
     """Use the steps of the first ok record unless the request fixes them."""
     request = make_training_request()
     failed = dataclasses.replace(make_trained(TRAINED[0], block_lengths=[9]), status="failed")
-    records = [make_record(), failed, make_trained(TRAINED[1]), make_trained(TRAINED[0], block_lengths=[8])]
+    records = [
+        make_record(),
+        failed,
+        make_trained(TRAINED[1]),
+        make_trained(TRAINED[0], block_lengths=[8]),
+    ]
     assert [None, None, 7] == [steps_of_blocks(records[:count]) for count in range(1, 4)]
     assert [TERMS, dataclasses.replace(TERMS, steps=7)] == [
         plan_launch(request, known, 1).training for known in ([], records)
@@ -93,8 +111,14 @@ def test_short_time_shortens_the_blocks_of_the_first_launch_only() -> None:
     slice_s = request.budget.slice_s
     first = plan_launch(request, [], 0, slice_s=slice_s / 4)
     later = plan_launch(request, [make_trained(TRAINED[0])], 1, slice_s=slice_s / 4)
-    assert (TERMS.block_s / 4, slice_s / 4) == (first.training and first.training.block_s, first.budget.slice_s)
-    assert (TERMS.block_s, slice_s) == (later.training and later.training.block_s, later.budget.slice_s)
+    assert (TERMS.block_s / 4, slice_s / 4) == (
+        first.training and first.training.block_s,
+        first.budget.slice_s,
+    )
+    assert (TERMS.block_s, slice_s) == (
+        later.training and later.training.block_s,
+        later.budget.slice_s,
+    )
 
 
 def test_blocks_that_were_made_tell_how_long_others_take() -> None:
@@ -106,7 +130,9 @@ def test_blocks_that_were_made_tell_how_long_others_take() -> None:
         dataclasses.replace(make_trained(TRAINED[1], block_lengths=[8]), measuring_s=5.0),
         dataclasses.replace(make_trained(TRAINED[1]), measuring_s=99.0, status="failed"),
     ]
-    assert [8.0, 4.0] == [plan_launch(asked, records, 1).budget.slice_s for asked in (request, once)]
+    assert [8.0, 4.0] == [
+        plan_launch(asked, records, 1).budget.slice_s for asked in (request, once)
+    ]
     assert slice_seconds(request, []) is None
     assert slice_seconds(make_request(CASES), records) is None
 
@@ -114,15 +140,24 @@ def test_blocks_that_were_made_tell_how_long_others_take() -> None:
 def test_a_stage_counts_its_own_launches() -> None:
     """Start with the first launch of a stage, whatever other stages measured."""
     records = [make_record(case, launch=launch) for case in CASES for launch in range(3)]
-    assert (0, 3) == (next_launch(make_training_request(), records), next_launch(make_request(CASES), records))
+    assert (0, 3) == (
+        next_launch(make_training_request(), records),
+        next_launch(make_request(CASES), records),
+    )
 
 
 def test_missing_cases_keep_the_order_of_their_launch() -> None:
     """Omit measured cases, and shuffle by seed and launch."""
     request = make_request(CASES)
     order = shuffled(CASES, 1, 1)
-    done = [make_record(order[0], launch=1), make_record(order[3], launch=1), make_record(order[1], launch=0)]
-    assert [case for case in order if case not in {order[0], order[3]}] == missing_cases(request, done, 1)
+    done = [
+        make_record(order[0], launch=1),
+        make_record(order[3], launch=1),
+        make_record(order[1], launch=0),
+    ]
+    assert [case for case in order if case not in {order[0], order[3]}] == missing_cases(
+        request, done, 1
+    )
     assert order != shuffled(CASES, 1, 0)
 
 
@@ -134,11 +169,14 @@ def test_cases_that_fail_come_last_in_their_launch() -> None:
     assert [*order[1:], order[0]] == missing_cases(request, [failed], 0)
     later = [case for case in shuffled(CASES, 1, 1) if case != order[0]]
     assert [*later, order[0]] == missing_cases(request, [failed], 1)
-    assert shuffled(CASES, 1, 1) == missing_cases(request, [failed, make_record(order[0], launch=2)], 1)
+    assert shuffled(CASES, 1, 1) == missing_cases(
+        request, [failed, make_record(order[0], launch=2)], 1
+    )
 
 
 @pytest.mark.parametrize(
-    ("status", "again"), [("ok", False), ("unsupported", False), ("wrong", False), ("failed", True), ("hung", True)]
+    ("status", "again"),
+    [("ok", False), ("unsupported", False), ("wrong", False), ("failed", True), ("hung", True)],
 )
 def test_only_failures_are_tried_again(status: str, again: bool) -> None:
     """Repeat failed and hung cases, but not unsupported or wrong ones."""
@@ -166,10 +204,16 @@ def test_a_planned_launch_has_the_time_slice_and_fixed_settings() -> None:
     request = make_request(CASES[:2], case_timeout_s=9)
     records = [make_record(CASES[0], launch=0, warmups=4, batch=2)]
     plan = plan_launch(request, records, 1, slice_s=0.01, deadline_s=3.0)
-    assert {CASES[0]: FixedSettings(warmups=4, batch=2, sync="round-time", visits=1), CASES[1]: None} == {
-        p.case: p.fixed for p in plan.cases
-    }
-    assert (1, 0.01, 9, 3.0) == (plan.launch, plan.budget.slice_s, plan.case_timeout_s, plan.deadline_s)
+    assert {
+        CASES[0]: FixedSettings(warmups=4, batch=2, sync="round-time", visits=1),
+        CASES[1]: None,
+    } == {p.case: p.fixed for p in plan.cases}
+    assert (1, 0.01, 9, 3.0) == (
+        plan.launch,
+        plan.budget.slice_s,
+        plan.case_timeout_s,
+        plan.deadline_s,
+    )
     assert request.budget == plan_launch(request, [], 0).budget
 
 
@@ -197,7 +241,11 @@ def test_a_case_that_always_fails_holds_no_launch_open() -> None:
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"ranks": 0}, "0 ranks"), ({"case_timeout_s": 0.0}, "case timeout"), ({"time_limit_s": -1.0}, "time limit")],
+    [
+        ({"ranks": 0}, "0 ranks"),
+        ({"case_timeout_s": 0.0}, "case timeout"),
+        ({"time_limit_s": -1.0}, "time limit"),
+    ],
 )
 def test_requests_that_cannot_be_met_are_refused(options: dict[str, float], sentence: str) -> None:
     """Refuse an impossible value by name."""
@@ -224,10 +272,14 @@ def test_the_times_of_a_launch_add_up() -> None:
         ([(0, 30.0), (1, 30.0), (2, 30.0)], 2, False),
     ],
 )
-def test_launches_beyond_the_aim_are_left_out(seconds: list[tuple[int, float]], launch: int, left_out: bool) -> None:
+def test_launches_beyond_the_aim_are_left_out(
+    seconds: list[tuple[int, float]], launch: int, left_out: bool
+) -> None:
     """Plan launches by the last one's duration, at least the minimum, and complete started ones."""
     request = dataclasses.replace(make_training_request(), aim_s=70.0, fewest_launches=2)
-    entries = [{"stage": "sweep", "launch": number, "seconds": launch_s} for number, launch_s in seconds]
+    entries = [
+        {"stage": "sweep", "launch": number, "seconds": launch_s} for number, launch_s in seconds
+    ]
     others = [{"stage": "confirm", "launch": number, "seconds": 100.0} for number in range(3)]
     assert left_out == exceeds_aim(request, [*entries, *others], launch)
     assert not exceeds_aim(dataclasses.replace(request, aim_s=None), entries, launch)
@@ -244,7 +296,11 @@ def test_settings_fixed_by_another_run_take_precedence() -> None:
     """Use the batch and warm-ups of the run to compare with."""
     case = make_case()
     request = RunRequest(
-        cases=[case], ranks=2, seed=1, budget=BUDGETS["quick"], fixed={case.key: FixedSettings(warmups=9, batch=4)}
+        cases=[case],
+        ranks=2,
+        seed=1,
+        budget=BUDGETS["quick"],
+        fixed={case.key: FixedSettings(warmups=9, batch=4)},
     )
     (planned,) = plan_launch(request, [make_record(case, launch=0, warmups=5, batch=2)], 1).cases
     assert FixedSettings(warmups=9, batch=4) == planned.fixed

@@ -9,17 +9,33 @@ from builders import make_case, make_record
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError, Reason
-from commbench.results.record_types import AnyCase, blank_record, collective_records, read_record, training_records
+from commbench.results.record_types import (
+    AnyCase,
+    blank_record,
+    collective_records,
+    read_record,
+    training_records,
+)
 
-STOPPED = Reason(code="rank_stuck", subject="rank 1", parameters={"state": "is stopped", "others": ""})
-CASES = [make_case(), TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01)]
+STOPPED = Reason(
+    code="rank_stuck", subject="rank 1", parameters={"state": "is stopped", "others": ""}
+)
+CASES = [
+    make_case(),
+    TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_blank_record_is_of_its_cases_kind(case: AnyCase) -> None:
     """Record the case, the launch and the reason, and read it back."""
     record = blank_record(case, launch=3, status="hung", reason=STOPPED)
-    assert (case, 3, "hung", "rank 1 is stopped") == (record.case, record.launch, record.status, record.reason)
+    assert (case, 3, "hung", "rank 1 is stopped") == (
+        record.case,
+        record.launch,
+        record.status,
+        record.reason,
+    )
     assert "rank_stuck" == record.reason_code
     assert type(record) is type(read_record(json.loads(json.dumps(record.to_json()))))
     assert isinstance(record, TrainingRecord) == isinstance(case, TrainingCase)
@@ -54,10 +70,15 @@ def test_an_unknown_kind_is_refused(kind: object) -> None:
 def test_records_are_read_by_kind() -> None:
     """Keep the order within a record type."""
     records = [make_record(), TrainingRecord(case=CASES[1], launch=0), make_record(launch=1)]  # type: ignore[arg-type]
-    assert (tuple(records[::2]), (records[1],)) == (collective_records(records), training_records(records))
+    assert (tuple(records[::2]), (records[1],)) == (
+        collective_records(records),
+        training_records(records),
+    )
 
 
-@pytest.mark.parametrize("data", [3, None, {}, {"case": 3}, {"case": {"workload": "tiny"}}, {"case": {}, "launch": 0}])
+@pytest.mark.parametrize(
+    "data", [3, None, {}, {"case": 3}, {"case": {"workload": "tiny"}}, {"case": {}, "launch": 0}]
+)
 def test_what_is_no_record_is_refused(data: Any) -> None:
     """Refuse anything else in one sentence."""
     with pytest.raises(InputError, match="is not a record of commbench"):

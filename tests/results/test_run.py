@@ -26,7 +26,9 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         "OMPI_MY_PASSWORD": "hush-hush",
     }
     command = [sys.executable, "-m", "commbench", "run", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -43,12 +45,14 @@ def libraries() -> None:
     pytest.importorskip("torch", reason="needs torch")
 
 
-@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 3, 4))])
-def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(
+    "ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 3, 4))]
+)
+def test_every_operation_is_measured_and_verified_on_both_backends(
+    tmp_path: Path, ranks: int
+) -> None:
     """Measure all operations on MPI and Gloo; every row is ok and verified, or gives a reason."""
-    operations = (
-        "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast,reduce,gather,scatter,barrier,latency,sendrecv"
-    )
+    operations = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast,reduce,gather,scatter,barrier,latency,sendrecv"
     arguments = (
         "-c",
         operations,
@@ -72,7 +76,12 @@ def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path: Pat
     assert len(rows) == len(measured) + sum(row["status"] == "unsupported" for row in rows)
     for row in measured:
         assert row["wrong"] == "0"
-        assert 0 < float(row["time_us_ci_low"]) <= float(row["time_us"]) <= float(row["time_us_ci_high"])
+        assert (
+            0
+            < float(row["time_us_ci_low"])
+            <= float(row["time_us"])
+            <= float(row["time_us_ci_high"])
+        )
         assert float(row["harness_us"]) > 0
         assert (row["backend"] == "gloo") == bool(row["framework_us"])
         assert row["transport"]
@@ -80,13 +89,29 @@ def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path: Pat
     busy = len(os.sched_getaffinity(0)) < ranks
     assert all(("oversubscribed" in row["flags"]) == busy for row in measured)
     lines = map(json.loads, (tmp_path / "r" / "samples.jsonl").read_text().splitlines())
-    probes = [(line["case"]["backend"], len(line["probes_us"])) for line in lines if line["status"] == "ok"]
+    probes = [
+        (line["case"]["backend"], len(line["probes_us"]))
+        for line in lines
+        if line["status"] == "ok"
+    ]
     assert {("gloo", 0), ("mpi", 2 if ranks > 1 and not busy else 0)} == set(probes)
 
 
 def test_a_finished_run_measures_nothing_again_and_keeps_no_secret(tmp_path: Path) -> None:
     """Measure nothing when a complete run is repeated, and store no secret."""
-    arguments = ("-c", "all_reduce", "--sizes", "8,64", "-n", "2", "--oversubscribe", "--launches", "2", "--out", "r")
+    arguments = (
+        "-c",
+        "all_reduce",
+        "--sizes",
+        "8,64",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--launches",
+        "2",
+        "--out",
+        "r",
+    )
     assert run(*arguments, cwd=tmp_path).returncode == 0
     samples = (tmp_path / "r" / "samples.jsonl").read_text()
     assert run(*arguments, cwd=tmp_path).returncode == 0
@@ -122,7 +147,11 @@ def test_the_python_loop_costs_more_than_the_native_one(tmp_path: Path) -> None:
 
 def test_each_way_to_start_together_stands_in_the_row(tmp_path: Path) -> None:
     """Record every start method in its row."""
-    for sync, cadence in (("round-time", "isolated"), ("dissemination", "isolated"), ("none", "pipelined")):
+    for sync, cadence in (
+        ("round-time", "isolated"),
+        ("dissemination", "isolated"),
+        ("none", "pipelined"),
+    ):
         arguments = (
             "-c",
             "all_reduce",
@@ -144,7 +173,19 @@ def test_each_way_to_start_together_stands_in_the_row(tmp_path: Path) -> None:
 
 def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLauncher) -> None:
     """Add a launch with each mpirun, and print the table on rank 0 only."""
-    arguments = ("run", "-c", "all_reduce", "--sizes", "8", "--backend", "mpi", "--sync", "dissemination", "--out", "r")
+    arguments = (
+        "run",
+        "-c",
+        "all_reduce",
+        "--sizes",
+        "8",
+        "--backend",
+        "mpi",
+        "--sync",
+        "dissemination",
+        "--out",
+        "r",
+    )
     environment = {**os.environ, **mpirun.environment(), "OMPI_MCA_btl": "^ofi"}
     for _ in range(2):
         done = subprocess.run(
@@ -161,18 +202,34 @@ def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLa
     (row,) = rows_of(tmp_path / "r")
     assert ([0, 1], "ok") == (read_launches(tmp_path / "r"), row["status"])
     launches = json.loads((tmp_path / "r" / "run.json").read_text())["launches"]
-    assert [("collectives", 0), ("collectives", 1)] == [(entry["stage"], entry["launch"]) for entry in launches]
+    assert [("collectives", 0), ("collectives", 1)] == [
+        (entry["stage"], entry["launch"]) for entry in launches
+    ]
 
 
 @pytest.mark.slow
 def test_scaling_study_measures_growing_parts_of_the_ranks(tmp_path: Path) -> None:
     """Measure on two of three ranks, then on all, verified on both backends."""
-    arguments = ("-c", "all_reduce,latency", "--sizes", "1K", "--world-sizes", "2,3", "-n", "3", "--oversubscribe")
+    arguments = (
+        "-c",
+        "all_reduce,latency",
+        "--sizes",
+        "1K",
+        "--world-sizes",
+        "2,3",
+        "-n",
+        "3",
+        "--oversubscribe",
+    )
     done = run(*arguments, "--launches", "1", "--out", "r", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = rows_of(tmp_path / "r")
     assert {("ok", "3", "0")} == {(row["status"], row["world_size"], row["wrong"]) for row in rows}
-    groups = sorted((row["operation"], row["group"], row["group_size"]) for row in rows if row["backend"] == "mpi")
+    groups = sorted(
+        (row["operation"], row["group"], row["group_size"])
+        for row in rows
+        if row["backend"] == "mpi"
+    )
     assert [
         ("all_reduce", "0-1", "2"),
         ("all_reduce", "0-2", "3"),
@@ -185,7 +242,9 @@ def test_scaling_study_measures_growing_parts_of_the_ranks(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_buffers_take_turns_on_real_ranks(tmp_path: Path) -> None:
-    """Verify and time rotated buffers on both backends, flag those in the cache, and refuse graphs."""
+    """Verify and time rotated buffers on both backends, flag those in the cache, and refuse
+    graphs.
+    """
     if not last_level_cache_bytes():
         pytest.skip("the system does not tell how large this machine's caches are")
     arguments = (
@@ -205,12 +264,16 @@ def test_buffers_take_turns_on_real_ranks(tmp_path: Path) -> None:
     )
     assert run(*arguments, "--out", "turns", cwd=tmp_path).returncode == 0
     rows = rows_of(tmp_path / "turns")
-    found = {(row["backend"], row["buffers"], row["cadence"], row["status"], row["wrong"]) for row in rows}
+    found = {
+        (row["backend"], row["buffers"], row["cadence"], row["status"], row["wrong"])
+        for row in rows
+    }
     each = [(backend, buffers) for backend in ("mpi", "gloo") for buffers in ("hot", "rotated")]
     endings = [("isolated", "ok", "0"), ("graph", "unsupported", "")]
     assert {(*one, *ending) for one in each for ending in endings} == found
     assert all(
-        ("in_cache" in row["flags"].split(";")) == ((row["buffers"], row["message_bytes"]) == ("rotated", "8"))
+        ("in_cache" in row["flags"].split(";"))
+        == ((row["buffers"], row["message_bytes"]) == ("rotated", "8"))
         for row in rows
         if row["status"] == "ok"
     )

@@ -35,7 +35,9 @@ def test_markup_and_control_characters_are_shown(terminal: bool) -> None:
     table.add_row(HOSTILE)
     text = shown(HOSTILE, Text(HOSTILE, style="bold"), table, terminal=terminal)
     assert 4 == text.count("[red]x[/red] :smile: ")
-    assert 2 <= text.count(r"\x1b[31mred\x1b[0m \x9b2J \u202eabc")  # a table may be too narrow for all of it
+    assert 2 <= text.count(
+        r"\x1b[31mred\x1b[0m \x9b2J \u202eabc"
+    )  # a table may be too narrow for all of it
     assert "\x1b[31m" not in text
     assert "\x9b" not in text
     assert "\u202e" not in text
@@ -44,7 +46,11 @@ def test_markup_and_control_characters_are_shown(terminal: bool) -> None:
 def test_rows_with_hostile_texts_are_shown_as_they_are() -> None:
     """Print a run's backends, reasons and hosts literally."""
     case = make_case(backend="[red]x[/red]")
-    failed = make_record(make_case(backend="b", message_bytes=8), status="failed", reason="\x1b]0;title\x07 [b]no[/b]")
+    failed = make_record(
+        make_case(backend="b", message_bytes=8),
+        status="failed",
+        reason="\x1b]0;title\x07 [b]no[/b]",
+    )
     rows = summarise_run([*make_launches([10.0] * 6, case), failed], make_info())
     text = shown(render_table(rows, width=100, hosts=[HOSTILE] * 2))
     assert "[red]x[/red]" in text
@@ -56,10 +62,16 @@ def test_rows_with_hostile_texts_are_shown_as_they_are() -> None:
 def test_other_formats_keep_comments_on_their_line() -> None:
     """Let no reason or library name forge a line of results."""
     records = make_launches([10.0] * 6, library="lib\n8 2 float sum -1 1 1 1 0")
-    records.append(make_record(make_case(message_bytes=8), status="failed", reason="no\n16 4 float sum -1 1 1 1 0\x1b"))
+    records.append(
+        make_record(
+            make_case(message_bytes=8), status="failed", reason="no\n16 4 float sum -1 1 1 1 0\x1b"
+        )
+    )
     rows = summarise_run(records, make_info())
     for style in ("nccl-tests", "osu"):
-        lines = [line for line in render(rows, style).splitlines() if line and not line.startswith("#")]
+        lines = [
+            line for line in render(rows, style).splitlines() if line and not line.startswith("#")
+        ]
         assert 1 == len(lines)
 
 
@@ -75,4 +87,8 @@ def test_csv_cells_begin_no_formula(start: str) -> None:
 
 def test_plain_texts_stay() -> None:
     """Leave harmless text and line feeds unchanged."""
-    assert ("µs ±2 %\n", "a\\nb", "0-3") == (visible("µs ±2 %\n"), one_line("a\nb"), cell_text("0-3"))
+    assert ("µs ±2 %\n", "a\\nb", "0-3") == (
+        visible("µs ±2 %\n"),
+        one_line("a\nb"),
+        cell_text("0-3"),
+    )

@@ -84,7 +84,11 @@ def test_good_values_are_taken_over() -> None:
         checked.parts,
         checked.inner,
     )
-    assert ([1, 2.5], {"text": "t", "later": [1]}, "b") == (checked.times, checked.note, checked.kind)
+    assert ([1, 2.5], {"text": "t", "later": [1]}, "b") == (
+        checked.times,
+        checked.note,
+        checked.kind,
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,9 @@ def test_missing_fields_are_named() -> None:
     field=st.sampled_from(sorted(GOOD)),
     value=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        ),
         max_leaves=5,
     ),
 )
@@ -158,4 +164,6 @@ def test_unknown_fields_of_later_versions_are_ignored() -> None:
     (record,) = make_launches([10.0])
     data = json.loads(json.dumps(record.to_json()))
     data["case"]["later"] = data["later"] = 1
-    assert json.loads(json.dumps(Record.from_json(data).to_json())) == json.loads(json.dumps(record.to_json()))
+    assert json.loads(json.dumps(Record.from_json(data).to_json())) == json.loads(
+        json.dumps(record.to_json())
+    )

@@ -22,9 +22,16 @@ PROBE_US, TIMES_US = 0.3, {8: 0.3, 65536: 20.0}
 
 
 def make_records(
-    slow: Sequence[bool], *, ratio: float = 1.8, faster: float = 1.0, noise: float = 0.03, seed: int = 0
+    slow: Sequence[bool],
+    *,
+    ratio: float = 1.8,
+    faster: float = 1.0,
+    noise: float = 0.03,
+    seed: int = 0,
 ) -> list[Record]:
-    """Return launches of two sizes whose visits met the slow state in turn as stated; there all takes ``ratio`` times.
+    """Return launches of two sizes whose visits met the slow state in turn as stated.
+
+    There all takes ``ratio`` times.
 
     ``faster`` divides the times of the cases, not those of the probe.
     """
@@ -34,7 +41,9 @@ def make_records(
     for launch in range(LAUNCHES):
         for size, time_us in TIMES_US.items():
             factors = np.array([ratio if next(states) else 1.0 for _ in range(VISITS)])
-            probes_us = np.repeat(PROBE_US * factors, 2) * np.exp(noise * random.standard_normal(2 * VISITS))
+            probes_us = np.repeat(PROBE_US * factors, 2) * np.exp(
+                noise * random.standard_normal(2 * VISITS)
+            )
             times_us = np.repeat(factors * time_us / faster, REPETITIONS)
             times_us = times_us * np.exp(noise * random.standard_normal(VISITS * REPETITIONS))
             record = make_record(make_case(message_bytes=size), launch=launch)
@@ -51,7 +60,9 @@ def make_records(
 
 
 def make_states(share: float, seed: int = 0) -> list[bool]:
-    """Return whether each visit met the slow state, with that share, in stretches as long as several visits."""
+    """Return whether each visit met the slow state, with that share, in stretches as long as
+    several visits.
+    """
     random = np.random.default_rng(seed)
     visits = LAUNCHES * VISITS * len(TIMES_US)
     slow = [bool(random.random() < share)]
@@ -72,7 +83,9 @@ def run_of(records: Sequence[Record], name: str = "run") -> Run:
 @pytest.mark.parametrize("ratio", [1.3, 2.0])
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
 def test_two_states_are_found_and_both_are_reported(ratio: float, share: float) -> None:
-    """Find the probe's time in each state, and state both times of each case, the fast one first."""
+    """Find the probe's time in each state, and state both times of each case, the fast one
+    first.
+    """
     slow = [number % 10 < 10 * share for number in range(LAUNCHES * VISITS * len(TIMES_US))]
     run = run_of(make_records(slow, ratio=ratio))
     found = run.divided.states["mpi"]
@@ -108,7 +121,8 @@ def test_noise_of_one_state_is_seldom_divided(noise: str) -> None:
         "skewed": lambda: 0.1 * np.exp(0.8 * random.standard_normal(visits)),
         "exponential": lambda: random.exponential(0.3, visits),
         "outliers": lambda: (
-            0.05 * random.standard_normal(visits) + (random.random(visits) < 0.1) * random.random(visits)
+            0.05 * random.standard_normal(visits)
+            + (random.random(visits) < 0.1) * random.random(visits)
         ),
     }[noise]
     plain = make_records([False] * visits, noise=0.0)
@@ -148,7 +162,9 @@ def test_the_interval_of_the_fast_state_holds_its_time() -> None:
 
 def test_a_case_that_met_the_slow_state_alone_has_its_times() -> None:
     """Keep a case that never met the fast state, and say so."""
-    of_launch = [True] * VISITS + [False] * VISITS  # the first size is slow in every launch, the second never
+    of_launch = [True] * VISITS + [
+        False
+    ] * VISITS  # the first size is slow in every launch, the second never
     run = run_of(make_records(of_launch * LAUNCHES))
     assert [("slow", 1.0), ("fast", 1.0)] == [(row.state, row.state_share) for row in run.rows]
     assert not run.slow_rows
@@ -161,7 +177,9 @@ def test_records_without_a_probe_are_left_alone() -> None:
     older = [dataclasses.replace(record, probes_us=()) for record in records]
     assert divide(older).records is older
     gloo = [
-        dataclasses.replace(record, case=dataclasses.replace(record.case, backend="gloo"), probes_us=())
+        dataclasses.replace(
+            record, case=dataclasses.replace(record.case, backend="gloo"), probes_us=()
+        )
         for record in records
     ]
     divided = divide([*records, *gloo])
@@ -169,12 +187,19 @@ def test_records_without_a_probe_are_left_alone() -> None:
 
 
 def test_like_states_are_compared() -> None:
-    """Compare a run that met the slow state alone with the slow state of the other, not with its fast one."""
-    both = run_of(make_records([number % 2 == 0 for number in range(LAUNCHES * VISITS * len(TIMES_US))]), "both")
+    """Compare a run that met the slow state alone with the slow state of the other, not with its
+    fast one.
+    """
+    both = run_of(
+        make_records([number % 2 == 0 for number in range(LAUNCHES * VISITS * len(TIMES_US))]),
+        "both",
+    )
     slow = run_of(make_records([True] * LAUNCHES * VISITS * len(TIMES_US), seed=1), "slow")
     for a, b in ((both, slow), (slow, both)):
         table = compare(a, b)
-        assert pytest.approx([1.0, 1.0], abs=0.03) == [case.comparison.ratio for case in table.cases]
+        assert pytest.approx([1.0, 1.0], abs=0.03) == [
+            case.comparison.ratio for case in table.cases
+        ]
         assert not [difference for difference in table.differences if "state" in difference.name]
 
 

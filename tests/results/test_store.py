@@ -50,12 +50,14 @@ def refusal(path: Path, header: dict[str, Any] | None = None) -> str:
     return str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------- create and append
+# -------------------------------------------------------------------------------- create and append
 
 
 def test_new_run_has_its_header(tmp_path: Path) -> None:
     """Create the directory with parents and write the header with schema and run_id."""
-    header = {name: value for name, value in make_info().items() if name not in {"run_id", "schema"}}
+    header = {
+        name: value for name, value in make_info().items() if name not in {"run_id", "schema"}
+    }
     with Store.open(tmp_path / "results" / "mine", header) as store:
         assert not store.resumed
         assert {"schema": 2, "run_id": "mine"} | header == store.info
@@ -65,7 +67,10 @@ def test_new_run_has_its_header(tmp_path: Path) -> None:
 def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path) -> None:
     """Remove a new run without records; keep any other."""
     (tmp_path / "mine").mkdir()
-    for path, remaining in ((tmp_path / "deep" / "results" / "new", tmp_path / "deep"), (tmp_path / "mine", None)):
+    for path, remaining in (
+        (tmp_path / "deep" / "results" / "new", tmp_path / "deep"),
+        (tmp_path / "mine", None),
+    ):
         with Store.open(path, make_info()) as store:
             store.discard()
         assert not (remaining or path / "run.json").exists()
@@ -108,7 +113,9 @@ def test_visits_of_a_launch_become_one_record(tmp_path: Path) -> None:
     path = make_run(tmp_path / "mine", visits)
     assert 6 == len((path / "samples.jsonl").read_text().splitlines())
     records = load_run(path).records
-    assert [(0, [1.0, 2.0, 3.0]), (1, [1.0, 2.0, 3.0])] == [(record.launch, record.times_us) for record in records]
+    assert [(0, [1.0, 2.0, 3.0]), (1, [1.0, 2.0, 3.0])] == [
+        (record.launch, record.times_us) for record in records
+    ]
     assert [3] == [row.visits for row in load_run(path).rows]
     with Store.open(path, make_info()) as store:
         assert list(records) == store.records
@@ -119,7 +126,9 @@ def test_visits_of_a_launch_become_one_record(tmp_path: Path) -> None:
 
 def test_a_case_that_fails_after_some_visits_is_measured_again(tmp_path: Path) -> None:
     """Replace a launch's visits by a later failure, so that the case is repeated."""
-    visits = [make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)]
+    visits = [
+        make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)
+    ]
     failure = make_record(status="failed", reason="A rank died.")
     path = make_run(tmp_path / "mine", [*visits, failure])
     request = RunRequest(cases=[failure.case], ranks=2, seed=1, budget=BUDGETS["quick"])
@@ -133,9 +142,15 @@ def test_a_case_that_fails_after_some_visits_is_measured_again(tmp_path: Path) -
 
 def test_arrays_are_written_as_lists(tmp_path: Path) -> None:
     """Write numpy arrays and numbers of a record as JSON."""
-    record = make_record(times_us=np.array([1.5, 2.5]), rank_slowest=np.array([1, 1]), wrong=np.int64(0))
+    record = make_record(
+        times_us=np.array([1.5, 2.5]), rank_slowest=np.array([1, 1]), wrong=np.int64(0)
+    )
     run = load_run(make_run(tmp_path / "mine", [record]))
-    assert ([1.5, 2.5], [1, 1], 0) == (run.records[0].times_us, run.records[0].rank_slowest, run.records[0].wrong)
+    assert ([1.5, 2.5], [1, 1], 0) == (
+        run.records[0].times_us,
+        run.records[0].rank_slowest,
+        run.records[0].wrong,
+    )
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
@@ -153,11 +168,17 @@ def test_fields_of_a_later_version_are_ignored() -> None:
     assert plain == json.loads(json.dumps(Record.from_json(later).to_json()))
 
 
-def test_each_record_is_on_disk_when_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_record_is_on_disk_when_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sync the file once per record."""
     synced: list[int] = []
     with Store.open(tmp_path / "mine", make_info()) as store:
-        monkeypatch.setattr(os, "fsync", lambda _: synced.append(len((tmp_path / "mine/samples.jsonl").read_bytes())))
+        monkeypatch.setattr(
+            os,
+            "fsync",
+            lambda _: synced.append(len((tmp_path / "mine/samples.jsonl").read_bytes())),
+        )
         for launch in range(3):
             store.append(make_record(launch=launch))
     assert 3 == len(set(synced))
@@ -174,7 +195,10 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
     with Store.open(tmp_path / "mine", make_info()) as store:
         store.append(make_record())
         monkeypatch.setattr(os, "write", fill)
-        with pytest.raises(LaunchError, match=r"samples\.jsonl cannot be used \(No space left on device\); make room"):
+        with pytest.raises(
+            LaunchError,
+            match=r"samples\.jsonl cannot be used \(No space left on device\); make room",
+        ):
             store.append(make_record(launch=1))
         monkeypatch.undo()
         store.append(make_record(launch=2))
@@ -186,10 +210,14 @@ def test_update_rewrites_the_header(tmp_path: Path) -> None:
     """Set entries and keep the others."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         store.update(status="complete", launches=[{"launch": 0}])
-    assert make_info(status="complete", launches=[{"launch": 0}]) == load_run(tmp_path / "mine").info
+    assert (
+        make_info(status="complete", launches=[{"launch": 0}]) == load_run(tmp_path / "mine").info
+    )
 
 
-def test_failed_rewrite_keeps_the_old_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_rewrite_keeps_the_old_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keep the old run.json if rewriting fails."""
 
     def fail(_: int) -> None:
@@ -202,15 +230,28 @@ def test_failed_rewrite_keeps_the_old_header(tmp_path: Path, monkeypatch: pytest
     assert make_info() == load_run(tmp_path / "mine").info
 
 
-# ----------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 
 
 def make_trained(**changes: Any) -> TrainingRecord:
     """Return the record of a configuration in one launch."""
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, **changes)
-    bucket = Bucket(size_bytes=8, parameters=1, ready_ms=1.0, start_ms=1.5, done_ms=2.0, comm_ms=0.5, skew_wait_ms=0.0)
+    bucket = Bucket(
+        size_bytes=8,
+        parameters=1,
+        ready_ms=1.0,
+        start_ms=1.5,
+        done_ms=2.0,
+        comm_ms=0.5,
+        skew_wait_ms=0.0,
+    )
     return TrainingRecord(
-        case=case, launch=0, step_ms=[5.0, 6.0], block_lengths=[2], metrics=[(2, 0.5)], buckets=[bucket]
+        case=case,
+        launch=0,
+        step_ms=[5.0, 6.0],
+        block_lengths=[2],
+        metrics=[(2, 0.5)],
+        buckets=[bucket],
     )
 
 
@@ -229,7 +270,9 @@ def test_both_kinds_of_records_come_back_as_they_were(tmp_path: Path) -> None:
         assert [plain(record) for record in records] == [plain(record) for record in store.records]
     run = load_run(tmp_path / "mine")
     assert [plain(record) for record in records[::2]] == [plain(record) for record in run.records]
-    assert [plain(record) for record in records[1::2]] == [plain(record) for record in run.training_records]
+    assert [plain(record) for record in records[1::2]] == [
+        plain(record) for record in run.training_records
+    ]
     assert (1, 2, 2) == (len(run.rows), len(run.training_rows), len(run.bucket_rows))
 
 
@@ -242,7 +285,9 @@ def test_both_kinds_of_records_come_back_as_they_were(tmp_path: Path) -> None:
         ([make_record(), make_trained()], {"collectives.csv", "ddp.csv", "buckets.csv"}),
     ],
 )
-def test_tables_are_written_for_what_there_is(tmp_path: Path, records: list[AnyRecord], tables: set[str]) -> None:
+def test_tables_are_written_for_what_there_is(
+    tmp_path: Path, records: list[AnyRecord], tables: set[str]
+) -> None:
     """Write only the tables of existing record types."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         for record in records:
@@ -295,13 +340,18 @@ def test_a_recommendation_comes_back(tmp_path: Path) -> None:
 def test_a_foreign_recommendation_is_refused(tmp_path: Path) -> None:
     """Refuse a foreign recommendation by its file."""
     path = make_run(tmp_path / "mine", [])
-    for content, words in (("{", "recommendation.json is not JSON"), ("[1]", "is not one of commbench")):
+    for content, words in (
+        ("{", "recommendation.json is not JSON"),
+        ("[1]", "is not one of commbench"),
+    ):
         (path / "recommendation.json").write_text(content)
         with pytest.raises(InputError, match=words):
             load_run(path)
 
 
-def test_failed_recommendation_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_recommendation_keeps_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keep the old recommendation if writing fails."""
 
     def fail(_: int) -> None:
@@ -315,7 +365,7 @@ def test_failed_recommendation_keeps_the_old_one(tmp_path: Path, monkeypatch: py
     assert conclusion("keep") == load_run(tmp_path / "mine").recommendation
 
 
-# ------------------------------------------------------------------------------------------------------- resume
+# ------------------------------------------------------------------------------------------- resume
 
 
 def test_resume_continues_where_it_ended(tmp_path: Path) -> None:
@@ -364,7 +414,7 @@ def test_crash_before_the_first_line_is_resumed(tmp_path: Path) -> None:
     assert make_info() == load_run(path).info
 
 
-# ------------------------------------------------------------------------------------------------------- refuse
+# ------------------------------------------------------------------------------------------- refuse
 
 
 def test_another_plan_is_refused(tmp_path: Path) -> None:
@@ -372,19 +422,29 @@ def test_another_plan_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "mine", [make_record()])
     plan = {"cases": "f" * 64, "world_size": 4, "budget": "quick"}
     assert (
-        f"--out {tmp_path / 'mine'} holds a run with another plan (cases, world_size is 2 there and 4 here); "
-        "choose another --out."
-    ) == refusal(tmp_path / "mine", make_info(plan=plan))
+        f"--out {tmp_path / 'mine'} holds a run with another plan (cases, world_size is 2 there and"
+        " 4 here); choose another --out." == refusal(tmp_path / "mine", make_info(plan=plan))
+    )
 
 
 @pytest.mark.parametrize(
     ("kept", "asked", "words"),
     [
-        ({"cases": 2, "cases_sha256": "aa"}, {"cases": 2, "cases_sha256": "bb"}, "other cases, as many as here"),
-        ({"cases": 2, "cases_sha256": "aa"}, {"cases": 3, "cases_sha256": "bb"}, "cases is 2 there and 3 here"),
+        (
+            {"cases": 2, "cases_sha256": "aa"},
+            {"cases": 2, "cases_sha256": "bb"},
+            "other cases, as many as here",
+        ),
+        (
+            {"cases": 2, "cases_sha256": "aa"},
+            {"cases": 3, "cases_sha256": "bb"},
+            "cases is 2 there and 3 here",
+        ),
     ],
 )
-def test_other_cases_are_refused_without_digests(tmp_path: Path, kept: Any, asked: Any, words: str) -> None:
+def test_other_cases_are_refused_without_digests(
+    tmp_path: Path, kept: Any, asked: Any, words: str
+) -> None:
     """Report in words that cases differ, without digests."""
     make_run(tmp_path / "mine", [], plan=kept)
     assert f"another plan ({words}); " in refusal(tmp_path / "mine", make_info(plan=asked))
@@ -408,7 +468,9 @@ def test_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     """Refuse a directory with foreign files, and name one."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    assert "is no run of commbench and not empty (it holds thesis.tex)" in refusal(tmp_path / "mine")
+    assert "is no run of commbench and not empty (it holds thesis.tex)" in refusal(
+        tmp_path / "mine"
+    )
 
 
 def test_newer_schema_is_refused(tmp_path: Path) -> None:
@@ -478,7 +540,10 @@ def test_damaged_line_before_a_torn_one_is_named(tmp_path: Path) -> None:
     [
         ('{"launch": 0}', "is not a record of commbench"),
         ("3", "is not a record of commbench"),
-        (json.dumps(make_record(make_case("all_shout")).to_json()), "Unknown operation 'all_shout'"),
+        (
+            json.dumps(make_record(make_case("all_shout")).to_json()),
+            "Unknown operation 'all_shout'",
+        ),
     ],
 )
 def test_line_that_is_no_record_is_named(tmp_path: Path, line: str, sentence: str) -> None:
@@ -493,7 +558,10 @@ def test_line_that_is_no_record_is_named(tmp_path: Path, line: str, sentence: st
 
 def test_check_out_sees_the_lock(tmp_path: Path) -> None:
     """Refuse a run in use before a launch, until its holder ends."""
-    with Store.open(tmp_path / "mine", make_info()), pytest.raises(InputError, match="is in use by process"):
+    with (
+        Store.open(tmp_path / "mine", make_info()),
+        pytest.raises(InputError, match="is in use by process"),
+    ):
         check_out(tmp_path / "mine")
     check_out(tmp_path / "mine")
 
@@ -512,7 +580,11 @@ def test_check_out_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("absent", "There is no"), ("file", "is not a directory"), ("empty", "holds no run of commbench")],
+    [
+        ("absent", "There is no"),
+        ("file", "is not a directory"),
+        ("empty", "holds no run of commbench"),
+    ],
 )
 def test_load_run_says_what_is_missing(tmp_path: Path, name: str, sentence: str) -> None:
     """Refuse what is not a run in one sentence."""
@@ -530,7 +602,7 @@ def test_load_run_needs_no_lock(tmp_path: Path) -> None:
     assert (1, 1) == (len(run.records), len(run.rows))
 
 
-# ---------------------------------------------------------------------------------------------------- the tables
+# --------------------------------------------------------------------------------------- the tables
 
 
 def test_summary_is_written_and_returned(tmp_path: Path) -> None:
@@ -557,14 +629,19 @@ def test_a_run_of_schema_1_is_resumed(tmp_path: Path) -> None:
     """Read lines without record type, and keep the run's schema in its rows."""
     path = make_run(tmp_path / "mine", [make_record()])
     lines = [json.loads(line) for line in (path / "samples.jsonl").read_text().splitlines()]
-    old = "".join(json.dumps({name: value for name, value in line.items() if name != "kind"}) + "\n" for line in lines)
+    old = "".join(
+        json.dumps({name: value for name, value in line.items() if name != "kind"}) + "\n"
+        for line in lines
+    )
     (path / "samples.jsonl").write_text(old)
     info = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**info, "schema": 1}))
     with Store.open(path, make_info()) as store:
         store.append(make_record(launch=1))
         store.append(make_trained())
-    kinds = [json.loads(line).get("kind") for line in (path / "samples.jsonl").read_text().splitlines()]
+    kinds = [
+        json.loads(line).get("kind") for line in (path / "samples.jsonl").read_text().splitlines()
+    ]
     assert [None, "collective", "training"] == kinds
     run = load_run(path)
     assert (2, 1) == (len(run.records), len(run.training_records))

@@ -23,14 +23,21 @@ def test_a_directory_that_vanishes_is_written_again(tmp_path: Path) -> None:
         for record in records:
             store.append(record)
         shutil.rmtree(path)
-        with pytest.raises(LaunchError, match=r"has vanished or been replaced .* written into it again, and the same"):
+        with pytest.raises(
+            LaunchError,
+            match=r"has vanished or been replaced .* written into it again, and the same",
+        ):
             store.append(make_record(launch=6))
         store.update(status="partial")
         with pytest.raises(InputError, match="is in use by process"):
             Store.open(path, make_info())
     assert len(records) == len(load_run(path).records)
     with Store.open(path, make_info()) as store:
-        assert (True, "partial", len(records)) == (store.resumed, store.info["status"], len(store.records))
+        assert (True, "partial", len(records)) == (
+            store.resumed,
+            store.info["status"],
+            len(store.records),
+        )
 
 
 def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path: Path) -> None:
@@ -41,7 +48,8 @@ def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path: Path) -> 
         with Store.open(path, make_info(seed=8)) as other:
             other.append(make_record())
             with pytest.raises(
-                LaunchError, match=r"could not be written again \(File exists\); the same command begins"
+                LaunchError,
+                match=r"could not be written again \(File exists\); the same command begins",
             ):
                 store.append(make_record())
     assert (1, 8) == (len(load_run(path).records), load_run(path).info["seed"])
@@ -77,7 +85,10 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
             for launch in launch_numbers:
                 store.append(make_record(launch=launch))
 
-        with pytest.raises(LaunchError, match=r"\(No space left on device\); make room, then the same command resumes"):
+        with pytest.raises(
+            LaunchError,
+            match=r"\(No space left on device\); make room, then the same command resumes",
+        ):
             append_for_ever()
         with contextlib.suppress(LaunchError):
             store.update(status="partial")
@@ -94,7 +105,9 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
 def test_a_disk_that_is_full_before_the_start_is_refused(small_disk: Path) -> None:
     """Refuse a full disk, and leave nothing there."""
     ballast = fill(small_disk)
-    with pytest.raises(InputError, match=r"cannot be used \(No space left on device\); choose another directory"):
+    with pytest.raises(
+        InputError, match=r"cannot be used \(No space left on device\); choose another directory"
+    ):
         Store.open(small_disk / "deep" / "mine", make_info())
     assert [ballast] == list(small_disk.iterdir())
 
@@ -106,7 +119,9 @@ def test_a_disk_that_has_become_read_only_is_refused(small_disk: Path) -> None:
     with Store.open(out, make_info()) as store:
         store.append(make_record())
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(InputError, match="cannot be written; choose another --out or change its permissions"):
+    with pytest.raises(
+        InputError, match="cannot be written; choose another --out or change its permissions"
+    ):
         Store.open(out, make_info())
     assert 1 == len(load_run(out).records)
 

@@ -5,7 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record, summarise_run
+from builders import (
+    KIB,
+    MIB,
+    STEADY,
+    make_case,
+    make_info,
+    make_launches,
+    make_record,
+    summarise_run,
+)
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -50,12 +59,18 @@ def test_interval_is_over_launches() -> None:
 
 
 @given(st.lists(st.lists(st.floats(0.1, 10.0), min_size=6, max_size=9), min_size=1, max_size=12))
-@example([[1.0] * 9, [1.0] * 3 + [5.0] * 3, [5.0] * 6])  # the median over visits is above the repetitions' interval
-@example([[1.0] * 6] * 8 + [[0.1] * 6] * 4)  # of skewed visits the median is above Student's interval
+@example(
+    [[1.0] * 9, [1.0] * 3 + [5.0] * 3, [5.0] * 6]
+)  # the median over visits is above the repetitions' interval
+@example(
+    [[1.0] * 6] * 8 + [[0.1] * 6] * 4
+)  # of skewed visits the median is above Student's interval
 def test_the_interval_of_one_launch_includes_its_time(visits: list[list[float]]) -> None:
     """Include the median over visits, whether the interval is over visits or over repetitions."""
     times_us = [time for visit in visits for time in visit]
-    row = summarise_one([make_record(times_us=times_us, visit_lengths=[len(visit) for visit in visits])])
+    row = summarise_one(
+        [make_record(times_us=times_us, visit_lengths=[len(visit) for visit in visits])]
+    )
     assert row.time_us_ci_low <= row.time_us <= row.time_us_ci_high
 
 
@@ -79,7 +94,9 @@ def test_flags_few_launches(launches: int, expected: str) -> None:
 def test_quantiles_are_medians_over_launches() -> None:
     """Return the median over launches of each launch's quantile."""
     samples = [np.arange(1.0, 102.0) * factor for factor in (1, 2, 7)]
-    records = [replace(make_record(launch=k), times_us=list(sample)) for k, sample in enumerate(samples)]
+    records = [
+        replace(make_record(launch=k), times_us=list(sample)) for k, sample in enumerate(samples)
+    ]
     row = summarise_one(records)
     assert pytest.approx([2.0, 52.0, 152.0, 192.0]) == [
         row.time_us_min,
@@ -126,12 +143,19 @@ def test_bibandwidth_counts_both_directions() -> None:
 def test_barrier_has_no_size_and_no_bandwidth() -> None:
     """Leave size and bandwidth of a barrier empty."""
     row = summarise_one(make_launches(STEADY, make_case("barrier")))
-    assert (None, None, None, None) == (row.message_bytes, row.osu_bytes, row.algbw_GBps, row.busbw_GBps)
+    assert (None, None, None, None) == (
+        row.message_bytes,
+        row.osu_bytes,
+        row.algbw_GBps,
+        row.busbw_GBps,
+    )
     assert pytest.approx(10.0) == row.time_us
 
 
 def test_osu_size_is_per_rank_where_osu_counts_so() -> None:
-    """Return the size that OSU prints: a rank's block of an all-gather, the whole reduce-scatter."""
+    """Return the size that OSU prints: a rank's block of an all-gather, the whole
+    reduce-scatter.
+    """
     records = make_launches(STEADY, make_case("all_gather"), group_size=4) + make_launches(
         STEADY, make_case("reduce_scatter", redop="sum"), group_size=4
     )
@@ -173,7 +197,9 @@ def test_case_without_result_is_a_row(status: str) -> None:
 
 def test_latest_failure_shows_and_keeps_what_was_measured() -> None:
     """Show the last launch's hang with the times of earlier launches."""
-    row = summarise_one([*make_launches(STEADY), make_record(launch=6, status="hung", reason="rank 1 hung.")])
+    row = summarise_one(
+        [*make_launches(STEADY), make_record(launch=6, status="hung", reason="rank 1 hung.")]
+    )
     assert ("hung", "rank 1 hung.", 6) == (row.status, row.reason, row.launches)
     assert pytest.approx(10.0) == row.time_us
 
@@ -231,7 +257,9 @@ def test_flags_of_records_are_kept_in_order() -> None:
 
 def test_texts_that_differ_between_launches_are_both_named() -> None:
     """Show differing transports of launches."""
-    row = summarise_one([make_record(transport="sm"), make_record(launch=1, transport="tcp"), make_record(launch=2)])
+    row = summarise_one(
+        [make_record(transport="sm"), make_record(launch=1, transport="tcp"), make_record(launch=2)]
+    )
     assert "sm | tcp" == row.transport
 
 
@@ -239,7 +267,13 @@ def test_conditions_of_the_run_are_copied() -> None:
     """Fill the columns of the run's conditions."""
     info: dict[str, Any] = {"world_size": 8, "nodes": 2, "ranks_per_node": 4, "ranks_per_gpu": 2}
     row = summarise_one([make_record()], **info)
-    assert ("mine", 8, 2, 4, None) == (row.run_id, row.world_size, row.nodes, row.ranks_per_node, row.ranks_per_gpu)
+    assert ("mine", 8, 2, 4, None) == (
+        row.run_id,
+        row.world_size,
+        row.nodes,
+        row.ranks_per_node,
+        row.ranks_per_gpu,
+    )
     on_gpus = summarise_one([make_record(make_case(backend="nccl"))], **info)
     assert (2, True) == (on_gpus.ranks_per_gpu, "shared_gpu" in on_gpus.flags)
 
@@ -271,7 +305,9 @@ def test_rows_are_sorted() -> None:
 def test_time_lies_within_its_interval(medians: list[float]) -> None:
     """Keep time within its interval, minimum and 95th percentile."""
     row = summarise_one(make_launches(medians))
-    if 1 < len(medians) < 6:  # Student's t is centred on the geometric mean, which need not be the median
+    if (
+        1 < len(medians) < 6
+    ):  # Student's t is centred on the geometric mean, which need not be the median
         assert row.time_us_ci_low <= row.time_us_ci_high
     else:
         assert row.time_us_ci_low <= row.time_us <= row.time_us_ci_high

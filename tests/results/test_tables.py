@@ -19,14 +19,13 @@ from commbench.results.tables import column_dtypes, csv_text, table_csv, table_o
 
 # DESIGN's order; a change of it is a change of the schema.
 COLUMNS = (  # noqa: SIM905 - reads like the contract
-    "schema, run_id, backend, device, library, transport, operation, pattern, group, world_size, group_size, "
-    "nodes, ranks_per_node, ranks_per_gpu, dtype, redop, root, in_place, message_bytes, osu_bytes, cadence, batch, "
-    "window, buffers, sync, loop, env, launches, visits, disturbed, state, state_share, repetitions, "
-    "late_discarded, time_us, time_us_ci_low, "
-    "time_us_ci_high, time_us_min, time_us_p25, time_us_p75, time_us_p95, time_us_rank_mean, time_us_mean, "
-    "time_us_mean_min, time_us_mean_max, skew_us, "
-    "algbw_GBps, busbw_GBps, wrong, harness_us, framework_us, algorithm_requested, algorithm, energy_J, status, "
-    "reason, flags"
+    "schema, run_id, backend, device, library, transport, operation, pattern, group, world_size,"
+    " group_size, nodes, ranks_per_node, ranks_per_gpu, dtype, redop, root, in_place,"
+    " message_bytes, osu_bytes, cadence, batch, window, buffers, sync, loop, env, launches, visits,"
+    " disturbed, state, state_share, repetitions, late_discarded, time_us, time_us_ci_low,"
+    " time_us_ci_high, time_us_min, time_us_p25, time_us_p75, time_us_p95, time_us_rank_mean,"
+    " time_us_mean, time_us_mean_min, time_us_mean_max, skew_us, algbw_GBps, busbw_GBps, wrong,"
+    " harness_us, framework_us, algorithm_requested, algorithm, energy_J, status, reason, flags"
 ).split(", ")
 
 
@@ -114,7 +113,10 @@ def test_table_holds_what_its_rows_hold() -> None:
 
 def test_concatenated_tables_keep_their_types() -> None:
     """Keep column types when runs with different operations are concatenated."""
-    tables = [make_run(make_launches(STEADY, make_case(name))).collectives for name in ("barrier", "all_reduce")]
+    tables = [
+        make_run(make_launches(STEADY, make_case(name))).collectives
+        for name in ("barrier", "all_reduce")
+    ]
     assert tables[0].dtypes.to_dict() == pd.concat(tables).dtypes.to_dict()
 
 
@@ -124,7 +126,9 @@ KEPT_TABLES = {
 }
 
 
-@pytest.mark.parametrize(("run", "name"), [(run, name) for run, names in KEPT_TABLES.items() for name in names])
+@pytest.mark.parametrize(
+    ("run", "name"), [(run, name) for run, names in KEPT_TABLES.items() for name in names]
+)
 def test_csv_reads_back_with_its_types(run: str, name: str) -> None:
     """Write identical bytes after reading a CSV file with the documented types."""
     text = (RESULTS / run / f"{name}.csv").read_text(encoding="utf-8")

@@ -6,7 +6,14 @@ import pytest
 from builders import make_case
 
 from commbench.engine.matrix import LEAST_SHARE, MOST_SHARE, SLICES, time_slices
-from commbench.results.plan import LEAVING_S, OTHER_S, SHORTEST_SLICE_S, STARTUP_S, TimePlan, dry_run_estimate
+from commbench.results.plan import (
+    LEAVING_S,
+    OTHER_S,
+    SHORTEST_SLICE_S,
+    STARTUP_S,
+    TimePlan,
+    dry_run_estimate,
+)
 from commbench.stats.budgets import BUDGETS
 
 QUICK = BUDGETS["quick"]
@@ -19,9 +26,13 @@ def make_plan(limit_s: float | None) -> TimePlan:
 
 def test_the_estimate_counts_starts_and_slices() -> None:
     """Multiply launches by start and slice times."""
-    assert pytest.approx(6 * (STARTUP_S + 10 * (QUICK.slice_s + OTHER_S))) == dry_run_estimate(10, QUICK, 6)
+    assert pytest.approx(6 * (STARTUP_S + 10 * (QUICK.slice_s + OTHER_S))) == dry_run_estimate(
+        10, QUICK, 6
+    )
     longer = replace(QUICK, energy_s=2.0)
-    assert pytest.approx(6 * 10 * 2.0) == dry_run_estimate(10, longer, 6) - dry_run_estimate(10, QUICK, 6)
+    assert pytest.approx(6 * 10 * 2.0) == dry_run_estimate(10, longer, 6) - dry_run_estimate(
+        10, QUICK, 6
+    )
     plans = [TimePlan(budget=budget, begun=0.0) for budget in (QUICK, longer)]
     plain_s, longer_s = (plan.eta_s(0.0, slices=10, launches=1) for plan in plans)
     assert pytest.approx(10 * 2.0) == longer_s - plain_s
@@ -72,12 +83,16 @@ def test_slices_of_a_fixed_length_are_counted_as_they_are() -> None:
     needed = STARTUP_S + 5 * (12.0 + OTHER_S)
     assert plan.fits(200 - needed - 0.01, slices=5, slice_s=12.0)
     assert not plan.fits(200 - needed + 0.01, slices=5, slice_s=12.0)
-    assert pytest.approx(5 * (12.0 + OTHER_S)) == plan.eta_s(100, slices=5, launches=0, slice_s=12.0)
+    assert pytest.approx(5 * (12.0 + OTHER_S)) == plan.eta_s(
+        100, slices=5, launches=0, slice_s=12.0
+    )
 
 
 def test_the_whole_limit_may_be_shared_out() -> None:
     """Use the whole limit for slices on request."""
-    plan = TimePlan(budget=QUICK, begun=100.0, limit_s=5.0 + LEAVING_S, whole_limit_s=21.0 + LEAVING_S)
+    plan = TimePlan(
+        budget=QUICK, begun=100.0, limit_s=5.0 + LEAVING_S, whole_limit_s=21.0 + LEAVING_S
+    )
     slice_s = plan.slice_s(100, slices=100, launches=2, whole=True)
     assert slice_s is not None
     assert pytest.approx(21.0) == 2 * STARTUP_S + 100 * (slice_s + OTHER_S)
@@ -102,4 +117,6 @@ def test_a_matrix_counts_as_several_time_slices() -> None:
     assert 6 * MOST_SHARE == time_slices(matrix, 4)  # 3 rounds in both directions
     assert SLICES == pytest.approx(time_slices(matrix, 30))
     assert 1998 * LEAST_SHARE == pytest.approx(time_slices(matrix, 1000))
-    assert 999 * LEAST_SHARE == pytest.approx(time_slices(make_case(operation="latency", pattern="matrix"), 1000))
+    assert 999 * LEAST_SHARE == pytest.approx(
+        time_slices(make_case(operation="latency", pattern="matrix"), 1000)
+    )

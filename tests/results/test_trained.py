@@ -28,7 +28,7 @@ from commbench.stats.components import FEWEST_VISITS
 FP16 = make_training_case("fp16")
 
 
-# -------------------------------------------------------------------------------------------------------- speedup
+# ------------------------------------------------------------------------------------------ speedup
 
 
 def test_speedup_is_paired_by_launch() -> None:
@@ -36,7 +36,9 @@ def test_speedup_is_paired_by_launch() -> None:
     slow = [1.0, 3.0, 1.5, 2.0, 1.2, 1.7]
     records = [
         *make_training_launches([20 * factor for factor in slow]),
-        *make_training_launches([10 * factor * even for factor, even in zip(slow, EVEN, strict=True)], FP16),
+        *make_training_launches(
+            [10 * factor * even for factor, even in zip(slow, EVEN, strict=True)], FP16
+        ),
     ]
     row = rows_of(records)["fp16 default"]
     assert 2.0 == pytest.approx(row.speedup, rel=1e-5)
@@ -48,7 +50,11 @@ def test_speedup_uses_launches_that_have_both() -> None:
     """Ignore launches without one of the two configurations."""
     records = [*make_training_launches([20, 22]), make_training_record(FP16, launch=1, step_ms=11)]
     row = rows_of(records)["fp16 default"]
-    assert (pytest.approx(2.0), None, "inconclusive") == (row.speedup, row.speedup_ci_low, row.verdict)
+    assert (pytest.approx(2.0), None, "inconclusive") == (
+        row.speedup,
+        row.speedup_ci_low,
+        row.verdict,
+    )
     alone = rows_of([make_training_record(), make_training_record(FP16, launch=1)])["fp16 default"]
     assert (None, "inconclusive") == (alone.speedup, alone.verdict)
 
@@ -73,7 +79,8 @@ def test_baseline_is_one_and_has_no_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "verdict"), [(16.0, "faster"), (25.0, "slower"), (20.05, "same"), (20.4, "inconclusive")]
+    ("step_ms", "verdict"),
+    [(16.0, "faster"), (25.0, "slower"), (20.05, "same"), (20.4, "inconclusive")],
 )
 def test_verdicts(step_ms: float, verdict: str) -> None:
     """Judge as the command compare does, with a margin of 2 %."""
@@ -83,7 +90,11 @@ def test_verdicts(step_ms: float, verdict: str) -> None:
 
 def test_verdicts_are_of_one_family() -> None:
     """Detect a change in few configurations but not among very many, with six launches."""
-    few = [*launches_of(20), *launches_of(15, FP16), *launches_of(20.01, make_training_case(cap="5"))]
+    few = [
+        *launches_of(20),
+        *launches_of(15, FP16),
+        *launches_of(20.01, make_training_case(cap="5")),
+    ]
     assert "faster" == rows_of(few)["fp16 default"].verdict
     many = [r for cap in range(1, 40) for r in launches_of(20.01, make_training_case(cap=str(cap)))]
     assert "inconclusive" == rows_of([*few, *many])["fp16 default"].verdict
@@ -102,7 +113,12 @@ def test_groups_have_their_own_baseline() -> None:
     """Compare within one number of ranks and one batch size."""
     wide = make_training_case(world_size=4)
     wide_fp16 = make_training_case("fp16", world_size=4)
-    records = [*launches_of(20), *launches_of(16, FP16), *launches_of(40, wide), *launches_of(20, wide_fp16)]
+    records = [
+        *launches_of(20),
+        *launches_of(16, FP16),
+        *launches_of(40, wide),
+        *launches_of(20, wide_fp16),
+    ]
     rows = training_rows(records, make_training_info())
     assert [(2, "none", 1.0), (2, "fp16", 1.25), (4, "none", 1.0), (4, "fp16", 2.0)] == [
         (row.world_size, row.hook, pytest.approx(row.speedup)) for row in rows
@@ -122,14 +138,18 @@ def test_interval_covers_the_truth() -> None:
         ]
         base, other = trained(pair).values()
         speedup = speedup_of(other, base)
-        covered += bool(speedup and speedup.interval and speedup.interval.low <= 1 <= speedup.interval.high)
+        covered += bool(
+            speedup and speedup.interval and speedup.interval.low <= 1 <= speedup.interval.high
+        )
     assert 0.9 * 300 <= covered
 
 
-# -------------------------------------------------------------------------------------------------------- learning
+# ----------------------------------------------------------------------------------------- learning
 
 
-def losing(case: Any, losses: list[float], *, step_ms: float = 20.0, launch: int = 0, **changes: Any) -> TrainingRecord:
+def losing(
+    case: Any, losses: list[float], *, step_ms: float = 20.0, launch: int = 0, **changes: Any
+) -> TrainingRecord:
     """Return a record with these losses."""
     return make_training_record(case, launch=launch, step_ms=step_ms, losses=losses, **changes)
 
@@ -145,29 +165,48 @@ def test_loss_at_equal_steps_stops_where_the_shortest_does() -> None:
     """Compare losses after the steps that all configurations made in a launch."""
     down = [100.0 - step for step in range(60)]
     rows = rows_of([losing(make_training_case(), down[:20]), losing(FP16, down)])
-    assert (81.5, 81.5) == (rows["none default"].loss_equal_steps, rows["fp16 default"].loss_equal_steps)
+    assert (81.5, 81.5) == (
+        rows["none default"].loss_equal_steps,
+        rows["fp16 default"].loss_equal_steps,
+    )
 
 
 def test_loss_at_equal_time_gives_the_slow_fewer_steps() -> None:
     """Compare losses when the fastest configuration ends."""
     down = [100.0 - step for step in range(20)]
     rows = rows_of([losing(make_training_case(), down, step_ms=20), losing(FP16, down, step_ms=10)])
-    assert (81.5, 81.5) == (rows["fp16 default"].loss_equal_time, rows["fp16 default"].loss_equal_steps)
-    assert (91.5, 81.5) == (rows["none default"].loss_equal_time, rows["none default"].loss_equal_steps)
+    assert (81.5, 81.5) == (
+        rows["fp16 default"].loss_equal_time,
+        rows["fp16 default"].loss_equal_steps,
+    )
+    assert (91.5, 81.5) == (
+        rows["none default"].loss_equal_time,
+        rows["none default"].loss_equal_steps,
+    )
 
 
 def test_losses_of_launches_are_not_mixed() -> None:
     """Use each launch's own steps and time."""
     down = [100.0 - step for step in range(40)]
-    records = [losing(make_training_case(), down), losing(make_training_case(), down[:10], launch=1)]
+    records = [
+        losing(make_training_case(), down),
+        losing(make_training_case(), down[:10], launch=1),
+    ]
     losses = equal_losses(list(trained(records).values()))
-    assert {0: (40, 62.5), 1: (10, 91.0)} == {launch: (loss.count, loss.steps) for (_, launch), loss in losses.items()}
+    assert {0: (40, 62.5), 1: (10, 91.0)} == {
+        launch: (loss.count, loss.steps) for (_, launch), loss in losses.items()
+    }
 
 
 def test_workload_without_loss_has_none() -> None:
     """Leave loss columns empty without losses."""
     (row,) = training_rows(launches_of(20), {})
-    assert (None, None, None, None) == (row.loss_first, row.loss_equal_steps, row.loss_equal_time, row.metric)
+    assert (None, None, None, None) == (
+        row.loss_first,
+        row.loss_equal_steps,
+        row.loss_equal_time,
+        row.metric,
+    )
 
 
 def test_metric_is_the_last_value() -> None:
@@ -186,34 +225,46 @@ def test_metric_is_the_last_value() -> None:
     [("accuracy", 0.8, 20), ("loss", 0.5, 10), ("accuracy", 0.95, None), ("loss", 0.1, None)],
 )
 def test_time_to_target(name: str, target: float, steps: int | None) -> None:
-    """Multiply the first step that meets the target by the median step time, for losses and metrics."""
+    """Multiply the first step that meets the target by the median step time, for losses and
+    metrics.
+    """
     metrics = [(10, 0.5), (20, 0.8), (30, 0.9)]
     (one,) = trained(launches_of(20, metric_name=name, metrics=metrics, target=target)).values()
     assert (None if steps is None else pytest.approx(steps * 20 / 1e3)) == time_to_target_s(one)
 
 
-@pytest.mark.parametrize(("reaching", "known"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
+@pytest.mark.parametrize(
+    ("reaching", "known"), [(0, False), (1, False), (2, False), (3, True), (4, True)]
+)
 def test_time_to_target_needs_most_launches(reaching: int, known: bool) -> None:
     """Return a time only if most launches reached the target."""
     records = [
-        make_training_record(launch=i, metric_name="accuracy", metrics=[(10, 0.9 if i < reaching else 0.1)], target=0.8)
+        make_training_record(
+            launch=i,
+            metric_name="accuracy",
+            metrics=[(10, 0.9 if i < reaching else 0.1)],
+            target=0.8,
+        )
         for i in range(4)
     ]
     (row,) = training_rows(records, {})
     assert known == (row.time_to_target_s is not None)
 
 
-# ------------------------------------------------------------------------------------------------- live tuning
+# -------------------------------------------------------------------------------------- live tuning
 
 
 OWN = make_training_case(cap="25")
 FIVE = make_training_case(cap="5")
-#: Block medians of the baseline in rounds in which the machine slows down, and the speedup in each round.
+#: Block medians of the baseline in rounds in which the machine slows down, and the speedup in each
+#: round.
 SLOWING_MS = [20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0]
 SPEEDUPS = [1.19, 1.2, 1.21, 1.2, 1.18, 1.22, 1.2]
 
 
-def blocks_of(case: TrainingCase, medians_ms: Sequence[float], launch: int = 0, **changes: Any) -> TrainingRecord:
+def blocks_of(
+    case: TrainingCase, medians_ms: Sequence[float], launch: int = 0, **changes: Any
+) -> TrainingRecord:
     """Return a record of a live tuning whose three-step blocks have these medians."""
     return dataclasses.replace(
         make_training_record(case, launch=launch, **changes),
@@ -224,7 +275,9 @@ def blocks_of(case: TrainingCase, medians_ms: Sequence[float], launch: int = 0, 
 
 
 def divided(case: TrainingCase, medians_ms: Sequence[float], launch: int = 0) -> TrainingRecord:
-    """Return a record of a launch whose blocks were divided into blocks of three timed steps with these medians."""
+    """Return a record of a launch whose blocks were divided into blocks of three timed steps with
+    these medians.
+    """
     steps = 4 * len(medians_ms)
     record = blocks_of(case, medians_ms, launch, block_steps=steps, total_steps=steps)
     return dataclasses.replace(record, block_at=())
@@ -240,7 +293,9 @@ def paired(*records: TrainingRecord, level: float = 0.95) -> Speedup:
 
 def in_rounds(launch: int = 0, factor: float = 1.0) -> list[TrainingRecord]:
     """Return both settings in one launch."""
-    faster = [own_ms / factor / speedup for own_ms, speedup in zip(SLOWING_MS, SPEEDUPS, strict=True)]
+    faster = [
+        own_ms / factor / speedup for own_ms, speedup in zip(SLOWING_MS, SPEEDUPS, strict=True)
+    ]
     return [blocks_of(OWN, SLOWING_MS, launch), blocks_of(FIVE, faster, launch)]
 
 
@@ -295,9 +350,14 @@ def test_rows_honour_the_baseline_of_the_run() -> None:
     first, *others = training_rows(records, make_training_info(baseline=OWN.key))
     assert ("25", 1.0, "", 7) == (first.bucket_cap_mb, first.speedup, first.verdict, first.blocks)
     five = next(row for row in others if row.bucket_cap_mb == "5")
-    assert (1.2, math.sqrt(1.18 * 1.2)) == (pytest.approx(five.speedup), pytest.approx(five.speedup_ci_low))
+    assert (1.2, math.sqrt(1.18 * 1.2)) == (
+        pytest.approx(five.speedup),
+        pytest.approx(five.speedup_ci_low),
+    )
     assert "one_launch" in five.flags.split(";")
-    default = next(row for row in training_rows(records, make_training_info()) if row.speedup == 1.0)
+    default = next(
+        row for row in training_rows(records, make_training_info()) if row.speedup == 1.0
+    )
     assert "default" == default.bucket_cap_mb
 
 
@@ -312,11 +372,16 @@ def test_blocks_are_counted_in_each_launch() -> None:
 
 
 def test_divided_blocks_are_compared_by_round() -> None:
-    """Average the logarithms of the ratios of rounds in each launch; take Student's interval over launches."""
+    """Average the logarithms of the ratios of rounds in each launch.
+
+    Take Student's interval over launches.
+    """
     factors = [1.0, 1.01, 0.99]
     records = []
     for launch, factor in enumerate(factors):
-        faster = [own_ms / factor / speedup for own_ms, speedup in zip(SLOWING_MS, SPEEDUPS, strict=True)]
+        faster = [
+            own_ms / factor / speedup for own_ms, speedup in zip(SLOWING_MS, SPEEDUPS, strict=True)
+        ]
         records += [divided(OWN, SLOWING_MS, launch), divided(FIVE, faster, launch)]
     speedup = paired(*records)
     assert (1.2, 3, 0) == (pytest.approx(speedup.ratio), speedup.launches, speedup.blocks)
@@ -328,7 +393,10 @@ def test_six_launches_of_divided_blocks_have_students_interval() -> None:
     factors = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0]
     rounds = [20.0] * FEWEST_VISITS
     records = [divided(OWN, rounds, launch) for launch in range(6)]
-    records += [divided(FIVE, [20 / factor] * FEWEST_VISITS, launch) for launch, factor in enumerate(factors)]
+    records += [
+        divided(FIVE, [20 / factor] * FEWEST_VISITS, launch)
+        for launch, factor in enumerate(factors)
+    ]
     interval = paired(*records).interval
     assert interval is not None
     assert interval.low == pytest.approx(student_interval(factors).low)  # type: ignore[union-attr]

@@ -30,7 +30,7 @@ def flags_of(records: list[TrainingRecord], **info: Any) -> set[str]:
     return {flag for flag in row.flags.split(";") if flag}
 
 
-# ----------------------------------------------------------------------------------------------------- time columns
+# ------------------------------------------------------------------------------------- time columns
 
 
 def test_step_is_the_median_over_launches() -> None:
@@ -53,7 +53,11 @@ def test_one_launch_has_the_interval_within() -> None:
 
 def test_repeated_launch_counts_once() -> None:
     """Use the last record of a launch."""
-    records = [make_training_record(step_ms=99.0), make_training_record(launch=1), make_training_record()]
+    records = [
+        make_training_record(step_ms=99.0),
+        make_training_record(launch=1),
+        make_training_record(),
+    ]
     (row,) = training_rows(records, make_training_info())
     assert (2, 20) == (row.launches, pytest.approx(row.step_ms))
 
@@ -68,7 +72,9 @@ def test_confirming_launches_make_no_row() -> None:
 
 def test_a_row_has_the_requested_configuration_and_the_hosts() -> None:
     """Fill the columns of the configuration and of the run."""
-    case = make_training_case("topk:0.01:values=float16", "1+5", precision="amp-bf16", accumulation=2, bucket_view=True)
+    case = make_training_case(
+        "topk:0.01:values=float16", "1+5", precision="amp-bf16", accumulation=2, bucket_view=True
+    )
     (row,) = training_rows([make_training_record(case)], make_training_info(ranks_per_gpu=1))
     assert ("mine", "mlp", "gloo", "cpu") == (row.run_id, row.workload, row.backend, row.device)
     assert (2, 1, 2, None, 7, 1) == (
@@ -79,7 +85,12 @@ def test_a_row_has_the_requested_configuration_and_the_hosts() -> None:
         row.seed,
         row.threads_per_rank,
     )
-    assert ("topk", 0.01, "values=float16", "1+5") == (row.hook, row.density, row.hook_options, row.bucket_cap_mb)
+    assert ("topk", 0.01, "values=float16", "1+5") == (
+        row.hook,
+        row.density,
+        row.hook_options,
+        row.bucket_cap_mb,
+    )
     assert ("amp-bf16", 2, 32, True, False) == (
         row.precision,
         row.accumulation,
@@ -88,7 +99,9 @@ def test_a_row_has_the_requested_configuration_and_the_hosts() -> None:
         row.static_graph,
     )
     assert 8_700_000 == row.parameters
-    assert [*DDP_COLUMNS, "reason_code"] == sorted(dataclasses.asdict(row), key="reason_code".__eq__)
+    assert [*DDP_COLUMNS, "reason_code"] == sorted(
+        dataclasses.asdict(row), key="reason_code".__eq__
+    )
 
 
 @pytest.mark.parametrize(("ranks_per_gpu", "shared"), [(1, False), (4, True)])
@@ -121,11 +134,31 @@ def test_bucket_sizes_have_three_digits(sizes: list[int], text: str) -> None:
 def test_parts_are_medians_over_launches() -> None:
     """Return medians over launches, the largest memory and all skipped steps."""
     changes = [
-        {"comm_ms": 1.0, "sent_bytes": 1e6, "peak_memory_bytes": 5_000_000, "skipped_steps": 1, "energy_J": None},
-        {"comm_ms": 3.0, "sent_bytes": 3e6, "peak_memory_bytes": 9_000_000, "skipped_steps": 2, "energy_J": 4.0},
-        {"comm_ms": 2.0, "sent_bytes": 2e6, "peak_memory_bytes": None, "skipped_steps": 0, "energy_J": 2.0},
+        {
+            "comm_ms": 1.0,
+            "sent_bytes": 1e6,
+            "peak_memory_bytes": 5_000_000,
+            "skipped_steps": 1,
+            "energy_J": None,
+        },
+        {
+            "comm_ms": 3.0,
+            "sent_bytes": 3e6,
+            "peak_memory_bytes": 9_000_000,
+            "skipped_steps": 2,
+            "energy_J": 4.0,
+        },
+        {
+            "comm_ms": 2.0,
+            "sent_bytes": 2e6,
+            "peak_memory_bytes": None,
+            "skipped_steps": 0,
+            "energy_J": 2.0,
+        },
     ]
-    records = [make_training_record(launch=launch, **change) for launch, change in enumerate(changes)]
+    records = [
+        make_training_record(launch=launch, **change) for launch, change in enumerate(changes)
+    ]
     (row,) = training_rows(records, make_training_info())
     assert (2.0, 2.0, 34.8) == (row.comm_ms, row.sent_MB_per_step, row.dense_MB_per_step)
     assert (9.0, 3, 3.0) == (row.peak_memory_MB, row.skipped_steps, row.energy_J)
@@ -136,23 +169,35 @@ def test_parts_are_medians_over_launches() -> None:
     )
 
 
-@pytest.mark.parametrize(("agree", "expected"), [((True, True), True), ((True, False), False), ((None, None), None)])
-def test_ranks_agree_if_they_do_in_every_launch(agree: tuple[bool | None, ...], expected: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("agree", "expected"), [((True, True), True), ((True, False), False), ((None, None), None)]
+)
+def test_ranks_agree_if_they_do_in_every_launch(
+    agree: tuple[bool | None, ...], expected: bool | None
+) -> None:
     """Report a single launch whose ranks ended with different parameters."""
-    records = [make_training_record(launch=launch, ranks_agree=one) for launch, one in enumerate(agree)]
+    records = [
+        make_training_record(launch=launch, ranks_agree=one) for launch, one in enumerate(agree)
+    ]
     (row,) = training_rows(records, make_training_info())
     assert expected is row.ranks_agree
     assert (expected is False) == ("ranks_differ" in row.flags)
 
 
-# ------------------------------------------------------------------------------------------------ beside no DDP
+# ------------------------------------------------------------------------------------ beside no DDP
 
 
 def test_local_step_is_that_of_the_same_launches() -> None:
     """Compare with the local step in launches that have both."""
-    records = [*make_training_launches([20, 40], FP16), *make_training_launches([10, 16, 99], LOCAL)]
+    records = [
+        *make_training_launches([20, 40], FP16),
+        *make_training_launches([10, 16, 99], LOCAL),
+    ]
     row = rows_of(records)["fp16 default"]
-    assert (13, 13 / 30) == (pytest.approx(row.local_step_ms), pytest.approx(row.scaling_efficiency))
+    assert (13, 13 / 30) == (
+        pytest.approx(row.local_step_ms),
+        pytest.approx(row.scaling_efficiency),
+    )
 
 
 def test_communication_after_the_optimiser_is_exposed() -> None:
@@ -164,7 +209,9 @@ def test_communication_after_the_optimiser_is_exposed() -> None:
 
 
 def test_steps_of_a_period_count_once() -> None:
-    """Judge a launch by its periods: the same mean four times is neither steady nor a narrow interval."""
+    """Judge a launch by its periods: the same mean four times is neither steady nor a narrow
+    interval.
+    """
     means = [20.0, 30.0, 20.5, 29.0, 21.0]
     steps_ms = [mean for mean in means for _ in range(4)]
     record = make_training_record(make_training_case("localsgd:4"), step_ms=1.0)
@@ -195,7 +242,7 @@ def test_local_step_has_the_same_precision_and_accumulation() -> None:
     assert 15 == pytest.approx(row.local_step_ms)
 
 
-# ------------------------------------------------------------------------------------------------------ what failed
+# -------------------------------------------------------------------------------------- what failed
 
 
 @pytest.mark.parametrize("status", ["failed", "hung", "unsupported"])
@@ -204,7 +251,14 @@ def test_configuration_without_result_is_a_row(status: str) -> None:
     broken = make_training_record(FP16, status=status, reason="rank 1 did not answer")
     row = rows_of([*launches_of(20), broken])["fp16 default"]
     assert (status, "rank 1 did not answer") == (row.status, row.reason)
-    figures = (row.step_ms, row.launches, row.speedup, row.loss_first, row.samples_per_s, row.comm_ms)
+    figures = (
+        row.step_ms,
+        row.launches,
+        row.speedup,
+        row.loss_first,
+        row.samples_per_s,
+        row.comm_ms,
+    )
     assert (None,) * len(figures) == figures
     assert ("", "") == (row.verdict, row.flags)
 
@@ -215,7 +269,8 @@ def test_success_after_failure_is_ok() -> None:
     good = make_training_record(FP16, launch=1)
     first = make_training_record(FP16)
     assert ["ok", "failed"] == [
-        rows_of(records)["fp16 default"].status for records in ([first, failed, good], [first, good, failed])
+        rows_of(records)["fp16 default"].status
+        for records in ([first, failed, good], [first, good, failed])
     ]
 
 
@@ -230,14 +285,25 @@ def test_failed_baseline_compares_nothing() -> None:
 def test_speedups_stand_against_fp16_too() -> None:
     """Compare every setting with FP16 in default buckets, by launch, where that was measured."""
     five, topk = make_training_case("fp16", "5"), make_training_case("topk:0.01")
-    records = [*launches_of(20), *launches_of(16, FP16), *launches_of(15, five), *launches_of(8, topk)]
+    records = [
+        *launches_of(20),
+        *launches_of(16, FP16),
+        *launches_of(15, five),
+        *launches_of(8, topk),
+    ]
     rows = rows_of(records)
     fp16, topk_row = rows["fp16 default"], rows["topk default"]
-    assert (1.0, None, None) == (fp16.speedup_fp16, fp16.speedup_fp16_ci_low, fp16.speedup_fp16_ci_high)
+    assert (1.0, None, None) == (
+        fp16.speedup_fp16,
+        fp16.speedup_fp16_ci_low,
+        fp16.speedup_fp16_ci_high,
+    )
     assert (2.0, 2.0, 2.0) == pytest.approx(
         (topk_row.speedup_fp16, topk_row.speedup_fp16_ci_low, topk_row.speedup_fp16_ci_high)
     )
-    assert [0.8, 16 / 15] == pytest.approx([rows["none default"].speedup_fp16, rows["fp16 5"].speedup_fp16])
+    assert [0.8, 16 / 15] == pytest.approx(
+        [rows["none default"].speedup_fp16, rows["fp16 5"].speedup_fp16]
+    )
     failed = make_training_record(FP16, launch=6, status="failed", reason="no memory")
     assert {None} == {row.speedup_fp16 for row in rows_of([*records, failed]).values()}
     without = rows_of([*launches_of(20), *launches_of(15, five)])
@@ -251,7 +317,7 @@ def test_fp16_with_the_same_layout_stands_for_fp16_in_default_buckets() -> None:
     assert [0.8, 1.0, 1.0] == pytest.approx([row.speedup_fp16 for row in rows.values()])
 
 
-# ----------------------------------------------------------------------------------------------- one for several
+# ---------------------------------------------------------------------------------- one for several
 
 
 def same_layout(case: Any, other: Any) -> dict[str, Any]:
@@ -294,7 +360,15 @@ def test_same_layout_does_not_move_the_baseline() -> None:
 
 def test_rows_are_ordered() -> None:
     """Sort the baseline first, then by settings."""
-    names = ["none default", "none 1+5", "none 5", "none 25", "fp16 default", "topk default", "topk 5"]
+    names = [
+        "none default",
+        "none 1+5",
+        "none 5",
+        "none 25",
+        "fp16 default",
+        "topk default",
+        "topk 5",
+    ]
     cases = [
         make_training_case("topk:0.01", "5"),
         make_training_case(cap="25"),
@@ -307,7 +381,7 @@ def test_rows_are_ordered() -> None:
     assert names == list(rows_of([make_training_record(case) for case in cases]))
 
 
-# -------------------------------------------------------------------------------------------------------- warnings
+# ----------------------------------------------------------------------------------------- warnings
 
 
 def test_steady_launches_raise_no_warning() -> None:
@@ -324,7 +398,10 @@ def test_steady_launches_raise_no_warning() -> None:
         ("layout", {"flags": ["layout"]}),
         ("drift", {"step_ms": [20.0] * 10 + [23.0] * 10, "block_lengths": [10, 10]}),
         ("unsteady", {"step_ms": list(np.linspace(20, 30, 20)), "block_lengths": [20]}),
-        ("bimodal", {"step_ms": [20.0, 20.1, 19.9] * 4 + [30.0, 30.1, 29.9] * 3, "block_lengths": [21]}),
+        (
+            "bimodal",
+            {"step_ms": [20.0, 20.1, 19.9] * 4 + [30.0, 30.1, 29.9] * 3, "block_lengths": [21]},
+        ),
     ],
 )
 def test_warnings_are_flagged(flag: str, changes: dict[str, Any]) -> None:
@@ -345,7 +422,9 @@ def test_warnings_are_flagged(flag: str, changes: dict[str, Any]) -> None:
         ("emulated", [20], {"environment": {"emulated": {"rate": "1gbit"}}}),
     ],
 )
-def test_launches_and_conditions_are_flagged(flag: str, steps_ms: list[float], info: dict[str, Any]) -> None:
+def test_launches_and_conditions_are_flagged(
+    flag: str, steps_ms: list[float], info: dict[str, Any]
+) -> None:
     """Flag warnings of launches and of the run's conditions."""
     assert flag in flags_of(make_training_launches(steps_ms), **info)
 
@@ -361,24 +440,35 @@ def test_drift_is_that_of_the_baseline() -> None:
     drifting = {"step_ms": [20.0] * 10 + [23.0] * 10, "block_lengths": [10, 10]}
     base = launches_of(20)
     for drifted, expected in ((2, False), (3, True)):
-        moved = [dataclasses.replace(one, **(drifting if i < drifted else {})) for i, one in enumerate(base)]
+        moved = [
+            dataclasses.replace(one, **(drifting if i < drifted else {}))
+            for i, one in enumerate(base)
+        ]
         rows = rows_of([*moved, *launches_of(15, FP16)])
-        assert expected == ("drift" in rows["fp16 default"].flags) == ("drift" in rows["none default"].flags)
+        assert (
+            expected
+            == ("drift" in rows["fp16 default"].flags)
+            == ("drift" in rows["none default"].flags)
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------- buckets
+# ------------------------------------------------------------------------------------------ buckets
 
 
 def test_buckets_are_medians_over_launches() -> None:
     """Write one line per bucket, in sending order."""
     records = [
         make_training_record(
-            FP16, launch=i, buckets=[make_bucket(done_ms=done), make_bucket(8_000_000, done_ms=2 * done)]
+            FP16,
+            launch=i,
+            buckets=[make_bucket(done_ms=done), make_bucket(8_000_000, done_ms=2 * done)],
         )
         for i, done in enumerate((8.0, 12.0, 10.0))
     ]
     rows = bucket_rows(records, make_training_info())
-    assert [(0, 4_000_000, 10.0), (1, 8_000_000, 20.0)] == [(r.bucket, r.size_bytes, r.done_ms) for r in rows]
+    assert [(0, 4_000_000, 10.0), (1, 8_000_000, 20.0)] == [
+        (r.bucket, r.size_bytes, r.done_ms) for r in rows
+    ]
     assert ("mine", "mlp", "fp16", "default", 2) == (
         rows[0].run_id,
         rows[0].workload,
@@ -390,8 +480,14 @@ def test_buckets_are_medians_over_launches() -> None:
 
 def test_other_buckets_are_left_out() -> None:
     """Use only launches with the usual buckets, of the sweep, with DDP."""
-    usual, other = [make_bucket(done_ms=8.0)], [make_bucket(1, done_ms=1.0), make_bucket(done_ms=9.0)]
-    records = [make_training_record(launch=i, buckets=buckets) for i, buckets in enumerate((usual, other, usual))]
+    usual, other = (
+        [make_bucket(done_ms=8.0)],
+        [make_bucket(1, done_ms=1.0), make_bucket(done_ms=9.0)],
+    )
+    records = [
+        make_training_record(launch=i, buckets=buckets)
+        for i, buckets in enumerate((usual, other, usual))
+    ]
     confirm = make_training_record(make_training_case(phase="confirm"), buckets=other)
     rows = bucket_rows([*records, confirm, make_training_record(LOCAL)], {})
     assert [(0, 8.0)] == [(row.bucket, row.done_ms) for row in rows]
@@ -404,8 +500,13 @@ def test_no_records_give_no_rows() -> None:
 
 def test_rows_survive_the_journey_through_a_file() -> None:
     """Return the same rows after writing and reading."""
-    records = [*launches_of(20, losses=[2.0, 1.0], metric_name="accuracy", metrics=[(2, 0.5)]), *launches_of(10, FP16)]
-    read = [TrainingRecord.from_json(json.loads(json.dumps(record.to_json()))) for record in records]
+    records = [
+        *launches_of(20, losses=[2.0, 1.0], metric_name="accuracy", metrics=[(2, 0.5)]),
+        *launches_of(10, FP16),
+    ]
+    read = [
+        TrainingRecord.from_json(json.loads(json.dumps(record.to_json()))) for record in records
+    ]
     assert training_rows(records, {}) == training_rows(read, {})
 
 

@@ -1,4 +1,6 @@
-"""Tests of variance components, of the visits planned from them, and of the interval over launches of visits."""
+"""Tests of variance components, of the visits planned from them, and of the interval over launches
+of visits.
+"""
 
 import math
 
@@ -8,7 +10,13 @@ from effort import repetitions
 
 from commbench.stats import Floats, student_interval
 from commbench.stats.budgets import BUDGETS
-from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS, Components, components_of, plan_visits
+from commbench.stats.components import (
+    FEWEST_REPETITIONS,
+    FEWEST_VISITS,
+    Components,
+    components_of,
+    plan_visits,
+)
 
 LAUNCHES, VISITS = 6, 8
 NOISES = ("normal", "skewed", "exponential")
@@ -24,7 +32,9 @@ def draw(noise: str, random: np.random.Generator, shape: tuple[int, ...]) -> Flo
     return np.where(disturbed, random.exponential(4.0, shape), 0.5 * random.standard_normal(shape))
 
 
-def launch_values(random: np.random.Generator, noise: str, launch: float, visit: float, count: int) -> Floats:
+def launch_values(
+    random: np.random.Generator, noise: str, launch: float, visit: float, count: int
+) -> Floats:
     """Return the values of ``count`` launches: medians of their visits."""
     shape = (count, VISITS)
     logs = launch * draw(noise, random, (count, 1)) + visit * draw(noise, random, shape)
@@ -47,19 +57,25 @@ def test_the_interval_over_launches_covers(noise: str, launch: float, visit: flo
     assert 0.92 - error <= covered / runs <= 0.98 + error
 
 
-def planted(launch: float, visit: float, repetition: float, launches: int = 60) -> list[list[Floats]]:
+def planted(
+    launch: float, visit: float, repetition: float, launches: int = 60
+) -> list[list[Floats]]:
     """Return times whose logarithms have the given standard deviations per level."""
     random = np.random.default_rng(11)
     return [
         [
-            np.exp(shift + visit * random.standard_normal() + repetition * random.standard_normal(50))
+            np.exp(
+                shift + visit * random.standard_normal() + repetition * random.standard_normal(50)
+            )
             for _ in range(VISITS)
         ]
         for shift in launch * random.standard_normal(launches)
     ]
 
 
-@pytest.mark.parametrize(("launch", "visit", "repetition"), [(0.2, 0.05, 0.1), (0.02, 0.2, 0.1), (0.05, 0.05, 0.4)])
+@pytest.mark.parametrize(
+    ("launch", "visit", "repetition"), [(0.2, 0.05, 0.1), (0.02, 0.2, 0.1), (0.05, 0.05, 0.4)]
+)
 def test_planted_components_are_found(launch: float, visit: float, repetition: float) -> None:
     """Estimate the dominating standard deviation within a quarter, and call no other one larger."""
     estimates = components_of(planted(launch, visit, repetition))
@@ -83,7 +99,9 @@ def plan_of(components: Components, **changes: float) -> tuple[int, int]:
 
 
 def test_repetitions_follow_from_costs_and_components() -> None:
-    """Repeat by the square root of the cost ratio times the component ratio (Kalibera and Jones)."""
+    """Repeat by the square root of the cost ratio times the component ratio (Kalibera and
+    Jones).
+    """
     _, repetitions_made = plan_of(Components(repetition=0.3, visit=0.15, launch=None))
     assert int(math.sqrt(10 * math.pi / 2 * 4)) == repetitions_made
     assert FEWEST_REPETITIONS == plan_of(Components(repetition=0.01, visit=0.3, launch=None))[1]
@@ -94,4 +112,7 @@ def test_visits_follow_from_the_precision_within_the_slice() -> None:
     assert FEWEST_VISITS == plan_of(Components(repetition=0.05, visit=0.005, launch=None))[0]
     visits, repetitions_made = plan_of(Components(repetition=0.1, visit=0.3, launch=None))
     assert visits == min(24, int(0.1 / (0.002 + 0.0002 * repetitions_made)))
-    assert FEWEST_VISITS == plan_of(Components(repetition=0.1, visit=0.3, launch=None), repetition_s=0.05)[0]
+    assert (
+        FEWEST_VISITS
+        == plan_of(Components(repetition=0.1, visit=0.3, launch=None), repetition_s=0.05)[0]
+    )

@@ -8,7 +8,10 @@ from commbench import stats
 from commbench.tuner.effort import exhaustive_steps, launch_advice, measured_steps, steps_of
 from commbench.units import format_duration
 
-ENTRIES = [{"stage": "confirm", "status": "ok", "seconds": 10.0}, {"stage": "sweep", "status": "ok", "seconds": 99.0}]
+ENTRIES = [
+    {"stage": "confirm", "status": "ok", "seconds": 10.0},
+    {"stage": "sweep", "status": "ok", "seconds": 99.0},
+]
 
 
 def test_steps_count_all_blocks() -> None:
@@ -21,13 +24,17 @@ def test_steps_count_all_blocks() -> None:
 def test_a_full_sweep_makes_a_block_of_each_in_every_launch_and_two_that_watch_for_drift() -> None:
     """Count blocks by the run's cases and launches, or by stated ones."""
     records = [
-        make_training_record(make_training_case(cap=cap), launch=launch, block_steps=9, block_lengths=[6] * blocks)
+        make_training_record(
+            make_training_case(cap=cap), launch=launch, block_steps=9, block_lengths=[6] * blocks
+        )
         for cap, blocks in (("default", 3), ("5", 1))
         for launch in range(4)
     ]
     assert (2 + 2) * 4 * 9 == exhaustive_steps(records, {})
     assert (3 + 2) * 4 * 9 == exhaustive_steps(records, {"same_layout": {"a": "b"}})
-    assert (36 + 2) * 6 * 9 == exhaustive_steps(records, {"exhaustive_cases": 36, "exhaustive_launches": 6})
+    assert (36 + 2) * 6 * 9 == exhaustive_steps(
+        records, {"exhaustive_cases": 36, "exhaustive_launches": 6}
+    )
     assert 0 == exhaustive_steps([], {})
 
 
@@ -35,7 +42,9 @@ def test_so_many_launches_would_decide() -> None:
     """Name launches that decide most cases, their time, and the command."""
     ratios = [0.97, 1.03, 0.99, 1.01, 1.02, 0.98]
     sentence = launch_advice(ratios, 0.02, ENTRIES)
-    low, more = (int(number) for number in sentence.removeprefix("About ").split(" more")[0].split(" to "))
+    low, more = (
+        int(number) for number in sentence.removeprefix("About ").split(" more")[0].split(" to ")
+    )
     assert 0 < low < more
     assert f"--confirm-launches {6 + more}" in sentence
     assert f" to {format_duration(10 * more)}, would" in sentence
@@ -53,7 +62,8 @@ def test_another_level_takes_more_launches() -> None:
     """Name more launches at a higher level, and at least what an interval needs."""
     ratios = [0.98, 1.015, 0.99, 1.01]
     numbers = [
-        int(launch_advice(ratios, 0.02, [], level=level).split("launches ")[-1].split()[0]) for level in (0.95, 0.975)
+        int(launch_advice(ratios, 0.02, [], level=level).split("launches ")[-1].split()[0])
+        for level in (0.95, 0.975)
     ]
     assert numbers[0] < numbers[1]
     sure = [1.5, 1.51, 1.49]
@@ -64,7 +74,9 @@ def test_another_level_takes_more_launches() -> None:
 def test_a_noisy_machine_is_named() -> None:
     """Name no launches if hundreds are needed, also for a gain near the margin."""
     for shift in (1.0, 1.02, 1.05):
-        sentence = launch_advice([shift * ratio for ratio in (0.05, 0.4, 1.0, 2.5, 19.8)], 0.02, ENTRIES)
+        sentence = launch_advice(
+            [shift * ratio for ratio in (0.05, 0.4, 1.0, 2.5, 19.8)], 0.02, ENTRIES
+        )
         assert "quieter machine" in sentence
         assert "hardly" not in sentence
 

@@ -17,16 +17,27 @@ DIFFERENT = {Verdict.SLOWER, Verdict.FASTER}
 
 
 def make_runs(
-    generator: np.random.Generator, counts: Sequence[int], *, between: float, within: float, shared: float = 0.0
+    generator: np.random.Generator,
+    counts: Sequence[int],
+    *,
+    between: float,
+    within: float,
+    shared: float = 0.0,
 ) -> list[Floats]:
     """Return launches of several runs with given spreads between runs and between launches."""
     return [
-        np.exp(shared + between * generator.standard_normal() + within * generator.standard_normal(count))
+        np.exp(
+            shared
+            + between * generator.standard_normal()
+            + within * generator.standard_normal(count)
+        )
         for count in counts
     ]
 
 
-def equal_case(generator: np.random.Generator, count: int, *, between: float, within: float = 0.01) -> list[Floats]:
+def equal_case(
+    generator: np.random.Generator, count: int, *, between: float, within: float = 0.01
+) -> list[Floats]:
     """Return ``count`` baselines and an equal run."""
     return make_runs(generator, [LAUNCHES] * (count + 1), between=between, within=within)
 
@@ -74,11 +85,15 @@ def test_the_interval_is_one_of_prediction() -> None:
     assert pytest.approx(4.303 * error, rel=1e-3) == math.log(interval.high / ratio.ratio)
     assert pytest.approx(4.303 * error, rel=1e-3) == math.log(ratio.ratio / interval.low)
     t = math.log(1.21) / error
-    assert pytest.approx(1 - t / math.sqrt(2 + t * t)) == ratio.p_value  # Student's t with 2 degrees of freedom
+    assert (
+        pytest.approx(1 - t / math.sqrt(2 + t * t)) == ratio.p_value
+    )  # Student's t with 2 degrees of freedom
 
 
 def test_runs_that_agree_by_chance_are_not_taken_for_steady() -> None:
-    """Keep at least the variance that launches explain, and the judged run's own if it has fewer."""
+    """Keep at least the variance that launches explain, and the judged run's own if it has
+    fewer.
+    """
     noisy = np.asarray([0.9, 0.95, 1.0, 1.05, 1.1, 1.0])
     alike = RunRatio(runs=[noisy, noisy], b=noisy)
     assert 0.0 == alike.state_spread
@@ -119,15 +134,22 @@ def test_intervals_cover(count: int, between: float) -> None:
 def test_equal_runs_are_rarely_called_different(count: int, between: float) -> None:
     """Judge any of 40 equal cases different in at most 5 % of comparisons."""
     generator = np.random.default_rng((count, round(1e4 * between), 1))
-    families = [[equal_case(generator, count, between=between) for _ in range(CASES)] for _ in range(repetitions(60))]
-    assert np.mean([count_different(compared(family)) > 0 for family in families]) <= 0.05 + slack(0.05, 60)
+    families = [
+        [equal_case(generator, count, between=between) for _ in range(CASES)]
+        for _ in range(repetitions(60))
+    ]
+    assert np.mean([count_different(compared(family)) > 0 for family in families]) <= 0.05 + slack(
+        0.05, 60
+    )
 
 
 @pytest.mark.parametrize("count", [3, 5])
 def test_equal_runs_of_two_modes_are_rarely_called_different(count: int) -> None:
     """Judge few equal cases different if launches are bimodal."""
     generator = np.random.default_rng((count, 2))
-    families = [[bimodal_case(generator, count) for _ in range(CASES)] for _ in range(repetitions(20))]
+    families = [
+        [bimodal_case(generator, count) for _ in range(CASES)] for _ in range(repetitions(20))
+    ]
     assert 1 >= sum(count_different(compared(family)) > 0 for family in families)
 
 
@@ -138,7 +160,11 @@ def test_a_state_common_to_all_cases_is_rarely_called_different() -> None:
     for _ in range(families):
         states = 0.04 * generator.standard_normal(6)
         family = [
-            [run for state in states for run in make_runs(generator, [LAUNCHES], between=0, within=0.01, shared=state)]
+            [
+                run
+                for state in states
+                for run in make_runs(generator, [LAUNCHES], between=0, within=0.01, shared=state)
+            ]
             for _case in range(CASES)
         ]
         different += count_different(compared(family)) > 0
@@ -150,7 +176,10 @@ def test_pooling_the_launches_of_runs_would_be_wrong() -> None:
     generator = np.random.default_rng(5)
     runs = repetitions(30)
     families = [[equal_case(generator, 5, between=0.04) for _ in range(8)] for _ in range(runs)]
-    pooled, separate = (sum(count_different(compared(f, as_one=as_one)) for f in families) for as_one in (True, False))
+    pooled, separate = (
+        sum(count_different(compared(f, as_one=as_one)) for f in families)
+        for as_one in (True, False)
+    )
     assert pooled > 0.25 * runs * 8
     assert separate <= 0.02 * runs * 8
 
@@ -159,7 +188,9 @@ def test_runs_of_unlike_size_are_compared() -> None:
     """Judge at most 5 % (7 of few) of equal cases wrongly if runs have one launch each."""
     generator = np.random.default_rng(8)
     for counts in ([1, 1, 6], [1, 1, 1, 1, 1, 6], [10, 1, 10, 3, 10], [10, 10, 10, 10, 2]):
-        cases = [make_runs(generator, counts, between=0.02, within=0.02) for _ in range(repetitions(300))]
+        cases = [
+            make_runs(generator, counts, between=0.02, within=0.02) for _ in range(repetitions(300))
+        ]
         assert np.mean([misses(compared([case])[0]) for case in cases]) <= 0.07 + slack(0.07, 300)
 
 
@@ -182,8 +213,12 @@ def test_detectable_is_found_four_times_in_five(count: int) -> None:
     """Detect a slowdown of the stated detectable size in 60 to 95 % of comparisons."""
     generator = np.random.default_rng((count, 9))
     runs = repetitions(60)
-    families = [[equal_case(generator, count, between=0.02) for _ in range(10)] for _ in range(runs)]
-    size = float(np.median([comparison.detectable for family in families for comparison in compared(family)]))
+    families = [
+        [equal_case(generator, count, between=0.02) for _ in range(10)] for _ in range(runs)
+    ]
+    size = float(
+        np.median([comparison.detectable for family in families for comparison in compared(family)])
+    )
     detections = 0
     for family in families:
         family[0][-1] = (1 + size) * family[0][-1]
@@ -196,7 +231,10 @@ def test_what_two_runs_cannot_show_is_not_detectable() -> None:
     generator = np.random.default_rng(10)
     comparisons = compared([equal_case(generator, 2, between=0.05) for _ in range(100)])
     assert math.inf in {comparison.detectable for comparison in comparisons}
-    assert all(comparison.detectable < 100 or math.isinf(comparison.detectable) for comparison in comparisons)
+    assert all(
+        comparison.detectable < 100 or math.isinf(comparison.detectable)
+        for comparison in comparisons
+    )
 
 
 def test_more_launches_do_not_reduce_the_variance_between_runs() -> None:
@@ -212,5 +250,7 @@ def test_more_launches_do_not_reduce_the_variance_between_runs() -> None:
 def test_one_run_is_as_without_runs() -> None:
     """Compare a single baseline as without hierarchy."""
     generator = np.random.default_rng(7)
-    pairs = [(np.exp(0.01 * generator.standard_normal(8)), np.exp(0.01 * generator.standard_normal(8)))] * 2
+    pairs = [
+        (np.exp(0.01 * generator.standard_normal(8)), np.exp(0.01 * generator.standard_normal(8)))
+    ] * 2
     assert compare_family(pairs) == compare_family(pairs, runs=[[8], [8]])

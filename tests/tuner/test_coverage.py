@@ -21,11 +21,16 @@ def sizes(cases: list[Case]) -> dict[tuple[str, str | None], list[int]]:
 def test_each_hook_has_its_collectives_from_small_buckets_to_the_whole_model() -> None:
     """Time each hook's messages for buckets from a few KiB to 40 MiB, by factors of 4."""
     sizes_by_key = sizes(network_cases(["fp16", "topk:0.01"], make_facts(40, 1.0), 2, "gloo"))
-    assert {("all_reduce", "float32"), ("all_reduce", "float16"), ("all_gather", "float32")} == set(sizes_by_key)
+    assert {("all_reduce", "float32"), ("all_reduce", "float16"), ("all_gather", "float32")} == set(
+        sizes_by_key
+    )
     whole = sizes_by_key["all_reduce", "float32"]
     assert 40 << 20 == max(whole)
     assert min(whole) <= 4096
-    assert all(3.9 <= large / small <= 4.2 for small, large in zip(sorted(whole), sorted(whole)[1:], strict=False))
+    assert all(
+        3.9 <= large / small <= 4.2
+        for small, large in zip(sorted(whole), sorted(whole)[1:], strict=False)
+    )
     assert len(whole) == len(sizes_by_key["all_reduce", "float16"])
     assert 2 * max(sizes_by_key["all_reduce", "float16"]) == max(whole)
 
@@ -37,7 +42,12 @@ def test_no_hook_is_always_timed() -> None:
 
 def test_hooks_that_look_at_tensors_are_timed_too() -> None:
     """Treat a bucket as one square matrix for hooks that depend on shapes."""
-    for hook in ("powersgd:2", "topk:0.01:scope=parameter", "topk:0.01:dense_below=64", "randomk:0.01"):
+    for hook in (
+        "powersgd:2",
+        "topk:0.01:scope=parameter",
+        "topk:0.01:dense_below=64",
+        "randomk:0.01",
+    ):
         assert len(network_cases([hook], make_facts(), 2, "gloo")) > 8
 
 
@@ -58,7 +68,9 @@ def test_each_type_of_parameters_is_timed() -> None:
 
 
 @pytest.mark.parametrize(("parameters", "mib"), [(1, 4 / 2**20), (1, 0.001), (4, 0.004), (40, 1.0)])
-@pytest.mark.parametrize("hook", ["fp16", "topk:0.01", "topk:0.00001", "powersgd:2", "randomk:0.01"])
+@pytest.mark.parametrize(
+    "hook", ["fp16", "topk:0.01", "topk:0.00001", "powersgd:2", "randomk:0.01"]
+)
 def test_every_curve_can_be_fitted(parameters: int, mib: float, hook: str) -> None:
     """Time at least three sizes, also for a tiny model."""
     sizes_by_key = sizes(network_cases([hook], make_facts(parameters, mib), 3, "gloo"))
@@ -68,7 +80,9 @@ def test_every_curve_can_be_fitted(parameters: int, mib: float, hook: str) -> No
 @pytest.mark.parametrize(("backend", "carrier"), [("gloo", "gloo"), ("nccl", "torch-nccl")])
 def test_the_network_is_timed_as_ddp_uses_it(backend: str, carrier: str) -> None:
     """Time NCCL through torch."""
-    assert {carrier} == {case.backend for case in network_cases(["topk:0.01"], make_facts(), 2, backend)}
+    assert {carrier} == {
+        case.backend for case in network_cases(["topk:0.01"], make_facts(), 2, backend)
+    }
 
 
 def test_huge_models() -> None:

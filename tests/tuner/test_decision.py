@@ -10,29 +10,46 @@ import numpy as np
 import pytest
 from deciding import BASE, FIVE, FP16, TOPK, confirmed, decide, fresh, sweep
 from effort import repetitions, slack
-from training_builders import launches_of, make_training_case, make_training_launches, make_training_record
+from training_builders import (
+    launches_of,
+    make_training_case,
+    make_training_launches,
+    make_training_record,
+)
 
 from commbench.ddp.plan.cases import TrainingCase, schedule
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.results.recommendation import Recommendation, effect_of, headline, paragraph, snippets
+from commbench.results.recommendation import (
+    Recommendation,
+    effect_of,
+    headline,
+    paragraph,
+    snippets,
+)
 from commbench.tuner.decision import candidates, recommend
 from commbench.tuner.learning import withheld
 from commbench.tuner.snippet import keep_snippet, snippet_of
 
-# ------------------------------------------------------------------------------------------------ what to confirm
+# ---------------------------------------------------------------------------------- what to confirm
 
 
 def test_fastest_of_each_effect_on_learning_are_confirmed() -> None:
-    """Confirm the baseline and the fastest without effect, in half precision and of all, if each is faster."""
+    """Confirm the baseline and the fastest without effect, in half precision and of all, if each is
+    faster.
+    """
     chosen = candidates(sweep(five=18, fp16=17, topk=12), {})
     assert [confirmed(BASE), confirmed(FIVE), confirmed(FP16), confirmed(TOPK)] == chosen
-    assert [confirmed(BASE), confirmed(FIVE), confirmed(TOPK)] == candidates(sweep(five=18, fp16=19, topk=12), {})
+    assert [confirmed(BASE), confirmed(FIVE), confirmed(TOPK)] == candidates(
+        sweep(five=18, fp16=19, topk=12), {}
+    )
 
 
 def test_a_setting_that_may_be_recommended_is_always_confirmed() -> None:
     """Confirm the fastest allowed setting although it is slower than the default."""
     records = sweep(five=21, fp16=22, topk=12)
-    assert [confirmed(BASE), confirmed(TOPK), confirmed(FIVE)] == candidates(records, {"named_hooks": []})
+    assert [confirmed(BASE), confirmed(TOPK), confirmed(FIVE)] == candidates(
+        records, {"named_hooks": []}
+    )
 
 
 def test_one_case_is_confirmed_once() -> None:
@@ -69,7 +86,9 @@ def test_broken_cases_never_win(changes: dict[str, Any]) -> None:
     records = [make_training_record(BASE, **good), make_training_record(FP16, step_ms=19, **good)]
     broken = make_training_record(TOPK, **{"step_ms": 5, **good, **changes})
     assert [confirmed(BASE), confirmed(FP16)] == candidates([*records, broken], {})
-    assert confirmed(TOPK) in candidates([*records, make_training_record(TOPK, step_ms=5, **good)], {})
+    assert confirmed(TOPK) in candidates(
+        [*records, make_training_record(TOPK, step_ms=5, **good)], {}
+    )
 
 
 @pytest.mark.parametrize(("limit", "wins"), [(None, True), (0.2, True), (0.05, False)])
@@ -104,7 +123,7 @@ def test_nothing_to_confirm_without_a_baseline() -> None:
     assert [] == candidates([], {})
 
 
-# ------------------------------------------------------------------------------------- what may be recommended
+# -------------------------------------------------------------------------- what may be recommended
 
 
 @pytest.mark.parametrize(
@@ -122,18 +141,24 @@ def test_nothing_to_confirm_without_a_baseline() -> None:
 def test_hooks_need_a_name_and_lossy_ones_a_proof(
     named: list[str] | None, info: dict[str, Any], expected: tuple[str, str]
 ) -> None:
-    """Withhold FP16 unless it is named, and top-k unless it is named and its accuracy shown or its loss accepted."""
+    """Withhold FP16 unless it is named, and top-k unless it is named and its accuracy shown or its
+    loss accepted.
+    """
     entries = {**info, "named_hooks": named}
     assert expected == tuple(withheld(case, BASE, entries) for case in (FP16, TOPK))
     assert "" == withheld(FIVE, BASE, entries)
 
 
 def test_local_sgd_needs_a_name_and_a_proof() -> None:
-    """Treat an exchange of parameters as lossy: never safe, and a change only by name and with a proof or a waiver."""
+    """Treat an exchange of parameters as lossy: never safe, and a change only by name and with a
+    proof or a waiver.
+    """
     local = make_training_case("localsgd:8")
     records = fresh((FIVE, 16), (local, 10))
     entries: list[dict[str, Any]] = [{}, {"accepts_loss": True}, {"max_accuracy_loss": 0.1}]
-    assert ["unproven", "", ""] == [withheld(local, BASE, {"named_hooks": ["localsgd:8"], **each}) for each in entries]
+    assert ["unproven", "", ""] == [
+        withheld(local, BASE, {"named_hooks": ["localsgd:8"], **each}) for each in entries
+    ]
     assert "unnamed" == withheld(local, BASE, {"named_hooks": ["localsgd:4"], "accepts_loss": True})
     kept_back = decide(records, named_hooks=["localsgd:8"], accepts_loss=False)
     allowed = decide(records, named_hooks=["localsgd:8"], accepts_loss=True)
@@ -151,7 +176,9 @@ def test_precision_and_accumulation_are_only_measured_where_they_are_named() -> 
 
 
 def test_a_withheld_setting_does_not_decide() -> None:
-    """Recommend the safe setting, and state what FP16 and top-k gain and what it takes to have them recommended."""
+    """Recommend the safe setting, and state what FP16 and top-k gain and what it takes to have them
+    recommended.
+    """
     records = [*sweep(five=16, fp16=14, topk=10), *fresh((FIVE, 16), (FP16, 14), (TOPK, 10))]
     recommendation = decide(records, named_hooks=["topk:0.01"], accepts_loss=False)
     assert ("change", "none", "5") == (
@@ -168,12 +195,14 @@ def test_a_withheld_setting_does_not_decide() -> None:
     assert (20 / 14, 2.0, 1.4) == pytest.approx((half.speedup, lossy.speedup, lossy.speedup_half))
     text = paragraph(recommendation)
     assert (
-        "In half precision the fastest is fp16 with default buckets, 1.429 times as fast as the default "
-        "[1.429, 1.429]. It is not recommended unless you name it by --hook or --allow." in text
+        "In half precision the fastest is fp16 with default buckets, 1.429 times as fast as the"
+        " default [1.429, 1.429]. It is not recommended unless you name it by --hook or --allow."
+        in text
     )
     assert (
-        "topk:0.01 with 5 MiB buckets ran 1.400 times as fast as fp16 with default buckets [1.400, 1.400]. "
-        "It is not recommended unless you give --max-accuracy-loss or --accept-loss." in text
+        "topk:0.01 with 5 MiB buckets ran 1.400 times as fast as fp16 with default buckets [1.400,"
+        " 1.400]. It is not recommended unless you give --max-accuracy-loss or --accept-loss."
+        in text
     )
     assert "What this does to learning was not measured" in text
 
@@ -183,19 +212,27 @@ def test_each_allowed_effect_has_its_lines_to_paste() -> None:
     records = [*sweep(five=16, fp16=14, topk=10), *fresh((FIVE, 16), (FP16, 14), (TOPK, 10))]
     recommendation = decide(records, named_hooks=["fp16", "topk:0.01"], accepts_loss=True)
     assert ("change", "topk") == (recommendation.verdict, recommendation.best.hook)
-    assert [snippet_of(FIVE), snippet_of(FP16), snippet_of(TOPK)] == [text for _, text in snippets(recommendation)]
-    assert Recommendation.from_json(json.loads(json.dumps(recommendation.to_json()))) == recommendation
+    assert [snippet_of(FIVE), snippet_of(FP16), snippet_of(TOPK)] == [
+        text for _, text in snippets(recommendation)
+    ]
+    assert (
+        Recommendation.from_json(json.loads(json.dumps(recommendation.to_json()))) == recommendation
+    )
 
 
 def test_the_default_is_kept_if_nothing_may_be_recommended() -> None:
     """Keep the default if all alternatives are withheld, and say so."""
     recommendation = decide([*sweep(topk=10), *fresh((TOPK, 10))], named_hooks=[])
-    assert ("keep", "none", 6) == (recommendation.verdict, recommendation.best.hook, recommendation.launches)
+    assert ("keep", "none", 6) == (
+        recommendation.verdict,
+        recommendation.best.hook,
+        recommendation.launches,
+    )
     assert "none may be recommended" in recommendation.reason
     assert keep_snippet() == recommendation.snippet
 
 
-# -------------------------------------------------------------------------------------------------- the decision
+# ------------------------------------------------------------------------------------- the decision
 
 
 def test_clear_gain_is_a_change() -> None:
@@ -207,7 +244,10 @@ def test_clear_gain_is_a_change() -> None:
         recommendation.workload,
         recommendation.world_size,
     )
-    assert (1.25, (1.25, 1.25)) == (pytest.approx(recommendation.speedup), pytest.approx(recommendation.speedup_ci))
+    assert (1.25, (1.25, 1.25)) == (
+        pytest.approx(recommendation.speedup),
+        pytest.approx(recommendation.speedup_ci),
+    )
     assert ("5", "none", 16) == (
         recommendation.best.bucket_cap_mb,
         recommendation.best.hook,
@@ -215,7 +255,10 @@ def test_clear_gain_is_a_change() -> None:
     )
     assert recommendation.best == recommendation.best_uncompressed
     assert 20 == pytest.approx(recommendation.baseline.step_ms, rel=1e-2)
-    assert "In 6 fresh launches 5 MiB buckets ran 1.250 times as fast as the default" in recommendation.reason
+    assert (
+        "In 6 fresh launches 5 MiB buckets ran 1.250 times as fast as the default"
+        in recommendation.reason
+    )
     assert snippet_of(FIVE) == recommendation.snippet
 
 
@@ -233,7 +276,9 @@ def test_no_gain_keeps_the_default(step_ms: float, best: str) -> None:
 
 def test_wide_interval_is_inconclusive() -> None:
     """Return inconclusive if a gain is neither shown nor excluded."""
-    slow = make_training_launches([20 * factor for factor in (0.9, 0.92, 0.95, 0.99, 1.02, 1.05)], confirmed(FIVE))
+    slow = make_training_launches(
+        [20 * factor for factor in (0.9, 0.92, 0.95, 0.99, 1.02, 1.05)], confirmed(FIVE)
+    )
     recommendation = decide([*sweep(five=19), *fresh(), *slow])
     assert "inconclusive" == recommendation.verdict
     assert "neither shows nor excludes" in recommendation.reason
@@ -256,7 +301,10 @@ def test_nothing_is_decided_without_fresh_launches() -> None:
         recommendation.speedup_ci,
         recommendation.launches,
     )
-    assert ("topk", "5") == (recommendation.best.hook, recommendation.best_uncompressed.bucket_cap_mb)
+    assert ("topk", "5") == (
+        recommendation.best.hook,
+        recommendation.best_uncompressed.bucket_cap_mb,
+    )
     assert 10 == pytest.approx(recommendation.best.step_ms, rel=1e-2)
     assert "not measured again" in recommendation.reason
     assert keep_snippet() == recommendation.snippet
@@ -264,7 +312,10 @@ def test_nothing_is_decided_without_fresh_launches() -> None:
 
 def test_one_fresh_launch_decides_nothing() -> None:
     """Claim no speedup from one launch."""
-    records = [make_training_record(confirmed(BASE)), make_training_record(confirmed(FIVE), step_ms=10)]
+    records = [
+        make_training_record(confirmed(BASE)),
+        make_training_record(confirmed(FIVE), step_ms=10),
+    ]
     recommendation = decide([*sweep(five=10), *records])
     assert ("inconclusive", None) == (recommendation.verdict, recommendation.speedup_ci)
     assert "1 launch only" in recommendation.reason
@@ -279,7 +330,11 @@ def test_two_launches_after_a_first_look_have_an_interval() -> None:
         for case, step_ms in ((BASE, 20.0), (FIVE, 20.0 / ratio))
     ]
     recommendation = decide([*sweep(five=19), *records], first_look=4)
-    assert ("change", 0.975, 6) == (recommendation.verdict, recommendation.level, recommendation.launches)
+    assert ("change", 0.975, 6) == (
+        recommendation.verdict,
+        recommendation.level,
+        recommendation.launches,
+    )
     assert recommendation.reason.startswith("In 6 fresh launches ")
     assert any("only 6 fresh launches" in warning for warning in recommendation.warnings)
 
@@ -301,10 +356,19 @@ def test_two_alternatives_are_judged_as_seldom_wrongly_as_one() -> None:
 def test_planned_launches_come_before_further_ones() -> None:
     """Propose further launches only after all planned ones."""
     pair = [([20.0] * 3, confirmed(BASE)), ([18.0, 21.0, 19.0], confirmed(FIVE))]
-    records = [*sweep(five=19), *(record for steps, case in pair for record in make_training_launches(steps, case))]
-    assert "more fresh launches" in decide(records).launch_advice or "quieter" in decide(records).launch_advice
+    records = [
+        *sweep(five=19),
+        *(record for steps, case in pair for record in make_training_launches(steps, case)),
+    ]
+    assert (
+        "more fresh launches" in decide(records).launch_advice
+        or "quieter" in decide(records).launch_advice
+    )
     for waiting in ({"first_look": 4}, {"status": "partial"}):
-        assert ("inconclusive", "") == (decide(records, **waiting).verdict, decide(records, **waiting).launch_advice)
+        assert ("inconclusive", "") == (
+            decide(records, **waiting).verdict,
+            decide(records, **waiting).launch_advice,
+        )
 
 
 def test_nothing_trained_recommends_nothing() -> None:
@@ -316,10 +380,16 @@ def test_nothing_trained_recommends_nothing() -> None:
 def test_default_alone_decides_nothing() -> None:
     """Return inconclusive if only the default succeeded."""
     alone = decide(sweep())
-    assert ("inconclusive", "default", ()) == (alone.verdict, alone.best.bucket_cap_mb, alone.alternatives)
+    assert ("inconclusive", "default", ()) == (
+        alone.verdict,
+        alone.best.bucket_cap_mb,
+        alone.alternatives,
+    )
     broken = make_training_record(confirmed(TOPK), status="hung", reason="Rank 1 stopped.")
     recommendation = decide([*sweep(topk=10), *fresh(), broken])
-    assert "No alternative to the default was measured well (Rank 1 stopped)." == recommendation.reason
+    assert (
+        "No alternative to the default was measured well (Rank 1 stopped)." == recommendation.reason
+    )
 
 
 def test_failed_default_decides_nothing() -> None:
@@ -331,8 +401,14 @@ def test_failed_default_decides_nothing() -> None:
         recommendation.baseline.step_ms,
         recommendation.speedup,
     )
-    assert "The default did not train, so nothing can be compared with it: No memory." == recommendation.reason
-    assert ("", "mlp on 2 ranks: nothing can be recommended.") == (recommendation.snippet, headline(recommendation))
+    assert (
+        "The default did not train, so nothing can be compared with it: No memory."
+        == recommendation.reason
+    )
+    assert ("", "mlp on 2 ranks: nothing can be recommended.") == (
+        recommendation.snippet,
+        headline(recommendation),
+    )
 
 
 def test_faster_of_two_sure_gains_is_best() -> None:
@@ -374,23 +450,33 @@ def test_steps_are_counted() -> None:
     records = [*sweep(five=18, fp16=19), *fresh((FIVE, 18)), *launches_of(5, BASE.local())]
     recommendation = decide(records)
     of_one = 3 * 22  # each of three launches has two further blocks of the default
-    assert ((9 + 12) * 22, 5 * of_one) == (recommendation.measured_steps, recommendation.exhaustive_steps)
+    assert ((9 + 12) * 22, 5 * of_one) == (
+        recommendation.measured_steps,
+        recommendation.exhaustive_steps,
+    )
     assert 5 * 2 * 22 == decide(records, exhaustive_launches=2).exhaustive_steps
     copies = {make_training_case(cap=cap).key: FIVE.key for cap in ("6", "7")}
     assert 7 * of_one == decide(records, same_layout=copies).exhaustive_steps
     assert 42 * of_one == decide(records, exhaustive_cases=40).exhaustive_steps
 
 
-# --------------------------------------------------------------------------------------------------- honest numbers
+# ----------------------------------------------------------------------------------- honest numbers
 
 
 def simulate(
-    gains: Sequence[float], seed: int, *, hooks: Sequence[str] = (), own: float = 0.015, restless: float = 1.0
+    gains: Sequence[float],
+    seed: int,
+    *,
+    hooks: Sequence[str] = (),
+    own: float = 0.015,
+    restless: float = 1.0,
 ) -> Recommendation:
-    """Return the recommendation of a simulated quick run: 3 launches of a sweep, 6 of 2 blocks for confirmation.
+    """Return the recommendation of a simulated quick run: 3 launches of a sweep, 6 of 2 blocks for
+    confirmation.
 
-    Noise: 4 % between launches, ``own`` between configurations of a launch, 4 % between steps, of which 3 % are
-    disturbed, and a drift of about 6 % within a launch. ``restless`` scales the noise within a launch.
+    Noise: 4 % between launches, ``own`` between configurations of a launch, 4 % between steps, of
+    which 3 % are disturbed, and a drift of about 6 % within a launch. ``restless`` scales the noise
+    within a launch.
     """
     generator = np.random.default_rng(seed)
     cases = [
@@ -399,9 +485,18 @@ def simulate(
     ]
     gains_by_case = dict(zip(cases, gains, strict=True))
     noise = {"own": own, "restless": restless, "generator": generator}
-    records = [record for launch in range(3) for record in _launch(gains_by_case, launch, blocks=1, **noise)]
-    fresh = {chosen: gains_by_case[dataclasses.replace(chosen, phase="sweep")] for chosen in candidates(records, {})}
-    records += [record for launch in range(6) for record in _launch(fresh, launch, blocks=2, **noise)]
+    records = [
+        record
+        for launch in range(3)
+        for record in _launch(gains_by_case, launch, blocks=1, **noise)
+    ]
+    fresh = {
+        chosen: gains_by_case[dataclasses.replace(chosen, phase="sweep")]
+        for chosen in candidates(records, {})
+    }
+    records += [
+        record for launch in range(6) for record in _launch(fresh, launch, blocks=2, **noise)
+    ]
     return decide(records)
 
 
@@ -426,7 +521,9 @@ def _launch(
         times *= 30 * shared * ours[index] * drift[position] / gains[cases[index]]
         steps[cases[index]] += times.tolist()
     return [
-        TrainingRecord(case=case, launch=launch, step_ms=times, block_lengths=[20] * (len(times) // 20))
+        TrainingRecord(
+            case=case, launch=launch, step_ms=times, block_lengths=[20] * (len(times) // 20)
+        )
         for case, times in steps.items()
     ]
 
@@ -435,13 +532,18 @@ def _launch(
 @pytest.mark.parametrize("own", [0.005, 0.04])
 def test_twelve_equals_call_for_no_change(own: float, hooks: list[str]) -> None:
     """Recommend a change among twelve equal settings in at most 5 % of runs."""
-    verdicts = Counter(simulate([1.0] * 12, seed, own=own, hooks=hooks).verdict for seed in range(repetitions(100)))
+    verdicts = Counter(
+        simulate([1.0] * 12, seed, own=own, hooks=hooks).verdict for seed in range(repetitions(100))
+    )
     assert repetitions(100) * (0.05 + slack(0.05, 100)) >= verdicts["change"]
 
 
 def test_equals_are_shown_on_a_quiet_machine() -> None:
     """Show that the default is as good on a quiet machine."""
-    verdicts = Counter(simulate([1.0] * 12, seed, own=0.005, restless=0.3).verdict for seed in range(repetitions(40)))
+    verdicts = Counter(
+        simulate([1.0] * 12, seed, own=0.005, restless=0.3).verdict
+        for seed in range(repetitions(40))
+    )
     assert repetitions(40) * (0.5 - slack(0.5, 40)) <= verdicts["keep"]
 
 

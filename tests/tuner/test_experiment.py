@@ -1,4 +1,6 @@
-"""Tests of the experiment of a live tuning on simulated machines: error rates, power, and length."""
+"""Tests of the experiment of a live tuning on simulated machines: error rates, power, and
+length.
+"""
 
 import dataclasses
 import math
@@ -17,7 +19,14 @@ from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.results.trained import speedup_of_rounds
 from commbench.stats import MARGIN, Interval, fewest_launches, median
 from commbench.tuner.decision import LIVE_LOOKS, live_level_of, recommend
-from commbench.tuner.experiment import FEWEST_STEPS, FIRST_STEPS, MOST_TRIES, UNTIMED, Block, Experiment
+from commbench.tuner.experiment import (
+    FEWEST_STEPS,
+    FIRST_STEPS,
+    MOST_TRIES,
+    UNTIMED,
+    Block,
+    Experiment,
+)
 
 #: Steps of a simulated training.
 STEPS = 20_000
@@ -42,7 +51,9 @@ class Noise:
         """Return the factor on each step of a training."""
         generator = np.random.default_rng(seed)
         logs = self.spread * generator.standard_normal(STEPS)
-        logs += self.drift * np.sin(2 * np.pi * (np.arange(STEPS) / generator.uniform(300, 1500) + generator.random()))
+        logs += self.drift * np.sin(
+            2 * np.pi * (np.arange(STEPS) / generator.uniform(300, 1500) + generator.random())
+        )
         logs += self.state * (np.cumsum(generator.random(STEPS) < 1 / self.lasting) % 2)
         logs += (generator.random(STEPS) < self.stalls) * np.log(generator.uniform(2, 10, STEPS))
         return np.exp(logs).tolist()
@@ -78,13 +89,18 @@ class Tuning:
     def intervals(self) -> dict[int, Interval | None]:
         """Return the interval of each finalist's speedup."""
         return {
-            setting: speedup_of_rounds(speedups, self.level).interval for setting, speedups in self.speedups.items()
+            setting: speedup_of_rounds(speedups, self.level).interval
+            for setting, speedups in self.speedups.items()
         }
 
     @property
     def faster(self) -> list[int]:
         """Return the finalists that call for a change."""
-        return [setting for setting, interval in self.intervals.items() if interval and interval.low > 1 + MARGIN]
+        return [
+            setting
+            for setting, interval in self.intervals.items()
+            if interval and interval.low > 1 + MARGIN
+        ]
 
     @property
     def verdict(self) -> str:
@@ -123,22 +139,36 @@ def simulate(
     made, passed_s = 0, 0.0
     blocks: list[Block] = []
     times_ms: dict[tuple[int, str], list[list[float]]] = {}
-    while block := experiment.next_block(made, None if time_limit_s is None else time_limit_s - passed_s):
+    while block := experiment.next_block(
+        made, None if time_limit_s is None else time_limit_s - passed_s
+    ):
         blocks.append(block)
-        own_ms = [step / speedups[block.setting] for step in steps_ms[made : made + UNTIMED + block.steps]]
+        own_ms = [
+            step / speedups[block.setting] for step in steps_ms[made : made + UNTIMED + block.steps]
+        ]
         made, passed_s = made + len(own_ms), passed_s + sum(own_ms) / 1e3
         experiment.add(block, own_ms[UNTIMED:])
         times_ms.setdefault((block.setting, block.phase), []).append(own_ms[UNTIMED:])
     baseline = times_ms.get((0, CONFIRM), [])
     ratios = {
-        setting: [median(base) / median(own) for base, own in zip(baseline, blocks_ms, strict=False)]
+        setting: [
+            median(base) / median(own) for base, own in zip(baseline, blocks_ms, strict=False)
+        ]
         for (setting, phase), blocks_ms in times_ms.items()
         if phase == CONFIRM and setting
     }
-    return Tuning(blocks=blocks, ending=experiment.ending, level=experiment.level, times_ms=times_ms, speedups=ratios)
+    return Tuning(
+        blocks=blocks,
+        ending=experiment.ending,
+        level=experiment.level,
+        times_ms=times_ms,
+        speedups=ratios,
+    )
 
 
-def simulate_many(speedups: Sequence[float], noise: Noise, runs: int, **conditions: float | None) -> list[Tuning]:
+def simulate_many(
+    speedups: Sequence[float], noise: Noise, runs: int, **conditions: float | None
+) -> list[Tuning]:
     """Tune ``runs`` trainings with independent noise."""
     return [simulate(speedups, noise, seed=seed, **conditions) for seed in range(runs)]
 
@@ -149,7 +179,7 @@ def rounds_of(blocks: Sequence[Block], size: int) -> list[list[int]]:
     return [numbers[at : at + size] for at in range(0, len(numbers) - size + 1, size)]
 
 
-# ------------------------------------------------------------------------------------------ how often it is right
+# ---------------------------------------------------------------------------- how often it is right
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -174,13 +204,17 @@ def test_gains_are_found(gain: float, least: float) -> None:
     """Detect the one faster setting of eight with 5 % noise."""
     runs = 100
     tunings = simulate_many([1, 1, 1, gain, 1, 1, 1, 1], NOISES["lognormal"], repetitions(runs))
-    assert sum(tuning.faster == [3] for tuning in tunings) / len(tunings) >= least - slack(least, runs)
+    assert sum(tuning.faster == [3] for tuning in tunings) / len(tunings) >= least - slack(
+        least, runs
+    )
 
 
 @pytest.mark.parametrize("settings", [6, 10])
 def test_a_large_gain_is_decided_within_200_steps(settings: int) -> None:
     """Decide a gain of 1.3 within 200 steps in nine of ten tunings."""
-    tunings = simulate_many([1.0, 1.3, *[1.0] * (settings - 2)], NOISES["lognormal"], repetitions(100))
+    tunings = simulate_many(
+        [1.0, 1.3, *[1.0] * (settings - 2)], NOISES["lognormal"], repetitions(100)
+    )
     quick = [
         tuning
         for tuning in tunings
@@ -193,7 +227,9 @@ def test_intervals_hold_the_true_speedup() -> None:
     """Cover the true speedup in 95 of 100 tunings, whatever the number of looks."""
     tunings = simulate_many([1.0, 1.06], NOISES["all"], repetitions(200))
     intervals = [tuning.intervals[1] for tuning in tunings]
-    held = sum(interval is not None and interval.low <= 1.06 <= interval.high for interval in intervals)
+    held = sum(
+        interval is not None and interval.low <= 1.06 <= interval.high for interval in intervals
+    )
     assert held >= 0.95 * len(tunings)
 
 
@@ -202,7 +238,13 @@ def test_intervals_hold_the_true_speedup() -> None:
 def test_a_recommendation_agrees_with_the_experiment(max_steps: int | None, seed: int) -> None:
     """Return the same verdict, level and interval from the records."""
     settings = make_settings(3, make_training_case("fp16", cap="1"))
-    tuning = simulate([1.0, 1.06, 1.0, 1.1], NOISES["two states"], seed=seed, settings=settings, max_steps=max_steps)
+    tuning = simulate(
+        [1.0, 1.06, 1.0, 1.1],
+        NOISES["two states"],
+        seed=seed,
+        settings=settings,
+        max_steps=max_steps,
+    )
     records = [
         dataclasses.replace(
             make_training_record(dataclasses.replace(settings[setting], phase=phase)),
@@ -216,7 +258,9 @@ def test_a_recommendation_agrees_with_the_experiment(max_steps: int | None, seed
     recommendation = recommend(records, info)
     assert recommendation is not None
     assert (recommendation.verdict, recommendation.level) == (tuning.verdict, tuning.level)
-    intervals = [(interval.low, interval.high) for interval in tuning.intervals.values() if interval]
+    intervals = [
+        (interval.low, interval.high) for interval in tuning.intervals.values() if interval
+    ]
     assert {choice.speedup_ci for choice in recommendation.alternatives} == set(intervals)
 
 
@@ -225,7 +269,10 @@ def test_drift_cancels() -> None:
     experiment = Experiment(make_settings(5), seed=3, max_steps=None)
     made = 0
     while block := experiment.next_block(made, None):
-        experiment.add(block, [100 + 0.05 * step for step in range(made + UNTIMED, made + UNTIMED + block.steps)])
+        experiment.add(
+            block,
+            [100 + 0.05 * step for step in range(made + UNTIMED, made + UNTIMED + block.steps)],
+        )
         made += UNTIMED + block.steps
     assert experiment.ending == "decided"
     assert set(experiment._stage._verdicts.values()) == {"keep"}
@@ -242,30 +289,46 @@ def test_operating_characteristics() -> None:
         "1.3 of 8": ([1.0] * 7 + [1.3], make_settings(8), None, 0.99),
         "1.3 of 8, 200 steps": ([1.0] * 7 + [1.3], make_settings(8), 200, 0.97),
         "graded": ([1.0, 0.6, 0.8, 0.95, 1.1, 1.2, 1.3, 1.05], make_settings(8), None, 0.9),
-        "hooks, 200 steps": ([1.0] * 8 + [1.1, 1.2, 1.3, 1.4, 1.4], make_settings(9, *hooked), 200, 0.75),
+        "hooks, 200 steps": (
+            [1.0] * 8 + [1.1, 1.2, 1.3, 1.4, 1.4],
+            make_settings(9, *hooked),
+            200,
+            0.75,
+        ),
     }
     runs, lines, failed = 200, [], False
     for name, (speedups, settings, max_steps, least) in plans.items():
         for kind, noise in NOISES.items():
             tunings = [
-                simulate(speedups, noise, seed=seed, settings=settings, max_steps=max_steps) for seed in range(runs)
+                simulate(speedups, noise, seed=seed, settings=settings, max_steps=max_steps)
+                for seed in range(runs)
             ]
             best = (
-                sum(any(speedups[setting] == max(speedups) for setting in tuning.faster) for tuning in tunings) / runs
+                sum(
+                    any(speedups[setting] == max(speedups) for setting in tuning.faster)
+                    for tuning in tunings
+                )
+                / runs
             )
             verdicts = Counter(tuning.verdict for tuning in tunings)
-            widths = [interval.half_width for tuning in tunings for interval in tuning.intervals.values() if interval]
+            widths = [
+                interval.half_width
+                for tuning in tunings
+                for interval in tuning.intervals.values()
+                if interval
+            ]
             steps = np.quantile([tuning.steps for tuning in tunings], [0.5, 0.9])
             is_bad = verdicts["change"] > 0.05 * runs if max(speedups) == 1 else best < least
             failed |= is_bad
             lines.append(
-                f"{name:20} {kind:12} best found {best:5.1%}, {dict(verdicts)}, steps {steps[0]:.0f} to {steps[1]:.0f},"
-                f" half-width {np.median(widths):.3f} {'MISSED' * is_bad}"
+                f"{name:20} {kind:12} best found {best:5.1%}, {dict(verdicts)}, steps"
+                f" {steps[0]:.0f} to {steps[1]:.0f}, half-width {np.median(widths):.3f}"
+                f" {'MISSED' * is_bad}"
             )
     assert not failed, "\n" + "\n".join(lines)
 
 
-# ------------------------------------------------------------------------------------------------------ the blocks
+# --------------------------------------------------------------------------------------- the blocks
 
 
 def test_a_tuning_can_be_repeated() -> None:
@@ -295,7 +358,9 @@ def test_a_clearly_slower_setting_is_tried_once() -> None:
     assert Counter(block.setting for block in tuning.blocks)[1] == 1
 
 
-@pytest.mark.parametrize(("step_ms", "steps"), [(2.0, 60), (5.0, 38), (20.0, 8), (100.0, 3), (5000.0, 3)])
+@pytest.mark.parametrize(
+    ("step_ms", "steps"), [(2.0, 60), (5.0, 38), (20.0, 8), (100.0, 3), (5000.0, 3)]
+)
 def test_blocks_of_fast_steps_are_longer(step_ms: float, steps: int) -> None:
     """Make blocks long relative to their end of about 3 ms."""
     tuning = simulate([1.0, 1.2], Noise(), step_ms=step_ms)
@@ -309,7 +374,7 @@ def test_few_steps_make_short_blocks() -> None:
     assert tuning.blocks[1].steps == FEWEST_STEPS
 
 
-# ------------------------------------------------------------------------------------------------------ the limits
+# --------------------------------------------------------------------------------------- the limits
 
 
 @pytest.mark.parametrize("max_steps", [0, 1, 9, 10, 37, 100, 200, 1000])
@@ -350,12 +415,16 @@ def test_the_last_look_ends_a_tuning() -> None:
     assert len(tuning.speedups[1]) == LIVE_LOOKS[-1]
 
 
-# ------------------------------------------------------------------------------------------ settings that are safe
+# --------------------------------------------------------------------------- settings that are safe
 
 
 def test_the_best_safe_setting_is_confirmed_too() -> None:
-    """Confirm the fastest of all and the fastest without effect on learning, at the level of two."""
-    settings = make_settings(3, make_training_case("fp16", cap="1"), make_training_case("fp16", cap="2"))
+    """Confirm the fastest of all and the fastest without effect on learning, at the level of
+    two.
+    """
+    settings = make_settings(
+        3, make_training_case("fp16", cap="1"), make_training_case("fp16", cap="2")
+    )
     tuning = simulate([1.0, 1.15, 1.0, 1.3, 1.6], NOISES["lognormal"], settings=settings)
     assert tuning.faster == [1, 4]
     assert tuning.level == live_level_of(2) == pytest.approx(1 - 0.05 / 12)
@@ -375,7 +444,10 @@ def test_a_safe_setting_gets_one_more_look_when_the_best_is_decided() -> None:
     settings = make_settings(2, make_training_case("fp16", cap="1"))
     tuning = simulate([1.0, 1.025, 1.5], NOISES["lognormal"], settings=settings)
     assert tuning.ending == "decided"
-    assert {setting: len(speedups) for setting, speedups in tuning.speedups.items()} == {1: LIVE_LOOKS[1], 2: 9}
+    assert {setting: len(speedups) for setting, speedups in tuning.speedups.items()} == {
+        1: LIVE_LOOKS[1],
+        2: 9,
+    }
 
 
 def test_a_safe_best_setting_is_confirmed_alone() -> None:
@@ -399,13 +471,17 @@ def test_a_withheld_setting_does_not_end_the_confirmation() -> None:
     """Go on for the best setting that may be recommended, although a withheld one is decided."""
     settings = make_settings(2, make_training_case("topk:0.01", cap="1"))
     rounds = [
-        len(simulate([1.0, 1.025, 1.5], NOISES["lognormal"], settings=settings, withheld=withheld).speedups[1])
+        len(
+            simulate(
+                [1.0, 1.025, 1.5], NOISES["lognormal"], settings=settings, withheld=withheld
+            ).speedups[1]
+        )
         for withheld in ([], [2])
     ]
     assert LIVE_LOOKS[1] == rounds[0] < rounds[1]
 
 
-# -------------------------------------------------------------------------------------- blocks that cannot be used
+# ----------------------------------------------------------------------- blocks that cannot be used
 
 
 def begin(count: int = 4) -> tuple[Experiment, Block]:
@@ -487,8 +563,8 @@ def test_one_setting_is_nothing_to_compare() -> None:
 def test_ranks_import_the_experiment_without_heavy_libraries() -> None:
     """Import the experiment without torch, scipy and pandas."""
     code = (
-        "import sys, commbench.tuner.experiment; "
-        "print([name for name in ('torch', 'scipy', 'pandas', 'matplotlib') if name in sys.modules])"
+        "import sys, commbench.tuner.experiment; print([name for name in ('torch', 'scipy',"
+        " 'pandas', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

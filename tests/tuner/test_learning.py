@@ -22,21 +22,33 @@ def trained(case: TrainingCase, ends: Sequence[float], metric: str = "accuracy")
     """Return a configuration with the final metric, or loss, of each launch."""
     launches = make_training_launches([20.0] * len(ends), case)
     for record, end in zip(launches, ends, strict=True):
-        learnt = {"metric_name": metric, "metrics": [(5, 0.1), (20, end)]} if metric else {"losses": [end] * 20}
+        learnt = (
+            {"metric_name": metric, "metrics": [(5, 0.1), (20, end)]}
+            if metric
+            else {"losses": [end] * 20}
+        )
         record.__dict__.update(learnt)
     return Trained(case=case, records=launches)
 
 
 def warning(
-    case: TrainingCase, ends: Sequence[float], base: Sequence[float], *, is_decision: bool, **named: Any
+    case: TrainingCase,
+    ends: Sequence[float],
+    base: Sequence[float],
+    *,
+    is_decision: bool,
+    **named: Any,
 ) -> str:
     """Return the reason against a configuration for a limit of 0.01."""
     one, baseline = trained(case, ends, **named), trained(BASE, base, **named)
-    return accuracy_warning(one, baseline, equal_losses([one, baseline]), ALLOWED, is_decision=is_decision)
+    return accuracy_warning(
+        one, baseline, equal_losses([one, baseline]), ALLOWED, is_decision=is_decision
+    )
 
 
 @pytest.mark.parametrize(
-    ("metric", "worse", "better", "word"), [("accuracy", 0.88, 0.92, "lower"), ("loss", 0.92, 0.88, "higher")]
+    ("metric", "worse", "better", "word"),
+    [("accuracy", 0.88, 0.92, "lower"), ("loss", 0.92, 0.88, "higher")],
 )
 def test_metric_has_a_direction(metric: str, worse: float, better: float, word: str) -> None:
     """Exclude a higher loss or a lower metric beyond the limit."""
@@ -51,14 +63,18 @@ def test_launches_are_paired(metric: str, scale: float) -> None:
     base = [scale * value for value in (0.5, 0.7, 0.9, 0.6, 0.8, 0.75)]
     own = [value - 0.005 for value in base]
     assert "" == warning(TOPK, own, base, is_decision=True, metric=metric)
-    assert "" != warning(TOPK, [value - 0.02 for value in base], base, is_decision=True, metric=metric)
+    assert "" != warning(
+        TOPK, [value - 0.02 for value in base], base, is_decision=True, metric=metric
+    )
 
 
 def test_seeking_asks_for_the_median_and_deciding_for_a_bound() -> None:
     """Confirm by the median, and recommend by a bound."""
     base, own = [0.9] * 6, [0.9, 0.9, 0.9, 0.9, 0.9, 0.87]
     assert "" == warning(TOPK, own, base, is_decision=False)
-    assert "its accuracy may be 0.03 lower and 0.01 is allowed" == warning(TOPK, own, base, is_decision=True)
+    assert "its accuracy may be 0.03 lower and 0.01 is allowed" == warning(
+        TOPK, own, base, is_decision=True
+    )
 
 
 @pytest.mark.parametrize(("launches", "passes"), [(1, False), (2, False), (5, True), (6, True)])
@@ -77,12 +93,18 @@ def test_loss_counts_as_a_share() -> None:
     assert "its loss after equal steps may be 2 % higher and 1 % is allowed" == said
 
 
-@pytest.mark.parametrize("changes", [{"hook": "fp16"}, {"precision": "amp-bf16"}, {"accumulation": 2}])
+@pytest.mark.parametrize(
+    "changes", [{"hook": "fp16"}, {"precision": "amp-bf16"}, {"accumulation": 2}]
+)
 def test_unseen_learning_is_not_trusted(changes: dict[str, Any]) -> None:
     """Exclude settings that change learning without evidence."""
     case = make_training_case(**changes)
-    one, base = (Trained(case=of, records=make_training_launches([20.0] * 6, of)) for of in (case, BASE))
-    assert "neither a metric nor a loss" in accuracy_warning(one, base, {}, ALLOWED, is_decision=False)
+    one, base = (
+        Trained(case=of, records=make_training_launches([20.0] * 6, of)) for of in (case, BASE)
+    )
+    assert "neither a metric nor a loss" in accuracy_warning(
+        one, base, {}, ALLOWED, is_decision=False
+    )
 
 
 @pytest.mark.parametrize("changes", [{"cap": "5"}, {"bucket_view": True}, {"static_graph": True}])
@@ -112,19 +134,27 @@ def test_interval_covers() -> None:
     """Cover the true median in at least 94 % of simulated sets of 2 to 6 launches."""
     generator = np.random.default_rng(1)
     for launches in range(2, 7):
-        intervals = [difference_interval(generator.normal(0.2, 1, launches).tolist()) for _ in range(2000)]
+        intervals = [
+            difference_interval(generator.normal(0.2, 1, launches).tolist()) for _ in range(2000)
+        ]
         covered = sum(one is not None and one.low <= 0.2 <= one.high for one in intervals)
         assert 0.94 * 2000 < covered
 
 
-# ------------------------------------------------------------------------------------------------- the recommendation
+# ------------------------------------------------------------------------------- the recommendation
 
 
-def launches(case: TrainingCase, step_ms: float, end: float, worst: float | None = None) -> list[TrainingRecord]:
+def launches(
+    case: TrainingCase, step_ms: float, end: float, worst: float | None = None
+) -> list[TrainingRecord]:
     """Return six launches with final accuracy ``end``, and ``worst`` in the last one."""
-    made = make_training_launches([step_ms * factor for factor in EVEN], case, metric_name="accuracy")
+    made = make_training_launches(
+        [step_ms * factor for factor in EVEN], case, metric_name="accuracy"
+    )
     for record in made:
-        record.__dict__["metrics"] = [(20, worst if worst is not None and record.launch == 5 else end)]
+        record.__dict__["metrics"] = [
+            (20, worst if worst is not None and record.launch == 5 else end)
+        ]
     return made
 
 
@@ -132,7 +162,11 @@ def recommended(**info: Any) -> Recommendation:
     """Return the recommendation if top-k is fastest but once inaccurate, and fp16 is inaccurate."""
     both = ((BASE, 20.0, 0.9), (FIVE, 17.0, 0.9), (TOPK, 10.0, 0.895), (FP16, 12.0, 0.8))
     sought = [record for case, step_ms, end in both for record in launches(case, step_ms, end)]
-    fresh = [record for case, step_ms, end in both[:2] for record in launches(confirmed(case), step_ms, end)]
+    fresh = [
+        record
+        for case, step_ms, end in both[:2]
+        for record in launches(confirmed(case), step_ms, end)
+    ]
     return decide([*sought, *fresh, *launches(confirmed(TOPK), 10.0, 0.895, worst=0.88)], **info)
 
 
@@ -150,7 +184,9 @@ def test_limit_turns_the_recommendation() -> None:
         "fp16 with default buckets, for its accuracy is 0.1 lower and 0.01 is allowed",
         "topk:0.01 with 5 MiB buckets, for its accuracy may be 0.02 lower and 0.01 is allowed",
     ) == recommendation.too_costly
-    assert "no more than 0.01 of accuracy may be lost: fp16 with default buckets" in paragraph(recommendation)
+    assert "no more than 0.01 of accuracy may be lost: fp16 with default buckets" in paragraph(
+        recommendation
+    )
     assert recommendation == Recommendation.from_json(recommendation.to_json())
 
 

@@ -18,7 +18,9 @@ FP16 = make_training_case("fp16", workload="train.py")
 ROUNDS = 12
 
 
-def decide(records: Sequence[TrainingRecord], own: TrainingCase = OWN, **info: Any) -> Recommendation:
+def decide(
+    records: Sequence[TrainingRecord], own: TrainingCase = OWN, **info: Any
+) -> Recommendation:
     """Return the recommendation for records of a live tuning."""
     recommendation = recommend(records, {"plan": {"live": True}, "baseline": own.key, **info})
     assert recommendation is not None
@@ -26,7 +28,12 @@ def decide(records: Sequence[TrainingRecord], own: TrainingCase = OWN, **info: A
 
 
 def fresh(
-    case: TrainingCase, step_ms: float, *, launch: int = 0, rounds: int = ROUNDS, spread: float = 0.01
+    case: TrainingCase,
+    step_ms: float,
+    *,
+    launch: int = 0,
+    rounds: int = ROUNDS,
+    spread: float = 0.01,
 ) -> TrainingRecord:
     """Return confirmation blocks that differ by up to ``spread``."""
     medians_ms = [step_ms * (1 + spread * (number % 5) / 4) for number in range(rounds)]
@@ -38,11 +45,18 @@ def test_a_change_is_worded_in_blocks() -> None:
     recommendation = decide([fresh(OWN, 100), fresh(FIVE, 76.5)])
     text = paragraph(recommendation)
     assert "train.py on 2 ranks: change to 5 MiB buckets." == headline(recommendation)
-    assert "In 12 fresh blocks of 1 launch 5 MiB buckets ran 1.307 times as fast as the script's own setting" in text
+    assert (
+        "In 12 fresh blocks of 1 launch 5 MiB buckets ran 1.307 times as fast as the script's own"
+        " setting" in text
+    )
     assert f"{100 * live_level_of(1):.4g} % interval" in text
     assert "the same command with the same --out adds one" in text
     assert "default" not in text
-    assert (1, ROUNDS, True) == (recommendation.launches, recommendation.blocks, recommendation.is_live)
+    assert (1, ROUNDS, True) == (
+        recommendation.launches,
+        recommendation.blocks,
+        recommendation.is_live,
+    )
     assert recommendation == Recommendation.from_json(recommendation.to_json())
 
 
@@ -54,10 +68,15 @@ def test_a_change_is_worded_in_blocks() -> None:
         (fresh(FIVE, 76.5), "change", "change to 5 MiB buckets."),
     ],
 )
-def test_verdicts_name_the_script_s_own_setting(five: TrainingRecord, verdict: str, action: str) -> None:
+def test_verdicts_name_the_script_s_own_setting(
+    five: TrainingRecord, verdict: str, action: str
+) -> None:
     """Keep the script's setting, whatever DDP's default is."""
     recommendation = decide([fresh(OWN, 100), five])
-    assert (verdict, f"train.py on 2 ranks: {action}") == (recommendation.verdict, headline(recommendation))
+    assert (verdict, f"train.py on 2 ranks: {action}") == (
+        recommendation.verdict,
+        headline(recommendation),
+    )
     assert ("keep the script as it is" in recommendation.snippet) == (verdict != "change")
 
 
@@ -82,7 +101,9 @@ def test_a_setting_is_named_by_what_differs_from_the_script(
 def test_few_blocks_give_a_warning() -> None:
     """Warn that the interval of a few blocks assumes a distribution."""
     recommendation = decide([fresh(OWN, 100, rounds=4), fresh(FIVE, 50, rounds=4)])
-    assert "only 4 fresh blocks, so the interval assumes log-normal times" in recommendation.warnings
+    assert (
+        "only 4 fresh blocks, so the interval assumes log-normal times" in recommendation.warnings
+    )
 
 
 def test_one_block_shows_nothing() -> None:
@@ -96,8 +117,9 @@ def test_the_screening_alone_decides_nothing() -> None:
     """Name the fastest of the screening and what is missing."""
     recommendation = decide([make_blocks(OWN, [100.0] * 8), make_blocks(FIVE, [70.0] * 8)])
     assert "inconclusive" == recommendation.verdict
-    assert "5 MiB buckets was the fastest alternative of the screening but was not measured again in fresh blocks." == (
-        recommendation.reason
+    assert (
+        "5 MiB buckets was the fastest alternative of the screening but was not measured again in"
+        " fresh blocks." == (recommendation.reason)
     )
 
 
@@ -116,16 +138,24 @@ def test_few_launches_are_judged_over_their_blocks() -> None:
         recommendation.level,
         recommendation.verdict,
     )
-    assert recommendation.reason.startswith("In 36 fresh blocks of 3 launches 5 MiB buckets ran 1.247 times")
+    assert recommendation.reason.startswith(
+        "In 36 fresh blocks of 3 launches 5 MiB buckets ran 1.247 times"
+    )
     assert (
-        "only 3 launches, and launches differ: the same command with the same --out adds one" in recommendation.warnings
+        "only 3 launches, and launches differ: the same command with the same --out adds one"
+        in recommendation.warnings
     )
     assert not any("log-normal" in warning for warning in recommendation.warnings)
 
 
 def test_launches_that_disagree_decide_nothing() -> None:
     """Return inconclusive if launches disagree."""
-    records = [fresh(OWN, 100), fresh(FIVE, 80), fresh(OWN, 100, launch=1), fresh(FIVE, 105, launch=1)]
+    records = [
+        fresh(OWN, 100),
+        fresh(FIVE, 80),
+        fresh(OWN, 100, launch=1),
+        fresh(FIVE, 105, launch=1),
+    ]
     assert "inconclusive" == decide(records).verdict
 
 
@@ -138,7 +168,9 @@ def test_four_launches_are_judged_over_launches() -> None:
         recommendation.level,
         recommendation.verdict,
     )
-    assert recommendation.reason.startswith("In the fresh blocks of 4 launches 5 MiB buckets ran 1.245 times")
+    assert recommendation.reason.startswith(
+        "In the fresh blocks of 4 launches 5 MiB buckets ran 1.245 times"
+    )
     assert "only 4 launches, so the interval assumes log-normal launches" in recommendation.warnings
     assert "" == recommendation.launch_advice
 
@@ -150,23 +182,29 @@ def test_alternatives_of_different_launches_are_each_compared_in_their_own() -> 
     records += [fresh(case, ms, launch=1) for case, ms in ((OWN, 100), (ten, 90))]
     recommendation = decide(records)
     assert {"5": 1.25, "10": 1 / 0.9} == {
-        choice.bucket_cap_mb: pytest.approx(choice.speedup) for choice in recommendation.alternatives
+        choice.bucket_cap_mb: pytest.approx(choice.speedup)
+        for choice in recommendation.alternatives
     }
     assert (live_level_of(2), "5") == (recommendation.level, recommendation.best.bucket_cap_mb)
 
 
 def test_what_leaves_learning_as_it_is_comes_first() -> None:
     """List the best bucket size before an allowed hook, each with its lines."""
-    recommendation = decide([fresh(OWN, 100), fresh(FIVE, 80), fresh(FP16, 60)], framework="lightning")
+    recommendation = decide(
+        [fresh(OWN, 100), fresh(FIVE, 80), fresh(FP16, 60)], framework="lightning"
+    )
     assert headline(recommendation).endswith(
-        "change to 5 MiB buckets, which leaves learning as it is, or change to fp16 with default buckets, which alters "
-        "learning."
+        "change to 5 MiB buckets, which leaves learning as it is, or change to fp16 with default"
+        " buckets, which alters learning."
     )
     (_, safe), (_, best) = snippets(recommendation)
     assert "DDPStrategy(bucket_cap_mb=5)" in safe
     assert "FP16().register(self.trainer.strategy.model)" in best
     assert recommendation.safe is not None
-    assert (1.25, "change") == (pytest.approx(recommendation.safe.speedup), recommendation.safe.verdict)
+    assert (1.25, "change") == (
+        pytest.approx(recommendation.safe.speedup),
+        recommendation.safe.verdict,
+    )
     assert "all settings trained the same model in turn" in paragraph(recommendation)
 
 

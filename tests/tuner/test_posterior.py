@@ -28,7 +28,9 @@ def test_the_spread_of_short_blocks_follows_from_their_steps() -> None:
     medians = np.log(np.median(steps_ms, axis=1))
     true = float((medians[::2] - medians[1::2]).std())
     assert true == pytest.approx(block_spread(records), rel=0.1)
-    assert 0.0 == block_spread([_block([5.0]), make_training_record(make_training_case("local"), step_ms=1.0)])
+    assert 0.0 == block_spread(
+        [_block([5.0]), make_training_record(make_training_case("local"), step_ms=1.0)]
+    )
 
 
 def _block(steps_ms: list[float]) -> TrainingRecord:
@@ -38,7 +40,9 @@ def _block(steps_ms: list[float]) -> TrainingRecord:
 def test_long_collectives_count_most() -> None:
     """Weight the spread over launches by time."""
     long, short = make_case(message_bytes=2**20), make_case(message_bytes=8)
-    records = [make_record(long, launch=i, time_us=us) for i, us in enumerate((900.0, 1000.0, 1100.0))]
+    records = [
+        make_record(long, launch=i, time_us=us) for i, us in enumerate((900.0, 1000.0, 1100.0))
+    ]
     assert 0.1 == pytest.approx(network_spread(records))
     wild = [make_record(short, launch=i, time_us=us) for i, us in enumerate((1.0, 10.0, 19.0))]
     assert 0.1 == pytest.approx(network_spread([*records, *wild]), rel=0.01)
@@ -69,10 +73,14 @@ def test_the_models_error_is_found_though_settings_share_the_default(true_error:
     settings, spread = 40, 0.04
     for _ in range(200):
         expected = rng.normal(-0.1, 0.1, settings)
-        true = expected + true_error / math.sqrt(2) * (rng.standard_normal(settings) - rng.standard_normal())
+        true = expected + true_error / math.sqrt(2) * (
+            rng.standard_normal(settings) - rng.standard_normal()
+        )
         own = rng.standard_normal((settings, 2)) - rng.standard_normal(2)
         observed = true[:, None] + spread / math.sqrt(2) * own
-        measured = [dict(enumerate(row)) if i < settings // 2 else {} for i, row in enumerate(observed)]
+        measured = [
+            dict(enumerate(row)) if i < settings // 2 else {} for i, row in enumerate(observed)
+        ]
         ratios, errors, error = combine(expected, measured, spread)
         estimates.append(error)
         inside.append(np.abs(ratios - true) < 1.96 * errors)

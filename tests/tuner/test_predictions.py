@@ -13,7 +13,12 @@ from commbench.ddp.plan.cases import CALIBRATE, SWEEP
 from commbench.report.training import render_cost, render_predictions
 from commbench.results.record_types import AnyRecord, collective_records, training_records
 from commbench.results.tables import csv_text
-from commbench.tuner.predictions import PREDICTION_COLUMNS, PredictionRow, held_out_accuracy, prediction_rows
+from commbench.tuner.predictions import (
+    PREDICTION_COLUMNS,
+    PredictionRow,
+    held_out_accuracy,
+    prediction_rows,
+)
 
 
 def rows_of(world: World, records: list[AnyRecord]) -> list[PredictionRow]:
@@ -37,9 +42,14 @@ def test_every_candidate_has_a_row_with_its_measurement() -> None:
     rows = {(row.hook, row.bucket_cap_mb): row for row in rows_of(world, records)}
     assert 36 == len(rows)
     hooks = ("none", "fp16", "topk")
-    swept = {(r.case.hook, r.case.bucket_cap_mb): [] for r in training_records(records) if r.case.phase == SWEEP}
+    swept = {
+        (r.case.hook, r.case.bucket_cap_mb): []
+        for r in training_records(records)
+        if r.case.phase == SWEEP
+    }
     held_out, again, calibrated = (
-        {name for name, row in rows.items() if row.used == used} for used in ("held_out", "again", "calibrated")
+        {name for name, row in rows.items() if row.used == used}
+        for used in ("held_out", "again", "calibrated")
     )
     fitted = {(hook, "default") for hook in hooks}
     assert set(swept) - {("local", "default")} == held_out | again
@@ -76,8 +86,12 @@ def test_predictions_rest_on_the_calibration_alone() -> None:
 def test_errors_come_from_held_out_settings_only() -> None:
     """Return median absolute errors of held-out steps and speedups."""
 
-    def row(used: str, error: float | None, predicted: float, measured: float | None, **more: str) -> PredictionRow:
-        return PredictionRow(used=used, error=error, predicted_speedup=predicted, speedup=measured, **more)
+    def row(
+        used: str, error: float | None, predicted: float, measured: float | None, **more: str
+    ) -> PredictionRow:
+        return PredictionRow(
+            used=used, error=error, predicted_speedup=predicted, speedup=measured, **more
+        )
 
     rows = [
         row("calibrated", 0.9, 1.0, 2.0),
@@ -99,7 +113,11 @@ def test_there_are_no_rows_before_there_is_a_prediction(lacks: str) -> None:
     """Write no rows before network and calibration, or for other runs."""
     world = default_world()
     records = play(world, stages=2).records
-    collectives, trainings, info = collective_records(records), training_records(records), dict(world.plan.info)
+    collectives, trainings, info = (
+        collective_records(records),
+        training_records(records),
+        dict(world.plan.info),
+    )
     assert 36 == len(prediction_rows(collectives, trainings, info))
     kept: dict[str, Any] = {
         "network": ((), trainings, info),
@@ -141,9 +159,14 @@ def test_the_table_is_short() -> None:
 def test_the_cost_is_a_share_of_the_full_sweep() -> None:
     """Print both numbers of steps."""
     recommendation = recommendation_of({})
-    text = render_cost(dataclasses.replace(recommendation, measured_steps=180, exhaustive_steps=960)).plain
+    text = render_cost(
+        dataclasses.replace(recommendation, measured_steps=180, exhaustive_steps=960)
+    ).plain
     assert "Measured 180 steps, 19 % of the 960 that a full sweep of these settings takes." == text
-    launches = [{"stage": stage, "seconds": seconds} for stage, seconds in (("network", 4.0), ("confirm", 5.0))]
+    launches = [
+        {"stage": stage, "seconds": seconds}
+        for stage, seconds in (("network", 4.0), ("confirm", 5.0))
+    ]
     short = dataclasses.replace(recommendation, measured_steps=5, exhaustive_steps=0)
     took = render_cost(short, launches).plain
     assert "Measured 5 steps, in 9 s, 4 s of it for the network." == took

@@ -30,17 +30,26 @@ def predict(
     """Return predictions, and that of the default."""
 
     def one(case: TrainingCase, step_ms: float) -> StepPrediction:
-        bounds = {"overlapped_ms": overlapped_ms, "serial_ms": 2 * step_ms, "exposed_comm_ms": 1.0, "buckets": ()}
+        bounds = {
+            "overlapped_ms": overlapped_ms,
+            "serial_ms": 2 * step_ms,
+            "exposed_comm_ms": 1.0,
+            "buckets": (),
+        }
         return StepPrediction(case=case, step_ms=step_ms, **bounds)  # type: ignore[arg-type]
 
     cases = {make_training_case(hook, cap): step_ms for (hook, cap), step_ms in steps_ms.items()}
     return {case: one(case, step_ms) for case, step_ms in {BASE: 100.0, **cases}.items()}
 
 
-def measure(steps_ms: Mapping[tuple[str, str], Sequence[float]], base_ms: float = 100.0) -> list[TrainingRecord]:
+def measure(
+    steps_ms: Mapping[tuple[str, str], Sequence[float]], base_ms: float = 100.0
+) -> list[TrainingRecord]:
     """Return records of launches, each with the default."""
     launches = max(map(len, steps_ms.values()), default=0)
-    records = [make_training_record(BASE, launch=launch, step_ms=base_ms) for launch in range(launches)]
+    records = [
+        make_training_record(BASE, launch=launch, step_ms=base_ms) for launch in range(launches)
+    ]
     return records + [
         make_training_record(make_training_case(hook, cap), launch=launch, step_ms=ms)
         for (hook, cap), of_case in steps_ms.items()
@@ -78,7 +87,9 @@ def test_measurements_outweigh_predictions_the_more_there_are() -> None:
     """Move from predictions to measurements as these increase."""
     moved = []
     for launches in (1, 2, 8):
-        (one,) = [e for e in stand(measured={("fp16", "5"): [95.0] * launches}).estimates if e.by_launch]
+        (one,) = [
+            e for e in stand(measured={("fp16", "5"): [95.0] * launches}).estimates if e.by_launch
+        ]
         moved.append((one.log_ratio - math.log(0.80)) / (math.log(0.95) - math.log(0.80)))
     assert 0.8 < moved[0] < moved[1] < moved[2] < 1.0
 
@@ -89,7 +100,10 @@ def test_an_accurate_model_gets_more_weight() -> None:
     standing = stand(measured=exact)
     assert standing.model_error < 0.07
     assert standing.launch_spread < LAUNCH_SPREAD[0]
-    wild = {name: [ms * (0.7 + 0.2 * i), ms * (0.9 + 0.2 * i)] for i, (name, ms) in enumerate(PREDICTED.items())}
+    wild = {
+        name: [ms * (0.7 + 0.2 * i), ms * (0.9 + 0.2 * i)]
+        for i, (name, ms) in enumerate(PREDICTED.items())
+    }
     assert stand(measured=wild).model_error > 0.2
     assert stand(measured=wild).launch_spread > 0.05
 
@@ -99,10 +113,14 @@ def test_a_disturbed_default_is_one_miss_and_shifts_all() -> None:
     others = {name: [ms * 1.4] for name, ms in PREDICTED.items() if name != ("fp16", "25")}
     standing = stand(measured=others)
     assert standing.model_error < 0.2  # 0.28 if every setting had missed by itself
-    assert names([one.case for one in stand().estimates]) == names([one.case for one in standing.estimates])
+    assert names([one.case for one in stand().estimates]) == names(
+        [one.case for one in standing.estimates]
+    )
     unmeasured = standing.estimates[0]
     assert not unmeasured.by_launch
-    assert math.log(0.78) + 0.7 * math.log(1.4) < unmeasured.log_ratio < math.log(0.78) + math.log(1.4)
+    assert (
+        math.log(0.78) + 0.7 * math.log(1.4) < unmeasured.log_ratio < math.log(0.78) + math.log(1.4)
+    )
 
 
 def test_short_blocks_and_an_unsteady_network_are_believed_less() -> None:
@@ -111,12 +129,18 @@ def test_short_blocks_and_an_unsteady_network_are_believed_less() -> None:
     block = [make_training_record(BASE, step_ms=ms, block_lengths=[3]) for ms in steps]
     noisy = [dataclasses.replace(record, step_ms=steps) for record in block]
     measured = measure({("fp16", "25"): [95.0]})
-    quiet, loud = (Standing.of(predict(PREDICTED), [*more, *measured], BASE) for more in ([], noisy * 3))
+    quiet, loud = (
+        Standing.of(predict(PREDICTED), [*more, *measured], BASE) for more in ([], noisy * 3)
+    )
     assert loud.launch_spread > 5 * quiet.launch_spread
-    moved = [next(e for e in standing.estimates if e.by_launch).log_ratio for standing in (quiet, loud)]
+    moved = [
+        next(e for e in standing.estimates if e.by_launch).log_ratio for standing in (quiet, loud)
+    ]
     assert math.log(0.78) < moved[1] < moved[0] < math.log(0.95)
     unsteady = Standing.of(predict(PREDICTED), measured, BASE, network=10.0)
-    assert 0.1 == pytest.approx(unsteady.launch_spread, rel=0.01)  # of the default's step 1 % is exposed communication
+    assert 0.1 == pytest.approx(
+        unsteady.launch_spread, rel=0.01
+    )  # of the default's step 1 % is exposed communication
 
 
 def test_effects_on_a_whole_launch_cancel() -> None:
@@ -127,7 +151,9 @@ def test_effects_on_a_whole_launch_cancel() -> None:
 
 
 def test_the_promising_are_the_best_of_every_hook() -> None:
-    """Choose the fastest, the fastest without compression, then settings within the model's error."""
+    """Choose the fastest, the fastest without compression, then settings within the model's
+    error.
+    """
     standing = stand()
     must = [("fp16", "25"), ("none", "25"), ("topk:0.01", "5")]
     assert must == names(standing.promising(3))
@@ -140,7 +166,9 @@ def test_a_hook_that_calibrated_badly_gets_its_chance() -> None:
     """Measure a hook with one disturbed block before further sizes of the leader."""
     near = {("topk:0.01", cap): 50.0 + i / 10 for i, cap in enumerate(("5", "6", "25"))}
     standing = stand({**near, ("none", "25"): 97.0, ("fp16", "25"): 145.0})
-    assert [("topk:0.01", "5"), ("none", "25"), ("fp16", "25"), ("topk:0.01", "6")] == names(standing.promising(4))
+    assert [("topk:0.01", "5"), ("none", "25"), ("fp16", "25"), ("topk:0.01", "6")] == names(
+        standing.promising(4)
+    )
 
 
 def test_a_hook_far_behind_is_not_measured() -> None:
@@ -154,7 +182,9 @@ def test_a_hook_far_behind_is_not_measured() -> None:
 
 def test_different_layouts_come_before_nearly_equal_ones() -> None:
     """Prefer different numbers of buckets among equally fast predictions."""
-    predicted = predict({("fp16", "5"): 80.0, ("fp16", "6"): 80.1, ("fp16", "25"): 80.2, ("none", "25"): 97.0})
+    predicted = predict(
+        {("fp16", "5"): 80.0, ("fp16", "6"): 80.1, ("fp16", "25"): 80.2, ("none", "25"): 97.0}
+    )
     numbers = {"5": 9, "6": 9, "25": 2, "default": 2}
     bucket = BucketPrediction(size_bytes=1, ready_ms=0.0, start_ms=0.0, done_ms=1.0)
     split = {
@@ -167,7 +197,12 @@ def test_different_layouts_come_before_nearly_equal_ones() -> None:
 
 def test_the_better_half_survives_without_room() -> None:
     """Keep at least the faster half of measured settings."""
-    measured = {("fp16", "25"): [90.0], ("fp16", "5"): [70.0], ("none", "25"): [99.0], ("topk:0.01", "5"): [85.0]}
+    measured = {
+        ("fp16", "25"): [90.0],
+        ("fp16", "5"): [70.0],
+        ("none", "25"): [99.0],
+        ("topk:0.01", "5"): [85.0],
+    }
     previous = [make_training_case(hook, cap) for hook, cap in measured]
     standing = stand(measured=measured)
     assert ("fp16", "5") == names(standing.survivors(previous, 0))[0]
@@ -177,7 +212,9 @@ def test_the_better_half_survives_without_room() -> None:
 def test_losers_are_dropped_only_where_launches_show_it() -> None:
     """Drop settings that several launches show to be slower, not one."""
     previous = [make_training_case(*name) for name in (("fp16", "25"), ("fp16", "5"))]
-    close = stand({("fp16", "25"): 80.0, ("fp16", "5"): 80.0}, {("fp16", "25"): [80.0], ("fp16", "5"): [83.0]})
+    close = stand(
+        {("fp16", "25"): 80.0, ("fp16", "5"): 80.0}, {("fp16", "25"): [80.0], ("fp16", "5"): [83.0]}
+    )
     assert 2 == len(close.survivors(previous, 5))
     shown = {("fp16", "25"): [80.0, 80.4] * 3, ("fp16", "5"): [83.0, 83.4] * 3}
     apart = stand({("fp16", "25"): 80.0, ("fp16", "5"): 80.0}, shown)

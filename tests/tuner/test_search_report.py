@@ -44,7 +44,9 @@ def test_counts_match_the_run() -> None:
     assert counts.settings == counts.afresh + counts.in_rounds + counts.predicted
     assert recommendation.search.sentence in paragraph(recommendation)
     assert f"{100 * (counts.speedup_error or 0):.1f} %" in recommendation.search.sentence
-    assert recommendation == Recommendation.from_json(json.loads(json.dumps(recommendation.to_json())))
+    assert recommendation == Recommendation.from_json(
+        json.loads(json.dumps(recommendation.to_json()))
+    )
 
 
 def test_a_round_without_the_default_leaves_a_readable_recommendation() -> None:
@@ -55,7 +57,9 @@ def test_a_round_without_the_default_leaves_a_readable_recommendation() -> None:
     assert recommendation.search is not None
     assert (None, True) == (recommendation.search.speedup_error, recommendation.search.held_out > 0)
     assert "(of unknown error)" in recommendation.search.sentence
-    assert recommendation == Recommendation.from_json(json.loads(json.dumps(recommendation.to_json())))
+    assert recommendation == Recommendation.from_json(
+        json.loads(json.dumps(recommendation.to_json()))
+    )
     rows = prediction_rows(collective_records(records), training_records(records), world.plan.info)
     title = prediction_title(rows)
     assert "step ±" in title
@@ -88,7 +92,11 @@ def misfitted() -> tuple[World, list[AnyRecord]]:
 
 @pytest.mark.parametrize(("shortfall", "is_raised"), [(0.999, True), (0.5, False)])
 def test_a_predicted_setting_within_the_error_gives_a_warning(
-    misfitted: tuple[World, list[AnyRecord]], monkeypatch: pytest.MonkeyPatch, shortfall: float, *, is_raised: bool
+    misfitted: tuple[World, list[AnyRecord]],
+    monkeypatch: pytest.MonkeyPatch,
+    shortfall: float,
+    *,
+    is_raised: bool,
 ) -> None:
     """Warn only if a predicted setting may be faster than the recommended one."""
     world, records = misfitted
@@ -99,7 +107,10 @@ def test_a_predicted_setting_within_the_error_gives_a_warning(
         rows = prediction_rows(*args)  # type: ignore[arg-type] # as they came
         chosen = next(r for r in rows if (r.hook, r.bucket_cap_mb) == (own.hook, own.bucket_cap_mb))
         assert chosen.predicted_step_ms is not None
-        changes = {"predicted_step_ms": chosen.predicted_step_ms / shortfall, "predicted_overlapped_ms": 1.0}
+        changes = {
+            "predicted_step_ms": chosen.predicted_step_ms / shortfall,
+            "predicted_overlapped_ms": 1.0,
+        }
         return [dataclasses.replace(r, **changes) if r.used == "not_measured" else r for r in rows]
 
     monkeypatch.setattr(searched, "prediction_rows", moved)

@@ -71,7 +71,8 @@ def simulate(gain: float, first: int, *, spread: float = 0.02, seed: int = 5) ->
 
 
 @pytest.mark.parametrize(
-    "first", [4, 6, pytest.param(10, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)]
+    "first",
+    [4, 6, pytest.param(10, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)],
 )
 def test_two_looks_together_err_seldom(first: int) -> None:
     """Recommend a change at a marginal gain in at most 5 %, with 90 % coverage."""
@@ -87,7 +88,9 @@ def test_looks_of_any_size_at_one_or_two_alternatives_err_seldom(
     load_benchmark: Callable[[str], ModuleType], looks: tuple[int, int], alternatives: int
 ) -> None:
     """Recommend a change at a marginal gain in at most 4.5 %, with 92 % coverage."""
-    simulated = load_benchmark("looks").simulate(1 + MARGIN, looks, alternatives, runs=repetitions(2000))
+    simulated = load_benchmark("looks").simulate(
+        1 + MARGIN, looks, alternatives, runs=repetitions(2000)
+    )
     assert simulated.second > 0.9
     assert simulated.changes <= 0.045 + slack(0.045, 2000)
     assert simulated.misses <= 0.08 + slack(0.08, 2000)
@@ -103,7 +106,10 @@ def test_a_second_look_increases_power() -> None:
     generator = np.random.default_rng(8)
     runs = [(1.05 * np.exp(0.025 * generator.standard_normal(12))).tolist() for _ in range(100)]
     first = [decide(ratios[:6], 6).verdict for ratios in runs]
-    both = [v if v != "inconclusive" else decide(ratios, 6).verdict for v, ratios in zip(first, runs, strict=True)]
+    both = [
+        v if v != "inconclusive" else decide(ratios, 6).verdict
+        for v, ratios in zip(first, runs, strict=True)
+    ]
     assert first.count("change") + 10 < both.count("change")
 
 

@@ -27,7 +27,10 @@ from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
             make_training_case("topk:0.01:values=float16:feedback=true:dense_below=1000"),
             [
                 "model = DistributedDataParallel(model)",
-                'TopK(density=0.01, dense_below=1000, feedback=True, values="float16").register(model)',
+                (
+                    "TopK(density=0.01, dense_below=1000, feedback=True,"
+                    ' values="float16").register(model)'
+                ),
             ],
         ),
         (make_training_case("powersgd:2"), ["PowerSGD(rank=2).register(model)"]),
@@ -43,11 +46,19 @@ from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
             ["model = DistributedDataParallel(model, find_unused_parameters=True)"],
         ),
         (
-            make_training_case("fp16", broadcast_buffers=False, batched_grad_copy=True, compile="ddp_optimizer"),
+            make_training_case(
+                "fp16", broadcast_buffers=False, batched_grad_copy=True, compile="ddp_optimizer"
+            ),
             [
-                'torch._dynamo.config.optimize_ddp = "ddp_optimizer"  # before the DDP object is made',
+                (
+                    'torch._dynamo.config.optimize_ddp = "ddp_optimizer"  # before the DDP object'
+                    " is made"
+                ),
                 "# forward_sync_buffers and batched_grad_copy need torch 2.13",
-                "model = DistributedDataParallel(model, forward_sync_buffers=False, batched_grad_copy=True)",
+                (
+                    "model = DistributedDataParallel(model, forward_sync_buffers=False,"
+                    " batched_grad_copy=True)"
+                ),
                 "FP16().register(model)",
                 "model = torch.compile(model)",
             ],
@@ -72,10 +83,14 @@ def test_snippets_reproduce_the_configuration(case: TrainingCase, lines: list[st
 
 def test_snippet_knows_the_device() -> None:
     """Use CUDA's autocast on a GPU."""
-    assert 'torch.autocast("cuda"' in snippet_of(make_training_case(precision="amp-bf16"), device="NVIDIA H100")
+    assert 'torch.autocast("cuda"' in snippet_of(
+        make_training_case(precision="amp-bf16"), device="NVIDIA H100"
+    )
 
 
-@pytest.mark.parametrize("hook", ["passthrough", "fp16", "bf16", "topk:0.1", "randomk:0.1", "powersgd:2", "localsgd:8"])
+@pytest.mark.parametrize(
+    "hook", ["passthrough", "fp16", "bf16", "topk:0.1", "randomk:0.1", "powersgd:2", "localsgd:8"]
+)
 def test_snippets_import_existing_hooks(hook: str) -> None:
     """Import hooks by their public names."""
     hooks = pytest.importorskip("commbench.hooks")
@@ -99,7 +114,15 @@ def test_keep_snippet_is_ddp_as_it_is() -> None:
     [
         ("", ["# add to the call of DistributedDataParallel:", "bucket_cap_mb=5,"]),
         ("transformers", ["# add to TrainingArguments:", "ddp_bucket_cap_mb=5,"]),
-        ("accelerate", ["accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=5)])"]),
+        (
+            "accelerate",
+            [
+                (
+                    "accelerator ="
+                    " Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=5)])"
+                )
+            ],
+        ),
         ("lightning", ["trainer = Trainer(strategy=DDPStrategy(bucket_cap_mb=5))"]),
     ],
 )
@@ -123,17 +146,24 @@ def test_every_change_to_a_script_is_python(framework: str) -> None:
 def test_changes_to_a_script_are_differences() -> None:
     """Remove, keep or change what the script sets, or state that nothing changes."""
     own = make_training_case(cap="25", bucket_view=True)
-    for case, name in ((make_training_case(bucket_view=True), "bucket_cap_mb"), (FIVE, "gradient_as_bucket_view")):
+    for case, name in (
+        (make_training_case(bucket_view=True), "bucket_cap_mb"),
+        (FIVE, "gradient_as_bucket_view"),
+    ):
         assert f"# leave out the argument {name} that the script gives" in live_snippet(case, own)
     assert "# accelerate cannot set bucket_cap_mb_list=[1, 5]" in live_snippet(
         make_training_case(cap="1+5"), make_training_case(), framework="accelerate"
     )
     assert "keep the script as it is" in live_snippet(own, own)
-    hooked = live_snippet(make_training_case("fp16", "25", bucket_view=True), own, framework="transformers")
+    hooked = live_snippet(
+        make_training_case("fp16", "25", bucket_view=True), own, framework="transformers"
+    )
     assert "FP16().register(trainer.model_wrapped)" in hooked
     assert "bucket_cap_mb" not in hooked
 
 
 def test_default_keeps_the_search_that_a_model_needs() -> None:
     """Keep find_unused_parameters where the baseline has it, because DDP fails without."""
-    assert "DistributedDataParallel(model, find_unused_parameters=True)  #" in keep_snippet(unused_parameters=True)
+    assert "DistributedDataParallel(model, find_unused_parameters=True)  #" in keep_snippet(
+        unused_parameters=True
+    )

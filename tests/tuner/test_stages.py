@@ -37,7 +37,11 @@ def sweep(**options: Any) -> RunRequest:
 
 def confirm(records: Sequence[AnyRecord]) -> RunRequest | None:
     """Return the request to train the baseline and all valid settings once more, or None."""
-    good = [r.case for r in training_records(records) if r.status == "ok" and r.launch == 0 and r.case.uses_ddp]
+    good = [
+        r.case
+        for r in training_records(records)
+        if r.status == "ok" and r.launch == 0 and r.case.uses_ddp
+    ]
     cases = [dataclasses.replace(case, phase=CONFIRM) for case in good if case.phase != CONFIRM]
     if not cases:
         return None
@@ -60,7 +64,9 @@ def run(
 
 def trained_cases(path: Path, status: str = "ok") -> list[tuple[str, int]]:
     """Return (case key, launch) of training records with a status, sorted."""
-    return sorted((r.case.key, r.launch) for r in load_run(path).training_records if r.status == status)
+    return sorted(
+        (r.case.key, r.launch) for r in load_run(path).training_records if r.status == status
+    )
 
 
 def entries(info: dict[str, Any]) -> list[tuple[str, int, str]]:
@@ -89,10 +95,14 @@ def test_a_stage_may_go_on_where_another_has_left_off(tmp_path: Path) -> None:
     some = [case for case in SWEEP_CASES if case.hook in {"none", "bf16"}]
     more = dataclasses.replace(sweep(), cases=some, name="more", first_launch=2)
     more = dataclasses.replace(more, budget=dataclasses.replace(more.budget, launches=4))
-    code, info, _ = run(tmp_path, ALL.replace("plan.launch == 0", "plan.launch == 2"), [lambda _: more])
+    code, info, _ = run(
+        tmp_path, ALL.replace("plan.launch == 0", "plan.launch == 2"), [lambda _: more]
+    )
     assert 0 == code
     assert [("more", 2, "ok"), ("more", 3, "ok")] == entries(info)
-    assert sorted((case.key, launch) for case in some for launch in (2, 3)) == trained_cases(tmp_path)
+    assert sorted((case.key, launch) for case in some for launch in (2, 3)) == trained_cases(
+        tmp_path
+    )
 
 
 def test_the_run_goes_on_until_the_last_stage_is_done(tmp_path: Path) -> None:
@@ -104,7 +114,9 @@ def test_the_run_goes_on_until_the_last_stage_is_done(tmp_path: Path) -> None:
         return confirm(records)
 
     broken = ALL + "\nif plan.cases[0].case.phase == 'confirm': sys.exit(1)"
-    broken = broken.replace("session()", "if plan.cases[0].case.phase == 'confirm': sys.exit('no slots')\nsession()")
+    broken = broken.replace(
+        "session()", "if plan.cases[0].case.phase == 'confirm': sys.exit('no slots')\nsession()"
+    )
     code, info, _ = run(tmp_path, broken, [*single_stage(sweep()), look])
     assert (3, "partial", ["running"]) == (code, info["status"], statuses)
     launcher = ScriptLauncher(ALL)
@@ -122,7 +134,9 @@ def test_a_stage_with_nothing_to_do_is_passed_over(tmp_path: Path) -> None:
 
 def test_the_ranks_get_training_in_the_order_of_the_request(tmp_path: Path) -> None:
     """Pass training cases in request order, the baseline first."""
-    script = f"assert [p.case.hook for p in plan.cases] == {[c.hook for c in SWEEP_CASES]}, plan.cases\n"
+    script = (
+        f"assert [p.case.hook for p in plan.cases] == {[c.hook for c in SWEEP_CASES]}, plan.cases\n"
+    )
     script += "assert not any(p.fixed for p in plan.cases)\n"
     assert 0 == run(tmp_path, script + ALL, single_stage(sweep()))[0]
 
@@ -160,7 +174,12 @@ def test_a_crash_costs_its_configuration_only(tmp_path: Path) -> None:
     code, info, _ = run(tmp_path, CRASH)
     assert (3, "partial") == (code, info["status"])
     assert info["reason"].startswith("1 case failed: the launcher ended with exit status 1")
-    assert [("sweep", 0, "failed"), ("sweep", 0, "ok"), ("sweep", 1, "ok"), ("confirm", 0, "ok")] == entries(info)
+    assert [
+        ("sweep", 0, "failed"),
+        ("sweep", 0, "ok"),
+        ("sweep", 1, "ok"),
+        ("confirm", 0, "ok"),
+    ] == entries(info)
     assert ["fp16"] == [hook_of(key) for key, _ in trained_cases(tmp_path, "failed")]
     assert {"none", "bf16", "local"} == {hook_of(key) for key, _ in trained_cases(tmp_path)}
 
@@ -176,7 +195,8 @@ def test_failing_fast_ends_all_stages(tmp_path: Path) -> None:
 
 REFUSE = ALL.replace(
     "trained(i)",
-    "trained(i, **({'status': 'failed', 'reason': 'no such precision'} if plan.cases[i].case.hook == 'fp16' else {}))",
+    "trained(i, **({'status': 'failed', 'reason': 'no such precision'} if plan.cases[i].case.hook"
+    " == 'fp16' else {}))",
 )
 
 
@@ -196,16 +216,22 @@ def test_a_time_limit_of_one_stage_leaves_the_next_its_own(tmp_path: Path) -> No
     stages = [*single_stage(sweep(time_limit_s=0.5)), confirm]
     code, info, display = run(
         tmp_path,
-        "confirm = plan.cases[0].case.phase == 'confirm'\n" + ALL.replace("is_complete=True", "is_complete=confirm"),
+        "confirm = plan.cases[0].case.phase == 'confirm'\n"
+        + ALL.replace("is_complete=True", "is_complete=confirm"),
         stages,
     )
-    assert (0, "cut", [("sweep", 0, "cut"), ("confirm", 0, "ok")]) == (code, info["status"], entries(info))
+    assert (0, "cut", [("sweep", 0, "cut"), ("confirm", 0, "ok")]) == (
+        code,
+        info["status"],
+        entries(info),
+    )
     assert "was reached after 1 of 2 sweep launches" in info["reason"]
     assert [f"T{info['reason'][1:]}; the same command adds the rest."] == display.warnings
 
 
 @pytest.mark.parametrize(
-    ("is_optional", "expected"), [(False, (3, "partial")), pytest.param(True, (0, "cut"), marks=pytest.mark.slow)]
+    ("is_optional", "expected"),
+    [(False, (3, "partial")), pytest.param(True, (0, "cut"), marks=pytest.mark.slow)],
 )
 def test_a_last_stage_without_a_launch_is_missing_unless_optional(
     tmp_path: Path, expected: tuple[int, str], *, is_optional: bool
@@ -221,7 +247,9 @@ def test_a_last_stage_without_a_launch_is_missing_unless_optional(
 
 
 @pytest.mark.parametrize("fewest", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(tmp_path: Path, fewest: int) -> None:
+def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(
+    tmp_path: Path, fewest: int
+) -> None:
     """Make the minimum of launches within the whole limit."""
 
     def more(records: Sequence[AnyRecord]) -> RunRequest | None:
@@ -236,14 +264,18 @@ def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(tmp_path
     assert ((0, "cut") if fewest else (3, "partial")) == (code, info["status"])
     assert fewest == len([entry for entry in info["launches"] if entry["stage"] == "confirm"])
     warning = (
-        f"the time limit of 0.1 s for all up to the confirm, of 60 s in all, was reached after {fewest} of 2 confirm"
+        "the time limit of 0.1 s for all up to the confirm, of 60 s in all, was reached after"
+        f" {fewest} of 2 confirm"
     )
     assert info["reason"].startswith(warning)
 
 
 def test_no_launch_starts_with_blocks_beyond_the_limit(tmp_path: Path) -> None:
     """Skip a stage whose blocks would exceed the limit."""
-    late = [*single_stage(sweep()), lambda records: dataclasses.replace(confirm(records), time_limit_s=60.0)]
+    late = [
+        *single_stage(sweep()),
+        lambda records: dataclasses.replace(confirm(records), time_limit_s=60.0),
+    ]
     script = ALL.replace("trained(i)", "trained(i, measuring_s=40.0)")
     assert script != ALL
     code, info, _ = run(tmp_path, script, late)
@@ -265,24 +297,41 @@ def test_a_stage_that_takes_long_makes_fewer_launches(tmp_path: Path) -> None:
 def test_both_kinds_share_a_run(tmp_path: Path) -> None:
     """Store collectives and training in one file, and write both tables."""
     collectives = make_request(Sweep(backends=["gloo"], sizes=[8]).cases(2), launches=1)
-    script = "if not plan.training:\n    session(); measured(0); end(is_complete=True); sys.exit(0)\n" + ALL
+    script = (
+        "if not plan.training:\n    session(); measured(0); end(is_complete=True); sys.exit(0)\n"
+        + ALL
+    )
     code, info, _ = run(tmp_path, script, [*single_stage(collectives), *STAGES])
     assert (0, "complete") == (code, info["status"])
-    assert [("collectives", 0, "ok"), ("sweep", 0, "ok"), ("sweep", 1, "ok"), ("confirm", 0, "ok")] == entries(info)
+    assert [
+        ("collectives", 0, "ok"),
+        ("sweep", 0, "ok"),
+        ("sweep", 1, "ok"),
+        ("confirm", 0, "ok"),
+    ] == entries(info)
     read = load_run(tmp_path)
     assert (1, 11) == (len(read.records), len(read.training_records))
-    lines = {name: len((tmp_path / name).read_text().splitlines()) for name in ("collectives.csv", "ddp.csv")}
+    lines = {
+        name: len((tmp_path / name).read_text().splitlines())
+        for name in ("collectives.csv", "ddp.csv")
+    }
     assert {"collectives.csv": 2, "ddp.csv": 1 + len(HOOKS)} == lines
 
 
 def test_a_later_stage_may_be_refused(tmp_path: Path) -> None:
     """Keep earlier measurements, and state why the run is incomplete."""
     refuse = "fail(0, '', 'Install torch.', is_bad_input=True); sys.exit(1)"
-    script = ALL.replace("session()", f"if plan.cases[0].case.phase == 'confirm': {refuse}\nsession()")
+    script = ALL.replace(
+        "session()", f"if plan.cases[0].case.phase == 'confirm': {refuse}\nsession()"
+    )
     with pytest.raises(InputError, match="Install torch"):
         run(tmp_path, script)
     info = json.loads((tmp_path / "run.json").read_text())
-    assert ("partial", "Install torch.", 8) == (info["status"], info["reason"], len(trained_cases(tmp_path)))
+    assert ("partial", "Install torch.", 8) == (
+        info["status"],
+        info["reason"],
+        len(trained_cases(tmp_path)),
+    )
 
 
 def test_a_stage_that_raises_leaves_the_run_partial(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ QUICK = TRAINING_BUDGETS["quick"]
 def make_facts(*mib: float) -> WorkloadFacts:
     """Return a workload with parameters of these sizes in MiB, ready in reverse order."""
     parameters = tuple(
-        ParameterFacts(name=f"p{i}", numel=int(size * MIB) // 4, itemsize=4, dtype="float32", ready_ms=1.0)
+        ParameterFacts(
+            name=f"p{i}", numel=int(size * MIB) // 4, itemsize=4, dtype="float32", ready_ms=1.0
+        )
         for i, size in enumerate(mib)
     )
     return WorkloadFacts(
@@ -39,13 +41,19 @@ def make_facts(*mib: float) -> WorkloadFacts:
     )
 
 
-def make_plan(sweep: TrainingSweep, *mib: float, budget: TrainingBudget = QUICK, **options: Any) -> TrainingPlan:
+def make_plan(
+    sweep: TrainingSweep, *mib: float, budget: TrainingBudget = QUICK, **options: Any
+) -> TrainingPlan:
     """Return the plan of a sweep on 2 ranks over 10 parameters of 1 MiB, or the given sizes."""
     facts = make_facts(*(mib or (1.0,) * 10))
-    return TrainingPlan(sweep=sweep, facts=facts, **{"ranks": 2, "seed": 5, "budget": budget, **options})
+    return TrainingPlan(
+        sweep=sweep, facts=facts, **{"ranks": 2, "seed": 5, "budget": budget, **options}
+    )
 
 
-CAPS = TrainingSweep(workload="mlp", bucket_caps=("default", "5", "25", "100"), hooks=("none", "fp16"))
+CAPS = TrainingSweep(
+    workload="mlp", bucket_caps=("default", "5", "25", "100"), hooks=("none", "fp16")
+)
 
 
 def caps(cases: Sequence[TrainingCase], hook: str) -> list[str]:
@@ -53,16 +61,22 @@ def caps(cases: Sequence[TrainingCase], hook: str) -> list[str]:
     return [case.bucket_cap_mb for case in cases if case.hook == hook]
 
 
-def requests_of(plan: TrainingPlan, records: Sequence[AnyRecord]) -> tuple[RunRequest | None, RunRequest | None]:
+def requests_of(
+    plan: TrainingPlan, records: Sequence[AnyRecord]
+) -> tuple[RunRequest | None, RunRequest | None]:
     """Return the requests of both stages for these records."""
     sweep, confirm = (stage(records) for stage in plan.stages())
     return sweep, confirm
 
 
-def records_of(plan: TrainingPlan, step_ms: dict[tuple[str, str], float], launches: int = 3) -> list[AnyRecord]:
+def records_of(
+    plan: TrainingPlan, step_ms: dict[tuple[str, str], float], launches: int = 3
+) -> list[AnyRecord]:
     """Return records with step times by hook and bucket size, 20 ms by default."""
     return [
-        make_training_record(case, launch=launch, step_ms=step_ms.get((case.hook, case.bucket_cap_mb), 20.0) + launch)
+        make_training_record(
+            case, launch=launch, step_ms=step_ms.get((case.hook, case.bucket_cap_mb), 20.0) + launch
+        )
         for case in plan.measured
         for launch in range(launches)
     ]
@@ -74,7 +88,10 @@ def test_the_same_buckets_are_measured_once() -> None:
     assert ["default", "5", "25", "100"] == caps(plan.cases, "fp16")
     for hook in ("none", "fp16"):
         assert ["default", "5", "25"] == caps(plan.measured, hook)
-    same = {(case.hook, case.bucket_cap_mb): (kept.hook, kept.bucket_cap_mb) for case, kept in plan.same_layout.items()}
+    same = {
+        (case.hook, case.bucket_cap_mb): (kept.hook, kept.bucket_cap_mb)
+        for case, kept in plan.same_layout.items()
+    }
     assert {("none", "100"): ("none", "25"), ("fp16", "100"): ("fp16", "25")} == same
     (sentence,) = plan.left_out
     assert "mlp none, 100 MiB buckets, 2 ranks, batch 8 as 25" in sentence
@@ -82,10 +99,16 @@ def test_the_same_buckets_are_measured_once() -> None:
 
 def test_a_hook_without_buckets_is_measured_once() -> None:
     """Measure a hook that exchanges parameters at the default bucket size alone."""
-    plan = make_plan(TrainingSweep(bucket_caps=("default", "5", "25"), hooks=("none", "localsgd:8", "localsgd:4")))
+    plan = make_plan(
+        TrainingSweep(
+            bucket_caps=("default", "5", "25"), hooks=("none", "localsgd:8", "localsgd:4")
+        )
+    )
     assert ["default", "5", "25"] == caps(plan.measured, "none")
     assert ["default", "default"] == caps(plan.measured, "localsgd")
-    assert ["Bucket sizes do not matter with localsgd:8, localsgd:4: one is measured."] == plan.left_out
+    assert [
+        "Bucket sizes do not matter with localsgd:8, localsgd:4: one is measured."
+    ] == plan.left_out
 
 
 def test_a_small_model_has_one_layout() -> None:
@@ -128,7 +151,9 @@ def test_run_json_lists_cases_with_the_same_layout() -> None:
     layouts = make_plan(CAPS).info["layouts"]
     assert isinstance(layouts, dict)
     sizes = {key: [size // MIB for size in layout] for key, layout in layouts.items()}
-    sizes_by_setting = {(c.hook, c.bucket_cap_mb): sizes[c.key] for c in make_plan(CAPS).measured if c.uses_ddp}
+    sizes_by_setting = {
+        (c.hook, c.bucket_cap_mb): sizes[c.key] for c in make_plan(CAPS).measured if c.uses_ddp
+    }
     assert ([1, 9], [5, 5], [10]) == (
         sizes_by_setting["none", "default"],
         sizes_by_setting["fp16", "5"],
@@ -140,7 +165,12 @@ def test_the_sweep_trains_everything_in_the_launches_of_the_budget() -> None:
     """Train the baseline first and local steps last, one block each, within its time share."""
     plan = make_plan(CAPS, steps=9, threads=2, case_timeout_s=7.0, time_limit_s=100.0)
     request = plan.sweep_request()
-    assert ("sweep", plan.measured, 2, 5) == (request.name, request.cases, request.ranks, request.seed)
+    assert ("sweep", plan.measured, 2, 5) == (
+        request.name,
+        request.cases,
+        request.ranks,
+        request.seed,
+    )
     assert ("none", "default") == (request.cases[0].hook, request.cases[0].bucket_cap_mb)  # type: ignore[union-attr]
     assert LOCAL == request.cases[-1].hook  # type: ignore[union-attr]
     assert (QUICK.launches, QUICK.name) == (request.budget.launches, request.budget.name)
@@ -170,7 +200,10 @@ def test_launches_are_left_out_rather_than_exceed_the_aim() -> None:
     assert (share_s, FEWEST_LAUNCHES) == (request.aim_s, request.fewest_launches)
 
     def took(*seconds: float) -> list[dict[str, Any]]:
-        return [{"stage": "sweep", "launch": launch, "seconds": each} for launch, each in enumerate(seconds)]
+        return [
+            {"stage": "sweep", "launch": launch, "seconds": each}
+            for launch, each in enumerate(seconds)
+        ]
 
     assert not exceeds_aim(request, took(2 * share_s), 1)
     assert exceeds_aim(request, took(share_s / 2, share_s / 2), 2)
@@ -194,29 +227,44 @@ def test_the_winners_are_confirmed_against_the_baseline() -> None:
     assert sweep is not None
     assert confirm is not None
     cases = [case for case in confirm.cases if isinstance(case, TrainingCase)]
-    assert [("none", "default"), ("none", "5"), ("fp16", "25")] == [(case.hook, case.bucket_cap_mb) for case in cases]
+    assert [("none", "default"), ("none", "5"), ("fp16", "25")] == [
+        (case.hook, case.bucket_cap_mb) for case in cases
+    ]
     assert {CONFIRM} == {case.phase for case in cases}
     assert ("confirm", QUICK.confirm_launches) == (confirm.name, confirm.budget.launches)
     assert confirm.training is not None
     assert sweep.training is not None
-    assert dataclasses.replace(sweep.training, blocks=QUICK.confirm_blocks, divides_blocks=True) == confirm.training
+    assert (
+        dataclasses.replace(sweep.training, blocks=QUICK.confirm_blocks, divides_blocks=True)
+        == confirm.training
+    )
     assert confirm.budget.slice_s == pytest.approx(QUICK.confirm_blocks * sweep.budget.slice_s)
 
 
 def test_an_alternative_is_confirmed_also_where_the_baseline_won() -> None:
     """Confirm an alternative also if the baseline was fastest."""
     plan = make_plan(CAPS)
-    _, confirm = requests_of(plan, records_of(plan, {("none", "default"): 5.0, ("fp16", "5"): 18.0}))
+    _, confirm = requests_of(
+        plan, records_of(plan, {("none", "default"): 5.0, ("fp16", "5"): 18.0})
+    )
     assert confirm is not None
-    assert [("none", "default"), ("fp16", "5")] == [(c.hook, c.bucket_cap_mb) for c in confirm.cases]  # type: ignore[union-attr]
+    assert [("none", "default"), ("fp16", "5")] == [
+        (c.hook, c.bucket_cap_mb) for c in confirm.cases
+    ]  # type: ignore[union-attr]
 
 
 def test_a_confirmation_that_has_begun_keeps_its_winners() -> None:
     """Keep the cases of a started confirmation."""
-    plan = make_plan(TrainingSweep(workload="mlp", bucket_caps=("default", "5"), hooks=("none", "fp16")), 8, 8, 8)
+    plan = make_plan(
+        TrainingSweep(workload="mlp", bucket_caps=("default", "5"), hooks=("none", "fp16")), 8, 8, 8
+    )
     _, confirm = requests_of(plan, records_of(plan, {("fp16", "5"): 5.0}))
     assert confirm is not None
-    begun = [make_training_record(case, step_ms=9.0) for case in confirm.cases[::-1] if isinstance(case, TrainingCase)]
+    begun = [
+        make_training_record(case, step_ms=9.0)
+        for case in confirm.cases[::-1]
+        if isinstance(case, TrainingCase)
+    ]
     _, later = requests_of(plan, [*records_of(plan, {("none", "5"): 4.0}), *begun])
     assert later is not None
     assert confirm.cases == later.cases
@@ -240,10 +288,14 @@ def test_what_failed_is_not_confirmed() -> None:
     records = records_of(plan, {("fp16", "25"): 10.0, ("none", "5"): 15.0})
     fastest = [case for case in plan.measured if (case.hook, case.bucket_cap_mb) == ("fp16", "25")]
     went_well = [record for record in records if record.case not in fastest]
-    failed = [make_training_record(case, launch=0, status="failed", reason="boom") for case in fastest]
+    failed = [
+        make_training_record(case, launch=0, status="failed", reason="boom") for case in fastest
+    ]
     _, confirm = requests_of(plan, [*went_well, *failed])
     assert confirm is not None
-    assert [("none", "default"), ("none", "5")] == [(c.hook, c.bucket_cap_mb) for c in confirm.cases]  # type: ignore[union-attr]
+    assert [("none", "default"), ("none", "5")] == [
+        (c.hook, c.bucket_cap_mb) for c in confirm.cases
+    ]  # type: ignore[union-attr]
 
 
 def test_a_world_size_beyond_the_ranks_is_refused() -> None:
@@ -258,14 +310,18 @@ def test_each_world_size_and_batch_has_its_own_baseline() -> None:
     groups = {case.group for case in plan.measured}
     assert 4 == len(groups)
     for group in groups:
-        measured = [(case.hook, case.bucket_cap_mb) for case in plan.measured if case.group == group]
+        measured = [
+            (case.hook, case.bucket_cap_mb) for case in plan.measured if case.group == group
+        ]
         assert ("none", "default") in measured
         assert (LOCAL, "default") in measured
         assert 7 == len(measured)
 
 
 def test_each_environment_has_its_own_winners() -> None:
-    """Confirm the baseline and the winner of every environment, also of one whose winner is another."""
+    """Confirm the baseline and the winner of every environment, also of one whose winner is
+    another.
+    """
     plan = make_plan(dataclasses.replace(CAPS, env=["A=1,2"]))
     envs = ("A=1", "A=1 (again)", "A=2")
     assert {case.env for case in plan.measured} == set(envs)

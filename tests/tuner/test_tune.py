@@ -1,4 +1,6 @@
-"""Tests of ``commbench tune`` end to end: real ranks, by conductor and torchrun, resuming, bad input."""
+"""Tests of ``commbench tune`` end to end: real ranks, by conductor and torchrun, resuming, bad
+input.
+"""
 
 import csv
 import json
@@ -22,8 +24,27 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
 WORKLOADS = HERE / "ranks" / "train_workloads.py"
 #: A model of 320 KiB, for which 100 MiB buckets are those of the default.
-TINY = ["--backend", "gloo", "--workload", f"{WORKLOADS}:tiny", "--steps", "6", "--seed", "1", "--out", "r"]
-FEW = [*TINY, "--allow", "none,fp16", "--bucket-cap-mb", "default,0.1,100", "--confirm-launches", "1"]
+TINY = [
+    "--backend",
+    "gloo",
+    "--workload",
+    f"{WORKLOADS}:tiny",
+    "--steps",
+    "6",
+    "--seed",
+    "1",
+    "--out",
+    "r",
+]
+FEW = [
+    *TINY,
+    "--allow",
+    "none,fp16",
+    "--bucket-cap-mb",
+    "default,0.1,100",
+    "--confirm-launches",
+    "1",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +53,18 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield from marked_environment(monkeypatch)
 
 
-def start(command: list[str], cwd: Path, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
+def start(
+    command: list[str], cwd: Path, timeout_s: float = 200
+) -> subprocess.CompletedProcess[str]:
     """Run a command and wait until it exits."""
     return subprocess.run(
-        command, cwd=cwd, env={**os.environ}, capture_output=True, text=True, timeout=timeout_s, check=False
+        command,
+        cwd=cwd,
+        env={**os.environ},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
     )
 
 
@@ -56,7 +85,9 @@ def stages_of(folder: Path) -> list[tuple[str, int]]:
 
 
 def rounds_of(folder: Path) -> list[tuple[str, int]]:
-    """Return the launches of rounds, none if communication does not matter between two local ranks."""
+    """Return the launches of rounds, none if communication does not matter between two local
+    ranks.
+    """
     return [stage for stage in stages_of(folder) if stage[0].startswith("round")]
 
 
@@ -74,15 +105,22 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     assert 0 == done.returncode, done.stdout + done.stderr
     out = tmp_path / "r"
     rounds = rounds_of(out)
-    assert [("network", 0), ("network", 1), ("calibrate", 0), *rounds, ("confirm", 0)] == stages_of(out)
+    assert [("network", 0), ("network", 1), ("calibrate", 0), *rounds, ("confirm", 0)] == stages_of(
+        out
+    )
     predictions = predictions_of(out)
     assert 4 == len(predictions)
     assert ("held_out" if rounds else "calibrated") in {row["used"] for row in predictions}
     assert all(float(row["predicted_step_ms"]) > 0 for row in predictions)
-    assert {"ddp.csv", "buckets.csv", "model.json", "collectives.csv"} <= {file.name for file in out.iterdir()}
+    assert {"ddp.csv", "buckets.csv", "model.json", "collectives.csv"} <= {
+        file.name for file in out.iterdir()
+    }
     recommended = json.loads((out / "recommendation.json").read_text())
     steps = 6 * (4 + 3 * len(rounds))
-    assert (steps, (4 + 2) * 3 * 6) == (recommended["measured_steps"], recommended["exhaustive_steps"])
+    assert (steps, (4 + 2) * 3 * 6) == (
+        recommended["measured_steps"],
+        recommended["exhaustive_steps"],
+    )
     assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
     output = " ".join(done.stdout.split())
     share = f"{100 * steps / 108:.0f} % of the 108 that a full sweep of these settings takes"
@@ -93,7 +131,9 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     run = load_run(out)
     phases = {"calibrate", "confirm", *(["sweep"] if rounds else [])}
     assert phases == {record.case.phase for record in run.training_records}
-    calibrated = [r for r in run.training_records if r.case.phase == "calibrate" and r.case.uses_ddp]
+    calibrated = [
+        r for r in run.training_records if r.case.phase == "calibrate" and r.case.uses_ddp
+    ]
     assert all(len(record.buckets) for record in calibrated)
 
     again = tune(tmp_path, *FEW, "-n", "2", "--oversubscribe")
@@ -113,7 +153,18 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
 @pytest.mark.slow
 def test_rounds_narrow_the_promising_down(tmp_path: Path) -> None:
     """Measure some of many settings in consecutively numbered rounds."""
-    many = ["--workload", "mlp", "--allow", "none,fp16,bf16,topk", "--steps", "6", "--seed", "1", "--out", "r"]
+    many = [
+        "--workload",
+        "mlp",
+        "--allow",
+        "none,fp16,bf16,topk",
+        "--steps",
+        "6",
+        "--seed",
+        "1",
+        "--out",
+        "r",
+    ]
     done = tune(tmp_path, *many, "-n", "2", "--oversubscribe", timeout_s=280)
     assert 0 == done.returncode, done.stdout + done.stderr
     recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
@@ -129,7 +180,15 @@ def test_rounds_narrow_the_promising_down(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
     """Print the next launch after each torchrun, and end when nothing is left."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+    ]
     command = [*torchrun, "commbench", "tune", *FEW]
     made, messages = [], []
     for _ in range(4):

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuning_world import BLOCK_STEPS, Link, World, default_play, default_world, make_facts, make_plan, play
+from tuning_world import (
+    BLOCK_STEPS,
+    Link,
+    World,
+    default_play,
+    default_world,
+    make_facts,
+    make_plan,
+    play,
+)
 
 from commbench.cli.options import Settings
 from commbench.cli.train import write_recommendation
@@ -39,7 +48,9 @@ USUAL = (("quick", 1.0),)
 
 def names(cases: Sequence[object]) -> list[tuple[str, str]]:
     """Return hook and bucket size of cases."""
-    return [(case.hook_name, case.bucket_cap_mb) for case in cases if isinstance(case, TrainingCase)]
+    return [
+        (case.hook_name, case.bucket_cap_mb) for case in cases if isinstance(case, TrainingCase)
+    ]
 
 
 def conclude(world: World, records: Sequence[AnyRecord]) -> Recommendation:
@@ -51,7 +62,11 @@ def conclude(world: World, records: Sequence[AnyRecord]) -> Recommendation:
 
 def chosen(world: World, records: Sequence[AnyRecord]) -> TrainingCase:
     """Return the candidate compared with the default in the end."""
-    (winner, *_) = [r.case for r in training_records(records) if r.case.phase == CONFIRM and r.case.key != _base(world)]
+    winner, *_ = [
+        r.case
+        for r in training_records(records)
+        if r.case.phase == CONFIRM and r.case.key != _base(world)
+    ]
     return dataclasses.replace(winner, phase=SWEEP)
 
 
@@ -67,25 +82,33 @@ def stage_names(requests: Sequence[RunRequest]) -> list[str]:
 def test_the_stages_follow_each_other() -> None:
     """Calibrate, time the network, measure rounds with consecutive launches, and confirm."""
     played = default_play()
-    assert ["network", "calibrate", "round 1", "round 2", "round 3", "confirm"] == stage_names(played.requests)[:6]
+    assert ["network", "calibrate", "round 1", "round 2", "round 3", "confirm"] == stage_names(
+        played.requests
+    )[:6]
     network, calibrate, first, second, third, confirm = played.requests[:6]
     hooks = ["none", "fp16", "topk:0.01", LOCAL]
     assert [(hook, "default") for hook in hooks] == names(calibrate.cases)
     assert {CALIBRATE} == {case.phase for case in calibrate.cases if isinstance(case, TrainingCase)}
     assert network.training is None
-    assert [(0, 2), (2, 4), (4, 6)] == [(r.first_launch, r.budget.launches) for r in (first, second, third)]
+    assert [(0, 2), (2, 4), (4, 6)] == [
+        (r.first_launch, r.budget.launches) for r in (first, second, third)
+    ]
     for request in (first, second, third):
         assert ("none", "default") == names(request.cases)[0]
         assert (LOCAL, "default") == names(request.cases)[-1]
     assert len(first.cases) > len(second.cases) >= len(third.cases)
     assert ("none", "default") == names(confirm.cases)[0]
     assert all(request.is_fixed_length for request in played.requests)
-    assert [False, False, True, True, True, True] == [request.depends for request in played.requests[:6]]
+    assert [False, False, True, True, True, True] == [
+        request.depends for request in played.requests[:6]
+    ]
 
 
 @pytest.mark.slow
 def test_the_rounds_hold_the_best_of_the_best_hooks_and_without_one() -> None:
-    """Measure the predicted fastest, the fastest without compression, and the second-best hook's."""
+    """Measure the predicted fastest, the fastest without compression, and the second-best
+    hook's.
+    """
     world = World(plan=make_plan(), link=Link(gbit=10.0), misfit=0.0)
     first = play(world).requests[2]
     hooks = {hook for hook, _ in names(first.cases)}
@@ -109,19 +132,26 @@ def test_the_choice_is_nearly_the_best_at_a_quarter_of_the_steps(budget: str, gb
     played = play(world)
     recommendation = conclude(world, played.records)
     assert world.regret(chosen(world, played.records)) <= 0.03
-    assert BLOCK_STEPS * (36 + 2) * TUNING_BUDGETS[budget].training.launches == recommendation.exhaustive_steps
+    assert (
+        BLOCK_STEPS * (36 + 2) * TUNING_BUDGETS[budget].training.launches
+        == recommendation.exhaustive_steps
+    )
     assert recommendation.measured_steps <= recommendation.exhaustive_steps / 4
 
 
 @pytest.mark.parametrize(
-    "budget", ["quick", *(pytest.param(name, marks=pytest.mark.slow) for name in ("standard", "rigorous"))]
+    "budget",
+    ["quick", *(pytest.param(name, marks=pytest.mark.slow) for name in ("standard", "rigorous"))],
 )
 def test_one_disturbed_block_does_not_cost_the_best_hook_its_place(budget: str) -> None:
     """Measure every hook again after calibration, and choose the disturbed best one."""
     world = World(plan=make_plan(budget=budget), link=Link(gbit=1.0), disturbed="topk:0.01")
     played = play(world)
     assert "topk:0.01" in {hook for hook, _ in names(played.requests[2].cases)}
-    assert ("change", "topk") == ((recommendation := conclude(world, played.records)).verdict, recommendation.best.hook)
+    assert ("change", "topk") == (
+        (recommendation := conclude(world, played.records)).verdict,
+        recommendation.best.hook,
+    )
 
 
 def test_the_same_run_may_permit_other_hooks_later(tmp_path: Path) -> None:
@@ -143,11 +173,15 @@ def test_a_hook_of_a_file_is_measured_instead_of_predicted(tmp_path: Path) -> No
     """Choose among hooks of files by calibration and rounds, and predict only the others."""
     (tmp_path / "mine.py").touch()
     permission = Permission(named_hooks=["mine.py:hook"], accepts_loss=True)
-    plan = make_plan(budget="quick", hooks=["none", f"{tmp_path}/mine.py:hook"], permission=permission)
+    plan = make_plan(
+        budget="quick", hooks=["none", f"{tmp_path}/mine.py:hook"], permission=permission
+    )
     world = World(plan=plan)
     played = play(world)
     network, calibrate, *later = played.requests
-    assert {"all_reduce"} == {case.operation for case in network.cases if not isinstance(case, TrainingCase)}
+    assert {"all_reduce"} == {
+        case.operation for case in network.cases if not isinstance(case, TrainingCase)
+    }
     assert ("mine.py:hook", "default") in names(calibrate.cases)
     assert "mine.py:hook" in {hook for hook, _ in names(later[0].cases)}
     assert calibrate.training is not None
@@ -163,20 +197,29 @@ def test_a_hook_of_a_file_is_measured_instead_of_predicted(tmp_path: Path) -> No
     assert all(row.predicted_step_ms for row in rows if row.hook == "none")
     searched = with_search(recommendation, collective_records(played.records), trainings, plan.info)
     assert searched.search is not None
-    assert searched.search.settings == searched.search.afresh + searched.search.in_rounds + searched.search.predicted
+    assert (
+        searched.search.settings
+        == searched.search.afresh + searched.search.in_rounds + searched.search.predicted
+    )
     assert render_predictions(rows)
 
 
 def test_a_hook_that_exchanges_parameters_is_measured_instead_of_predicted() -> None:
-    """Choose it by calibration and rounds, at one bucket size, and predict the hooks with buckets."""
+    """Choose it by calibration and rounds, at one bucket size, and predict the hooks with
+    buckets.
+    """
     permission = Permission(named_hooks=["localsgd:8"], accepts_loss=True)
     plan = make_plan(budget="quick", hooks=["none", "localsgd:8"], permission=permission)
-    assert ["default"] == [case.bucket_cap_mb for case in plan.candidates if case.hook == "localsgd"]
+    assert ["default"] == [
+        case.bucket_cap_mb for case in plan.candidates if case.hook == "localsgd"
+    ]
     world = World(plan=plan)
     played = play(world)
     recommendation = conclude(world, played.records)
     assert ("change", "localsgd") == (recommendation.verdict, recommendation.best.hook)
-    rows = prediction_rows(collective_records(played.records), training_records(played.records), plan.info)
+    rows = prediction_rows(
+        collective_records(played.records), training_records(played.records), plan.info
+    )
     assert [None] == [row.predicted_step_ms for row in rows if row.hook == "localsgd"]
     assert all(row.predicted_step_ms for row in rows if row.hook == "none")
 
@@ -187,18 +230,23 @@ def test_a_gain_that_matters_is_found() -> None:
     recommendation = conclude(world, default_play().records)
     assert ("change", "topk") == (recommendation.verdict, recommendation.best.hook)
     assert recommendation.speedup is not None
-    true = world.true_ms(world.plan.baseline) / min(world.true_ms(case) for case in world.plan.candidates)
+    true = world.true_ms(world.plan.baseline) / min(
+        world.true_ms(case) for case in world.plan.candidates
+    )
     assert true == pytest.approx(recommendation.speedup, rel=0.05)
 
 
 @pytest.mark.parametrize(
-    ("changes", "least"), [({}, 6), pytest.param({"confirm_launches": 12}, 12, marks=pytest.mark.slow)]
+    ("changes", "least"),
+    [({}, 6), pytest.param({"confirm_launches": 12}, 12, marks=pytest.mark.slow)],
 )
-def test_beside_a_compressed_winner_stands_the_best_without(changes: dict[str, Any], least: int) -> None:
+def test_beside_a_compressed_winner_stands_the_best_without(
+    changes: dict[str, Any], least: int
+) -> None:
     """Confirm the best without compression too if six launches of three settings fit."""
     world = World(plan=make_plan(**changes), link=Link(gbit=3.0), misfit=0.0)
     played = play(world)
-    (request, *_) = [r for r in played.requests if r.name == "confirm"]
+    request, *_ = [r for r in played.requests if r.name == "confirm"]
     assert ["none", "topk:0.01", "none"] == [hook for hook, _ in names(request.cases)]
     assert request.budget.launches >= least
     recommendation = conclude(world, played.records)
@@ -224,7 +272,9 @@ def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
     for most in (26, len(whole.records) - 3):
         part = play(world, most=most).records
         rest = play(world, part)
-        assert {(r.case.key, r.launch) for r in whole.records} == {(r.case.key, r.launch) for r in rest.records}
+        assert {(r.case.key, r.launch) for r in whole.records} == {
+            (r.case.key, r.launch) for r in rest.records
+        }
     again = play(world, whole.records)
     assert whole.records == again.records
 
@@ -244,7 +294,8 @@ def test_a_cut_round_is_decided_by_all_estimates() -> None:
             if phase != CONFIRM and (phase != SWEEP or record.launch < launch)
         ]
         cuts = [
-            [*earlier, *(world.record(case, launch) for case in (world.plan.baseline, only))] for only in contenders
+            [*earlier, *(world.record(case, launch) for case in (world.plan.baseline, only))]
+            for only in contenders
         ]
         winners = {world.plan.winners(cut)[0] for cut in cuts}
         assert len(winners) < len(contenders)
@@ -284,7 +335,10 @@ def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
         recommendation.best.bucket_cap_mb,
         recommendation.best.hook,
     )
-    assert "The default did not train, so nothing can be compared with it: boom." == recommendation.reason
+    assert (
+        "The default did not train, so nothing can be compared with it: boom."
+        == recommendation.reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -303,7 +357,9 @@ def test_parameters_of_any_type_are_tuned(dtypes: tuple[str, ...]) -> None:
         dataclasses.replace(p, dtype=dtype, itemsize=itemsize)
         for p, (dtype, itemsize) in zip(facts.parameters, kinds, strict=True)
     ]
-    plan = make_plan(dataclasses.replace(facts, parameters=tuple(typed)), "quick", hooks=["none", "fp16"])
+    plan = make_plan(
+        dataclasses.replace(facts, parameters=tuple(typed)), "quick", hooks=["none", "fp16"]
+    )
     world = World(plan=plan, link=Link(gbit=1.0), misfit=0.0)
     played = play(world)
     assert "confirm" == played.requests[-1].name
@@ -316,9 +372,13 @@ def test_an_unmeasured_network_ends_with_a_warning() -> None:
     request = world.plan.calibrate_request()
     records = [world.record(case, 0) for case in request.cases]
     assert world.plan.confirm_request(records) is None
-    recommendation = with_search(conclude(world, records), [], training_records(records), world.plan.info)
+    recommendation = with_search(
+        conclude(world, records), [], training_records(records), world.plan.info
+    )
     assert "inconclusive" == recommendation.verdict
-    assert "fastest alternative of the calibration but was not measured again" in recommendation.reason
+    assert (
+        "fastest alternative of the calibration but was not measured again" in recommendation.reason
+    )
     assert any(
         warning.startswith("no setting could be predicted: No curve was measured")
         for warning in recommendation.warnings
@@ -326,7 +386,9 @@ def test_an_unmeasured_network_ends_with_a_warning() -> None:
 
 
 def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:
-    """Measure two settings and the default before confirmation, and state that it costs a full sweep."""
+    """Measure two settings and the default before confirmation, and state that it costs a full
+    sweep.
+    """
     world = World(plan=make_plan(budget="quick", caps=["default", "5"], hooks=["none", "fp16"]))
     assert (4, (2,)) == (len(world.plan.candidates), world.plan.round_sizes)
     assert world.plan.then.endswith("about 72 % of the steps of a full sweep in 3 launches")
@@ -338,7 +400,9 @@ def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:
         recommendation.measured_steps,
         recommendation.exhaustive_steps,
     )
-    assert 0.72 == pytest.approx(recommendation.measured_steps / recommendation.exhaustive_steps, abs=0.005)
+    assert 0.72 == pytest.approx(
+        recommendation.measured_steps / recommendation.exhaustive_steps, abs=0.005
+    )
 
 
 def test_the_only_alternative_is_confirmed_without_a_round() -> None:
@@ -366,7 +430,8 @@ def test_a_plan_keeps_to_a_quarter_wherever_a_round_and_four_fresh_launches_fit(
     assert plan.round_sizes[0] >= max(2, hooks)
     assert 4 <= plan.first_look <= plan.budget.training.confirm_launches
     assert all(
-        half == math.ceil(whole / 2) for whole, half in zip(plan.round_sizes, plan.round_sizes[1:], strict=False)
+        half == math.ceil(whole / 2)
+        for whole, half in zip(plan.round_sizes, plan.round_sizes[1:], strict=False)
     )
 
 
@@ -379,7 +444,9 @@ def test_three_hooks_with_a_round_are_within_a_quarter(budget: str, caps: int) -
 
 
 @pytest.mark.parametrize(("caps", "expected"), [([], True), (["2"], False)])
-def test_lists_join_where_torch_takes_them_and_no_sizes_are_named(caps: list[str], *, expected: bool) -> None:
+def test_lists_join_where_torch_takes_them_and_no_sizes_are_named(
+    caps: list[str], *, expected: bool
+) -> None:
     """Offer lists by the recorded facts of the workload."""
     facts = dataclasses.replace(make_facts(), takes_lists=True)
     assert expected == make_plan(facts, caps=caps)._chooser.allows_lists
@@ -389,7 +456,9 @@ def test_lists_join_where_torch_takes_them_and_no_sizes_are_named(caps: list[str
 def test_named_bucket_sizes_with_equal_layouts_are_one() -> None:
     """Replace named sizes with equal layouts by the default."""
     plan = make_plan(make_facts(4, 1.0), caps=["25", "100", "2"])
-    assert ["default", "25", "2"] == [case.bucket_cap_mb for case in plan.candidates if case.hook == "none"]
+    assert ["default", "25", "2"] == [
+        case.bucket_cap_mb for case in plan.candidates if case.hook == "none"
+    ]
 
 
 def test_an_undecided_first_look_is_followed_by_a_second_one() -> None:
@@ -407,7 +476,9 @@ def test_an_undecided_first_look_is_followed_by_a_second_one() -> None:
 
 def test_there_is_no_second_look_where_the_number_of_launches_was_named() -> None:
     """Make exactly the requested number of launches."""
-    world = World(plan=make_plan(budget="rigorous", confirm_launches=7), link=Link(gbit=1000.0), noise=0.02)
+    world = World(
+        plan=make_plan(budget="rigorous", confirm_launches=7), link=Link(gbit=1000.0), noise=0.02
+    )
     requests = play(world).requests
     assert ("confirm", 7) == (requests[-1].name, requests[-1].budget.launches)
     assert 1 == stage_names(requests).count("confirm")
@@ -433,7 +504,12 @@ def test_a_time_limit_is_shared_out() -> None:
     assert (25.0, 65.0, 65.0) == (limits["network"], limits["calibrate"], limits["round 1"])
     assert 100.0 == limits["confirm"]
     vital = {request.name: request.fewest_launches for request in requests}
-    assert (1, 1, 0, 1) == (vital["network"], vital["calibrate"], vital["round 1"], vital["confirm"])
+    assert (1, 1, 0, 1) == (
+        vital["network"],
+        vital["calibrate"],
+        vital["round 1"],
+        vital["confirm"],
+    )
     assert {100.0} == {request.whole_limit_s for request in requests}
 
 
@@ -449,7 +525,9 @@ def test_the_first_blocks_leave_time_for_all_that_is_planned() -> None:
     rounds = sum(len(r.cases) * (r.budget.launches - r.first_launch) for r in planned)
     fresh = len(confirm.cases) * confirm.training.blocks * confirm.budget.launches
     assert rounds + fresh == pytest.approx(first.later_slices, rel=0.35)
-    assert first.later_launches == sum(r.budget.launches - r.first_launch for r in [*planned, confirm])
+    assert first.later_launches == sum(
+        r.budget.launches - r.first_launch for r in [*planned, confirm]
+    )
     slices = first.slices(first.cases) + first.later_slices
     assert world.plan.estimate_s() > slices * first.budget.slice_s
 
@@ -464,7 +542,10 @@ def kept_plan(**changes: Any) -> Mapping[str, Any]:
     ("changes", "difference"),
     [
         ({"max_accuracy_loss": 0.01}, "max_accuracy_loss is null there and 0.01 here"),
-        ({"facts": dataclasses.replace(make_facts(), batch_size=64)}, "batch is 8 there and 64 here"),
+        (
+            {"facts": dataclasses.replace(make_facts(), batch_size=64)},
+            "batch is 8 there and 64 here",
+        ),
         ({"workload": "digits"}, 'workload is "mlp" there and "digits" here'),
         ({"hooks": ["none", "bf16"]}, "candidates"),
     ],
@@ -504,13 +585,17 @@ class KeptRun:
 def invoke(world: World, run: KeptRun) -> list[tuple[str, int]]:
     """Simulate one invocation under mpirun; return its launches."""
     identity = Identity(role="rank", world_size=2)
-    ranks = _Standalone(world.plan.stages(), identity, lambda: None, SilentListener(), lambda _: None)  # type: ignore[arg-type, return-value]
+    ranks = _Standalone(
+        world.plan.stages(), identity, lambda: None, SilentListener(), lambda _: None
+    )  # type: ignore[arg-type, return-value]
     ledger, made = Ledger(run, SilentListener(), ""), []  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("commbench.launch.ledger.write_tables", lambda _: None)
         while request := ranks._next_request(ledger):
             launch = next_launch(request, run.records)
-            run.records += [world.record(case, launch) for case in missing_cases(request, run.records, launch)]
+            run.records += [
+                world.record(case, launch) for case in missing_cases(request, run.records, launch)
+            ]
             made.append((request.name, launch))
     return made
 
@@ -518,13 +603,19 @@ def invoke(world: World, run: KeptRun) -> list[tuple[str, int]]:
 def test_manual_launches_of_required_stages_use_the_whole_limit() -> None:
     """Start network and calibration within the whole limit, rounds within their share."""
     world = World(plan=make_plan(time_limit_s=100.0))
-    ranks = _Standalone([], Identity(role="rank", world_size=2), lambda: None, SilentListener(), lambda _: None)  # type: ignore[arg-type, return-value]
+    ranks = _Standalone(
+        [], Identity(role="rank", world_size=2), lambda: None, SilentListener(), lambda _: None
+    )  # type: ignore[arg-type, return-value]
     ranks.begun -= 80.0
     made = play(world, stages=2).records
     rounds = world.plan.round_request(1, made)
     assert rounds is not None
     deadlines = []
-    for request, records in ((world.plan.network_request(), []), (world.plan.calibrate_request(), []), (rounds, made)):
+    for request, records in (
+        (world.plan.network_request(), []),
+        (world.plan.calibrate_request(), []),
+        (rounds, made),
+    ):
         run = KeptRun()
         run.records = records
         deadlines.append(ranks._plan(Ledger(run, SilentListener(), ""), request).deadline_s)  # type: ignore[arg-type]
@@ -541,10 +632,18 @@ def test_launches_by_hand_come_to_the_same_as_the_conductor() -> None:
     assert [("network", 0), ("calibrate", 0)] == made[0]
     assert [("network", 1), ("round 1", 0)] == made[1]
     assert [[("round 2", 1)], *([("confirm", launch)] for launch in range(6))] == made[2:]
-    assert reasons[0].startswith("stage network has got 1 of its 2 launches, which takes this command 1 more time,")
-    assert reasons[1].startswith("stage round 2 comes next, launch 2 of 2, which takes this command 1 more time,")
-    assert reasons[2].startswith("stage confirm comes next, launch 1 of 6, which takes this command 6 more times,")
+    assert reasons[0].startswith(
+        "stage network has got 1 of its 2 launches, which takes this command 1 more time,"
+    )
+    assert reasons[1].startswith(
+        "stage round 2 comes next, launch 2 of 2, which takes this command 1 more time,"
+    )
+    assert reasons[2].startswith(
+        "stage confirm comes next, launch 1 of 6, which takes this command 6 more times,"
+    )
     assert "" == reasons[-1]
     assert [] == invoke(world, run)
     conducted = play(world).records
-    assert {(r.case.key, r.launch) for r in conducted} == {(r.case.key, r.launch) for r in run.records}
+    assert {(r.case.key, r.launch) for r in conducted} == {
+        (r.case.key, r.launch) for r in run.records
+    }

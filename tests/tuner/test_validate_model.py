@@ -64,7 +64,9 @@ def judged(findings: ModuleType, **changes: Any) -> Any:
     return findings.Judged(**{**fields, **changes})
 
 
-def point(*, density: float = 0.01, has_won: bool | None = True, agrees: bool | None = True) -> dict[str, Any]:
+def point(
+    *, density: float = 0.01, has_won: bool | None = True, agrees: bool | None = True
+) -> dict[str, Any]:
     """Return a density at which top-k was measured."""
     where = {"where": "mlp, 2 hosts, 1gbit", "world_size": 2, "predicted": 0.3, "speedup": 2.0}
     return {**where, "density": density, "has_won": has_won, "agrees": agrees}
@@ -86,12 +88,19 @@ def outcomes(results: Any) -> list[bool]:
         ({"gain_ci": (-0.1, 0.2), "verdict": "keep"}, [True, True, True]),
         ({"gain_ci": None, "verdict": "inconclusive"}, [True, True, False]),
         ({"gain_ci": (0.01, 0.2), "verdict": "change"}, [True, True, False]),
-        ({"gain_ci": (0.01, 0.2), "fresh_gain_ci": (0.03, 0.2), "verdict": "change"}, [True, True, True]),
+        (
+            {"gain_ci": (0.01, 0.2), "fresh_gain_ci": (0.03, 0.2), "verdict": "change"},
+            [True, True, True],
+        ),
     ],
 )
-def test_one_bad_scenario_fails(findings: ModuleType, changes: dict[str, Any], met: list[bool]) -> None:
+def test_one_bad_scenario_fails(
+    findings: ModuleType, changes: dict[str, Any], met: list[bool]
+) -> None:
     """Require choice and cost of every scenario, and one that keeps the default."""
-    good = judged(findings, **({"gain_ci": None, "verdict": "keep"} if "gain_ci" in changes else {}))
+    good = judged(
+        findings, **({"gain_ci": None, "verdict": "keep"} if "gain_ci" in changes else {})
+    )
     results = findings.Findings(judged=[good, judged(findings, **changes)])
     assert met == outcomes(results)
 
@@ -111,9 +120,17 @@ def test_errors_are_medians_over_held_out_predictions(
     """Return the median absolute error of held-out predictions."""
     for error, met in ((0.9 * aim, True), (1.1 * aim, False), (-1.1 * aim, False)):
         results = findings.Findings()
-        held = [HeldOutPair(what="", predicted=1 + shift, measured=1.0) for shift in (0.0, error, 5.0)]
+        held = [
+            HeldOutPair(what="", predicted=1 + shift, measured=1.0) for shift in (0.0, error, 5.0)
+        ]
         results.add(part, "somewhere", quantity, "held_out", held)
-        results.add(part, "somewhere", quantity, "calibrated", [HeldOutPair(what="", predicted=9.0, measured=1.0)] * 9)
+        results.add(
+            part,
+            "somewhere",
+            quantity,
+            "calibrated",
+            [HeldOutPair(what="", predicted=9.0, measured=1.0)] * 9,
+        )
         assert [met] == outcomes(results)
 
 
@@ -133,9 +150,22 @@ def test_break_even_needs_both_sides(findings: ModuleType) -> None:
 
 def test_everything_stands_in_a_table(findings: ModuleType) -> None:
     """Print scenarios, errors, curves, points and aims, also if unknown."""
-    empty = {"regret_ci": (-0.01, 0.2), "regret_fair": None, "rank_correlation": None, "step_error": None}
-    results = findings.Findings(judged=[judged(findings, **empty)], points=[point(), point(has_won=None, agrees=None)])
-    results.add("growth", "a curve", "time_us", "held_out", [HeldOutPair(what="8 B", predicted=1.0, measured=2.0)])
+    empty = {
+        "regret_ci": (-0.01, 0.2),
+        "regret_fair": None,
+        "rank_correlation": None,
+        "step_error": None,
+    }
+    results = findings.Findings(
+        judged=[judged(findings, **empty)], points=[point(), point(has_won=None, agrees=None)]
+    )
+    results.add(
+        "growth",
+        "a curve",
+        "time_us",
+        "held_out",
+        [HeldOutPair(what="8 B", predicted=1.0, measured=2.0)],
+    )
     assert [1, 1, 1, 2, 5] == [table.row_count for table in findings.tables(results)]
 
 
@@ -156,7 +186,10 @@ def test_only_settings_that_were_not_calibrated_on_are_held_out(
     )
     swept = [world.record(case, launch) for launch in range(3) for case in world.plan.candidates]
     sweep = Run(
-        path=Path("swept"), info=make_training_info(), records=(), training_records=tuple(training_records(swept))
+        path=Path("swept"),
+        info=make_training_info(),
+        records=(),
+        training_records=tuple(training_records(swept)),
     )
 
     class Kept:
@@ -174,9 +207,15 @@ def test_only_settings_that_were_not_calibrated_on_are_held_out(
     names_by_use: dict[tuple[str, str], set[str]] = {}
     for check in judged_all.checks:
         names_by_use.setdefault((check.quantity, check.used), set()).add(check.what)
-    assert (default, others) == (names_by_use["step_ms", "calibrated"], names_by_use["step_ms", "held_out"])
+    assert (default, others) == (
+        names_by_use["step_ms", "calibrated"],
+        names_by_use["step_ms", "held_out"],
+    )
     default -= {str(world.plan.baseline)}
-    assert (default, others) == (names_by_use["speedup", "calibrated"], names_by_use["speedup", "held_out"])
+    assert (default, others) == (
+        names_by_use["speedup", "calibrated"],
+        names_by_use["speedup", "held_out"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +230,9 @@ def test_only_settings_that_were_not_calibrated_on_are_held_out(
         ("mlp@fast", None),
     ],
 )
-def test_scenarios_are_named(validate_model: ModuleType, name: str, expected: tuple[Any, ...] | None) -> None:
+def test_scenarios_are_named(
+    validate_model: ModuleType, name: str, expected: tuple[Any, ...] | None
+) -> None:
     """Parse a workload, a batch and a rate, and refuse anything else."""
     if expected is None:
         with pytest.raises(InputError):
@@ -230,7 +271,13 @@ def test_a_scenario_is_measured_and_judged(tmp_path: Path) -> None:
     """Sweep, tune and judge one scenario; a second call measures nothing."""
     pytest.importorskip("torch")
     pytest.importorskip("mpi4py")
-    command = [sys.executable, str(BENCHMARKS / "validate_model.py"), "--quick", "--parts", "scenarios"]
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "validate_model.py"),
+        "--quick",
+        "--parts",
+        "scenarios",
+    ]
     command += ["--scenarios", "mlp@1gbit", "--out", str(tmp_path / "v")]
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, timeout=840, check=False)

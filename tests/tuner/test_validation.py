@@ -35,19 +35,29 @@ LAUNCHES = (1.0, 1.3, 0.9)
 
 def sweep(**changes: Sequence[float]) -> Exhaustive:
     """Return a sweep of four settings in three uneven launches: 20, 18, 15 and 10 ms."""
-    times = {"base": (20.0,) * 3, "five": (18.0,) * 3, "fp16": (15.0,) * 3, "topk": (10.0,) * 3, **changes}
+    times = {
+        "base": (20.0,) * 3,
+        "five": (18.0,) * 3,
+        "fp16": (15.0,) * 3,
+        "topk": (10.0,) * 3,
+        **changes,
+    }
     cases = {"base": BASE, "five": FIVE, "fp16": FP16, "topk": TOPK}
     records = [
         record
         for name, steps in times.items()
-        for record in make_training_launches([a * b for a, b in zip(steps, LAUNCHES, strict=True)], cases[name])
+        for record in make_training_launches(
+            [a * b for a, b in zip(steps, LAUNCHES, strict=True)], cases[name]
+        )
     ]
     passthrough = make_training_launches([1.0] * 3, make_training_case("passthrough"))
     return Exhaustive.of([*records, *passthrough, *_failed()], make_training_info())
 
 
 def _failed() -> list[TrainingRecord]:
-    return make_training_launches([1.0] * 3, make_training_case("bf16"), status="failed", reason="no memory")
+    return make_training_launches(
+        [1.0] * 3, make_training_case("bf16"), status="failed", reason="no memory"
+    )
 
 
 def test_the_best_is_found_launch_by_launch() -> None:
@@ -63,7 +73,11 @@ def test_the_best_is_found_launch_by_launch() -> None:
 def test_fresh_launches_decide_the_regret() -> None:
     """Compare with the sweep's best in confirmation if both were confirmed."""
     fresh = Exhaustive.of(
-        [r for case, ms in ((BASE, 10.0), (FIVE, 5.0), (TOPK, 4.0)) for r in make_training_launches([ms] * 3, case)],
+        [
+            r
+            for case, ms in ((BASE, 10.0), (FIVE, 5.0), (TOPK, 4.0))
+            for r in make_training_launches([ms] * 3, case)
+        ],
         make_training_info(),
     )
     assert 0.25 == pytest.approx(sweep().regret(FIVE, fresh).against_best)
@@ -73,7 +87,9 @@ def test_fresh_launches_decide_the_regret() -> None:
 def test_a_sweep_has_two_further_blocks_of_the_default_however_many_were_made() -> None:
     """Count one block per setting and launch, plus the planned drift blocks."""
     settings = sweep().settings
-    drifting = [dataclasses.replace(r, block_lengths=[*r.block_lengths] * 2) for r in settings[BASE].records]
+    drifting = [
+        dataclasses.replace(r, block_lengths=[*r.block_lengths] * 2) for r in settings[BASE].records
+    ]
     others = [r for case, setting in settings.items() if case != BASE for r in setting.records]
     assert (4 + 2) * 3 * 22 == Exhaustive.of([*drifting, *others], {}).steps
 
@@ -107,7 +123,11 @@ def test_fair_regret_is_free_of_luck() -> None:
     for _ in range(60):
         times = generator.lognormal(0, 0.03, (20, 3))
         cases = [make_training_case(cap="default" if not i else str(i)) for i in range(20)]
-        records = [r for case, row in zip(cases, times, strict=True) for r in make_training_launches(list(row), case)]
+        records = [
+            r
+            for case, row in zip(cases, times, strict=True)
+            for r in make_training_launches(list(row), case)
+        ]
         regret = Exhaustive.of(records, {}).regret(cases[7])
         against_best.append(regret.against_best)
         fair.append(regret.fair or 0.0)
@@ -117,7 +137,10 @@ def test_fair_regret_is_free_of_luck() -> None:
 
 def test_choice_with_the_same_buckets_counts() -> None:
     """Replace an unmeasured setting by one with the same buckets, and refuse others."""
-    ten, records = make_training_case(cap="10"), [r for one in sweep().settings.values() for r in one.records]
+    ten, records = (
+        make_training_case(cap="10"),
+        [r for one in sweep().settings.values() for r in one.records],
+    )
     swept = Exhaustive.of(records, {"same_layout": {ten.key: FIVE.key}})
     assert swept.find(ten) is swept.settings[FIVE]
     assert swept.regret(dataclasses.replace(FIVE, phase="confirm")) == swept.regret(ten)
@@ -127,10 +150,14 @@ def test_choice_with_the_same_buckets_counts() -> None:
         Exhaustive.of(make_training_launches([1.0], FIVE), {})
 
 
-@pytest.mark.parametrize(("verdict", "expected"), [("change", TOPK), ("keep", BASE), ("inconclusive", BASE)])
+@pytest.mark.parametrize(
+    ("verdict", "expected"), [("change", TOPK), ("keep", BASE), ("inconclusive", BASE)]
+)
 def test_the_choice_is_the_recommended_setting(verdict: str, expected: TrainingCase) -> None:
     """Return the default unless the verdict is change."""
-    choices = {name: Choice(**setting_of(case)) for name, case in (("baseline", BASE), ("best", TOPK))}
+    choices = {
+        name: Choice(**setting_of(case)) for name, case in (("baseline", BASE), ("best", TOPK))
+    }
     recommendation = Recommendation(
         workload="mlp",
         world_size=2,
@@ -154,28 +181,42 @@ def test_predictions_stand_beside_the_sweep() -> None:
     assert ([BASE, FIVE, TOPK], [FIVE, TOPK]) == (list(steps), list(speedups))
     assert [1.0, 1.0, 1.2] == [pytest.approx(one.error) for one in steps.values()]
     assert [0.0, 40 / 22 / 2 - 1] == [pytest.approx(one.error) for one in speedups.values()]
-    assert (18.0, True) == (steps[FIVE].measured, (steps[FIVE].low or 99) < 18 < (steps[FIVE].high or 0))
+    assert (18.0, True) == (
+        steps[FIVE].measured,
+        (steps[FIVE].low or 99) < 18 < (steps[FIVE].high or 0),
+    )
     assert pytest.approx(1.0) == median_error(steps.values())
     assert median_error([]) is None
 
 
 @pytest.mark.parametrize(
     ("predicted", "expected"),
-    [([1.0, 2.0, 9.0], 1.0), ([9.0, 2.0, 1.0], -1.0), ([1.0, 3.0, 2.0], 0.5), ([2.0, 2.0, 2.0], None), ([1.0], None)],
+    [
+        ([1.0, 2.0, 9.0], 1.0),
+        ([9.0, 2.0, 1.0], -1.0),
+        ([1.0, 3.0, 2.0], 0.5),
+        ([2.0, 2.0, 2.0], None),
+        ([1.0], None),
+    ],
 )
 def test_rank_correlation(predicted: list[float], expected: float | None) -> None:
     """Match Spearman's correlation; return None without an order."""
-    held = [HeldOutPair(what="", predicted=one, measured=float(i + 1) ** 3) for i, one in enumerate(predicted)]
+    held = [
+        HeldOutPair(what="", predicted=one, measured=float(i + 1) ** 3)
+        for i, one in enumerate(predicted)
+    ]
     assert (None if expected is None else pytest.approx(expected)) == rank_correlation(held)
 
 
 def test_rank_correlation_shares_ranks_of_equals() -> None:
     """Match the textbook with ties: 0.949 for 1 2 2 3 against 1 2 3 4."""
-    held = [HeldOutPair(what="", predicted=p, measured=m) for p, m in ((1, 1), (2, 2), (2, 3), (3, 4))]
+    held = [
+        HeldOutPair(what="", predicted=p, measured=m) for p, m in ((1, 1), (2, 2), (2, 3), (3, 4))
+    ]
     assert pytest.approx(0.9487, abs=1e-4) == rank_correlation(held)
 
 
-# ------------------------------------------------------------------------------------------------------ the network
+# -------------------------------------------------------------------------------------- the network
 
 
 def ring(ranks: int, size: int) -> float:
@@ -207,7 +248,9 @@ def test_every_other_size_is_held_out() -> None:
     assert ("all_reduce", "gloo", 2) == (key.operation, key.backend, key.world_size)
     assert [f"{size} B" for size in SIZES[1:-1:2]] == [one.what for one in held]
     assert max(abs(one.error) for one in held) < 0.06
-    assert [ring(2, size) for size in SIZES[1:-1:2]] == [pytest.approx(one.measured, rel=0.01) for one in held]
+    assert [ring(2, size) for size in SIZES[1:-1:2]] == [
+        pytest.approx(one.measured, rel=0.01) for one in held
+    ]
 
 
 def test_more_ranks_are_held_out() -> None:
@@ -218,7 +261,9 @@ def test_more_ranks_are_held_out() -> None:
     assert {6, 8} == {key.world_size for key, _ in held}
     assert 2 * len(SIZES[4:]) == len(held)
     assert (median_error(held.values()) or 1.0) < 0.1
-    spoilt = [dataclasses.replace(r, times_us=[9e9] * 9) if r.group_size > 4 else r for r in records]
+    spoilt = [
+        dataclasses.replace(r, times_us=[9e9] * 9) if r.group_size > 4 else r for r in records
+    ]
     again = compare_held_out_ranks(spoilt, info, 4, has_shared_cores=False)
     assert [one.predicted for one in held.values()] == [one.predicted for one in again.values()]
     assert [2, 3] == next(iter(network_up_to(records, info, 3).curves.values())).world_sizes

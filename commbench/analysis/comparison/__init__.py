@@ -1,6 +1,13 @@
-"""The comparison of runs, B relative to one baseline or several: ratios with intervals, verdicts, unlike conditions."""
+"""The comparison of runs, B relative to one baseline or several: ratios with intervals, verdicts,
+unlike conditions.
+"""
 
-from commbench.analysis.comparison.verdicts import BrokenCase, ComparedCase, ComparisonTable, compare
+from commbench.analysis.comparison.verdicts import (
+    BrokenCase,
+    ComparedCase,
+    ComparisonTable,
+    compare,
+)
 from commbench.analysis.comparison.words import summary
 
 __all__ = ["BrokenCase", "ComparedCase", "ComparisonTable", "compare", "summary"]

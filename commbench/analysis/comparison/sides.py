@@ -1,4 +1,6 @@
-"""The two sides of a comparison: rows with their launch medians, and several runs pooled as one side."""
+"""The two sides of a comparison: rows with their launch medians, and several runs pooled as one
+side.
+"""
 
 import dataclasses
 import math
@@ -51,15 +53,19 @@ Rows = Mapping[RowKey, Measured]
 
 
 def measured(run: Run, slow: Collection[str] = ()) -> dict[RowKey, Measured]:
-    """Return the rows of ``collectives.csv``, then the rows of ``ddp.csv`` with own measurements, in their order.
+    """Return the rows of ``collectives.csv``, then the rows of ``ddp.csv`` with own measurements,
+    in their order.
 
     Args:
         run: the run.
-        slow: backends of which cases that met both states of the machine are compared in the slow one.
+        slow: backends of which cases that met both states of the machine are compared in the slow
+            one.
     """
     slow_rows = {key: row for key, row in run.slow_rows.items() if probed_name(row) in slow}
     return (
-        _collectives(run.records, run.keyed_rows) | _collectives(run.divided.others, slow_rows) | _configurations(run)
+        _collectives(run.records, run.keyed_rows)
+        | _collectives(run.divided.others, slow_rows)
+        | _configurations(run)
     )
 
 
@@ -71,7 +77,9 @@ def _collectives(records: Sequence[Record], rows: Mapping[RowKey, Row]) -> dict[
             group=key[1],
             row=row,
             medians_us=launch_medians(by_key[key]),
-            time_means=next((record.stated.time for record in by_key[key] if record.stated), OWN_TIME),
+            time_means=next(
+                (record.stated.time for record in by_key[key] if record.stated), OWN_TIME
+            ),
         )
         for key, row in rows.items()
     }
@@ -88,14 +96,18 @@ class LikeStates:
 
 
 def like_states(runs: Sequence[Run]) -> LikeStates:
-    """Match the states of the machine of several runs by the probe's times, the last run's fast state first."""
+    """Match the states of the machine of several runs by the probe's times, the last run's fast
+    state first.
+    """
     slow: list[set[str]] = [set() for _ in runs]
     unlike = {}
     for backend in dict.fromkeys(backend for run in runs for backend in run.divided.states):
         levels = [_levels(run, backend) for run in runs]
         if not all(levels):
             continue  # an older run without a probe
-        matches = ([_nearest(of_run, level_us) for of_run in levels] for level_us in levels[-1].values())
+        matches = (
+            [_nearest(of_run, level_us) for of_run in levels] for level_us in levels[-1].values()
+        )
         matching = next((states for states in matches if None not in states), None)
         if matching is None:
             unlike[backend] = " vs ".join(f"{min(of_run.values()):.2g} us" for of_run in levels)
@@ -107,7 +119,10 @@ def like_states(runs: Sequence[Run]) -> LikeStates:
 
 
 def _levels(run: Run, backend: str) -> dict[str, float]:
-    """Return the probe's time in each state, the fast one first; one without a name where there is one state."""
+    """Return the probe's time in each state, the fast one first.
+
+    One without a name where there is one state.
+    """
     if states := run.divided.states.get(backend):
         return {FAST: states["fast_us"], SLOW: states["slow_us"]}
     level = level_us(run.records, backend)
@@ -121,11 +136,16 @@ def _nearest(levels: Mapping[str, float], level_us: float) -> str | None:
 
 
 def _configurations(run: Run) -> dict[RowKey, Measured]:
-    by_setting = {dataclasses.replace(record.case, phase=""): record for record in swept(run.training_records).values()}
+    by_setting = {
+        dataclasses.replace(record.case, phase=""): record
+        for record in swept(run.training_records).values()
+    }
     rows = {}
     for row in run.training_rows:
         case = TrainingCase(**{name: getattr(row, name) for name in _ASKED}, phase="")
-        record = by_setting.get(case)  # none where another with the same buckets was measured for it
+        record = by_setting.get(
+            case
+        )  # none where another with the same buckets was measured for it
         if record is not None:
             medians = [1e3 * step_ms for step_ms in record.steps_ms.values()]
             rows[record.case.key, ""] = Measured(case=record.case, row=row, medians_us=medians)
@@ -133,14 +153,20 @@ def _configurations(run: Run) -> dict[RowKey, Measured]:
 
 
 def in_like_groups(sides: Sequence[Rows]) -> list[dict[RowKey, Measured]]:
-    """Return the sides with the same groups: a failed case without groups stands for each group of the others."""
+    """Return the sides with the same groups: a failed case without groups stands for each group of
+    the others.
+    """
     groups: dict[str, list[RowKey]] = {}
     for side in sides:
         for key in side:
             if key[1] and key not in groups.setdefault(key[0], []):
                 groups[key[0]].append(key)
     return [
-        {row_key: row for key, row in side.items() for row_key in ([key] if key[1] else groups.get(key[0], [key]))}
+        {
+            row_key: row
+            for key, row in side.items()
+            for row_key in ([key] if key[1] else groups.get(key[0], [key]))
+        }
         for side in sides
     ]
 

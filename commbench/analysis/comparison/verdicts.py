@@ -7,8 +7,22 @@ from pathlib import Path
 from statistics import median
 
 from commbench import stats
-from commbench.analysis.comparison.conditions import TRAINING, Difference, differences, differing_cases, is_timed_alike
-from commbench.analysis.comparison.sides import AnyCase, Measured, Pooled, in_like_groups, like_states, measured, pooled
+from commbench.analysis.comparison.conditions import (
+    TRAINING,
+    Difference,
+    differences,
+    differing_cases,
+    is_timed_alike,
+)
+from commbench.analysis.comparison.sides import (
+    AnyCase,
+    Measured,
+    Pooled,
+    in_like_groups,
+    like_states,
+    measured,
+    pooled,
+)
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
 from commbench.results import Run, load_run
@@ -31,7 +45,8 @@ class ComparedCase:
     group: str = ""
     """The group, if the case's pattern makes groups."""
     time_a_us: float
-    """Median over launches; with several baselines the median of their medians; for training the step time."""
+    """Median over launches; with several baselines the median of their medians; for training the
+    step time."""
     time_b_us: float
     baselines: int = 1
     """Number of baselines with times."""
@@ -40,11 +55,17 @@ class ComparedCase:
     def is_beyond(self, threshold: float) -> bool:
         """Return whether it is slower, with the interval wholly beyond ``threshold``."""
         interval = self.comparison.interval
-        return self.comparison.verdict is Verdict.SLOWER and interval is not None and interval.low > 1 + threshold
+        return (
+            self.comparison.verdict is Verdict.SLOWER
+            and interval is not None
+            and interval.low > 1 + threshold
+        )
 
     @property
     def severity(self) -> tuple[bool, float]:
-        """Sort key: slower cases by the lower end of their interval, then the others by their ratio."""
+        """Sort key: slower cases by the lower end of their interval, then the others by their
+        ratio.
+        """
         interval = self.comparison.interval
         is_slower = self.comparison.verdict is Verdict.SLOWER
         return is_slower, interval.low if is_slower and interval else self.comparison.ratio
@@ -95,7 +116,10 @@ class ComparisonTable:
     def counts(self) -> dict[Verdict, int]:
         """Return the number of cases by verdict, worst first."""
         cases_by_verdict = Counter(case.comparison.verdict for case in self.cases)
-        return {v: cases_by_verdict[v] for v in (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE)}
+        return {
+            v: cases_by_verdict[v]
+            for v in (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE)
+        }
 
     @property
     def regressions(self) -> tuple[AnyCase, ...]:
@@ -103,13 +127,20 @@ class ComparisonTable:
         return self.regressions_beyond(self.margin)
 
     def regressions_beyond(self, threshold: float) -> tuple[AnyCase, ...]:
-        """Return the cases slower with the interval beyond ``threshold``, and those that only A could measure."""
+        """Return the cases slower with the interval beyond ``threshold``, and those that only A
+        could measure.
+        """
         slower = [compared.case for compared in self.cases if compared.is_beyond(threshold)]
-        return tuple(dict.fromkeys((*slower, *(case.case for case in self.broken if case.is_regression))))
+        return tuple(
+            dict.fromkeys((*slower, *(case.case for case in self.broken if case.is_regression)))
+        )
 
     def worst_first(self) -> "ComparisonTable":
         """Return the same table with the cases sorted by severity."""
-        return replace(self, cases=tuple(sorted(self.cases, key=lambda compared: compared.severity, reverse=True)))
+        return replace(
+            self,
+            cases=tuple(sorted(self.cases, key=lambda compared: compared.severity, reverse=True)),
+        )
 
 
 def compare(
@@ -122,10 +153,12 @@ def compare(
     looks: int = 1,
     seed: int = 0,
 ) -> ComparisonTable:
-    """Compare run B with run A, or with several baselines; a ratio above 1 means that B takes longer.
+    """Compare run B with run A, or with several baselines.
 
-    Cases are matched by their key and group; training by its configuration. Launch medians of cases that are ok on both
-    sides are compared as one family (see `commbench.stats.compare_family`).
+    A ratio above 1 means that B takes longer.
+
+    Cases are matched by their key and group; training by its configuration. Launch medians of cases
+    that are ok on both sides are compared as one family (see `commbench.stats.compare_family`).
 
     Args:
         a: the baseline or its directory, or several of them.
@@ -133,7 +166,8 @@ def compare(
         force: whether to compare under different conditions.
         margin: relative difference that does not matter.
         q: false discovery rate of the verdicts ``faster`` and ``slower``.
-        looks: how often the runs may be compared while launches are added; see `commbench.stats.compare_family`.
+        looks: how often the runs may be compared while launches are added; see
+            `commbench.stats.compare_family`.
         seed: of the bootstrap.
 
     Raises:
@@ -147,7 +181,9 @@ def compare(
         _check_distinct([*baselines, run_b])
     runs = [*baselines, run_b]
     states = like_states(runs)
-    *sides, side_b = in_like_groups([measured(run, slow) for run, slow in zip(runs, states.slow, strict=True)])
+    *sides, side_b = in_like_groups(
+        [measured(run, slow) for run, slow in zip(runs, states.slow, strict=True)]
+    )
     side_a = pooled(sides)
     shared = [key for key in side_b if key in side_a]
     well = [key for key in shared if side_a[key].timed and side_b[key].is_timed]
@@ -158,11 +194,17 @@ def compare(
         for backend, text in states.unlike.items()
     ]
     if not force:
-        _refuse_unsound([difference for difference in unlike if difference.is_among_baselines], "The baselines")
+        _refuse_unsound(
+            [difference for difference in unlike if difference.is_among_baselines], "The baselines"
+        )
         _refuse_unsound(unlike, "A and B")
     comparisons = _verdicts(pairs, margin=margin, q=q, looks=looks, seed=seed, force=force)
     keys_only_in_a = [key for key in side_a if key not in side_b]
-    lost = [key for key in keys_only_in_a if side_a[key].timed] if _was_cut_short(run_b, baselines) else []
+    lost = (
+        [key for key in keys_only_in_a if side_a[key].timed]
+        if _was_cut_short(run_b, baselines)
+        else []
+    )
     return ComparisonTable(
         names_a=tuple(str(run.path) for run in baselines),
         name_b=str(run_b.path),
@@ -170,8 +212,12 @@ def compare(
         margin=margin,
         cases=tuple(map(_compared, well, pairs, comparisons)),
         broken=_broken(side_a, side_b, [*(key for key in shared if key not in set(well)), *lost]),
-        only_in_a=tuple(dict.fromkeys(side_a[key].case for key in keys_only_in_a if key not in set(lost))),
-        only_in_b=tuple(dict.fromkeys(row.case for key, row in side_b.items() if key not in side_a)),
+        only_in_a=tuple(
+            dict.fromkeys(side_a[key].case for key in keys_only_in_a if key not in set(lost))
+        ),
+        only_in_b=tuple(
+            dict.fromkeys(row.case for key, row in side_b.items() if key not in side_a)
+        ),
         differences=tuple(unlike),
         has_too_few_launches=_too_few([side_a[key] for key in well], comparisons, q),
     )
@@ -190,14 +236,17 @@ def _compared(key: RowKey, pair: tuple[Pooled, Measured], comparison: Comparison
 
 
 def _check_distinct(runs: Sequence[Run]) -> None:
-    """Refuse the same measurements under two names: copies say nothing of the variance between runs."""
+    """Refuse the same measurements under two names: copies say nothing of the variance between
+    runs.
+    """
     by_measurements: dict[tuple[object, ...], Run] = {}
     for run in runs:
         measurements = _measurements(run)
         if measurements and by_measurements.setdefault(measurements, run) is not run:
             other = by_measurements[measurements]
             raise InputError(
-                f"{other.path} and {run.path} hold the same measurements and count as one run; name only one of them."
+                f"{other.path} and {run.path} hold the same measurements and count as one run; name"
+                " only one of them."
             )
 
 
@@ -205,7 +254,11 @@ def _measurements(run: Run) -> tuple[object, ...]:
     """Return a key that identifies a run's measurements; empty if there are none."""
     if run.info.get("imported"):  # imported times may be equal by chance
         return tuple(sorted(str(output["sha256"]) for output in run.info["imported"]))
-    timed = [hash((record.case.key, record.launch, *record.times_us)) for record in run.records if len(record.times_us)]
+    timed = [
+        hash((record.case.key, record.launch, *record.times_us))
+        for record in run.records
+        if len(record.times_us)
+    ]
     stepped = [
         hash((record.case.key, record.launch, *record.step_ms))
         for record in run.training_records
@@ -219,7 +272,13 @@ def _loaded(run: Run | str | Path) -> Run:
 
 
 def _verdicts(
-    pairs: Sequence[tuple[Pooled, Measured]], *, margin: float, q: float, looks: int, seed: int, force: bool
+    pairs: Sequence[tuple[Pooled, Measured]],
+    *,
+    margin: float,
+    q: float,
+    looks: int,
+    seed: int,
+    force: bool,
 ) -> list[Comparison]:
     """Return the verdicts; none for cases that were timed differently."""
     comparisons = stats.compare_family(
@@ -231,9 +290,11 @@ def _verdicts(
         seed=seed,
     )
     return [
-        comparison
-        if is_timed_alike(a.timed, b, force=force)
-        else replace(comparison, verdict=Verdict.INCONCLUSIVE, further=None)
+        (
+            comparison
+            if is_timed_alike(a.timed, b, force=force)
+            else replace(comparison, verdict=Verdict.INCONCLUSIVE, further=None)
+        )
         for (a, b), comparison in zip(pairs, comparisons, strict=True)
     ]
 
@@ -243,7 +304,8 @@ def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:
     plan = run.info.get("plan") or {}
     planned = plan.get("cases_sha256")
     return not is_complete(run.info) and any(
-        planned == (baseline.info.get("plan") or {}).get("cases_sha256") is not None for baseline in baselines
+        planned == (baseline.info.get("plan") or {}).get("cases_sha256") is not None
+        for baseline in baselines
     )
 
 
@@ -266,10 +328,15 @@ def _differences(
     baselines: Sequence[Run], run_b: Run, pairs: Sequence[tuple[Pooled, Measured]], *, force: bool
 ) -> list[Difference]:
     """Return the differences between the sides and among the baselines; unsound ones first."""
-    carriers = {b.case.backend for _, b in pairs} | {TRAINING for _, b in pairs if isinstance(b.case, TrainingCase)}
+    carriers = {b.case.backend for _, b in pairs} | {
+        TRAINING for _, b in pairs if isinstance(b.case, TrainingCase)
+    }
     between = differences([run.info for run in baselines], run_b.info, carriers=carriers)
     of_cases = differing_cases([(a.timed, b) for a, b in pairs], force=force)
-    return sorted([*between, *of_cases], key=lambda difference: (not difference.is_unsound, not difference.reason))
+    return sorted(
+        [*between, *of_cases],
+        key=lambda difference: (not difference.is_unsound, not difference.reason),
+    )
 
 
 def _refuse_unsound(differences: Sequence[Difference], subject: str) -> None:
@@ -279,13 +346,17 @@ def _refuse_unsound(differences: Sequence[Difference], subject: str) -> None:
     reasons = "; ".join(f"{difference}, and {difference.reason}" for difference in unsound[:_NAMED])
     more = f"; and {len(unsound) - _NAMED} more" if len(unsound) > _NAMED else ""
     raise InputError(
-        f"{subject} were measured under different conditions ({reasons}{more}), which could explain a difference of "
-        "times: measure again under the same conditions, or add --force to compare anyway."
+        f"{subject} were measured under different conditions ({reasons}{more}), which could explain"
+        " a difference of times: measure again under the same conditions, or add --force to"
+        " compare anyway."
     )
 
 
 def _too_few(sides: Sequence[Pooled], comparisons: Sequence[Comparison], q: float) -> bool:
-    """Return whether the typical case has too few launches for any verdict; always False with several baselines."""
+    """Return whether the typical case has too few launches for any verdict.
+
+    Always False with several baselines.
+    """
     if not comparisons or median([len(side.timed) for side in sides]) > 1:
         return False
     launches_a, launches_b = (

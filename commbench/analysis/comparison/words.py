@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from commbench.analysis.comparison.sides import AnyCase
-from commbench.analysis.comparison.verdicts import ENOUGH_BASELINES, BrokenCase, ComparedCase, ComparisonTable
+from commbench.analysis.comparison.verdicts import (
+    ENOUGH_BASELINES,
+    BrokenCase,
+    ComparedCase,
+    ComparisonTable,
+)
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.stats import Comparison, Effort, Verdict
 from commbench.stats.ratios import MOST_LAUNCHES
@@ -22,15 +27,22 @@ def summary(table: ComparisonTable) -> str:
     slower = [compared for compared in table.cases if compared.comparison.verdict is Verdict.SLOWER]
     worst = sorted(slower, key=lambda compared: compared.severity, reverse=True)
     names = names_of(table)
-    details = "; ".join(f"{name_of(compared, names)} {percent_of(compared.comparison)}" for compared in worst[:_NAMED])
+    details = "; ".join(
+        f"{name_of(compared, names)} {percent_of(compared.comparison)}"
+        for compared in worst[:_NAMED]
+    )
     more = f"; and {len(slower) - _NAMED} more" if len(slower) > _NAMED else ""
-    others = ", ".join(f"{count} {verdict}" for verdict, count in table.counts.items() if verdict != Verdict.SLOWER)
+    others = ", ".join(
+        f"{count} {verdict}" for verdict, count in table.counts.items() if verdict != Verdict.SLOWER
+    )
     cases = "case" if total == 1 else "cases"
     lost = sum(compared.is_regression for compared in table.broken)
     text = f"{len(slower)} of {total} {cases} slower{': ' + details + more if slower else ''}."
     text += f" {counted(lost, 'case')} lost: ok in A and not in B." if lost else ""
     unlike = " A and B were measured under different conditions." if table.is_forced else ""
-    return f"{text} {others}, with a margin of {100 * table.margin:g} %.{_on_the_end(table)}{unlike}"
+    return (
+        f"{text} {others}, with a margin of {100 * table.margin:g} %.{_on_the_end(table)}{unlike}"
+    )
 
 
 def _on_the_end(table: ComparisonTable) -> str:
@@ -38,7 +50,10 @@ def _on_the_end(table: ComparisonTable) -> str:
     if table.is_complete:
         return ""
     count = len(table.only_in_a) + sum(broken.status_b == "missing" for broken in table.broken)
-    return f" B is not complete: {counted(count, 'case')} of A {'was' if count == 1 else 'were'} not measured."
+    return (
+        f" B is not complete: {counted(count, 'case')} of A {'was' if count == 1 else 'were'} not"
+        " measured."
+    )
 
 
 def regressions(table: ComparisonTable, threshold: float) -> tuple[list[str], list[str]]:
@@ -70,9 +85,15 @@ def heading(table: ComparisonTable) -> list[str]:
     timed = [difference for difference in table.differences if difference.is_of_cases]
     notes = [difference for difference in table.differences if not difference.reason]
     if unsound:
-        lines.append("A and B differ in these conditions, which could explain a difference of times:")
-        lines += [f"unlike conditions: {difference} - {difference.reason}" for difference in unsound]
-    lines += [f"no verdict where timed unlike: {difference} - {difference.reason}" for difference in timed]
+        lines.append(
+            "A and B differ in these conditions, which could explain a difference of times:"
+        )
+        lines += [
+            f"unlike conditions: {difference} - {difference.reason}" for difference in unsound
+        ]
+    lines += [
+        f"no verdict where timed unlike: {difference} - {difference.reason}" for difference in timed
+    ]
     return lines + [f"differs, to be known: {difference}" for difference in notes]
 
 
@@ -83,7 +104,9 @@ def short_name(path: str) -> str:
 
 def names_of(table: ComparisonTable) -> dict[AnyCase, str]:
     """Return each case's short name; its full name if several cases share the short one."""
-    cases = list(dict.fromkeys([*(case.case for case in table.cases), *(case.case for case in table.broken)]))
+    cases = list(
+        dict.fromkeys([*(case.case for case in table.cases), *(case.case for case in table.broken)])
+    )
     short = Counter(map(str, cases))
     return {case: str(case) if short[str(case)] == 1 else _in_full(case) for case in cases}
 
@@ -91,7 +114,10 @@ def names_of(table: ComparisonTable) -> dict[AnyCase, str]:
 def _in_full(case: AnyCase) -> str:
     if isinstance(case, TrainingCase):
         return str(case)
-    return f"{case} ({case.pattern}, sync {case.sync}, loop {case.loop}, buffers {case.buffers or 'unknown'})"
+    return (
+        f"{case} ({case.pattern}, sync {case.sync}, loop {case.loop}, buffers"
+        f" {case.buffers or 'unknown'})"
+    )
 
 
 def name_of(case: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> str:
@@ -125,11 +151,15 @@ def _percent(ratio: float) -> str:
 
 def detectable_of(comparison: Comparison) -> str:
     """Return the smallest slowdown that these launches would detect."""
-    return f"+{100 * comparison.detectable:.1f} %" if math.isfinite(comparison.detectable) else "none"
+    return (
+        f"+{100 * comparison.detectable:.1f} %" if math.isfinite(comparison.detectable) else "none"
+    )
 
 
 def further_of(effort: Effort | None) -> str:
-    """Return the number of launches of each run that would settle it: ``4-12``, ``16+``, or why none would."""
+    """Return the number of launches of each run that would settle it: ``4-12``, ``16+``, or why
+    none would.
+    """
     if effort is None:
         return ""
     if effort.forecast != "settles":
@@ -143,7 +173,8 @@ def closing(table: ComparisonTable) -> list[str]:
     """Return lines on the cases that could not be compared, and advice."""
     names = names_of(table)
     lines = [
-        f"Not compared: {name_of(broken, names)} is {broken.status_a} in A and {broken.status_b} in B."
+        f"Not compared: {name_of(broken, names)} is {broken.status_a} in A and {broken.status_b}"
+        " in B."
         for broken in table.broken
     ]
     for name, cases in (("A", table.only_in_a), ("B", table.only_in_b)):
@@ -152,8 +183,9 @@ def closing(table: ComparisonTable) -> list[str]:
     lines += _on_few_baselines(table)
     if table.has_too_few_launches:
         lines.append(
-            f"A single changed case among {len(table.cases)} could not be detected with so few launches, however large "
-            "the change: measure with more launches (--budget standard or rigorous) or compare fewer cases."
+            f"A single changed case among {len(table.cases)} could not be detected with so few"
+            " launches, however large the change: measure with more launches (--budget standard or"
+            " rigorous) or compare fewer cases."
         )
     return lines + _on_inconclusive(table)
 
@@ -173,20 +205,27 @@ def _on_inconclusive(table: ComparisonTable) -> list[str]:
     counts = Counter(effort.forecast for effort in efforts)
     lines = []
     if settled:
-        low, high = min(effort.low for effort in settled), max(effort.high or effort.low for effort in settled)
+        low, high = (
+            min(effort.low for effort in settled),
+            max(effort.high or effort.low for effort in settled),
+        )
         number = counted(high, "more launch") if low == high else f"{low} to {high} more launches"
         open_end = " or more" if any(effort.high is None for effort in settled) else ""
         lines.append(
-            f"{counted(len(settled), 'inconclusive case')} would be settled by {number}{open_end} of each run (column "
-            "more), if the estimates hold: the commands that made the runs add them, with a larger "
-            "--launches and the same --out."
+            f"{counted(len(settled), 'inconclusive case')} would be settled by {number}{open_end}"
+            " of each run (column more), if the estimates hold: the commands that made the runs"
+            " add them, with a larger --launches and the same --out."
         )
     if counts["near"]:
-        lines.append(f"{counted(counts['near'], 'case')} so near the margin that no number of launches would tell.")
+        lines.append(
+            f"{counted(counts['near'], 'case')} so near the margin that no number of launches would"
+            " tell."
+        )
     if counts["noisy"]:
         lines.append(
-            f"{counted(counts['noisy'], 'case')} too noisy for {MOST_LAUNCHES} launches to tell: a quieter machine "
-            f"{'or more baselines help' if len(table.names_a) > 1 else 'helps'} more than further launches."
+            f"{counted(counts['noisy'], 'case')} too noisy for {MOST_LAUNCHES} launches to tell: a"
+            f" quieter machine {'or more baselines help' if len(table.names_a) > 1 else 'helps'}"
+            " more than further launches."
         )
     return lines
 

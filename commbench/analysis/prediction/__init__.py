@@ -1,1 +1,3 @@
-"""Predictions from measured curves: collectives at other sizes, training steps at other settings, larger clusters."""
+"""Predictions from measured curves: collectives at other sizes, training steps at other settings,
+larger clusters.
+"""

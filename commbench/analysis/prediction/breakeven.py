@@ -1,4 +1,6 @@
-"""Break-evens with dense gradients: the density below which top-k pays, and the link rate below which a hook does."""
+"""Break-evens with dense gradients: the density below which top-k pays, and the link rate below
+which a hook does.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,19 @@ from commbench.hooks.registry import NONE, TOP_K, gathered_density, hook_words
 #: Range of the search for a break-even density, and the halvings that find it to 2 %.
 SPARSEST, DENSEST = 1e-5, 1.0
 _HALVINGS = 9
-#: Range of the search for a break-even rate in bits per second, and the halvings that find it to 2 %.
+#: Range of the search for a break-even rate in bits per second, and the halvings that find it to 2
+#: %.
 SLOWEST_BPS, FASTEST_BPS = 1e6, 1e12
 _RATE_HALVINGS = 10
 
 
-def crossing(is_faster: Callable[[float], bool], low: float, high: float, halvings: int) -> float | None:
-    """Return where a hook stops to be faster, by bisection; ``high`` if it always is, None if it is not at ``low``."""
+def crossing(
+    is_faster: Callable[[float], bool], low: float, high: float, halvings: int
+) -> float | None:
+    """Return where a hook stops to be faster, by bisection.
+
+    ``high`` if it always is, None if it is not at ``low``.
+    """
     if is_faster(high):
         return high
     if not is_faster(low):
@@ -52,13 +60,18 @@ class BreakEven:
 
     @property
     def byte_density(self) -> float:
-        """Above it top-k sends more bytes than a ring all_reduce of float32: 8 (p-1) dn = 8 (p-1)/p n."""
+        """Above it top-k sends more bytes than a ring all_reduce of float32: 8 (p-1) dn = 8 (p-1)/p
+        n.
+        """
         return 1 / self.world_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEvenSearch:
-    """The search for the break-even on one network; steps are cached between searches with other handicaps."""
+    """The search for the break-even on one network.
+
+    Steps are cached between searches with other handicaps.
+    """
 
     model: StepModel
     """On the network of the search (`commbench.analysis.prediction.larger.model_on_network`)."""
@@ -87,7 +100,9 @@ class BreakEvenSearch:
         Raises:
             InputError: no top-k was measured, or the network lacks a collective that a hook uses.
         """
-        return crossing(lambda d: handicap * self._sparse_ms(d) < self.dense_ms, SPARSEST, DENSEST, halvings)
+        return crossing(
+            lambda d: handicap * self._sparse_ms(d) < self.dense_ms, SPARSEST, DENSEST, halvings
+        )
 
     def _sparse_ms(self, density: float) -> float:
         if density not in self._cached_ms:
@@ -107,16 +122,22 @@ class RateSearch:
     caps: Sequence[str]
     """Bucket sizes to choose from; each side uses its best."""
     _models: dict[float, StepModel] = field(default_factory=dict, repr=False, compare=False)
-    _cached_ms: dict[tuple[str, float], float] = field(default_factory=dict, repr=False, compare=False)
+    _cached_ms: dict[tuple[str, float], float] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
-    def rate_bps(self, hook: str, *, handicap: float = 1.0, halvings: int = _RATE_HALVINGS) -> float | None:
-        """Return the link rate below which a hook's step is shorter than the dense one; None if at none.
+    def rate_bps(
+        self, hook: str, *, handicap: float = 1.0, halvings: int = _RATE_HALVINGS
+    ) -> float | None:
+        """Return the link rate below which a hook's step is shorter than the dense one.
+
+        None if at none.
 
         Args:
             hook: by name.
             handicap: factor on the steps with the hook, to find the ends of an interval.
-            halvings: of the range between `SLOWEST_BPS` and `FASTEST_BPS`; the latter is returned if the hook is faster
-                at any rate.
+            halvings: of the range between `SLOWEST_BPS` and `FASTEST_BPS`; the latter is returned
+                if the hook is faster at any rate.
 
         Raises:
             InputError: the hook was not measured, or the network lacks a collective that it uses.
@@ -131,18 +152,24 @@ class RateSearch:
         if (hook, rate_bps) not in self._cached_ms:
             if rate_bps not in self._models:
                 self._models[rate_bps] = model_on_network(self.model, self.network(rate_bps))
-            self._cached_ms[hook, rate_bps] = best_buckets(self._models[rate_bps], hook, self.caps).step_ms
+            self._cached_ms[hook, rate_bps] = best_buckets(
+                self._models[rate_bps], hook, self.caps
+            ).step_ms
         return self._cached_ms[hook, rate_bps]
 
 
-def break_even(model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = ("none",)) -> BreakEven:
+def break_even(
+    model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = ("none",)
+) -> BreakEven:
     """Find the break-even density by bisection; arguments as for `BreakEvenSearch`.
 
     Raises:
         InputError: as `BreakEvenSearch.density`.
     """
     search = BreakEvenSearch(model=model, caps=caps, dense=dense)
-    return BreakEven(world_size=model.network.world_size, dense_ms=search.dense_ms, density=search.density())
+    return BreakEven(
+        world_size=model.network.world_size, dense_ms=search.dense_ms, density=search.density()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +181,17 @@ class MeasuredPoint:
     speedup: float
     """Dense step over the step with top-k."""
     has_won: bool | None
-    """Whether top-k is faster; None if the speedup's interval contains 1 or the steps' intervals overlap."""
+    """Whether top-k is faster; None if the speedup's interval contains 1 or the steps' intervals
+    overlap."""
     predicted: float | None
     """The predicted break-even density."""
 
     @property
     def agrees(self) -> bool | None:
-        """Whether the measured result agrees with the prediction; None if the measurement is undecided."""
+        """Whether the measured result agrees with the prediction.
+
+        None if the measurement is undecided.
+        """
         if self.has_won is None:
             return None
         return self.has_won == (self.predicted is not None and self.density < self.predicted)
@@ -169,7 +200,8 @@ class MeasuredPoint:
 def compare_with_measured(
     predicted: BreakEven, rows: Sequence[TrainingRow], *, dense: Sequence[str] = ("none",)
 ) -> list[MeasuredPoint]:
-    """Return for every measured density whether top-k won and whether that was predicted, at the best bucket sizes.
+    """Return for every measured density whether top-k won and whether that was predicted, at the
+    best bucket sizes.
 
     Args:
         predicted: the break-even on the network on which ``rows`` were measured.
@@ -180,13 +212,15 @@ def compare_with_measured(
         InputError: no dense setting was measured on that number of ranks.
     """
     timed = [
-        row for row in rows if row.status == "ok" and row.step_ms is not None and row.world_size == predicted.world_size
+        row
+        for row in rows
+        if row.status == "ok" and row.step_ms is not None and row.world_size == predicted.world_size
     ]
     dense_rows = [row for row in timed if row.hook in dense]
     if not dense_rows:
         raise InputError(
-            f"Top-k cannot be compared: no step with {' or '.join(dense)} was measured on {predicted.world_size} "
-            "ranks; measure one."
+            f"Top-k cannot be compared: no step with {' or '.join(dense)} was measured on"
+            f" {predicted.world_size} ranks; measure one."
         )
     best = min(dense_rows, key=_step_ms)
     points = []
@@ -206,10 +240,13 @@ def compare_with_measured(
 
 
 def measured_break_even(points: Sequence[MeasuredPoint]) -> float | None:
-    """Return the density at which top-k and the dense step took equally long; None if all points lie on one side.
+    """Return the density at which top-k and the dense step took equally long.
 
-    Selecting, sending and adding values take time in proportion to their number. So the ratio of both steps is
-    interpolated linearly over the density, between the last point that won and the next.
+    None if all points lie on one side.
+
+    Selecting, sending and adding values take time in proportion to their number. So the ratio of
+    both steps is interpolated linearly over the density, between the last point that won and the
+    next.
 
     Args:
         points: of one network.
@@ -225,7 +262,11 @@ def measured_break_even(points: Sequence[MeasuredPoint]) -> float | None:
 
 def _gathered_density(row: TrainingRow) -> float | None:
     """Return the density of a row with top-k whose ranks gather elements; None for other rows."""
-    return gathered_density(hook_words(row.hook, row.density, row.hook_options)) if row.hook == TOP_K else None
+    return (
+        gathered_density(hook_words(row.hook, row.density, row.hook_options))
+        if row.hook == TOP_K
+        else None
+    )
 
 
 def _step_ms(row: TrainingRow) -> float:
@@ -233,11 +274,23 @@ def _step_ms(row: TrainingRow) -> float:
 
 
 def _has_won(sparse: TrainingRow, dense: TrainingRow) -> bool | None:
-    """Return whether top-k is faster; None if undecided. Uses the paired speedup if its baseline is that dense row."""
+    """Return whether top-k is faster; None if undecided.
+
+    Uses the paired speedup if its baseline is that dense row.
+    """
     low, high = sparse.speedup_ci_low, sparse.speedup_ci_high
-    if (dense.hook, dense.bucket_cap_mb) == (NONE, DEFAULT_CAP) and low is not None and high is not None:
+    if (
+        (dense.hook, dense.bucket_cap_mb) == (NONE, DEFAULT_CAP)
+        and low is not None
+        and high is not None
+    ):
         return None if low <= 1 <= high else low > 1
-    bounds = (sparse.step_ms_ci_low, sparse.step_ms_ci_high, dense.step_ms_ci_low, dense.step_ms_ci_high)
+    bounds = (
+        sparse.step_ms_ci_low,
+        sparse.step_ms_ci_high,
+        dense.step_ms_ci_low,
+        dense.step_ms_ci_high,
+    )
     if any(bound is None for bound in bounds):
         return None
     sparse_low, sparse_high, dense_low, dense_high = (bound or 0.0 for bound in bounds)

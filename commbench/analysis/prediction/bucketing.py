@@ -1,4 +1,6 @@
-"""Candidate bucket sizes: one for each different layout, and the list with the shortest predicted step."""
+"""Candidate bucket sizes: one for each different layout, and the list with the shortest predicted
+step.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ SMALLEST_MB = 0.25
 FEWEST = 4
 #: Factor between neighbouring bucket sizes.
 STEP = math.sqrt(2)
-#: A list of bucket sizes is recommended if its predicted step is shorter by more than this: the typical prediction
-#: error.
+#: A list of bucket sizes is recommended if its predicted step is shorter by more than this: the
+#: typical prediction error.
 WORTHWHILE = 0.03
 #: Lists whose steps differ by less than this share count as equal; the shortest text wins.
 EQUAL = 0.005
@@ -33,7 +35,8 @@ SMALLEST_SHARE = 0.01
 ROOM = 1.25
 #: Significant digits to which the sizes of a list are rounded, if the step stays equal.
 DIGITS = (2, 3)
-#: The most positions at which a list may split; in larger models neighbouring parameters are merged.
+#: The most positions at which a list may split; in larger models neighbouring parameters are
+#: merged.
 MOST_CUTS = 400
 #: Bucket sizes at which a bucket's cost is computed; between them it is interpolated.
 COST_POINTS = 256
@@ -41,10 +44,12 @@ _DECIMALS = 9
 
 
 def candidate_caps(facts: WorkloadFacts, *, most: int = 12) -> list[str]:
-    """Bucket sizes as ``bucket_cap_mb`` writes them, ``default`` first, no two with the same layout.
+    """Bucket sizes as ``bucket_cap_mb`` writes them, ``default`` first, no two with the same
+    layout.
 
-    A geometric series from 0.25 MiB, or a fourth of a model of less than 1 MiB, to one bucket for the whole model; if
-    more than ``most`` remain, keep an evenly spaced subset that includes both ends.
+    A geometric series from 0.25 MiB, or a fourth of a model of less than 1 MiB, to one bucket for
+    the whole model; if more than ``most`` remain, keep an evenly spaced subset that includes both
+    ends.
     """
     total_mb, smallest = _total_mb(facts), _smallest_mb(facts)
     count = math.ceil(math.log(max(1.0, total_mb / smallest), STEP))
@@ -73,16 +78,18 @@ def unique_layouts(caps: Sequence[str], facts: WorkloadFacts) -> list[str]:
 
 
 def best_list(model: StepModel, case: TrainingCase, *, most: int = 4) -> str | None:
-    """Return the ``bucket_cap_mb_list`` of at most ``most`` sizes with the shortest predicted step, or None.
+    """Return the ``bucket_cap_mb_list`` of at most ``most`` sizes with the shortest predicted step,
+    or None.
 
-    The search uses dynamic programming. It is exact for a network that carries one bucket at a time and communication
-    that does not slow computing down. Elsewhere it is a heuristic: the best lists of every length are predicted, exact
-    and rounded, and among those within 0.5 % of the best the shortest text is taken.
+    The search uses dynamic programming. It is exact for a network that carries one bucket at a time
+    and communication that does not slow computing down. Elsewhere it is a heuristic: the best lists
+    of every length are predicted, exact and rounded, and among those within 0.5 % of the best the
+    shortest text is taken.
 
-    No bucket is smaller than the smallest single candidate or 1 % of the model, because the model of a step is not
-    accurate enough for smaller gains. The result is None in two cases. The list must be predicted to beat the best
-    single size by more than 3 % or the model's own error. All parameters must be of float32, because DDP counts each
-    type separately.
+    No bucket is smaller than the smallest single candidate or 1 % of the model, because the model
+    of a step is not accurate enough for smaller gains. The result is None in two cases. The list
+    must be predicted to beat the best single size by more than 3 % or the model's own error. All
+    parameters must be of float32, because DDP counts each type separately.
 
     Args:
         model: predicts steps of the case's hook.
@@ -97,28 +104,45 @@ def best_list(model: StepModel, case: TrainingCase, *, most: int = 4) -> str | N
     lists = dict.fromkeys(caps for ends in cuts for caps in _as_caps(ends, facts, smallest_mb))
     predicted_ms = {caps: _step_ms(model, case, caps) for caps in lists}
     single = min(_step_ms(model, case, cap) for cap in candidate_caps(facts))
-    nearly_best = [caps for caps in predicted_ms if predicted_ms[caps] <= (1 + EQUAL) * min(predicted_ms.values())]
-    best = min(nearly_best, key=lambda caps: (caps.count("+"), len(caps), predicted_ms[caps]), default=None)
-    return best if best is not None and predicted_ms[best] < (1 - max(WORTHWHILE, model.error)) * single else None
+    nearly_best = [
+        caps
+        for caps in predicted_ms
+        if predicted_ms[caps] <= (1 + EQUAL) * min(predicted_ms.values())
+    ]
+    best = min(
+        nearly_best, key=lambda caps: (caps.count("+"), len(caps), predicted_ms[caps]), default=None
+    )
+    return (
+        best
+        if best is not None and predicted_ms[best] < (1 - max(WORTHWHILE, model.error)) * single
+        else None
+    )
 
 
 def _step_ms(model: StepModel, case: TrainingCase, cap: str) -> float:
     return model.predict(dataclasses.replace(case, bucket_cap_mb=cap)).step_ms
 
 
-def best_cuts(model: StepModel, case: TrainingCase, *, most: int, smallest_mb: float = 0.0) -> list[tuple[int, ...]]:
-    """Return, for each number of buckets up to ``most``, the buckets' ends as numbers of parameters in ready order.
+def best_cuts(
+    model: StepModel, case: TrainingCase, *, most: int, smallest_mb: float = 0.0
+) -> list[tuple[int, ...]]:
+    """Return, for each number of buckets up to ``most``, the buckets' ends as numbers of parameters
+    in ready order.
 
     Buckets are at least ``smallest_mb`` MiB, so some numbers of buckets may be impossible.
 
-    The last of b buckets, ending with parameter j, is done at ``max(ready_j, previous done) + cost``. This is monotone
-    in the previous end, so for each j and b only the earliest end is kept.
+    The last of b buckets, ending with parameter j, is done at ``max(ready_j, previous done) +
+    cost``. This is monotone in the previous end, so for each j and b only the earliest end is kept.
     """
     ends, elements, ready = _possible_ends(model)
     cost = _Cost(model, case, int(elements[-1]))
-    sizes = elements[:, None] - np.concatenate(([0.0], elements[:-1]))[None, :]  # of a bucket from place i to place j
+    sizes = (
+        elements[:, None] - np.concatenate(([0.0], elements[:-1]))[None, :]
+    )  # of a bucket from place i to place j
     comm = cost.of(np.maximum(sizes, 0.0))
-    comm[(sizes <= 0) | (sizes * FLOAT32_BYTES < min(smallest_mb, _total_mb(model.facts)) * MIB)] = np.inf
+    comm[
+        (sizes <= 0) | (sizes * FLOAT32_BYTES < min(smallest_mb, _total_mb(model.facts)) * MIB)
+    ] = np.inf
     done = np.full(len(ends), -np.inf)
     done[1:] = np.inf  # the first bucket starts with the first parameter
     before: list[NDArray[np.int64]] = []
@@ -135,7 +159,10 @@ def best_cuts(model: StepModel, case: TrainingCase, *, most: int, smallest_mb: f
 
 
 def _trace(before: Sequence[NDArray[np.int64]]) -> list[int]:
-    """Return the last position of each bucket; ``before[b][j]`` is the first position of bucket b if it ends with j."""
+    """Return the last position of each bucket.
+
+    ``before[b][j]`` is the first position of bucket b if it ends with j.
+    """
     position, positions = len(before[0]) - 1, []
     for starts in reversed(before):
         positions.append(position)
@@ -143,8 +170,12 @@ def _trace(before: Sequence[NDArray[np.int64]]) -> list[int]:
     return positions[::-1]
 
 
-def _possible_ends(model: StepModel) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return possible bucket ends: parameters, elements up to there, and their ready times in milliseconds."""
+def _possible_ends(
+    model: StepModel,
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return possible bucket ends: parameters, elements up to there, and their ready times in
+    milliseconds.
+    """
     facts = model.facts
     ordered = [facts.parameters[i] for i in facts.ready_order]
     elements = np.cumsum([float(parameter.numel) for parameter in ordered])
@@ -157,7 +188,9 @@ def _possible_ends(model: StepModel) -> tuple[NDArray[np.int64], NDArray[np.floa
 
 
 def _spaced(elements: Iterable[float], smallest: float) -> Iterator[int]:
-    """Yield numbers of parameters after which at least ``smallest`` more elements have accumulated, and the total."""
+    """Yield numbers of parameters after which at least ``smallest`` more elements have accumulated,
+    and the total.
+    """
     last, number, reached = 0.0, 0, 0.0
     for number, reached in enumerate(elements, start=1):
         if reached - last >= smallest:
@@ -168,10 +201,14 @@ def _spaced(elements: Iterable[float], smallest: float) -> Iterator[int]:
 
 
 class _Cost:
-    """Cost of a bucket by its elements: on the network with decoding, and on the thread of the backward pass."""
+    """Cost of a bucket by its elements: on the network with decoding, and on the thread of the
+    backward pass.
+    """
 
     def __init__(self, model: StepModel, case: TrainingCase, elements: int) -> None:
-        works = _by_tensors(model, case) if needs_shapes(case) else _by_elements(model, case, elements)
+        works = (
+            _by_tensors(model, case) if needs_shapes(case) else _by_elements(model, case, elements)
+        )
         self._points = np.array([work.size_bytes / FLOAT32_BYTES for work in works])
         self._served_ms = np.array([work.comm_ms + work.decode_ms for work in works])
         cost = model.hooks[case.hook_name]
@@ -183,7 +220,9 @@ class _Cost:
         return np.asarray(np.interp(elements, self._points, self._served_ms))
 
     def delay(self, elements: NDArray[np.float64], buckets: int) -> NDArray[np.float64]:
-        """Return the milliseconds by which ``buckets`` buckets with ``elements`` in total delay the backward pass."""
+        """Return the milliseconds by which ``buckets`` buckets with ``elements`` in total delay the
+        backward pass.
+        """
         return buckets * self._fixed_ms + self._ms_per_element * elements
 
 
@@ -194,26 +233,40 @@ def _by_elements(model: StepModel, case: TrainingCase, elements: int) -> list[Bu
 
 
 def _by_tensors(model: StepModel, case: TrainingCase) -> list[BucketWork]:
-    """Return buckets of the parameters that are ready first; buckets of later ones are assumed to send as much."""
+    """Return buckets of the parameters that are ready first.
+
+    Buckets of later ones are assumed to send as much.
+    """
     ordered = [model.facts.parameters[i] for i in model.facts.ready_order]
     ends = list(
-        _spaced(itertools.accumulate(float(p.numel) for p in ordered), sum(p.numel for p in ordered) / MOST_CUTS)
+        _spaced(
+            itertools.accumulate(float(p.numel) for p in ordered),
+            sum(p.numel for p in ordered) / MOST_CUTS,
+        )
     )
     return [model.bucket_of(case, model.facts.ready_order[:end]) for end in ends]
 
 
 def _as_caps(cuts: Sequence[int], facts: WorkloadFacts, smallest_mb: float) -> Iterator[str]:
     """Yield lists that make these buckets, exact and with rounded sizes, without too small ones."""
-    sizes_mb = [facts.parameters[i].numel * facts.parameters[i].itemsize / MIB for i in facts.ready_order]
+    sizes_mb = [
+        facts.parameters[i].numel * facts.parameters[i].itemsize / MIB for i in facts.ready_order
+    ]
     ranges = []
     for start, end in itertools.pairwise([0, *cuts]):
         bucket = sum(sizes_mb[start:end])
         ranges.append((bucket - sizes_mb[end - 1], bucket if end < cuts[-1] else ROOM * bucket))
-    rounded = ([f"{float(f'{sum(ends) / 2:.{digits}g}'):.{_DECIMALS}f}" for ends in ranges] for digits in DIGITS)
+    rounded = (
+        [f"{float(f'{sum(ends) / 2:.{digits}g}'):.{_DECIMALS}f}" for ends in ranges]
+        for digits in DIGITS
+    )
     for caps in ([_between(*ends) for ends in ranges], *rounded):
         layout = _layout(caps_bytes("+".join(caps)), facts)
         numels = (sum(facts.parameters[i].numel for i in bucket) for bucket in layout)
-        if len(layout) <= len(cuts) and min(numels) * FLOAT32_BYTES >= min(smallest_mb, sum(sizes_mb)) * MIB:
+        if (
+            len(layout) <= len(cuts)
+            and min(numels) * FLOAT32_BYTES >= min(smallest_mb, sum(sizes_mb)) * MIB
+        ):
             yield canonical_cap("+".join(caps))
 
 
@@ -228,5 +281,7 @@ def _between(low: float, high: float) -> str:
 
 
 def _layout(caps: Sequence[int], facts: WorkloadFacts) -> Layout:
-    numels, itemsizes, dtypes = zip(*((p.numel, p.itemsize, p.dtype) for p in facts.parameters), strict=True)
+    numels, itemsizes, dtypes = zip(
+        *((p.numel, p.itemsize, p.dtype) for p in facts.parameters), strict=True
+    )
     return rebuilt_layout(numels, itemsizes, dtypes, facts.ready_order, caps)

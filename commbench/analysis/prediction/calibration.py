@@ -1,4 +1,6 @@
-"""Calibration of the model of a step: how communication and computing slow each other down, by hook."""
+"""Calibration of the model of a step: how communication and computing slow each other down, by
+hook.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,18 @@ from commbench.analysis.prediction.timeline import BucketWork, overlapped_end_ms
 from commbench.ddp.plan.cases import SWEEP, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 
-#: Prior of `Sharing`: means (slowdown 1, unexplained time 0) and scales. A deviation of one scale costs as much as a
-#: step that is wrong by 1 %. The prior is weak: one measured setting outweighs it, unless the step hardly depends on
-#: the parameter.
+#: Prior of `Sharing`: means (slowdown 1, unexplained time 0) and scales. A deviation of one scale
+#: costs as much as a step that is wrong by 1 %. The prior is weak: one measured setting outweighs
+#: it, unless the step hardly depends on the parameter.
 USUAL_CONTENTION, LOOSE_CONTENTION, LOOSE_SLOWDOWN, LOOSE_UNEXPLAINED = 0.5, 1.0, 0.1, 0.01
 _ONE_PERCENT = 0.01**2
-#: Quantile of chi-square with 1 degree of freedom: rise of -2 log likelihood at the ends of a 95 % interval.
+#: Quantile of chi-square with 1 degree of freedom: rise of -2 log likelihood at the ends of a 95 %
+#: interval.
 CHI_SQUARE_95 = 3.84
 #: Communication takes between half and twice its time alone; anything beyond has another cause.
 FARTHEST_SLOWDOWN = 2.0
-#: Copying reads one tensor and writes another; dividing in place touches one: half the memory traffic.
+#: Copying reads one tensor and writes another; dividing in place touches one: half the memory
+#: traffic.
 COPY_OVER_DIVISION = 2.0
 #: A slowdown beyond this share of the limit counts as on the border.
 BORDER = 0.95
@@ -36,9 +40,11 @@ class Sharing:
     """How communication and computing share a rank's core under one hook."""
 
     contention: float = USUAL_CONTENTION
-    """Share of the computing core that communication uses while it is in progress; see `overlapped`."""
+    """Share of the computing core that communication uses while it is in progress; see
+    `overlapped`."""
     slowdown: float = 1.0
-    """Communication time in training over that on the network alone, without concurrent computing."""
+    """Communication time in training over that on the network alone, without concurrent
+    computing."""
     unexplained_ms: float = 0.0
     """Time of a step that the two do not explain; may be negative."""
 
@@ -46,14 +52,18 @@ class Sharing:
         """Return the buckets with the communication times of training."""
         factor = self.slowdown
         return [
-            dataclasses.replace(bucket, comm_ms=factor * bucket.comm_ms, latency_ms=factor * bucket.latency_ms)
+            dataclasses.replace(
+                bucket, comm_ms=factor * bucket.comm_ms, latency_ms=factor * bucket.latency_ms
+            )
             for bucket in work
         ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One configuration in all its launches: medians over launches of launch medians, in milliseconds."""
+    """One configuration in all its launches: medians over launches of launch medians, in
+    milliseconds.
+    """
 
     case: TrainingCase
     records: Sequence[TrainingRecord]
@@ -83,18 +93,23 @@ class Setting:
 
     @property
     def copy_ms_per_byte(self) -> float:
-        """Time to copy a gradient into its bucket, from the time in which the pass-through hook divides it there."""
+        """Time to copy a gradient into its bucket, from the time in which the pass-through hook
+        divides it there.
+        """
         with_buckets = [record for record in self.records if record.buckets]
         if not with_buckets:
             return 0.0
         return COPY_OVER_DIVISION * statistics.median(
-            sum(bucket.compress_ms for bucket in record.buckets) / sum(bucket.size_bytes for bucket in record.buckets)
+            sum(bucket.compress_ms for bucket in record.buckets)
+            / sum(bucket.size_bytes for bucket in record.buckets)
             for record in with_buckets
         )
 
 
 def settings_of(records: Iterable[TrainingRecord]) -> list[Setting]:
-    """Return valid records by setting, the fewest passes per step first; sweep and confirmation are one setting.
+    """Return valid records by setting, the fewest passes per step first.
+
+    Sweep and confirmation are one setting.
 
     Compiled settings are left out: their computing takes another time.
     """
@@ -102,7 +117,10 @@ def settings_of(records: Iterable[TrainingRecord]) -> list[Setting]:
     for record in records:
         if record.status == "ok" and record.step_ms and not record.case.compile:
             by_case.setdefault(dataclasses.replace(record.case, phase=SWEEP), []).append(record)
-    return [Setting(case=case, records=by_case[case]) for case in sorted(by_case, key=lambda case: case.accumulation)]
+    return [
+        Setting(case=case, records=by_case[case])
+        for case in sorted(by_case, key=lambda case: case.accumulation)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +142,15 @@ class Observation:
 
     def excess_ms(self, sharing: Sharing) -> float:
         """Return predicted - measured."""
-        return self.slowed(sharing.slowdown).excess_of_slowed_ms(sharing.contention, sharing.unexplained_ms)
+        return self.slowed(sharing.slowdown).excess_of_slowed_ms(
+            sharing.contention, sharing.unexplained_ms
+        )
 
     def excess_of_slowed_ms(self, contention: float, unexplained_ms: float = 0.0) -> float:
         """Return predicted - measured of a step with the communication times of training."""
-        end_ms = overlapped_end_ms(self.work, self.backward_ms, servers=self.servers, contention=contention)
+        end_ms = overlapped_end_ms(
+            self.work, self.backward_ms, servers=self.servers, contention=contention
+        )
         return self.others_ms + end_ms + unexplained_ms - self.step_ms
 
     def error(self, sharing: Sharing) -> float:
@@ -146,16 +168,21 @@ class Calibration:
     most: Mapping[str, Sharing]
     """With the largest."""
     error: float
-    """Root mean square of the remaining relative errors of hooks with several measured settings; else 0."""
+    """Root mean square of the remaining relative errors of hooks with several measured settings;
+    else 0."""
 
 
 def fit_sharing(observations: Mapping[str, Sequence[Observation]]) -> Calibration:
-    """Fit by least squares of relative errors with weak priors; each hook's mean error is its unexplained time.
+    """Fit by least squares of relative errors with weak priors.
 
-    All hooks share one slowdown, because it belongs to the network. A hook's influence on it grows with the share of
-    communication in its step. So a hook that hardly communicates cannot pass its other costs off as a slow network,
-    which would grow with the number of ranks. Contention and unexplained time are fitted per hook. The priors decide a
-    parameter if the steps do not: contention with a single bucket, or slowdown with little communication.
+    Each hook's mean error is its unexplained time.
+
+    All hooks share one slowdown, because it belongs to the network. A hook's influence on it grows
+    with the share of communication in its step. So a hook that hardly communicates cannot pass its
+    other costs off as a slow network, which would grow with the number of ranks. Contention and
+    unexplained time are fitted per hook. The priors decide a
+    parameter if the steps do not: contention with a single bucket, or slowdown with little
+    communication.
     """
 
     @cache
@@ -170,22 +197,41 @@ def fit_sharing(observations: Mapping[str, Sequence[Observation]]) -> Calibratio
         {hook: _sharing(of_hook, logarithm) for hook, of_hook in observations.items()}
         for logarithm in (best, least, most)
     )
-    return Calibration(likely=best_fit, least=at_least, most=at_most, error=_remaining(observations, best_fit))
+    return Calibration(
+        likely=best_fit, least=at_least, most=at_most, error=_remaining(observations, best_fit)
+    )
 
 
-def _remaining(observations: Mapping[str, Sequence[Observation]], sharings: Mapping[str, Sharing]) -> float:
-    """Return the root mean square of relative errors; the unexplained time uses one degree of freedom per hook."""
+def _remaining(
+    observations: Mapping[str, Sequence[Observation]], sharings: Mapping[str, Sharing]
+) -> float:
+    """Return the root mean square of relative errors.
+
+    The unexplained time uses one degree of freedom per hook.
+    """
     with_several = {hook: of_hook for hook, of_hook in observations.items() if len(of_hook) > 1}
     squares = sum(
-        observation.error(sharings[hook]) ** 2 for hook, of_hook in with_several.items() for observation in of_hook
+        observation.error(sharings[hook]) ** 2
+        for hook, of_hook in with_several.items()
+        for observation in of_hook
     )
-    return math.sqrt(squares / sum(len(of_hook) - 1 for of_hook in with_several.values())) if with_several else 0.0
+    return (
+        math.sqrt(squares / sum(len(of_hook) - 1 for of_hook in with_several.values()))
+        if with_several
+        else 0.0
+    )
 
 
 def _sharing(observations: Sequence[Observation], logarithm: float) -> Sharing:
-    """Return a hook's contention for a slowdown, and the unexplained time that makes its mean error zero."""
-    sharing = Sharing(contention=_fit_hook(observations, logarithm)[1], slowdown=math.exp(logarithm))
-    unexplained_ms = -statistics.fmean(observation.excess_ms(sharing) for observation in observations)
+    """Return a hook's contention for a slowdown, and the unexplained time that makes its mean error
+    zero.
+    """
+    sharing = Sharing(
+        contention=_fit_hook(observations, logarithm)[1], slowdown=math.exp(logarithm)
+    )
+    unexplained_ms = -statistics.fmean(
+        observation.excess_ms(sharing) for observation in observations
+    )
     return dataclasses.replace(sharing, unexplained_ms=unexplained_ms)
 
 
@@ -202,18 +248,24 @@ def _fit_hook(observations: Sequence[Observation], logarithm: float) -> tuple[fl
 
 def _misfit(slowed: Sequence[Observation], contention: float) -> float:
     """Return the sum of squared relative errors at the best unexplained time, with its prior."""
-    errors = [observation.excess_of_slowed_ms(contention) / observation.step_ms for observation in slowed]
+    errors = [
+        observation.excess_of_slowed_ms(contention) / observation.step_ms for observation in slowed
+    ]
     scales = [1 / observation.step_ms for observation in slowed]
     prior = _ONE_PERCENT * (statistics.fmean(scales) / LOOSE_UNEXPLAINED) ** 2
-    explained = float(sum(map(operator.mul, errors, scales))) ** 2 / (sum(scale**2 for scale in scales) + prior)
+    explained = float(sum(map(operator.mul, errors, scales))) ** 2 / (
+        sum(scale**2 for scale in scales) + prior
+    )
     return sum(error**2 for error in errors) - explained
 
 
-def _allowed(loss: Callable[[float], float], best: float, farthest: float, steps: int) -> tuple[float, float]:
+def _allowed(
+    loss: Callable[[float], float], best: float, farthest: float, steps: int
+) -> tuple[float, float]:
     """Return the 95 % interval of the log slowdown, by likelihood ratio.
 
-    The error of a step counts as 1 %, or more if the residuals are larger. A best fit on the border indicates another
-    cause; the interval is then extended to no slowdown.
+    The error of a step counts as 1 %, or more if the residuals are larger. A best fit on the border
+    indicates another cause; the interval is then extended to no slowdown.
     """
     level = loss(best) + CHI_SQUARE_95 * max(_ONE_PERCENT, loss(best) / steps)
     ends = []
@@ -228,9 +280,11 @@ def _allowed(loss: Callable[[float], float], best: float, farthest: float, steps
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
-    """Return the minimum of a function in a range and its argument, by a grid that is refined around its best point.
+    """Return the minimum of a function in a range and its argument, by a grid that is refined
+    around its best point.
 
-    The simulated step has kinks and several local minima; scipy.optimize.minimize_scalar would stop at the nearest.
+    The simulated step has kinks and several local minima; scipy.optimize.minimize_scalar would stop
+    at the nearest.
     """
     step = (high - low) / (GRID - 1)
     best = min((function(x), x) for x in (low + i * step for i in range(GRID)))

@@ -1,4 +1,6 @@
-"""Time of an operation over message size: piecewise alpha + beta n, fitted to launches, with its error."""
+"""Time of an operation over message size: piecewise alpha + beta n, fitted to launches, with its
+error.
+"""
 
 from __future__ import annotations
 
@@ -57,19 +59,24 @@ class Curve:
     residuals: tuple[Signed, ...]
     """(fitted - measured) / measured at each size."""
     held_out_error: float | None = None
-    """Median absolute relative error at held-out sizes; None if there are too few sizes to hold one out."""
+    """Median absolute relative error at held-out sizes; None if there are too few sizes to hold
+    one out."""
     launches_us: tuple[tuple[float | None, ...], ...] = ()
-    """Median time of each launch, by size; the order of launches is the same for all sizes; None: no time."""
+    """Median time of each launch, by size; the order of launches is the same for all sizes;
+    None: no time."""
     trust: float = 1.0
-    """Weight of measured times against the segments, 0 to 1: the share of residual variance beyond noise."""
+    """Weight of measured times against the segments, 0 to 1: the share of residual variance
+    beyond noise."""
 
     def time_us(self, message_bytes: float) -> float:
-        """Return the predicted time: interpolated between sizes, extrapolated by the outer segments.
+        """Return the predicted time: interpolated between sizes, extrapolated by the outer
+        segments.
 
-        Between sizes, measured medians and segments are averaged with weight `trust`, made non-decreasing by isotonic
-        regression, and joined by monotone cubics of log time over log size. The logarithms are there because sizes and
-        times span decades. The cubics are there because straight lines would lie above a curve that bends from start-up
-        time to bandwidth. Outside the sizes, the outer segment is scaled to meet the outermost time: it is continuous,
+        Between sizes, measured medians and segments are averaged with weight `trust`, made
+        non-decreasing by isotonic regression, and joined by monotone cubics of log time over log
+        size. The logarithms are there because sizes and times span decades. The cubics are there
+        because straight lines would lie above a curve that bends from start-up time to bandwidth.
+        Outside the sizes, the outer segment is scaled to meet the outermost time: it is continuous,
         non-decreasing and positive.
         """
         first_us, last_us, pieces = self._joined
@@ -81,24 +88,36 @@ class Curve:
         return math.exp(cubic(pieces[i], position))
 
     def interval_us(self, message_bytes: float) -> Interval | None:
-        """Return the 95 % interval from resampled launches; None with fewer than 2 launches at that size.
+        """Return the 95 % interval from resampled launches.
 
-        Between sizes it covers the spread of launches only; `held_out_error` covers the rest. Outside the sizes it also
-        covers the extrapolation error (`half_width_beyond_sizes`). The same data give the same interval.
+        None with fewer than 2 launches at that size.
+
+        Between sizes it covers the spread of launches only; `held_out_error` covers the rest.
+        Outside the sizes it also covers the extrapolation error (`half_width_beyond_sizes`). The
+        same data give the same interval.
         """
         launches, time_us = self._launches_at(message_bytes), self.time_us(message_bytes)
         resampled = self._resampled_us(message_bytes) if launches > 1 else np.array([])
-        interval, half_width = interval_of(time_us, resampled, launches), self.half_width_beyond_sizes(message_bytes)
+        interval, half_width = (
+            interval_of(time_us, resampled, launches),
+            self.half_width_beyond_sizes(message_bytes),
+        )
         if interval is None or not half_width:
             return interval
-        low, high = (math.hypot(math.log(end / time_us), half_width) for end in (interval.low, interval.high))
-        return dataclasses.replace(interval, low=time_us * math.exp(-low), high=time_us * math.exp(high))
+        low, high = (
+            math.hypot(math.log(end / time_us), half_width) for end in (interval.low, interval.high)
+        )
+        return dataclasses.replace(
+            interval, low=time_us * math.exp(-low), high=time_us * math.exp(high)
+        )
 
     def half_width_beyond_sizes(self, message_bytes: float) -> float:
-        """Return the half-width of the 95 % interval of an extrapolation, in natural logarithms; 0 between sizes.
+        """Return the half-width of the 95 % interval of an extrapolation, in natural logarithms; 0
+        between sizes.
 
-        The error per doubling is that at held-out sizes, or assumed if no size could be held out. Above the sizes it
-        grows with each doubling. Below them it counts once, because time hardly falls further.
+        The error per doubling is that at held-out sizes, or assumed if no size could be held out.
+        Above the sizes it grows with each doubling. Below them it counts once, because time hardly
+        falls further.
         """
         error = ASSUMED_ERROR if self.held_out_error is None else self.held_out_error
         if message_bytes < self.sizes[0]:
@@ -107,7 +126,8 @@ class Curve:
 
     @cached_property
     def parameter_intervals(self) -> Sequence[tuple[Interval | None, Interval | None]]:
-        """Return the 95 % intervals of each segment's alpha (us) and beta (us per byte), from resampled launches.
+        """Return the 95 % intervals of each segment's alpha (us) and beta (us per byte), from
+        resampled launches.
 
         The breakpoints count as known. None with fewer than 2 launches in the segment.
         """
@@ -116,13 +136,18 @@ class Curve:
             launches = self._launches_of(segment)
             fitted = (segment.alpha_us, segment.beta_us_per_byte)
             resampled = self._refitted(segment).T if launches > 1 else np.zeros((len(fitted), 1))
-            alpha, beta = (parameter_interval(at, line, launches) for at, line in zip(fitted, resampled, strict=True))
+            alpha, beta = (
+                parameter_interval(at, line, launches)
+                for at, line in zip(fitted, resampled, strict=True)
+            )
             intervals.append((alpha, beta))
         return intervals
 
     @cached_property
     def _joined(self) -> tuple[float, float, list[list[float]]]:
-        """Return the monotone times at both ends and the cubics between them, as plain numbers for speed."""
+        """Return the monotone times at both ends and the cubics between them, as plain numbers for
+        speed.
+        """
         y, pieces = self._join(np.asarray(self.times_us))
         return math.exp(y[0]), math.exp(y[-1]), pieces.tolist()
 
@@ -131,13 +156,18 @@ class Curve:
         return [math.log(size) for size in self.sizes]
 
     def _join(self, times_us: Floats) -> tuple[Floats, Floats]:
-        """Return log times, made monotone, at the sizes, and the cubics between them; leading axes are kept."""
+        """Return log times, made monotone, at the sizes, and the cubics between them.
+
+        Leading axes are kept.
+        """
         lines = np.log(lines_at(self.segments, np.asarray(self.sizes, dtype=float), times_us))
         y = isotonic(lines + self.trust * (np.log(times_us) - lines))
         return y, monotone_cubics(np.asarray(self._logs), y)
 
     def _launches_at(self, message_bytes: float) -> int:
-        """Return the number of launches at the neighbouring sizes, or of the outer segment outside the sizes."""
+        """Return the number of launches at the neighbouring sizes, or of the outer segment outside
+        the sizes.
+        """
         if not self.launches_us:
             return 0
         after = bisect_right(self.sizes, message_bytes)
@@ -185,8 +215,14 @@ class Curve:
             "sizes": list(self.sizes),
             "times_us": list(self.times_us),
             "segments": [
-                dataclasses.asdict(segment) | {"alpha_us_ci": _ends(alpha), "beta_us_per_byte_ci": _ends(beta)}
-                for segment, (alpha, beta) in zip(self.segments, self.parameter_intervals, strict=True)
+                dataclasses.asdict(segment)
+                | {
+                    "alpha_us_ci": _ends(alpha),
+                    "beta_us_per_byte_ci": _ends(beta),
+                }
+                for segment, (alpha, beta) in zip(
+                    self.segments, self.parameter_intervals, strict=True
+                )
             ],
             "residuals": list(self.residuals),
             "held_out_error": self.held_out_error,
@@ -204,10 +240,13 @@ class Curve:
         try:
             curve = read_as(cls, data)
         except InputError as error:
-            raise InputError(f"These data are no curve of commbench ({error}); fit the run again.") from error
+            raise InputError(
+                f"These data are no curve of commbench ({error}); fit the run again."
+            ) from error
         if not _is_sound(curve):
             raise InputError(
-                "These data are no curve of commbench (sizes, times and segments disagree); fit the run again."
+                "These data are no curve of commbench (sizes, times and segments disagree); fit the"
+                " run again."
             )
         return curve
 
@@ -218,7 +257,10 @@ def _ends(interval: Interval | None) -> list[float] | None:
 
 def _is_sound(curve: Curve) -> bool:
     """Return whether a curve that was read is consistent."""
-    sizes, ends = list(curve.sizes), [end for s in curve.segments for end in (s.from_bytes, s.to_bytes)]
+    sizes, ends = (
+        list(curve.sizes),
+        [end for s in curve.segments for end in (s.from_bytes, s.to_bytes)],
+    )
     return (
         len(sizes) >= LEAST_CURVE
         and sizes == sorted(set(sizes))
@@ -226,13 +268,20 @@ def _is_sound(curve: Curve) -> bool:
         and {len(curve.times_us), len(curve.residuals), len(curve.launches_us)} == {len(sizes)}
         and len({len(launches) for launches in curve.launches_us}) == 1
         and all(time >= SHORTEST_US for time in curve.times_us)
-        and all(time is None or time >= SHORTEST_US for launches in curve.launches_us for time in launches)
+        and all(
+            time is None or time >= SHORTEST_US
+            for launches in curve.launches_us
+            for time in launches
+        )
         and 0 <= curve.trust <= 1
         and bool(ends)
         and [ends[0], ends[-1]] == [sizes[0], sizes[-1]]
         and ends == sorted(ends)
         and set(ends) <= set(sizes)
-        and all(min(s.alpha_us, s.beta_us_per_byte) >= 0 < s.time_us(s.from_bytes) for s in curve.segments)
+        and all(
+            min(s.alpha_us, s.beta_us_per_byte) >= 0 < s.time_us(s.from_bytes)
+            for s in curve.segments
+        )
     )
 
 
@@ -241,19 +290,25 @@ def fit_curve(sizes: Sequence[int], launches_us: Sequence[Sequence[float | None]
 
     Args:
         sizes: message sizes in bytes, each once, in any order.
-        launches_us: for each size the median time of every launch, in the same order of launches; None or NaN if a
-            launch has no time. Times of 0, below the clock's resolution, count as missing.
+        launches_us: for each size the median time of every launch, in the same order of launches;
+            None or NaN if a launch has no time. Times of 0, below the clock's resolution, count as
+            missing.
 
     Raises:
         InputError: fewer than 2 sizes have a time above 0, or a size is given twice.
     """
     if len(set(sizes)) < len(sizes) or len(sizes) != len(launches_us):
-        raise InputError("A curve takes each message size once, with its launches; merge repeated sizes first.")
+        raise InputError(
+            "A curve takes each message size once, with its launches; merge repeated sizes first."
+        )
     positive_times = {
-        size: [_positive_time(time) for time in launches] for size, launches in zip(sizes, launches_us, strict=True)
+        size: [_positive_time(time) for time in launches]
+        for size, launches in zip(sizes, launches_us, strict=True)
     }
     timed_sizes = sorted(
-        size for size, launches in positive_times.items() if size > 0 and any(time is not None for time in launches)
+        size
+        for size, launches in positive_times.items()
+        if size > 0 and any(time is not None for time in launches)
     )
     if len(timed_sizes) < LEAST_CURVE:
         raise InputError(
@@ -261,11 +316,17 @@ def fit_curve(sizes: Sequence[int], launches_us: Sequence[Sequence[float | None]
             f"{'has' if len(timed_sizes) == 1 else 'have'} one; measure more sizes."
         )
     most = max(len(positive_times[size]) for size in timed_sizes)
-    launches = tuple((*positive_times[size], *[None] * (most - len(positive_times[size]))) for size in timed_sizes)
+    launches = tuple(
+        (*positive_times[size], *[None] * (most - len(positive_times[size])))
+        for size in timed_sizes
+    )
     table, sized = times_array(launches), np.array(timed_sizes)
     times, noise = medians_over_launches(table), noise_of(table)
     errors = [
-        abs(_fit(np.delete(sized, i), np.delete(times, i), noise).time_us(timed_sizes[i]) / times[i] - 1)
+        abs(
+            _fit(np.delete(sized, i), np.delete(times, i), noise).time_us(timed_sizes[i]) / times[i]
+            - 1
+        )
         for i in range(1, len(timed_sizes) - 1)
     ]
     held_out_error = float(np.median(errors)) if errors else None
@@ -290,6 +351,8 @@ def _fit(sizes: NDArray[np.int64], times_us: Floats, noise: Noise) -> Curve:
 
 
 def _trust(residuals: Floats, parameters: int, noise: Noise) -> float:
-    """Return the share of the residuals' variance that noise does not explain (James-Stein); 0 if it explains all."""
+    """Return the share of the residuals' variance that noise does not explain (James-Stein); 0 if
+    it explains all.
+    """
     variance = float(np.sum(residuals**2)) / max(len(residuals) - parameters, 1)
     return max(0.0, 1 - noise.error**2 / variance) if noise.degrees and variance > 0 else 1.0

@@ -21,11 +21,13 @@ from commbench.stats.intervals import STUDENT_T_975
 
 
 def isotonic(values: Floats) -> Floats:
-    """Return the non-decreasing sequence nearest to ``values`` in the sum of squares, along the last axis.
+    """Return the non-decreasing sequence nearest to ``values`` in the sum of squares, along the
+    last axis.
 
-    It uses the min-max formula g_i = max over j <= i of min over k >= i of mean(values[j..k]) (Robertson, Wright and
-    Dykstra, Order Restricted Statistical Inference, 1988, theorem 1.4.4), which handles all 1000 resamples at once;
-    scipy.optimize.isotonic_regression takes one row. It needs O(points^2) memory per row.
+    It uses the min-max formula g_i = max over j <= i of min over k >= i of mean(values[j..k])
+    (Robertson, Wright and Dykstra, Order Restricted Statistical Inference, 1988, theorem 1.4.4),
+    which handles all 1000 resamples at once; scipy.optimize.isotonic_regression takes one row. It
+    needs O(points^2) memory per row.
     """
     count = values.shape[-1]
     sums = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
@@ -39,10 +41,11 @@ def isotonic(values: Floats) -> Floats:
 
 
 def monotone_cubics(x: Floats, y: Floats) -> Floats:
-    """Return the coefficients of the cubic between neighbouring points, shape (..., points - 1, 4), lowest first.
+    """Return the coefficients of the cubic between neighbouring points, shape (..., points - 1, 4),
+    lowest first.
 
-    The variable runs from 0 at the lower to 1 at the upper point. The cubics are monotone where ``y`` is (PCHIP:
-    Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5, 1984). Needs 2 points.
+    The variable runs from 0 at the lower to 1 at the upper point. The cubics are monotone where
+    ``y`` is (PCHIP: Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5, 1984). Needs 2 points.
     """
     from scipy.interpolate import PchipInterpolator  # slow to import, and most commands fit nothing
 
@@ -60,14 +63,17 @@ def cubic(coefficients: Iterable[AnyFloat], place: float) -> AnyFloat:
 
 
 def interval_position(x: Sequence[float], at: float) -> tuple[int, float]:
-    """Return the index of the interval of ``x`` that contains ``at``, and the position within it, 0 to 1."""
+    """Return the index of the interval of ``x`` that contains ``at``, and the position within it, 0
+    to 1.
+    """
     i = min(max(bisect_right(x, at) - 1, 0), len(x) - 2)
     return i, (at - x[i]) / (x[i + 1] - x[i])
 
 
 Mask: TypeAlias = NDArray[np.bool_]
 
-#: Protocols such as eager, rendezvous and pipelined; more segments are noise on usual grids of sizes.
+#: Protocols such as eager, rendezvous and pipelined; more segments are noise on usual grids of
+#: sizes.
 MOST_SEGMENTS = 3
 #: Any line meets two points exactly, so splitting would always pay.
 LEAST_SIZES = 3
@@ -103,9 +109,11 @@ class Segment:
 
 
 def fit_line(sizes: Floats, times_us: Floats, mask: Mask | None = None) -> Floats:
-    """Return (alpha, beta), neither below 0, that minimise the sum of squares of (alpha + beta n) / t - 1.
+    """Return (alpha, beta), neither below 0, that minimise the sum of squares of (alpha + beta n) /
+    t - 1.
 
-    Errors are relative, because times span six decades and the largest message would otherwise decide alpha.
+    Errors are relative, because times span six decades and the largest message would otherwise
+    decide alpha.
 
     Args:
         sizes: bytes, shape (points,).
@@ -114,14 +122,17 @@ def fit_line(sizes: Floats, times_us: Floats, mask: Mask | None = None) -> Float
     """
     weights = np.where(True if mask is None else mask, 1 / times_us, 0.0)
     scaled = sizes * weights
-    aa, ab, bb = (np.sum(u * v, axis=-1) for u, v in ((weights, weights), (weights, scaled), (scaled, scaled)))
+    aa, ab, bb = (
+        np.sum(u * v, axis=-1) for u, v in ((weights, weights), (weights, scaled), (scaled, scaled))
+    )
     a, b = weights.sum(axis=-1), scaled.sum(axis=-1)
     determinant = aa * bb - ab * ab
     solvable = determinant > 1e-12 * aa * bb  # else there is a single size
     safe = np.where(solvable, determinant, 1.0)
     alpha = np.where(solvable, (a * bb - b * ab) / safe, a / aa)
     beta = np.where(solvable, (b * aa - a * ab) / safe, 0.0)
-    # with two unknowns, if the unconstrained optimum is not allowed, the constrained one lies on the border
+    # with two unknowns, if the unconstrained optimum is not allowed, the constrained one lies on
+    # the border
     through_zero, flat = alpha < 0, beta < 0
     return np.stack(
         [
@@ -135,11 +146,11 @@ def fit_line(sizes: Floats, times_us: Floats, mask: Mask | None = None) -> Float
 def fit_segments(sizes: Floats, times_us: Floats, noise: Noise = UNKNOWN) -> list[Segment]:
     """Return the segments that explain the times best for their number.
 
-    Segments need not meet, because time jumps where a library changes its protocol. All ways to split are tried. The
-    number of segments K minimises n ln(RSS / n) + p ln(n) n / (n - p - 2) with p = 3 K - 1 parameters: BIC with
-    McQuarrie's correction for few points (McQuarrie and Tsai, Regression and Time Series Model Selection, 1998).
-    Without the correction, ten noisy points are split in three. The noise between launches enters as additional points
-    with known residual.
+    Segments need not meet, because time jumps where a library changes its protocol. All ways to
+    split are tried. The number of segments K minimises n ln(RSS / n) + p ln(n) n / (n - p - 2) with
+    p = 3 K - 1 parameters: BIC with McQuarrie's correction for few points (McQuarrie and Tsai,
+    Regression and Time Series Model Selection, 1998). Without the correction, ten noisy points are
+    split in three. The noise between launches enters as additional points with known residual.
 
     Args:
         sizes: bytes, ascending, shape (points,).
@@ -150,7 +161,9 @@ def fit_segments(sizes: Floats, times_us: Floats, noise: Noise = UNKNOWN) -> lis
     costs = _costs(sizes, times_us)
     best = min(
         (cuts for number in range(1, MOST_SEGMENTS + 1) for cuts in _all_cuts(count, number)),
-        key=lambda cuts: _criterion(sum(costs[stretch] for stretch in cuts), len(cuts), count, noise),
+        key=lambda cuts: _criterion(
+            sum(costs[stretch] for stretch in cuts), len(cuts), count, noise
+        ),
     )
     return [_segment(sizes[i:j], times_us[i:j]) for i, j in best]
 
@@ -169,19 +182,29 @@ def lines_at(segments: Sequence[Segment], sizes: Floats, times_us: Floats) -> Fl
 
 
 def _costs(sizes: Floats, times_us: Floats) -> dict[tuple[int, int], float]:
-    """Return the sum of squared relative errors of the line through sizes i to j - 1, for every allowed (i, j)."""
+    """Return the sum of squared relative errors of the line through sizes i to j - 1, for every
+    allowed (i, j).
+    """
     count = len(sizes)
-    stretches = [(i, j) for i, j in itertools.combinations(range(count + 1), 2) if j - i >= min(LEAST_SIZES, count)]
+    stretches = [
+        (i, j)
+        for i, j in itertools.combinations(range(count + 1), 2)
+        if j - i >= min(LEAST_SIZES, count)
+    ]
     first, last = np.array(stretches).T[:, :, None]
     masks = (first <= np.arange(count)) & (np.arange(count) < last)
     lines = fit_line(sizes, np.broadcast_to(times_us, masks.shape), masks)
     errors = (lines[:, :1] + lines[:, 1:] * sizes) / times_us - 1
-    return dict(zip(stretches, np.sum(np.where(masks, errors, 0.0) ** 2, axis=-1).tolist(), strict=True))
+    return dict(
+        zip(stretches, np.sum(np.where(masks, errors, 0.0) ** 2, axis=-1).tolist(), strict=True)
+    )
 
 
 @lru_cache(maxsize=64)
 def _all_cuts(count: int, number: int) -> list[Sequence[tuple[int, int]]]:
-    """Return every way to split ``count`` sizes into ``number`` ranges of at least `LEAST_SIZES`."""
+    """Return every way to split ``count`` sizes into ``number`` ranges of at least
+    `LEAST_SIZES`.
+    """
     cuts: list[Sequence[tuple[int, int]]] = []
     for inner in itertools.combinations(range(LEAST_SIZES, count - LEAST_SIZES + 1), number - 1):
         stretches = list(itertools.pairwise((0, *inner, count)))
@@ -202,7 +225,9 @@ def _criterion(squares: float, segments: int, count: int, noise: Noise) -> float
 
 def _segment(sizes: Floats, times_us: Floats) -> Segment:
     alpha, beta = fit_line(sizes, times_us).tolist()
-    return Segment(from_bytes=int(sizes[0]), to_bytes=int(sizes[-1]), alpha_us=alpha, beta_us_per_byte=beta)
+    return Segment(
+        from_bytes=int(sizes[0]), to_bytes=int(sizes[-1]), alpha_us=alpha, beta_us_per_byte=beta
+    )
 
 
 RESAMPLES = 1000
@@ -215,7 +240,8 @@ _LEAST = 2
 
 
 def log_half_width(error: float, doublings: float = 1.0) -> float:
-    """Return the half-width, in natural logarithms, of the 95 % interval of predictions with a median absolute error.
+    """Return the half-width, in natural logarithms, of the 95 % interval of predictions with a
+    median absolute error.
 
     ``error`` is per doubling (of ranks, for instance); doublings are independent.
     """
@@ -234,16 +260,21 @@ def medians_over_launches(table: Floats) -> Floats:
     """
     ordered = np.sort(table, axis=-1)  # NaN last
     counts = np.isfinite(table).sum(axis=-1, keepdims=True)
-    middles = (np.take_along_axis(ordered, np.maximum((counts - less) // 2, 0), axis=-1) for less in (1, 0))
+    middles = (
+        np.take_along_axis(ordered, np.maximum((counts - less) // 2, 0), axis=-1) for less in (1, 0)
+    )
     return np.where(counts > 0, np.mean([*middles], axis=0), math.nan)[..., 0]
 
 
 def noise_of(table: Floats) -> Noise:
-    """Return the random error of medians over launches, from the spread of launches; shape (sizes, launches).
+    """Return the random error of medians over launches, from the spread of launches.
 
-    The mean deviation of each launch over sizes is removed, because it shifts a curve without bending it. The variance
-    is the median over sizes, because a launch may have an outlier at some size, divided by the ratio of median to mean
-    of chi-square (Wilson and Hilferty, PNAS 17, 1931). The error of a median is sqrt(pi / 2) that of a mean.
+    Shape (sizes, launches).
+
+    The mean deviation of each launch over sizes is removed, because it shifts a curve without
+    bending it. The variance is the median over sizes, because a launch may have an outlier at some
+    size, divided by the ratio of median to mean of chi-square (Wilson and Hilferty, PNAS 17, 1931).
+    The error of a median is sqrt(pi / 2) that of a mean.
     """
     logs = np.log(table[np.isfinite(table).sum(axis=1) >= _LEAST])
     if not len(logs):
@@ -262,8 +293,8 @@ def noise_of(table: Floats) -> Noise:
 def resampled_medians(table: Floats) -> Floats:
     """Return medians over launches drawn with replacement, shape (resamples, sizes).
 
-    A resample draws the same launches for all sizes, because a slow launch is slow at all sizes. If none of its
-    launches has a size, the median of all launches takes its place.
+    A resample draws the same launches for all sizes, because a slow launch is slow at all sizes. If
+    none of its launches has a size, the median of all launches takes its place.
     """
     draws = np.random.default_rng(_SEED).integers(0, table.shape[1], (RESAMPLES, table.shape[1]))
     medians = medians_over_launches(table[:, draws]).T
@@ -273,9 +304,9 @@ def resampled_medians(table: Floats) -> Floats:
 def interval_of(centre: float, resampled: Floats, launches: int) -> Interval | None:
     """Return the 95 % interval of a prediction from its resamples; None for one launch.
 
-    With 6 launches or more it consists of the resamples' quantiles. With fewer, resamples spread too little and too
-    coarsely. Then it is Student's t interval on logarithms, as for a row of ``collectives.csv``, with the resamples'
-    standard deviation corrected by sqrt(n / (n - 1)).
+    With 6 launches or more it consists of the resamples' quantiles. With fewer, resamples spread
+    too little and too coarsely. Then it is Student's t interval on logarithms, as for a row of
+    ``collectives.csv``, with the resamples' standard deviation corrected by sqrt(n / (n - 1)).
     """
     logarithm = parameter_interval(math.log(centre), np.log(resampled), launches, least=-math.inf)
     if logarithm is None:
@@ -283,12 +314,18 @@ def interval_of(centre: float, resampled: Floats, launches: int) -> Interval | N
     return Interval(low=math.exp(logarithm.low), high=math.exp(logarithm.high), level=LEVEL)
 
 
-def parameter_interval(centre: float, resampled: Floats, launches: int, *, least: float = 0.0) -> Interval | None:
+def parameter_interval(
+    centre: float, resampled: Floats, launches: int, *, least: float = 0.0
+) -> Interval | None:
     """Return the 95 % interval of a parameter, which is at least ``least``; None for one launch."""
     if launches < _LEAST:
         return None
     if launches in STUDENT_T_975:
-        half_width = STUDENT_T_975[launches] * float(np.std(resampled)) * math.sqrt(launches / (launches - 1))
+        half_width = (
+            STUDENT_T_975[launches]
+            * float(np.std(resampled))
+            * math.sqrt(launches / (launches - 1))
+        )
         return Interval(low=max(least, centre - half_width), high=centre + half_width, level=LEVEL)
     low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     return Interval(low=min(low, centre), high=max(high, centre), level=LEVEL)

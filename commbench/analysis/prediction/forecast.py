@@ -1,4 +1,6 @@
-"""The rows of ``commbench predict``: collectives, training steps and break-evens, with their intervals."""
+"""The rows of ``commbench predict``: collectives, training steps and break-evens, with their
+intervals.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class NetworkEnd:
 
     network: LargerNetwork
     is_high: bool
-    _cached_us: dict[tuple[str, str, float], float] = field(default_factory=dict, repr=False, compare=False)
+    _cached_us: dict[tuple[str, str, float], float] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def world_size(self) -> int:
@@ -79,13 +83,17 @@ class NetworkEnd:
         if key not in self._cached_us:
             likely = self.network.time_us(*key)
             estimate = self.network.estimate(*key)
-            self._cached_us[key] = max(likely, estimate.high_us) if self.is_high else min(likely, estimate.low_us)
+            self._cached_us[key] = (
+                max(likely, estimate.high_us) if self.is_high else min(likely, estimate.low_us)
+            )
         return self._cached_us[key]
 
 
 @dataclass(frozen=True, kw_only=True)
 class UncertainSteps:
-    """The model of a step on one network, and pairs of models at the ends of each independent uncertainty."""
+    """The model of a step on one network, and pairs of models at the ends of each independent
+    uncertainty.
+    """
 
     likely: StepModel
     ends: Sequence[tuple[StepModel, StepModel]]
@@ -97,17 +105,29 @@ class UncertainSteps:
     @classmethod
     def on(cls, model: StepModel, network: LargerNetwork, held_out: HeldOut) -> UncertainSteps:
         """Return the model of a measured step on another network."""
-        low, high = (model_on_network(model, NetworkEnd(network=network, is_high=is_high)) for is_high in (False, True))
+        low, high = (
+            model_on_network(model, NetworkEnd(network=network, is_high=is_high))
+            for is_high in (False, True)
+        )
         least, most = (model_on_network(extreme, network) for extreme in model.extremes())
         ends = [(low, high), (least, most)]
-        return cls(likely=model_on_network(model, network), ends=ends, network=network, held_out=held_out)
+        return cls(
+            likely=model_on_network(model, network), ends=ends, network=network, held_out=held_out
+        )
 
     def sent(self, case: TrainingCase) -> list[tuple[str, str, float]]:
-        """Return a case's messages: operation, data type and bytes, as for `LargerNetwork.estimate`."""
-        return [(message.operation, message.dtype, message.message_bytes) for message in self.likely.messages(case)]
+        """Return a case's messages: operation, data type and bytes, as for
+        `LargerNetwork.estimate`.
+        """
+        return [
+            (message.operation, message.dtype, message.message_bytes)
+            for message in self.likely.messages(case)
+        ]
 
     def interval_ms(self, step: StepPrediction) -> Interval:
-        """Return the interval of a predicted step; without a held-out error, it lacks the model's error.
+        """Return the interval of a predicted step.
+
+        Without a held-out error, it lacks the model's error.
 
         Raises:
             InputError: the network lacks a collective that the hook uses.
@@ -130,13 +150,19 @@ class UncertainSteps:
         sparse, hook = self._with_density(density or SPARSEST)
         worst, best = sparse.handicaps(hook, caps)
         low, high = (search.density(handicap=by, halvings=_HALVINGS) or 0.0 for by in (worst, best))
-        likely = BreakEven(world_size=self.likely.network.world_size, dense_ms=search.dense_ms, density=density)
-        return likely, Interval(low=min(low, density or 0.0), high=max(high, density or 0.0), level=_LEVEL)
+        likely = BreakEven(
+            world_size=self.likely.network.world_size, dense_ms=search.dense_ms, density=density
+        )
+        return likely, Interval(
+            low=min(low, density or 0.0), high=max(high, density or 0.0), level=_LEVEL
+        )
 
     def handicaps(self, hook: str, caps: Sequence[str]) -> tuple[float, float]:
-        """Return the factors on a hook's step, the largest and the smallest, that the uncertainty of both sides allows.
+        """Return the factors on a hook's step, the largest and the smallest, that the uncertainty
+        of both sides allows.
 
-        The collective times of the hook and of dense gradients and the error of steps count as independent.
+        The collective times of the hook and of dense gradients and the error of steps count as
+        independent.
 
         Raises:
             InputError: the network lacks a collective that the hook uses.
@@ -154,11 +180,16 @@ class UncertainSteps:
     def _with_density(self, density: float) -> tuple[UncertainSteps, str]:
         """Return the same models with top-k of a density, and the name of that hook."""
         likely, hook = model_with_density(self.likely, density)
-        ends = [(model_with_density(low, density)[0], model_with_density(high, density)[0]) for low, high in self.ends]
+        ends = [
+            (model_with_density(low, density)[0], model_with_density(high, density)[0])
+            for low, high in self.ends
+        ]
         return dataclasses.replace(self, likely=likely, ends=ends), hook
 
     def _log_half_widths(self, step: StepPrediction) -> tuple[float, float]:
-        """Return how far a step's logarithm may lie below and above, from independent uncertainties."""
+        """Return how far a step's logarithm may lie below and above, from independent
+        uncertainties.
+        """
         below, above = [0.0], [0.0]
         for pair in self.ends:
             logs = [math.log(model.predict(step.case).step_ms / step.step_ms) for model in pair]
@@ -167,7 +198,7 @@ class UncertainSteps:
         return math.hypot(*below), math.hypot(*above)
 
 
-# ----------------------------------------------------------------------------------------------------------------- rows
+# --------------------------------------------------------------------------------------------- rows
 
 
 def _column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
@@ -197,7 +228,9 @@ class CollectiveForecast:
     held_out_error: float | None = _column("median absolute relative error of such predictions")
     held_out_over: str = ""
     status: str = "ok"
-    reason: Reason | None = field(default=None, metadata={"about": "one sentence where nothing is predicted"})
+    reason: Reason | None = field(
+        default=None, metadata={"about": "one sentence where nothing is predicted"}
+    )
 
     @property
     def subject(self) -> str:
@@ -220,7 +253,10 @@ class TrainingForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class StepForecast(TrainingForecast):
-    """A training step with one hook at the best bucket size on one network. None is an empty cell."""
+    """A training step with one hook at the best bucket size on one network.
+
+    None is an empty cell.
+    """
 
     about: str = "step"
     hook: str = ""
@@ -229,19 +265,29 @@ class StepForecast(TrainingForecast):
     rate: str = ""
     bucket_cap_mb: str = _column("the best of those compared", "")
     step_ms: float | None = None
-    step_ms_low: float | None = _column("interval; without the error of steps where no held-out error is known")
+    step_ms_low: float | None = _column(
+        "interval; without the error of steps where no held-out error is known"
+    )
     step_ms_high: float | None = _column("empty: it takes longer, by an unknown amount")
-    level: float | None = _column("of the interval; empty: it lacks that error, or rests on an assumed one")
-    overlapped_ms: float | None = _column("if communication took what it takes alone and overlapped perfectly")
+    level: float | None = _column(
+        "of the interval; empty: it lacks that error, or rests on an assumed one"
+    )
+    overlapped_ms: float | None = _column(
+        "if communication took what it takes alone and overlapped perfectly"
+    )
     serial_ms: float | None = _column("the same if it did not overlap at all")
     exposed_comm_ms: float | None = None
     default_step_ms: float | None = _column("with DDP's default buckets")
-    local_step_ms: float | None = _column("the step without DDP, as measured, by ranks with cores of their own")
+    local_step_ms: float | None = _column(
+        "the step without DDP, as measured, by ranks with cores of their own"
+    )
     ranks_a_core: float = _column("as it was trained, taken out of its computing; 1 or more", 1.0)
     scaling_efficiency: float | None = _column("local_step_ms over step_ms")
     held_out_error: float | None = _column("median absolute relative error of such predictions")
     held_out_over: str = ""
-    network_error: float | None = _column("the same of the collectives that it sends, the largest; empty: measured")
+    network_error: float | None = _column(
+        "the same of the collectives that it sends, the largest; empty: measured"
+    )
     status: str = "ok"
     reason: Reason | None = None
 
@@ -253,7 +299,10 @@ class StepForecast(TrainingForecast):
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEvenForecast(TrainingForecast):
-    """The density below which top-k beats dense gradients, on one network. None is an empty cell."""
+    """The density below which top-k beats dense gradients, on one network.
+
+    None is an empty cell.
+    """
 
     about: str = "break_even"
     world_size: int = 0
@@ -279,13 +328,18 @@ class BreakEvenForecast(TrainingForecast):
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEvenRateForecast(TrainingForecast):
-    """The link rate below which a hook beats dense gradients, on one number of ranks. None is an empty cell."""
+    """The link rate below which a hook beats dense gradients, on one number of ranks.
+
+    None is an empty cell.
+    """
 
     about: str = "break_even_rate"
     hook: str = ""
     world_size: int = 0
     ranks_per_node: int = 1
-    rate_bps: float | None = _column("below it the hook is faster, in bits per second; empty: at none")
+    rate_bps: float | None = _column(
+        "below it the hook is faster, in bits per second; empty: at none"
+    )
     rate_bps_low: float | None = _column("interval; 0: at none")
     rate_bps_high: float | None = _column("1e12: at any")
     level: float | None = _column("as of a step")
@@ -307,15 +361,23 @@ Columns: TypeAlias = Mapping[str, Any]
 AnyForecast = CollectiveForecast | StepForecast | BreakEvenForecast | BreakEvenRateForecast
 #: Columns of one table of all rows; a row leaves the columns of other kinds empty.
 COLUMNS = tuple(
-    dict.fromkeys(each.name for row in (CollectiveForecast, StepForecast, BreakEvenForecast) for each in fields(row))
+    dict.fromkeys(
+        each.name
+        for row in (CollectiveForecast, StepForecast, BreakEvenForecast)
+        for each in fields(row)
+    )
 )
 #: The same with break-even rates.
-COLUMNS_WITH_RATES = tuple(dict.fromkeys([*COLUMNS, *(each.name for each in fields(BreakEvenRateForecast))]))
+COLUMNS_WITH_RATES = tuple(
+    dict.fromkeys([*COLUMNS, *(each.name for each in fields(BreakEvenRateForecast))])
+)
 
 
 def row_to_json(row: AnyForecast) -> JsonObject:
     """Return the columns of a row; the reason as its sentence."""
-    return {each.name: getattr(row, each.name) for each in fields(row)} | {"reason": str(row.reason or "")}
+    return {each.name: getattr(row, each.name) for each in fields(row)} | {
+        "reason": str(row.reason or "")
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,7 +445,9 @@ def _collective(
 
 
 def _unknown_start_up(subject: str, prediction: str) -> Reason:
-    return Reason(code="start_up_unmeasured", subject=subject, parameters={"prediction": prediction})
+    return Reason(
+        code="start_up_unmeasured", subject=subject, parameters={"prediction": prediction}
+    )
 
 
 def _some_sizes(curve: GrowingCurve) -> list[int]:
@@ -392,17 +456,20 @@ def _some_sizes(curve: GrowingCurve) -> list[int]:
     return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
 
 
-# ---------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 
 
 def training_forecasts(
-    trained: TrainedWorkload, network: GrowingNetwork, networks: Networks, hooks: Iterable[str] | None = None
+    trained: TrainedWorkload,
+    network: GrowingNetwork,
+    networks: Networks,
+    hooks: Iterable[str] | None = None,
 ) -> tuple[list[StepForecast], list[BreakEvenForecast]]:
     """Predict a workload's training on each network.
 
     Returns:
-        The step of every trained hook, or of ``hooks``, at its best bucket size; and the density below which top-k is
-        faster than the best step with dense float32 gradients.
+        The step of every trained hook, or of ``hooks``, at its best bucket size; and the density
+        below which top-k is faster than the best step with dense float32 gradients.
 
     Raises:
         InputError: as `TrainedWorkload.model`.
@@ -411,11 +478,17 @@ def training_forecasts(
     model = model_on_own_cores(trained.model(network), oversubscription)
     caps = candidate_caps(trained.facts, most=_CAPS)
     held_out = trained.held_out(network)
-    workload_columns = {**trained.identity_columns, "held_out_error": held_out.error, "held_out_over": held_out.over}
+    workload_columns = {
+        **trained.identity_columns,
+        "held_out_error": held_out.error,
+        "held_out_over": held_out.over,
+    }
     forecast_hooks = list(hooks or trained.hooks)
     steps, break_evens = [], []
     for rate, ranks in networks:
-        target = network.at(trained.backend, ranks, rate_bps=rate, ranks_per_node=networks.ranks_per_node)
+        target = network.at(
+            trained.backend, ranks, rate_bps=rate, ranks_per_node=networks.ranks_per_node
+        )
         uncertain = UncertainSteps.on(model, target, held_out)
         columns = {**workload_columns, **networks.named(ranks, rate)}
         steps += [
@@ -428,7 +501,9 @@ def training_forecasts(
             )
             for hook in forecast_hooks
         ]
-        break_evens.append(_break_even(uncertain, caps, columns, is_lower_bound=target.is_lower_bound))
+        break_evens.append(
+            _break_even(uncertain, caps, columns, is_lower_bound=target.is_lower_bound)
+        )
     return steps, break_evens
 
 
@@ -439,7 +514,10 @@ def _step(
     try:
         best = best_buckets(model, hook, caps)
         default = model.predict(hook_case(model, hook, DEFAULT_CAP))
-        interval, rests_on = steps.interval_ms(best), _rests_on(steps, [best.case], is_lower_bound=is_lower_bound)
+        interval, rests_on = (
+            steps.interval_ms(best),
+            _rests_on(steps, [best.case], is_lower_bound=is_lower_bound),
+        )
     except InputError as error:
         return StepForecast(**columns, status="unsupported", reason=Reason.of(error))
     local_ms = local_step_ms(model)
@@ -459,19 +537,32 @@ def _step(
     )
 
 
-def _rests_on(steps: UncertainSteps, cases: Iterable[TrainingCase], *, is_lower_bound: bool) -> dict[str, Any]:
-    """Return the largest held-out error of the collectives that steps use, and the interval's level."""
+def _rests_on(
+    steps: UncertainSteps, cases: Iterable[TrainingCase], *, is_lower_bound: bool
+) -> dict[str, Any]:
+    """Return the largest held-out error of the collectives that steps use, and the interval's
+    level.
+    """
     estimates = [steps.network.estimate(*message) for case in cases for message in steps.sent(case)]
-    errors = [estimate.held_out_error for estimate in estimates if estimate.held_out_error is not None]
-    is_known = steps.held_out.error is not None and all(estimate.level is not None for estimate in estimates)
-    return {"network_error": max(errors, default=None), "level": LEVEL if is_known and not is_lower_bound else None}
+    errors = [
+        estimate.held_out_error for estimate in estimates if estimate.held_out_error is not None
+    ]
+    is_known = steps.held_out.error is not None and all(
+        estimate.level is not None for estimate in estimates
+    )
+    return {
+        "network_error": max(errors, default=None),
+        "level": LEVEL if is_known and not is_lower_bound else None,
+    }
 
 
 def _break_even(
     steps: UncertainSteps, caps: Sequence[str], columns: Columns, *, is_lower_bound: bool
 ) -> BreakEvenForecast:
     if is_lower_bound:
-        reason = _unknown_start_up(columns["workload"], f"Whether top-k pays for {columns['workload']}")
+        reason = _unknown_start_up(
+            columns["workload"], f"Whether top-k pays for {columns['workload']}"
+        )
         return BreakEvenForecast(**columns, status="unsupported", reason=reason)
     try:
         break_even, interval = steps.break_even(caps)
@@ -492,19 +583,29 @@ def _break_even(
 
 
 def rate_forecasts(
-    trained: TrainedWorkload, network: GrowingNetwork, networks: Networks, hooks: Iterable[str] | None = None
+    trained: TrainedWorkload,
+    network: GrowingNetwork,
+    networks: Networks,
+    hooks: Iterable[str] | None = None,
 ) -> list[BreakEvenRateForecast]:
-    """Predict for each hook and number of ranks the link rate below which its step is shorter than the dense one.
+    """Predict for each hook and number of ranks the link rate below which its step is shorter than
+    the dense one.
 
     Arguments and errors are those of `training_forecasts`; the rates of ``networks`` are not used.
     """
     model = model_on_own_cores(trained.model(network), trained.oversubscription)
     caps = candidate_caps(trained.facts, most=_CAPS)
     held_out = trained.held_out(network)
-    columns = {**trained.identity_columns, "held_out_error": held_out.error, "held_out_over": held_out.over}
+    columns = {
+        **trained.identity_columns,
+        "held_out_error": held_out.error,
+        "held_out_over": held_out.over,
+    }
     rows = []
     for ranks in networks.world_sizes:
-        on_links = functools.partial(_network_at, trained.backend, network, ranks, networks.ranks_per_node)
+        on_links = functools.partial(
+            _network_at, trained.backend, network, ranks, networks.ranks_per_node
+        )
         search = RateSearch(model=model, network=on_links, caps=caps)
         place = {"world_size": ranks, "ranks_per_node": networks.ranks_per_node}
         rows += [
@@ -521,7 +622,9 @@ def _network_at(
     return network.at(backend, ranks, rate_bps=rate_bps, ranks_per_node=ranks_per_node)
 
 
-def _break_even_rate(search: RateSearch, held_out: HeldOut, columns: Columns) -> BreakEvenRateForecast:
+def _break_even_rate(
+    search: RateSearch, held_out: HeldOut, columns: Columns
+) -> BreakEvenRateForecast:
     hook = columns["hook"]
     try:
         rate_bps = search.rate_bps(hook)
@@ -531,7 +634,8 @@ def _break_even_rate(search: RateSearch, held_out: HeldOut, columns: Columns) ->
             return BreakEvenRateForecast(**columns, status="unsupported", reason=reason)
         steps = UncertainSteps.on(search.model, network, held_out)
         low, high = (
-            search.rate_bps(hook, handicap=by, halvings=_HALVINGS) or 0.0 for by in steps.handicaps(hook, search.caps)
+            search.rate_bps(hook, handicap=by, halvings=_HALVINGS) or 0.0
+            for by in steps.handicaps(hook, search.caps)
         )
         both = [hook_case(steps.likely, name, DEFAULT_CAP) for name in (NONE, hook)]
         rests_on = _rests_on(steps, both, is_lower_bound=False)

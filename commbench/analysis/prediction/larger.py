@@ -29,7 +29,9 @@ from commbench.results.info import RunInfo
 
 
 class Family(NamedTuple):
-    """The operation, backend, data type and pattern that curves on several numbers of ranks share."""
+    """The operation, backend, data type and pattern that curves on several numbers of ranks
+    share.
+    """
 
     operation: str
     backend: str
@@ -59,17 +61,26 @@ class MeasuredRun:
     def transport(self, key: CurveKey) -> str:
         """Return the transport of a curve's messages."""
         curve_key = key.operation, key.backend, key.pattern
-        records = (r for r in self.records if (r.case.operation, r.case.backend, r.case.pattern) == curve_key)
+        records = (
+            r
+            for r in self.records
+            if (r.case.operation, r.case.backend, r.case.pattern) == curve_key
+        )
         return next((r.transport for r in records if r.status == "ok"), "")
 
     def spans_hosts(self, key: CurveKey) -> bool:
-        """Return whether a curve's ranks were on several hosts; a part of the ranks may fit into one host."""
+        """Return whether a curve's ranks were on several hosts.
+
+        A part of the ranks may fit into one host.
+        """
         return self.info.get("nodes", 1) == 1 or key.world_size > self.ranks_per_node
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrowingNetwork:
-    """All curves of one or more runs on the same kind of hosts, for predictions on other networks."""
+    """All curves of one or more runs on the same kind of hosts, for predictions on other
+    networks.
+    """
 
     curves: Mapping[Family, GrowingCurve]
     unknown: Mapping[Family, str] = field(default_factory=dict)
@@ -96,9 +107,17 @@ class GrowingNetwork:
                 if key.pattern == "node":
                     inner[family] = curve
                 elif key.pattern in GROWING_PATTERNS and key.operation in ALGORITHMS:
-                    link = link_of(run.info, run.transport(key)) if run.spans_hosts(key) else WITHIN_HOST
-                    measured_curve = MeasuredCurve(curve=curve, world_size=key.world_size, link=link)
-                    (within if link.is_within_host else across).setdefault(family, []).append(measured_curve)
+                    link = (
+                        link_of(run.info, run.transport(key))
+                        if run.spans_hosts(key)
+                        else WITHIN_HOST
+                    )
+                    measured_curve = MeasuredCurve(
+                        curve=curve, world_size=key.world_size, link=link
+                    )
+                    (within if link.is_within_host else across).setdefault(family, []).append(
+                        measured_curve
+                    )
         curves: dict[Family, GrowingCurve] = {}
         unknown: dict[Family, str] = {}
         for family in sorted(across | within):
@@ -111,7 +130,11 @@ class GrowingNetwork:
                     measured=measured,
                     ranks_per_node=ranks_per_node,
                     inner=inner.get(family._replace(pattern="node")),
-                    within=within.get(family, []) if family in across and family.pattern == "flat" else [],
+                    within=(
+                        within.get(family, [])
+                        if family in across and family.pattern == "flat"
+                        else []
+                    ),
                 )
         return cls(curves=curves, unknown=unknown, ranks_per_node=ranks_per_node)
 
@@ -125,7 +148,9 @@ class GrowingNetwork:
         ranks_per_node: int | None = None,
         has_shared_cores: bool = False,
     ) -> LargerNetwork:
-        """Return the network of one backend on ``world_size`` ranks; arguments as for `GrowingCurve.estimate`.
+        """Return the network of one backend on ``world_size`` ranks.
+
+        Arguments as for `GrowingCurve.estimate`.
 
         With ``ranks_per_node``, predictions check the hosts first (`GrowingCurve.check_hosts`).
 
@@ -139,8 +164,9 @@ class GrowingNetwork:
         }
         if not curves:
             raise InputError(
-                f"No curve of {backend} was measured, so larger numbers of ranks cannot be predicted; measure "
-                f"some first: commbench run --backend {backend} -c all_reduce,all_gather --sizes 64K:64M:4."
+                f"No curve of {backend} was measured, so larger numbers of ranks cannot be"
+                f" predicted; measure some first: commbench run --backend {backend} -c"
+                " all_reduce,all_gather --sizes 64K:64M:4."
             )
         return LargerNetwork(
             curves=curves,
@@ -155,7 +181,9 @@ class GrowingNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class LargerNetwork:
-    """A `commbench.analysis.prediction.network.Network` with other numbers of ranks or link rates."""
+    """A `commbench.analysis.prediction.network.Network` with other numbers of ranks or link
+    rates.
+    """
 
     curves: Mapping[tuple[str, str], GrowingCurve]
     """By operation and data type; all of one backend and pattern."""
@@ -168,8 +196,12 @@ class LargerNetwork:
     """None: not checked."""
     has_shared_cores: bool = False
     """As for `GrowingCurve.estimate`."""
-    _times_us: dict[tuple[str, str, float], float] = field(default_factory=dict, repr=False, compare=False)
-    _estimates: dict[tuple[str, str, float], Estimate] = field(default_factory=dict, repr=False, compare=False)
+    _times_us: dict[tuple[str, str, float], float] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _estimates: dict[tuple[str, str, float], Estimate] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
         """Return the predicted time of one operation alone, in microseconds.
@@ -180,7 +212,9 @@ class LargerNetwork:
         key = operation, dtype, message_bytes
         if key not in self._times_us:
             curve, location = self.curve(operation, dtype), self._location
-            self._times_us[key] = curve.time_us(message_bytes, self.world_size, self.rate_bps, **location)
+            self._times_us[key] = curve.time_us(
+                message_bytes, self.world_size, self.rate_bps, **location
+            )
         return self._times_us[key]
 
     def estimate(self, operation: str, dtype: str, message_bytes: float) -> Estimate:
@@ -192,7 +226,9 @@ class LargerNetwork:
         key = operation, dtype, message_bytes
         if key not in self._estimates:
             curve, location = self.curve(operation, dtype), self._location
-            self._estimates[key] = curve.estimate(message_bytes, self.world_size, self.rate_bps, **location)
+            self._estimates[key] = curve.estimate(
+                message_bytes, self.world_size, self.rate_bps, **location
+            )
         return self._estimates[key]
 
     @property
@@ -219,12 +255,19 @@ class LargerNetwork:
         if others and not OPERATIONS[operation].reduces:
             return others[0]
         subject = f"{self.backend} {operation}"
-        raise UnpredictedError("operation_unmeasured", subject, dtype=dtype, backend=self.backend, operation=operation)
+        raise UnpredictedError(
+            "operation_unmeasured", subject, dtype=dtype, backend=self.backend, operation=operation
+        )
 
 
 def _ranks_per_node(runs: Sequence[MeasuredRun]) -> int:
-    """Return the ranks per host of the runs across hosts, which agree; else the most on one host."""
-    return max((((run.info.get("nodes") or 1) > 1, run.ranks_per_node) for run in runs), default=(False, 1))[1]
+    """Return the ranks per host of the runs across hosts, which agree.
+
+    Else the most on one host.
+    """
+    return max(
+        (((run.info.get("nodes") or 1) > 1, run.ranks_per_node) for run in runs), default=(False, 1)
+    )[1]
 
 
 def _check_conditions(runs: Sequence[MeasuredRun]) -> None:
@@ -237,17 +280,20 @@ def _check_conditions(runs: Sequence[MeasuredRun]) -> None:
                 raise _mixed_conditions_error(f"libraries ({libraries[backend]} and {library})")
         ranks_per_node |= {run.ranks_per_node} if (run.info.get("nodes") or 1) > 1 else set()
     if len(ranks_per_node) > 1:
-        raise _mixed_conditions_error(f"numbers of ranks on a host ({' and '.join(map(str, sorted(ranks_per_node)))})")
+        raise _mixed_conditions_error(
+            f"numbers of ranks on a host ({' and '.join(map(str, sorted(ranks_per_node)))})"
+        )
 
 
 def _mixed_conditions_error(conditions: str) -> InputError:
     return InputError(
-        f"The runs have different {conditions}, which do not mix; predict from runs that were measured alike."
+        f"The runs have different {conditions}, which do not mix; predict from runs that were"
+        " measured alike."
     )
 
 
-#: Time to add one received value, relative to zeroing one element of the bucket. Measured: 16 to 30 on one core, for
-#: densities of 0.001 to 0.1 of 25 MiB; the values are scattered in memory.
+#: Time to add one received value, relative to zeroing one element of the bucket. Measured: 16 to 30
+#: on one core, for densities of 0.001 to 0.1 of 25 MiB; the values are scattered in memory.
 ADDING_OVER_ZEROING = 20.0
 #: The most settings that are held out, one at a time, to measure the prediction error.
 _MOST_LEFT_OUT = 8
@@ -290,61 +336,89 @@ class TrainedWorkload:
     @property
     def hooks(self) -> list[str]:
         """Names of the trained hooks, in the registry's order, the densest first."""
-        cases = {r.case.hook_name: r.case for r in self.records if r.case.uses_ddp and r.status == "ok"}
-        return sorted(cases, key=lambda name: (hook_position(cases[name].hook), -(cases[name].density or 0.0), name))
+        cases = {
+            r.case.hook_name: r.case for r in self.records if r.case.uses_ddp and r.status == "ok"
+        }
+        return sorted(
+            cases,
+            key=lambda name: (hook_position(cases[name].hook), -(cases[name].density or 0.0), name),
+        )
 
     @property
     def oversubscription(self) -> float:
-        """The factor by which computing took longer because ranks of other hosts used the same cores."""
+        """The factor by which computing took longer because ranks of other hosts used the same
+        cores.
+        """
         return float(Link(shared_cores=self.shared_cores).oversubscription(self.world_size))
 
     def model(self, network: GrowingNetwork) -> StepModel:
         """Return the calibrated model of the step on the network of the training.
 
         Raises:
-            InputError: the network was not measured, or not within a host although the training was, or a setting that
-                the
+            InputError: the network was not measured, or not within a host although the training
+                was, or a setting that the
             model needs was not trained.
         """
-        location: dict[str, Any] = {"rate_bps": self.rate_bps, "ranks_per_node": self.ranks_per_node}
-        network_as_trained = network.at(self.backend, self.world_size, **location, has_shared_cores=True)
+        location: dict[str, Any] = {
+            "rate_bps": self.rate_bps,
+            "ranks_per_node": self.ranks_per_node,
+        }
+        network_as_trained = network.at(
+            self.backend, self.world_size, **location, has_shared_cores=True
+        )
         return StepModel.calibrate(self.facts, network_as_trained, self.records)
 
     def held_out(self, network: GrowingNetwork) -> HeldOut:
-        """Return the prediction error of steps, with one setting at a time held out of the calibration.
+        """Return the prediction error of steps, with one setting at a time held out of the
+        calibration.
 
         Raises:
             InputError: as `model`.
         """
         settings = [setting for setting in settings_of(self.records) if setting.case.uses_ddp]
         cases = [setting.case for setting in settings]
-        baselines = [dataclasses.replace(baseline_of(cases), precision=case.precision) for case in cases[:1]]
+        baselines = [
+            dataclasses.replace(baseline_of(cases), precision=case.precision) for case in cases[:1]
+        ]
         errors = []
-        for left_out in [setting for setting in settings if setting.case not in baselines][:_MOST_LEFT_OUT]:
-            calibration = [r for r in self.records if dataclasses.replace(r.case, phase=SWEEP) != left_out.case]
+        for left_out in [setting for setting in settings if setting.case not in baselines][
+            :_MOST_LEFT_OUT
+        ]:
+            calibration = [
+                r for r in self.records if dataclasses.replace(r.case, phase=SWEEP) != left_out.case
+            ]
             model = dataclasses.replace(self, records=calibration).model(network)
             if left_out.case.hook_name in model.hooks:
                 errors.append(abs(model.predict(left_out.case).step_ms / left_out.step_ms - 1))
-        over = f"settings on {self.world_size} ranks, each predicted from the others; more ranks were not trained"
+        over = (
+            f"settings on {self.world_size} ranks, each predicted from the others; more ranks were"
+            " not trained"
+        )
         return HeldOut(error=statistics.median(errors) if errors else None, over=over)
 
 
 def model_on_own_cores(model: StepModel, oversubscription: float) -> StepModel:
-    """Return the model of the same step if every host has its own cores: computing is faster by ``oversubscription``.
+    """Return the model of the same step if every host has its own cores: computing is faster by
+    ``oversubscription``.
 
-    The part of the step that neither computing nor communication explains stays. What DDP adds to the forward pass
-    stays too if DDP broadcasts buffers there.
+    The part of the step that neither computing nor communication explains stays. What DDP adds to
+    the forward pass stays too if DDP broadcasts buffers there.
     """
     names = ["forward_ms", "backward_ms", "optimizer_ms", "other_ms", "copy_ms_per_byte"]
     names += [] if model.facts.buffer_bytes else ["ddp_forward_ms"]
     computing = {name: getattr(model, name) / oversubscription for name in names}
     return dataclasses.replace(
-        model, hooks={name: cost.faster(oversubscription) for name, cost in model.hooks.items()}, **computing
+        model,
+        hooks={name: cost.faster(oversubscription) for name, cost in model.hooks.items()},
+        **computing,
     )
 
 
 def model_on_network(model: StepModel, network: Network) -> StepModel:
-    """Return the model of the same step on another network; gathered top-k decodes more on more ranks."""
+    """Return the model of the same step on another network.
+
+    Gathered top-k decodes more on more ranks.
+    """
     ranks = model.network.world_size, network.world_size
     costs = dict(model.hooks)
     for name, cost in model.hooks.items():
@@ -363,12 +437,18 @@ def model_with_density(model: StepModel, density: float) -> tuple[StepModel, str
         InputError: no top-k was measured.
     """
     measured = {
-        name: measured_density for name in model.hooks if (measured_density := gathered_density(name)) is not None
+        name: measured_density
+        for name in model.hooks
+        if (measured_density := gathered_density(name)) is not None
     }
     if not measured:
         raise UnpredictedError("top_k_unmeasured")
     nearest = min(
-        measured, key=lambda name: (bool(parse_hook(name)["hook_options"]), abs(math.log(measured[name] / density)))
+        measured,
+        key=lambda name: (
+            bool(parse_hook(name)["hook_options"]),
+            abs(math.log(measured[name] / density)),
+        ),
     )
     name = hook_case(model, nearest, "default", density=density).hook_name
     loads = [measured[nearest] * model.network.world_size, density * model.network.world_size]
@@ -381,12 +461,19 @@ def model_with_density(model: StepModel, density: float) -> tuple[StepModel, str
     return dataclasses.replace(model, hooks=hooks, **overlap_and_rest), name
 
 
-def hook_case(model: StepModel, hook: str, cap: str, *, density: float | None = None) -> TrainingCase:
-    """Return the case of a hook and a bucket size on the model's network; ``density`` replaces the hook's own."""
+def hook_case(
+    model: StepModel, hook: str, cap: str, *, density: float | None = None
+) -> TrainingCase:
+    """Return the case of a hook and a bucket size on the model's network.
+
+    ``density`` replaces the hook's own.
+    """
     fields = parse_hook(hook)
     if density is not None:
         fields["density"] = float(f"{density:.3g}")
-    return dataclasses.replace(model.reference, **fields, bucket_cap_mb=cap, world_size=model.network.world_size)
+    return dataclasses.replace(
+        model.reference, **fields, bucket_cap_mb=cap, world_size=model.network.world_size
+    )
 
 
 def best_buckets(model: StepModel, hook: str, caps: Sequence[str]) -> StepPrediction:
@@ -395,7 +482,9 @@ def best_buckets(model: StepModel, hook: str, caps: Sequence[str]) -> StepPredic
     Raises:
         InputError: the hook was not measured, or the network lacks a collective that it uses.
     """
-    return min((model.predict(hook_case(model, hook, cap)) for cap in caps), key=lambda step: step.step_ms)
+    return min(
+        (model.predict(hook_case(model, hook, cap)) for cap in caps), key=lambda step: step.step_ms
+    )
 
 
 def local_step_ms(model: StepModel) -> float:
@@ -410,4 +499,6 @@ def _with_decoding_load(cost: HookCost, loads: Sequence[float]) -> HookCost:
     ``loads`` are the values per element from all ranks, before and now.
     """
     before, now = (1.0 + ADDING_OVER_ZEROING * load for load in loads)
-    return dataclasses.replace(cost, decode_ms_per_element=now / before * cost.decode_ms_per_element)
+    return dataclasses.replace(
+        cost, decode_ms_per_element=now / before * cost.decode_ms_per_element
+    )

@@ -17,7 +17,8 @@ from commbench.system.host import Host, Interface
 from commbench.system.topology import Emulated
 from commbench.units import format_link_rate, parse_link_rate
 
-#: Header bytes of a frame: IPv4 and TCP with timestamps; Ethernet; preamble, checksum and gap on a physical link.
+#: Header bytes of a frame: IPv4 and TCP with timestamps; Ethernet; preamble, checksum and gap on a
+#: physical link.
 _IP_TCP, _ETHERNET, _WIRE = 52, 14, 24
 _USUAL_MTU = 1500
 
@@ -27,7 +28,8 @@ class Link:
     """A host's link to the other hosts, in each direction."""
 
     rate_bps: float | None = None
-    """Bits per second; infinite within a host and on an emulated link without a rate; None: unknown."""
+    """Bits per second; infinite within a host and on an emulated link without a rate; None:
+    unknown."""
     payload: float = 1.0
     """Share of the rate that is left for messages beside headers; 1 if there are no frames."""
     shared_cores: int | None = None
@@ -57,16 +59,23 @@ class Link:
         if self.rate_bps is not None and rate_bps == self.rate_bps:
             return self
         payload = self.payload if self.payload < 1 else _payload(_USUAL_MTU, _WIRE)
-        return Link(rate_bps=rate_bps, payload=payload, shared_cores=self.shared_cores, source="what if")
+        return Link(
+            rate_bps=rate_bps, payload=payload, shared_cores=self.shared_cores, source="what if"
+        )
 
     def is_like(self, other: Link, world_size: int) -> bool:
-        """Return whether ``world_size`` ranks get the same rate and oversubscription over both links."""
+        """Return whether ``world_size`` ranks get the same rate and oversubscription over both
+        links.
+        """
         return bool(
-            self.rate_bps == other.rate_bps and self.oversubscription(world_size) == other.oversubscription(world_size)
+            self.rate_bps == other.rate_bps
+            and self.oversubscription(world_size) == other.oversubscription(world_size)
         )
 
     def oversubscription(self, world_size: float | Floats) -> Floats:
-        """Return the ranks per shared core, at least 1: the factor by which a rank's own work takes longer."""
+        """Return the ranks per shared core, at least 1: the factor by which a rank's own work takes
+        longer.
+        """
         return np.maximum(1.0, np.asarray(world_size) / (self.shared_cores or math.inf))
 
     def __str__(self) -> str:
@@ -84,7 +93,8 @@ WITHIN_HOST = Link(rate_bps=math.inf, source="within one host")
 
 
 def link_of(info: RunInfo, transport: str) -> Link:
-    """Return the link of a run's hosts, from the emulation or from the network interfaces that ``transport`` names.
+    """Return the link of a run's hosts, from the emulation or from the network interfaces that
+    ``transport`` names.
 
     Args:
         info: contents of ``run.json``.
@@ -108,8 +118,8 @@ def link_of(info: RunInfo, transport: str) -> Link:
 def limit_of(row: Row, info: RunInfo) -> Link | None:
     """Return the link whose rate bounds a row's bus bandwidth; None if no such link is known.
 
-    A bound exists only with one rank on each of several hosts: then all traffic crosses the link, and all ranks wait
-    for the slowest. Two ranks among many may have a faster link.
+    A bound exists only with one rank on each of several hosts: then all traffic crosses the link,
+    and all ranks wait for the slowest. Two ranks among many may have a faster link.
     """
     if row.ranks_per_node != 1 or (row.nodes or 1) < 2 or row.pattern != "flat":  # noqa: PLR2004 - several
         return None
@@ -117,36 +127,60 @@ def limit_of(row: Row, info: RunInfo) -> Link | None:
     link = link_of(info, row.transport)
     if link.rate_bps is None or math.isinf(link.rate_bps):
         return None
-    if (emulated.get("slow") or emulated.get("uplink")) and (row.group_size or 0) < (row.world_size or 0):
+    if (emulated.get("slow") or emulated.get("uplink")) and (row.group_size or 0) < (
+        row.world_size or 0
+    ):
         return None
     return dataclasses.replace(link, directions=operation.messages_at_once)
 
 
 def _emulation(info: RunInfo) -> Emulated | None:
-    emulated: Emulated | None = info.get("emulated") or (info.get("environment") or {}).get("emulated")
+    emulated: Emulated | None = info.get("emulated") or (info.get("environment") or {}).get(
+        "emulated"
+    )
     return emulated
 
 
 def _emulated(emulated: Emulated, cores: int | None, mtu: int) -> Link:
-    """Return the slowest link of an emulated cluster, which bounds a ring and most other patterns."""
+    """Return the slowest link of an emulated cluster, which bounds a ring and most other
+    patterns.
+    """
     texts = [emulated.get("rate"), *(emulated.get("slow") or {}).values(), emulated.get("uplink")]
     rates = [rate for text in texts if text and (rate := parse_link_rate(str(text)))]
     source = "emulated" if rates else "emulated without a rate"
     if len(set(rates)) > 1:
         source = "the slowest, emulated"
-    return Link(rate_bps=min(rates, default=math.inf), payload=_payload(mtu), shared_cores=cores, source=source)
+    return Link(
+        rate_bps=min(rates, default=math.inf),
+        payload=_payload(mtu),
+        shared_cores=cores,
+        source=source,
+    )
 
 
 def _interfaces(hosts: Iterable[Host], transport: str) -> list[Interface]:
-    """Return the interfaces of all hosts that a transport such as ``tcp/eth0+lo`` names, except the loopback."""
+    """Return the interfaces of all hosts that a transport such as ``tcp/eth0+lo`` names, except the
+    loopback.
+    """
     names = set(transport.removeprefix("tcp/").split("+")) - {"lo"}
-    return [interface for host in hosts for interface in host.get("interfaces") or () if interface.get("name") in names]
+    return [
+        interface
+        for host in hosts
+        for interface in host.get("interfaces") or ()
+        if interface.get("name") in names
+    ]
 
 
 def _payload(mtu: int, wire_bytes: int = 0) -> float:
-    """Return the share of a frame that is payload; ``wire_bytes`` more are on the wire for each frame."""
+    """Return the share of a frame that is payload.
+
+    ``wire_bytes`` more are on the wire for each frame.
+    """
     return (mtu - _IP_TCP) / (mtu + _ETHERNET + wire_bytes)
 
 
 def _mtu(hosts: Iterable[Host], transport: str) -> int:
-    return min((interface.get("mtu") or _USUAL_MTU for interface in _interfaces(hosts, transport)), default=_USUAL_MTU)
+    return min(
+        (interface.get("mtu") or _USUAL_MTU for interface in _interfaces(hosts, transport)),
+        default=_USUAL_MTU,
+    )

@@ -1,4 +1,6 @@
-"""Measured networks: a curve for each operation, backend, data type, pattern and number of ranks."""
+"""Measured networks: a curve for each operation, backend, data type, pattern and number of
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ MOST_SIZES = 48
 
 
 class Network(Protocol):
-    """Collective times of one backend on one number of ranks, as the model of a training step needs them."""
+    """Collective times of one backend on one number of ranks, as the model of a training step needs
+    them.
+    """
 
     @property
     def world_size(self) -> int:
@@ -39,7 +43,9 @@ class Network(Protocol):
         """Concurrent collectives of a process group: 2 for Gloo, 1 for NCCL."""
 
     def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
-        """Return the time of one operation alone, in microseconds; ``message_bytes`` as in ``collectives.csv``.
+        """Return the time of one operation alone, in microseconds.
+
+        ``message_bytes`` as in ``collectives.csv``.
 
         Raises:
             InputError: the operation was not measured.
@@ -58,7 +64,9 @@ class CurveKey:
 
     def __str__(self) -> str:
         pattern = "" if self.pattern == "flat" else f", pattern {self.pattern}"
-        return f"{self.backend} {self.operation} of {self.dtype} on {self.world_size} ranks{pattern}"
+        return (
+            f"{self.backend} {self.operation} of {self.dtype} on {self.world_size} ranks{pattern}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +87,9 @@ class MeasuredNetwork:
     def curve(self, operation: str, dtype: str) -> Curve:
         """Return the curve of an operation and a data type.
 
-        Without a reduction, time depends on the bytes only, so the data type with the most sizes substitutes for a
-        missing one. A reduction has no substitute: in half precision it computes far more slowly than its bytes
-        suggest.
+        Without a reduction, time depends on the bytes only, so the data type with the most sizes
+        substitutes for a missing one. A reduction has no substitute: in half precision it computes
+        far more slowly than its bytes suggest.
 
         Raises:
             InputError: there is no curve; the message names the command that measures it.
@@ -93,13 +101,15 @@ class MeasuredNetwork:
             return max(others, key=lambda curve: len(curve.sizes))
         pattern = "" if self.pattern == "flat" else f" --pattern {self.pattern}"
         raise InputError(
-            f"{self.backend} {operation} of {dtype} was not measured on {self.world_size} ranks; measure it: "
-            f"commbench run --backend {self.backend} --collective {operation} --dtype {dtype}{pattern} "
-            f"-n {self.world_size}."
+            f"{self.backend} {operation} of {dtype} was not measured on {self.world_size} ranks;"
+            f" measure it: commbench run --backend {self.backend} --collective {operation} --dtype"
+            f" {dtype}{pattern} -n {self.world_size}."
         )
 
     def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
-        """Return the time of one operation alone, in microseconds; ``message_bytes`` as in ``collectives.csv``.
+        """Return the time of one operation alone, in microseconds.
+
+        ``message_bytes`` as in ``collectives.csv``.
 
         Raises:
             InputError: as `curve`.
@@ -113,27 +123,38 @@ class NetworkModel:
 
     curves: Mapping[CurveKey, Curve]
     variants: Mapping[CurveKey, str] = field(default_factory=dict)
-    """How a curve's measurements differ from DDP's communication, e.g. ``out of place``, if they do."""
+    """How a curve's measurements differ from DDP's communication, e.g.
+
+    ``out of place``, if they do.
+    """
 
     @property
     def held_out_error(self) -> float | None:
         """The median over curves of their error at held-out sizes; None if no curve has one."""
-        errors = [curve.held_out_error for curve in self.curves.values() if curve.held_out_error is not None]
+        errors = [
+            curve.held_out_error
+            for curve in self.curves.values()
+            if curve.held_out_error is not None
+        ]
         return float(np.median(errors)) if errors else None
 
     @property
     def worst_residual(self) -> float | None:
         """The largest |fitted - measured| / measured over all curves; None without curves."""
-        return max((abs(residual) for curve in self.curves.values() for residual in curve.residuals), default=None)
+        return max(
+            (abs(residual) for curve in self.curves.values() for residual in curve.residuals),
+            default=None,
+        )
 
     @classmethod
     def fit(cls, records: Iterable[Record]) -> NetworkModel:
         """Fit every curve with 3 sizes or more.
 
-        If a curve was measured in several variants, the variant nearest to DDP's communication is fitted: sum, in
-        place, buffers in cache, isolated calls, and otherwise the defaults of `commbench run`. Three kinds of cases are
-        left out: matrices (times of pairs), pipelined operations (their start-up is hidden), and operations that move
-        no data.
+        If a curve was measured in several variants, the variant nearest to DDP's communication is
+        fitted: sum, in place, buffers in cache, isolated calls, and otherwise the defaults of
+        `commbench run`. Three kinds of cases are
+        left out: matrices (times of pairs), pipelined operations (their start-up is hidden), and
+        operations that move no data.
         """
         tables: dict[CurveKey, dict[_Variant, _Table]] = {}
         for record in latest(records).values():
@@ -144,7 +165,11 @@ class NetworkModel:
         curves: dict[CurveKey, Curve] = {}
         notes: dict[CurveKey, str] = {}
         for key in sorted(tables):
-            fitted = {variant: table for variant, table in tables[key].items() if _sizes(table) >= LEAST_SIZES}
+            fitted = {
+                variant: table
+                for variant, table in tables[key].items()
+                if _sizes(table) >= LEAST_SIZES
+            }
             if fitted:
                 variant = min(fitted)
                 curves[key] = _fit_table(fitted[variant])
@@ -163,13 +188,19 @@ class NetworkModel:
             if (key.backend, key.world_size, key.pattern) == (backend, world_size, pattern)
         }
         if not curves:
-            measured = sorted({f"{key.backend} on {key.world_size} ranks ({key.pattern})" for key in self.curves})
-            raise InputError(
-                f"No curve was measured of {backend} on {world_size} ranks ({pattern}); there "
-                f"{'is ' + ', '.join(measured) if measured else 'are no curves, which need 3 sizes'}. "
-                f"Measure it: commbench run --backend {backend} -n {world_size}."
+            names = sorted(
+                {f"{key.backend} on {key.world_size} ranks ({key.pattern})" for key in self.curves}
             )
-        return MeasuredNetwork(backend=backend, world_size=world_size, pattern=pattern, curves=curves)
+            there = "are no curves, which need 3 sizes"
+            if names:
+                there = "is " + ", ".join(names)
+            raise InputError(
+                f"No curve was measured of {backend} on {world_size} ranks ({pattern});"
+                f" there {there}. Measure it: commbench run --backend {backend} -n {world_size}."
+            )
+        return MeasuredNetwork(
+            backend=backend, world_size=world_size, pattern=pattern, curves=curves
+        )
 
     def to_json(self) -> JsonObject:
         """Return lists, numbers and texts."""
@@ -191,11 +222,13 @@ class NetworkModel:
             InputError: the data are no model, or of another schema.
         """
         if not isinstance(data, Mapping) or not isinstance(data.get("curves"), list):
-            raise InputError("These data are no model of commbench (no list of curves); fit the run again.")
+            raise InputError(
+                "These data are no model of commbench (no list of curves); fit the run again."
+            )
         if data.get("schema") != MODEL_SCHEMA:
             raise InputError(
-                f"This model has schema {data.get('schema')!r} and this commbench reads schema {MODEL_SCHEMA}; "
-                "fit the run again."
+                f"This model has schema {data.get('schema')!r} and this commbench reads schema"
+                f" {MODEL_SCHEMA}; fit the run again."
             )
         curves: dict[CurveKey, Curve] = {}
         variants: dict[CurveKey, str] = {}
@@ -217,7 +250,10 @@ _Table = dict[int, dict[int, float]]
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class _Variant:
-    """The differences of a case from DDP's communication; smaller is nearer, the most important field first."""
+    """The differences of a case from DDP's communication.
+
+    Smaller is nearer, the most important field first.
+    """
 
     redop: str
     in_place: str
@@ -283,5 +319,7 @@ def _evenly_spaced(sizes: list[int]) -> list[int]:
 def _fit_table(table: _Table) -> Curve:
     launches = sorted({launch for times in table.values() for launch in times})
     sizes = _evenly_spaced(sorted(table))
-    times: Sequence[Sequence[float | None]] = [[table[size].get(launch) for launch in launches] for size in sizes]
+    times: Sequence[Sequence[float | None]] = [
+        [table[size].get(launch) for launch in launches] for size in sizes
+    ]
     return fit_curve(sizes, times)

@@ -1,4 +1,7 @@
-"""The model of a training step: messages and costs of hooks; calibrated on measured settings, it predicts others."""
+"""The model of a training step: messages and costs of hooks.
+
+Calibrated on measured settings, it predicts others.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +31,23 @@ from commbench.errors import InputError, UnpredictedError
 from commbench.hooks.message import FLOAT32_BYTES, BucketShape, Message, Shapes
 from commbench.hooks.registry import find_hook
 
-#: Buckets whose sizes differ by less than this factor cannot separate a fixed cost from a cost per byte.
+#: Buckets whose sizes differ by less than this factor cannot separate a fixed cost from a cost per
+#: byte.
 LEAST_SIZE_RATIO = 2.0
 #: A message so small that its time is latency.
 LATENCY_BYTES = 4
 
 
 def messages_of(
-    case: TrainingCase, elements: int, world_size: int, *, shapes: Shapes | None = None, dtype: str = "float32"
+    case: TrainingCase,
+    elements: int,
+    world_size: int,
+    *,
+    shapes: Shapes | None = None,
+    dtype: str = "float32",
 ) -> tuple[Message, ...]:
-    """Return the collectives that a case's hook issues for a bucket of gradients, in order, after any warm-up.
+    """Return the collectives that a case's hook issues for a bucket of gradients, in order, after
+    any warm-up.
 
     Args:
         case: the configuration; the step without DDP sends nothing.
@@ -47,7 +57,8 @@ def messages_of(
         dtype: of the gradients; sparsifying hooks take float32 only.
 
     Raises:
-        InputError: no hook has this name, or its messages depend on the shapes and ``shapes`` is None.
+        InputError: no hook has this name, or its messages depend on the shapes and ``shapes`` is
+            None.
     """
     if not case.uses_ddp:
         return ()
@@ -73,10 +84,12 @@ class HookCost:
 
     @classmethod
     def of(cls, records: Iterable[TrainingRecord]) -> HookCost:
-        """Return the cost from the measured buckets of one hook; zero for hook none, whose copies DDP makes.
+        """Return the cost from the measured buckets of one hook.
 
-        A record has each bucket's total cost, and the share of encoding over all buckets. Every bucket gets the same
-        share.
+        Zero for hook none, whose copies DDP makes.
+
+        A record has each bucket's total cost, and the share of encoding over all buckets. Every
+        bucket gets the same share.
         """
         elements: list[float] = []
         encode: list[float] = []
@@ -130,7 +143,7 @@ def _line(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]
     return (fixed, slope) if fixed >= 0 else proportional
 
 
-# ------------------------------------------------------------------------------------------------------------ the model
+# ---------------------------------------------------------------------------------------- the model
 
 
 class NotTrainedError(InputError):
@@ -172,7 +185,8 @@ class StepModel:
     hooks: Mapping[str, HookCost]
     """By `TrainingCase.hook_name`."""
     overlap: Mapping[str, float] = field(default_factory=dict)
-    """1 - `Sharing.contention` by `TrainingCase.hook_name`: 1 at the lower bound, 0 at the upper."""
+    """1 - `Sharing.contention` by `TrainingCase.hook_name`: 1 at the lower bound, 0 at the
+    upper."""
     slowdown: float = 1.0
     """`Sharing.slowdown`, the same for all hooks."""
     unexplained_ms: Mapping[str, float] = field(default_factory=dict)
@@ -181,12 +195,15 @@ class StepModel:
     """Source of the last three."""
 
     @classmethod
-    def calibrate(cls, facts: WorkloadFacts, network: Network, records: Iterable[TrainingRecord]) -> StepModel:
-        """Fit to measured settings: the step without DDP, the baseline, and one or more of each hook.
+    def calibrate(
+        cls, facts: WorkloadFacts, network: Network, records: Iterable[TrainingRecord]
+    ) -> StepModel:
+        """Fit to measured settings: the step without DDP, the baseline, and one or more of each
+        hook.
 
-        All settings of a hook have equal weight. Settings that look for unused parameters are left out if others exist.
-        Records of another workload, batch, number of ranks or precision than the step without DDP are left out. So are
-        hooks with a collective that the network lacks.
+        All settings of a hook have equal weight. Settings that look for unused parameters are left
+        out if others exist. Records of another workload, batch, number of ranks or precision than
+        the step without DDP are left out. So are hooks with a collective that the network lacks.
 
         Raises:
             NotTrainedError: the step without DDP or the baseline is not among ``records``.
@@ -196,22 +213,31 @@ class StepModel:
         local = next((setting for setting in settings if not setting.case.uses_ddp), None)
         if local is None:
             raise NotTrainedError(
-                "A prediction of steps needs the step without DDP, which was not measured: measure it first."
+                "A prediction of steps needs the step without DDP, which was not measured: measure"
+                " it first."
             )
-        measured = [setting for setting in settings if setting.case.makes_buckets and _alike(setting.case, local.case)]
+        measured = [
+            setting
+            for setting in settings
+            if setting.case.makes_buckets and _alike(setting.case, local.case)
+        ]
         plain = [s for s in measured if not s.case.unused_parameters and s.case.broadcast_buffers]
         measured = plain or measured
         base = next((s for s in measured if s.case.is_default), None)
         if base is None:
             raise NotTrainedError(
-                "A prediction of steps needs the baseline (hook none, default buckets, same precision as without DDP), "
-                "which was not measured: measure it first."
+                "A prediction of steps needs the baseline (hook none, default buckets, same"
+                " precision as without DDP), which was not measured: measure it first."
             )
         model = cls._of_local(facts, network, local)
-        forward_ms = statistics.median(setting.forward_ms / setting.case.accumulation for setting in measured)
+        forward_ms = statistics.median(
+            setting.forward_ms / setting.case.accumulation for setting in measured
+        )
         model = dataclasses.replace(
             model,
-            reference=dataclasses.replace(model.reference, unused_parameters=base.case.unused_parameters),
+            reference=dataclasses.replace(
+                model.reference, unused_parameters=base.case.unused_parameters
+            ),
             ddp_forward_ms=max(0.0, forward_ms - model.forward_ms),
             copy_ms_per_byte=base.copy_ms_per_byte,
         )
@@ -241,7 +267,9 @@ class StepModel:
         )
 
     def _can_send(self, case: TrainingCase) -> bool:
-        """Return whether the network has the collectives of a case's hook, and they are those of buckets."""
+        """Return whether the network has the collectives of a case's hook, and they are those of
+        buckets.
+        """
         if not case.is_predicted:
             return False
         try:
@@ -252,11 +280,18 @@ class StepModel:
 
     def _with_hooks(self, measured: Mapping[str, Sequence[Setting]]) -> StepModel:
         """Return the model with hooks fitted to their measured settings."""
-        costs = {hook: HookCost.of(r for s in settings for r in s.records) for hook, settings in measured.items()}
+        costs = {
+            hook: HookCost.of(r for s in settings for r in s.records)
+            for hook, settings in measured.items()
+        }
         model = dataclasses.replace(self, hooks=costs)
         observe = model._observed  # noqa: SLF001 - of the same class
-        calibration = fit_sharing({hook: [observe(s) for s in of_hook] for hook, of_hook in measured.items()})
-        return dataclasses.replace(model, calibration=calibration)._with_sharings(calibration.likely)  # noqa: SLF001 - of the same class
+        calibration = fit_sharing(
+            {hook: [observe(s) for s in of_hook] for hook, of_hook in measured.items()}
+        )
+        return dataclasses.replace(model, calibration=calibration)._with_sharings(  # noqa: SLF001 - of the same class
+            calibration.likely
+        )
 
     def _with_sharings(self, sharings: Mapping[str, Sharing]) -> StepModel:
         """Return the model with these `Sharing` parameters."""
@@ -275,8 +310,9 @@ class StepModel:
     def extremes(self) -> tuple[StepModel, StepModel]:
         """Return the models at the ends of the slowdown's 95 % interval.
 
-        Both predict the measured steps about equally well. On networks with longer communication they differ the more,
-        the less communication the measured steps had. A model without calibration returns itself twice.
+        Both predict the measured steps about equally well. On networks with longer communication
+        they differ the more, the less communication the measured steps had. A model without
+        calibration returns itself twice.
         """
         calibration = self.calibration
         return (
@@ -303,7 +339,8 @@ class StepModel:
         """Predict a setting; gradients as bucket views cost as much as separate gradients.
 
         Raises:
-            InputError: its hook was not calibrated, or its workload, batch, number of ranks or precision differs.
+            InputError: its hook was not calibrated, or its workload, batch, number of ranks or
+                precision differs.
         """
         self._check(case)
         work, servers, others_ms = self.work(case), self._servers(case), self._others_ms(case)
@@ -311,8 +348,8 @@ class StepModel:
         alone = self._work_alone(case)
         best = overlapped(alone, self.backward_ms, servers=servers)
         likely = overlapped(work, self.backward_ms, servers=servers, contention=contention)
-        # Calibrated communication may be faster or slower than alone. A bucket that others overtake is copied back
-        # late, so even slower computing can shorten a step a little.
+        # Calibrated communication may be faster or slower than alone. A bucket that others overtake
+        # is copied back late, so even slower computing can shorten a step a little.
         return StepPrediction(
             case=case,
             step_ms=others_ms + likely.end_ms,
@@ -323,14 +360,24 @@ class StepModel:
         )
 
     def _others_ms(self, case: TrainingCase) -> float:
-        """Return the time of a step without its last backward pass, the one that exchanges gradients."""
+        """Return the time of a step without its last backward pass, the one that exchanges
+        gradients.
+        """
         without = (case.accumulation - 1) * (self.forward_ms + self.backward_ms)
-        exchanging = self.ddp_forward_ms + self.unexplained_ms.get(case.hook_name, 0.0) if case.uses_ddp else 0.0
+        exchanging = (
+            self.ddp_forward_ms + self.unexplained_ms.get(case.hook_name, 0.0)
+            if case.uses_ddp
+            else 0.0
+        )
         return without + self.forward_ms + exchanging + self.optimizer_ms + self.other_ms
 
     def _servers(self, case: TrainingCase) -> int:
         """Return the number of buckets that the network carries at once."""
-        return 1 if case.uses_ddp and find_hook(case.hook).runs_in_order(case.options) else self.network.servers
+        return (
+            1
+            if case.uses_ddp and find_hook(case.hook).runs_in_order(case.options)
+            else self.network.servers
+        )
 
     def _check(self, case: TrainingCase) -> None:
         reference = self.reference
@@ -342,8 +389,8 @@ class StepModel:
         ):
             if requested != measured:
                 raise InputError(
-                    f"A step with {condition} {requested} cannot be predicted from one with {measured}: "
-                    f"measure {requested}, too."
+                    f"A step with {condition} {requested} cannot be predicted from one with"
+                    f" {measured}: measure {requested}, too."
                 )
         if case.is_file_hook:
             raise UnpredictedError("hook_bytes_unknown", hook=case.hook)
@@ -353,7 +400,9 @@ class StepModel:
             raise UnpredictedError("hook_unmeasured", case.hook_name, hooks=", ".join(self.hooks))
 
     def work(self, case: TrainingCase) -> list[BucketWork]:
-        """Return the buckets of a case in the order of sending, with the communication times of training."""
+        """Return the buckets of a case in the order of sending, with the communication times of
+        training.
+        """
         return self._sharing(case).slowed(self._work_alone(case))
 
     def _work_alone(self, case: TrainingCase) -> list[BucketWork]:
@@ -365,11 +414,15 @@ class StepModel:
         messages: list[Message] = []
         for bucket in case_layout(case, self.facts):
             elements, shapes, dtype = self._tensors(bucket)
-            messages += messages_of(case, elements, self.network.world_size, shapes=shapes, dtype=dtype)
+            messages += messages_of(
+                case, elements, self.network.world_size, shapes=shapes, dtype=dtype
+            )
         return messages
 
     def _tensors(self, indices: Sequence[int]) -> tuple[int, Shapes | None, str]:
-        """Return the elements, the shapes (None unless all are known) and the data type of parameters of `facts`."""
+        """Return the elements, the shapes (None unless all are known) and the data type of
+        parameters of `facts`.
+        """
         parameters = [self.facts.parameters[i] for i in indices]
         shapes = [parameter.shape for parameter in parameters if parameter.shape is not None]
         elements = sum(parameter.numel for parameter in parameters)
@@ -391,7 +444,10 @@ class StepModel:
         dtype: str = "float32",
         ready_ms: float = 0.0,
     ) -> BucketWork:
-        """Return a bucket's times on the network alone and under a case's hook; arguments as for `messages_of`."""
+        """Return a bucket's times on the network alone and under a case's hook.
+
+        Arguments as for `messages_of`.
+        """
         messages = messages_of(case, elements, self.network.world_size, shapes=shapes, dtype=dtype)
         times = [self.network.time_us(m.operation, m.dtype, m.message_bytes) for m in messages]
         least = [self.network.time_us(m.operation, m.dtype, LATENCY_BYTES) for m in messages]

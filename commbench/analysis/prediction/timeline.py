@@ -1,4 +1,6 @@
-"""Event simulation of a training step: when each bucket is ready, sent and done, with one or two servers."""
+"""Event simulation of a training step: when each bucket is ready, sent and done, with one or two
+servers.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,18 @@ class BucketWork:
     copy_in_ms: float = 0.0
     """DDP copies gradients into the bucket during the backward pass."""
     copy_out_ms: float = 0.0
-    """DDP copies the result back to the gradients after the backward pass and the bucket's communication."""
+    """DDP copies the result back to the gradients after the backward pass and the bucket's
+    communication."""
 
     @cached_property
     def phases(self) -> tuple[tuple[int, float], ...]:
         """The phases in which it keeps a server, in order, each with its milliseconds."""
         latency_ms = min(self.latency_ms, self.comm_ms)
-        phases = ((_LATENCY, latency_ms), (_TRANSFER, self.comm_ms - self.latency_ms), (_DECODE, self.decode_ms))
+        phases = (
+            (_LATENCY, latency_ms),
+            (_TRANSFER, self.comm_ms - self.latency_ms),
+            (_DECODE, self.decode_ms),
+        )
         return tuple(phase for phase in phases if phase[1] > _NOTHING)
 
 
@@ -63,19 +70,24 @@ class Timeline:
     """The part of that beyond computing and encoding."""
 
 
-def overlapped(work: Sequence[BucketWork], backward_ms: float, *, servers: int, contention: float = 0.0) -> Timeline:
-    """Simulate the backward pass. With ``contention`` 0 communication does not slow computing: the lower bound.
+def overlapped(
+    work: Sequence[BucketWork], backward_ms: float, *, servers: int, contention: float = 0.0
+) -> Timeline:
+    """Simulate the backward pass.
 
-    A bucket starts, in the given order, when its gradients are ready and encoded and a server is free. It occupies the
-    server until it is decoded. Concurrent buckets share the link evenly, except during their latency. At the end DDP
-    waits for the buckets in order and copies each back.
+    With ``contention`` 0 communication does not slow computing: the lower bound.
+
+    A bucket starts, in the given order, when its gradients are ready and encoded and a server is
+    free. It occupies the server until it is decoded. Concurrent buckets share the link evenly,
+    except during their latency. At the end DDP waits for the buckets in order and copies each back.
 
     Args:
         work: the buckets in the order of sending.
         backward_ms: the backward pass without communication.
         servers: concurrent buckets.
-        contention: share of the computing core that communication uses while it is in progress, 0 to 1. Up to
-            `FAIR_SHARE` only computing becomes slower, beyond that both do; at 1 overlapping gains nothing.
+        contention: share of the computing core that communication uses while it is in progress, 0
+            to 1. Up to `FAIR_SHARE` only computing becomes slower, beyond that both do; at 1
+            overlapping gains nothing.
     """
     simulation = _Simulation(work, servers, contention)
     computed_ms = simulation.run(backward_ms)
@@ -87,14 +99,19 @@ def overlapped(work: Sequence[BucketWork], backward_ms: float, *, servers: int, 
     return _timeline(work, backward_ms, buckets, _drained(work, computed_ms, simulation.done))
 
 
-def overlapped_end_ms(work: Sequence[BucketWork], backward_ms: float, *, servers: int, contention: float) -> float:
+def overlapped_end_ms(
+    work: Sequence[BucketWork], backward_ms: float, *, servers: int, contention: float
+) -> float:
     """Return `Timeline.end_ms` of `overlapped` alone."""
     simulation = _Simulation(work, servers, contention)
     return _drained(work, simulation.run(backward_ms), simulation.done)
 
 
 def serial(work: Sequence[BucketWork], backward_ms: float) -> Timeline:
-    """Return the timeline if nothing overlaps: bucket after bucket when the backward pass is over; the upper bound."""
+    """Return the timeline if nothing overlaps: bucket after bucket when the backward pass is over.
+
+    The upper bound.
+    """
     now = backward_ms + sum(bucket.copy_in_ms + bucket.encode_ms for bucket in work)
     delay = reached = 0.0
     buckets = []
@@ -103,7 +120,9 @@ def serial(work: Sequence[BucketWork], backward_ms: float) -> Timeline:
         delay += bucket.copy_in_ms
         done = now + bucket.comm_ms + bucket.decode_ms
         buckets.append(
-            BucketPrediction(size_bytes=bucket.size_bytes, ready_ms=reached + delay, start_ms=now, done_ms=done)
+            BucketPrediction(
+                size_bytes=bucket.size_bytes, ready_ms=reached + delay, start_ms=now, done_ms=done
+            )
         )
         delay += bucket.encode_ms
         now = done + bucket.copy_out_ms
@@ -119,7 +138,10 @@ def _drained(work: Sequence[BucketWork], computed_ms: float, done_ms: Sequence[f
 
 
 def _timeline(
-    work: Sequence[BucketWork], backward_ms: float, buckets: Sequence[BucketPrediction], end_ms: float
+    work: Sequence[BucketWork],
+    backward_ms: float,
+    buckets: Sequence[BucketPrediction],
+    end_ms: float,
 ) -> Timeline:
     exposed_ms = end_ms - backward_ms - sum(bucket.encode_ms for bucket in work)
     return Timeline(buckets=tuple(buckets), end_ms=end_ms, exposed_ms=max(0.0, exposed_ms))
@@ -192,7 +214,11 @@ class _Simulation:
         for job in jobs:
             phase = job.phase
             job.rate = rate = (
-                1.0 if phase == _LATENCY else communicating_rate / sharing if phase == _TRANSFER else communicating_rate
+                1.0
+                if phase == _LATENCY
+                else communicating_rate / sharing
+                if phase == _TRANSFER
+                else communicating_rate
             )
             step = min(step, job.left_ms / rate)
         self.now += step

@@ -1,4 +1,6 @@
-"""What a soak shows over wall-clock time: its time line, spikes of the system or of one rank, failures, and drift."""
+"""What a soak shows over wall-clock time: its time line, spikes of the system or of one rank,
+failures, and drift.
+"""
 
 from __future__ import annotations
 

@@ -27,13 +27,18 @@ def find_drifts(records: Sequence[Record], info: RunInfo) -> list[DriftRow]:
 
 
 def _drift(case: Case, records: Sequence[Record], info: RunInfo, *, cases: int) -> DriftRow:
-    """Return the trend of a case's launches; its interval holds for ``cases`` together (Bonferroni)."""
+    """Return the trend of a case's launches.
+
+    Its interval holds for ``cases`` together (Bonferroni).
+    """
     name = str(info.get("run_id", ""))
     row = DriftRow(run_id=name, case=str(case), launches=len(records), verdict="inconclusive")
     if len(records) < LEAST_LAUNCHES:
         return row
     times_s = [float(np.mean([point.at_s for point in record.points])) for record in records]
-    factor, interval = trend(times_s, [launch_value(record) for record in records], alpha=0.05 / cases)
+    factor, interval = trend(
+        times_s, [launch_value(record) for record in records], alpha=0.05 / cases
+    )
     return replace(
         row,
         change_percent=100 * (factor - 1),

@@ -15,7 +15,8 @@ from commbench.engine.records import Interruption, Point, Record
 from commbench.results.info import Launch, RunInfo
 from commbench.units import utc_text
 
-#: An interruption that is shorter, in seconds, is no spike: operating systems take a core for so long.
+#: An interruption that is shorter, in seconds, is no spike: operating systems take a core for so
+#: long.
 LEAST_SPIKE_S = 0.01
 #: A spike lasts so many times as long as the longest interruption of 9 in 10 visits.
 SPIKE_FACTOR, USUAL_SHARE = 10.0, 0.9
@@ -23,9 +24,11 @@ SPIKE_FACTOR, USUAL_SHARE = 10.0, 0.9
 CERTAIN_S = 1.0
 #: Probability that plain noise makes any spike in a soak.
 FALSE_ALARM = 0.01
-#: The quartile distance of a Gumbel distribution, in scales, and the least scale: visits never agree to a percent.
+#: The quartile distance of a Gumbel distribution, in scales, and the least scale: visits never
+#: agree to a percent.
 _GUMBEL_QUARTILES, _LEAST_SCALE = 1.5725, 0.05
-#: Quartiles of few visits are uncertain: the scale is multiplied by 1 + this over the number of visits.
+#: Quartiles of few visits are uncertain: the scale is multiplied by 1 + this over the number of
+#: visits.
 _SMALL_SAMPLE = 6.0
 #: Parts of one event are at most this far apart: stalls are known to a quarter second.
 TOGETHER_S = 1.0
@@ -54,10 +57,10 @@ class _Part:
 def spike_limit_s(longest_s: Sequence[float], visits: int) -> float:
     """Return the duration in seconds above which an interruption is a spike.
 
-    It is the largest of `LEAST_SPIKE_S`, `SPIKE_FACTOR` times what 9 in 10 visits stay below, and, up to `CERTAIN_S`,
-    what noise exceeds in one of a hundred soaks. The longest interruptions of visits are taken as Gumbel-distributed on
-    a logarithmic scale, which includes tails that fall by a power. Location and scale come from the quartiles, so that
-    spikes do not hide themselves.
+    It is the largest of `LEAST_SPIKE_S`, `SPIKE_FACTOR` times what 9 in 10 visits stay below, and,
+    up to `CERTAIN_S`, what noise exceeds in one of a hundred soaks. The longest interruptions of
+    visits are taken as Gumbel-distributed on a logarithmic scale, which includes tails that fall by
+    a power. Location and scale come from the quartiles, so that spikes do not hide themselves.
 
     Args:
         longest_s: the longest interruption of each visit of a case.
@@ -68,7 +71,9 @@ def spike_limit_s(longest_s: Sequence[float], visits: int) -> float:
     scale = max(_LEAST_SCALE, (high - low) / _GUMBEL_QUARTILES * (1 + _SMALL_SAMPLE / len(logs)))
     noise = middle + scale * (np.log(visits / FALSE_ALARM) + np.log(np.log(2)))
     usual_s = float(np.quantile(longest_s, USUAL_SHARE, method="lower"))
-    return max(LEAST_SPIKE_S, SPIKE_FACTOR * usual_s, min(CERTAIN_S, float(np.exp(min(noise, 0.0)))))
+    return max(
+        LEAST_SPIKE_S, SPIKE_FACTOR * usual_s, min(CERTAIN_S, float(np.exp(min(noise, 0.0))))
+    )
 
 
 def find_events(records: Sequence[Record], info: RunInfo, begun_s: float) -> list[EventRow]:
@@ -78,7 +83,9 @@ def find_events(records: Sequence[Record], info: RunInfo, begun_s: float) -> lis
 
 
 def _spikes(records: Sequence[Record], info: RunInfo, begun_s: float) -> Iterator[EventRow]:
-    parts = sorted([*_long_interruptions(records), *_stalls(records, info)], key=lambda part: part.begun_s)
+    parts = sorted(
+        [*_long_interruptions(records), *_stalls(records, info)], key=lambda part: part.begun_s
+    )
     group: list[_Part] = []
     for part in parts:
         if group and part.begun_s > max(each.ended_s for each in group) + TOGETHER_S:
@@ -113,10 +120,12 @@ def _long_interruptions(records: Sequence[Record]) -> Iterator[_Part]:
 
 
 def late_places(interruption: Interruption) -> list[int]:
-    """Return the places of the participating ranks for which the others waited; empty if none stands out.
+    """Return the places of the participating ranks for which the others waited.
 
-    That is a minority, or one of two ranks, that arrived late for half of the interruption. If all arrived in time, it
-    is a minority whose own time was so long.
+    Empty if none stands out.
+
+    That is a minority, or one of two ranks, that arrived late for half of the interruption. If all
+    arrived in time, it is a minority whose own time was so long.
     """
     for seconds in (interruption.arrival_s, interruption.rank_s):
         long = [place for place, s in enumerate(seconds) if s > CAUSE_SHARE * interruption.lasted_s]
@@ -140,10 +149,14 @@ def _stalls(records: Sequence[Record], info: RunInfo) -> Iterator[_Part]:
 
 
 def _spike(parts: Sequence[_Part], info: RunInfo, begun_s: float) -> EventRow:
-    """Return the event that parts are of: stalls name its ranks, else its longest interruption does."""
+    """Return the event that parts are of: stalls name its ranks, else its longest interruption
+    does.
+    """
     begun, ended = min(part.begun_s for part in parts), max(part.ended_s for part in parts)
     longest = max(parts, key=lambda part: part.lasted_s)
-    causes = [part for part in parts if part.is_stall and part.lasted_s >= CAUSE_SHARE * (ended - begun)] or [longest]
+    causes = [
+        part for part in parts if part.is_stall and part.lasted_s >= CAUSE_SHARE * (ended - begun)
+    ] or [longest]
     ranks = sorted({rank for part in causes for rank in part.ranks})
     if 2 * len(ranks) > max(2, longest.participants):
         ranks = []
@@ -167,19 +180,32 @@ def _spike(parts: Sequence[_Part], info: RunInfo, begun_s: float) -> EventRow:
 
 def _evidence(*, is_stall: bool, has_ranks: bool) -> str:
     if is_stall:
-        return "its process did not run: it was stopped, or had no CPU" if has_ranks else "no process ran"
-    return "the others waited for it" if has_ranks else "all ranks waited, and none was late by itself"
+        return (
+            "its process did not run: it was stopped, or had no CPU"
+            if has_ranks
+            else "no process ran"
+        )
+    return (
+        "the others waited for it" if has_ranks else "all ranks waited, and none was late by itself"
+    )
 
 
 def _scope(ranks: Sequence[int], host: str, hosts: Mapping[int, str]) -> str:
     """Return ``system``, ``rank``, ``host`` if they are all of its ranks, or ``ranks``."""
     if len(ranks) < 2:  # noqa: PLR2004 - a single rank
         return "rank" if ranks else "system"
-    return "host" if host and {rank for rank, name in hosts.items() if name == host} == {*ranks} else "ranks"
+    return (
+        "host"
+        if host and {rank for rank, name in hosts.items() if name == host} == {*ranks}
+        else "ranks"
+    )
 
 
 def _failures(records: Sequence[Record], info: RunInfo, begun_s: float) -> list[EventRow]:
-    """Return the launches that failed or hung; starts that failed until the next result belong to the first one."""
+    """Return the launches that failed or hung.
+
+    Starts that failed until the next result belong to the first one.
+    """
     points = [point for _, point in points_of(records)]
     rows: list[EventRow] = []
     for entry in info.get("launches") or ():

@@ -63,12 +63,20 @@ def duration_text(seconds: float) -> str:
 def _drift_sentences(drifts: Sequence[DriftRow]) -> list[str]:
     drifting = [row for row in drifts if row.verdict in {"slower", "faster"}]
     named = [
-        f"Drift: {row.case} became {abs(row.change_percent or 0.0):.1f} % {row.verdict} from the first launch to the "
-        f"last (interval {row.change_percent_ci_low:+.1f} to {row.change_percent_ci_high:+.1f} %)."
+        f"Drift: {row.case} became {abs(row.change_percent or 0.0):.1f} % {row.verdict} from the"
+        f" first launch to the last (interval {row.change_percent_ci_low:+.1f} to"
+        f" {row.change_percent_ci_high:+.1f} %)."
         for row in drifting
     ]
     same = sum(row.verdict == "same" for row in drifts)
     unclear = len(drifts) - len(drifting) - same
     rest = [f"{counted(same, 'case')} stayed within 2 %"] if same else []
-    rest += [f"{counted(unclear, 'case')}: too few launches, or too wide an interval, to tell"] if unclear else []
-    return [*named, *([f"Drift of {'the others' if named else 'cases'}: {'; '.join(rest)}."] if rest else [])]
+    rest += (
+        [f"{counted(unclear, 'case')}: too few launches, or too wide an interval, to tell"]
+        if unclear
+        else []
+    )
+    return [
+        *named,
+        *([f"Drift of {'the others' if named else 'cases'}: {'; '.join(rest)}."] if rest else []),
+    ]

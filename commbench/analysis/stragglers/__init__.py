@@ -1,4 +1,6 @@
-"""Stragglers: hosts, ranks, links, groups and sets of a run that are slower than their peers, and by how much."""
+"""Stragglers: hosts, ranks, links, groups and sets of a run that are slower than their peers, and
+by how much.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from collections.abc import Iterable, Sequence
 
 from commbench.analysis.stragglers.bisection import find_slow_set
 from commbench.analysis.stragglers.cases import group_levels, rank_levels
-from commbench.analysis.stragglers.judging import ALPHA, RELEVANT, Family, Findings, Straggler, joined
+from commbench.analysis.stragglers.judging import (
+    ALPHA,
+    RELEVANT,
+    Family,
+    Findings,
+    Straggler,
+    joined,
+)
 from commbench.analysis.stragglers.matrix import judge_matrix
 from commbench.engine.records import Record
 from commbench.results.info import RunInfo, network_records, shares_gpu
@@ -15,22 +24,30 @@ from commbench.results.pairs import Matrix
 __all__ = ["ALPHA", "RELEVANT", "Family", "Findings", "Straggler", "find_stragglers"]
 
 
-def find_stragglers(matrices: Sequence[Matrix], records: Iterable[Record], info: RunInfo) -> Findings:
+def find_stragglers(
+    matrices: Sequence[Matrix], records: Iterable[Record], info: RunInfo
+) -> Findings:
     """Find slow hosts, ranks and links in the matrices and the other records of a run.
 
-    If nothing is slow, the probability of any false alarm is at most `ALPHA`, divided evenly over the matrices and the
-    other comparisons. A search by ``--bisect`` has an error of its own. Ranks that share a GPU are not judged, because
-    a rank that waits for its turn is no straggler.
+    If nothing is slow, the probability of any false alarm is at most `ALPHA`, divided evenly over
+    the matrices and the other comparisons. A search by ``--bisect`` has an error of its own. Ranks
+    that share a GPU are not judged, because a rank that waits for its turn is no straggler.
 
     Args:
         matrices: from `commbench.results.pairs.matrices`.
         records: of ``samples.jsonl``.
-        info: contents of ``run.json``; ``ranks`` names each rank's host, ``ranks_per_gpu`` says whether they share
-            GPUs.
+        info: contents of ``run.json``; ``ranks`` names each rank's host, ``ranks_per_gpu`` says
+            whether they share GPUs.
     """
     matrices = [matrix for matrix in matrices if not shares_gpu(matrix.case.backend, info)]
     records = network_records(records, info)
     levels = [*rank_levels(records, info), *group_levels(records, info)]
     share = ALPHA / max(1, len(matrices) + len(levels))
     findings = [judge_matrix(matrix, share) for matrix in matrices]
-    return joined([*findings, Findings(families=[level(share) for level in levels]), find_slow_set(records, info)])
+    return joined(
+        [
+            *findings,
+            Findings(families=[level(share) for level in levels]),
+            find_slow_set(records, info),
+        ]
+    )

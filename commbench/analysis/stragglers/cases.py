@@ -1,8 +1,10 @@
-"""Stragglers in ordinary cases: ranks that arrive last or take longest in several operations, and slow groups.
+"""Stragglers in ordinary cases: ranks that arrive last or take longest in several operations, and
+slow groups.
 
-A rank may take longest in one operation because of its position in the library's algorithm, such as the last leaf of a
-tree. So only operations count in which all ranks do the same, and a rank must be slow in two or more of them.
-Concurrent groups do the same among the same number of ranks, so one operation is enough.
+A rank may take longest in one operation because of its position in the library's algorithm, such as
+the last leaf of a tree. So only operations count in which all ranks do the same, and a rank must be
+slow in two or more of them. Concurrent groups do the same among the same number of ranks, so one
+operation is enough.
 """
 
 from __future__ import annotations
@@ -45,9 +47,12 @@ class _Measured:
 
 
 def rank_levels(records: Iterable[Record], info: RunInfo) -> list[Level]:
-    """Return the comparisons of ranks in ordinary cases; each takes the probability of a false alarm.
+    """Return the comparisons of ranks in ordinary cases.
 
-    Empty if ranks cannot be compared: fewer than three ranks, oversubscribed cores, or fewer than two operations.
+    Each takes the probability of a false alarm.
+
+    Empty if ranks cannot be compared: fewer than three ranks, oversubscribed cores, or fewer than
+    two operations.
     """
     records = [record for record in records if _is_plain(record)]
     levels: list[Level] = []
@@ -56,7 +61,9 @@ def rank_levels(records: Iterable[Record], info: RunInfo) -> list[Level]:
         for of_rank, does in ((_arrivals, _LATE), (_times, _LONG)):
             measured = _Measured(backend=backend, by_operation=_by_operation(of_backend, of_rank))
             if len(measured.by_operation) >= FEWEST_OPERATIONS:
-                levels.append(partial(_judge_ranks, measured, does, hosts_of(info, of_backend[0].group_size)))
+                levels.append(
+                    partial(_judge_ranks, measured, does, hosts_of(info, of_backend[0].group_size))
+                )
     return levels
 
 
@@ -73,7 +80,10 @@ def _is_plain(record: Record) -> bool:
 
 
 def _arrivals(record: Record) -> Floats | None:
-    """Return each rank's late arrival relative to the operation's time, as log(1 + x); None without a common clock."""
+    """Return each rank's late arrival relative to the operation's time, as log(1 + x).
+
+    None without a common clock.
+    """
     if len(record.rank_arrival_us) != len(record.rank_median_us):
         return None
     return np.log1p(np.asarray(record.rank_arrival_us) / np.median(record.times_us))
@@ -85,12 +95,17 @@ def _times(record: Record) -> Floats | None:
     return np.log(times) if (times > 0).all() else None
 
 
-def _by_operation(records: Sequence[Record], of_rank: Callable[[Record], Floats | None]) -> dict[str, Floats]:
-    """Return each operation's table: the median over cases of each rank's deviation from the median rank.
+def _by_operation(
+    records: Sequence[Record], of_rank: Callable[[Record], Floats | None]
+) -> dict[str, Floats]:
+    """Return each operation's table: the median over cases of each rank's deviation from the median
+    rank.
 
     Tables are (launches, ranks). Only launches with all cases of all operations count.
     """
-    by_case = {key: {r.launch: r for r in of_case} for key, of_case in records_by_case(records).items()}
+    by_case = {
+        key: {r.launch: r for r in of_case} for key, of_case in records_by_case(records).items()
+    }
     if not by_case:
         return {}
     launches = sorted(set.intersection(*(set(of_case) for of_case in by_case.values())))
@@ -111,36 +126,51 @@ def _judge_ranks(measured: _Measured, does: str, hosts: Sequence[str], alpha: fl
     has_several_hosts = len(set(hosts)) > 1
 
     def say(rank: int, _: Judgement) -> Words:
-        return Words(name=f"rank {rank}{f' on {hosts[rank]}' if has_several_hosts else ''}", does=does)
+        return Words(
+            name=f"rank {rank}{f' on {hosts[rank]}' if has_several_hosts else ''}", does=does
+        )
 
     return make_family("rank", measured.description, values, say, alpha)
 
 
-# ---------------------------------------------------------------------------------------------------------- groups
+# ------------------------------------------------------------------------------------------- groups
 
 
 def group_levels(records: Iterable[Record], info: RunInfo) -> list[Level]:
     """Return the comparisons of concurrent groups; each takes the probability of a false alarm.
 
-    Each set of groups is compared separately: those of a pair operation differ from those of other numbers of ranks.
+    Each set of groups is compared separately: those of a pair operation differ from those of other
+    numbers of ranks.
     """
     levels: list[Level] = []
     by_groups: dict[tuple[str, str, tuple[str, ...]], list[Record]] = {}
     for record in records:
-        if record.status == "ok" and len(record.groups) >= FEWEST and "oversubscribed" not in record.flags:
+        if (
+            record.status == "ok"
+            and len(record.groups) >= FEWEST
+            and "oversubscribed" not in record.flags
+        ):
             names = tuple(group.group for group in record.groups)
-            by_groups.setdefault((record.case.backend, record.case.pattern, names), []).append(record)
+            by_groups.setdefault((record.case.backend, record.case.pattern, names), []).append(
+                record
+            )
     for (backend, pattern, names), of_groups in by_groups.items():
         of_group = partial(_group_times, names=names)
-        measured = _Measured(backend=f"{backend} {pattern}", by_operation=_by_operation(of_groups, of_group))
+        measured = _Measured(
+            backend=f"{backend} {pattern}", by_operation=_by_operation(of_groups, of_group)
+        )
         if measured.by_operation:
-            levels.append(partial(_judge_groups, measured, [_group_name(name, info) for name in names]))
+            levels.append(
+                partial(_judge_groups, measured, [_group_name(name, info) for name in names])
+            )
     return levels
 
 
 def _group_times(record: Record, *, names: Sequence[str]) -> Floats | None:
     """Return each group's median time, as a logarithm; None if groups or their sizes differ."""
-    groups: dict[str, GroupTimes] = {group.group: group for group in record.groups if len(group.times_us)}
+    groups: dict[str, GroupTimes] = {
+        group.group: group for group in record.groups if len(group.times_us)
+    }
     if list(groups) != list(names) or len({group.group_size for group in groups.values()}) != 1:
         return None
     return np.log([float(np.median(group.times_us)) for group in groups.values()])
@@ -149,7 +179,11 @@ def _group_times(record: Record, *, names: Sequence[str]) -> Floats | None:
 def _judge_groups(measured: _Measured, names: Sequence[str], alpha: float) -> Family:
     values = np.min(list(measured.by_operation.values()), axis=0)
     return make_family(
-        "group", measured.description, values, lambda group, _: Words(name=names[group], does=_LONG), alpha
+        "group",
+        measured.description,
+        values,
+        lambda group, _: Words(name=names[group], does=_LONG),
+        alpha,
     )
 
 

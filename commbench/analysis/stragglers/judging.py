@@ -1,4 +1,6 @@
-"""Judges units by their times: which are slower than their peers, by how much, and what would be detectable."""
+"""Judges units by their times: which are slower than their peers, by how much, and what would be
+detectable.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,23 @@ FEWEST = 3
 RELEVANT = 1.1
 #: Up to this many peers the exact distribution of a rank sum is used; beyond, its limit.
 EXACT_PEERS = 1000
-#: Intended power at the detectable difference. Simulations give 88 to 100 %, because stragglers also change the peers'
-#: spread.
+#: Intended power at the detectable difference. Simulations give 88 to 100 %, because stragglers
+#: also change the peers' spread.
 POWER = 0.98
 
 _NORMAL = NormalDist()
-# Correction factors that make the median absolute deviation of 2 to 9 normal values unbiased: Croux and Rousseeuw,
-# Time-efficient algorithms for two highly robust estimators of scale (1992).
-_DEVIATION_FACTORS = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
+# Correction factors that make the median absolute deviation of 2 to 9 normal values unbiased: Croux
+# and Rousseeuw, Time-efficient algorithms for two highly robust estimators of scale (1992).
+_DEVIATION_FACTORS = {
+    2: 1.196,
+    3: 1.495,
+    4: 1.363,
+    5: 1.206,
+    6: 1.200,
+    7: 1.140,
+    8: 1.129,
+    9: 1.107,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +89,11 @@ def judge(values: Floats, *, alpha: float, is_minority: bool = True) -> Judgemen
     beyond = medians > limit
     steadily = beyond & (relative.min(axis=0) > limit / 2)
     p_values = _rank_sums(relative, beyond, steadily)
-    slow = [unit for unit in np.flatnonzero(beyond)[np.argsort(-medians[beyond])].tolist() if p_values[unit] <= level]
+    slow = [
+        unit
+        for unit in np.flatnonzero(beyond)[np.argsort(-medians[beyond])].tolist()
+        if p_values[unit] <= level
+    ]
     return Judgement(
         effects=effects,
         launches=launches,
@@ -89,12 +104,16 @@ def judge(values: Floats, *, alpha: float, is_minority: bool = True) -> Judgemen
 
 
 def launches_needed(peers: int, level: float) -> int:
-    """Return the launches in which a unit must be the slowest among ``peers`` others to exclude chance."""
+    """Return the launches in which a unit must be the slowest among ``peers`` others to exclude
+    chance.
+    """
     return math.ceil(math.log(level) / -math.log(peers + 1))
 
 
 def _error(values: Floats) -> float:
-    """Return the standard error of a unit's median over launches, with the spread of launches pooled over units."""
+    """Return the standard error of a unit's median over launches, with the spread of launches
+    pooled over units.
+    """
     count, units = values.shape
     if count == 1:
         return 0.0
@@ -105,7 +124,9 @@ def _error(values: Floats) -> float:
 
 
 def _peers(medians: Floats, error: float, start: float) -> Indices:
-    """Return the typical units: all that are not far above the median, selected from the fast side."""
+    """Return the typical units: all that are not far above the median, selected from the fast
+    side.
+    """
     tolerance = max(math.log(RELEVANT), 3 * error)
     centre = float(np.quantile(medians, start, method="inverted_cdf"))
     peers = np.flatnonzero(medians <= centre + tolerance)
@@ -119,7 +140,9 @@ def _peers(medians: Floats, error: float, start: float) -> Indices:
 
 
 def _spread(medians: Floats) -> float:
-    """Return the spread of peers: their median absolute deviation, scaled to a standard deviation."""
+    """Return the spread of peers: their median absolute deviation, scaled to a standard
+    deviation.
+    """
     count = len(medians)
     if count < 2:  # noqa: PLR2004 - one has no spread
         return 0.0
@@ -127,52 +150,70 @@ def _spread(medians: Floats) -> float:
     return factor * 1.4826 * float(np.median(np.abs(medians - np.median(medians))))
 
 
-def _rank_sums(relative: Floats, selected: NDArray[np.bool_], excluded: NDArray[np.bool_]) -> dict[int, float]:
-    """Return, for each selected unit, the probability that one of its peers would rank as slow over launches.
+def _rank_sums(
+    relative: Floats, selected: NDArray[np.bool_], excluded: NDArray[np.bool_]
+) -> dict[int, float]:
+    """Return, for each selected unit, the probability that one of its peers would rank as slow over
+    launches.
 
-    In each launch the unit gets a rank among itself and its peers, 1 the slowest. A typical unit gets each rank with
-    equal probability, for any distribution of times. Units that are slow in every launch (``excluded``) are no peers,
-    or two slow units would hide each other. Units that are slow in some launches stay peers: with bimodal times they
-    show how often a slow time occurs by chance.
+    In each launch the unit gets a rank among itself and its peers, 1 the slowest. A typical unit
+    gets each rank with equal probability, for any distribution of times. Units that are slow in
+    every launch (``excluded``) are no peers, or two slow units would hide each other. Units that
+    are slow in some launches stay peers: with bimodal times they show how often a slow time occurs
+    by chance.
     """
     peers = np.sort(relative[:, ~excluded], axis=1)
     count, launches = peers.shape[1], len(relative)
-    below = sum(np.searchsorted(ordered, line, side="left") for ordered, line in zip(peers, relative, strict=True))
+    below = sum(
+        np.searchsorted(ordered, line, side="left")
+        for ordered, line in zip(peers, relative, strict=True)
+    )
     ranks = count + excluded  # a unit that is itself a peer is counted already
     sums = launches * ranks - below
-    return {int(unit): rank_sum_p(int(sums[unit]), int(ranks[unit]), launches) for unit in np.flatnonzero(selected)}
+    return {
+        int(unit): rank_sum_p(int(sums[unit]), int(ranks[unit]), launches)
+        for unit in np.flatnonzero(selected)
+    }
 
 
 def rank_sum_p(total: int, ranks: int, launches: int) -> float:
-    """Return the probability that ``launches`` ranks, each uniform on 1 to ``ranks``, sum to at most ``total``.
+    """Return the probability that ``launches`` ranks, each uniform on 1 to ``ranks``, sum to at
+    most ``total``.
 
-    Exact up to `EXACT_PEERS` ranks. Beyond, it is the distribution of a sum of continuous uniform variables, which is
-    an upper bound (Irwin and Hall, Biometrika 19, 1927).
+    Exact up to `EXACT_PEERS` ranks. Beyond, it is the distribution of a sum of continuous uniform
+    variables, which is an upper bound (Irwin and Hall, Biometrika 19, 1927).
     """
     if 2 * total >= launches * (ranks + 1):
         return 1.0
     if ranks > EXACT_PEERS:
         x = total / ranks
-        terms = ((-1) ** k * math.comb(launches, k) * (x - k) ** launches for k in range(math.floor(x) + 1))
+        terms = (
+            (-1) ** k * math.comb(launches, k) * (x - k) ** launches
+            for k in range(math.floor(x) + 1)
+        )
         return min(1.0, math.fsum(terms) / math.factorial(launches))
     ways = np.ones(1)
     for _ in range(launches):
-        ways = np.convolve(ways, np.ones(ranks) / ranks)  # entry i: the probability of the sum i + launches
+        ways = np.convolve(
+            ways, np.ones(ranks) / ranks
+        )  # entry i: the probability of the sum i + launches
     return float(ways[: max(0, total - launches + 1)].sum())
 
 
 def _detectable(relative: Floats, limit: float, error: float, level: float) -> float:
     """Return the ratio that a unit needs to be detected in nine runs of ten.
 
-    It must exceed the limit despite its error, and rank high enough among its peers over launches. With few peers and
-    launches it must be the slowest in all of them, with more less often.
+    It must exceed the limit despite its error, and rank high enough among its peers over launches.
+    With few peers and launches it must be the slowest in all of them, with more less often.
     """
     launches, units = relative.shape
     if launches < launches_needed(units - 1, level):
         return math.inf
     reach = _NORMAL.inv_cdf(POWER)
     scatter = error * math.sqrt(launches)
-    lowest = (level * math.factorial(launches)) ** (1 / launches) / launches  # sufficient mean rank, as a share
+    lowest = (level * math.factorial(launches)) ** (
+        1 / launches
+    ) / launches  # sufficient mean rank, as a share
     if lowest > 1 / units:
         above = _NORMAL.inv_cdf(1 - min(lowest, 0.5) / 2) + reach / 2
     else:
@@ -189,7 +230,8 @@ class Straggler:
     """A host, rank, link or group that is slower than its peers."""
 
     kind: str
-    """``host``, ``rank``, ``link``, ``uplink`` (all links between two parts of the hosts), ``group`` or ``set``."""
+    """``host``, ``rank``, ``link``, ``uplink`` (all links between two parts of the hosts),
+    ``group`` or ``set``."""
     name: str
     does: str
     """What it does slowly: the sentence after the name, with ``{}`` for the factor."""
@@ -261,7 +303,10 @@ class Findings:
     @property
     def stragglers(self) -> list[Straggler]:
         """All stragglers, coarse before fine, the slowest of each family first."""
-        return [*(straggler for family in self.families for straggler in family.stragglers), *self.sets]
+        return [
+            *(straggler for family in self.families for straggler in family.stragglers),
+            *self.sets,
+        ]
 
     @property
     def comparisons(self) -> int:
@@ -299,7 +344,12 @@ class Words:
 
 
 def make_family(
-    kind: str, measured: str, values: Floats, say: Callable[[int, Judgement], Words], level: float, **options: bool
+    kind: str,
+    measured: str,
+    values: Floats,
+    say: Callable[[int, Judgement], Words],
+    level: float,
+    **options: bool,
 ) -> Family:
     """Judge units by their values and name the slow ones, the slowest first.
 
@@ -318,7 +368,10 @@ def make_family(
         judgement=judgement,
         launches=len(values),
         level=level,
-        stragglers=[_straggler(kind, measured, unit, judgement, say(unit, judgement)) for unit in judgement.slow],
+        stragglers=[
+            _straggler(kind, measured, unit, judgement, say(unit, judgement))
+            for unit in judgement.slow
+        ],
         slowest=_slowest(judgement, say),
         measured=measured,
     )
@@ -332,7 +385,9 @@ def _slowest(judgement: Judgement, say: Callable[[int, Judgement], Words]) -> st
     return f"{say(unit, judgement).name}, {math.exp(effects[unit]):.3g} times the typical,"
 
 
-def _straggler(kind: str, measured: str, unit: int, judgement: Judgement, words: Words) -> Straggler:
+def _straggler(
+    kind: str, measured: str, unit: int, judgement: Judgement, words: Words
+) -> Straggler:
     interval = judgement.interval(unit)
     launches = judgement.launches[:, unit]
     slower = int((launches > 0).sum())
@@ -343,7 +398,9 @@ def _straggler(kind: str, measured: str, unit: int, judgement: Judgement, words:
         measured=measured,
         factor=math.exp(float(judgement.effects[unit])),
         ci=(interval.low, interval.high) if interval else None,
-        steadiness=f"slower than the typical {kind} in {slower} of {len(launches)} launches, "
-        f"p = {judgement.p_values[unit]:.1g}",
+        steadiness=(
+            f"slower than the typical {kind} in {slower} of {len(launches)} launches, "
+            f"p = {judgement.p_values[unit]:.1g}"
+        ),
         links=words.links,
     )

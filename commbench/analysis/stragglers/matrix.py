@@ -1,9 +1,12 @@
-"""Stragglers in a matrix of pairs: hosts, ranks and links, from coarse to fine; slow uplinks are reported once.
+"""Stragglers in a matrix of pairs: hosts, ranks and links, from coarse to fine.
 
-A straggling host is slow with all others, a typical host is fast with every other typical host. So a host's score is
-the lower quartile over its partners, not the median. With one slow host among four, half of all links are slow, yet
-each typical host keeps two fast links. Sending and receiving are scored separately, and the worse score counts, so that
-hosts that are slow in one direction are found as well.
+Slow uplinks are reported once.
+
+A straggling host is slow with all others, a typical host is fast with every other typical host. So
+a host's score is the lower quartile over its partners, not the median. With one slow host among
+four, half of all links are slow, yet each typical host keeps two fast links. Sending and receiving
+are scored separately, and the worse score counts, so that hosts that are slow in one direction are
+found as well.
 """
 
 from __future__ import annotations
@@ -36,8 +39,9 @@ Booleans = NDArray[np.bool_]
 
 #: Quantile over a unit's partners that is its score: with a quarter of them it must be fast.
 GOOD_SHARE = 0.25
-#: Each level's share of the allowed false alarms, by method name. Chosen so that four hosts and six launches suffice to
-#: name a straggler on each level, and one host even if another was slower in one launch.
+#: Each level's share of the allowed false alarms, by method name. Chosen so that four hosts and six
+#: launches suffice to name a straggler on each level, and one host even if another was slower in
+#: one launch.
 _PARTS = {"_hosts": 55, "_hosts_within": 8, "_links": 7}
 _OTHER_PART = 2
 #: Share of the slow links that must run between the parts.
@@ -47,13 +51,18 @@ SHOWN = 4
 
 
 def merge_uplink(
-    family: Family, source: Integers, target: Integers, names: Sequence[str], *, leave_out: Collection[int]
+    family: Family,
+    source: Integers,
+    target: Integers,
+    names: Sequence[str],
+    *,
+    leave_out: Collection[int],
 ) -> Family:
     """Return the family with one straggler in place of the slow links between parts of the hosts.
 
-    A part is a set of hosts that reach each other over links that are not slow, directly or via others. If there are
-    several parts of two hosts or more, and all links between two parts are slow, then the racks' uplinks or the switch
-    between them is slow.
+    A part is a set of hosts that reach each other over links that are not slow, directly or via
+    others. If there are several parts of two hosts or more, and all links between two parts are
+    slow, then the racks' uplinks or the switch between them is slow.
 
     Args:
         family: of links, judged.
@@ -80,7 +89,9 @@ def merge_uplink(
     by_link = dict(zip(slow, family.stragglers, strict=True))
     merged = [by_link.pop(link) for link in between]
     in_launches = np.median(family.judgement.launches[:, between], axis=1)
-    return replace(family, stragglers=[_uplink(merged, in_launches, parts, names), *by_link.values()])
+    return replace(
+        family, stragglers=[_uplink(merged, in_launches, parts, names), *by_link.values()]
+    )
 
 
 def _parts(linked: NDArray[np.bool_], leave_out: Collection[int]) -> list[list[int]]:
@@ -98,13 +109,19 @@ def _parts(linked: NDArray[np.bool_], leave_out: Collection[int]) -> list[list[i
 
 
 def _uplink(
-    merged: Sequence[Straggler], in_launches: Floats, parts: Sequence[Sequence[int]], names: Sequence[str]
+    merged: Sequence[Straggler],
+    in_launches: Floats,
+    parts: Sequence[Sequence[int]],
+    names: Sequence[str],
 ) -> Straggler:
     """Return the straggler for the links between the parts: as slow as the median of its links."""
     interval = stats.launch_interval(np.exp(in_launches))
     return Straggler(
         kind="uplink",
-        name=f"links between {' and '.join(_listed([names[host] for host in part]) for part in parts)}",
+        name=(
+            "links between"
+            f" {' and '.join(_listed([names[host] for host in part]) for part in parts)}"
+        ),
         does=" take {} as long as the typical link",
         measured=merged[0].measured,
         factor=math.exp(float(np.median(in_launches))),
@@ -133,7 +150,9 @@ class Links:
 
     def __getitem__(self, mask: Booleans) -> Links:
         """Return the chosen links."""
-        return Links(source=self.source[mask], target=self.target[mask], values=self.values[:, mask])
+        return Links(
+            source=self.source[mask], target=self.target[mask], values=self.values[:, mask]
+        )
 
     def gathered(self, set_of_unit: Integers) -> Links:
         """Return the links between sets of units, each the median of its links."""
@@ -141,11 +160,15 @@ class Links:
         codes, number = np.unique(code, return_inverse=True)
         values = grouped_quantile(self.values, number, len(codes), 0.5)
         return Links(
-            source=codes // (int(set_of_unit.max()) + 1), target=codes % (int(set_of_unit.max()) + 1), values=values
+            source=codes // (int(set_of_unit.max()) + 1),
+            target=codes % (int(set_of_unit.max()) + 1),
+            values=values,
         )
 
     def scores(self, units: int) -> tuple[Floats, Floats]:
-        """Return each unit's scores as sender and receiver, (launches, units): the lower quartile over partners."""
+        """Return each unit's scores as sender and receiver, (launches, units): the lower quartile
+        over partners.
+        """
         return (
             grouped_quantile(self.values, self.source, units, GOOD_SHARE),
             grouped_quantile(self.values, self.target, units, GOOD_SHARE),
@@ -153,7 +176,9 @@ class Links:
 
     @cached_property
     def is_symmetric(self) -> bool:
-        """Whether both directions of each pair have the same times, because they were measured as one."""
+        """Whether both directions of each pair have the same times, because they were measured as
+        one.
+        """
         if not len(self):
             return False
         units = int(max(self.source.max(), self.target.max())) + 1
@@ -193,14 +218,19 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Findings:
 
 
 class _Search:
-    """Levels of one matrix. Times between hosts and within hosts differ in kind and are judged separately."""
+    """Levels of one matrix.
+
+    Times between hosts and within hosts differ in kind and are judged separately.
+    """
 
     def __init__(self, matrix: Matrix, alpha: float) -> None:
         self.matrix = matrix
         self.alpha = alpha
         self.names, self.host = numbered_hosts(matrix.hosts)
         with np.errstate(divide="ignore", invalid="ignore"):
-            values = np.log(np.where(matrix.is_sound & (matrix.times_us > 0), matrix.times_us, np.nan))
+            values = np.log(
+                np.where(matrix.is_sound & (matrix.times_us > 0), matrix.times_us, np.nan)
+            )
         links = Links(source=matrix.source, target=matrix.target, values=values)
         self.inter, self.intra = links[matrix.is_inter], links[~matrix.is_inter]
         self.per_host = np.bincount(self.host)
@@ -210,10 +240,14 @@ class _Search:
         """Hosts whose own pairs are slow."""
 
     def findings(self) -> Findings:
-        """Return all levels that these hosts and ranks allow, each with its share of the false alarms."""
+        """Return all levels that these hosts and ranks allow, each with its share of the false
+        alarms.
+        """
         levels = self._levels()
         parts = [_PARTS.get(level.__name__, _OTHER_PART) for level in levels]
-        families = [level(self.alpha * part / sum(parts)) for level, part in zip(levels, parts, strict=True)]
+        families = [
+            level(self.alpha * part / sum(parts)) for level, part in zip(levels, parts, strict=True)
+        ]
         return Findings(families=families, remarks=self._remarks())
 
     def _levels(self) -> list[Callable[[float], Family]]:
@@ -230,10 +264,12 @@ class _Search:
         ]
         return [level for is_judgeable, level in levels if is_judgeable]
 
-    # ------------------------------------------------------------------------------------------- between hosts
+    # -------------------------------------------------------------------------------- between hosts
 
     def _hosts(self, alpha: float) -> Family:
-        family, self.ways = self._scored(self.inter.gathered(self.host), "host", self.names.__getitem__, alpha)
+        family, self.ways = self._scored(
+            self.inter.gathered(self.host), "host", self.names.__getitem__, alpha
+        )
         return family
 
     def _ranks(self, alpha: float) -> Family:
@@ -245,21 +281,31 @@ class _Search:
     def _links(self, alpha: float) -> Family:
         """Judge links between hosts that no slow host explains."""
         links = self.inter.gathered(self.host)
-        explained = np.isin(links.source, [host for host, way in self.ways.items() if way != "receives"])
-        explained |= np.isin(links.target, [host for host, way in self.ways.items() if way != "sends"])
+        explained = np.isin(
+            links.source, [host for host, way in self.ways.items() if way != "receives"]
+        )
+        explained |= np.isin(
+            links.target, [host for host, way in self.ways.items() if way != "sends"]
+        )
         judged_links, family = self._single(links[~explained], self.names.__getitem__, alpha)
-        return merge_uplink(family, judged_links.source, judged_links.target, self.names, leave_out=set(self.ways))
+        return merge_uplink(
+            family, judged_links.source, judged_links.target, self.names, leave_out=set(self.ways)
+        )
 
-    # -------------------------------------------------------------------------------------------- within hosts
+    # --------------------------------------------------------------------------------- within hosts
 
     def _hosts_within(self, alpha: float) -> Family:
         """Judge hosts by the median pair of their own ranks."""
-        values = grouped_quantile(self.intra.values, self.host[self.intra.source], len(self.names), 0.5)
+        values = grouped_quantile(
+            self.intra.values, self.host[self.intra.source], len(self.names), 0.5
+        )
 
         def say(host: int, _: Judgement) -> Words:
             name = self.names[host]
             return Words(
-                name=name, does=": pairs of its own ranks take {} as long as the others'", links=[(name, name)]
+                name=name,
+                does=": pairs of its own ranks take {} as long as the others'",
+                links=[(name, name)],
             )
 
         family = make_family("host", self.matrix.name, values, say, alpha)
@@ -267,9 +313,14 @@ class _Search:
         return family
 
     def _ranks_within(self, alpha: float) -> Family:
-        """Judge ranks by their pairs on the same host; with three ranks a slow one can be identified."""
+        """Judge ranks by their pairs on the same host.
+
+        With three ranks a slow one can be identified.
+        """
         host = self.host[self.intra.source]
-        self.intra = self.intra[(self.per_host[host] >= FEWEST) & ~np.isin(host, list(self.slow_within))]
+        self.intra = self.intra[
+            (self.per_host[host] >= FEWEST) & ~np.isin(host, list(self.slow_within))
+        ]
         family, ways = self._scored(self.intra, "rank", self._rank_name, alpha)
         slow = np.isin(np.arange(len(self.host)), list(ways))
         self.intra = self.intra[~slow[self.intra.source] & ~slow[self.intra.target]]
@@ -279,7 +330,7 @@ class _Search:
         """Judge pairs of ranks on one host that neither the host nor a rank explains."""
         return self._single(self.intra, self._rank_name, alpha)[1]
 
-    # --------------------------------------------------------------------------------------------- both kinds
+    # ----------------------------------------------------------------------------------- both kinds
 
     def _rank_name(self, rank: int) -> str:
         return f"rank {rank}{f' on {self.names[self.host[rank]]}' if len(self.names) > 1 else ''}"
@@ -287,7 +338,10 @@ class _Search:
     def _scored(
         self, links: Links, kind: str, name: Callable[[int], str], alpha: float
     ) -> tuple[Family, dict[int, str]]:
-        """Judge units by their links; return the family and each slow unit's direction: sends, receives or both."""
+        """Judge units by their links.
+
+        Return the family and each slow unit's direction: sends, receives or both.
+        """
         sends, receives = links.scores(len(self.names) if kind == "host" else len(self.host))
 
         def way(unit: int, judgement: Judgement) -> str:
@@ -295,14 +349,23 @@ class _Search:
 
         def say(unit: int, judgement: Judgement) -> Words:
             direction, label = way(unit, judgement), name(unit)
-            touched = {"sends": [(label, ANY)], "receives": [(ANY, label)], "both": [(label, ANY), (ANY, label)]}
+            touched = {
+                "sends": [(label, ANY)],
+                "receives": [(ANY, label)],
+                "both": [(label, ANY), (ANY, label)],
+            }
             return Words(name=label, does=_DOES[direction], links=touched[direction])
 
         family = make_family(kind, self.matrix.name, np.fmax(sends, receives), say, alpha)
         return family, {unit: way(unit, family.judgement) for unit in family.judgement.slow}
 
-    def _single(self, links: Links, name: Callable[[int], str], alpha: float) -> tuple[Links, Family]:
-        """Judge links one by one; return the judged links and the family. Symmetric links count once."""
+    def _single(
+        self, links: Links, name: Callable[[int], str], alpha: float
+    ) -> tuple[Links, Family]:
+        """Judge links one by one; return the judged links and the family.
+
+        Symmetric links count once.
+        """
         symmetric = links.is_symmetric
         judged_links = links[links.source < links.target] if symmetric else links
 
@@ -314,13 +377,20 @@ class _Search:
                 links=[ends, ends[::-1]] if symmetric else [ends],
             )
 
-        return judged_links, make_family("link", self.matrix.name, judged_links.values, say, alpha, is_minority=False)
+        return judged_links, make_family(
+            "link", self.matrix.name, judged_links.values, say, alpha, is_minority=False
+        )
 
     def _remarks(self) -> list[str]:
         """Return one sentence for each question that so few hosts or ranks leave open."""
         hosts, ranks = len(self.names), len(self.host)
         if hosts == 2:  # noqa: PLR2004 - the two ends of one link
-            return [f"{self._two_hosts()}with two hosts it cannot be told which of the two is slow; add a third"]
+            return [
+                (
+                    f"{self._two_hosts()}with two hosts it cannot be told which of the two is slow;"
+                    " add a third"
+                )
+            ]
         if ranks == 2:  # noqa: PLR2004 - as above
             return ["with two ranks it cannot be told which of the two is slow; add a third"]
         return []
@@ -350,11 +420,14 @@ _DOES = {
 
 
 def _way(unit: int, sends: Floats, receives: Floats, judgement: Judgement) -> str:
-    """Return whether a slow unit is slow as sender, receiver or both: both if the better direction is half as slow."""
+    """Return whether a slow unit is slow as sender, receiver or both: both if the better direction
+    is half as slow.
+    """
     is_valid = np.isfinite(judgement.effects)
     is_valid[list(judgement.slow)] = False
     send, receive = (
-        float(np.median(scores[:, unit] - np.median(scores[:, is_valid], axis=1))) for scores in (sends, receives)
+        float(np.median(scores[:, unit] - np.median(scores[:, is_valid], axis=1)))
+        for scores in (sends, receives)
     )
     if min(send, receive) > max(send, receive) / 2:
         return "both"

@@ -1,4 +1,6 @@
-"""The configurations of a training sweep: `TrainingCase` is one of them, `TrainingSweep` the product of axes."""
+"""The configurations of a training sweep: `TrainingCase` is one of them, `TrainingSweep` the
+product of axes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from typing import Any, NamedTuple
 
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.errors import InputError, check_choice
-from commbench.hooks.registry import HOOKS, NONE, find_hook, hook_words, is_file_hook, parse_hook, split_options
+from commbench.hooks.registry import (
+    HOOKS,
+    NONE,
+    find_hook,
+    hook_words,
+    is_file_hook,
+    parse_hook,
+    split_options,
+)
 from commbench.schema import Ranks, read_as
 from commbench.system.env import parse_env
 
@@ -28,7 +38,8 @@ SWEEP, CONFIRM = "sweep", "confirm"
 CALIBRATE = "calibrate"
 #: Fields of a case that older keys lack.
 _LATER = ("env", "unused_parameters", "broadcast_buffers", "batched_grad_copy", "compile")
-#: How torch.compile splits the graph of a DDP object, as ``torch._dynamo.config.optimize_ddp`` takes it.
+#: How torch.compile splits the graph of a DDP object, as ``torch._dynamo.config.optimize_ddp``
+#: takes it.
 COMPILE_MODES = ("ddp_optimizer", "python_reducer", "no_optimization")
 
 
@@ -52,38 +63,58 @@ SWITCHES = (
     Switch("bucket_view", "gradient_as_bucket_view", "bucket views", "views", is_live=True),
     Switch("static_graph", "static_graph", "static graph", "static"),
     Switch("unused_parameters", "find_unused_parameters", "unused parameters", "unused"),
-    Switch("broadcast_buffers", "forward_sync_buffers", "no broadcast of buffers", "no broadcast", default=True),
+    Switch(
+        "broadcast_buffers",
+        "forward_sync_buffers",
+        "no broadcast of buffers",
+        "no broadcast",
+        default=True,
+    ),
     Switch("batched_grad_copy", "batched_grad_copy", "batched copies", "batched", is_live=True),
 )
 
 
 def changed_switches(setting: Any) -> list[Switch]:  # noqa: ANN401 - a case, a choice or a row
-    """Return the switches of a setting that differ from DDP's default; None in a row is the default."""
-    return [switch for switch in SWITCHES if getattr(setting, switch.name) not in {None, switch.default}]
+    """Return the switches of a setting that differ from DDP's default.
+
+    None in a row is the default.
+    """
+    return [
+        switch for switch in SWITCHES if getattr(setting, switch.name) not in {None, switch.default}
+    ]
 
 
 def switch_words(setting: Any, baseline: Any = None) -> list[str]:  # noqa: ANN401 - as above
-    """Return the words in a setting's name for switches and torch.compile that differ from the baseline's.
+    """Return the words in a setting's name for switches and torch.compile that differ from the
+    baseline's.
 
     Without a baseline they are those that differ from DDP's default.
     """
-    changed, shared = changed_switches(setting), changed_switches(baseline) if baseline is not None else []
+    changed, shared = (
+        changed_switches(setting),
+        changed_switches(baseline) if baseline is not None else [],
+    )
     words = [switch.words for switch in changed if switch not in shared]
     words += [f"without {switch.words}" for switch in shared if switch not in changed]
     is_alike = baseline is not None and setting.compile == baseline.compile
-    return words if is_alike or not setting.compile else [*words, f"compiled with {setting.compile}"]
+    return (
+        words if is_alike or not setting.compile else [*words, f"compiled with {setting.compile}"]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCase:
-    """One configuration of DDP training as ``ddp.csv`` names it, or with hook `LOCAL` the step without DDP."""
+    """One configuration of DDP training as ``ddp.csv`` names it, or with hook `LOCAL` the step
+    without DDP.
+    """
 
     workload: str
     """Name of the workload."""
     world_size: Ranks
     """Ranks that train."""
     batch_per_rank: int
-    """Samples per rank in one forward and backward pass; an optimiser step has ``accumulation`` times as many."""
+    """Samples per rank in one forward and backward pass; an optimiser step has ``accumulation``
+    times as many."""
     backend: str = "gloo"
     """``gloo`` or ``nccl``."""
     precision: str = "fp32"
@@ -103,8 +134,8 @@ class TrainingCase:
     unused_parameters: bool = False
     """DDP's find_unused_parameters."""
     broadcast_buffers: bool = True
-    """Whether rank 0 sends its buffers before each forward pass: DDP's forward_sync_buffers, broadcast_buffers before
-    torch 2.13."""
+    """Whether rank 0 sends its buffers before each forward pass: DDP's forward_sync_buffers,
+    broadcast_buffers before torch 2.13."""
     batched_grad_copy: bool = False
     """Whether gradients are copied into a bucket in one call."""
     compile: str = ""
@@ -112,13 +143,17 @@ class TrainingCase:
     accumulation: int = 1
     """Backward passes per optimiser step."""
     phase: str = SWEEP
-    """``sweep``, ``confirm`` for the fresh blocks that confirm a recommendation, or ``calibrate``."""
+    """``sweep``, ``confirm`` for the fresh blocks that confirm a recommendation, or
+    ``calibrate``."""
     env: str = ""
     """As in `commbench.collectives.cases.Case`."""
 
     @property
     def key(self) -> str:
-        """A stable text that identifies the case within a run; without fields in `_LATER` that have their default."""
+        """A stable text that identifies the case within a run.
+
+        Without fields in `_LATER` that have their default.
+        """
         fields = {
             field.name: value
             for field in dataclasses.fields(self)
@@ -136,7 +171,9 @@ class TrainingCase:
         try:
             return read_as(cls, json.loads(key)).checked()
         except (ValueError, RecursionError, InputError) as error:
-            raise InputError(f"{key[:60]!r} is not a training case of commbench ({error}).") from error
+            raise InputError(
+                f"{key[:60]!r} is not a training case of commbench ({error})."
+            ) from error
 
     def checked(self) -> TrainingCase:
         """Return the case if its hook, options, bucket size and backend are valid.
@@ -147,7 +184,9 @@ class TrainingCase:
         if self.uses_ddp:
             find_hook(self.hook)
         if any("=" not in pair for pair in self.hook_options.split(";") if pair):
-            raise InputError(f"The options {self.hook_options!r} of hook {self.hook} are not key=value.")
+            raise InputError(
+                f"The options {self.hook_options!r} of hook {self.hook} are not key=value."
+            )
         canonical_cap(self.bucket_cap_mb)
         check_choice("training backend", self.backend, TRAINING_BACKENDS)
         return self
@@ -169,12 +208,16 @@ class TrainingCase:
 
     @property
     def makes_buckets(self) -> bool:
-        """Whether gradients are exchanged in buckets: not without DDP, and not if parameters are exchanged instead."""
+        """Whether gradients are exchanged in buckets: not without DDP, and not if parameters are
+        exchanged instead.
+        """
         return self.uses_ddp and find_hook(self.hook).exchanges == "gradients"
 
     @property
     def is_predicted(self) -> bool:
-        """Whether the model of a step predicts the hook, see `commbench.hooks.registry.HookSpec.is_predicted`."""
+        """Whether the model of a step predicts the hook, see
+        `commbench.hooks.registry.HookSpec.is_predicted`.
+        """
         return self.uses_ddp and find_hook(self.hook).is_predicted
 
     @property
@@ -194,18 +237,26 @@ class TrainingCase:
 
     @property
     def is_default(self) -> bool:
-        """Whether DDP exchanges the gradients by its defaults: without a hook, in its default buckets."""
+        """Whether DDP exchanges the gradients by its defaults: without a hook, in its default
+        buckets.
+        """
         return self.is_plain and self.bucket_cap_mb == DEFAULT_CAP
 
     @property
     def keeps_first_buckets(self) -> bool:
-        """Whether DDP keeps the buckets of its construction, instead of rebuilding them after the first step."""
+        """Whether DDP keeps the buckets of its construction, instead of rebuilding them after the
+        first step.
+        """
         return self.unused_parameters and not self.static_graph
 
     @property
     def caps_mb(self) -> tuple[float, ...]:
         """The numbers of ``bucket_cap_mb`` in MiB; empty for DDP's default."""
-        return () if self.bucket_cap_mb == DEFAULT_CAP else tuple(float(cap) for cap in self.bucket_cap_mb.split("+"))
+        return (
+            ()
+            if self.bucket_cap_mb == DEFAULT_CAP
+            else tuple(float(cap) for cap in self.bucket_cap_mb.split("+"))
+        )
 
     @property
     def options(self) -> dict[str, str]:
@@ -214,7 +265,9 @@ class TrainingCase:
 
     @property
     def group(self) -> tuple[str, str, int, int, str]:
-        """The key of comparable cases: cases with the same key are alternatives for a user of DDP."""
+        """The key of comparable cases: cases with the same key are alternatives for a user of
+        DDP.
+        """
         return self.workload, self.backend, self.world_size, self.batch_per_rank, self.env
 
     @property
@@ -241,7 +294,11 @@ class TrainingCase:
         """Return a name of the settings that differ from the defaults."""
         if not self.uses_ddp:
             return f"{self.workload} without DDP" + self._but()
-        cap = "default buckets" if self.bucket_cap_mb == DEFAULT_CAP else f"{self.bucket_cap_mb} MiB buckets"
+        cap = (
+            "default buckets"
+            if self.bucket_cap_mb == DEFAULT_CAP
+            else f"{self.bucket_cap_mb} MiB buckets"
+        )
         return f"{self.workload} {self.hook_name}, {cap}" + self._but()
 
     @property
@@ -296,7 +353,11 @@ class TrainingSweep:
         ):
             for name in values:
                 check_choice(axis, name, choices)
-        object.__setattr__(self, "bucket_caps", tuple(dict.fromkeys(canonical_cap(cap) for cap in self.bucket_caps)))
+        object.__setattr__(
+            self,
+            "bucket_caps",
+            tuple(dict.fromkeys(canonical_cap(cap) for cap in self.bucket_caps)),
+        )
         parse_env(self.env)
         for hook in self.hooks:
             parse_hook(hook)
@@ -310,7 +371,8 @@ class TrainingSweep:
                     raise InputError(f"{axis} {number} was asked for; give at least 1.")
 
     def cases(self, *, ranks: int, batch: int) -> list[TrainingCase]:
-        """Return the configurations on ``ranks`` ranks, each once: each group's baseline first, local steps last.
+        """Return the configurations on ``ranks`` ranks, each once: each group's baseline first,
+        local steps last.
 
         ``batch`` is the workload's default number of samples per rank.
 
@@ -319,10 +381,16 @@ class TrainingSweep:
         """
         for size in self.world_sizes:
             if size > ranks:
-                raise InputError(f"A world size of {size} was asked for but {ranks} ranks are started; raise -n.")
+                raise InputError(
+                    f"A world size of {size} was asked for but {ranks} ranks are started; raise -n."
+                )
         groups = itertools.product(self.world_sizes or (ranks,), self.batches or (batch,))
         cases = [case for size, samples in groups for case in self._group(size, samples)]
-        cases = [dataclasses.replace(case, env=env) for env in parse_env(self.env) or ("",) for case in cases]
+        cases = [
+            dataclasses.replace(case, env=env)
+            for env in parse_env(self.env) or ("",)
+            for case in cases
+        ]
         return list(dict.fromkeys([*cases, *(case.local() for case in cases)]))
 
     def _group(self, world_size: int, batch: int) -> list[TrainingCase]:
@@ -337,7 +405,7 @@ class TrainingSweep:
                 backend=self.backend,
                 world_size=world_size,
                 batch_per_rank=batch,
-                precision=precision,
+                precision=dtype,
                 bucket_cap_mb=cap,
                 bucket_view=view,
                 static_graph=static,
@@ -348,13 +416,16 @@ class TrainingSweep:
                 accumulation=accumulation,
                 **parse_hook(hook),
             )
-            for accumulation, view, static, unused, broadcast, batched, mode, precision, hook, cap in points
+            for accumulation, view, static, unused, broadcast, batched, mode, dtype, hook, cap in (
+                points
+            )
         ]
         return [baseline_of(cases), *cases]
 
 
 def hook_position(hook: str) -> int:
-    """Return a hook's position in the order of `HOOKS`, then hooks of a user's file, then the step without DDP.
+    """Return a hook's position in the order of `HOOKS`, then hooks of a user's file, then the step
+    without DDP.
 
     Raises:
         KeyError: no hook has this name.
@@ -365,7 +436,8 @@ def hook_position(hook: str) -> int:
 
 
 def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
-    """Return the baseline of a group of alternatives: DDP's default in fp32, at the group's least accumulation.
+    """Return the baseline of a group of alternatives: DDP's default in fp32, at the group's least
+    accumulation.
 
     It looks for unused parameters only if all alternatives do: the model may need that.
     """
@@ -383,12 +455,15 @@ def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
 
 
 def baseline_name(*, is_live: bool) -> str:
-    """Return the baseline's name in text: in a live tuning it is the setting of the user's script."""
+    """Return the baseline's name in text: in a live tuning it is the setting of the user's
+    script.
+    """
     return "the script's own setting" if is_live else "the default"
 
 
 def canonical_cap(text: str) -> str:
-    """Return a bucket size as ``ddp.csv`` writes it: ``default``, ``25``, ``0.5`` or ``1+5+25`` (MiB).
+    """Return a bucket size as ``ddp.csv`` writes it: ``default``, ``25``, ``0.5`` or ``1+5+25``
+    (MiB).
 
     Raises:
         InputError: not a number, or not above 0.
@@ -398,7 +473,9 @@ def canonical_cap(text: str) -> str:
     try:
         caps = [float(part) for part in text.split("+")]
     except ValueError:
-        raise InputError(f"Bucket size {text!r} is not understood; write default, MiB such as 25, or 1+5+25.") from None
+        raise InputError(
+            f"Bucket size {text!r} is not understood; write default, MiB such as 25, or 1+5+25."
+        ) from None
     if not all(SMALLEST_CAP_MB <= cap <= LARGEST_CAP_MB for cap in caps):
         raise InputError(
             f"Bucket size {text!r} is not above 0 and at most {LARGEST_CAP_MB} MiB; "
@@ -412,7 +489,7 @@ def _plain(cap: float) -> str:
     return f"{cap:.9f}".rstrip("0").rstrip(".")
 
 
-# --------------------------------------------------------------------------------------------- terms of a launch
+# -------------------------------------------------------------------------------- terms of a launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,21 +505,27 @@ class Terms:
     divides_blocks: bool = False
     """Whether the blocks are divided into short ones of one training, see `short_blocks`."""
     steps: int | None = None
-    """Steps of every block, early ones included; None: the workload's number, else derived from ``block_s``."""
+    """Steps of every block, early ones included; None: the workload's number, else derived from
+    ``block_s``."""
     threads: int | None = None
-    """Compute threads of a rank; None: a fair share of the cores that the ranks of a host may use."""
+    """Compute threads of a rank; None: a fair share of the cores that the ranks of a host may
+    use."""
     file_hooks: tuple[str, ...] = ()
     """The user's own hooks as ``FILE.py:CALLABLE``, with absolute paths."""
     watches_drift: bool = True
     """Whether a launch of one block per configuration repeats the baseline, see `schedule`."""
 
 
-#: The fewest timed steps of a short block, and the most short blocks of a configuration in a launch.
+#: The fewest timed steps of a short block, and the most short blocks of a configuration in a
+#: launch.
 FEWEST_TIMED, MOST_SHORT_BLOCKS = 2, 32
 
 
-def short_blocks(steps: int, *, early: int, settling: int, fewest_timed: int = FEWEST_TIMED) -> list[int]:
-    """Return the steps of each short block, untimed ones included, into which the steps of a training are divided.
+def short_blocks(
+    steps: int, *, early: int, settling: int, fewest_timed: int = FEWEST_TIMED
+) -> list[int]:
+    """Return the steps of each short block, untimed ones included, into which the steps of a
+    training are divided.
 
     Args:
         steps: of all blocks together.
@@ -452,7 +535,9 @@ def short_blocks(steps: int, *, early: int, settling: int, fewest_timed: int = F
     """
     blocks = min(MOST_SHORT_BLOCKS, max(1, (steps - early + settling) // (settling + fewest_timed)))
     timed = steps - early - (blocks - 1) * settling
-    lengths = [timed * (number + 1) // blocks - timed * number // blocks for number in range(blocks)]
+    lengths = [
+        timed * (number + 1) // blocks - timed * number // blocks for number in range(blocks)
+    ]
     return [early + lengths[0], *(settling + length for length in lengths[1:])]
 
 
@@ -461,17 +546,26 @@ DRIFT_BLOCKS = 2
 
 
 def blocks_of_sweep(cases: int, launches: int) -> int:
-    """Return the blocks of a sweep over a number of configurations, extra baseline blocks included."""
+    """Return the blocks of a sweep over a number of configurations, extra baseline blocks
+    included.
+    """
     return launches * (cases + (DRIFT_BLOCKS if cases > 1 else 0))
 
 
 def schedule(
-    cases: Sequence[TrainingCase], seed: int, launch: int, blocks: int, *, watches_drift: bool = True
+    cases: Sequence[TrainingCase],
+    seed: int,
+    launch: int,
+    blocks: int,
+    *,
+    watches_drift: bool = True,
 ) -> list[int]:
-    """Return the blocks of a launch as indices into ``cases``: ``blocks`` shuffled rounds, each case once a round.
+    """Return the blocks of a launch as indices into ``cases``: ``blocks`` shuffled rounds, each
+    case once a round.
 
-    If there is only one round and drift is watched, the baseline (the first case with hook none and default buckets)
-    runs at the beginning, in the middle and at the end, to show whether the machine drifts.
+    If there is only one round and drift is watched, the baseline (the first case with hook none and
+    default buckets) runs at the beginning, in the middle and at the end, to show whether the
+    machine drifts.
     """
     generator = random.Random(f"{seed}:{launch}")
     rounds = [generator.sample(range(len(cases)), len(cases)) for _ in range(blocks)]

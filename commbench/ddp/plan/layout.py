@@ -1,9 +1,13 @@
-"""The buckets that DDP makes of a model at a bucket size, by DDP's own rule; equal layouts are measured once.
+"""The buckets that DDP makes of a model at a bucket size, by DDP's own rule.
+
+Equal layouts are measured once.
 
 Source: ``compute_bucket_assignment_by_size`` and ``Reducer::rebuild_buckets`` in PyTorch's
-``torch/csrc/distributed/c10d/reducer.cpp``, and ``_BucketCapacityConfig`` in ``torch/nn/parallel/distributed.py``.
-A cap is a threshold for closing a bucket: tensors are never split, so a bucket exceeds its cap by up to one tensor.
-Parameters with sparse gradients, which DDP puts into separate buckets, are not supported.
+``torch/csrc/distributed/c10d/reducer.cpp``, and ``_BucketCapacityConfig`` in
+``torch/nn/parallel/distributed.py``.
+A cap is a threshold for closing a bucket: tensors are never split, so a bucket exceeds its cap by
+up to one tensor. Parameters with sparse gradients, which DDP puts into separate buckets, are not
+supported.
 """
 
 from __future__ import annotations
@@ -47,8 +51,10 @@ def rebuilt_layout(
     Args:
         numels: elements of each trainable parameter, in the order of registration in the model.
         itemsizes: bytes of one element of each.
-        dtypes: dtype of each, with the device if the model is on several: a bucket holds one dtype and device.
-        ready_order: indices of all parameters in the order in which their gradients became ready on rank 0.
+        dtypes: dtype of each, with the device if the model is on several: a bucket holds one dtype
+            and device.
+        ready_order: indices of all parameters in the order in which their gradients became ready on
+            rank 0.
         caps: as from `caps_bytes`.
     """
     sizes = [numel * itemsize for numel, itemsize in zip(numels, itemsizes, strict=True)]
@@ -60,13 +66,16 @@ def first_layout(
 ) -> Layout:
     """Return the buckets of DDP's construction, which it keeps if it looks for unused parameters.
 
-    DDP fills them in the order of registration and sends the last one first. Arguments are those of `rebuilt_layout`.
+    DDP fills them in the order of registration and sends the last one first. Arguments are those of
+    `rebuilt_layout`.
     """
     layout = rebuilt_layout(numels, itemsizes, dtypes, range(len(numels)), caps)
     return tuple(sorted(layout, key=min, reverse=True))
 
 
-def bucket_sizes(layout: Layout, numels: Sequence[int], itemsizes: Sequence[int]) -> tuple[int, ...]:
+def bucket_sizes(
+    layout: Layout, numels: Sequence[int], itemsizes: Sequence[int]
+) -> tuple[int, ...]:
     """Return the bytes of each bucket's parameters."""
     return tuple(sum(numels[i] * itemsizes[i] for i in bucket) for bucket in layout)
 
@@ -75,10 +84,14 @@ def case_layout(case: TrainingCase, facts: WorkloadFacts) -> Layout:
     """Return the buckets of a configuration after the first steps; empty if it makes none."""
     if not case.makes_buckets:
         return ()
-    numels, itemsizes, dtypes = zip(*((p.numel, p.itemsize, p.dtype) for p in facts.parameters), strict=True)
+    numels, itemsizes, dtypes = zip(
+        *((p.numel, p.itemsize, p.dtype) for p in facts.parameters), strict=True
+    )
     if case.keeps_first_buckets:
         return first_layout(numels, itemsizes, dtypes, caps_bytes(case.bucket_cap_mb))
-    return rebuilt_layout(numels, itemsizes, dtypes, facts.ready_order, caps_bytes(case.bucket_cap_mb))
+    return rebuilt_layout(
+        numels, itemsizes, dtypes, facts.ready_order, caps_bytes(case.bucket_cap_mb)
+    )
 
 
 def case_bucket_bytes(case: TrainingCase, facts: WorkloadFacts) -> tuple[int, ...]:
@@ -87,11 +100,13 @@ def case_bucket_bytes(case: TrainingCase, facts: WorkloadFacts) -> tuple[int, ..
     return bucket_sizes(case_layout(case, facts), *sizes)
 
 
-def group_by_layout(cases: Sequence[TrainingCase], facts: WorkloadFacts) -> dict[TrainingCase, TrainingCase]:
+def group_by_layout(
+    cases: Sequence[TrainingCase], facts: WorkloadFacts
+) -> dict[TrainingCase, TrainingCase]:
     """Return for each configuration, in order, the configuration that is measured in its place.
 
-    Configurations that differ only in their bucket size and get the same buckets are equivalent. DDP's default buckets
-    are measured if they are among them, else the first configuration.
+    Configurations that differ only in their bucket size and get the same buckets are equivalent.
+    DDP's default buckets are measured if they are among them, else the first configuration.
     """
     layouts: dict[tuple[str, bool], Layout] = {}
     measured_case: dict[tuple[TrainingCase, Layout], TrainingCase] = {}
@@ -107,11 +122,15 @@ def group_by_layout(cases: Sequence[TrainingCase], facts: WorkloadFacts) -> dict
     return {case: measured_case[key] for case, key in keys.items()}
 
 
-def _assign(sizes: Sequence[int], kinds: Sequence[Hashable], order: Sequence[int], caps: Sequence[int]) -> Layout:
-    """Fill buckets in ``order``, with one open bucket per kind; each kind counts through ``caps`` separately.
+def _assign(
+    sizes: Sequence[int], kinds: Sequence[Hashable], order: Sequence[int], caps: Sequence[int]
+) -> Layout:
+    """Fill buckets in ``order``, with one open bucket per kind.
 
-    Buckets that are open at the end are sent last, the first kind at the very end: the hash table of GNU's C++ library,
-    which Linux builds of torch use, lists its entries in this order.
+    Each kind counts through ``caps`` separately.
+
+    Buckets that are open at the end are sent last, the first kind at the very end: the hash table
+    of GNU's C++ library, which Linux builds of torch use, lists its entries in this order.
     """
     closed: list[list[int]] = []
     filling: dict[Hashable, list[int]] = {}

@@ -1,4 +1,6 @@
-"""The `TrainingRecord` of one configuration in one launch, and the rows of ``ddp.csv`` and ``buckets.csv``."""
+"""The `TrainingRecord` of one configuration in one launch, and the rows of ``ddp.csv`` and
+``buckets.csv``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """One bucket of a configuration in one launch; medians over timed steps, milliseconds since the backward began."""
+    """One bucket of a configuration in one launch.
+
+    Medians over timed steps, milliseconds since the backward began.
+    """
 
     size_bytes: int
     """Bytes of the parameters in it."""
@@ -25,20 +30,26 @@ class Bucket:
     ready_ms: float
     """Time at which all its gradients are ready, on the slowest rank."""
     start_ms: float
-    """Start of its communication on the slowest rank: after compressing, and after earlier buckets."""
+    """Start of its communication on the slowest rank: after compressing, and after earlier
+    buckets."""
     done_ms: float
     """Time at which its result is ready, on the slowest rank."""
     comm_ms: float
-    """Time from start to done without decompressing, on the fastest rank, which does not wait for others."""
+    """Time from start to done without decompressing, on the fastest rank, which does not wait
+    for others."""
     skew_wait_ms: float
-    """Time in communication beyond ``comm_ms``, in which a rank waits for slower ranks; mean over ranks."""
+    """Time in communication beyond ``comm_ms``, in which a rank waits for slower ranks; mean
+    over ranks."""
     compress_ms: float = 0.0
     """Compressing and decompressing; mean over ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """One configuration in one launch. Times are milliseconds of one optimiser step, lists run over timed steps."""
+    """One configuration in one launch.
+
+    Times are milliseconds of one optimiser step, lists run over timed steps.
+    """
 
     kind: ClassVar = "training"
     """The ``kind`` of its lines in ``samples.jsonl``."""
@@ -65,19 +76,22 @@ class TrainingRecord:
     step_ms: Sequence[float] = ()
     """Duration of each timed step on the slowest rank, block by block.
 
-    If ranks exchange once in several steps, each step has the mean of the steps from one exchange to the next, so that
-    it includes its share of the exchange.
+    If ranks exchange once in several steps, each step has the mean of the steps from one exchange
+    to the next, so that it includes its share of the exchange.
     """
     block_lengths: Sequence[int] = ()
     """Timed steps of each block; their sum is the length of ``step_ms``."""
     block_at: Sequence[int] = ()
-    """In a live tuning, the number of the training's optimiser step at which each block began; else empty."""
+    """In a live tuning, the number of the training's optimiser step at which each block began;
+    else empty."""
     block_steps: int = 0
-    """Steps of each block, early ones included; if blocks were divided into short ones, of each before that."""
+    """Steps of each block, early ones included; if blocks were divided into short ones, of each
+    before that."""
     total_steps: int = 0
     """Steps of all blocks, early ones included; 0 in older files."""
     discarded: int = 0
-    """Untimed steps at the beginning of a block, the most, in which buckets are rebuilt and times settle."""
+    """Untimed steps at the beginning of a block, the most, in which buckets are rebuilt and
+    times settle."""
     forward_ms: float | None = None
     """Median over steps on the slowest rank; also for ``backward_ms`` and ``optimizer_ms``."""
     backward_ms: float | None = None
@@ -87,15 +101,15 @@ class TrainingRecord:
     comm_ms: float | None = None
     """Time with a bucket in flight, on the rank where this is shortest."""
     exposed_comm_ms: float | None = None
-    """In a watched training: from the last local gradient to the end of the backward pass; None elsewhere.
-
-    There this and the other parts of a step are means over steps, each step on the rank that waits least for others. A
-    step lasts from the end of an exchange of gradients to the end of the next one.
-    """
+    """In a watched training: from the last local gradient to the end of the backward pass; None
+    elsewhere. There this and the other parts of a step are means over steps, each step on the
+    rank that waits least for others. A step lasts from the end of an exchange of gradients to
+    the end of the next one."""
     broadcast_ms: float | None = None
     """In a watched training: the broadcast of buffers that DDP makes before a forward pass."""
     computing_ms: Sequence[Sequence[float]] = ()
-    """In a watched training, by group of ten steps and rank: the median step without broadcasts and exchange."""
+    """In a watched training, by group of ten steps and rank: the median step without broadcasts
+    and exchange."""
     skew_wait_ms: float | None = None
     """Time with a bucket in flight beyond ``comm_ms``; mean over ranks."""
     compress_ms: float | None = None
@@ -105,7 +119,8 @@ class TrainingRecord:
     bucket_bytes: Sequence[int] = ()
     """Sizes of the rebuilt buckets, from DDP's log."""
     buckets: Sequence[Bucket] = ()
-    """Times of the buckets; for hook none, from extra steps with the pass-through hook after the timed steps."""
+    """Times of the buckets; for hook none, from extra steps with the pass-through hook after the
+    timed steps."""
     sent_bytes: float | None = None
     """Bytes that a rank sent in a step, measured; mean over ranks."""
     expected_bytes: float | None = None
@@ -113,7 +128,8 @@ class TrainingRecord:
     dense_bytes: float | None = None
     """Bytes that a rank sends in a ring all-reduce of the gradients in float32: 2 (p-1)/p 4n."""
     losses: Sequence[Diverging] = ()
-    """Training loss of the first ``block_steps`` steps, mean over ranks; empty if the workload has none."""
+    """Training loss of the first ``block_steps`` steps, mean over ranks; empty if the workload
+    has none."""
     metric_name: str = ""
     """Metric that the workload evaluates; empty: none."""
     metrics: Sequence[tuple[int, Diverging]] = ()
@@ -121,10 +137,8 @@ class TrainingRecord:
     target: Diverging | None = None
     """The value of the metric at which the model counts as trained."""
     grad_rel_error: Diverging | None = None
-    """Norm of (gradient after the hook - mean over ranks) over the norm of the mean, at the last step.
-
-    None also if no gradients are exchanged.
-    """
+    """Norm of (gradient after the hook - mean over ranks) over the norm of the mean, at the last
+    step. None also if no gradients are exchanged."""
     ranks_agree: bool | None = None
     """Whether all ranks hold bit-identical parameters after the last exchange of every training."""
     skipped_steps: int = 0
@@ -170,7 +184,9 @@ class TrainingRecord:
             record.case.checked()
             check_flags(record.flags)
         except InputError as error:
-            raise InputError(f"A line of samples.jsonl is not a record of commbench ({error}).") from error
+            raise InputError(
+                f"A line of samples.jsonl is not a record of commbench ({error})."
+            ) from error
         return record
 
 
@@ -196,11 +212,15 @@ class TrainingRow:
     hook_options: str = column("further options of the hook, key=value;...", "")
     bucket_cap_mb: str = column("default (1 MiB, then 25), MiB, or a list 1+5+25", "")
     bucket_count: int | None = column("buckets after DDP has rebuilt them")
-    bucket_mb: str = column("sizes of the buckets in MB (1e6 bytes), in the order of sending, a+b+c", "")
+    bucket_mb: str = column(
+        "sizes of the buckets in MB (1e6 bytes), in the order of sending, a+b+c", ""
+    )
     bucket_view: bool | None = column("DDP's gradient_as_bucket_view")
     static_graph: bool | None = column("DDP's static_graph")
     unused_parameters: bool | None = column("DDP's find_unused_parameters")
-    broadcast_buffers: bool | None = column("DDP's forward_sync_buffers, or broadcast_buffers before torch 2.13")
+    broadcast_buffers: bool | None = column(
+        "DDP's forward_sync_buffers, or broadcast_buffers before torch 2.13"
+    )
     batched_grad_copy: bool | None = column("DDP's batched_grad_copy")
     compile: str = column("optimize_ddp of torch.compile; empty without torch.compile", "")
     accumulation: int | None = column("backward passes per optimiser step")
@@ -210,8 +230,8 @@ class TrainingRow:
     blocks: int | None = column("blocks of consecutive steps in a launch, median over launches")
     steps: int | None = column("timed steps, all launches together")
     step_ms: float | None = column(
-        "median over launches of the median step of the slowest rank; with hook localsgd each step counts as the mean "
-        "of its period"
+        "median over launches of the median step of the slowest rank; with hook localsgd each step"
+        " counts as the mean of its period"
     )
     step_ms_ci_low: float | None = column("95 % interval over launches, low end")
     step_ms_ci_high: float | None = column("95 % interval over launches, high end")
@@ -224,39 +244,57 @@ class TrainingRow:
     optimizer_ms: float | None = column("optimiser")
     comm_ms: float | None = column("time with a bucket in flight, on the rank with the shortest")
     exposed_comm_ms: float | None = column(
-        "communication that the step waits for: backward pass beyond the backward without DDP and beyond compressing; "
-        "in a watched training: from the last local gradient to the end of the backward pass"
+        "communication that the step waits for: backward pass beyond the backward without DDP and"
+        " beyond compressing; in a watched training: from the last local gradient to the end of the"
+        " backward pass"
     )
-    skew_wait_ms: float | None = column("waiting for slower ranks inside communication, mean over ranks")
+    skew_wait_ms: float | None = column(
+        "waiting for slower ranks inside communication, mean over ranks"
+    )
     compress_ms: float | None = column("compressing and decompressing, mean over ranks")
     sent_MB_per_step: float | None = column(  # noqa: N815 - a unit
         "sent by a rank, measured, MB = 1e6 bytes; empty over NCCL, where it cannot be counted"
     )
-    dense_MB_per_step: float | None = column("sent by a rank in a ring all-reduce in float32: 2 (p-1)/p 4n")  # noqa: N815 - a unit
+    dense_MB_per_step: float | None = column(  # noqa: N815 - a unit
+        "sent by a rank in a ring all-reduce in float32: 2 (p-1)/p 4n"
+    )
     speedup: float | None = column("time per sample of (fp32, none, default) over that of the row")
     speedup_ci_low: float | None = column("95 % interval over launches, low end")
     speedup_ci_high: float | None = column("95 % interval over launches, high end")
     speedup_fp16: float | None = column(
-        "time per sample of (fp32, fp16, default) over that of the row; empty where that was not measured"
+        "time per sample of (fp32, fp16, default) over that of the row; empty where that was not"
+        " measured"
     )
     speedup_fp16_ci_low: float | None = column("95 % interval over launches, low end")
     speedup_fp16_ci_high: float | None = column("95 % interval over launches, high end")
-    verdict: str = column("faster, slower, same (within 2 %) or inconclusive, as compare judges", "")
+    verdict: str = column(
+        "faster, slower, same (within 2 %) or inconclusive, as compare judges", ""
+    )
     loss_first: float | None = column("training loss of the first step")
     loss_equal_steps: float | None = column("training loss after the same number of steps")
-    loss_equal_time: float | None = column("training loss when the fastest configuration has finished")
+    loss_equal_time: float | None = column(
+        "training loss when the fastest configuration has finished"
+    )
     metric_name: str = column("metric that the workload evaluates on held-out data", "")
     metric: float | None = column("metric after the last step, median over launches")
-    time_to_target_s: float | None = column("steps until the metric meets the workload's target, times step_ms")
-    grad_rel_error: float | None = column(
-        "relative error of the gradient against the mean over ranks, last step; empty if no gradients are exchanged"
+    time_to_target_s: float | None = column(
+        "steps until the metric meets the workload's target, times step_ms"
     )
-    ranks_agree: bool | None = column("whether all ranks hold bit-identical parameters after the last exchange")
+    grad_rel_error: float | None = column(
+        "relative error of the gradient against the mean over ranks, last step; empty if no"
+        " gradients are exchanged"
+    )
+    ranks_agree: bool | None = column(
+        "whether all ranks hold bit-identical parameters after the last exchange"
+    )
     skipped_steps: int | None = column("steps that the gradient scaler skipped, all launches")
     peak_memory_MB: float | None = column(  # noqa: N815 - a unit
-        "largest resident memory of a rank's process in a block; on a GPU the most that torch had allocated there"
+        "largest resident memory of a rank's process in a block; on a GPU the most that torch had"
+        " allocated there"
     )
-    energy_J: float | None = column("energy of one step; energy_of in samples.jsonl names the meters")  # noqa: N815 - a unit
+    energy_J: float | None = column(  # noqa: N815 - a unit
+        "energy of one step; energy_of in samples.jsonl names the meters"
+    )
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
     reason_code: str = no_column()
@@ -273,7 +311,9 @@ class BucketRow:
     world_size: int | None = column("as in ddp.csv")
     batch_per_rank: int | None = column("as in ddp.csv")
     precision: str = column("as in ddp.csv", "")
-    hook: str = column("as in ddp.csv; none is measured through the pass-through hook after the timed steps", "")
+    hook: str = column(
+        "as in ddp.csv; none is measured through the pass-through hook after the timed steps", ""
+    )
     density: float | None = column("as in ddp.csv")
     hook_options: str = column("as in ddp.csv", "")
     bucket_cap_mb: str = column("as in ddp.csv", "")
@@ -288,10 +328,14 @@ class BucketRow:
     bucket: int | None = column("number in the order of sending")
     size_bytes: int | None = column("bytes of its parameters")
     parameters: int | None = column("tensors in it")
-    ready_ms: float | None = column("all gradients ready on the slowest rank, since the backward pass began")
+    ready_ms: float | None = column(
+        "all gradients ready on the slowest rank, since the backward pass began"
+    )
     start_ms: float | None = column("communication begins on the slowest rank")
     done_ms: float | None = column("result ready on the slowest rank")
-    comm_ms: float | None = column("start to done without decompressing, on the rank with the shortest")
+    comm_ms: float | None = column(
+        "start to done without decompressing, on the rank with the shortest"
+    )
     skew_wait_ms: float | None = column(
         "time that a rank needs beyond comm_ms, waiting for slower ranks; mean over ranks"
     )

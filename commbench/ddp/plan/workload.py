@@ -1,4 +1,6 @@
-"""The `Workload` that is trained, supplied by a user or by commbench, and its measured `WorkloadFacts`."""
+"""The `Workload` that is trained, supplied by a user or by commbench, and its measured
+`WorkloadFacts`.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,15 @@ NAMED = 3
 class Workload:
     """A model, its loss and one rank's data.
 
-    A workload is made by a callable that takes any of the keyword arguments ``seed``, ``rank``, ``world_size`` and
-    ``batch_size``. All ranks make the same initial model; their data differs.
+    A workload is made by a callable that takes any of the keyword arguments ``seed``, ``rank``,
+    ``world_size`` and ``batch_size``. All ranks make the same initial model; their data differs.
     """
 
     model: nn.Module
     """The model without DDP; commbench wraps it."""
     loss: Callable[[nn.Module, Any], Tensor]
-    """``loss(model, batch)`` is a scalar; it calls ``model(...)``, which is the model inside DDP."""
+    """``loss(model, batch)`` is a scalar; it calls ``model(...)``, which is the model inside
+    DDP."""
     batches: Iterable[Any]
     """Can be iterated repeatedly, each time from the start; training starts over at its end."""
     batch_size: int
@@ -38,7 +41,8 @@ class Workload:
     optimizer: Callable[[Iterable[Parameter]], Optimizer] | None = None
     """Makes the optimiser; None: SGD with learning rate 0.01 and momentum 0.9."""
     evaluate: Callable[[nn.Module], float] | None = None
-    """Returns the value of ``metric`` for the model without DDP, the same on every rank; None: no evaluation."""
+    """Returns the value of ``metric`` for the model without DDP, the same on every rank; None:
+    no evaluation."""
     metric: str = ""
     """The name of the value that ``evaluate`` returns, such as ``accuracy``."""
     target: float | None = None
@@ -65,14 +69,18 @@ class ParameterFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFacts:
-    """Measurements of local steps of a workload, without DDP; times are medians over steps, in milliseconds."""
+    """Measurements of local steps of a workload, without DDP.
+
+    Times are medians over steps, in milliseconds.
+    """
 
     parameters: tuple[ParameterFacts, ...]
     """The trainable parameters, in the order of registration in the model."""
     ready_order: tuple[int, ...]
     """Indices into ``parameters`` in the order in which gradients became ready."""
     buffer_bytes: int
-    """Bytes of the model's buffers, such as BatchNorm's statistics; DDP broadcasts them in every forward pass."""
+    """Bytes of the model's buffers, such as BatchNorm's statistics; DDP broadcasts them in every
+    forward pass."""
     batch_size: int
     forward_ms: float
     backward_ms: float
@@ -98,8 +106,12 @@ class WorkloadFacts:
         """
         facts = read_as(cls, data)
         indices = set(facts.ready_order)
-        if len(indices) < len(facts.ready_order) or not indices <= set(range(len(facts.parameters))):
-            raise InputError("The facts of the workload name a parameter that does not exist, or one twice.")
+        if len(indices) < len(facts.ready_order) or not indices <= set(
+            range(len(facts.parameters))
+        ):
+            raise InputError(
+                "The facts of the workload name a parameter that does not exist, or one twice."
+            )
         return facts
 
 
@@ -118,6 +130,6 @@ def check_all_used(unused: Sequence[str]) -> None:
     """
     if unused:
         raise InputError(
-            f"{named(unused)} got no gradient in a backward pass, and DDP would wait for it forever: use all in the"
-            " loss, or set requires_grad to False."
+            f"{named(unused)} got no gradient in a backward pass, and DDP would wait for it"
+            " forever: use all in the loss, or set requires_grad to False."
         )

@@ -1,6 +1,7 @@
 """The workloads by name: synthetic ones, real data, traces of real models, and a user's own file.
 
-May import torch and the rest of ddp, except block, session and inspect, which train or inspect a workload.
+May import torch and the rest of ddp, except block, session and inspect, which train or inspect a
+workload.
 """
 
 from __future__ import annotations
@@ -32,15 +33,24 @@ WORKLOADS: Mapping[str, WorkloadEntry] = MappingProxyType(
     {
         "digits": WorkloadEntry(
             make=vision.digits,
-            summary="a small convolutional network on real handwritten digits, trained to a stated accuracy",
+            summary=(
+                "a small convolutional network on real handwritten digits, trained to a stated"
+                " accuracy"
+            ),
         ),
         "gpt": WorkloadEntry(
             make=language.gpt,
-            summary="a small decoder with a large embedding, 5.8 million parameters, on synthetic tokens",
+            summary=(
+                "a small decoder with a large embedding, 5.8 million parameters, on synthetic"
+                " tokens"
+            ),
         ),
         "mlp": WorkloadEntry(
             make=vision.mlp,
-            summary="a perceptron of 8.4 million parameters in large matrices, so that communication dominates",
+            summary=(
+                "a perceptron of 8.4 million parameters in large matrices, so that communication"
+                " dominates"
+            ),
         ),
         "resnet18": WorkloadEntry(
             make=vision.resnet18,
@@ -54,11 +64,13 @@ WORKLOADS: Mapping[str, WorkloadEntry] = MappingProxyType(
 )
 
 
-def load_workload(spec: str, *, seed: int, rank: int, world_size: int, batch_size: int | None = None) -> Workload:
+def load_workload(
+    spec: str, *, seed: int, rank: int, world_size: int, batch_size: int | None = None
+) -> Workload:
     """Return one rank's workload of the name ``spec``; the same arguments return the same workload.
 
-    ``spec`` is one of `WORKLOADS`, ``trace:NAME`` or ``trace:FILE``, or ``file.py:callable`` for a user's own model.
-    ``batch_size`` is in samples per rank; None: the workload's default.
+    ``spec`` is one of `WORKLOADS`, ``trace:NAME`` or ``trace:FILE``, or ``file.py:callable`` for a
+    user's own model. ``batch_size`` is in samples per rank; None: the workload's default.
 
     Raises:
         InputError: there is no such workload, or a user's own workload is invalid.
@@ -69,7 +81,9 @@ def load_workload(spec: str, *, seed: int, rank: int, world_size: int, batch_siz
     if spec.startswith(TRACE):
         from commbench.ddp.workloads import replay
 
-        return replay.workload(spec.removeprefix(TRACE), seed=seed, rank=rank, batch_size=batch_size)
+        return replay.workload(
+            spec.removeprefix(TRACE), seed=seed, rank=rank, batch_size=batch_size
+        )
     if spec in WORKLOADS:
         make = WORKLOADS[spec].make
         return make(**own.accepted_arguments(make, arguments))

@@ -1,7 +1,9 @@
 """Workloads on tokens: decoders over synthetic tokens and over real English text.
 
-Transformers have the same parameters as the published models. torch is untyped here, so its classes count as Any.
+Transformers have the same parameters as the published models. torch is untyped here, so its classes
+count as Any.
 """
+
 # mypy: disallow-subclassing-any=False
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ HELD_OUT = 0.1
 WINDOWS = 128
 
 
-# ------------------------------------------------------------------------------------------------------------------ gpt
+# ---------------------------------------------------------------------------------------------- gpt
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -52,8 +54,8 @@ def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 def gpt(*, seed: int, rank: int, batch_size: int = GPT_BATCH) -> Workload:
     """Return this rank's workload: 23 MB of gradients, of which the embedding has 17 MB.
 
-    The embedding is tied to the output matrix, so its gradient is dense and comes last: no computation overlaps with
-    its communication.
+    The embedding is tied to the output matrix, so its gradient is dense and comes last: no
+    computation overlaps with its communication.
     """
     with initial_weights(seed):
         model = Decoder(vocabulary=VOCABULARY, positions=LENGTH, width=256, layers=2, heads=4)
@@ -68,22 +70,28 @@ def gpt(*, seed: int, rank: int, batch_size: int = GPT_BATCH) -> Workload:
 
 
 def chains(batch_size: int, *, seed: int, rank: int) -> list[Tensor]:
-    """Return token numbers (batch_size, LENGTH + 1) of Markov chains with the same rule on all ranks.
+    """Return token numbers (batch_size, LENGTH + 1) of Markov chains with the same rule on all
+    ranks.
 
-    Token t is followed by follower[t] with probability PREDICTABLE, else by a token drawn by Zipf's law.
+    Token t is followed by follower[t] with probability PREDICTABLE, else by a token drawn by Zipf's
+    law.
     """
     rule_rng, data_rng = generator(seed, STRUCTURE), generator(seed, DATA, rank)
     follower = torch.randperm(VOCABULARY, generator=rule_rng)
     frequency = 1.0 / torch.arange(1, VOCABULARY + 1)
     count = DISTINCT_BATCHES * batch_size
-    tokens = torch.multinomial(frequency, count * (LENGTH + 1), replacement=True, generator=data_rng).view(count, -1)
+    tokens = torch.multinomial(
+        frequency, count * (LENGTH + 1), replacement=True, generator=data_rng
+    ).view(count, -1)
     follows = torch.rand(tokens.shape, generator=data_rng) < PREDICTABLE
     for place in range(1, LENGTH + 1):
-        tokens[:, place] = torch.where(follows[:, place], follower[tokens[:, place - 1]], tokens[:, place])
+        tokens[:, place] = torch.where(
+            follows[:, place], follower[tokens[:, place - 1]], tokens[:, place]
+        )
     return list(tokens.split(batch_size))
 
 
-# ----------------------------------------------------------------------------------------------------------------- text
+# --------------------------------------------------------------------------------------------- text
 
 
 def text(*, seed: int, rank: int, batch_size: int = TEXT_BATCH) -> Workload:
@@ -94,10 +102,15 @@ def text(*, seed: int, rank: int, batch_size: int = TEXT_BATCH) -> Workload:
     """
     corpus = documentation()
     train = corpus[: int(len(corpus) * (1 - HELD_OUT))]
-    held_out = windows(corpus[len(train) :], torch.linspace(0, len(corpus) - len(train) - LENGTH - 1, WINDOWS).long())
+    held_out = windows(
+        corpus[len(train) :],
+        torch.linspace(0, len(corpus) - len(train) - LENGTH - 1, WINDOWS).long(),
+    )
 
     def make(number: int) -> Tensor:
-        starts = torch.randint(len(train) - LENGTH, (batch_size,), generator=generator(seed, DATA, rank, number))
+        starts = torch.randint(
+            len(train) - LENGTH, (batch_size,), generator=generator(seed, DATA, rank, number)
+        )
         return windows(train, starts)
 
     def evaluate(model: nn.Module) -> float:
@@ -125,7 +138,9 @@ def windows(text: Tensor, starts: Tensor) -> Tensor:
 
 @cache
 def documentation() -> Tensor:
-    """Return the bytes of Python's language reference in pydoc; it differs slightly between versions.
+    """Return the bytes of Python's language reference in pydoc.
+
+    It differs slightly between versions.
 
     Raises:
         InputError: this Python lacks it.
@@ -134,18 +149,22 @@ def documentation() -> Tensor:
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError as error:
         raise InputError(
-            "The workload 'text' trains on Python's own documentation and this Python lacks it (the module"
-            " pydoc_data.topics): install the full standard library or choose another workload."
+            "The workload 'text' trains on Python's own documentation and this Python lacks it (the"
+            " module pydoc_data.topics): install the full standard library or choose another"
+            " workload."
         ) from error
     text = "\n".join(topics[name] for name in sorted(topics)).encode()
     return torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
 
 
-# --------------------------------------------------------------------------------------------------------- transformers
+# ------------------------------------------------------------------------------------- transformers
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; ``packed`` has one matrix for queries, keys and values, as GPT-2, else three."""
+    """Multi-head self-attention.
+
+    ``packed`` has one matrix for queries, keys and values, as GPT-2, else three.
+    """
 
     def __init__(self, width: int, heads: int, *, packed: bool, causal: bool) -> None:
         super().__init__()
@@ -158,7 +177,9 @@ class Attention(nn.Module):
         """Map (batch, positions, width) to the same shape."""
         batch, positions, width = hidden.shape
         packed = torch.cat([layer(hidden) for layer in self.inputs], dim=-1)
-        query, key, value = packed.view(batch, positions, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        query, key, value = packed.view(
+            batch, positions, 3, self.heads, width // self.heads
+        ).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return self.output(mixed.transpose(1, 2).reshape(batch, positions, width))
 
@@ -172,7 +193,9 @@ class TransformerLayer(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads, packed=decoder, causal=decoder)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map (batch, positions, width) to the same shape."""
@@ -184,13 +207,19 @@ class TransformerLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """GPT-2's decoder (Radford et al., 2019): learned positions, norms first, output matrix tied to the embedding."""
+    """GPT-2's decoder (Radford et al., 2019): learned positions, norms first, output matrix tied to
+    the embedding.
+    """
 
-    def __init__(self, *, vocabulary: int, positions: int, width: int, layers: int, heads: int) -> None:
+    def __init__(
+        self, *, vocabulary: int, positions: int, width: int, layers: int, heads: int
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(positions, width)
-        self.layers = nn.ModuleList(TransformerLayer(width, heads, decoder=True) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            TransformerLayer(width, heads, decoder=True) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width)
         self.apply(initialise)
 
@@ -203,21 +232,32 @@ class Decoder(nn.Module):
 
 
 class Encoder(nn.Module):
-    """BERT's encoder with its pooler (Devlin et al., 2018): norms last, separate queries, keys and values."""
+    """BERT's encoder with its pooler (Devlin et al., 2018): norms last, separate queries, keys and
+    values.
+    """
 
-    def __init__(self, *, vocabulary: int, positions: int, width: int, layers: int, heads: int) -> None:
+    def __init__(
+        self, *, vocabulary: int, positions: int, width: int, layers: int, heads: int
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(positions, width)
         self.segments = nn.Embedding(2, width)
         self.norm = nn.LayerNorm(width)
-        self.layers = nn.ModuleList(TransformerLayer(width, heads, decoder=False) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            TransformerLayer(width, heads, decoder=False) for _ in range(layers)
+        )
         self.pooler = nn.Linear(width, width)
         self.apply(initialise)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map token numbers (batch, positions) to pooled states (batch, width); all tokens are of segment 0."""
-        hidden = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]] + self.segments.weight[0]
+        """Map token numbers (batch, positions) to pooled states (batch, width).
+
+        All tokens are of segment 0.
+        """
+        hidden = (
+            self.tokens(tokens) + self.positions.weight[: tokens.shape[1]] + self.segments.weight[0]
+        )
         hidden = self.norm(hidden)
         for layer in self.layers:
             hidden = layer(hidden)
@@ -225,7 +265,9 @@ class Encoder(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Draw matrices from a normal distribution with deviation 0.02 and zero biases, as GPT-2 and BERT do."""
+    """Draw matrices from a normal distribution with deviation 0.02 and zero biases, as GPT-2 and
+    BERT do.
+    """
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):

@@ -1,4 +1,6 @@
-"""A user's own workload: a function in a Python file that returns a `Workload`, or (model, loss, batches)."""
+"""A user's own workload: a function in a Python file that returns a `Workload`, or (model, loss,
+batches).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ ARGUMENTS = "seed, rank, world_size and batch_size"
 
 
 def workload(spec: str, requested: dict[str, int | None]) -> Workload:
-    """Return the workload of ``file.py:callable``, called with those of the requested arguments that it accepts.
+    """Return the workload of ``file.py:callable``, called with those of the requested arguments
+    that it accepts.
 
     Raises:
         InputError: the file or the function is missing or fails, or it returns no valid workload.
@@ -34,21 +37,36 @@ def workload(spec: str, requested: dict[str, int | None]) -> Workload:
     return workload_made
 
 
-def accepted_arguments(function: Callable[..., Any], requested: dict[str, int | None]) -> dict[str, int]:
+def accepted_arguments(
+    function: Callable[..., Any], requested: dict[str, int | None]
+) -> dict[str, int]:
     """Return the requested arguments that a function accepts, without those that are None."""
     parameters = inspect.signature(function).parameters.values()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
-    return {name: value for name, value in requested.items() if value is not None and (takes_all or name in names)}
+    names = {
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is not parameter.POSITIONAL_ONLY
+    }
+    return {
+        name: value
+        for name, value in requested.items()
+        if value is not None and (takes_all or name in names)
+    }
 
 
-def _arguments(spec: str, function: Callable[..., Any], requested: dict[str, int | None]) -> dict[str, int]:
-    """Return the arguments for a user's function; raise InputError if it needs others, or lacks ``batch_size``."""
+def _arguments(
+    spec: str, function: Callable[..., Any], requested: dict[str, int | None]
+) -> dict[str, int]:
+    """Return the arguments for a user's function.
+
+    Raise InputError if it needs others, or lacks ``batch_size``.
+    """
     arguments = accepted_arguments(function, requested)
     if requested["batch_size"] is not None and "batch_size" not in arguments:
         raise InputError(
-            f"A batch of {requested['batch_size']} was asked for and {spec} takes no argument batch_size: add it, or "
-            "leave the batch to the workload."
+            f"A batch of {requested['batch_size']} was asked for and {spec} takes no argument"
+            " batch_size: add it, or leave the batch to the workload."
         )
     for parameter in inspect.signature(function).parameters.values():
         optional = parameter.default is not parameter.empty or parameter.kind in {
@@ -56,8 +74,15 @@ def _arguments(spec: str, function: Callable[..., Any], requested: dict[str, int
             parameter.VAR_POSITIONAL,
         }
         if not optional and parameter.name not in arguments:
-            hint = "give it a default value" if parameter.name in requested else f"take only {ARGUMENTS}"
-            raise InputError(f"{spec} needs the argument {parameter.name}, which commbench does not give: {hint}.")
+            hint = (
+                "give it a default value"
+                if parameter.name in requested
+                else f"take only {ARGUMENTS}"
+            )
+            raise InputError(
+                f"{spec} needs the argument {parameter.name}, which commbench does not give:"
+                f" {hint}."
+            )
     return arguments
 
 
@@ -70,7 +95,9 @@ def _as_workload(spec: str, returned: Any, batch_size: int | None) -> Workload: 
             if isinstance(returned, tuple)
             else f"a value of type {type(returned).__name__}"
         )
-        raise InputError(f"{spec} returned {description}: return a Workload or (model, loss, batches).")
+        raise InputError(
+            f"{spec} returned {description}: return a Workload or (model, loss, batches)."
+        )
     model, loss, batches = returned
     if batch_size is None:
         batch_size = batch_length(first_batch(batches))

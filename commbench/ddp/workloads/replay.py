@@ -1,7 +1,9 @@
-"""The workload ``trace:``: a model without computation whose gradients become ready at recorded times.
+"""The workload ``trace:``: a model without computation whose gradients become ready at recorded
+times.
 
 torch and numba's decorators are untyped here: torch's classes count as Any.
 """
+
 # mypy: disallow-subclassing-any=False, disallow-untyped-decorators=False
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32
 
 
 class Replay(nn.Module):
-    """The parameters of a trace; a backward pass yields their gradients in the recorded order at the recorded times.
+    """The parameters of a trace.
 
-    ``forward`` takes anything and returns the scalar 0 from which `backward` starts. Gradients are drawn once, from a
-    Gaussian for each rank and tensor, and copied in every pass into memory that is reused.
+    A backward pass yields their gradients in the recorded order at the recorded times.
+
+    ``forward`` takes anything and returns the scalar 0 from which `backward` starts. Gradients are
+    drawn once, from a Gaussian for each rank and tensor, and copied in every pass into memory that
+    is reused.
     """
 
     def __init__(self, trace: Trace, pace: Pace, *, seed: int, rank: int) -> None:
@@ -44,7 +49,10 @@ class Replay(nn.Module):
         self._registered = _register(self, trace)
 
     def forward(self, _batch: Any) -> Tensor:  # noqa: ANN401 - the data is not used
-        """Use up the recorded time; return the end of the autograd chain that the backward pass runs through."""
+        """Use up the recorded time.
+
+        Return the end of the autograd chain that the backward pass runs through.
+        """
         self.pace.begin()
         self.pace.enter()
         value = torch.zeros((), device=self._registered[0].device, requires_grad=True)
@@ -59,7 +67,9 @@ class Replay(nn.Module):
         """Wait until a parameter's gradient is due and return it; the caller may write to it."""
         self.pace.enter()
         gradient = self._gradients.on(self._registered[index].device, index)
-        if self._registered[index].grad is None:  # else torch would add the new gradient to the old one
+        if (
+            self._registered[index].grad is None
+        ):  # else torch would add the new gradient to the old one
             if index not in self._handed_out:
                 self._handed_out[index] = torch.empty_like(gradient)
             gradient = self._handed_out[index].copy_(gradient)
@@ -72,16 +82,23 @@ class Replay(nn.Module):
 
 
 class _Gradients:
-    """Every tensor's gradient: ranks share the standard deviation and have different values. Copies share memory."""
+    """Every tensor's gradient: ranks share the standard deviation and have different values.
+
+    Copies share memory.
+    """
 
     def __init__(self, trace: Trace, *, seed: int, rank: int) -> None:
         low, high = SCALES
-        powers = low + (high - low) * torch.rand(len(trace.parameters), generator=generator(seed, STRUCTURE))
+        powers = low + (high - low) * torch.rand(
+            len(trace.parameters), generator=generator(seed, STRUCTURE)
+        )
         self.tensors = [
             torch.randn(parameter.shape, generator=generator(seed, GRADIENTS, rank, index))
             .mul_(10**power)
             .to(_dtype(parameter))
-            for index, (parameter, power) in enumerate(zip(trace.parameters, powers.tolist(), strict=True))
+            for index, (parameter, power) in enumerate(
+                zip(trace.parameters, powers.tolist(), strict=True)
+            )
         ]
 
     def on(self, device: torch.device, index: int) -> Tensor:
@@ -129,7 +146,9 @@ class ReplayedOptimizer(torch.optim.SGD):
         self._trace, self._pace = trace, pace
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update the parameters: gradients that differ between ranks then cause parameters that differ."""
+        """Update the parameters: gradients that differ between ranks then cause parameters that
+        differ.
+        """
         self._pace.begin()
         self._pace.enter()
         value: float | None = super().step(closure) if self._trace.device == "cpu" else None
@@ -141,13 +160,14 @@ def workload(name_or_path: str, *, seed: int, rank: int, batch_size: int | None)
     """Return the replay of a trace; its loss has no meaning.
 
     Raises:
-        InputError: there is no such trace, it is invalid, or a batch other than the recorded one is requested.
+        InputError: there is no such trace, it is invalid, or a batch other than the recorded one is
+            requested.
     """
     trace = load_trace(name_or_path)
     if batch_size not in {None, trace.batch}:
         raise InputError(
-            f"A batch of {batch_size} was asked for and the trace {name_or_path} was recorded with {trace.batch}: leave"
-            " the batch to the trace."
+            f"A batch of {batch_size} was asked for and the trace {name_or_path} was recorded with"
+            f" {trace.batch}: leave the batch to the trace."
         )
     pace = pace_for(trace)
     return Workload(
@@ -165,7 +185,8 @@ def pace_for(trace: Trace) -> Pace:
 
 
 def _register(root: nn.Module, trace: Trace) -> list[nn.Parameter]:
-    """Register the trace's parameters under their names, in submodules for the prefixes of the names.
+    """Register the trace's parameters under their names, in submodules for the prefixes of the
+    names.
 
     Raises:
         InputError: no model can have parameters of these names in this order.
@@ -178,14 +199,18 @@ def _register(root: nn.Module, trace: Trace) -> list[nn.Parameter]:
                 if part not in dict(module.named_children()):
                     module.add_module(part, nn.Module())
                 module = module.get_submodule(part)
-            module.register_parameter(leaf, nn.Parameter(torch.zeros(traced.shape, dtype=_dtype(traced))))
+            module.register_parameter(
+                leaf, nn.Parameter(torch.zeros(traced.shape, dtype=_dtype(traced)))
+            )
     except KeyError as error:
-        raise InputError(f"The trace {trace.name} cannot be replayed ({error}): rename the parameter.") from error
+        raise InputError(
+            f"The trace {trace.name} cannot be replayed ({error}): rename the parameter."
+        ) from error
     registered = dict(root.named_parameters())
     if list(registered) != [traced.name for traced in trace.parameters]:
         raise InputError(
-            f"The trace {trace.name} cannot be replayed, for its parameters are not in the order in which a model of"
-            " these names registers them: sort them by module."
+            f"The trace {trace.name} cannot be replayed, for its parameters are not in the order in"
+            " which a model of these names registers them: sort them by module."
         )
     return list(registered.values())
 
@@ -219,11 +244,13 @@ def _overhead_ns() -> int:
         value = model(None)
         started = time.thread_time_ns()
         value.backward()
-        overheads.append((time.thread_time_ns() - started - pace.spent_ns) // CALIBRATION_PARAMETERS)
+        overheads.append(
+            (time.thread_time_ns() - started - pace.spent_ns) // CALIBRATION_PARAMETERS
+        )
     return max(0, sorted(overheads)[len(overheads) // 2])
 
 
-# ----------------------------------------------------------------------------------------------------------------- pace
+# --------------------------------------------------------------------------------------------- pace
 
 
 @njit(nogil=True, cache=True)
@@ -243,7 +270,10 @@ class Pace(Protocol):
         """Mark the start of a pass."""
 
     def enter(self) -> None:
-        """Mark the start of the work before a recorded time; the time since the last `until` belongs to DDP."""
+        """Mark the start of the work before a recorded time.
+
+        The time since the last `until` belongs to DDP.
+        """
 
     def until(self, recorded_ms: float) -> None:
         """Wait until ``recorded_ms`` of the pass have elapsed."""
@@ -252,8 +282,8 @@ class Pace(Protocol):
 class BusyPace:
     """Uses CPU time: other work on the core then delays the replay as it would delay the model.
 
-    The work of DDP and its hooks between two gradients adds to the recorded times, as in real training. ``overhead_ns``
-    is the replay's own time for each gradient; it is subtracted.
+    The work of DDP and its hooks between two gradients adds to the recorded times, as in real
+    training. ``overhead_ns`` is the replay's own time for each gradient; it is subtracted.
     """
 
     def __init__(self, overhead_ns: int) -> None:
@@ -273,7 +303,9 @@ class BusyPace:
     def until(self, recorded_ms: float) -> None:
         """See `Pace.until`."""
         self.spent_ns += self.overhead_ns
-        remaining = round(recorded_ms * 1e6) - self.spent_ns - (time.thread_time_ns() - self._entered)
+        remaining = (
+            round(recorded_ms * 1e6) - self.spent_ns - (time.thread_time_ns() - self._entered)
+        )
         if remaining > 0:
             keep_busy(remaining)
         self.spent_ns += time.thread_time_ns() - self._entered

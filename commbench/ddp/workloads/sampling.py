@@ -1,4 +1,6 @@
-"""Helpers of the workloads: random numbers by seed, batches that start over, losses and evaluation."""
+"""Helpers of the workloads: random numbers by seed, batches that start over, losses and
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,18 @@ def cycled(batches: Sequence[Any]) -> Batches:
 
 
 def sharded(
-    samples: int, batch_size: int, pick: Callable[[Tensor], Any], *, seed: int, rank: int, ranks: int
+    samples: int,
+    batch_size: int,
+    pick: Callable[[Tensor], Any],
+    *,
+    seed: int,
+    rank: int,
+    ranks: int,
 ) -> Batches:
     """Return the batches of one rank's share of a data set, which is shuffled in every epoch.
 
-    Every rank has the same number of whole batches in an epoch; left-over samples are unused in that epoch.
-    ``pick`` turns the indices of a batch into the batch.
+    Every rank has the same number of whole batches in an epoch; left-over samples are unused in
+    that epoch. ``pick`` turns the indices of a batch into the batch.
     """
     per_epoch = max(1, samples // (batch_size * ranks))
 
@@ -76,7 +84,10 @@ def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tenso
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the cross-entropy of each token given all earlier ones, in nats per token; ``tokens`` (batch, length)."""
+    """Return the cross-entropy of each token given all earlier ones, in nats per token.
+
+    ``tokens`` (batch, length).
+    """
     return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
@@ -97,15 +108,21 @@ def beside(model: nn.Module, data: Tensor) -> Tensor:
     return data.to(next(model.parameters()).device)
 
 
-def labelled_patterns(shape: Sequence[int], batch_size: int, *, strength: float, seed: int, rank: int) -> Batches:
-    """Return batches of (inputs, labels): inputs are the pattern of one of 10 classes, equal on all ranks, plus noise.
+def labelled_patterns(
+    shape: Sequence[int], batch_size: int, *, strength: float, seed: int, rank: int
+) -> Batches:
+    """Return batches of (inputs, labels): inputs are the pattern of one of 10 classes, equal on all
+    ranks, plus noise.
 
-    Inputs are (batch_size, *shape). The noise is Gaussian with deviation 1, the patterns with deviation ``strength``.
+    Inputs are (batch_size, *shape). The noise is Gaussian with deviation 1, the patterns with
+    deviation ``strength``.
     """
     patterns = strength * torch.randn(CLASSES, *shape, generator=generator(seed, STRUCTURE))
     data_rng = generator(seed, DATA, rank)
     batches = []
     for _ in range(DISTINCT_BATCHES):
         labels = torch.randint(CLASSES, (batch_size,), generator=data_rng)
-        batches.append((patterns[labels] + torch.randn(batch_size, *shape, generator=data_rng), labels))
+        batches.append(
+            (patterns[labels] + torch.randn(batch_size, *shape, generator=data_rng), labels)
+        )
     return cycled(batches)

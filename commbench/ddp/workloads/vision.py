@@ -1,8 +1,10 @@
 """Workloads on images and vectors: a perceptron, residual networks and real handwritten digits.
 
-The digits are the UCI set "Optical Recognition of Handwritten Digits" (CC BY 4.0): see data/DIGITS.txt. Residual
-networks have the same parameters as the published models. torch is untyped here, so its classes count as Any.
+The digits are the UCI set "Optical Recognition of Handwritten Digits" (CC BY 4.0): see
+data/DIGITS.txt. Residual networks have the same parameters as the published models. torch is
+untyped here, so its classes count as Any.
 """
+
 # mypy: disallow-subclassing-any=False
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ TRAINING_IMAGES = 1437
 PIXEL_MAXIMUM = 16.0
 
 
-# ------------------------------------------------------------------------------------------------------------------ mlp
+# ---------------------------------------------------------------------------------------------- mlp
 
 
 def mlp(*, seed: int, rank: int, batch_size: int = MLP_BATCH) -> Workload:
@@ -55,7 +57,9 @@ def mlp(*, seed: int, rank: int, batch_size: int = MLP_BATCH) -> Workload:
 
 def perceptron() -> nn.Sequential:
     """Return the perceptron with He's initial weights, which preserve the scale of activations."""
-    hidden = [layer for _ in range(MLP_LAYERS) for layer in (nn.Linear(MLP_WIDTH, MLP_WIDTH), nn.ReLU())]
+    hidden = [
+        layer for _ in range(MLP_LAYERS) for layer in (nn.Linear(MLP_WIDTH, MLP_WIDTH), nn.ReLU())
+    ]
     model = nn.Sequential(*hidden, nn.Linear(MLP_WIDTH, CLASSES))
     for layer in model:
         if isinstance(layer, nn.Linear):
@@ -64,7 +68,7 @@ def perceptron() -> nn.Sequential:
     return model
 
 
-# ------------------------------------------------------------------------------------------------------------- resnet18
+# ----------------------------------------------------------------------------------------- resnet18
 
 
 def _resnet_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -106,7 +110,9 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions with a shortcut: ResNet-50's block, stride in the 3x3 (v1.5)."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut: ResNet-50's block, stride in the 3x3
+    (v1.5).
+    """
 
     expansion = 4
 
@@ -132,7 +138,9 @@ def projection(channels_in: int, channels_out: int, stride: int) -> nn.Module:
     """Return the shortcut layer that maps a block's input to the shape of its output."""
     if stride == 1 and channels_in == channels_out:
         return nn.Identity()
-    return nn.Sequential(nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.BatchNorm2d(channels_out))
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.BatchNorm2d(channels_out)
+    )
 
 
 def resnet(
@@ -140,7 +148,8 @@ def resnet(
 ) -> nn.Sequential:
     """Return a residual network with ``depths[i]`` blocks of width 64 * 2**i in stage i.
 
-    With ``small_images`` it has the usual 3x3 stem for 32x32 images, without pooling; else the 7x7 stem for ImageNet.
+    With ``small_images`` it has the usual 3x3 stem for 32x32 images, without pooling; else the 7x7
+    stem for ImageNet.
     """
     kernel, stride = (3, 1) if small_images else (7, 2)
     stages: list[nn.Module] = []
@@ -162,7 +171,7 @@ def resnet(
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- digits
+# ------------------------------------------------------------------------------------------- digits
 
 
 def _digits_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -171,7 +180,9 @@ def _digits_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def convolutional_network() -> nn.Sequential:
-    """Return a network of 76 thousand parameters from (batch, 1, 8, 8) to 10 logits, without buffers."""
+    """Return a network of 76 thousand parameters from (batch, 1, 8, 8) to 10 logits, without
+    buffers.
+    """
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
@@ -214,7 +225,9 @@ def digits(*, seed: int, rank: int, world_size: int, batch_size: int = DIGITS_BA
 
 
 def load_digits() -> tuple[Tensor, Tensor]:
-    """Return images (1797, 1, 8, 8) with values from 0 to 1 and labels (1797,), in the file's order."""
+    """Return images (1797, 1, 8, 8) with values from 0 to 1 and labels (1797,), in the file's
+    order.
+    """
     file = resources.files("commbench.ddp") / "data" / "digits.npz"
     with file.open("rb") as stream, np.load(stream) as arrays:
         images, labels = arrays["images"], arrays["labels"]

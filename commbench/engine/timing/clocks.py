@@ -1,7 +1,8 @@
 """Synchronised clocks of several hosts: offset, drift, and rank 0's clock on every rank.
 
-The methods are cited at their functions: SKaMPI's bounds of an offset, and HCA3's drift as a line over time in a
-binomial tree of clocks (Hunold & Carpen-Amarie, "Hierarchical Clock Synchronization in MPI", IEEE Cluster 2018).
+The methods are cited at their functions: SKaMPI's bounds of an offset, and HCA3's drift as a line
+over time in a binomial tree of clocks (Hunold & Carpen-Amarie, "Hierarchical Clock Synchronization
+in MPI", IEEE Cluster 2018).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ LEAST_PINGS = 10
 MOST_PINGS = 100
 #: Exchanges stop after one that takes at most this many times as long as the pair's fastest.
 FAST_ENOUGH = 1.1
-#: Between the points of the first fit: over 0.4 s, offsets with an error of 50 ns give the drift to 0.1 ppm.
+#: Between the points of the first fit: over 0.4 s, offsets with an error of 50 ns give the drift to
+#: 0.1 ppm.
 SPACING_S = 0.02
 #: A line gets a new point at this age (MPIX_Harmonize's default) and keeps the latest points only.
 MAXIMUM_AGE_S = 1.0
@@ -35,13 +37,15 @@ POINTS_KEPT = 40
 #: Upper bound of drift: Linux slews a clock by 500 ppm at most (adjtimex).
 MAXIMUM_DRIFT = 500e-6
 
-#: Clocks may time operations of which their error bound is at most this share. Measured errors are below a tenth of the
-#: bound (docs/measuring.md).
+#: Clocks may time operations of which their error bound is at most this share. Measured errors are
+#: below a tenth of the bound (docs/measuring.md).
 CLOCK_SHARE = 0.1
 
 
 def is_close(error_ns: float, lasting_ns: float) -> bool:
-    """Return whether an error of ``error_ns`` is small enough for operations that take ``lasting_ns``."""
+    """Return whether an error of ``error_ns`` is small enough for operations that take
+    ``lasting_ns``.
+    """
     return error_ns <= CLOCK_SHARE * lasting_ns
 
 
@@ -88,10 +92,10 @@ class Line:
 def bound_offset(pings: Sequence[tuple[int, int, int]]) -> Offset:
     """Return the offset of another clock from exchanges with it, by SKaMPI's bounds.
 
-    A reply with stamp t to a request sent at s and answered at r was stamped between s and r. So the offset is at least
-    t - r and at most t - s. The tightest bounds of all exchanges give the offset as their middle and its error bound as
-    half the width, independently of the network. Drift during the exchanges moves the bounds by at most
-    `MAXIMUM_DRIFT`.
+    A reply with stamp t to a request sent at s and answered at r was stamped between s and r. So
+    the offset is at least t - r and at most t - s. The tightest bounds of all exchanges give the
+    offset as their middle and its error bound as half the width, independently of the network.
+    Drift during the exchanges moves the bounds by at most `MAXIMUM_DRIFT`.
 
     Args:
         pings: (s, t, r) of each exchange in nanoseconds; s and r of this clock, t of the other.
@@ -113,10 +117,12 @@ def bound_offset(pings: Sequence[tuple[int, int, int]]) -> Offset:
 
 
 def fit_line(points: Sequence[Offset]) -> tuple[Line, float]:
-    """Return the least-squares line through offsets, and a bound on its error in nanoseconds between first and last.
+    """Return the least-squares line through offsets, and a bound on its error in nanoseconds
+    between first and last.
 
     Points are weighted by their bounds. With steady drift the line's error is itself a line over
-    time. At each point it is at most the residual plus the point's own bound. Any two points bound it.
+    time. At each point it is at most the residual plus the point's own bound. Any two points bound
+    it.
     """
     last = points[-1]
     at = np.array([point.at_ns - last.at_ns for point in points], dtype=np.float64)
@@ -134,7 +140,9 @@ def fit_line(points: Sequence[Offset]) -> tuple[Line, float]:
 
 
 def _bound_at(when: float, at: NDArray[np.float64], bounds: NDArray[np.float64]) -> float:
-    """Return the smallest bound at ``when`` on a line that is bounded at some points: by the best two of them."""
+    """Return the smallest bound at ``when`` on a line that is bounded at some points: by the best
+    two of them.
+    """
     least = float(bounds[at == when].min())
     for i, j in combinations(range(len(at)), 2):
         if at[i] != at[j]:
@@ -197,10 +205,11 @@ class GlobalClock:
 class SynchronisedClock(GlobalClock):
     """Rank 0's clock, computed by the ranks of other hosts from their own.
 
-    One rank of each clock leads. The leaders form a binomial tree under rank 0: floor(log2 p) rounds, one more if p is
-    no power of two, reach all p leaders, and each child compares its clock with its parent's. HCA3 fits the child
-    against the parent's global clock. Fitting raw clocks and composing the lines gives the same result, and all rounds
-    can measure their points in the same interval.
+    One rank of each clock leads. The leaders form a binomial tree under rank 0: floor(log2 p)
+    rounds, one more if p is no power of two, reach all p leaders, and each child compares its clock
+    with its parent's. HCA3 fits the child against the parent's global clock. Fitting raw clocks and
+    composing the lines gives the same result, and all rounds can measure their points in the same
+    interval.
 
     Args:
         control: the ranks, which make and refresh the clock together.
@@ -308,7 +317,9 @@ class SynchronisedClock(GlobalClock):
     def _agree(self) -> None:
         """Fit, exchange the lines and compose this rank's line to rank 0; collective."""
         self._control.barrier(patient=True)  # ranks that lead nothing yield their core meanwhile
-        edges = gather_everywhere(self._control, fit_line(self._points) if self._points else (Line(), 0.0))
+        edges = gather_everywhere(
+            self._control, fit_line(self._points) if self._points else (Line(), 0.0)
+        )
         ways = {0: (Line(), 0.0)}
         for index in range(1, len(self._leaders)):
             line, error_ns = edges[self._leaders[index]]
@@ -327,7 +338,9 @@ def _parent(index: int) -> int:
 
 
 def open_clock(control: Control, domains: Sequence[str]) -> GlobalClock:
-    """Return the clock of a launch: shared if all ranks read one clock, else synchronised; collective.
+    """Return the clock of a launch: shared if all ranks read one clock, else synchronised.
+
+    collective.
 
     Args:
         control: the ranks.

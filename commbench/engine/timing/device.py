@@ -1,4 +1,6 @@
-"""The timed loop of a device: events on its stream around the calls, and ranks synchronised by the device itself."""
+"""The timed loop of a device: events on its stream around the calls, and ranks synchronised by the
+device itself.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from commbench.engine.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser, 
 
 #: Resolution of a CUDA event, about half a microsecond (CUDA Runtime API, cudaEventElapsedTime).
 RESOLUTION_NS = 500.0
-#: Spins that measure the device's clock rate, each about half a millisecond; the clock rises during the first ones.
+#: Spins that measure the device's clock rate, each about half a millisecond; the clock rises during
+#: the first ones.
 SPINS, SPIN_CYCLES = 5, 1_000_000
 
 
@@ -48,15 +51,17 @@ class DeviceClock(Protocol):
 class EventTimer:
     """Times calls by events on the stream on which they are queued.
 
-    If ranks start together, the host synchronises with the other ranks and then queues a spin, an exchange that
-    synchronises the devices, and the operation between two events. The spin outlasts the queueing, so the time excludes
-    the host. This is checked: the first event must not have occurred when the second has been queued. A repetition that
-    fails the check counts as a late start. The spin's length is the slowest rank's queueing time in the previous run (a
-    warm-up at first) plus the plan's slack, which grows if too many starts are late.
+    If ranks start together, the host synchronises with the other ranks and then queues a spin, an
+    exchange that synchronises the devices, and the operation between two events. The spin outlasts
+    the queueing, so the time excludes the host. This is checked: the first event must not have
+    occurred when the second has been queued. A repetition that fails the check counts as a late
+    start. The spin's length is the slowest rank's queueing time in the previous run (a warm-up at
+    first) plus the plan's slack, which grows if too many starts are late.
 
-    Without synchronisation, repetitions are queued back to back and awaited at the end. Each lasts from the end of the
-    previous one, so their sum includes any time in which the stream waits for the host. Events of different devices
-    share no clock; stamps are of the rank's own device and begin at 0 in each run.
+    Without synchronisation, repetitions are queued back to back and awaited at the end. Each lasts
+    from the end of the previous one, so their sum includes any time in which the stream waits for
+    the host. Events of different devices share no clock; stamps are of the rank's own device and
+    begin at 0 in each run.
     """
 
     name = "event"
@@ -95,13 +100,20 @@ class EventTimer:
         return self._isolate(steps, blocking=any(call.blocking for call in calls))
 
     def _isolate(self, steps: Sequence[Callable[[], object]], *, blocking: bool) -> Repetitions:
-        """Time repetitions that begin when all devices have met; ``blocking`` calls include the host's time."""
+        """Time repetitions that begin when all devices have met.
+
+        ``blocking`` calls include the host's time.
+        """
         device, counters, align = self._device, self._counters, self.sync.align
         events = self._reused_events(2 * len(steps))
         pairs = list(zip(events[::2], events[1::2], strict=True))
         late = np.zeros(len(steps), dtype=np.bool_)
         queueing = np.zeros(len(steps), dtype=np.int64)
-        cycles = 0 if blocking else math.ceil(self._cycles_per_ns * (self._queueing_ns + self.sync.plan.slack_ns))
+        cycles = (
+            0
+            if blocking
+            else math.ceil(self._cycles_per_ns * (self._queueing_ns + self.sync.plan.slack_ns))
+        )
         with quiet_interpreter():
             for number, ((begun, ended), run_once) in enumerate(zip(pairs, steps, strict=True)):
                 align()
@@ -113,7 +125,9 @@ class EventTimer:
                 device.record(begun)
                 run_once()
                 device.record(ended)
-                late[number] = is_late_on_device(has_begun=device.has_happened(begun), blocking=blocking)
+                late[number] = is_late_on_device(
+                    has_begun=device.has_happened(begun), blocking=blocking
+                )
                 queueing[number] = perf_counter_ns() - first
                 device.wait(ended)
                 counters[1] += 1

@@ -1,4 +1,7 @@
-"""The timed loop in Python for every host backend; parameters, results and progress of all timed loops."""
+"""The timed loop in Python for every host backend.
+
+Parameters, results and progress of all timed loops.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ class Progress:
         self._stalls: list[tuple[float, float]] = []
 
     def add_stall(self, at_s: float, lasted_s: float) -> None:
-        """Note that this process did not run for ``lasted_s`` from ``at_s`` on; called by another thread."""
+        """Note that this process did not run for ``lasted_s`` from ``at_s`` on.
+
+        Called by another thread.
+        """
         if len(self._stalls) < MOST_STALLS:
             self._stalls.append((round(at_s, 3), round(lasted_s, 3)))
 
@@ -59,7 +65,8 @@ class Call:
     keep: Sequence[object] = ()
     """Memory that only addresses in ``rows`` refer to."""
     blocking: bool = False
-    """Whether a device call returns only at its end on the device; the host's time is then part of it."""
+    """Whether a device call returns only at its end on the device; the host's time is then part
+    of it."""
 
 
 def address_of(function: Any) -> int:  # noqa: ANN401 - any ctypes function
@@ -89,7 +96,10 @@ class Order:
     def steps(self, repetitions: int) -> list[Callable[[], object]]:
         """Return one function for each repetition."""
         functions = [run_in_order([call.run for call in turn] * self.batch) for turn in self.turns]
-        return [functions[(self.first + repetition) % len(functions)] for repetition in range(repetitions)]
+        return [
+            functions[(self.first + repetition) % len(functions)]
+            for repetition in range(repetitions)
+        ]
 
 
 class Turns(list[Call]):
@@ -104,10 +114,16 @@ class Turns(list[Call]):
         self._next = 0
 
     def order(self, repetitions: int, batch: int) -> Order:
-        """Return the order in which each of ``batch`` operations uses the next set, from where the last run ended."""
+        """Return the order in which each of ``batch`` operations uses the next set, from where the
+        last run ended.
+        """
         count = len(self.sets)
         turns = [
-            [call for position in range(begin, begin + batch) for call in self.sets[position % count]]
+            [
+                call
+                for position in range(begin, begin + batch)
+                for call in self.sets[position % count]
+            ]
             for begin in range(0, count, batch)
         ]
         first = -(-self._next // batch) % len(turns)
@@ -117,19 +133,26 @@ class Turns(list[Call]):
 
 def order_of(calls: Sequence[Call], repetitions: int, batch: int) -> Order:
     """Return the order of the calls in ``repetitions`` repetitions of ``batch`` operations."""
-    return calls.order(repetitions, batch) if isinstance(calls, Turns) else Order(turns=[calls], batch=batch)
+    return (
+        calls.order(repetitions, batch)
+        if isinstance(calls, Turns)
+        else Order(turns=[calls], batch=batch)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repetitions:
-    """One rank's stamps of n repetitions, each an array of shape (n,), on one clock within a run."""
+    """One rank's stamps of n repetitions, each an array of shape (n,), on one clock within a
+    run.
+    """
 
     start_ns: Times
     end_ns: Times
     late: NDArray[np.bool_]
     """Whether this rank missed the agreed start, or its device had to wait for the host."""
     comparable: bool = True
-    """Whether the stamps are of the `SyncPlan`'s clock, so that different ranks' stamps can be compared."""
+    """Whether the stamps are of the `SyncPlan`'s clock, so that different ranks' stamps can be
+    compared."""
 
 
 class Timer(Protocol):
@@ -142,7 +165,9 @@ class Timer(Protocol):
         """Compile and calibrate, once per launch before the first case; collective."""
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
-        """Time ``repetitions`` of ``batch`` times ``calls``, with ranks synchronised before each."""
+        """Time ``repetitions`` of ``batch`` times ``calls``, with ranks synchronised before
+        each.
+        """
 
     def reading_ns(self) -> float:
         """Return the cost of one reading of this loop's clock, in nanoseconds."""
@@ -187,7 +212,10 @@ class PythonTimer:
 
 
 def run_in_order(functions: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """Return one function that calls all; a single function is returned as it is, without a loop."""
+    """Return one function that calls all.
+
+    A single function is returned as it is, without a loop.
+    """
     if len(functions) == 1:
         return functions[0]
 
@@ -200,7 +228,9 @@ def run_in_order(functions: Sequence[Callable[[], object]]) -> Callable[[], obje
 
 @contextmanager
 def quiet_interpreter() -> Iterator[None]:
-    """Disable Python's garbage collector: a full collection takes milliseconds once torch is loaded."""
+    """Disable Python's garbage collector: a full collection takes milliseconds once torch is
+    loaded.
+    """
     gc.collect(0)
     gc.freeze()
     try:

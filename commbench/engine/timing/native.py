@@ -1,7 +1,7 @@
 """The timed loop in machine code: numba calls the MPI library by address, as a C loop would.
 
-An operation is a table of C calls, so one compiled loop serves every operation. Addresses are data, so the compiled
-code is cached for later processes.
+An operation is a table of C calls, so one compiled loop serves every operation. Addresses are data,
+so the compiled code is cached for later processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from commbench.engine.timing.loops import Call, Progress, Repetitions, address_of, order_of, quiet_interpreter
+from commbench.engine.timing.loops import (
+    Call,
+    Progress,
+    Repetitions,
+    address_of,
+    order_of,
+    quiet_interpreter,
+)
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS, Synchroniser, is_late
 from commbench.errors import CommbenchError, UnsupportedError
 
@@ -36,7 +43,9 @@ _is_late = njit(nogil=True, cache=True)(is_late)
 
 @dataclass(frozen=True, kw_only=True)
 class SyncCalls:
-    """The control plane's own C calls: ``barrier`` before every repetition, ``broadcast`` to broadcast ``instant``."""
+    """The control plane's own C calls: ``barrier`` before every repetition, ``broadcast`` to
+    broadcast ``instant``.
+    """
 
     barrier: Sequence[tuple[int, ...]]
     broadcast: Sequence[tuple[int, ...]]
@@ -63,7 +72,8 @@ def _signed(word: int) -> int:
 def _call_address(_typing: Any, _address: Any, arguments: Any) -> Any:  # noqa: ANN401 - numba's own protocol
     """Call the C function at an address with integer arguments; return its int result.
 
-    Integers narrower than 64 bits are passed in 64-bit registers, as the System V and AArch64 conventions allow.
+    Integers narrower than 64 bits are passed in 64-bit registers, as the System V and AArch64
+    conventions allow.
     """
     count = arguments.count
 
@@ -88,7 +98,9 @@ def _issue(table: Table) -> int:
         elif count == 7:  # noqa: PLR2004
             code = _call_address(row[0], (row[2], row[3], row[4], row[5], row[6], row[7], row[8]))
         elif count == 8:  # noqa: PLR2004
-            code = _call_address(row[0], (row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9]))
+            code = _call_address(
+                row[0], (row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9])
+            )
         elif count == 5:  # noqa: PLR2004
             code = _call_address(row[0], (row[2], row[3], row[4], row[5], row[6]))
         elif count == 1:
@@ -100,7 +112,20 @@ def _issue(table: Table) -> int:
         else:
             code = _call_address(
                 row[0],
-                (row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9], row[10], row[11], row[12], row[13]),
+                (
+                    row[2],
+                    row[3],
+                    row[4],
+                    row[5],
+                    row[6],
+                    row[7],
+                    row[8],
+                    row[9],
+                    row[10],
+                    row[11],
+                    row[12],
+                    row[13],
+                ),
             )
         if code != 0:
             errors += 1
@@ -137,8 +162,8 @@ def _align(
 ) -> bool:
     """Wait until this rank may start; return whether it was too late for the agreed instant.
 
-    The instant is of rank 0's clock. ``origin_ns``, ``offset_ns`` and ``drift`` are this rank's line over it, see
-    `commbench.engine.timing.clocks.Line`.
+    The instant is of rank 0's clock. ``origin_ns``, ``offset_ns`` and ``drift`` are this rank's
+    line over it, see `commbench.engine.timing.clocks.Line`.
     """
     if method == 0:
         return False
@@ -184,7 +209,17 @@ def _timed_loop(
         if sets > 1:
             table = tables[(first + repetition) % sets]
         late[repetition] = _align(
-            method, barrier, broadcast, instant, slack_ns, origin_ns, offset_ns, drift, yield_address, clock, timespec
+            method,
+            barrier,
+            broadcast,
+            instant,
+            slack_ns,
+            origin_ns,
+            offset_ns,
+            drift,
+            yield_address,
+            clock,
+            timespec,
         )
         counters[0] += 1
         begun = _now(clock, timespec)
@@ -239,7 +274,9 @@ class NativeTimer:
         late = np.zeros(repetitions, dtype=np.bool_)
         plan, line = self.sync.plan, self.sync.plan.clock.local_line
         order = order_of(calls, repetitions, batch)
-        tables = np.stack([call_table([row for call in turn for row in call.rows]) for turn in order.turns])
+        tables = np.stack(
+            [call_table([row for call in turn for row in call.rows]) for turn in order.turns]
+        )
         with quiet_interpreter():
             errors = _timed_loop(
                 tables,
@@ -262,4 +299,6 @@ class NativeTimer:
             )
         if errors:
             raise CommbenchError(f"the library reported {errors} errors in the timed loop")
-        return Repetitions(start_ns=plan.clock.to_global(start), end_ns=plan.clock.to_global(end), late=late)
+        return Repetitions(
+            start_ns=plan.clock.to_global(start), end_ns=plan.clock.to_global(end), late=late
+        )

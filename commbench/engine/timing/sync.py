@@ -1,4 +1,6 @@
-"""Synchronised starts of repetitions: an agreed instant, a dissemination barrier, a barrier, or nothing."""
+"""Synchronised starts of repetitions: an agreed instant, a dissemination barrier, a barrier, or
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from dataclasses import dataclass, field
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.timing.clocks import GlobalClock
 
-#: The agreed instant is this number of broadcast times ahead (ReproMPI's round-time synchronisation).
+#: The agreed instant is this number of broadcast times ahead (ReproMPI's round-time
+#: synchronisation).
 SLACK_BROADCASTS = 3
 BROADCAST_TRIALS = 10
 MINIMUM_SLACK_NS = 2_000
@@ -28,8 +31,8 @@ TOLERATED_LATE = 0.1
 def is_late(now_ns: int, instant_ns: int, tolerance_ns: int) -> bool:
     """Return whether a rank is too late for an agreed instant; native loops compile this function.
 
-    A rank that begins to wait after the instant is late (tolerance 0). After waiting, a rank may leave up to the slack
-    after the instant; beyond the slack, the system took its core meanwhile.
+    A rank that begins to wait after the instant is late (tolerance 0). After waiting, a rank may
+    leave up to the slack after the instant; beyond the slack, the system took its core meanwhile.
     """
     return now_ns - instant_ns > tolerance_ns
 
@@ -38,8 +41,10 @@ def is_late_on_device(*, has_begun: bool, blocking: bool) -> bool:
     """Return whether a device had to wait for its host.
 
     Args:
-        has_begun: whether the event before the calls had occurred when the host had queued the event after them.
-        blocking: whether the calls return only at their end on the device; then the event has always occurred.
+        has_begun: whether the event before the calls had occurred when the host had queued the
+            event after them.
+        blocking: whether the calls return only at their end on the device; then the event has
+            always occurred.
     """
     return has_begun and not blocking
 
@@ -48,9 +53,10 @@ def is_late_on_device(*, has_begun: bool, blocking: bool) -> bool:
 class SyncPlan:
     """How the ranks of a launch start together.
 
-    ``method`` is round-time, dissemination, barrier or none. ``slack_ns`` is the distance of an agreed instant, or the
-    time by which a device's spin outlasts queueing (`commbench.engine.timing.device`); it grows if too many starts are
-    late. ``yielding``: whether waiting ranks yield their core, because ranks share cores.
+    ``method`` is round-time, dissemination, barrier or none. ``slack_ns`` is the distance of an
+    agreed instant, or the time by which a device's spin outlasts queueing
+    (`commbench.engine.timing.device`); it grows if too many starts are late. ``yielding``: whether
+    waiting ranks yield their core, because ranks share cores.
     """
 
     method: str
@@ -78,9 +84,10 @@ class SyncPlan:
 def choose_method(requested: str, *, shared_clock: bool, own_threads: bool) -> str:
     """Resolve ``auto``: round-time if ranks share a clock, else a dissemination barrier.
 
-    ``shared_clock``: all ranks read one clock, or their clocks agree closely enough for the timed operation. A backend
-    with its own threads gets a patient barrier: with an agreed start, many operations of Gloo took milliseconds on a
-    small machine (docs/measuring.md).
+    ``shared_clock``: all ranks read one clock, or their clocks agree closely enough for the timed
+    operation. A backend
+    with its own threads gets a patient barrier: with an agreed start, many operations of Gloo took
+    milliseconds on a small machine (docs/measuring.md).
     """
     if requested != "auto":
         return requested
@@ -92,8 +99,8 @@ def choose_method(requested: str, *, shared_clock: bool, own_threads: bool) -> s
 class Synchroniser:
     """Starts ranks together over the control plane, from Python.
 
-    ``patient``: waiting ranks yield their core, because the backend works in threads of its own. A rank that polls
-    would take the core from a thread that still has to deliver.
+    ``patient``: waiting ranks yield their core, because the backend works in threads of its own. A
+    rank that polls would take the core from a thread that still has to deliver.
     """
 
     def __init__(self, control: Control, plan: SyncPlan, *, patient: bool = False) -> None:
@@ -108,9 +115,14 @@ class Synchroniser:
         }[plan.method]
 
     def calibrate(self, least_ns: int) -> None:
-        """Set the slack to at least ``least_ns`` and, for instants, three broadcasts; collective."""
+        """Set the slack to at least ``least_ns`` and, for instants, three broadcasts.
+
+        collective.
+        """
         least_ns = OVERSUBSCRIBED_SLACK_NS if self.plan.yielding else least_ns
-        broadcasts_ns = SLACK_BROADCASTS * self._broadcast_ns() if self.plan.method == "round-time" else 0
+        broadcasts_ns = (
+            SLACK_BROADCASTS * self._broadcast_ns() if self.plan.method == "round-time" else 0
+        )
         self.plan.least_ns = max(least_ns, broadcasts_ns)
         self.plan.reset()
 
@@ -128,7 +140,10 @@ class Synchroniser:
         return max(gather_everywhere(self._control, value))
 
     def handle_late_starts(self) -> None:
-        """Widen the slack and compare the clocks again, because too many starts were late; collective."""
+        """Widen the slack and compare the clocks again, because too many starts were late.
+
+        collective.
+        """
         self.plan.widen()
         self.plan.clock.refresh()
 
@@ -139,7 +154,9 @@ class Synchroniser:
     def _at_agreed_instant(self) -> bool:
         self._control.barrier(patient=self._patient)
         instant = time.perf_counter_ns() + self.plan.slack_ns
-        instant = self.plan.clock.to_local(self._control.broadcast_int(instant, patient=self._patient))
+        instant = self.plan.clock.to_local(
+            self._control.broadcast_int(instant, patient=self._patient)
+        )
         now = time.perf_counter_ns()
         if is_late(now, instant, 0):
             return True
@@ -152,7 +169,9 @@ class Synchroniser:
         return is_late(time.perf_counter_ns(), instant, self.plan.slack_ns)
 
     def finish(self) -> None:
-        """Wait for the other ranks after the last repetition, before anything else keeps a core busy."""
+        """Wait for the other ranks after the last repetition, before anything else keeps a core
+        busy.
+        """
         if self._patient:
             self._control.barrier(patient=True)
 

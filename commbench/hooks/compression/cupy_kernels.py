@@ -15,9 +15,14 @@ _FOLDER = Path(__file__).parent
 
 
 class Kernels:
-    """The kernels of a source file on one device. To launch one neither allocates nor waits for the device."""
+    """The kernels of a source file on one device.
 
-    def __init__(self, file: str, names: tuple[str, ...], *, threads: int, busy_blocks: int, device: int) -> None:
+    To launch one neither allocates nor waits for the device.
+    """
+
+    def __init__(
+        self, file: str, names: tuple[str, ...], *, threads: int, busy_blocks: int, device: int
+    ) -> None:
         """Compile the kernels, or take them from the cache.
 
         Args:
@@ -32,13 +37,19 @@ class Kernels:
         with cupy.cuda.Device(device):
             self._kernels = _compile(file, names, threads)
             self._blocks = {
-                name: min(_resident_blocks(kernel, threads), busy_blocks) for name, kernel in self._kernels.items()
+                name: min(_resident_blocks(kernel, threads), busy_blocks)
+                for name, kernel in self._kernels.items()
             }
 
     def launch(self, name: str, *arguments: np.unsignedinteger[Any], stream: int) -> None:
-        """Queue a kernel on the stream with this handle; the arguments have the types of its parameters."""
+        """Queue a kernel on the stream with this handle.
+
+        The arguments have the types of its parameters.
+        """
         with cupy.cuda.Device(self._device):
-            self._kernels[name]((self._blocks[name],), (self._threads,), arguments, stream=Queue(stream))
+            self._kernels[name](
+                (self._blocks[name],), (self._threads,), arguments, stream=Queue(stream)
+            )
 
 
 class Queue(NamedTuple):
@@ -60,6 +71,9 @@ def _compile(file: str, names: tuple[str, ...], threads: int) -> dict[str, Any]:
 
 
 def _resident_blocks(kernel: Any, threads: int) -> int:  # noqa: ANN401 - cupy's
-    """Return how many blocks of a kernel can be resident on the current device; its registers decide."""
+    """Return how many blocks of a kernel can be resident on the current device.
+
+    Its registers decide.
+    """
     each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.kernel.ptr, threads, 0)
     return int(each) * int(cupy.cuda.Device().attributes["MultiProcessorCount"])

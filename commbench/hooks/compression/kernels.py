@@ -1,13 +1,17 @@
-"""The compiled loops of top-k: selection of elements, exact, in two passes and without sorting; and chunks.
+"""The compiled loops of top-k: selection of elements, exact, in two passes and without sorting.
 
-The elements are divided into blocks of up to 32. The k-th largest of the blocks' maxima is the threshold. At least k
-elements reach it, one in each of k blocks, and fewer than k blocks hold an element above it. So the elements above the
-threshold are few: 1.2 k at a density of 1 % if large elements are scattered, and never 32 k. They contain the k largest
-elements, except elements equal to the threshold. All further work is on these few. Where large elements lie together, a
-sample gives a higher threshold. If fewer than k elements reach that one, the threshold of the blocks is used after all.
+And chunks.
 
-Elements are compared by the bits of their magnitude, which order floats as absolute values do. Denormals and ties are
-exact, and infinity and NaN are above everything finite.
+The elements are divided into blocks of up to 32. The k-th largest of the blocks' maxima is the
+threshold. At least k elements reach it, one in each of k blocks, and fewer than k blocks hold an
+element above it. So the elements above the
+threshold are few: 1.2 k at a density of 1 % if large elements are scattered, and never 32 k. They
+contain the k largest elements, except elements equal to the threshold. All further work is on these
+few. Where large elements lie together, a sample gives a higher threshold. If fewer than k elements
+reach that one, the threshold of the blocks is used after all.
+
+Elements are compared by the bits of their magnitude, which order floats as absolute values do.
+Denormals and ties are exact, and infinity and NaN are above everything finite.
 
 All kernels are in one file because numba's cache does not detect a change in another file.
 """
@@ -35,7 +39,8 @@ Halves: TypeAlias = NDArray[np.uint16]
 NOT_FINITE = -1
 #: A block is a column of a matrix with this number of columns: comparisons work on whole vectors.
 COLUMNS = 16
-#: More rows mean fewer maxima to search. More blocks per slot keep the threshold closer to the k-th element.
+#: More rows mean fewer maxima to search. More blocks per slot keep the threshold closer to the k-th
+#: element.
 MOST_ROWS, BLOCKS_PER_SLOT = 32, 2
 #: Elements compared with the threshold at once: one bit each.
 LANES = 64
@@ -51,11 +56,13 @@ COPIES = 4
 
 #: Words of float32: all but the sign, and infinity.
 MAGNITUDE, INFINITY = 0x7FFFFFFF, 0x7F800000
-#: Words of float32: 2**-14, the least normal float16, and 65520, which would round to infinity in float16.
+#: Words of float32: 2**-14, the least normal float16, and 65520, which would round to infinity in
+#: float16.
 LEAST_NORMAL_HALF, TOO_LARGE_HALF = 0x38800000, 0x477FF000
 #: The word of 1/2, whose last place is worth as much as that of float16's denormals.
 ONE_HALF = 0x3F000000
-#: The difference of the exponents' biases of float32 and float16, in the place of float32's exponent.
+#: The difference of the exponents' biases of float32 and float16, in the place of float32's
+#: exponent.
 REBIAS = 112 << 23
 #: Bits of float16: 65504, infinity, the sign.
 LARGEST_HALF, HALF_INFINITY, HALF_SIGN = 0x7BFF, 0x7C00, 0x8000
@@ -80,7 +87,10 @@ class Scratch(NamedTuple):
 
 
 def make_scratch(n: int, k: int) -> Scratch:
-    """Return memory for choosing ``k`` of ``n`` elements; the system provides only the used pages."""
+    """Return memory for choosing ``k`` of ``n`` elements.
+
+    The system provides only the used pages.
+    """
     rows = MOST_ROWS
     while rows > 1 and rows * BLOCKS_PER_SLOT * k > n:
         rows //= 2
@@ -102,19 +112,32 @@ def make_histogram() -> Words:
     return np.empty((1 << DIGITS[0][1], COPIES), dtype=np.int32)
 
 
-# ------------------------------------------------------------------- vector instructions, which numba cannot express
+# -------------------------------------------------- vector instructions, which numba cannot express
 
 
 @intrinsic
-def _fold(_typing: Any, gradient: Any, residual: Any, _start: Any, _rows: Any, maxima: Any, _at: Any) -> Any:  # noqa: ANN401 - numba's own protocol
-    """Write the largest magnitude in each column of a matrix to COLUMNS elements of ``maxima`` from ``at``.
+def _fold(
+    _typing: Any,  # noqa: ANN401 - numba's own protocol
+    gradient: Any,  # noqa: ANN401 - numba's own protocol
+    residual: Any,  # noqa: ANN401 - numba's own protocol
+    _start: Any,  # noqa: ANN401 - numba's own protocol
+    _rows: Any,  # noqa: ANN401 - numba's own protocol
+    maxima: Any,  # noqa: ANN401 - numba's own protocol
+    _at: Any,  # noqa: ANN401 - numba's own protocol
+) -> Any:  # noqa: ANN401 - numba's own protocol
+    """Write the largest magnitude in each column of a matrix to COLUMNS elements of ``maxima`` from
+    ``at``.
 
-    The matrix, ``rows`` x COLUMNS, is gradient + residual (which may be None) from element ``start``.
+    The matrix, ``rows`` x COLUMNS, is gradient + residual (which may be None) from element
+    ``start``.
     """
     with_residual = not isinstance(residual, types.NoneType)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
-        floats, words = ir.VectorType(ir.FloatType(), COLUMNS), ir.VectorType(ir.IntType(32), COLUMNS)
+        floats, words = (
+            ir.VectorType(ir.FloatType(), COLUMNS),
+            ir.VectorType(ir.IntType(32), COLUMNS),
+        )
 
         def point(argument: int, element: Any, vector: Any) -> Any:  # noqa: ANN401 - as above
             array = context.make_array(signature.args[argument])(context, builder, values[argument])
@@ -126,9 +149,13 @@ def _fold(_typing: Any, gradient: Any, residual: Any, _start: Any, _rows: Any, m
             row = builder.load(point(0, element, floats), align=4)
             if with_residual:
                 row = builder.fadd(row, builder.load(point(1, element, floats), align=4))
-            row = builder.and_(builder.bitcast(row, words), ir.Constant(words, [MAGNITUDE] * COLUMNS))
+            row = builder.and_(
+                builder.bitcast(row, words), ir.Constant(words, [MAGNITUDE] * COLUMNS)
+            )
             before = builder.load(largest)
-            builder.store(builder.select(builder.icmp_signed(">", row, before), row, before), largest)
+            builder.store(
+                builder.select(builder.icmp_signed(">", row, before), row, before), largest
+            )
         builder.store(builder.load(largest), point(4, values[5], words), align=4)
         return context.get_dummy_value()
 
@@ -137,7 +164,9 @@ def _fold(_typing: Any, gradient: Any, residual: Any, _start: Any, _rows: Any, m
 
 @intrinsic
 def _lanes_above(_typing: Any, words: Any, _start: Any, _level: Any) -> Any:  # noqa: ANN401 - numba's own protocol
-    """Return LANES bits: bit i states whether the magnitude of ``words[start + i]`` exceeds ``level``."""
+    """Return LANES bits: bit i states whether the magnitude of ``words[start + i]`` exceeds
+    ``level``.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
         vector = ir.VectorType(ir.IntType(32), LANES)
@@ -157,10 +186,12 @@ def _add_lanes(
     _start: Any,  # noqa: ANN401
     _level: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
-    """Write gradient + residual of LANES elements from ``start``; return two masks as `_lanes_above` does.
+    """Write gradient + residual of LANES elements from ``start``.
 
-    The first has the elements above ``level``, the second those above ``level`` - 1. The comparisons are made while the
-    additions wait for memory.
+    Return two masks as `_lanes_above` does.
+
+    The first has the elements above ``level``, the second those above ``level`` - 1. The
+    comparisons are made while the additions wait for memory.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
@@ -229,12 +260,14 @@ def _above(words: Words, start: int, level: int) -> np.uint64:
     return mask
 
 
-# -------------------------------------------------------------------------------------------------------- select
+# ------------------------------------------------------------------------------------------- select
 
 
 @njit(nogil=True, cache=True)
 def _find_maxima(gradient: Floats, residual: Floats | None, rows: int, maxima: Words) -> bool:
-    """Fill ``maxima`` with the largest magnitude of gradient + residual in each block; return whether all are finite.
+    """Fill ``maxima`` with the largest magnitude of gradient + residual in each block.
+
+    Return whether all are finite.
 
     Elements that do not fill a matrix are blocks of their own.
     """
@@ -283,8 +316,12 @@ def _find_kth(magnitudes: Words, k: int, histogram: Words) -> tuple[int, int]:
 
 
 @njit(nogil=True, cache=True)
-def _sampled_level(gradient: Floats, residual: Floats | None, k: int, sample: Words, histogram: Words) -> int:
-    """Return a magnitude that k elements probably reach, by the sample; 0 if the sample is too small for that."""
+def _sampled_level(
+    gradient: Floats, residual: Floats | None, k: int, sample: Words, histogram: Words
+) -> int:
+    """Return a magnitude that k elements probably reach, by the sample; 0 if the sample is too
+    small for that.
+    """
     expected = k * sample.shape[0] / gradient.shape[0]
     rank = int(1.25 * expected + 4 * np.sqrt(expected) + 4)
     if rank > sample.shape[0]:
@@ -299,7 +336,10 @@ def _sampled_level(gradient: Floats, residual: Floats | None, k: int, sample: Wo
 
 @njit(nogil=True, cache=True)
 def _sum(gradient: Floats, residual: Floats, into: Floats) -> None:
-    """Write gradient + residual; two loops, because a loop that may be in place is not vectorised."""
+    """Write gradient + residual.
+
+    Two loops, because a loop that may be in place is not vectorised.
+    """
     if residual.ctypes.data == into.ctypes.data:
         for i in range(into.shape[0]):
             into[i] += gradient[i]
@@ -310,23 +350,37 @@ def _sum(gradient: Floats, residual: Floats, into: Floats) -> None:
 
 @njit(nogil=True, cache=True)
 def _collect(
-    gradient: Floats | None, residual: Floats | None, source: Floats, threshold: int, scratch: Scratch
+    gradient: Floats | None,
+    residual: Floats | None,
+    source: Floats,
+    threshold: int,
+    scratch: Scratch,
 ) -> tuple[int, int]:
-    """Write gradient + residual, if given, to ``source``; collect the elements above the threshold in ``scratch``.
+    """Write gradient + residual, if given, to ``source``.
+
+    Collect the elements above the threshold in ``scratch``.
 
     Returns how many elements are above the threshold and how many equal it.
     """
     words, above, equal = source.view(np.int32), 0, 0
-    masks, starts = np.empty(CHUNK // LANES + 1, dtype=np.uint64), np.empty(CHUNK // LANES + 1, dtype=np.int64)
+    masks, starts = (
+        np.empty(CHUNK // LANES + 1, dtype=np.uint64),
+        np.empty(CHUNK // LANES + 1, dtype=np.int64),
+    )
     for chunk in range(0, source.shape[0], CHUNK):
         end, nonzero, before = min(chunk + CHUNK, source.shape[0]), 0, equal
-        for start in range(chunk, end, LANES):  # without a branch on the masks, which would often be mispredicted
+        for start in range(
+            chunk, end, LANES
+        ):  # without a branch on the masks, which would often be mispredicted
             if gradient is not None and residual is not None and start + LANES <= end:
                 mask, at_least = _add_lanes(gradient, residual, source, start, np.int32(threshold))
             else:
                 if gradient is not None and residual is not None:
                     _sum(gradient[start:end], residual[start:end], source[start:end])
-                mask, at_least = _above(words, start, threshold), _above(words, start, threshold - 1)
+                mask, at_least = (
+                    _above(words, start, threshold),
+                    _above(words, start, threshold - 1),
+                )
             equal += _ones(at_least & ~mask)
             masks[nonzero], starts[nonzero] = mask, start
             nonzero += mask != 0
@@ -345,7 +399,8 @@ def _collect(
 def _take_equal(  # noqa: PLR0917 - numba compiles positional arguments only
     words: Words, counts: Words, level: int, low: int, high: int, taken: Words
 ) -> int:
-    """Write positions of elements equal to ``level``, numbers ``low`` to ``high`` - 1, to ``taken``; return a count.
+    """Write positions of elements equal to ``level``, numbers ``low`` to ``high`` - 1, to
+    ``taken``; return a count.
 
     ``counts`` has the number of such elements in each CHUNK, or is empty.
     """
@@ -375,7 +430,9 @@ def _take_equal(  # noqa: PLR0917 - numba compiles positional arguments only
 def _choose_equal(  # noqa: PLR0917 - as `_take_equal`
     words: Words, counts: Words, level: int, equal: int, step: int, chosen: Words
 ) -> None:
-    """Fill ``chosen`` with positions of the ``equal`` elements equal to ``level``, rotating from step to step."""
+    """Fill ``chosen`` with positions of the ``equal`` elements equal to ``level``, rotating from
+    step to step.
+    """
     first = (step % equal) * chosen.shape[0] % equal
     last = first + chosen.shape[0]
     count = _take_equal(words, counts, level, first, min(last, equal), chosen)
@@ -385,12 +442,21 @@ def _choose_equal(  # noqa: PLR0917 - as `_take_equal`
 
 @njit(nogil=True, cache=True)
 def _choose(  # noqa: PLR0917 - as `select`
-    gradient: Floats | None, residual: Floats | None, source: Floats, scratch: Scratch, step: int, chosen: Words
+    gradient: Floats | None,
+    residual: Floats | None,
+    source: Floats,
+    scratch: Scratch,
+    step: int,
+    chosen: Words,
 ) -> int:
-    """Make ``source`` as `_collect` does, fill ``chosen`` from it and return how many of these are not zero."""
+    """Make ``source`` as `_collect` does, fill ``chosen`` from it and return how many of these are
+    not zero.
+    """
     k = chosen.shape[0]
     least, _ = _find_kth(scratch.maxima, k, scratch.histogram)
-    sampled = _sampled_level(source if gradient is None else gradient, residual, k, scratch.sample, scratch.histogram)
+    sampled = _sampled_level(
+        source if gradient is None else gradient, residual, k, scratch.sample, scratch.histogram
+    )
     level = max(least, sampled)
     above, equal = _collect(gradient, residual, source, level, scratch)
     if above + equal < k:
@@ -416,22 +482,27 @@ def _choose(  # noqa: PLR0917 - as `select`
 
 @njit(nogil=True, cache=True)
 def select(  # noqa: PLR0917 - numba compiles positional arguments only
-    gradient: Floats, residual: Floats | None, rest: Floats | None, scratch: Scratch, step: int, chosen: Words
+    gradient: Floats,
+    residual: Floats | None,
+    rest: Floats | None,
+    scratch: Scratch,
+    step: int,
+    chosen: Words,
 ) -> int:
     """Fill ``chosen`` with the positions of the largest elements of gradient + residual, ties last.
 
     Args:
         gradient: shape (n,).
         residual: shape (n,); None stands for zeros.
-        rest: shape (n,), becomes gradient + residual, but is unchanged if one is not finite; ``residual`` itself or
-            disjoint from it. None if ``residual`` is.
+        rest: shape (n,), becomes gradient + residual, but is unchanged if one is not finite;
+            ``residual`` itself or disjoint from it. None if ``residual`` is.
         scratch: from ``make_scratch``.
         step: the choice among equal elements rotates with it.
         chosen: shape (k,).
 
     Returns:
-        How many of ``chosen`` are valid: k, or the number of nonzero elements if they are fewer; NOT_FINITE if an
-        element is not finite.
+        How many of ``chosen`` are valid: k, or the number of nonzero elements if they are fewer;
+            NOT_FINITE if an element is not finite.
     """
     if not _find_maxima(gradient, residual, scratch.rows, scratch.maxima):
         return NOT_FINITE
@@ -440,15 +511,17 @@ def select(  # noqa: PLR0917 - numba compiles positional arguments only
     return _choose(gradient, residual, rest, scratch, step, chosen)
 
 
-# --------------------------------------------------------------------------------------------------------- slots
+# -------------------------------------------------------------------------------------------- slots
 
 
 @njit(nogil=True, cache=True)
 def _half(value: float) -> np.uint16:
     """Return the bits of the float16 that is sent for a finite float32.
 
-    It is the nearest, ties to even, or the largest if the nearest is infinity. From 2**29 on, the last place of float32
-    is worth more than the last place of 65504: the value is then truncated until float32 can hold the remainder.
+    It is the nearest, ties to even, or the largest if the nearest is infinity. From 2**29 on, the
+    last place of float32
+    is worth more than the last place of 65504: the value is then truncated until float32 can hold
+    the remainder.
     """
     word = _word(value)
     magnitude = word & MAGNITUDE
@@ -476,8 +549,13 @@ def _single(half: int) -> np.float32:
 
 
 @njit(nogil=True, cache=True)
-def write_singles(source: Floats, rest: Floats | None, count: int, indices: Words, values: Floats) -> None:
-    """Write the values of the first ``count`` slots and subtract them from ``rest``; the other slots add 0."""
+def write_singles(
+    source: Floats, rest: Floats | None, count: int, indices: Words, values: Floats
+) -> None:
+    """Write the values of the first ``count`` slots and subtract them from ``rest``.
+
+    The other slots add 0.
+    """
     for slot in range(count):
         i = indices[slot]
         values[slot] = source[i]
@@ -488,7 +566,9 @@ def write_singles(source: Floats, rest: Floats | None, count: int, indices: Word
 
 
 @njit(nogil=True, cache=True)
-def write_halves(source: Floats, rest: Floats | None, count: int, indices: Words, values: Halves) -> None:
+def write_halves(
+    source: Floats, rest: Floats | None, count: int, indices: Words, values: Halves
+) -> None:
     """Do as ``write_singles`` for float16 values; the rounding error stays in ``rest``."""
     for slot in range(count):
         i = indices[slot]
@@ -519,12 +599,15 @@ def add_halves(indices: Words, values: Halves, into: Floats) -> None:
         into[indices[slot]] += _single(values[slot])
 
 
-# -------------------------------------------------------------------------------------------------------- chunks
+# ------------------------------------------------------------------------------------------- chunks
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
 def _sum_squares(values: Floats) -> np.float32:
-    """Return the sum of squares; the order of the additions is free, so that they are vectorised."""
+    """Return the sum of squares.
+
+    The order of the additions is free, so that they are vectorised.
+    """
     total = np.float32(0)
     for i in range(values.shape[0]):
         total += values[i] * values[i]
@@ -543,7 +626,10 @@ def _sum_squares_of_sums(gradient: Floats, residual: Floats) -> np.float32:
 
 @njit(nogil=True, cache=True)
 def measure_chunks(gradient: Floats, residual: Floats | None, chunk: int, norms: Floats) -> None:
-    """Write the norm of each chunk of gradient + residual; the last chunk may be shorter than ``chunk``."""
+    """Write the norm of each chunk of gradient + residual.
+
+    The last chunk may be shorter than ``chunk``.
+    """
     n = gradient.shape[0]
     for number in range(norms.shape[0]):
         start, end = number * chunk, min(number * chunk + chunk, n)
@@ -555,7 +641,9 @@ def measure_chunks(gradient: Floats, residual: Floats | None, chunk: int, norms:
 
 @njit(nogil=True, cache=True)
 def choose_chunks(norms: Floats, histogram: Words, chosen: Words) -> bool:
-    """Fill ``chosen`` with the numbers of the chunks with the largest norms, ascending; of equal norms the first.
+    """Fill ``chosen`` with the numbers of the chunks with the largest norms, ascending.
+
+    Of equal norms the first.
 
     Returns whether all norms are finite; if not, the first chunks are chosen.
     """
@@ -579,14 +667,22 @@ def choose_chunks(norms: Floats, histogram: Words, chosen: Words) -> bool:
 
 @njit(nogil=True, cache=True)
 def take_chunks(  # noqa: PLR0917 - as `select`
-    gradient: Floats, residual: Floats | None, rest: Floats | None, chosen: Words, divisor: float, values: Floats
+    gradient: Floats,
+    residual: Floats | None,
+    rest: Floats | None,
+    chosen: Words,
+    divisor: float,
+    values: Floats,
 ) -> None:
-    """Write the chosen chunks of gradient + residual, divided by ``divisor``, to ``values``; the others to ``rest``.
+    """Write the chosen chunks of gradient + residual, divided by ``divisor``, to ``values``.
+
+    The others to ``rest``.
 
     Args:
         gradient: shape (n,).
         residual: shape (n,); None stands for zeros.
-        rest: shape (n,), zero in the chosen chunks; ``residual`` itself or disjoint from it. None if ``residual`` is.
+        rest: shape (n,), zero in the chosen chunks; ``residual`` itself or disjoint from it. None
+            if ``residual`` is.
         chosen: numbers of chunks, ascending.
         divisor: of the values.
         values: shape (chosen, chunk); elements beyond the gradient become zero.
@@ -618,7 +714,9 @@ def clear_chunks(chosen: Words, chunk: int, into: Floats) -> None:
 
 @njit(nogil=True, cache=True)
 def spread_chunks(values: Floats, chosen: Words, into: Floats) -> None:
-    """Write the values of the chosen chunks, whose numbers ascend, to ``into``, and zeros elsewhere."""
+    """Write the values of the chosen chunks, whose numbers ascend, to ``into``, and zeros
+    elsewhere.
+    """
     chunk, begin = values.shape[1], 0
     for slot in range(chosen.shape[0]):
         start = np.int64(chosen[slot]) * chunk

@@ -1,10 +1,12 @@
-"""Compiled quantisation to int8 with error feedback, on host arrays: one pass over gradient and residual.
+"""Compiled quantisation to int8 with error feedback, on host arrays: one pass over gradient and
+residual.
 
-A block of elements is sent as one float32 scale and one int8 per element. The scale is the block's largest magnitude
-divided by 127. The work goes block by block: sums and magnitudes stay in the nearest cache until they are packed.
+A block of elements is sent as one float32 scale and one int8 per element. The scale is the block's
+largest magnitude divided by 127. The work goes block by block: sums and magnitudes stay in the
+nearest cache until they are packed.
 
-A payload has one row per shard: the scales of its blocks, then its int8 values (`QuantisedLayout`). Its arrays are
-given twice, as float32 words for the scales and as bytes for the values.
+A payload has one row per shard: the scales of its blocks, then its int8 values (`QuantisedLayout`).
+Its arrays are given twice, as float32 words for the scales and as bytes for the values.
 """
 
 # numba's decorators and the functions that it compiles are untyped
@@ -21,7 +23,8 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float32]
 Bytes: TypeAlias = NDArray[np.int8]
 
-#: Bits of a float32's magnitude, and of 2**127: larger sums are sent as NaN, because 127 x scale may overflow.
+#: Bits of a float32's magnitude, and of 2**127: larger sums are sent as NaN, because 127 x scale
+#: may overflow.
 MAGNITUDE, TOO_LARGE = 0x7FFFFFFF, 0x7F000000
 #: Bits of 2**-126: with a smaller scale, 1 / scale could overflow, so the block is sent as zeros.
 LEAST_SCALE = 0x00800000
@@ -55,7 +58,9 @@ def _find_largest(sums: Floats) -> np.int32:
 
 @njit(nogil=True, cache=True)
 def _scale_of(largest: int) -> np.float32:
-    """Return the scale of a block by its largest magnitude's bits: NaN if it cannot be sent, 0 if it is too small."""
+    """Return the scale of a block by its largest magnitude's bits: NaN if it cannot be sent, 0 if
+    it is too small.
+    """
     if largest >= TOO_LARGE:
         return np.float32(np.nan)
     scale = np.float32(np.int32(largest).view(np.float32) / STEPS)
@@ -64,7 +69,10 @@ def _scale_of(largest: int) -> np.float32:
 
 @njit(nogil=True, cache=True)
 def _pack(sums: Floats, scale: float, values: Bytes, errors: Floats) -> None:
-    """Write the int8 values of a block and their rounding errors; with scale 0 or NaN all values are 0."""
+    """Write the int8 values of a block and their rounding errors.
+
+    With scale 0 or NaN all values are 0.
+    """
     if not scale > 0:
         for i in range(sums.shape[0]):
             values[i] = 0
@@ -93,15 +101,21 @@ def _multiply_add(values: Bytes, scale: float, into: Floats) -> None:
 
 @njit(nogil=True, cache=True)
 def quantise(  # noqa: PLR0917 - numba compiles positional arguments only
-    gradient: Floats, residual: Floats | None, rest: Floats | None, block: int, shard: int, words: Floats, values: Bytes
+    gradient: Floats,
+    residual: Floats | None,
+    rest: Floats | None,
+    block: int,
+    shard: int,
+    words: Floats,
+    values: Bytes,
 ) -> None:
     """Write the payload of gradient + residual, and its rounding errors to ``rest``.
 
     Args:
         gradient: shape (n,).
         residual: shape (n,); None stands for zeros.
-        rest: shape (n,), unchanged in blocks that are not finite; ``residual`` itself or disjoint from it; None: not
-            written.
+        rest: shape (n,), unchanged in blocks that are not finite; ``residual`` itself or disjoint
+            from it; None: not written.
         block: elements of a block.
         shard: elements of a shard.
         words: shape (shards, row bytes / 4).
@@ -141,7 +155,8 @@ def combine(  # noqa: PLR0917 - as `quantise`
     own_words: Floats,
     own_values: Bytes,
 ) -> None:
-    """Sum one shard over the ranks, in their order, and write the payload of the sum divided by ``divisor``.
+    """Sum one shard over the ranks, in their order, and write the payload of the sum divided by
+    ``divisor``.
 
     Args:
         words: shape (ranks, row bytes / 4), the payloads of all ranks.
@@ -149,8 +164,8 @@ def combine(  # noqa: PLR0917 - as `quantise`
         block: elements of a block.
         shard: elements of the shard.
         divisor: of the sum.
-        rest: the shard's elements of the bucket, at most ``shard``: the rounding errors of the sum are added, except in
-            blocks that are not finite. None: not written.
+        rest: the shard's elements of the bucket, at most ``shard``: the rounding errors of the sum
+            are added, except in blocks that are not finite. None: not written.
         own_words: shape (row bytes / 4,), written.
         own_values: the same memory, shape (row bytes,).
     """
@@ -190,6 +205,15 @@ def prepare() -> None:
     words, ones = payload.view(np.float32), np.ones(8, dtype=np.float32)
     for rest in (None, ones):
         quantise(gradient, None, rest, 4, 4, words, payload)
-        combine(words, payload, 4, 4, 2.0, None if rest is None else rest[:4], words[0].copy(), payload[0].copy())
+        combine(
+            words,
+            payload,
+            4,
+            4,
+            2.0,
+            None if rest is None else rest[:4],
+            words[0].copy(),
+            payload[0].copy(),
+        )
     quantise(gradient, ones, ones, 4, 4, words, payload)
     dequantise(words, payload, 4, 4, gradient)

@@ -1,4 +1,6 @@
-"""Top-k selection with error feedback on host arrays: a packed payload, and the residual for the next step."""
+"""Top-k selection with error feedback on host arrays: a packed payload, and the residual for the
+next step.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Payload: TypeAlias = NDArray[np.uint8]
 
 
 class TopKSelector:
-    """Encodes the k elements of largest magnitude, exactly k in every step; owns its scratch memory.
+    """Encodes the k elements of largest magnitude, exactly k in every step.
+
+    Owns its scratch memory.
 
     It releases the GIL while it works. Two threads must not use one selector at once.
     """
@@ -25,7 +29,8 @@ class TopKSelector:
         """Prepare to send ``k`` of ``n`` elements as ``value_dtype``.
 
         Raises:
-            InputError: k is not in 1..n, n does not fit an int32, or the type is neither float32 nor float16.
+            InputError: k is not in 1..n, n does not fit an int32, or the type is neither float32
+                nor float16.
         """
         check_slots(n, k, value_dtype)
         self.n = n
@@ -43,25 +48,29 @@ class TopKSelector:
         out_residual: Floats | None = None,
         step: int = 0,
     ) -> bool:
-        """Write the largest elements of a = gradient + residual to ``payload``, and the unsent part to the residual.
+        """Write the largest elements of a = gradient + residual to ``payload``, and the unsent part
+        to the residual.
 
-        Strictly larger elements come before ties. The choice among ties rotates with ``step``, so that each is chosen
-        in turn. If fewer than k elements are not zero, the unused slots add 0 to the first elements.
+        Strictly larger elements come before ties. The choice among ties rotates with ``step``, so
+        that each is chosen in turn. If fewer than k elements are not zero, the unused slots add 0
+        to the first elements.
 
         Args:
             gradient: shape (n,); not changed.
             residual: shape (n,), the unsent part of earlier steps; None: a = gradient.
             payload: shape (payload_bytes,), written.
-            out_residual: shape (n,), becomes a minus the sent values: a sent element becomes zero or, with float16
-                values, the exact rounding error. Default: ``residual`` itself; without both, no residual is written.
+            out_residual: shape (n,), becomes a minus the sent values: a sent element becomes zero
+                or, with float16 values, the exact rounding error. Default: ``residual`` itself;
+                without both, no residual is written.
             step: the number of this step.
 
         Returns:
-            False if an element of a is not finite: both residuals are unchanged, and all values of the payload are NaN,
-            so that the other ranks detect it. Else True.
+            False if an element of a is not finite: both residuals are unchanged, and all values of
+                the payload are NaN, so that the other ranks detect it. Else True.
 
         Raises:
-            InputError: an array has another type, shape or layout, or the new residual overlaps the gradient.
+            InputError: an array has another type, shape or layout, or the new residual overlaps the
+                gradient.
         """
         rest = residual if out_residual is None else out_residual
         self._check(gradient, residual, payload, rest)
@@ -79,20 +88,30 @@ class TopKSelector:
             kernels.write_singles(source, rest, count, indices, values)
         return True
 
-    def _check(self, gradient: Floats, residual: Floats | None, payload: Payload, rest: Floats | None) -> None:
+    def _check(
+        self, gradient: Floats, residual: Floats | None, payload: Payload, rest: Floats | None
+    ) -> None:
         _check_array("gradient", gradient, np.float32, self.n)
         _check_array("payload", payload, np.uint8, self.payload_bytes, written=True)
         if residual is not None:
             _check_array("residual", residual, np.float32, self.n)
         if rest is not None:
             _check_array("new residual", rest, np.float32, self.n, written=True)
-            if np.may_share_memory(rest, gradient) or (residual is not None and _overlap_in_part(rest, residual)):
+            if np.may_share_memory(rest, gradient) or (
+                residual is not None and _overlap_in_part(rest, residual)
+            ):
                 raise InputError(
-                    "The new residual overlaps the gradient or part of the old one; give it memory of its own."
+                    "The new residual overlaps the gradient or part of the old one; give it memory"
+                    " of its own."
                 )
 
     def _select(
-        self, gradient: Floats, residual: Floats | None, rest: Floats | None, step: int, indices: NDArray[np.int32]
+        self,
+        gradient: Floats,
+        residual: Floats | None,
+        rest: Floats | None,
+        step: int,
+        indices: NDArray[np.int32],
     ) -> int:
         together = None if residual is None else rest
         count: int = kernels.select(gradient, residual, together, self._scratch, step, indices)
@@ -113,7 +132,9 @@ def decode_add(payload: Payload, n: int, k: int, value_dtype: ValueType, into: F
     _check_array("gradient to add to", into, np.float32, n, written=True)
     indices, values = _slots(payload, k, value_dtype)
     if not kernels.are_within(indices, n):
-        raise WrongDataError(f"A payload names elements outside of the {n} there are; do all ranks agree on n and k?")
+        raise WrongDataError(
+            f"A payload names elements outside of the {n} there are; do all ranks agree on n and k?"
+        )
     if value_dtype == "float16":
         kernels.add_halves(indices, values.view(np.uint16), into)
     else:
@@ -121,7 +142,9 @@ def decode_add(payload: Payload, n: int, k: int, value_dtype: ValueType, into: F
 
 
 def prepare() -> None:
-    """Compile all kernels, or load them from numba's cache, so that no timed step waits for them."""
+    """Compile all kernels, or load them from numba's cache, so that no timed step waits for
+    them.
+    """
     gradient, total = np.ones(4, dtype=np.float32), np.zeros(4, dtype=np.float32)
     for value_dtype in get_args(ValueType):
         selector = TopKSelector(4, 2, value_dtype=value_dtype)
@@ -132,7 +155,9 @@ def prepare() -> None:
         decode_add(payload, 4, 2, value_dtype, total)
 
 
-def _slots(payload: Payload, k: int, value_dtype: ValueType) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
+def _slots(
+    payload: Payload, k: int, value_dtype: ValueType
+) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
     """Return the indices and values of a payload, as views."""
     values = payload[4 * k :].view(value_dtype)
     return payload[: 4 * k].view(np.int32), values[:k]
@@ -143,10 +168,23 @@ def _overlap_in_part(a: Floats, b: Floats) -> bool:
     return a is not b and np.may_share_memory(a, b) and a.ctypes.data != b.ctypes.data
 
 
-def _check_array(name: str, array: NDArray[np.generic], dtype: type, size: int, *, written: bool = False) -> None:
-    """Raise InputError if the array does not suit the compiled code, which does not check arrays."""
+def _check_array(
+    name: str, array: NDArray[np.generic], dtype: type, size: int, *, written: bool = False
+) -> None:
+    """Raise InputError if the array does not suit the compiled code, which does not check
+    arrays.
+    """
     if array.dtype != dtype or array.shape != (size,):
         actual = f"{array.dtype} of shape {array.shape}"
-        raise InputError(f"The {name} must be {np.dtype(dtype)} of shape ({size},) and is {actual}.")
-    if not array.flags.c_contiguous or array.ctypes.data % 4 or (written and not array.flags.writeable):
-        raise InputError(f"The {name} must be contiguous, aligned to 4 bytes and, where it is written, writeable.")
+        raise InputError(
+            f"The {name} must be {np.dtype(dtype)} of shape ({size},) and is {actual}."
+        )
+    if (
+        not array.flags.c_contiguous
+        or array.ctypes.data % 4
+        or (written and not array.flags.writeable)
+    ):
+        raise InputError(
+            f"The {name} must be contiguous, aligned to 4 bytes and, where it is written,"
+            " writeable."
+        )

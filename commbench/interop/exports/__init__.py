@@ -1,4 +1,6 @@
-"""Exports of runs: metrics for Prometheus, tables, trials, a history for change points, tuner rules for NCCL."""
+"""Exports of runs: metrics for Prometheus, tables, trials, a history for change points, tuner rules
+for NCCL.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,13 @@ class Export:
             InputError: it does not.
         """
         if len(runs) > 1 and not self.takes_several_runs:
-            raise InputError(f"--format {style} takes one run, and {len(runs)} were given; name one of them.")
+            raise InputError(
+                f"--format {style} takes one run, and {len(runs)} were given; name one of them."
+            )
         if expect and not self.takes_expectations:
-            raise InputError(f"--expect is of --format openmetrics; leave it out of --format {style}.")
+            raise InputError(
+                f"--expect is of --format openmetrics; leave it out of --format {style}."
+            )
 
 
 def _of_one(write: Callable[[Run, Path | None], Path | str]) -> Export:
@@ -46,7 +52,8 @@ def _of_one(write: Callable[[Run, Path | None], Path | str]) -> Export:
 #: The export of each ``--format``.
 EXPORTS: Mapping[str, Export] = {
     "openmetrics": Export(
-        write=lambda runs, out, answers: write_openmetrics(runs[0], out, answers), takes_expectations=True
+        write=lambda runs, out, answers: write_openmetrics(runs[0], out, answers),
+        takes_expectations=True,
     ),
     "parquet": _of_one(write_parquet),
     "tensorboard": _of_one(write_tensorboard),

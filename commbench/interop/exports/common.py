@@ -20,10 +20,28 @@ from commbench.results.info import RunInfo
 Labels = Mapping[str, str]
 
 #: Labels of a collective case; ``variant`` holds every other difference from the defaults.
-CASE_LABELS = ("backend", "operation", "pattern", "group", "ranks", "dtype", "message_bytes", "variant")
+CASE_LABELS = (
+    "backend",
+    "operation",
+    "pattern",
+    "group",
+    "ranks",
+    "dtype",
+    "message_bytes",
+    "variant",
+)
 #: Labels of a training configuration.
 TRAINING_LABELS = (
-    *("workload", "backend", "ranks", "batch_per_rank", "hook", "bucket_cap_mb", "precision", "accumulation"),
+    *(
+        "workload",
+        "backend",
+        "ranks",
+        "batch_per_rank",
+        "hook",
+        "bucket_cap_mb",
+        "precision",
+        "accumulation",
+    ),
     "variant",
 )
 
@@ -36,8 +54,8 @@ def texts(labels: Mapping[str, object]) -> dict[str, str]:
 def case_labels(rows: Sequence[Row]) -> list[Labels]:
     """Return the labels `CASE_LABELS` of each row.
 
-    ``variant`` states the synchronisation and the timed loop only if cases differ in nothing else. Both can change
-    from run to run by default, and that must not end a time series.
+    ``variant`` states the synchronisation and the timed loop only if cases differ in nothing else.
+    Both can change from run to run by default, and that must not end a time series.
     """
     plain = [_case_labels(row) for row in rows]
     counts = Counter(tuple(labels.values()) for labels in plain)
@@ -53,7 +71,11 @@ def _case_labels(row: Row, *more: str) -> Labels:
         words.append("in place" if row.in_place else "out of place")
     words += [f"root {row.root}"] if row.root else []
     words += [f"{row.buffers} buffers"] if row.buffers not in {"", "hot"} else []
-    words += [word for word in (row.cadence.replace("isolated", ""), row.algorithm_requested, row.env, *more) if word]
+    words += [
+        word
+        for word in (row.cadence.replace("isolated", ""), row.algorithm_requested, row.env, *more)
+        if word
+    ]
     values = (
         *(row.backend, row.operation, row.pattern, row.group if makes_groups(row.pattern) else ""),
         *(row.group_size, row.dtype, row.message_bytes, ", ".join(words)),
@@ -78,7 +100,10 @@ def began_s(info: RunInfo) -> float | None:
 
 
 def dated_s(info: RunInfo) -> float | None:
-    """Return when a run began, else when it was imported, in seconds of Unix time; None if neither is stated."""
+    """Return when a run began, else when it was imported, in seconds of Unix time.
+
+    None if neither is stated.
+    """
     return _seconds(info.get("started") or info.get("imported_at"))
 
 
@@ -105,6 +130,6 @@ def import_optional(module: str, *, package: str, style: str) -> Any:  # noqa: A
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise InputError(
-            f"--format {style} needs {package}, which this Python lacks (no module {error.name}); install it: "
-            f"pip install {package}"
+            f"--format {style} needs {package}, which this Python lacks (no module {error.name});"
+            f" install it: pip install {package}"
         ) from error

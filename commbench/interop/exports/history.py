@@ -1,4 +1,6 @@
-"""A history of runs: a CSV file that grows by a line for each case of each run, and its form for Apache Otava."""
+"""A history of runs: a CSV file that grows by a line for each case of each run, and its form for
+Apache Otava.
+"""
 
 from __future__ import annotations
 
@@ -58,19 +60,22 @@ _RUN = ["time", "run"]
 def write_history(runs: Sequence[Run], out: Path | None) -> str:
     """Add runs to a history, write the history for Otava beside it, and return both destinations.
 
-    The lines of a run that the history has already are replaced, so that no run counts twice. Lines are sorted by time,
-    because Otava reads a series in the order of its file.
+    The lines of a run that the history has already are replaced, so that no run counts twice. Lines
+    are sorted by time, because Otava reads a series in the order of its file.
 
     Args:
         runs: the runs to add.
         out: the history, a file whose name ends in ``.csv``. It is made if it does not exist.
 
     Raises:
-        InputError: there is no file name, the file has other columns or cannot be written, or a run cannot be added.
+        InputError: there is no file name, the file has other columns or cannot be written, or a run
+            cannot be added.
     """
     if out is None or out.suffix != SUFFIX:
         asked = f"--out {out} is not" if out else "--format history needs"
-        raise InputError(f"{asked} a file NAME{SUFFIX} that grows from run to run; give --out history{SUFFIX}.")
+        raise InputError(
+            f"{asked} a file NAME{SUFFIX} that grows from run to run; give --out history{SUFFIX}."
+        )
     added = _table(csv_text([line for run in runs for line in _lines_of(run)], COLUMNS))
     folder = out.with_suffix(FOLDER_SUFFIX)
     with refusing(out, InputError):
@@ -80,7 +85,10 @@ def write_history(runs: Sequence[Run], out: Path | None) -> str:
             history = merged(read_history(out), added)
             replace_file(out, table_csv(history))
             write_otava(history, folder)
-    return f"{out} ({counted(_run_count(history), 'run')}, {counted(history['case'].nunique(), 'case')}), {folder}"
+    return (
+        f"{out} ({counted(_run_count(history), 'run')},"
+        f" {counted(history['case'].nunique(), 'case')}), {folder}"
+    )
 
 
 @contextlib.contextmanager
@@ -106,7 +114,8 @@ def read_history(file: Path) -> DataFrame:
     except (ValueError, csv.Error) as error:
         columns = ", ".join(COLUMNS)
         raise InputError(
-            f"--out {file} is no history of commbench, whose columns are {columns}; choose another file."
+            f"--out {file} is no history of commbench, whose columns are {columns}; choose another"
+            " file."
         ) from error
 
 
@@ -114,7 +123,9 @@ def merged(history: DataFrame, added: DataFrame) -> DataFrame:
     """Return both, sorted by time, without the lines of the history whose run was added."""
     import pandas as pd
 
-    is_replaced = pd.MultiIndex.from_frame(history[_RUN]).isin(pd.MultiIndex.from_frame(added[_RUN]))
+    is_replaced = pd.MultiIndex.from_frame(history[_RUN]).isin(
+        pd.MultiIndex.from_frame(added[_RUN])
+    )
     both = pd.concat([history[~is_replaced], added]).drop_duplicates([*_RUN, "case"], keep="last")
     return both.sort_values("time", kind="stable", ignore_index=True)
 
@@ -146,7 +157,9 @@ def _lines_of(run: Run) -> list[Line]:
     """
     began_s = dated_s(run.info)
     if began_s is None:
-        raise InputError(f"Run {run.name} does not state when it began, which orders a history; leave it out.")
+        raise InputError(
+            f"Run {run.name} does not state when it began, which orders a history; leave it out."
+        )
     time = datetime.fromtimestamp(began_s, tz=timezone.utc).isoformat(timespec="seconds")
     lines = [*_of_collectives(run, time), *_of_training(run, time)]
     if not lines:
@@ -200,13 +213,27 @@ def collective_name(labels: Labels) -> str:
     """Return the name of a case, such as ``mpi all_reduce 1024 B, 2 ranks, float32``."""
     pattern = "" if labels["pattern"] == "flat" else labels["pattern"]
     size = "" if labels["message_bytes"] in {"", "0"} else f"{labels['message_bytes']} B"
-    head = " ".join(filter(None, [labels["backend"], labels["operation"], pattern, labels["group"], size]))
-    return ", ".join(filter(None, [head, f"{labels['ranks']} ranks", labels["dtype"], labels["variant"]]))
+    head = " ".join(
+        filter(None, [labels["backend"], labels["operation"], pattern, labels["group"], size])
+    )
+    return ", ".join(
+        filter(None, [head, f"{labels['ranks']} ranks", labels["dtype"], labels["variant"]])
+    )
 
 
 def training_name(labels: Labels) -> str:
-    """Return the name of a configuration, such as ``mlp gloo none, default buckets, 2 ranks, batch 32, fp32``."""
-    head = f"{labels['workload']} {labels['backend']} {labels['hook']}, {labels['bucket_cap_mb']} buckets"
+    """Return the name of a configuration, such as ``mlp gloo none, default buckets, 2 ranks, batch
+    32, fp32``.
+    """
+    head = (
+        f"{labels['workload']} {labels['backend']} {labels['hook']}, {labels['bucket_cap_mb']}"
+        " buckets"
+    )
     steps = "" if labels["accumulation"] in {"", "1"} else f"accumulation {labels['accumulation']}"
-    tail = [f"{labels['ranks']} ranks", f"batch {labels['batch_per_rank']}", labels["precision"], steps]
+    tail = [
+        f"{labels['ranks']} ranks",
+        f"batch {labels['batch_per_rank']}",
+        labels["precision"],
+        steps,
+    ]
     return ", ".join(filter(None, [head, *tail, labels["variant"]]))

@@ -47,13 +47,19 @@ _US, _MS, _MB, _GB = 1e-6, 1e-3, 1e6, 1e9
 #: Metrics of a row of ``collectives.csv``.
 COLLECTIVE = {
     "commbench_collective_seconds": _Column(
-        column="time_us", unit=_US, help="Time of one operation: median over launches of the slowest rank's median."
+        column="time_us",
+        unit=_US,
+        help="Time of one operation: median over launches of the slowest rank's median.",
     ),
     "commbench_collective_ci_low_seconds": _Column(
-        column="time_us_ci_low", unit=_US, help="Low end of the 95 % interval of commbench_collective_seconds."
+        column="time_us_ci_low",
+        unit=_US,
+        help="Low end of the 95 % interval of commbench_collective_seconds.",
     ),
     "commbench_collective_ci_high_seconds": _Column(
-        column="time_us_ci_high", unit=_US, help="High end of the 95 % interval of commbench_collective_seconds."
+        column="time_us_ci_high",
+        unit=_US,
+        help="High end of the 95 % interval of commbench_collective_seconds.",
     ),
     "commbench_collective_p95_seconds": _Column(
         column="time_us_p95", unit=_US, help="95th percentile of repetitions, median over launches."
@@ -66,13 +72,19 @@ COLLECTIVE = {
 #: Metrics of a row of ``ddp.csv``.
 TRAINING = {
     "commbench_training_step_seconds": _Column(
-        column="step_ms", unit=_MS, help="Optimiser step: median over launches of the slowest rank's median."
+        column="step_ms",
+        unit=_MS,
+        help="Optimiser step: median over launches of the slowest rank's median.",
     ),
     "commbench_training_step_ci_low_seconds": _Column(
-        column="step_ms_ci_low", unit=_MS, help="Low end of the 95 % interval of commbench_training_step_seconds."
+        column="step_ms_ci_low",
+        unit=_MS,
+        help="Low end of the 95 % interval of commbench_training_step_seconds.",
     ),
     "commbench_training_step_ci_high_seconds": _Column(
-        column="step_ms_ci_high", unit=_MS, help="High end of the 95 % interval of commbench_training_step_seconds."
+        column="step_ms_ci_high",
+        unit=_MS,
+        help="High end of the 95 % interval of commbench_training_step_seconds.",
     ),
     "commbench_training_local_step_seconds": _Column(
         column="local_step_ms", unit=_MS, help="The step without DDP, same launches."
@@ -81,44 +93,90 @@ TRAINING = {
         column="exposed_comm_ms", unit=_MS, help="Time that a step waits for communication."
     ),
     "commbench_training_sent_bytes": _Column(
-        column="sent_MB_per_step", unit=_MB, help="Bytes that a rank sends in a step, counted by the hook."
+        column="sent_MB_per_step",
+        unit=_MB,
+        help="Bytes that a rank sends in a step, counted by the hook.",
     ),
     "commbench_training_speedup_ratio": _Column(
-        column="speedup", unit=1.0, help="Time per sample of DDP's default over that of this configuration."
+        column="speedup",
+        unit=1.0,
+        help="Time per sample of DDP's default over that of this configuration.",
     ),
     "commbench_training_speedup_ci_low_ratio": _Column(
-        column="speedup_ci_low", unit=1.0, help="Low end of the 95 % interval of commbench_training_speedup_ratio."
+        column="speedup_ci_low",
+        unit=1.0,
+        help="Low end of the 95 % interval of commbench_training_speedup_ratio.",
     ),
     "commbench_training_speedup_ci_high_ratio": _Column(
-        column="speedup_ci_high", unit=1.0, help="High end of the 95 % interval of commbench_training_speedup_ratio."
+        column="speedup_ci_high",
+        unit=1.0,
+        help="High end of the 95 % interval of commbench_training_speedup_ratio.",
     ),
 }
 
-_RUN_INFO = ("run", "suite", "status", "launcher", "world_size", "nodes", "version", "git_commit", "emulated")
+_RUN_INFO = (
+    "run",
+    "suite",
+    "status",
+    "launcher",
+    "world_size",
+    "nodes",
+    "version",
+    "git_commit",
+    "emulated",
+)
 _WINNER = ("workload", "ranks")
 #: All metrics, in output order.
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric(name="commbench_run_info", help="The run that these metrics are from; always 1.", labels=_RUN_INFO),
-        Metric(name="commbench_run_start_timestamp_seconds", help="When the run began, in Unix time."),
+        Metric(
+            name="commbench_run_info",
+            help="The run that these metrics are from; always 1.",
+            labels=_RUN_INFO,
+        ),
+        Metric(
+            name="commbench_run_start_timestamp_seconds", help="When the run began, in Unix time."
+        ),
         Metric(name="commbench_run_complete", help="1 if every planned case was measured, else 0."),
-        Metric(name="commbench_cases", help="Cases of the run by status.", labels=("kind", "status")),
-        Metric(name="commbench_flagged_cases", help="Cases of the run by flag.", labels=("kind", "flag")),
+        Metric(
+            name="commbench_cases", help="Cases of the run by status.", labels=("kind", "status")
+        ),
+        Metric(
+            name="commbench_flagged_cases",
+            help="Cases of the run by flag.",
+            labels=("kind", "flag"),
+        ),
         Metric(
             name="commbench_backend_info",
             help="Library and transport of the operations; always 1.",
             labels=("backend", "library", "transport"),
         ),
-        *(Metric(name=name, help=column.help, labels=CASE_LABELS) for name, column in COLLECTIVE.items()),
-        Metric(name="commbench_collective_ok", help="1 if the case has a sound time, else 0.", labels=CASE_LABELS),
-        Metric(name="commbench_slow_compared", help="Hosts, ranks, links and groups compared with their peers."),
+        *(
+            Metric(name=name, help=column.help, labels=CASE_LABELS)
+            for name, column in COLLECTIVE.items()
+        ),
+        Metric(
+            name="commbench_collective_ok",
+            help="1 if the case has a sound time, else 0.",
+            labels=CASE_LABELS,
+        ),
+        Metric(
+            name="commbench_slow_compared",
+            help="Hosts, ranks, links and groups compared with their peers.",
+        ),
         Metric(
             name="commbench_slow_factor_ratio",
-            help="Time of a straggler over that of its typical peer, at the worst; only for stragglers.",
+            help=(
+                "Time of a straggler over that of its typical peer, at the worst; only for"
+                " stragglers."
+            ),
             labels=("kind", "name"),
         ),
-        *(Metric(name=name, help=column.help, labels=TRAINING_LABELS) for name, column in TRAINING.items()),
+        *(
+            Metric(name=name, help=column.help, labels=TRAINING_LABELS)
+            for name, column in TRAINING.items()
+        ),
         Metric(
             name="commbench_training_ok",
             help="1 if the configuration has a sound time, else 0.",
@@ -151,8 +209,15 @@ METRICS: Mapping[str, Metric] = {
 
 
 def metrics_of(run: Run, answers: Iterable[Answer] = ()) -> list[Sample]:
-    """Return all samples of a run, and of its answers to expectations, in the order of `METRICS`."""
-    samples = [*_of_run(run), *_of_collectives(run.rows), *_of_training(run.training_rows), *_of_stragglers(run)]
+    """Return all samples of a run, and of its answers to expectations, in the order of
+    `METRICS`.
+    """
+    samples = [
+        *_of_run(run),
+        *_of_collectives(run.rows),
+        *_of_training(run.training_rows),
+        *_of_stragglers(run),
+    ]
     if run.recommendation:
         samples += _of_recommendation(run.recommendation)
     samples += [*samples_of_soak(soak_results(run)), *samples_of_answers(answers)]
@@ -173,8 +238,13 @@ def _of_run(run: Run) -> Iterable[Sample]:
     if (began := began_s(info)) is not None:
         yield sample("commbench_run_start_timestamp_seconds", value=began)
     yield sample("commbench_run_complete", value=float(is_complete(info)))
-    for row in dict.fromkeys((row.backend, row.library, row.transport) for row in run.rows if row.status == "ok"):
-        yield sample("commbench_backend_info", dict(zip(("backend", "library", "transport"), row, strict=True)))
+    for row in dict.fromkeys(
+        (row.backend, row.library, row.transport) for row in run.rows if row.status == "ok"
+    ):
+        yield sample(
+            "commbench_backend_info",
+            dict(zip(("backend", "library", "transport"), row, strict=True)),
+        )
     yield from _counts("collective", run.rows)
     yield from _counts("training", run.training_rows)
 

@@ -1,7 +1,8 @@
-"""A history in the form that Apache Otava reads for change points: a CSV file for each case, and its configuration.
+"""A history in the form that Apache Otava reads for change points: a CSV file for each case, and
+its configuration.
 
-Otava takes every line of a file as a point of one series. It can select lines only by a column ``branch``, and only one
-value at a time. With a file for each case one command judges all cases.
+Otava takes every line of a file as a point of one series. It can select lines only by a column
+``branch``, and only one value at a time. With a file for each case one command judges all cases.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _LONGEST_NAME = 100
 
 
 def write_otava(history: DataFrame, folder: Path) -> None:
-    """Write a CSV file for each case of a history, and ``otava.yaml``, which names them; replace older ones."""
+    """Write a CSV file for each case of a history, and ``otava.yaml``, which names them.
+
+    Replace older ones.
+    """
     lines_by_case = {str(case): lines for case, lines in history.groupby("case", sort=False)}
     files = file_names(lines_by_case)
     for case, name in files.items():
@@ -40,7 +44,9 @@ def write_otava(history: DataFrame, folder: Path) -> None:
 
 
 def file_names(cases: Iterable[str]) -> dict[str, str]:
-    """Return a file name for each case: its letters and digits, and a number where these are equal."""
+    """Return a file name for each case: its letters and digits, and a number where these are
+    equal.
+    """
     names: dict[str, str] = {}
     for case in cases:
         stem = re.sub(r"[^a-z0-9]+", "_", case.lower())[:_LONGEST_NAME].strip("_") or "case"
@@ -53,10 +59,12 @@ def file_names(cases: Iterable[str]) -> dict[str, str]:
 
 
 def configuration(files: Mapping[str, Path]) -> str:
-    """Return Otava's configuration: a test for each case, and a group of all. A shorter time is better.
+    """Return Otava's configuration: a test for each case, and a group of all.
 
-    The name of a metric holds that of its case, because ``otava validate`` refuses two tests with one metric. Texts are
-    quoted as in JSON, which YAML reads.
+    A shorter time is better.
+
+    The name of a metric holds that of its case, because ``otava validate`` refuses two tests with
+    one metric. Texts are quoted as in JSON, which YAML reads.
     """
     lines = ["templates:", "  case:", "    type: csv", "    time_column: time"]
     lines += [f"    attributes: [{', '.join(ATTRIBUTES)}]", "tests:"]

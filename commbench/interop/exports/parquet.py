@@ -42,8 +42,9 @@ class Table:
 def write_parquet(run: Run, out: Path | None = None) -> Path:
     """Write one file for each table that the run has, and return their directory.
 
-    The columns are those of the CSV files, with types, documentation and no rounding. The tables ``repetitions`` and
-    ``steps`` hold the samples. The metadata of each file hold the contents of ``run.json`` under ``commbench``.
+    The columns are those of the CSV files, with types, documentation and no rounding. The tables
+    ``repetitions`` and ``steps`` hold the samples. The metadata of each file hold the contents of
+    ``run.json`` under ``commbench``.
 
     Args:
         run: the run to export.
@@ -65,9 +66,16 @@ def write_parquet(run: Run, out: Path | None = None) -> Path:
 
 def _arrow(table: Table, info: RunInfo) -> Any:  # noqa: ANN401 - pyarrow's
     arrow = import_optional("pyarrow", package="pyarrow", style="parquet")
-    types = {"string": arrow.string(), "Int64": arrow.int64(), "Float64": arrow.float64(), "boolean": arrow.bool_()}
+    types = {
+        "string": arrow.string(),
+        "Int64": arrow.int64(),
+        "Float64": arrow.float64(),
+        "boolean": arrow.bool_(),
+    }
     fields = [
-        arrow.field(str(name), types[str(dtype)], metadata={"about": table.about.get(str(name), "")})
+        arrow.field(
+            str(name), types[str(dtype)], metadata={"about": table.about.get(str(name), "")}
+        )
         for name, dtype in table.frame.dtypes.items()
     ]
     schema = arrow.schema(fields, metadata={"commbench": json.dumps(info, default=str)})
@@ -97,9 +105,14 @@ def _documented(name: str, frame: DataFrame, row_class: type[Any]) -> Table:
 
 
 def _samples(
-    name: str, added: tuple[str, str], case_class: type[Any], records: Iterable[tuple[Any, int, Sequence[float]]]
+    name: str,
+    added: tuple[str, str],
+    case_class: type[Any],
+    records: Iterable[tuple[Any, int, Sequence[float]]],
 ) -> Table:
-    """Return a table with a line for each sample: its case, its launch, and the columns ``added``: number and value."""
+    """Return a table with a line for each sample: its case, its launch, and the columns ``added``:
+    number and value.
+    """
     number, value = added
     dtypes = {**column_dtypes(case_class), "launch": "Int64", number: "Int64", value: "Float64"}
     columns: dict[str, list[object]] = {column: [] for column in dtypes}

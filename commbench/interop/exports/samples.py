@@ -30,5 +30,8 @@ class Sample:
 
 
 def sample(name: str, labels: Mapping[str, object] | None = None, value: float = 1.0) -> Sample:
-    """Return a sample with its labels as text; the value of a metric that only carries labels is 1."""
+    """Return a sample with its labels as text.
+
+    The value of a metric that only carries labels is 1.
+    """
     return Sample(name=name, labels=texts(labels or {}), value=value)

@@ -18,7 +18,9 @@ _DRIFT = "commbench_soak_drift"
 #: Metrics of a soak, in output order.
 SOAK = (
     Metric(name="commbench_soak_seconds", help="Time from the first visit of a soak to the last."),
-    Metric(name="commbench_soak_events", help="Spikes and failed launches of a soak.", labels=("kind",)),
+    Metric(
+        name="commbench_soak_events", help="Spikes and failed launches of a soak.", labels=("kind",)
+    ),
     Metric(
         name="commbench_soak_longest_event_seconds",
         help="Duration of the longest event with these labels; no sample without an event.",
@@ -29,8 +31,16 @@ SOAK = (
         help="Change of a case's time from the first launch of a soak to the last, as a share.",
         labels=("case",),
     ),
-    Metric(name=f"{_DRIFT}_ci_low_ratio", help=f"Low end of the interval of {_DRIFT}_ratio.", labels=("case",)),
-    Metric(name=f"{_DRIFT}_ci_high_ratio", help=f"High end of the interval of {_DRIFT}_ratio.", labels=("case",)),
+    Metric(
+        name=f"{_DRIFT}_ci_low_ratio",
+        help=f"Low end of the interval of {_DRIFT}_ratio.",
+        labels=("case",),
+    ),
+    Metric(
+        name=f"{_DRIFT}_ci_high_ratio",
+        help=f"High end of the interval of {_DRIFT}_ratio.",
+        labels=("case",),
+    ),
 )
 
 
@@ -52,7 +62,11 @@ def _of_events(events: Sequence[EventRow]) -> Iterable[Sample]:
     by_labels = rows_by(events, lambda event: tuple(getattr(event, name) for name in _EVENT))
     for labels, members in by_labels.items():
         longest_s = max(event.duration_s or 0.0 for event in members)
-        yield sample("commbench_soak_longest_event_seconds", dict(zip(_EVENT, labels, strict=True)), longest_s)
+        yield sample(
+            "commbench_soak_longest_event_seconds",
+            dict(zip(_EVENT, labels, strict=True)),
+            longest_s,
+        )
 
 
 def _of_drift(drift: DriftRow) -> Iterable[Sample]:

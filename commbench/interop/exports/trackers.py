@@ -1,4 +1,6 @@
-"""Exports to the experiment trackers MLflow and TensorBoard: trials with settings, and metrics over steps."""
+"""Exports to the experiment trackers MLflow and TensorBoard: trials with settings, and metrics over
+steps.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,27 @@ from commbench.ddp.plan.cases import SWEEP, SWITCHES
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
 from commbench.engine.flags import join_flags, split_flags
 from commbench.errors import InputError
-from commbench.interop.exports.common import Labels, case_labels, dated_s, import_optional, training_labels
+from commbench.interop.exports.common import (
+    Labels,
+    case_labels,
+    dated_s,
+    import_optional,
+    training_labels,
+)
 from commbench.results import Run
 from commbench.results.files import refusing
 from commbench.results.info import RunInfo
 
 COLLECTIVE_METRICS = ("time_us", "time_us_ci_low", "time_us_ci_high", "algbw_GBps", "busbw_GBps")
 TRAINING_METRICS = (
-    *("step_ms", "step_ms_ci_low", "step_ms_ci_high", "exposed_comm_ms", "compress_ms", "sent_MB_per_step"),
+    *(
+        "step_ms",
+        "step_ms_ci_low",
+        "step_ms_ci_high",
+        "exposed_comm_ms",
+        "compress_ms",
+        "sent_MB_per_step",
+    ),
     *("speedup", "speedup_ci_low", "speedup_ci_high", "samples_per_s", "scaling_efficiency"),
     *("loss_equal_steps", "loss_equal_time", "metric"),
 )
@@ -53,8 +68,13 @@ class Trial:
 
 
 def trials_of(run: Run) -> list[Trial]:
-    """Return the collectives of a run, then its training configurations, including trials without a time."""
-    return [*_curves(run), *(_configuration(row, run.training_records) for row in run.training_rows)]
+    """Return the collectives of a run, then its training configurations, including trials without a
+    time.
+    """
+    return [
+        *_curves(run),
+        *(_configuration(row, run.training_records) for row in run.training_rows),
+    ]
 
 
 def _curves(run: Run) -> Iterable[Trial]:
@@ -82,7 +102,9 @@ def _configuration(row: TrainingRow, records: Iterable[TrainingRecord]) -> Trial
         if (value := getattr(row, name)) is not None
     ]
     labels = training_labels(row)
-    losses = [record.losses for record in records if record.case.phase == SWEEP and _is_of(record, row)]
+    losses = [
+        record.losses for record in records if record.case.phase == SWEEP and _is_of(record, row)
+    ]
     for step in range(max(map(len, losses), default=0)):
         value = statistics.median(launch[step] for launch in losses if step < len(launch))
         points.append(Point(metric="training/loss", value=value, step=step))
@@ -91,7 +113,16 @@ def _configuration(row: TrainingRow, records: Iterable[TrainingRecord]) -> Trial
 
 def _is_of(record: TrainingRecord, row: TrainingRow) -> bool:
     names = (
-        *("workload", "world_size", "batch_per_rank", "backend", "precision", "hook", "density", "hook_options"),
+        *(
+            "workload",
+            "world_size",
+            "batch_per_rank",
+            "backend",
+            "precision",
+            "hook",
+            "density",
+            "hook_options",
+        ),
         *("bucket_cap_mb", *(switch.name for switch in SWITCHES), "compile", "accumulation", "env"),
     )
     return all(getattr(record.case, name) == getattr(row, name) for name in names)
@@ -110,7 +141,12 @@ def _trial(labels: Labels, outcomes: Sequence[tuple[str, str]], points: Sequence
 
 def _name(settings: Mapping[str, str]) -> str:
     """Return the settings in one line, unique among trials."""
-    forms = {"ranks": "{} ranks", "batch_per_rank": "batch {}", "bucket_cap_mb": "buckets {}", "accumulation": "x{}"}
+    forms = {
+        "ranks": "{} ranks",
+        "batch_per_rank": "batch {}",
+        "bucket_cap_mb": "buckets {}",
+        "accumulation": "x{}",
+    }
     return " ".join(forms.get(name, "{}").format(value) for name, value in settings.items())
 
 
@@ -126,7 +162,8 @@ def write_mlflow(run: Run, out: Path | None = None) -> str:
 
     Args:
         run: the run to export.
-        out: an SQLite file, created if missing; by default the store of ``MLFLOW_TRACKING_URI``, else MLflow's own.
+        out: an SQLite file, created if missing; by default the store of ``MLFLOW_TRACKING_URI``,
+            else MLflow's own.
 
     Raises:
         InputError: MLflow is not installed, already holds this run, or cannot use the store.
@@ -138,7 +175,8 @@ def write_mlflow(run: Run, out: Path | None = None) -> str:
     except mlflow.exceptions.MlflowException as error:
         message = " ".join(str(error).split()).rstrip(".")
         raise InputError(
-            f"MLflow cannot log to {address} ({message}); give --out FILE.db, or a server in MLFLOW_TRACKING_URI."
+            f"MLflow cannot log to {address} ({message}); give --out FILE.db, or a server in"
+            " MLFLOW_TRACKING_URI."
         ) from error
     return address
 
@@ -147,13 +185,22 @@ def _log(run: Run, client: Any) -> None:  # noqa: ANN401 - MLflow's client
     experiment = client.get_experiment_by_name(EXPERIMENT)
     number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
     name, began = str(run.info.get("run_id") or run.path.name), dated_s(run.info) or time.time()
-    known_by = re.sub(r"[^\w.-]", "_", f"{name}_{began:.0f}")  # no character that MLflow's search requires to be quoted
+    known_by = re.sub(
+        r"[^\w.-]", "_", f"{name}_{began:.0f}"
+    )  # no character that MLflow's search requires to be quoted
     if client.search_runs([number], f"tags.`{TAG}` = '{known_by}'", max_results=1):
-        raise InputError(f"MLflow already has {name} in the experiment {EXPERIMENT}; delete it there to log it again.")
+        raise InputError(
+            f"MLflow already has {name} in the experiment {EXPERIMENT}; delete it there to log it"
+            " again."
+        )
     began_ms = int(1000 * began)
 
     def create(title: str, tags: Mapping[str, str]) -> str:
-        return str(client.create_run(number, start_time=began_ms, run_name=title, tags=dict(tags)).info.run_id)
+        return str(
+            client.create_run(
+                number, start_time=began_ms, run_name=title, tags=dict(tags)
+            ).info.run_id
+        )
 
     parent = create(name, {**_conditions(run.info), TAG: known_by})
     for trial in trials_of(run):
@@ -168,19 +215,28 @@ def _conditions(info: RunInfo) -> dict[str, str]:
     environment = info.get("environment") or {}
     hosts = environment.get("hosts") or []
     conditions = {
-        **{name: info.get(name) for name in ("suite", "status", "launcher", "world_size", "nodes", "git_commit")},
+        **{
+            name: info.get(name)
+            for name in ("suite", "status", "launcher", "world_size", "nodes", "git_commit")
+        },
         "command": shlex.join(map(str, info.get("argv") or [])),
         "hosts": ", ".join(str(host.get("hostname")) for host in hosts),
         **(environment.get("versions") or {}),
         "emulated": "yes" if environment.get("emulated") else "no",
     }
-    return {f"commbench.{name}": str(value) for name, value in conditions.items() if value not in {None, ""}}
+    return {
+        f"commbench.{name}": str(value)
+        for name, value in conditions.items()
+        if value not in {None, ""}
+    }
 
 
 def _log_trial(trial: Trial, run_id: str, began_ms: int, client: Any) -> None:  # noqa: ANN401 - MLflow's client
     entities = import_optional("mlflow.entities", package="mlflow", style="mlflow")
     settings = [entities.Param(name, value) for name, value in trial.settings.items()]
-    points = [entities.Metric(point.metric, point.value, began_ms, point.step) for point in trial.points]
+    points = [
+        entities.Metric(point.metric, point.value, began_ms, point.step) for point in trial.points
+    ]
     client.log_batch(run_id, params=settings)
     for start in range(0, len(points), BATCH):
         client.log_batch(run_id, metrics=points[start : start + BATCH])
@@ -192,10 +248,12 @@ SUFFIX = ".commbench"
 
 
 def write_tensorboard(run: Run, out: Path | None = None) -> Path:
-    """Write a log directory for ``tensorboard --logdir`` and return it; an earlier export there is replaced.
+    """Write a log directory for ``tensorboard --logdir`` and return it.
 
-    The step of a collective is its message size, that of a loss the optimiser step. Settings are hyperparameters: the
-    tab HPARAMS sorts them by any metric.
+    An earlier export there is replaced.
+
+    The step of a collective is its message size, that of a loss the optimiser step. Settings are
+    hyperparameters: the tab HPARAMS sorts them by any metric.
 
     Args:
         run: the run to export.
@@ -228,7 +286,9 @@ def _write_trial(trial: Trial, folder: Path, wall_time: float) -> None:
     hyperparameters = import_optional(
         "tensorboard.plugins.hparams.summary_v2", package="tensorboard", style="tensorboard"
     )
-    hparams_summary = hyperparameters.hparams_pb(dict(trial.settings), trial_id=trial.name, start_time_secs=wall_time)
+    hparams_summary = hyperparameters.hparams_pb(
+        dict(trial.settings), trial_id=trial.name, start_time_secs=wall_time
+    )
     writer = writers.EventFileWriter(str(folder), filename_suffix=SUFFIX)
 
     def write(summary: Any, step: int) -> None:  # noqa: ANN401 - TensorBoard's

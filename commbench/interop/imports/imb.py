@@ -1,4 +1,6 @@
-"""Reads the output of the Intel MPI Benchmarks (IMB-MPI1), and commbench's output in that format."""
+"""Reads the output of the Intel MPI Benchmarks (IMB-MPI1), and commbench's output in that
+format.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,17 @@ from commbench.interop.imports.reading import (
     whole_number,
 )
 
-#: What is measured alike here. A pair's time is half the round trip, that of Sendrecv of one message to the next rank.
-OPERATIONS_BY_NAME = {operation.names.imb: operation for operation in OPERATIONS.values() if operation.names.imb}
+#: What is measured alike here. A pair's time is half the round trip, that of Sendrecv of one
+#: message to the next rank.
+OPERATIONS_BY_NAME = {
+    operation.names.imb: operation for operation in OPERATIONS.values() if operation.names.imb
+}
 #: Reasons to leave a benchmark out, if there is more to state than the missing counterpart.
 _UNLIKE = {
-    "Exchange": "each rank exchanges with both neighbours at the same time, which no operation of commbench does",
+    "Exchange": (
+        "each rank exchanges with both neighbours at the same time, which no operation of commbench"
+        " does"
+    ),
     "PingPing": "both ranks send at the same time, which no operation of commbench does",
 }
 _DTYPES = DTYPES_BY_MPI_NAME | {"MPI_BYTE": "int8"}
@@ -58,7 +66,9 @@ class Benchmark:
 
 def recognises(text: str) -> bool:
     """Return whether a text is output of the Intel MPI Benchmarks."""
-    return bool(re.search(r"^\S*\s*#\s+(Intel ?\(R\) MPI Benchmarks|Benchmarking \w+)", text, re.MULTILINE))
+    return bool(
+        re.search(r"^\S*\s*#\s+(Intel ?\(R\) MPI Benchmarks|Benchmarking \w+)", text, re.MULTILINE)
+    )
 
 
 def read(text: str, name: str, options: ImportOptions) -> Reading:
@@ -76,7 +86,9 @@ def read(text: str, name: str, options: ImportOptions) -> Reading:
         with reading.noting():
             _read_benchmark(benchmark, reading, options)
     if "All processes entering MPI_Finalize" not in text:
-        reading.leave_out("the output does not say that it is complete, so that lines may be missing")
+        reading.leave_out(
+            "the output does not say that it is complete, so that lines may be missing"
+        )
     return reading
 
 
@@ -86,7 +98,9 @@ def _benchmarks(text: str, reading: Reading) -> list[Benchmark]:
     for place, line in whole_lines(text, reading):
         if version := re.match(r"#\s+Intel ?\(R\) MPI Benchmarks ([\d.]+)", line):
             reading.version = version[1]
-        settings |= {name: match[1] for name, pattern in _SETTINGS.items() if (match := pattern.match(line))}
+        settings |= {
+            name: match[1] for name, pattern in _SETTINGS.items() if (match := pattern.match(line))
+        }
         if begin := re.match(r"#\s*Benchmarking (\S+)", line):
             benchmarks.append(Benchmark(name=begin[1], settings=dict(settings)))
         elif benchmarks:
@@ -111,9 +125,14 @@ def _read_line(place: int, line: str, benchmark: Benchmark) -> None:
 def _read_benchmark(benchmark: Benchmark, reading: Reading, options: ImportOptions) -> None:
     name = benchmark.name
     if name not in OPERATIONS_BY_NAME:
-        raise LeftOutError(f"IMB's {name} is left out: {_UNLIKE.get(name, 'commbench has no such operation')}")
+        raise LeftOutError(
+            f"IMB's {name} is left out: {_UNLIKE.get(name, 'commbench has no such operation')}"
+        )
     if benchmark.groups > 1:
-        raise LeftOutError(f"IMB's {name} ran in {benchmark.groups} groups at the same time, which are not told apart")
+        raise LeftOutError(
+            f"IMB's {name} ran in {benchmark.groups} groups at the same time, which are not told"
+            " apart"
+        )
     operation = OPERATIONS_BY_NAME[name]
     setting = benchmark.setting
     shared = {
@@ -130,14 +149,20 @@ def _read_benchmark(benchmark: Benchmark, reading: Reading, options: ImportOptio
         reading.assume("the root was rank 0, IMB's default (-root_shift off)")
     for place, words in benchmark.rows:
         with reading.noting():
-            reading.records.append(_timed(place, words, benchmark.columns, operation, shared).record())
+            reading.records.append(
+                _timed(place, words, benchmark.columns, operation, shared).record()
+            )
 
 
 def _manner(benchmark: Benchmark, operation: Operation) -> dict[str, Any]:
     """Return the fields of `Timed` for pattern, synchronisation, cadence and buffers."""
     if setting := benchmark.setting:
         return {"pattern": setting.pattern, **setting.manner}
-    return {"buffers": "rotated" if operation.moves_data and "off_cache" in benchmark.settings else "hot"}
+    return {
+        "buffers": (
+            "rotated" if operation.moves_data and "off_cache" in benchmark.settings else "hot"
+        )
+    }
 
 
 def _elements(
@@ -159,7 +184,11 @@ def _elements(
 
 
 def _timed(
-    place: int, words: Sequence[str], columns: Sequence[str], operation: Operation, shared: Mapping[str, Any]
+    place: int,
+    words: Sequence[str],
+    columns: Sequence[str],
+    operation: Operation,
+    shared: Mapping[str, Any],
 ) -> Timed:
     """Parse one line of a table.
 
@@ -169,7 +198,9 @@ def _timed(
     if stop := re.search(r"(time-out|out-of-mem).*", " ".join(words)):
         raise LeftOutError(f"line {place}: IMB did not measure this size ({stop[0]:.60})")
     if len(words) != len(columns):
-        raise LeftOutError(f"line {place} has {len(words)} words where the heading has {len(columns)}")
+        raise LeftOutError(
+            f"line {place} has {len(words)} words where the heading has {len(columns)}"
+        )
     line = dict(zip(columns, words, strict=True))
     defects = number(line["defects"]) if "defects" in line else None
     slowest = line.get("t_max[usec]") or line.get("t[usec]")
@@ -177,7 +208,9 @@ def _timed(
         raise LeftOutError(f"IMB's columns {' '.join(columns)} are unknown to commbench")
     return Timed(
         **shared,
-        message_bytes=operation.message_bytes(whole_number(line.get("#bytes", "0")), shared["ranks"]),
+        message_bytes=operation.message_bytes(
+            whole_number(line.get("#bytes", "0")), shared["ranks"]
+        ),
         time_us=number(slowest),
         rank_mean_us=number(line["t_avg[usec]"]) if "t_avg[usec]" in line else None,
         repetitions=whole_number(line["#repetitions"]),

@@ -96,7 +96,10 @@ def _parsed(text: str, reading: Reading) -> Any:  # noqa: ANN401 - JSON
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        ends = [match.end() for match in re.finditer(r"\}(?=\s*,\s*\{\s*\"size\")|\}(?=\s*,?\s*$)", text)]
+        ends = [
+            match.end()
+            for match in re.finditer(r"\}(?=\s*,\s*\{\s*\"size\")|\}(?=\s*,?\s*$)", text)
+        ]
         for end in reversed(ends[-2:]):
             try:
                 part = json.loads(text[:end] + "]}")
@@ -133,7 +136,9 @@ def _read_report(report: JsonMapping, reading: Reading, options: ImportOptions) 
         "repetitions": 1,
         "conditions": {
             "batch": config.get("iterations", 1) * config.get("aggregated_iterations", 1),
-            "library": f"NCCL {nccl_version(report['nccl_version'])}" if "nccl_version" in report else "",
+            "library": f"NCCL {nccl_version(report['nccl_version'])}"
+            if "nccl_version" in report
+            else "",
             "device": " | ".join(devices),
         },
     }
@@ -181,7 +186,9 @@ def _record(result: JsonMapping, key: str, *, in_place: bool, shared: JsonObject
     if half is None:
         return []
     if not isinstance(half, dict) or "time" not in half:
-        raise LeftOutError("times are of the CPU only (-C)" if isinstance(half, dict) else f"{key} is no object")
+        raise LeftOutError(
+            "times are of the CPU only (-C)" if isinstance(half, dict) else f"{key} is no object"
+        )
     case = {
         "size": str(result["size"]),
         "type": result["type"],
@@ -203,10 +210,16 @@ def _record(result: JsonMapping, key: str, *, in_place: bool, shared: JsonObject
 def _places(config: JsonMapping) -> list[Place]:
     """Return the places of all ranks; the file lists only the first rank of each process."""
     per_process = config.get("nthreads", 1) * config.get("ngpus", 1)
-    if any("rank" not in device or "hostname" not in device for device in config.get("devices", ())):
+    if any(
+        "rank" not in device or "hostname" not in device for device in config.get("devices", ())
+    ):
         return []
     return [
-        Place(rank=device["rank"] + more, host=device["hostname"], device=device.get("device_info", "").strip())
+        Place(
+            rank=device["rank"] + more,
+            host=device["hostname"],
+            device=device.get("device_info", "").strip(),
+        )
         for device in config.get("devices", ())
         for more in range(min(per_process, 10_000))
     ]

@@ -29,14 +29,18 @@ from commbench.interop.imports.reading import (
     whole_number,
 )
 
-OPERATIONS_BY_PROGRAM = {operation.nccl_program: operation.name for operation in OPERATIONS.values()}
+OPERATIONS_BY_PROGRAM = {
+    operation.nccl_program: operation.name for operation in OPERATIONS.values()
+}
 DTYPES_BY_NAME = {dtype.nccl_name: dtype.name for dtype in DTYPES.values()}
 BACK_TO_BACK = "operations were timed back to back, as is nccl-tests' default (-z 0)"
 RANKS_AVERAGED = "times are the mean over ranks, nccl-tests' default (-a 1)"
 
 _TABLE = re.compile(r"#\s*size\s+count\s+type\b")
 _BEGIN = re.compile(rf"# (nccl-tests version|nThread \d|{PRINTED_BY_COMMBENCH})")
-_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s*(.*)")
+_RANK = re.compile(
+    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s*(.*)"
+)
 _SETTINGS = {
     "iters": re.compile(r"(?<!warmup )(?<!agg )iters:? (\d+)"),
     "aggregated": re.compile(r"agg iters:? (\d+)"),
@@ -74,7 +78,9 @@ class Block:
     @property
     def lists_twice(self) -> bool:
         """Whether a rank of one group is listed more than once."""
-        return len(self.groups) == 1 and len(self.places) > len({place.rank for place in self.places})
+        return len(self.groups) == 1 and len(self.places) > len(
+            {place.rank for place in self.places}
+        )
 
     @property
     def is_alone(self) -> bool:
@@ -84,7 +90,9 @@ class Block:
 
 def recognises(text: str) -> bool:
     """Return whether a text is output of nccl-tests, or looks like it."""
-    return any(_TABLE.match(line) or line.startswith("# nccl-tests version") for _, line in _lines(text))
+    return any(
+        _TABLE.match(line) or line.startswith("# nccl-tests version") for _, line in _lines(text)
+    )
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
@@ -104,8 +112,8 @@ def read(text: str, name: str, options: ImportOptions) -> Reading:
         with reading.noting():
             if block.lists_twice or (block.is_alone and alone[block.program] > 1):
                 raise LeftOutError(
-                    "several processes each ran alone, as where nccl-tests was built without MPI=1; what one GPU "
-                    "measured is imported from an output of its own"
+                    "several processes each ran alone, as where nccl-tests was built without MPI=1;"
+                    " what one GPU measured is imported from an output of its own"
                 )
             _read_block(block, reading, options)
     return reading
@@ -132,7 +140,11 @@ def _read_comment(line: str, block: Block) -> None:  # noqa: C901 - one branch f
     elif match := re.match(r"# Collective test starting: (\S+)", line):
         block.program = match[1].removesuffix("_mpi")
     elif line.startswith("# nThread"):
-        block.settings = {name: int(match[1]) for name, pattern in _SETTINGS.items() if (match := pattern.search(line))}
+        block.settings = {
+            name: int(match[1])
+            for name, pattern in _SETTINGS.items()
+            if (match := pattern.search(line))
+        }
     elif match := re.match(r"# Blocking Enabled: (.*)", line):
         block.blocking = 2 if "no barrier" in match[1] else 1
     elif match := _RANK.match(line):
@@ -172,7 +184,9 @@ def operation_of(program: str, name: str, options: ImportOptions) -> str:
 
 
 def stated_ranks(places: Sequence[Place]) -> int | None:
-    """Return the number of ranks if all are listed, else None: a process with many GPUs lists only some ranks."""
+    """Return the number of ranks if all are listed, else None: a process with many GPUs lists only
+    some ranks.
+    """
     ranks = {place.rank for place in places}
     return len(ranks) if ranks and ranks == set(range(len(ranks))) else None
 
@@ -184,7 +198,10 @@ def cadence_of(blocking: int, reading: Reading) -> str:
         LeftOutError: commbench has no such synchronisation.
     """
     if blocking == 2:  # noqa: PLR2004 - as nccl-tests counts them
-        raise LeftOutError("each operation was waited for without a barrier (-z 2), neither isolated nor back to back")
+        raise LeftOutError(
+            "each operation was waited for without a barrier (-z 2), neither isolated nor back to"
+            " back"
+        )
     if blocking:
         return "barrier"
     reading.assume(BACK_TO_BACK)
@@ -195,20 +212,30 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
     if "cputime" in block.columns:
         raise LeftOutError("times are of the CPU only (-C)")
     if len(block.groups) > 1:
-        raise LeftOutError(f"{len(block.groups)} groups ran at the same time and only their average is printed")
+        raise LeftOutError(
+            f"{len(block.groups)} groups ran at the same time and only their average is printed"
+        )
     operation = operation_of(block.program, reading.name, options)
     setting = block.setting
-    ranks = reading.ranks(options, setting.ranks if setting else stated_ranks(block.places), operation)
+    ranks = reading.ranks(
+        options, setting.ranks if setting else stated_ranks(block.places), operation
+    )
     reading.version = reading.version or block.version
     if stated_ranks(block.places) == ranks:
         reading.places[ranks] = block.places
     if not block.ended:
         reading.leave_out(f"the table of {operation} has no footer, so that lines may be missing")
-    shared = {"operation": operation, "ranks": ranks, "backend": setting.backend if setting else "nccl"}
+    shared = {
+        "operation": operation,
+        "ranks": ranks,
+        "backend": setting.backend if setting else "nccl",
+    }
     shared |= {"pattern": setting.pattern if setting else "flat", **_conditions(block, reading)}
     for place, words in block.rows:
         with reading.noting():
-            reading.records += [timed.record() for timed in _halves(place, words, block, shared, reading)]
+            reading.records += [
+                timed.record() for timed in _halves(place, words, block, shared, reading)
+            ]
 
 
 def _conditions(block: Block, reading: Reading) -> dict[str, Any]:
@@ -228,7 +255,9 @@ def _conditions(block: Block, reading: Reading) -> dict[str, Any]:
     }
 
 
-def _halves(place: int, words: Sequence[str], block: Block, shared: dict[str, Any], reading: Reading) -> list[Timed]:
+def _halves(
+    place: int, words: Sequence[str], block: Block, shared: dict[str, Any], reading: Reading
+) -> list[Timed]:
     """Parse both halves of a line: out of place and in place.
 
     Raises:
@@ -237,19 +266,27 @@ def _halves(place: int, words: Sequence[str], block: Block, shared: dict[str, An
     columns = [column for column in block.columns if column != "timestamp"]
     stamp = 2 if "timestamp" in block.columns else 0
     if len(words) not in {len(columns), len(columns) + stamp}:
-        raise LeftOutError(f"line {place} has {len(words)} words where the heading has {len(columns)}")
+        raise LeftOutError(
+            f"line {place} has {len(words)} words where the heading has {len(columns)}"
+        )
     begins = [number for number, column in enumerate(columns) if column in _HALF]
     if len(begins) != 2:  # noqa: PLR2004 - out of place, in place
-        raise LeftOutError(f"the heading above line {place} has no two halves, out of place and in place")
+        raise LeftOutError(
+            f"the heading above line {place} has no two halves, out of place and in place"
+        )
     first, second = begins
     case = dict(zip(columns[:first], words, strict=False))
     timed = []
     for in_place, low, high in ((False, first, second), (True, second, len(columns))):
         half = dict(zip(columns[low:high], words[low:high], strict=True))
-        if half["time"] == "N/A" or not has_half(shared["operation"], in_place=in_place, reading=reading):
+        if half["time"] == "N/A" or not has_half(
+            shared["operation"], in_place=in_place, reading=reading
+        ):
             continue
         _check_rates(half, shared, reading)
-        timed.append(timed_half(case, half, in_place=in_place, out_of_bounds=block.out_of_bounds, **shared))
+        timed.append(
+            timed_half(case, half, in_place=in_place, out_of_bounds=block.out_of_bounds, **shared)
+        )
     return timed
 
 
@@ -273,7 +310,8 @@ def timed_half(
 
     Args:
         case: ``size``, ``type``, ``redop`` and ``root``, as printed.
-        half: ``time`` and ``#wrong`` (``error`` in old versions), and ``i_min`` where iterations were timed.
+        half: ``time`` and ``#wrong`` (``error`` in old versions), and ``i_min`` where iterations
+            were timed.
         in_place: whether this is the in-place half.
         out_of_bounds: count of wrong elements in the footer, the only count of old versions.
         shared: further fields of `Timed`.
@@ -305,12 +343,14 @@ def _check_rates(half: dict[str, str], shared: dict[str, Any], reading: Reading)
     if "N/A" in {half["algbw"], half["busbw"]}:
         return
     algbw, busbw = number(half["algbw"]), number(half["busbw"])
-    factor = importable_operation(shared["operation"], shared["pattern"], shared["ranks"]).busbw_factor(shared["ranks"])
+    factor = importable_operation(
+        shared["operation"], shared["pattern"], shared["ranks"]
+    ).busbw_factor(shared["ranks"])
     rounding = 0.5 * (factor * _last_digit(half["algbw"]) + _last_digit(half["busbw"]))
     if abs(busbw - factor * algbw) > 1.01 * rounding:
         reading.assume(
-            f"{shared['operation']} ran on {shared['ranks']} ranks, although the busbw that {reading.name} prints is "
-            "that of another number of them; ours is computed again"
+            f"{shared['operation']} ran on {shared['ranks']} ranks, although the busbw that"
+            f" {reading.name} prints is that of another number of them; ours is computed again"
         )
 
 

@@ -1,4 +1,6 @@
-"""Reads the output of the OSU Micro-Benchmarks in C and Python (OMB-Py), and commbench's output in that format."""
+"""Reads the output of the OSU Micro-Benchmarks in C and Python (OMB-Py), and commbench's output in
+that format.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,19 @@ from commbench.interop.imports.reading import (
     whole_number,
 )
 
-#: Libraries whose two-sided and collective operations have a counterpart, and devices of buffers (``-d``).
+#: Libraries whose two-sided and collective operations have a counterpart, and devices of buffers
+#: (``-d``).
 _LIBRARIES, _DEVICES = ("MPI", "NCCL", "RCCL"), ("", "CUDA", "ROCM", "OPENACC", "SYCL")
 _DATATYPE = "# Datatype:"
 _TITLE = re.compile(r"# ?(OSU|OMB-Py) (\S+) (.*?)(?: (v[\d.]\S*))?\s*$")
 #: Names of columns.
 _COLUMN = re.compile(
-    r"Avg Latency ?\(us\)|Min Latency ?\(us\)|Max Latency ?\(us\)|Latency ?\(us\)|P\d+ Tail (?:Lat|BW) ?\([^)]*\)"
-    r"|Bandwidth ?\([MG]B/s\)|Iterations|Validation|Overall ?\(us\)|Compute ?\(us\)|Pure Comm\.? ?\(us\)"
-    r"|Min Comm\.? ?\(us\)|Max Comm\.? ?\(us\)|Coll\. Init ?\(us\)|MPI_Test ?\(us\)|MPI_Wait ?\(us\)|Overlap ?\(%\)"
+    r"Avg Latency ?\(us\)|Min Latency ?\(us\)|Max Latency ?\(us\)|Latency ?\(us\)|P\d+ Tail"
+    r" (?:Lat|BW) ?\([^)]*\)"
+    r"|Bandwidth ?\([MG]B/s\)|Iterations|Validation|Overall ?\(us\)|Compute ?\(us\)|Pure Comm\.?"
+    r" ?\(us\)"
+    r"|Min Comm\.? ?\(us\)|Max Comm\.? ?\(us\)|Coll\. Init ?\(us\)|MPI_Test ?\(us\)|MPI_Wait"
+    r" ?\(us\)|Overlap ?\(%\)"
     r"|(?:Wait|Init) avg ?\(us\)|Size(?: \(B\))?"
 )
 _DTYPES = DTYPES_BY_MPI_NAME | {name: name for name in DTYPES}
@@ -71,7 +77,8 @@ class Test:
     setting: OwnSetting | None = None
     dtype: str | None = None
     on_host: bool = False
-    """Whether both sides' buffers are stated to be on the host, although the title names a device."""
+    """Whether both sides' buffers are stated to be on the host, although the title names a
+    device."""
     columns: list[str] = field(default_factory=list)
     rows: list[tuple[int, list[str]]] = field(default_factory=list)
     """Line number and words of each line of the table."""
@@ -99,11 +106,15 @@ def _tests(text: str, reading: Reading) -> list[Test]:
     tests: list[Test] = []
     for place, line in whole_lines(text, reading):
         if match := _TITLE.match(line):
-            tests.append(Test(suite=match[1], library=match[2], title=match[3], version=match[4] or ""))
+            tests.append(
+                Test(suite=match[1], library=match[2], title=match[3], version=match[4] or "")
+            )
         elif not tests:
             continue
         elif line.startswith("#"):
-            if tests[-1].rows and line.startswith(_DATATYPE):  # -T names several, and this is the next
+            if tests[-1].rows and line.startswith(
+                _DATATYPE
+            ):  # -T names several, and this is the next
                 tests.append(replace(tests[-1], rows=[]))
             _read_comment(line, tests[-1])
         elif re.match(r"\s*\d", line):
@@ -129,7 +140,9 @@ def _read_comment(line: str, test: Test) -> None:
 def _read_test(test: Test, reading: Reading, options: ImportOptions) -> None:
     operation = OPERATIONS_BY_TITLE.get(_short(test.title))
     library, _, device = test.library.partition("-")
-    if operation is None or (not test.own and library not in _LIBRARIES):  # MPI_Put is a library by OSU's titles
+    if operation is None or (
+        not test.own and library not in _LIBRARIES
+    ):  # MPI_Put is a library by OSU's titles
         raise LeftOutError(f"OSU's '{library} {test.title}' has no counterpart in commbench")
     if device not in _DEVICES:
         raise LeftOutError(f"OSU's library {test.library!r} is unknown to commbench")
@@ -137,23 +150,33 @@ def _read_test(test: Test, reading: Reading, options: ImportOptions) -> None:
         raise LeftOutError(f"OSU's {test.title!r} has no heading over its columns")
     unknown = [column for column in test.columns if not _COLUMN.fullmatch(column)]
     if unknown:
-        raise LeftOutError(f"OSU's {test.title!r} has columns that are unknown to commbench ({unknown[0]})")
+        raise LeftOutError(
+            f"OSU's {test.title!r} has columns that are unknown to commbench ({unknown[0]})"
+        )
     reading.version = reading.version or f"{test.suite} {test.version}".strip()
     test_ranks = test.setting.ranks if test.setting else 2 if operation.kind == "pair" else None
     ranks = (
-        test_ranks if operation.kind == "pair" and not test.own else reading.ranks(options, test_ranks, operation.name)
+        test_ranks
+        if operation.kind == "pair" and not test.own
+        else reading.ranks(options, test_ranks, operation.name)
     )
     shared = _shared(test, operation, int(ranks or 0), reading, options)
     operation = importable_operation(operation.name, shared["pattern"], shared["ranks"])
     for place, words in test.rows:
         with reading.noting():
             if len(words) != len(test.columns):
-                raise LeftOutError(f"line {place} has {len(words)} words where the heading has {len(test.columns)}")
+                raise LeftOutError(
+                    f"line {place} has {len(words)} words where the heading has {len(test.columns)}"
+                )
             reading.records.append(_timed(test, operation, words, shared).record())
 
 
-def _shared(test: Test, operation: Operation, ranks: int, reading: Reading, options: ImportOptions) -> dict[str, Any]:
-    """Return the fields of `Timed` that all lines of a test share, and note the assumptions for them."""
+def _shared(
+    test: Test, operation: Operation, ranks: int, reading: Reading, options: ImportOptions
+) -> dict[str, Any]:
+    """Return the fields of `Timed` that all lines of a test share, and note the assumptions for
+    them.
+    """
     setting = test.setting
     conditions: dict[str, Any] = {}
     library, _, device = test.library.partition("-")
@@ -176,8 +199,14 @@ def _shared(test: Test, operation: Operation, ranks: int, reading: Reading, opti
         "redop": (setting.redop if setting else "sum") if operation.reduces else None,
         "root": setting.root if setting else 0,
         "in_place": setting.in_place if setting else False,
-        **(setting.manner if setting else {"sync": "none" if test.suite == "OMB-Py" and collective else "auto"}),
-        "conditions": conditions | ({"sync": "barrier"} if collective and test.suite == "OSU" else {}),
+        **(
+            setting.manner
+            if setting
+            else {"sync": "none" if test.suite == "OMB-Py" and collective else "auto"}
+        ),
+        "conditions": (
+            conditions | ({"sync": "barrier"} if collective and test.suite == "OSU" else {})
+        ),
     }
 
 
@@ -189,17 +218,24 @@ def _dtype(test: Test, operation: Operation, reading: Reading, options: ImportOp
         return options.dtype
     dtype = "float32" if operation.reduces or test.suite == "OMB-Py" else "int8"
     default = f"{test.suite}'s default (else --dtype)"
-    reading.assume(f"elements of {operation.name} were {DTYPES[dtype].mpi_name} ({dtype}), {default}")
+    reading.assume(
+        f"elements of {operation.name} were {DTYPES[dtype].mpi_name} ({dtype}), {default}"
+    )
     return dtype
 
 
-def _timed(test: Test, operation: Operation, words: Sequence[str], shared: Mapping[str, Any]) -> Timed:
+def _timed(
+    test: Test, operation: Operation, words: Sequence[str], shared: Mapping[str, Any]
+) -> Timed:
     """Parse one line of a table.
 
     Raises:
         LeftOutError: the line has no measurement.
     """
-    line = {re.sub(r" ?\((us|B|%)\)", "", column): word for column, word in zip(test.columns, words, strict=True)}
+    line = {
+        re.sub(r" ?\((us|B|%)\)", "", column): word
+        for column, word in zip(test.columns, words, strict=True)
+    }
     size = whole_number(line["Size"]) if "Size" in line else 0
     message_bytes = operation.message_bytes(size, shared["ranks"])
     passed = line.get("Validation", "").lower()
@@ -227,10 +263,15 @@ def _time(
         bytes_per_us = number(line[rate]) * (1e3 if "GB/s" in rate else 1)
         if not bytes_per_us:
             raise LeftOutError("a time or rate of 0 is below what the tool resolves")
-        return {"time_us": operation.messages_at_once * message_bytes / bytes_per_us, "time": PAIR_MEAN}
+        return {
+            "time_us": operation.messages_at_once * message_bytes / bytes_per_us,
+            "time": PAIR_MEAN,
+        }
     if "Overall" in line:
         overlap = Overlap(
-            pure_us=number(line["Pure Comm."]), compute_us=number(line["Compute"]), overall_us=number(line["Overall"])
+            pure_us=number(line["Pure Comm."]),
+            compute_us=number(line["Compute"]),
+            overall_us=number(line["Overall"]),
         )
         slowest = "Max Comm." in line
         return {
@@ -243,12 +284,18 @@ def _time(
     if operation.kind == "pair":
         return {"time_us": mean_us, "time": PAIR_MEAN}
     if "Max Latency" in line:
-        return {"time_us": number(line["Max Latency"]), "rank_mean_us": mean_us, "time": SLOWEST_RANK}
+        return {
+            "time_us": number(line["Max Latency"]),
+            "rank_mean_us": mean_us,
+            "time": SLOWEST_RANK,
+        }
     return {"time_us": mean_us, "rank_mean_us": mean_us, "time": RANK_MEAN}
 
 
 def _quantiles(line: Mapping[str, str]) -> dict[str, float]:
     """Return the quantiles of -z for which `Timed` has a field; they are means over ranks."""
     return {
-        f"p{percent}_us": number(line[name]) for percent in (25, 75, 95) if (name := f"P{percent} Tail Lat") in line
+        f"p{percent}_us": number(line[name])
+        for percent in (25, 75, 95)
+        if (name := f"P{percent} Tail Lat") in line
     }

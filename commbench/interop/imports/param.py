@@ -19,15 +19,21 @@ from commbench.interop.imports.reading import (
     whole_number,
 )
 
-#: PARAM's names of backends (``--backend``), and commbench's name of NCCL through torch, for comparisons with it.
+#: PARAM's names of backends (``--backend``), and commbench's name of NCCL through torch, for
+#: comparisons with it.
 PARAM_BACKENDS = ("nccl", "gloo", "mpi", "ucc", "xla", "mccl", "torch-nccl")
-_RESULT = re.compile(r"\s*COMMS-RES-(?P<name>[a-z_0-9]+)(?:-(?P<dtype>[a-z]+\d+)\S*)?\s+(?P<words>\d.*)$")
+_RESULT = re.compile(
+    r"\s*COMMS-RES-(?P<name>[a-z_0-9]+)(?:-(?P<dtype>[a-z]+\d+)\S*)?\s+(?P<words>\d.*)$"
+)
 _HEADING = re.compile(r"\s*COMMS-RES\S*\s+(?P<columns>.*\(B\).*)$")
 _COLUMN = re.compile(
-    r"(?:total-)?size \(B\)|nElementsPerRank|nElementsPairPerRank|\w*(?:Latency|Time)\(us\):(?:p50| ?Quant)"
+    r"(?:total-)?size \(B\)|nElementsPerRank|nElementsPairPerRank|\w*(?:Latency|Time)\(us\):(?:p50|"
+    r" ?Quant)"
     r"|\S+"
 )
-_OPERATIONS = {name: operation for operation in OPERATIONS.values() for name in operation.names.param}
+_OPERATIONS = {
+    name: operation for operation in OPERATIONS.values() for name in operation.names.param
+}
 
 
 def recognises(text: str) -> bool:
@@ -52,7 +58,14 @@ def read(text: str, name: str, options: ImportOptions) -> Reading:
         elif result := _RESULT.match(line):
             with reading.noting():
                 reading.records.append(
-                    _timed(place, result, columns, world_size=world_size, reading=reading, options=options).record()
+                    _timed(
+                        place,
+                        result,
+                        columns,
+                        world_size=world_size,
+                        reading=reading,
+                        options=options,
+                    ).record()
                 )
         elif heading := _HEADING.match(line):
             columns = _COLUMN.findall(heading["columns"])
@@ -76,10 +89,15 @@ def _timed(
     name, words = result["name"], result["words"].split()
     if name not in _OPERATIONS:
         raise LeftOutError(f"PARAM's {name} has no counterpart in commbench")
-    if any("nElementsPair" in column or column.startswith(("TotalLatency", "CompLatency")) for column in columns):
+    if any(
+        "nElementsPair" in column or column.startswith(("TotalLatency", "CompLatency"))
+        for column in columns
+    ):
         raise LeftOutError("times beside computing or another collective cannot be imported")
     if len(words) != len(columns):
-        raise LeftOutError(f"line {place} has {len(words)} words where the heading has {len(columns)}")
+        raise LeftOutError(
+            f"line {place} has {len(words)} words where the heading has {len(columns)}"
+        )
     line = dict(zip(columns, words, strict=True))
     if "Max" not in line:
         raise LeftOutError(f"line {place} does not state the slowest rank's time")
@@ -97,7 +115,9 @@ def _timed(
         message_bytes=whole_number(words[0]),
         time_us=number(line["Max"]),
         time=SLOWEST_RANK,
-        dtype=_dtype(result["dtype"], line, operation, ranks=ranks, reading=reading, options=options),
+        dtype=_dtype(
+            result["dtype"], line, operation, ranks=ranks, reading=reading, options=options
+        ),
         redop="sum",
         root=0,
         in_place=operation.default_in_place,  # torch.distributed has no other
@@ -115,7 +135,8 @@ def _dtype(
     reading: Reading,
     options: ImportOptions,
 ) -> str:
-    """Return the element type: stated, else of --dtype, else PARAM's default if elements have its size.
+    """Return the element type: stated, else of --dtype, else PARAM's default if elements have its
+    size.
 
     Raises:
         InputError: none of these applies.
@@ -125,6 +146,9 @@ def _dtype(
     elements = int(number(line.get("nElementsPerRank", "0"))) * (ranks if operation.divided else 1)
     default = DTYPES["float32"]
     if elements * default.itemsize != whole_number(next(iter(line.values()))):
-        raise InputError(f"{reading.name} does not say of which type elements were, and not of 4 bytes; give --dtype.")
+        raise InputError(
+            f"{reading.name} does not say of which type elements were, and not of 4 bytes; give"
+            " --dtype."
+        )
     reading.assume("elements were float32, PARAM's default (else --dtype)")
     return default.name

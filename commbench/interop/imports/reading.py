@@ -1,4 +1,6 @@
-"""The result of reading another tool's output: records, assumptions, and lines that were left out with the reason."""
+"""The result of reading another tool's output: records, assumptions, and lines that were left out
+with the reason.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from commbench.errors import InputError, Reason, UnsupportedError
 _LABEL = re.compile(r"^(\[\d+,\d+\]<std(out|err)>:|\s{0,3}\d+: ) ?")
 #: Start of the line that marks output of commbench in another tool's format.
 PRINTED_BY_COMMBENCH = "Printed by commbench in the format of"
-#: What such a line says of the times; older versions printed the median of the slowest rank in nccl-tests' format.
+#: What such a line says of the times; older versions printed the median of the slowest rank in
+#: nccl-tests' format.
 MEANS_PRINTED = "times are means over repetitions and ranks"
 DTYPES_BY_MPI_NAME = {dtype.mpi_name: dtype.name for dtype in DTYPES.values() if dtype.mpi_name}
 #: Meanings of the time that a tool states.
@@ -92,10 +95,13 @@ class Reading:
             InputError: neither is given, or both are given and differ.
         """
         if output_ranks is None and options.ranks is None:
-            raise InputError(f"{self.name} does not say on how many ranks {subject} ran; say so with -n.")
+            raise InputError(
+                f"{self.name} does not say on how many ranks {subject} ran; say so with -n."
+            )
         if None not in {output_ranks, options.ranks} and output_ranks != options.ranks:
             raise InputError(
-                f"{self.name} says that {subject} ran on {output_ranks} ranks, and -n {options.ranks} was given."
+                f"{self.name} says that {subject} ran on {output_ranks} ranks, and -n"
+                f" {options.ranks} was given."
             )
         return int(output_ranks or options.ranks or 0)
 
@@ -118,7 +124,12 @@ class OwnSetting:
     @property
     def manner(self) -> dict[str, Any]:
         """The fields of `Timed` for synchronisation, cadence and buffers."""
-        return {"sync": self.sync, "graph": self.graph, "persistent": self.persistent, "buffers": self.buffers}
+        return {
+            "sync": self.sync,
+            "graph": self.graph,
+            "persistent": self.persistent,
+            "buffers": self.buffers,
+        }
 
 
 def own_setting(line: str) -> OwnSetting | None:
@@ -145,12 +156,17 @@ def own_setting(line: str) -> OwnSetting | None:
 
 
 def whole_lines(text: str, reading: Reading) -> Iterator[tuple[int, str]]:
-    """Yield the complete lines with their numbers, without prefixes of launchers; count an unterminated last line."""
+    """Yield the complete lines with their numbers, without prefixes of launchers.
+
+    Count an unterminated last line.
+    """
     *lines, rest = text.split("\n")
     for number, line in enumerate(lines, start=1):
         yield number, _LABEL.sub("", line.rstrip("\r"), count=1)
     if rest.strip():
-        reading.leave_out(f"line {len(lines) + 1} has no end, so that it may be cut off ({rest.strip()[:60]!r})")
+        reading.leave_out(
+            f"line {len(lines) + 1} has no end, so that it may be cut off ({rest.strip()[:60]!r})"
+        )
 
 
 def number(word: str) -> float:
@@ -183,7 +199,8 @@ def importable_operation(operation: str, pattern: str, ranks: int) -> Operation:
     """Return the definition of an operation in a pattern on ``ranks`` ranks.
 
     Raises:
-        LeftOutError: the operation or the pattern is unknown, or its table is one of several that ran together.
+        LeftOutError: the operation or the pattern is unknown, or its table is one of several that
+            ran together.
     """
     try:
         check_pattern(pattern)
@@ -191,7 +208,10 @@ def importable_operation(operation: str, pattern: str, ranks: int) -> Operation:
     except (InputError, UnsupportedError) as error:
         raise LeftOutError(str(error)) from error
     if makes_groups(pattern) or pattern == MATRIX:
-        raise LeftOutError(f"a table of pattern {pattern} is one part of several that ran together; use the run itself")
+        raise LeftOutError(
+            f"a table of pattern {pattern} is one part of several that ran together; use the run"
+            " itself"
+        )
     return composed
 
 
@@ -264,7 +284,11 @@ class Timed:
             times_us=[self.time_us],
             rank_mean_us=[] if self.rank_mean_us is None else [self.rank_mean_us],
             wrong=self.wrong,
-            flags=("imported",) if self.wrong is not None or self.failure else ("unverified", "imported"),
+            flags=(
+                ("imported",)
+                if self.wrong is not None or self.failure
+                else ("unverified", "imported")
+            ),
             stated=Stated(
                 time=self.time,
                 repetitions=self.repetitions,

@@ -1,7 +1,9 @@
-"""An emulated cluster on one Linux machine: hosts are network namespaces whose links have a shaped rate.
+"""An emulated cluster on one Linux machine: hosts are network namespaces whose links have a shaped
+rate.
 
-May import launch.launchers for the names of variables; must not import the conductor or ranks. ``agent`` and
-``visitor`` run as scripts without site packages, so they import the standard library only.
+May import launch.launchers for the names of variables; must not import the conductor or ranks.
+``agent`` and ``visitor`` run as scripts without site packages, so they import the standard library
+only.
 """
 
 from commbench.launch.lab.cluster import NOT_EMULATED, check_machine, run_in_lab, start_lab

@@ -2,8 +2,8 @@
 
 It runs as a script, without site packages, because a launcher starts it once for every host. Usage:
 
-    agent.py PIDS exec HOST PROGRAM ARGUMENT...   PIDS is a JSON file: a process id for each host name
-    agent.py PIDS ssh [-OPTION...] HOST WORD...   the words are a line for a shell, as with ssh
+    agent.py PIDS exec HOST PROGRAM ARGUMENT...   PIDS is a JSON file: a process id for each host
+    name agent.py PIDS ssh [-OPTION...] HOST WORD...   the words are a line for a shell, as with ssh
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ UNREACHABLE = 255
 
 
 def call(directory: Path, form: str) -> list[str]:
-    """Return the words that call this script in a lab whose files are in ``directory``; the host's name comes next."""
+    """Return the words that call this script in a lab whose files are in ``directory``.
+
+    The host's name comes next.
+    """
     return [sys.executable, "-I", "-S", __file__, str(directory / "pids"), form]
 
 
@@ -45,7 +48,9 @@ def enter(pid: int) -> None:
 
 
 def become(command: Sequence[str]) -> NoReturn:
-    """Turn this process into ``command``, with the signal handling that a program expects to start with."""
+    """Turn this process into ``command``, with the signal handling that a program expects to start
+    with.
+    """
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.execvp(command[0], list(command))  # noqa: S606 - a list, no shell

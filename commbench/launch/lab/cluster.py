@@ -1,4 +1,6 @@
-"""The start of an emulated cluster: the machine is checked, the lab's first process started, and ended in any case."""
+"""The start of an emulated cluster: the machine is checked, the lab's first process started, and
+ended in any case.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +14,50 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from commbench.errors import InputError
-from commbench.launch.lab.labs import DEFAULT_NAME, Lab, locked_directory, remove_unused_directory, reserve
+from commbench.launch.lab.labs import (
+    DEFAULT_NAME,
+    Lab,
+    locked_directory,
+    remove_unused_directory,
+    reserve,
+)
 from commbench.launch.lab.network import run_program
 from commbench.launch.lab.plan import DIRECTORY, STAY, LabPlan
 from commbench.launch.lab.visit import PASSED_ON, blocked, caught, check_command, visit
 
 #: What a person must know about every number from a lab.
 NOT_EMULATED = (
-    "Only the rate of each link is emulated: latency, jitter and loss are not, a burst of about 1 ms at that rate, "
-    "but at least 16 KiB, passes unshaped, and all hosts share the cores and memory of this machine."
+    "Only the rate of each link is emulated: latency, jitter and loss are not, a burst of about 1"
+    " ms at that rate, but at least 16 KiB, passes unshaped, and all hosts share the cores and"
+    " memory of this machine."
 )
 #: Programs that a lab needs, and the packages that bring them; only shaped links need tc.
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
-#: Starts a program as process 1 of a lab, in fresh namespaces that end with it; if unshare is killed, it kills that
-#: program. Later mounts of the machine appear in the lab; mounts of the lab do not appear on the machine.
-FRESH = ("unshare", "--mount", "--propagation=slave", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
+#: Starts a program as process 1 of a lab, in fresh namespaces that end with it; if unshare is
+#: killed, it kills that program. Later mounts of the machine appear in the lab; mounts of the lab
+#: do not appear on the machine.
+FRESH = (
+    "unshare",
+    "--mount",
+    "--propagation=slave",
+    "--net",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "--",
+)
 
 
 def run_in_lab(plan: LabPlan, command: Sequence[str], name: str | None = None) -> int:
-    """Run a command on the first of several emulated hosts; when it ends, everything in the lab ends.
+    """Run a command on the first of several emulated hosts.
 
-    A host has its own name, network interface (10.99.x.y, both directions shaped), /dev/shm and System V memory; files,
-    processes, cores and GPUs are the machine's. COMMBENCH_HOSTFILE names a hostfile, and mpirun reaches the hosts by
-    an agent in place of ssh. Signals to this process are passed on. If this process is killed, so is the lab.
+    When it ends, everything in the lab ends.
+
+    A host has its own name, network interface (10.99.x.y, both directions shaped), /dev/shm and
+    System V memory; files, processes, cores and GPUs are the machine's. COMMBENCH_HOSTFILE names a
+    hostfile, and mpirun reaches the hosts by an agent in place of ssh. Signals to this process are
+    passed on. If this process is killed, so is the lab.
 
     Args:
         plan: the hosts and their links.
@@ -45,7 +68,8 @@ def run_in_lab(plan: LabPlan, command: Sequence[str], name: str | None = None) -
         The command's exit code; 128 + n if signal n has ended it.
 
     Raises:
-        InputError: bad name or command, no root, a missing program, or a kernel without the features.
+        InputError: bad name or command, no root, a missing program, or a kernel without the
+            features.
     """
     check_machine(shaped=plan.is_shaped)
     check_command(command)
@@ -59,7 +83,8 @@ def start_lab(plan: LabPlan, name: str = DEFAULT_NAME) -> Lab:
     """Start a lab that stays until `Lab.end`, even if this process and its terminal end.
 
     Raises:
-        InputError: the name is in use, no root, a missing program, or a kernel without the features.
+        InputError: the name is in use, no root, a missing program, or a kernel without the
+            features.
     """
     check_machine(shaped=plan.is_shaped)
     with _started(plan, name) as (started, signals):
@@ -69,7 +94,8 @@ def start_lab(plan: LabPlan, name: str = DEFAULT_NAME) -> Lab:
 
 
 def check_machine(*, shaped: bool = False) -> None:
-    """Refuse a machine that cannot emulate a cluster, and remove the directory of labs that were killed.
+    """Refuse a machine that cannot emulate a cluster, and remove the directory of labs that were
+    killed.
 
     Args:
         shaped: whether links are to get a rate.
@@ -78,7 +104,10 @@ def check_machine(*, shaped: bool = False) -> None:
         InputError: not Linux, not root, or a missing program.
     """
     if sys.platform != "linux":
-        raise InputError(f"An emulated cluster needs Linux and this is {sys.platform}; run it on a Linux machine.")
+        raise InputError(
+            f"An emulated cluster needs Linux and this is {sys.platform}; run it on a Linux"
+            " machine."
+        )
     if os.geteuid() != 0:
         raise InputError(
             f"An emulated cluster needs root and this is user {os.geteuid()}; "
@@ -87,14 +116,18 @@ def check_machine(*, shaped: bool = False) -> None:
     for program, package in PROGRAMS.items():
         if (shaped or program != "tc") and shutil.which(program) is None:
             raise InputError(
-                f"An emulated cluster needs the program {program}, which was not found; install {package}."
+                f"An emulated cluster needs the program {program}, which was not found; install"
+                f" {package}."
             )
     remove_unused_directory()
 
 
 @contextlib.contextmanager
 def _started(plan: LabPlan, name: str | None) -> Iterator[tuple[_StartedLab, socket.socket]]:
-    """Start a lab, and end it unless it was told to stay; yield it with a socket of the signals to this process."""
+    """Start a lab, and end it unless it was told to stay.
+
+    Yield it with a socket of the signals to this process.
+    """
     run_program([*FRESH, "true"])
     with (
         locked_directory() as lock,
@@ -111,8 +144,19 @@ class _StartedLab:
         self._name, listener = reserve(name)
         self._connection, inner = socket.socketpair()
         fds = [inner.fileno(), listener.fileno(), lock]
-        words = [sys.executable, "-m", "commbench.launch.lab.inside", *map(str, fds), str(DIRECTORY), plan.to_json()]
-        with inner, listener, blocked(PASSED_ON):  # a session of its own: no key and no closed terminal reaches it
+        words = [
+            sys.executable,
+            "-m",
+            "commbench.launch.lab.inside",
+            *map(str, fds),
+            str(DIRECTORY),
+            plan.to_json(),
+        ]
+        with (
+            inner,
+            listener,
+            blocked(PASSED_ON),
+        ):  # a session of its own: no key and no closed terminal reaches it
             self._process = subprocess.Popen(
                 [*FRESH, *words],
                 stdin=subprocess.DEVNULL,
@@ -152,7 +196,9 @@ class _StartedLab:
         lab = self.lab
         self._connection.sendall(STAY)
         if self._connection.recv(1) != STAY:
-            raise InputError(f"The emulated cluster {self._name!r} was ended while it began; start it again.")
+            raise InputError(
+                f"The emulated cluster {self._name!r} was ended while it began; start it again."
+            )
         self._process.returncode = 0  # this process does not wait for it any more
         return lab
 

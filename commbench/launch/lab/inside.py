@@ -1,7 +1,9 @@
-"""The first process of an emulated cluster: builds hosts and links, and runs until the cluster ends.
+"""The first process of an emulated cluster: builds hosts and links, and runs until the cluster
+ends.
 
-It is process 1 of a process namespace and holds the lab's network and mount namespaces. So however it ends, the kernel
-ends every process of the lab with it, and removes the namespaces, links and mounts, which no other process holds.
+It is process 1 of a process namespace and holds the lab's network and mount namespaces. So however
+it ends, the kernel ends every process of the lab with it, and removes the namespaces, links and
+mounts, which no other process holds.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from commbench.launch.lab import agent
 from commbench.launch.lab.network import build_network, emulation_error, run_program
 from commbench.launch.lab.plan import ANSWER, PLAN, STAY, STAYS, HostPlan, LabPlan
 
-#: The script that turns a process in fresh namespaces into a host ($1: its name, $2: the lab's directory). A host has
-#: its own memory under /dev/shm and its own interfaces in /sys; the machine's InfiniBand devices are out of reach.
+#: The script that turns a process in fresh namespaces into a host ($1: its name, $2: the lab's
+#: directory). A host has its own memory under /dev/shm and its own interfaces in /sys; the
+#: machine's InfiniBand devices are out of reach.
 _HOST = """
 set -e
 printf %s "$1" > /proc/sys/kernel/hostname
@@ -47,7 +50,8 @@ class Builder:
 
     Args:
         plan: the lab to build.
-        directory: an empty directory, the same for all hosts; a private file system is mounted over it.
+        directory: an empty directory, the same for all hosts; a private file system is mounted over
+            it.
     """
 
     def __init__(self, plan: LabPlan, directory: Path) -> None:
@@ -61,14 +65,20 @@ class Builder:
         Raises:
             InputError: this machine cannot emulate a cluster.
         """
-        run_program(["mount", "-t", "tmpfs", "-o", "mode=755", "commbench-lab", str(self._directory)])
+        run_program(
+            ["mount", "-t", "tmpfs", "-o", "mode=755", "commbench-lab", str(self._directory)]
+        )
         self._write("hosts", self._plan.hosts_file())
         self._write("hostfile", self._plan.hostfile())
         run_program(["mount", "--bind", str(self._directory / "hosts"), "/etc/hosts"])
         (self._directory / "sys").mkdir()
         pids = self._start_hosts()
         self._write("pids", json.dumps(pids))
-        self._write("agent", f'#!/bin/sh\nexec {shlex.join(agent.call(self._directory, "ssh"))} "$@"\n', mode=0o755)
+        self._write(
+            "agent",
+            f'#!/bin/sh\nexec {shlex.join(agent.call(self._directory, "ssh"))} "$@"\n',
+            mode=0o755,
+        )
         build_network(self._plan, pids)
         self._write(PLAN, self._plan.to_json())
 
@@ -78,7 +88,10 @@ class Builder:
         path.chmod(mode)
 
     def _start_hosts(self) -> dict[str, int]:
-        """Start a process for each host, which holds the host's namespaces; return their ids by host name."""
+        """Start a process for each host, which holds the host's namespaces.
+
+        Return their ids by host name.
+        """
         self._holders = {host.name: self._start_host(host) for host in self._plan.hosts}
         for holder in self._holders.values():
             _wait_until_up(holder)
@@ -86,9 +99,22 @@ class Builder:
 
     def _start_host(self, host: HostPlan) -> subprocess.Popen[str]:
         namespaces = ("--net", "--uts", "--ipc", "--mount", "--propagation=slave")
-        command = ["unshare", *namespaces, "sh", "-c", _HOST, "host", host.name, str(self._directory)]
+        command = [
+            "unshare",
+            *namespaces,
+            "sh",
+            "-c",
+            _HOST,
+            "host",
+            host.name,
+            str(self._directory),
+        ]
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
 
@@ -116,8 +142,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Be a lab's first process; does not return.
 
     Args:
-        arguments: the numbers of three descriptors (the connection to the process that starts the lab, the socket of
-            the lab's name, the lock on the directory), the directory, and the plan as JSON.
+        arguments: the numbers of three descriptors (the connection to the process that starts the
+            lab, the socket of the lab's name, the lock on the directory), the directory, and the
+            plan as JSON.
     """
     *descriptors, directory, plan = arguments
     for descriptor in map(int, descriptors):

@@ -1,11 +1,12 @@
-"""The labs that are up, each found by its name: its plan, the commands that run there, its links, its end.
+"""The labs that are up, each found by its name: its plan, the commands that run there, its links,
+its end.
 
-Every lab mounts its files over the same directory, so that the environment of a program does not differ from lab to
-lab. Each lab shares a lock on that directory. A directory that no lab locks is left over from killed labs: the next
-call removes it.
+Every lab mounts its files over the same directory, so that the environment of a program does not
+differ from lab to lab. Each lab shares a lock on that directory. A directory that no lab locks is
+left over from killed labs: the next call removes it.
 
-The name of a lab is an abstract socket. Such names live in the machine's network namespace, not among its files, and
-the kernel frees a name when the lab ends. A killed lab leaves none behind.
+The name of a lab is an abstract socket. Such names live in the machine's network namespace, not
+among its files, and the kernel frees a name when the lab ends. A killed lab leaves none behind.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ import psutil
 from commbench.errors import InputError
 from commbench.launch.lab.network import change_link
 from commbench.launch.lab.plan import ANSWER, DIRECTORY, PLAN, STAYS, HostPlan, LabPlan, parse_rate
-from commbench.launch.lab.visit import PASSED_ON, RunningCommand, caught, check_command, running_commands, visit
+from commbench.launch.lab.visit import (
+    PASSED_ON,
+    RunningCommand,
+    caught,
+    check_command,
+    running_commands,
+    visit,
+)
 
 #: The name of a lab if a person gives none.
 DEFAULT_NAME = "lab"
@@ -62,7 +70,8 @@ class Lab:
         others = ", ".join(lab.name for lab in find_all())
         there = f" (there is {others})" if others else ""
         raise InputError(
-            f"There is no emulated cluster called {name!r}{there}; start it by `commbench lab up{option}`."
+            f"There is no emulated cluster called {name!r}{there}; start it by `commbench lab"
+            f" up{option}`."
         )
 
     @contextlib.contextmanager
@@ -75,7 +84,9 @@ class Lab:
         try:
             yield
         except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess) as error:
-            raise InputError(f"The emulated cluster {self.name!r} has just ended; start it again.") from error
+            raise InputError(
+                f"The emulated cluster {self.name!r} has just ended; start it again."
+            ) from error
 
     @property
     def _files(self) -> Path:
@@ -95,7 +106,10 @@ class Lab:
 
     @property
     def stays(self) -> bool:
-        """Whether it is up until it is taken down; else it ends with the command that it was made for."""
+        """Whether it is up until it is taken down.
+
+        Else it ends with the command that it was made for.
+        """
         return (self._files / STAYS).exists()
 
     @property
@@ -110,10 +124,12 @@ class Lab:
             return running_commands(self.pid)
 
     def execute(self, command: Sequence[str], *, host: str | None = None) -> int:
-        """Run a command on a host, by default the first host; return its exit code, 128 + n after signal n.
+        """Run a command on a host, by default the first host.
 
-        When the command or this process ends, all descendants of the command end. Signals to this process are passed
-        on.
+        Return its exit code, 128 + n after signal n.
+
+        When the command or this process ends, all descendants of the command end. Signals to this
+        process are passed on.
 
         Raises:
             InputError: no such host or command.
@@ -124,9 +140,11 @@ class Lab:
             return visit(self.pid, plan, plan.host(host).name, command, signals)
 
     def set_link(self, host: str, state: str) -> None:
-        """Cut a host's link (``down``), restore it (``up``), or give it another rate, while the lab runs.
+        """Cut a host's link (``down``), restore it (``up``), or give it another rate, while the lab
+        runs.
 
-        Programs that already run there have read the old conditions; programs that start from now on read the new ones.
+        Programs that already run there have read the old conditions; programs that start from now
+        on read the new ones.
 
         Raises:
             InputError: no such host, an unknown state, or a machine that cannot change the link.
@@ -138,7 +156,16 @@ class Lab:
             after = _changed_link(before, state)
             holder = json.loads((self._files / "pids").read_text(encoding="utf-8"))[before.name]
             lab = ("nsenter", f"--target={self.pid}")
-            on_host = (*lab, "--pid", "--mount", "--", "nsenter", f"--target={holder}", "--net", "--")
+            on_host = (
+                *lab,
+                "--pid",
+                "--mount",
+                "--",
+                "nsenter",
+                f"--target={holder}",
+                "--net",
+                "--",
+            )
             change_link(before, after, on_switch=(*lab, "--net", "--"), on_host=on_host)
             file.seek(0)
             file.truncate()
@@ -146,7 +173,10 @@ class Lab:
 
     def end(self) -> None:
         """End the lab and everything that runs there; return when it has ended."""
-        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess), contextlib.ExitStack() as handles:
+        with (
+            contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess),
+            contextlib.ExitStack() as handles,
+        ):
             processes = [os.pidfd_open(pid) for pid in (psutil.Process(self.pid).ppid(), self.pid)]
             for handle in processes:
                 handles.callback(os.close, handle)
@@ -170,11 +200,13 @@ def _changed_link(host: HostPlan, state: str) -> HostPlan:
         raise InputError(f"{str(error).rstrip('.')}; or up or down.") from error
 
 
-# ------------------------------------------------------------------------------------------------------------- names
+# -------------------------------------------------------------------------------------------- names
 
 
 def reserve(name: str | None) -> tuple[str, socket.socket]:
-    """Reserve a name, a fresh one for None; return it with its socket, which must be handed to the lab.
+    """Reserve a name, a fresh one for None.
+
+    Return it with its socket, which must be handed to the lab.
 
     Raises:
         InputError: the name is malformed or in use.
@@ -183,7 +215,8 @@ def reserve(name: str | None) -> tuple[str, socket.socket]:
         name = f"run-{secrets.token_hex(4)}"
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"The name {name!r} cannot be a lab's; choose up to 40 letters, digits, dots, dashes and underscores."
+            f"The name {name!r} cannot be a lab's; choose up to 40 letters, digits, dots, dashes"
+            " and underscores."
         )
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -201,13 +234,18 @@ def reserve(name: str | None) -> tuple[str, socket.socket]:
 
 def names() -> list[str]:
     """Return the names in use, sorted."""
-    paths = (line.split()[-1] for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines())
+    paths = (
+        line.split()[-1] for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()
+    )
     start = f"@{_PREFIX}"
     return sorted({path.removeprefix(start) for path in paths if path.startswith(start)})
 
 
 def first_process(name: str) -> int | None:
-    """Return the id of a lab's first process; None if there is no lab of that name, or it is not up yet."""
+    """Return the id of a lab's first process.
+
+    None if there is no lab of that name, or it is not up yet.
+    """
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(_TIMEOUT_S)
         try:
@@ -221,12 +259,14 @@ def first_process(name: str) -> int | None:
     return pid if uid == 0 else None  # any user may bind such a name, but only root makes labs
 
 
-# --------------------------------------------------------------------------------------------------------- directory
+# ---------------------------------------------------------------------------------------- directory
 
 
 @contextlib.contextmanager
 def locked_directory() -> Iterator[int]:
-    """Make the labs' directory if it is missing; yield a shared lock on it, held as long as a descriptor is open.
+    """Make the labs' directory if it is missing.
+
+    Yield a shared lock on it, held as long as a descriptor is open.
 
     Raises:
         InputError: the directory cannot be made.

@@ -1,4 +1,6 @@
-"""The emulated network: switches, a link to every host and rack, and their shaped rates, made by ip and tc."""
+"""The emulated network: switches, a link to every host and rack, and their shaped rates, made by ip
+and tc.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from commbench.errors import InputError
 from commbench.launch.lab.plan import INTERFACE, NETWORK, HostPlan, LabPlan
 
-#: A token bucket lets the bytes of this time pass unshaped, within the bounds that follow. A time below a timer's delay
-#: starves a fast link.
+#: A token bucket lets the bytes of this time pass unshaped, within the bounds that follow. A time
+#: below a timer's delay starves a fast link.
 BURST_S = 1e-3
-#: Whole segments of 64 KiB pass only a bucket of that size; smaller buckets cut them to packets of one MTU.
+#: Whole segments of 64 KiB pass only a bucket of that size; smaller buckets cut them to packets of
+#: one MTU.
 BURST_BYTES = (16 * 1024, 1024 * 1024)
-#: The longest time that a packet waits for the link before it is dropped, as in a switch with deep buffers.
+#: The longest time that a packet waits for the link before it is dropped, as in a switch with deep
+#: buffers.
 QUEUE_S = 20e-3
 #: The bridge of all hosts, or of all racks; switches live in a network namespace of their own.
 SWITCH = "switch"
@@ -37,13 +41,22 @@ def build_network(plan: LabPlan, pids: Mapping[str, int]) -> None:
         run_program([*on_host, "ip", "-batch", "-"], host_commands(host))
         if host.rate_bps is not None:
             run_program([*on_host, "tc", "-batch", "-"], [shape_command(INTERFACE, host.rate_bps)])
-    towards = [shape_command(host.name, host.rate_bps) for host in plan.hosts if host.rate_bps is not None]
-    towards += [shape_command(end, plan.uplink_bps) for ends in _uplinks(plan) for end in ends if plan.uplink_bps]
+    towards = [
+        shape_command(host.name, host.rate_bps) for host in plan.hosts if host.rate_bps is not None
+    ]
+    towards += [
+        shape_command(end, plan.uplink_bps)
+        for ends in _uplinks(plan)
+        for end in ends
+        if plan.uplink_bps
+    ]
     if towards:
         run_program(["tc", "-batch", "-"], towards)
 
 
-def change_link(before: HostPlan, after: HostPlan, *, on_switch: Sequence[str], on_host: Sequence[str]) -> None:
+def change_link(
+    before: HostPlan, after: HostPlan, *, on_switch: Sequence[str], on_host: Sequence[str]
+) -> None:
     """Bring a host's link from one state to another while the lab runs.
 
     Args:
@@ -66,11 +79,17 @@ def change_link(before: HostPlan, after: HostPlan, *, on_switch: Sequence[str], 
 
 def _uplinks(plan: LabPlan) -> list[tuple[str, str]]:
     """Return the two ends of each rack's link to the core: in the rack, and in the core."""
-    return [(f"uplink{rack}", f"downlink{rack}") for rack in range(plan.racks)] if plan.racks > 1 else []
+    return (
+        [(f"uplink{rack}", f"downlink{rack}") for rack in range(plan.racks)]
+        if plan.racks > 1
+        else []
+    )
 
 
 def switch_commands(plan: LabPlan, pids: Mapping[str, int]) -> list[str]:
-    """Return ip's commands for the switches: a port for each host, named after the host, and the racks' uplinks."""
+    """Return ip's commands for the switches: a port for each host, named after the host, and the
+    racks' uplinks.
+    """
     commands = [f"link add {SWITCH} type bridge", f"link set {SWITCH} up"]
     for rack, (up, down) in enumerate(_uplinks(plan)):
         commands += [f"link add rack{rack} type bridge", f"link set rack{rack} up"]
@@ -78,7 +97,9 @@ def switch_commands(plan: LabPlan, pids: Mapping[str, int]) -> list[str]:
         commands += [f"link set {up} master rack{rack} up", f"link set {down} master {SWITCH} up"]
     for host in plan.hosts:
         switch = f"rack{host.rack}" if plan.racks > 1 else SWITCH
-        commands += [f"link add {host.name} type veth peer name {INTERFACE} netns {pids[host.name]}"]
+        commands += [
+            f"link add {host.name} type veth peer name {INTERFACE} netns {pids[host.name]}"
+        ]
         commands += [f"link set {host.name} master {switch} up"]
     return commands
 
@@ -122,9 +143,14 @@ def run_program(command: Sequence[str], lines: Sequence[str] = ()) -> None:
 
 
 def emulation_error(program: str, output: str) -> str:
-    """Return the sentence for a machine that cannot emulate a cluster, with the first line of a program's output."""
-    reason = next((line.strip() for line in output.splitlines() if line.strip()), "nothing").rstrip(".")
+    """Return the sentence for a machine that cannot emulate a cluster, with the first line of a
+    program's output.
+    """
+    reason = next((line.strip() for line in output.splitlines() if line.strip()), "nothing").rstrip(
+        "."
+    )
     return (
-        f"A cluster cannot be emulated on this machine: `{program}` said: {reason}; it takes root's full rights and a "
-        "kernel with network namespaces, veth, bridge and tbf (--rate none does without tbf)."
+        f"A cluster cannot be emulated on this machine: `{program}` said: {reason}; it takes root's"
+        " full rights and a kernel with network namespaces, veth, bridge and tbf (--rate none does"
+        " without tbf)."
     )

@@ -13,11 +13,13 @@ from commbench.launch.launchers import EMULATED, HOSTFILE
 from commbench.system.topology import Emulated
 from commbench.units import format_link_rate, parse_link_rate
 
-#: Addresses of the hosts. Every lab has a network stack of its own, so that labs and real networks never clash.
+#: Addresses of the hosts. Every lab has a network stack of its own, so that labs and real networks
+#: never clash.
 NETWORK = IPv4Network("10.99.0.0/16")
 #: Where a lab mounts its files, visible to its own processes only.
 DIRECTORY = Path("/run/commbench-lab")
-#: Names of files there: the present plan, and a mark that the lab stays when the command that made it has ended.
+#: Names of files there: the present plan, and a mark that the lab stays when the command that made
+#: it has ended.
 PLAN, STAYS = "plan", "stays"
 #: The message to a lab's first process that the lab is to stay; sent back as confirmation.
 STAY = b"s"
@@ -25,7 +27,8 @@ STAY = b"s"
 ANSWER = b"!"
 #: The network interface of every host.
 INTERFACE = "eth0"
-#: More hosts than this would share one machine so thinly that no measurement on them means anything.
+#: More hosts than this would share one machine so thinly that no measurement on them means
+#: anything.
 MAX_HOSTS = 200
 #: How to write a rate, for messages and help texts.
 RATE_HINT = "write a rate such as 1gbit or 200mbit (from 1mbit to 100gbit), or none"
@@ -37,7 +40,9 @@ _BATCH_SYSTEMS = ("SLURM_", "PBS_", "LSB_")
 
 @dataclass(frozen=True, kw_only=True)
 class HostPlan:
-    """One host: its name, address, room for ranks, rack and the rate of its link each way (bit/s; None: not shaped)."""
+    """One host: its name, address, room for ranks, rack and the rate of its link each way (bit/s;
+    None: not shaped).
+    """
 
     name: str
     address: str
@@ -50,14 +55,17 @@ class HostPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class LabPlan:
-    """An emulated cluster: hosts on one switch, or in racks whose switches hang from a core switch."""
+    """An emulated cluster: hosts on one switch, or in racks whose switches hang from a core
+    switch.
+    """
 
     hosts: tuple[HostPlan, ...]
     rate_bps: int | None
     """The default rate of a host's link (bit/s)."""
     racks: int = 1
     uplink_bps: int | None = None
-    """Rate of the link between each rack and the core, each way (bit/s; None: not shaped); one rack has no uplink."""
+    """Rate of the link between each rack and the core, each way (bit/s; None: not shaped); one
+    rack has no uplink."""
 
     @classmethod
     def parse(
@@ -74,23 +82,33 @@ class LabPlan:
 
         Args:
             hosts: number of hosts; their names are host0, host1, ...
-            rate: of each host's link, as tc writes it (``1gbit``, ``200mbit``), or ``none`` to leave links unshaped.
+            rate: of each host's link, as tc writes it (``1gbit``, ``200mbit``), or ``none`` to
+                leave links unshaped.
             ranks_per_host: slots of each host in the hostfile.
             slow: hosts whose link has another rate, each written ``HOST=RATE``.
-            racks: switches among which the hosts are spread evenly, in order; several hang from a core switch.
-            uplink: rate of each rack's link to the core, each way; without it, that of a host's link.
+            racks: switches among which the hosts are spread evenly, in order; several hang from a
+                core switch.
+            uplink: rate of each rack's link to the core, each way; without it, that of a host's
+                link.
 
         Raises:
             InputError: too few or too many hosts, ranks or racks, or a malformed rate or slow host.
         """
         if not 1 <= hosts <= MAX_HOSTS:
-            raise InputError(f"{hosts} emulated hosts were asked for; choose from 1 to {MAX_HOSTS}.")
+            raise InputError(
+                f"{hosts} emulated hosts were asked for; choose from 1 to {MAX_HOSTS}."
+            )
         if ranks_per_host < 1:
             raise InputError(f"{ranks_per_host} ranks per host were asked for; choose 1 or more.")
         if not 1 <= racks <= hosts:
-            raise InputError(f"{racks} racks were asked for {hosts} emulated hosts; choose from 1 to {hosts}.")
+            raise InputError(
+                f"{racks} racks were asked for {hosts} emulated hosts; choose from 1 to {hosts}."
+            )
         if uplink is not None and racks == 1:
-            raise InputError(f"The uplink rate {uplink!r} was given but one rack has no uplink; add --racks 2 or more.")
+            raise InputError(
+                f"The uplink rate {uplink!r} was given but one rack has no uplink; add --racks 2 or"
+                " more."
+            )
         rate_bps = parse_rate(rate)
         uplink_bps = rate_bps if uplink is None else parse_rate(uplink)
         rates = _parse_slow(slow, hosts)
@@ -113,13 +131,22 @@ class LabPlan:
     @property
     def is_shaped(self) -> bool:
         """Whether any link has a rate."""
-        return any(rate is not None for rate in (*(host.rate_bps for host in self.hosts), self.uplink_bps))
+        return any(
+            rate is not None for rate in (*(host.rate_bps for host in self.hosts), self.uplink_bps)
+        )
 
     @property
     def conditions(self) -> Emulated:
-        """The conditions that a record states about the cluster; defaults are left out, so that equal labs agree."""
+        """The conditions that a record states about the cluster.
+
+        Defaults are left out, so that equal labs agree.
+        """
         conditions: Emulated = {"hosts": len(self.hosts), "rate": format_rate(self.rate_bps)}
-        if slow := {host.name: format_rate(host.rate_bps) for host in self.hosts if host.rate_bps != self.rate_bps}:
+        if slow := {
+            host.name: format_rate(host.rate_bps)
+            for host in self.hosts
+            if host.rate_bps != self.rate_bps
+        }:
             conditions["slow"] = slow
         if self.racks > 1:
             conditions |= {"racks": self.racks, "uplink": format_rate(self.uplink_bps)}
@@ -136,11 +163,15 @@ class LabPlan:
         for host in self.hosts:
             if name in {host.name, None}:
                 return host
-        raise InputError(f"There is no emulated host {name!r}; choose from {host_range(len(self.hosts))}.")
+        raise InputError(
+            f"There is no emulated host {name!r}; choose from {host_range(len(self.hosts))}."
+        )
 
     def with_host(self, changed: HostPlan) -> LabPlan:
         """Return the plan with one host replaced."""
-        return replace(self, hosts=tuple(changed if host.name == changed.name else host for host in self.hosts))
+        return replace(
+            self, hosts=tuple(changed if host.name == changed.name else host for host in self.hosts)
+        )
 
     def to_json(self) -> str:
         """Return the plan as one line."""
@@ -154,19 +185,24 @@ class LabPlan:
 
     def hosts_file(self) -> str:
         """Return the /etc/hosts of every host."""
-        return "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.hosts)
+        return "127.0.0.1 localhost\n" + "".join(
+            f"{host.address} {host.name}\n" for host in self.hosts
+        )
 
     def hostfile(self) -> str:
         """Return the hostfile for mpirun."""
         return "".join(f"{host.name} slots={host.slots}\n" for host in self.hosts)
 
     def environment(self, environ: Mapping[str, str], directory: Path) -> dict[str, str]:
-        """Return the environment of a program on a host: ``environ`` without a batch system, over the emulated links.
+        """Return the environment of a program on a host: ``environ`` without a batch system, over
+        the emulated links.
 
-        It overrides the machine's own settings of interfaces and fabrics: a real fabric, or the memory that the hosts
-        share, would carry messages past the shaped links.
+        It overrides the machine's own settings of interfaces and fabrics: a real fabric, or the
+        memory that the hosts share, would carry messages past the shaped links.
         """
-        inherited = {name: value for name, value in environ.items() if not name.startswith(_BATCH_SYSTEMS)}
+        inherited = {
+            name: value for name, value in environ.items() if not name.startswith(_BATCH_SYSTEMS)
+        }
         agent = str(directory / "agent")
         return inherited | {
             HOSTFILE: str(directory / "hostfile"),
@@ -175,7 +211,9 @@ class LabPlan:
             "PRTE_MCA_plm_ssh_agent": agent,  # Open MPI 5
             "OMPI_MCA_plm_rsh_agent": agent,  # Open MPI 4
             "PRTE_MCA_prte_if_include": INTERFACE,
-            "PRTE_MCA_prte_tmpdir_base": str(directory),  # its session directories go when the lab goes
+            "PRTE_MCA_prte_tmpdir_base": str(
+                directory
+            ),  # its session directories go when the lab goes
             "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_btl": "self,sm,tcp",
             "OMPI_MCA_btl_tcp_if_include": INTERFACE,
@@ -199,9 +237,13 @@ def _parse_slow(slow: Sequence[str], hosts: int) -> dict[str, int | None]:
     for text in slow:
         name, equals, rate = text.partition("=")
         if not equals:
-            raise InputError(f"The slow host {text!r} is not understood; write HOST=RATE, such as host1=100mbit.")
+            raise InputError(
+                f"The slow host {text!r} is not understood; write HOST=RATE, such as host1=100mbit."
+            )
         if name not in _names(hosts):
-            raise InputError(f"There is no emulated host {name!r} to slow down; choose from {host_range(hosts)}.")
+            raise InputError(
+                f"There is no emulated host {name!r} to slow down; choose from {host_range(hosts)}."
+            )
         if name in rates:
             raise InputError(f"The slow host {name!r} was given twice; give it one rate.")
         rates[name] = parse_rate(rate)
@@ -214,7 +256,9 @@ def host_range(hosts: int) -> str:
 
 
 def parse_rate(text: str) -> int | None:
-    """Return the bits per second that ``text`` names (``1gbit``, ``200mbit``, as tc writes them); None for ``none``.
+    """Return the bits per second that ``text`` names (``1gbit``, ``200mbit``, as tc writes them).
+
+    None for ``none``.
 
     Raises:
         InputError: it is not a rate, or too low or high to shape a link to.
@@ -230,5 +274,7 @@ def parse_rate(text: str) -> int | None:
 
 
 def format_rate(rate_bps: int | None) -> str:
-    """Write a rate as `parse_rate` reads it, in the largest unit that leaves no fraction: ``1gbit``, ``1500mbit``."""
+    """Write a rate as `parse_rate` reads it, in the largest unit that leaves no fraction:
+    ``1gbit``, ``1500mbit``.
+    """
     return "none" if rate_bps is None else format_link_rate(rate_bps)

@@ -1,4 +1,6 @@
-"""A command on an emulated host: started from outside the lab, its signals passed on, and its end awaited."""
+"""A command on an emulated host: started from outside the lab, its signals passed on, and its end
+awaited.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,15 @@ def check_command(command: Sequence[str]) -> None:
     if not command:
         raise InputError("No command was given to run in the emulated cluster; write it after --.")
     if shutil.which(command[0]) is None:
-        raise InputError(f"The command {command[0]!r} was not found; give its path, or add its directory to PATH.")
+        raise InputError(
+            f"The command {command[0]!r} was not found; give its path, or add its directory to"
+            " PATH."
+        )
 
 
-def visit(lab: int, plan: LabPlan, host: str, command: Sequence[str], signals: socket.socket) -> int:
+def visit(
+    lab: int, plan: LabPlan, host: str, command: Sequence[str], signals: socket.socket
+) -> int:
     """Run a command on a host; when it or this process ends, all descendants of the command end.
 
     Args:
@@ -74,16 +81,22 @@ class _Visit:
         enter = ("nsenter", f"--target={lab}", "--pid", "--mount", "--")
         words = [*enter, *_VISITOR, str(inner.fileno()), str(Path.cwd()), *_AGENT, host, *command]
         environment = plan.environment(os.environ, DIRECTORY)
-        with inner, blocked(PASSED_ON):  # Ctrl-C reaches the whole foreground: only the command may act on it
+        with (
+            inner,
+            blocked(PASSED_ON),
+        ):  # Ctrl-C reaches the whole foreground: only the command may act on it
             self._process = subprocess.Popen(words, env=environment, pass_fds=[inner.fileno()])
 
     def close(self) -> None:
         """End the command if it has not ended."""
-        self._connection.close()  # the visitor ends everything when its end of the connection closes
+        # The visitor ends everything when its end of the connection closes.
+        self._connection.close()
         self._process.wait()
 
     def wait(self, signals: socket.socket) -> int:
-        """Pass on the signals that arrive as bytes until the command has ended; return its exit code.
+        """Pass on the signals that arrive as bytes until the command has ended.
+
+        Return its exit code.
 
         Raises:
             InputError: it could not be started.
@@ -106,7 +119,9 @@ class _Visit:
         return code if code >= 0 else 128 - code
 
     def _pass_on(self, numbers: bytes, *, started: bool) -> None:
-        """Send signals to the command, except a key's signal, which the terminal has already sent there."""
+        """Send signals to the command, except a key's signal, which the terminal has already sent
+        there.
+        """
         passed_on = set(PASSED_ON)
         if started and is_foreground():
             passed_on -= FROM_KEYS
@@ -123,7 +138,9 @@ def running_commands(lab: int) -> list[RunningCommand]:
             if _is_visitor(words) and _pid_namespace(process.pid) == namespace:
                 host, *command = words[len(_VISITOR) + 2 + len(_AGENT) :]
                 pids = sorted(child.pid for child in process.children())
-                commands += [RunningCommand(host=host, command=tuple(command), pid=pid) for pid in pids[:1]]
+                commands += [
+                    RunningCommand(host=host, command=tuple(command), pid=pid) for pid in pids[:1]
+                ]
     return commands
 
 
@@ -135,16 +152,25 @@ def _pid_namespace(pid: int) -> Path:
     return Path(f"/proc/{pid}/ns/pid").readlink()
 
 
-# ----------------------------------------------------------------------------------------------------------- signals
+# ------------------------------------------------------------------------------------------ signals
 
 #: Signals that are passed on to the command.
-PASSED_ON = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 #: Signals that a key sends; the terminal sends them to the command, too.
 FROM_KEYS = frozenset({signal.SIGINT, signal.SIGQUIT})
 
 
 def is_foreground() -> bool:
-    """Return whether the terminal's keys send signals to this process, and so to its children in the same group."""
+    """Return whether the terminal's keys send signals to this process, and so to its children in
+    the same group.
+    """
     try:
         with Path("/dev/tty").open("rb") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
@@ -174,7 +200,9 @@ def caught(numbers: Iterable[signal.Signals]) -> Iterator[socket.socket]:
             yield reader
             return
         writer.setblocking(False)  # noqa: FBT003 - its only parameter
-        handled_signals = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+        handled_signals = [
+            number for number in numbers if signal.getsignal(number) != signal.SIG_IGN
+        ]
         previous = signal.set_wakeup_fd(writer.fileno())
         before = {number: signal.signal(number, lambda *_: None) for number in handled_signals}
         try:

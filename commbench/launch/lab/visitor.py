@@ -1,12 +1,13 @@
 """Runs one command in an emulated cluster: passes signals on to it, and ends all its descendants.
 
-It runs as a script, without site packages, in the process and mount namespaces of a lab, with the signals that are
-passed on blocked. Usage:
+It runs as a script, without site packages, in the process and mount namespaces of a lab, with the
+signals that are passed on blocked. Usage:
 
     visitor.py CONNECTION DIRECTORY PROGRAM ARGUMENT...
 
-CONNECTION is the number of a socket. Each byte that arrives is a signal's number. When the socket closes, everything
-ends. The script answers with one line after the start: empty, or why the program could not be started.
+CONNECTION is the number of a socket. Each byte that arrives is a signal's number. When the socket
+closes, everything ends. The script answers with one line after the start: empty, or why the program
+could not be started.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
         os.chdir(directory)  # entering a mount namespace leads to its root
         pid = subprocess.Popen(command).pid
     except OSError as error:
-        connection.sendall(f"The command cannot be started in {directory}: {error}; choose another directory.".encode())
+        connection.sendall(
+            f"The command cannot be started in {directory}: {error};"
+            " choose another directory.".encode()
+        )
         os._exit(2)
     threading.Thread(target=follow, args=(connection, pid), daemon=True).start()
     with contextlib.suppress(OSError):  # the connection is closed

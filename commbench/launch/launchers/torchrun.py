@@ -28,13 +28,14 @@ class TorchrunLauncher(Placement):
         super().__post_init__()
         if self.hostfile is not None:
             raise InputError(
-                "A hostfile was given but torchrun, the only launcher found or the one asked for, starts ranks on this "
-                "host only; use an MPI, or start torchrun on every host yourself: see benchmarks/launch/torchrun.sh."
+                "A hostfile was given but torchrun, the only launcher found or the one asked for,"
+                " starts ranks on this host only; use an MPI, or start torchrun on every host"
+                " yourself: see benchmarks/launch/torchrun.sh."
             )
         if self.bind_to not in {None, "none"}:
             raise InputError(
-                f"--bind-to {self.bind_to} was asked for but torchrun binds no rank; use an MPI or srun, or leave "
-                "it out."
+                f"--bind-to {self.bind_to} was asked for but torchrun binds no rank; use an MPI or"
+                " srun, or leave it out."
             )
 
     @property
@@ -43,10 +44,23 @@ class TorchrunLauncher(Placement):
         return True
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
-        """Return ``python -m torch.distributed.run --standalone --nproc-per-node ranks program``, a module's name."""
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        """Return ``python -m torch.distributed.run --standalone --nproc-per-node ranks program``, a
+        module's name.
+        """
+        start = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+        ]
         # torchrun starts python itself unless the ranks' command line sets variables
-        return [*start, *self.extra, *(["--no-python", *self.run_python(program)] if self.env else program)]
+        return [
+            *start,
+            *self.extra,
+            *(["--no-python", *self.run_python(program)] if self.env else program),
+        ]
 
     def node_slots(self) -> list[int]:
         """Return the number of CPUs that this process may use on this host."""

@@ -1,4 +1,6 @@
-"""Runs at the start of every Python process of a training under ``commbench tune``; see `commbench.live.attach`.
+"""Runs at the start of every Python process of a training under ``commbench tune``.
+
+See `commbench.live.attach`.
 
 Python imports it by its name from the first directory of PYTHONPATH. It must cost nothing in a process that trains
 nothing, and must run in any Python: it imports neither commbench nor torch. A ``sitecustomize`` of the site's own
@@ -37,7 +39,10 @@ def rank() -> int:
 
 
 def take(instance: object) -> None:
-    """Give an object of a watched class to commbench; a failure there must not fail the training."""
+    """Give an object of a watched class to commbench.
+
+    A failure there must not fail the training.
+    """
     try:
         from commbench.live import attach
     except Exception as error:  # noqa: BLE001 - commbench may be missing in this Python, or be another one
@@ -87,7 +92,10 @@ class Finder:
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """Return the module's spec as other finders give it; its class is watched when the module has been run."""
+        """Return the module's spec as other finders give it.
+
+        Its class is watched when the module has been run.
+        """
         if name not in WATCHED:
             return None
         specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)

@@ -46,7 +46,8 @@ def case_columns(table: ComparisonTable) -> tuple[Column[ComparedCase], ...]:
 
 
 def render_comparison(table: ComparisonTable, threshold: float | None = None) -> RenderableType:
-    """Render a comparison for `rich.console.Console.print`: answer, unlike conditions, a line for each case, hints.
+    """Render a comparison for `rich.console.Console.print`: answer, unlike conditions, a line for
+    each case, hints.
 
     Args:
         table: the comparison.
@@ -59,7 +60,7 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
     return Group(*parts, *map(Text, [*closing(table), *last]))
 
 
-# --------------------------------------------------------------------------------------------------------- CSV and JSON
+# ------------------------------------------------------------------------------------- CSV and JSON
 
 SCHEMA = 1
 
@@ -93,35 +94,49 @@ class ComparisonRow:
     bucket_view: bool | None = column("gradient_as_bucket_view")
     static_graph: bool | None = column("static_graph")
     unused_parameters: bool | None = column("find_unused_parameters")
-    broadcast_buffers: bool | None = column("DDP's forward_sync_buffers, or broadcast_buffers before torch 2.13")
+    broadcast_buffers: bool | None = column(
+        "DDP's forward_sync_buffers, or broadcast_buffers before torch 2.13"
+    )
     batched_grad_copy: bool | None = column("batched_grad_copy")
     compile: str = column("optimize_ddp of torch.compile; empty without torch.compile", "")
     accumulation: int | None = column("backward passes per optimiser step")
     batch_per_rank: int | None = column("samples per rank of one backward pass")
     env: str = column("as in collectives.csv", "")
-    verdict: str = column("slower, faster, same or inconclusive; otherwise its status in A and B", "")
-    regression: bool = column("slower with the interval wholly beyond the threshold, or lost", default=False)
+    verdict: str = column(
+        "slower, faster, same or inconclusive; otherwise its status in A and B", ""
+    )
+    regression: bool = column(
+        "slower with the interval wholly beyond the threshold, or lost", default=False
+    )
     ratio: float | None = column("time in B over time in A")
     ratio_ci_low: float | None = column("its interval at ci_level, low end")
     ratio_ci_high: float | None = column("and its high end")
-    ci_level: float | None = column("level of the interval that decided, wider where many cases are judged")
+    ci_level: float | None = column(
+        "level of the interval that decided, wider where many cases are judged"
+    )
     detectable: float | None = column("slowdown that 4 of 5 comparisons would detect, as a share")
     p_value: float | None = column(
         "of the test that both are equal, over launches, or over runs with several baselines"
     )
-    time_us_a: float | None = column("median over launches in A; with several baselines the median over baselines")
+    time_us_a: float | None = column(
+        "median over launches in A; with several baselines the median over baselines"
+    )
     time_us_b: float | None = column("median over launches in B; for training the step time")
     baselines: int | None = column("runs behind A")
     launches_a: int | None = column("launches behind A, of all baselines")
     launches_b: int | None = column("launches behind B")
-    further: str = column("for an inconclusive case: settles (more launches decide), near (the margin) or noisy", "")
+    further: str = column(
+        "for an inconclusive case: settles (more launches decide), near (the margin) or noisy", ""
+    )
     further_launches_low: int | None = column("further launches that each run needs for a verdict")
     further_launches_high: int | None = column("upper end of that range; empty if unbounded")
     forced: bool = column("conditions differ that should be equal", default=False)
 
 
 COMPARISON_COLUMNS = tuple(f.name for f in fields(ComparisonRow))
-_CASE_COLUMNS = {f.name for case_class in (Case, TrainingCase) for f in fields(case_class)} & set(COMPARISON_COLUMNS)
+_CASE_COLUMNS = {f.name for case_class in (Case, TrainingCase) for f in fields(case_class)} & set(
+    COMPARISON_COLUMNS
+)
 
 
 def comparison_rows(table: ComparisonTable, threshold: float) -> list[ComparisonRow]:
@@ -145,11 +160,23 @@ def _identity(case: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> 
     if isinstance(case.case, TrainingCase):
         return {**fields, "kind": "training", "case": names[case.case]}
     size = case.case.message_bytes or None  # operations without data
-    return {**fields, "message_bytes": size, "kind": "collective", "case": names[case.case], "group": case.group}
+    return {
+        **fields,
+        "message_bytes": size,
+        "kind": "collective",
+        "case": names[case.case],
+        "group": case.group,
+    }
 
 
-def _row(case: ComparedCase, names: Mapping[AnyCase, str], table: ComparisonTable, threshold: float) -> ComparisonRow:
-    comparison, interval, effort = case.comparison, case.comparison.interval, case.comparison.further
+def _row(
+    case: ComparedCase, names: Mapping[AnyCase, str], table: ComparisonTable, threshold: float
+) -> ComparisonRow:
+    comparison, interval, effort = (
+        case.comparison,
+        case.comparison.interval,
+        case.comparison.further,
+    )
     return ComparisonRow(
         **_identity(case, names),
         verdict=str(comparison.verdict),
@@ -202,5 +229,6 @@ def comparison_json(table: ComparisonTable, threshold: float) -> str:
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
     """Replace infinity and NaN, which JSON lacks, by null."""
     return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
     }

@@ -28,7 +28,10 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
     answer, _, others = summary(table).partition(". ")
     style = style_sheet() + (_HERE / "comparison.css").read_text(encoding="utf-8")
     return template_of(_HERE / "comparison.html").render(
-        title=f"{short_name(table.name_b)} compared with {' and '.join(map(short_name, table.names_a))}",
+        title=(
+            f"{short_name(table.name_b)} compared with"
+            f" {' and '.join(map(short_name, table.names_a))}"
+        ),
         style=Markup(style),  # noqa: S704 - our own files
         table=table,
         sides=[*(("A", name) for name in table.names_a), ("B", table.name_b)],
@@ -44,8 +47,12 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
 
 
 def _reach(table: ComparisonTable) -> float:
-    """Return the logarithm of the ratio at the ends of the drawings: all ratios and most intervals fit."""
-    ratios = [abs(math.log(case.comparison.ratio)) for case in table.cases if case.comparison.ratio > 0]
+    """Return the logarithm of the ratio at the ends of the drawings: all ratios and most intervals
+    fit.
+    """
+    ratios = [
+        abs(math.log(case.comparison.ratio)) for case in table.cases if case.comparison.ratio > 0
+    ]
     return 1.2 * max([math.log(_LEAST_END), *ratios])
 
 
@@ -56,11 +63,16 @@ def _place(ratio: float, reach: float) -> float:
 
 
 def _lines(table: ComparisonTable, reach: float) -> list[dict[str, object]]:
-    """Return the cells of each case by name, and the positions of its interval and ratio in the drawing."""
+    """Return the cells of each case by name, and the positions of its interval and ratio in the
+    drawing.
+    """
     names = ("name", "time_a", "time_b", "ratio", "verdict", "detectable", "further")
     cells = tabulate(table.cases, case_columns(table), should_keep_empty=True).lines
     return [
-        {**{name: cell.text for name, cell in zip(names, line, strict=True)}, "drawn": _marks(case.comparison, reach)}
+        {
+            **{name: cell.text for name, cell in zip(names, line, strict=True)},
+            "drawn": _marks(case.comparison, reach),
+        }
         for case, line in zip(table.cases, cells, strict=True)
     ]
 

@@ -1,4 +1,6 @@
-"""Figures of runs, each with a computed caption: an SVG that follows the page's theme, and a PNG."""
+"""Figures of runs, each with a computed caption: an SVG that follows the page's theme, and a
+PNG.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -25,5 +27,8 @@ _KINDS: tuple[Callable[[Sequence[Run]], list[Drawing]], ...] = (
 
 
 def all_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return every figure for which the runs have data, in page order; several runs are overlaid."""
+    """Return every figure for which the runs have data, in page order.
+
+    Several runs are overlaid.
+    """
     return [drawing for figures in _KINDS for drawing in figures(runs)]

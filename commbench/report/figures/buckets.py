@@ -1,4 +1,6 @@
-"""Step time over bucket size: a line for each hook, with predictions and the recommended setting."""
+"""Step time over bucket size: a line for each hook, with predictions and the recommended
+setting.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,15 @@ from commbench.report.figures.drawing import (
     plot_crosses,
     slug,
 )
-from commbench.report.figures.words import Group, Trial, groups, left_out, number_text, sentences, setting_name
+from commbench.report.figures.words import (
+    Group,
+    Trial,
+    groups,
+    left_out,
+    number_text,
+    sentences,
+    setting_name,
+)
 from commbench.report.formats import listed
 from commbench.report.training import hook_label
 from commbench.results import Run
@@ -39,7 +49,8 @@ if TYPE_CHECKING:
     from commbench.tuner.predictions import PredictionRow
 
 
-#: Horizontal offset between series at the same bucket size, and the largest total offset: intervals stay readable.
+#: Horizontal offset between series at the same bucket size, and the largest total offset: intervals
+#: stay readable.
 _ASIDE, _ASIDE_MOST = 0.12, 0.6
 
 
@@ -58,7 +69,10 @@ class Line:
 
 
 def bucket_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return one drawing for each workload; none if one hook with the default buckets was measured alone."""
+    """Return one drawing for each workload.
+
+    None if one hook with the default buckets was measured alone.
+    """
     drawings = []
     for group in groups(runs):
         lines = [line for trial in group.trials for line in lines_of(trial)]
@@ -90,11 +104,17 @@ def lines_of(trial: Trial) -> list[Line]:
 def _predictions(trial: Trial) -> list[PredictionRow]:
     first = trial.rows[0]
     fields = ("workload", "world_size", "batch_per_rank")
-    return [row for row in predictions(trial.run) if all(getattr(row, name) == getattr(first, name) for name in fields)]
+    return [
+        row
+        for row in predictions(trial.run)
+        if all(getattr(row, name) == getattr(first, name) for name in fields)
+    ]
 
 
 def places_of(caps: Sequence[str]) -> dict[str, float]:
-    """Return the x position of each bucket size: the default first, then numbers by their logarithm, lists last."""
+    """Return the x position of each bucket size: the default first, then numbers by their
+    logarithm, lists last.
+    """
     numbers = sorted((cap for cap in caps if cap != DEFAULT_CAP and "+" not in cap), key=float)
     lists = [cap for cap in dict.fromkeys(caps) if "+" in cap]
     places = {DEFAULT_CAP: 0.0} if DEFAULT_CAP in caps else {}
@@ -106,7 +126,7 @@ def places_of(caps: Sequence[str]) -> dict[str, float]:
     return places | {cap: end + 1.3 + place for place, cap in enumerate(lists)}
 
 
-# -------------------------------------------------------------------------------------------------------- painting
+# ----------------------------------------------------------------------------------------- painting
 
 
 def _drawing(group: Group, lines: Sequence[Line]) -> Drawing:
@@ -117,13 +137,18 @@ def _drawing(group: Group, lines: Sequence[Line]) -> Drawing:
         section="training",
         title=f"Step over bucket size: {group.name}",
         caption=caption_of(group, lines),
-        alt=f"Step time over bucket_cap_mb for {listed([line.name for line in visible_lines], MOST_SERIES)}.",
+        alt=(
+            "Step time over bucket_cap_mb for"
+            f" {listed([line.name for line in visible_lines], MOST_SERIES)}."
+        ),
         height_in=3.1 + legend_height_in([line.name for line in visible_lines]),
     )
 
 
 def paint_lines(figure: Figure, lines: Sequence[Line]) -> None:
-    """Draw lines only through numeric bucket sizes: the default and lists have no position on the axis."""
+    """Draw lines only through numeric bucket sizes: the default and lists have no position on the
+    axis.
+    """
     axes = figure.subplots()
     caps = [cap for line in lines for cap in (*line.measured, *line.predicted, *line.failed)]
     places = places_of(caps)
@@ -134,7 +159,9 @@ def paint_lines(figure: Figure, lines: Sequence[Line]) -> None:
     axes.set_xticks(list(places.values()), [cap.replace("+", "+\n") for cap in places])
     if DEFAULT_CAP in places and len(places) > 1:
         axes.axvline(0.65, color=INK, linewidth=0.6)
-    axes.set(xlabel="bucket_cap_mb, MiB", ylabel="step, ms", xlim=(-0.6, max(places.values()) + 0.6))
+    axes.set(
+        xlabel="bucket_cap_mb, MiB", ylabel="step, ms", xlim=(-0.6, max(places.values()) + 0.6)
+    )
     limits = limits_of(lines)
     if limits is None:
         nothing_here(axes, "no setting has a time")
@@ -146,30 +173,53 @@ def paint_lines(figure: Figure, lines: Sequence[Line]) -> None:
 
 
 def limits_of(lines: Sequence[Line]) -> tuple[float, float] | None:
-    """Return the range of the y axis in ms: all values, and as much of the intervals as keeps the values readable."""
+    """Return the range of the y axis in ms: all values, and as much of the intervals as keeps the
+    values readable.
+    """
     values = [
-        v for line in lines for v in (*(point.value for point in line.measured.values()), *line.predicted.values())
+        v
+        for line in lines
+        for v in (*(point.value for point in line.measured.values()), *line.predicted.values())
     ]
     if not values:
         return None
     bounds = [bound for line in lines for point in line.measured.values() for bound in point.bounds]
     low, high = min(values), max(values)
     room = max(0.1 * high, high - low)
-    return max(0.0, low - room, min([low, *bounds]) - 0.1 * room), min(high + room, max([high, *bounds]) + 0.1 * room)
+    return max(0.0, low - room, min([low, *bounds]) - 0.1 * room), min(
+        high + room, max([high, *bounds]) + 0.1 * room
+    )
 
 
 def _paint_line(axes: Axes, line: Line, places: Mapping[str, float], looks_as: Look) -> None:
     numbers = sorted((cap for cap in line.measured if _is_number(cap)), key=float)
     style: Style = {"color": looks_as.colour, "linestyle": looks_as.dash, "marker": looks_as.marker}
-    axes.plot([places[cap] for cap in numbers], [line.measured[cap].value for cap in numbers], label=line.name, **style)
+    axes.plot(
+        [places[cap] for cap in numbers],
+        [line.measured[cap].value for cap in numbers],
+        label=line.name,
+        **style,
+    )
     for cap, point in line.measured.items():
         errors = [[error] for error in point.errors]
         axes.errorbar([places[cap]], [point.value], yerr=errors, capsize=2, elinewidth=1, **style)
-    hollow: Style = {**style, "linestyle": "none", "markerfacecolor": "none", "markersize": 6.5, "gid": "predicted"}
+    hollow: Style = {
+        **style,
+        "linestyle": "none",
+        "markerfacecolor": "none",
+        "markersize": 6.5,
+        "gid": "predicted",
+    }
     axes.plot([places[cap] for cap in line.predicted], list(line.predicted.values()), **hollow)
     foreseen = sorted((cap for cap in line.predicted if _is_number(cap)), key=float)
     values = [line.predicted[cap] for cap in foreseen]
-    axes.plot([places[cap] for cap in foreseen], values, color=looks_as.colour, linewidth=0.7, linestyle=(0, (1, 2)))
+    axes.plot(
+        [places[cap] for cap in foreseen],
+        values,
+        color=looks_as.colour,
+        linewidth=0.7,
+        linestyle=(0, (1, 2)),
+    )
     if line.chosen in line.measured:
         ring: Style = {
             "marker": "o",
@@ -185,17 +235,29 @@ def _is_number(cap: str) -> bool:
     return cap != DEFAULT_CAP and "+" not in cap
 
 
-# ---------------------------------------------------------------------------------------------------------- caption
+# ------------------------------------------------------------------------------------------ caption
 
 
 def caption_of(group: Group, lines: Sequence[Line]) -> str:
-    """Return the caption: how to read the figure, the fastest setting of each run, and the recommended setting."""
-    failures = [f"{line.name} {cap} {status}" for line in lines for cap, status in line.failed.items()]
-    over = "steps" if all(is_live(trial.run.info) and trial.launches == 1 for trial in group.trials) else "launches"
+    """Return the caption: how to read the figure, the fastest setting of each run, and the
+    recommended setting.
+    """
+    failures = [
+        f"{line.name} {cap} {status}" for line in lines for cap, status in line.failed.items()
+    ]
+    over = (
+        "steps"
+        if all(is_live(trial.run.info) and trial.launches == 1 for trial in group.trials)
+        else "launches"
+    )
     return sentences(
-        f"Median step of the slowest rank (lower is better) with 95 % intervals over {over}; DDP's default buckets "
-        "stand by themselves.",
-        "Hollow marks on dotted lines are predictions." if any(line.predicted for line in lines) else "",
+        f"Median step of the slowest rank (lower is better) with 95 % intervals over {over}; DDP's"
+        " default buckets stand by themselves.",
+        (
+            "Hollow marks on dotted lines are predictions."
+            if any(line.predicted for line in lines)
+            else ""
+        ),
         *(sentence for trial in group.trials for sentence in (_fastest(trial), _ringed(trial))),
         "Intervals cut by the frame are wider than it." if _is_cut(lines) else "",
         f"Crosses have no result: {listed(failures)}." if failures else "",
@@ -234,11 +296,14 @@ def _ringed(trial: Trial) -> str:
     if not advice.is_compared:
         fresh = "fresh blocks" if advice.is_live else "fresh launches"
         return (
-            f"{trial.prefix}No recommendation yet: {fresh} have not compared any setting with {advice.baseline_name}."
+            f"{trial.prefix}No recommendation yet: {fresh} have not compared any setting with"
+            f" {advice.baseline_name}."
         )
     ring = " (ringed)" if any(trial.is_chosen(row) for row in trial.ok) else ""
     fresh = (
-        fresh_extent(advice.launches, advice.blocks, is_live=advice.is_live) if advice.launches else "fresh launches"
+        fresh_extent(advice.launches, advice.blocks, is_live=advice.is_live)
+        if advice.launches
+        else "fresh launches"
     )
     if advice.verdict == "change":
         ends = (
@@ -246,7 +311,11 @@ def _ringed(trial: Trial) -> str:
             if advice.speedup_ci
             else ""
         )
-        gain = f", {three_digits(advice.speedup)}{ends} times as fast in {fresh}" if advice.speedup else ""
+        gain = (
+            f", {three_digits(advice.speedup)}{ends} times as fast in {fresh}"
+            if advice.speedup
+            else ""
+        )
         return f"{trial.prefix}Recommended{ring}: {advice.best.name}{gain}."
     if advice.verdict == "inconclusive":
         why = "one fresh launch cannot decide"

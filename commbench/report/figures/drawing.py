@@ -1,4 +1,7 @@
-"""A `Drawing`: one figure as SVG with the page's colours and as PNG; palette, styles of series, axes and legends."""
+"""A `Drawing`: one figure as SVG with the page's colours and as PNG.
+
+Palette, styles of series, axes and legends.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Section = Literal["collectives", "launches", "matrix", "topology", "training", "timeline", "learning", "energy", "soak"]
+Section = Literal[
+    "collectives",
+    "launches",
+    "matrix",
+    "topology",
+    "training",
+    "timeline",
+    "learning",
+    "energy",
+    "soak",
+]
 
 WIDTH_IN, HEIGHT_IN, PNG_DPI = 5.0, 3.2, 150
 
@@ -35,7 +48,8 @@ class Colour:
     dark: str
 
 
-#: Colours by the name of their CSS variable: Okabe and Ito's hues, the pale ones darkened to show on white.
+#: Colours by the name of their CSS variable: Okabe and Ito's hues, the pale ones darkened to show
+#: on white.
 PALETTE: Mapping[str, Colour] = MappingProxyType(
     {
         "ink": Colour(light="#1b1f24", dark="#e8eaed"),
@@ -54,7 +68,9 @@ PALETTE: Mapping[str, Colour] = MappingProxyType(
         "series-8": Colour(light="#6b4a2f", dark="#cfae8e"),
     }
 )
-INK, MUTED, GRID, PAPER, SHADE, BAD = (PALETTE[n].light for n in ("ink", "muted", "grid", "paper", "shade", "bad"))
+INK, MUTED, GRID, PAPER, SHADE, BAD = (
+    PALETTE[n].light for n in ("ink", "muted", "grid", "paper", "shade", "bad")
+)
 SERIES = tuple(colour.light for name, colour in PALETTE.items() if name.startswith("series-"))
 #: Series differ in colour, marker and line style: they can be told apart without colour.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -80,7 +96,9 @@ _STYLE: Style = MappingProxyType(
         "legend.fontsize": 9,
         "legend.frameon": False,
         "text.color": INK,
-        "text.parse_math": False,  # names of hosts and settings are plain text and may hold dollar signs
+        "text.parse_math": (
+            False
+        ),  # names of hosts and settings are plain text and may hold dollar signs
         "text.usetex": False,
         "axes.facecolor": "none",
         "axes.edgecolor": MUTED,
@@ -103,9 +121,9 @@ _STYLE: Style = MappingProxyType(
         "figure.constrained_layout.use": True,
     }
 )
-_VARIABLES = {colour.light: f"var(--{name}, {colour.light})" for name, colour in PALETTE.items()} | {
-    f"opacity: {BAND_ALPHA}": f"opacity: var(--band-opacity, {BAND_ALPHA})"
-}
+_VARIABLES = {
+    colour.light: f"var(--{name}, {colour.light})" for name, colour in PALETTE.items()
+} | {f"opacity: {BAND_ALPHA}": f"opacity: var(--band-opacity, {BAND_ALPHA})"}
 _SENTINELS = re.compile("|".join(map(re.escape, _VARIABLES)))
 _TAG = re.compile(r"<[^<>]*>")
 _PROLOGUE = re.compile(r"^.*?<svg[^>]*>", re.DOTALL)
@@ -120,7 +138,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drawing:
-    """One figure, 5 inches wide, with its texts; it is drawn on first use, from the same data with the same bytes."""
+    """One figure, 5 inches wide, with its texts.
+
+    It is drawn on first use, from the same data with the same bytes.
+    """
 
     paint: Callable[[Figure], None]
     """Adds axes to an empty figure, in the light colours of `PALETTE`."""
@@ -158,8 +179,15 @@ class Drawing:
         from matplotlib.figure import Figure
 
         # a user's own matplotlib style would change the bytes; setting the backend loads pyplot
-        plain = {key: value for key, value in mpl.rcParamsDefault.items() if key not in {"backend", "backend_fallback"}}
-        with mpl.rc_context(rc={**plain, **_STYLE, "svg.hashsalt": self.name}), warnings.catch_warnings():
+        plain = {
+            key: value
+            for key, value in mpl.rcParamsDefault.items()
+            if key not in {"backend", "backend_fallback"}
+        }
+        with (
+            mpl.rc_context(rc={**plain, **_STYLE, "svg.hashsalt": self.name}),
+            warnings.catch_warnings(),
+        ):
             # a character that the font lacks is a box in the PNG and correct in the SVG
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             figure = Figure(figsize=(WIDTH_IN, self.height_in))
@@ -167,13 +195,20 @@ class Drawing:
             self.paint(figure)
             _clean_texts(figure)
             svg, png = io.StringIO(), io.BytesIO()
-            figure.savefig(svg, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator")))
-            figure.savefig(png, format="png", dpi=PNG_DPI, facecolor=PAPER, metadata={"Software": None})
+            figure.savefig(
+                svg, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator"))
+            )
+            figure.savefig(
+                png, format="png", dpi=PNG_DPI, facecolor=PAPER, metadata={"Software": None}
+            )
         return _for_page(svg.getvalue(), self.name, self.title, self.alt), png.getvalue()
 
 
 def theme_variables(theme: Literal["light", "dark"]) -> str:
-    """Return CSS declarations of the colours that an SVG uses; without them it shows the light theme."""
+    """Return CSS declarations of the colours that an SVG uses.
+
+    Without them it shows the light theme.
+    """
     band = BAND_ALPHA if theme == "light" else _BAND_OPACITY_DARK
     return (
         "".join(f"--{name}: {getattr(colour, theme)}; " for name, colour in PALETTE.items())
@@ -182,7 +217,9 @@ def theme_variables(theme: Literal["light", "dark"]) -> str:
 
 
 def slug(*parts: object) -> str:
-    """Join texts to a name of a drawing: ``slug("all_reduce", "2 hosts") == "all-reduce-2-hosts"``."""
+    """Join texts to a name of a drawing: ``slug("all_reduce", "2 hosts") ==
+    "all-reduce-2-hosts"``.
+    """
     return re.sub(r"[^a-z0-9]+", "-", "-".join(map(str, parts)).lower()).strip("-")
 
 
@@ -195,16 +232,18 @@ def _clean_texts(figure: Figure) -> None:
 
 
 def _for_page(svg: str, name: str, title: str, alt: str) -> str:
-    """Turn matplotlib's SVG into a page element: CSS variables for colours, own ids, the page's font and width."""
+    """Turn matplotlib's SVG into a page element: CSS variables for colours, own ids, the page's
+    font and width.
+    """
     body = _PROLOGUE.sub("", _SUPERFLUOUS.sub("", svg), count=1)
     referenced_ids = set(_USE.findall(body))
     body = _ID.sub(lambda match: match[0] if match[1] in referenced_ids else "", body)
     box = re.search(r'viewBox="[^"]*"', svg)
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box[0] if box else ""} '
-        f'width="100%" role="img" aria-labelledby="{name}-title {name}-desc" '
-        'style="stroke-linejoin: round; stroke-linecap: butt">'
-        f'<title id="{name}-title">{_text(title)}</title><desc id="{name}-desc">{_text(alt)}</desc>'
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+        f' {box[0] if box else ""} width="100%" role="img" aria-labelledby="{name}-title'
+        f' {name}-desc" style="stroke-linejoin: round; stroke-linecap: butt"><title'
+        f' id="{name}-title">{_text(title)}</title><desc id="{name}-desc">{_text(alt)}</desc>'
     )
     return head + _TAG.sub(lambda tag: _themed(tag[0], name), body).strip()
 
@@ -213,14 +252,16 @@ def _themed(tag: str, name: str) -> str:
     if tag.startswith("<image"):  # the data may contain any text
         return _REFERENCE.sub(rf"\g<1>{name}-", tag, count=1)
     tag = _SENTINELS.sub(lambda match: _VARIABLES[match[0]], tag)
-    return _REFERENCE.sub(rf"\g<1>{name}-", tag.replace("'DejaVu Sans'", "var(--font, system-ui, sans-serif)"))
+    return _REFERENCE.sub(
+        rf"\g<1>{name}-", tag.replace("'DejaVu Sans'", "var(--font, system-ui, sans-serif)")
+    )
 
 
 def _text(text: str) -> str:
     return escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
-# ------------------------------------------------------------------------------------------------------ series and axes
+# ---------------------------------------------------------------------------------- series and axes
 
 #: The most series that can be told apart; the caption names the others.
 MOST_SERIES = 8
@@ -279,9 +320,15 @@ class Estimate:
         return max(0.0, self.value - low), max(0.0, high - self.value)
 
 
-def estimate(value: float | None, low: float | None = None, high: float | None = None) -> Estimate | None:
+def estimate(
+    value: float | None, low: float | None = None, high: float | None = None
+) -> Estimate | None:
     """Return an estimate if the value is finite, else None."""
-    return Estimate(value=value, low=low, high=high) if value is not None and math.isfinite(value) else None
+    return (
+        Estimate(value=value, low=low, high=high)
+        if value is not None and math.isfinite(value)
+        else None
+    )
 
 
 def plot_series(axes: Axes, points: Mapping[float, Estimate], name: str, looks_as: Look) -> None:
@@ -290,7 +337,14 @@ def plot_series(axes: Axes, points: Mapping[float, Estimate], name: str, looks_a
         return
     x = sorted(points)
     values, bounds = [points[at].value for at in x], [points[at].bounds for at in x]
-    axes.plot(x, values, color=looks_as.colour, marker=looks_as.marker, linestyle=looks_as.dash, label=name)
+    axes.plot(
+        x,
+        values,
+        color=looks_as.colour,
+        marker=looks_as.marker,
+        linestyle=looks_as.dash,
+        label=name,
+    )
     low, high = zip(*bounds, strict=True)
     if len(x) > 1:
         axes.fill_between(x, low, high, color=looks_as.colour, alpha=BAND_ALPHA, linewidth=0)
@@ -301,7 +355,9 @@ def plot_series(axes: Axes, points: Mapping[float, Estimate], name: str, looks_a
 def plot_interval(axes: Axes, x: float, point: Estimate, looks_as: Look) -> None:
     """Draw the interval of one value as a bar."""
     errors = [[error] for error in point.errors]
-    axes.errorbar([x], [point.value], yerr=errors, color=looks_as.colour, linestyle="none", capsize=2.5)
+    axes.errorbar(
+        [x], [point.value], yerr=errors, color=looks_as.colour, linestyle="none", capsize=2.5
+    )
 
 
 def plot_crosses(axes: Axes, x: Sequence[float], looks_as: Look) -> None:
@@ -316,7 +372,14 @@ def plot_crosses(axes: Axes, x: Sequence[float], looks_as: Look) -> None:
         "clip_on": False,
         "zorder": 5,
     }
-    axes.plot(x, [0.0] * len(x), transform=axes.get_xaxis_transform(), color=looks_as.colour, gid="crosses", **style)
+    axes.plot(
+        x,
+        [0.0] * len(x),
+        transform=axes.get_xaxis_transform(),
+        color=looks_as.colour,
+        gid="crosses",
+        **style,
+    )
 
 
 def byte_axis(axes: Axes, sizes_bytes: Iterable[int]) -> None:
@@ -330,7 +393,8 @@ def byte_axis(axes: Axes, sizes_bytes: Iterable[int]) -> None:
 
 
 def log_axis(axis: Axis, unit: str = "") -> None:
-    """Make an axis logarithmic with plain numbers: at decades, and between them if it spans few decades.
+    """Make an axis logarithmic with plain numbers: at decades, and between them if it spans few
+    decades.
 
     Args:
         axis: the axis; its data is drawn already.
@@ -349,20 +413,28 @@ def log_axis(axis: Axis, unit: str = "") -> None:
         middle = math.sqrt(low * high)
         low, high = middle / math.sqrt(LEAST_RATIO), middle * math.sqrt(LEAST_RATIO)
         set_limits(low, high)
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < _FEW_DECADES * low else (1.0,), numticks=12))
+    axis.set_major_locator(
+        LogLocator(subs=(1.0, 2.0, 5.0) if high < _FEW_DECADES * low else (1.0,), numticks=12)
+    )
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: plain_time(value) if unit == "us" else plain(value)))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: plain_time(value) if unit == "us" else plain(value))
+    )
 
 
 def plain(value: float) -> str:
     """Format a number without an exponent while it stays short: ``0.05``, ``20``, ``50 k``."""
-    scale, prefix = next(((scale, prefix) for scale, prefix in _SCALES if abs(value) >= 10 * scale), (1.0, ""))
+    scale, prefix = next(
+        ((scale, prefix) for scale, prefix in _SCALES if abs(value) >= 10 * scale), (1.0, "")
+    )
     return f"{value / scale:.10g}{' ' if prefix else ''}{prefix}"
 
 
 def plain_time(time_us: float) -> str:
     """Format a round time: ``50 us``, ``2 ms``."""
-    scale, unit = next(((s, u) for s, u in ((1e6, "s"), (1e3, "ms")) if time_us >= s * (1 - 1e-9)), (1.0, "us"))
+    scale, unit = next(
+        ((s, u) for s, u in ((1e6, "s"), (1e3, "ms")) if time_us >= s * (1 - 1e-9)), (1.0, "us")
+    )
     return f"{time_us / scale:.6g} {unit}"
 
 
@@ -371,10 +443,18 @@ def mark_limit(axes: Axes, value: float, text: str, *, vertical: bool = False) -
     style: Style = {"color": BAD, "linewidth": 1.0, "linestyle": (0, (6, 3))}
     if vertical:
         axes.axvline(value, **style)
-        axes.annotate(text, (value, 1.0), xycoords=("data", "axes fraction"), ha="right", **_note(-4, -2, va="top"))
+        axes.annotate(
+            text,
+            (value, 1.0),
+            xycoords=("data", "axes fraction"),
+            ha="right",
+            **_note(-4, -2, va="top"),
+        )
     else:
         axes.axhline(value, **style)
-        axes.annotate(text, (0.0, value), xycoords=("axes fraction", "data"), **_note(4, 3, va="bottom"))
+        axes.annotate(
+            text, (0.0, value), xycoords=("axes fraction", "data"), **_note(4, 3, va="bottom")
+        )
 
 
 def _note(x: float, y: float, va: str) -> Style:
@@ -382,12 +462,22 @@ def _note(x: float, y: float, va: str) -> Style:
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """Draw the names of the series below the figure, in as many columns as fit; none for a single series."""
+    """Draw the names of the series below the figure, in as many columns as fit.
+
+    None for a single series.
+    """
     handles, names = axes.get_legend_handles_labels()
     if len(names) < 2:  # noqa: PLR2004 - one needs no name
         return
     columns = min(_legend_columns(names), len(names))
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=3.0, columnspacing=1.2)
+    figure.legend(
+        handles,
+        names,
+        loc="outside lower center",
+        ncols=columns,
+        handlelength=3.0,
+        columnspacing=1.2,
+    )
 
 
 def _legend_columns(names: Sequence[str]) -> int:
@@ -405,4 +495,13 @@ def legend_height_in(names: Sequence[str]) -> float:
 
 def nothing_here(axes: Axes, text: str) -> None:
     """Write the reason into an empty frame."""
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=MUTED, backgroundcolor=PAPER)
+    axes.text(
+        0.5,
+        0.5,
+        text,
+        transform=axes.transAxes,
+        ha="center",
+        va="center",
+        color=MUTED,
+        backgroundcolor=PAPER,
+    )

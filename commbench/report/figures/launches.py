@@ -1,4 +1,6 @@
-"""The spread of launches: one dot for each launch median, beside the overall median and its interval."""
+"""The spread of launches: one dot for each launch median, beside the overall median and its
+interval.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,11 @@ class Spread:
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval over launches, in percent of the median."""
         interval = stats.launch_interval(list(self.medians))
-        return (100 * interval.low / self.middle, 100 * interval.high / self.middle) if interval else None
+        return (
+            (100 * interval.low / self.middle, 100 * interval.high / self.middle)
+            if interval
+            else None
+        )
 
     @property
     def range(self) -> float:
@@ -68,38 +74,51 @@ class Spread:
 
 
 def launch_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return the launches of the most important cases, and of the settings that the decision compared."""
+    """Return the launches of the most important cases, and of the settings that the decision
+    compared.
+    """
     drawings = []
     for name, content, spreads_of in (
         ("launches-collectives", "collectives", collective_spreads),
         ("launches-training", "training steps", training_spreads),
     ):
         spreads = [
-            spread for run, prefix in zip(runs, prefixes(runs), strict=True) for spread in spreads_of(run, prefix)
+            spread
+            for run, prefix in zip(runs, prefixes(runs), strict=True)
+            for spread in spreads_of(run, prefix)
         ]
         if spreads:
-            drawings.append(_drawing(name, f"Launches of {content}", _foremost(spreads), len(spreads)))
+            drawings.append(
+                _drawing(name, f"Launches of {content}", _foremost(spreads), len(spreads))
+            )
     return drawings
 
 
 def _foremost(spreads: Sequence[Spread]) -> list[Spread]:
-    """Keep the lines that fit: flagged ones first, then the widest intervals, in the given order."""
+    """Keep the lines that fit: flagged ones first, then the widest intervals, in the given
+    order.
+    """
     if len(spreads) <= _MOST_LINES:
         return list(spreads)
 
     def rank(spread: Spread) -> tuple[int, float]:
-        worst = next((place for place, flag in enumerate(_SHOWN_FLAGS) if flag in spread.flags), len(_SHOWN_FLAGS))
+        worst = next(
+            (place for place, flag in enumerate(_SHOWN_FLAGS) if flag in spread.flags),
+            len(_SHOWN_FLAGS),
+        )
         return worst, -spread.range
 
     selected = sorted(range(len(spreads)), key=lambda place: rank(spreads[place]))[:_MOST_LINES]
     return [spreads[place] for place in sorted(selected)]
 
 
-# -------------------------------------------------------------------------------------------------------- what
+# --------------------------------------------------------------------------------------------- what
 
 
 def collective_spreads(run: Run, prefix: str) -> list[Spread]:
-    """Return the largest size of each operation, backend and pattern, and every row with flags about its launches."""
+    """Return the largest size of each operation, backend and pattern, and every row with flags
+    about its launches.
+    """
     if not run.records:
         return []
     records = keyed_records(run.records)
@@ -113,20 +132,37 @@ def collective_spreads(run: Run, prefix: str) -> list[Spread]:
         largest[kind] = max(largest.get(kind, 0), case.message_bytes)
     spreads = []
     for case, key, row in rows:
-        medians, flags = launch_medians(records[key]), frozenset(flag.name for flag in split_flags(row.flags))
+        medians, flags = (
+            launch_medians(records[key]),
+            frozenset(flag.name for flag in split_flags(row.flags)),
+        )
         matters = case.message_bytes == largest[_kind(case, row)] or flags & set(_SHOWN_FLAGS)
         if matters and len(medians) > 1 and min(medians) > 0:
             colour = look(backends.index(case.backend)).colour
-            spreads.append(Spread(name=prefix + _name(case, row), medians=medians, flags=flags, colour=colour))
+            spreads.append(
+                Spread(name=prefix + _name(case, row), medians=medians, flags=flags, colour=colour)
+            )
     return spreads
 
 
 def _kind(case: Case, row: Row) -> tuple[str, ...]:
-    return case.operation, case.backend, case.pattern, row.group, str(case.dtype), str(case.world_size), case.env
+    return (
+        case.operation,
+        case.backend,
+        case.pattern,
+        row.group,
+        str(case.dtype),
+        str(case.world_size),
+        case.env,
+    )
 
 
 def _name(case: Case, row: Row) -> str:
-    words = [case.backend, case.operation, format_size(case.message_bytes) if case.message_bytes else ""]
+    words = [
+        case.backend,
+        case.operation,
+        format_size(case.message_bytes) if case.message_bytes else "",
+    ]
     words += [case.pattern, brief(row.group)] if case.pattern != "flat" else []
     words += [case.env]
     return " ".join(filter(None, words))
@@ -143,7 +179,9 @@ def training_spreads(run: Run, prefix: str) -> list[Spread]:
             colour=look(_order(setting)[0]).colour,
         )
         for setting in sorted(settings.values(), key=_order)
-        if setting.case.uses_ddp and len(setting.steps_ms) > 1 and min(setting.steps_ms.values()) > 0
+        if setting.case.uses_ddp
+        and len(setting.steps_ms) > 1
+        and min(setting.steps_ms.values()) > 0
     ]
 
 
@@ -152,7 +190,7 @@ def _order(setting: Trained) -> tuple[int, tuple[float, ...]]:
     return hook_position(setting.case.hook), setting.case.caps_mb
 
 
-# -------------------------------------------------------------------------------------------------------- how
+# ---------------------------------------------------------------------------------------------- how
 
 
 def _drawing(name: str, title: str, spreads: Sequence[Spread], total: int) -> Drawing:
@@ -162,7 +200,9 @@ def _drawing(name: str, title: str, spreads: Sequence[Spread], total: int) -> Dr
         section="launches",
         title=title,
         caption=caption_of(spreads, total),
-        alt=f"{title}: {counted(len(spreads), 'case')}, each with a dot a launch around its median.",
+        alt=(
+            f"{title}: {counted(len(spreads), 'case')}, each with a dot a launch around its median."
+        ),
         height_in=0.75 + 0.24 * len(spreads),
     )
 
@@ -175,9 +215,20 @@ def paint_spreads(figure: Figure, spreads: Sequence[Spread]) -> None:
     for place, spread in enumerate(spreads):
         if spread.interval is not None:
             low, high = spread.interval
-            axes.plot([low, high], [place, place], color=MUTED, linewidth=5, alpha=0.35, solid_capstyle="butt")
-        heights = [place + _OFFSETS[launch % len(_OFFSETS)] for launch in range(len(spread.medians))]
-        axes.plot(spread.shares, heights, "o", color=spread.colour, markersize=3.5, markeredgewidth=0)
+            axes.plot(
+                [low, high],
+                [place, place],
+                color=MUTED,
+                linewidth=5,
+                alpha=0.35,
+                solid_capstyle="butt",
+            )
+        heights = [
+            place + _OFFSETS[launch % len(_OFFSETS)] for launch in range(len(spread.medians))
+        ]
+        axes.plot(
+            spread.shares, heights, "o", color=spread.colour, markersize=3.5, markeredgewidth=0
+        )
     axes.axvline(100, color=INK, linewidth=0.8)
     axes.set_yticks(range(len(spreads)), [_marked(spread) for spread in spreads])
     axes.set_ylim(len(spreads) - 0.4, -0.6)
@@ -203,10 +254,10 @@ def caption_of(spreads: Sequence[Spread], total: int) -> str:
     wide = [spread.name for spread in spreads if "ci_wide" in spread.flags]
     launches = launches_of(len(spread.medians) for spread in spreads)
     return sentences(
-        f"Each dot is the median of one launch ({launches}), grey bars are the 95 % intervals of the median launch; "
-        "dots far from 100 % are why one launch proves little.",
-        f"They differ most in {widest.name}: the slowest takes {three_digits(widest.range)} times as long as the "
-        "fastest.",
+        f"Each dot is the median of one launch ({launches}), grey bars are the 95 % intervals of"
+        " the median launch; dots far from 100 % are why one launch proves little.",
+        f"They differ most in {widest.name}: the slowest takes {three_digits(widest.range)} times"
+        " as long as the fastest.",
         f"In two modes (*): {listed(bimodal)}." if bimodal else "",
         f"Intervals wider than the budget's target: {listed(wide)}." if wide else "",
         f"Shown are {len(spreads)} of {total}, flagged ones first." if total > len(spreads) else "",

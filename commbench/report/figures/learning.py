@@ -1,4 +1,6 @@
-"""The effect of settings on learning: loss and metric over steps and over time, mean and range over launches."""
+"""The effect of settings on learning: loss and metric over steps and over time, mean and range over
+launches.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,15 @@ from commbench.report.figures.drawing import (
     look,
     slug,
 )
-from commbench.report.figures.words import Group, Trial, case_of, groups, left_out, sentences, setting_name
+from commbench.report.figures.words import (
+    Group,
+    Trial,
+    case_of,
+    groups,
+    left_out,
+    sentences,
+    setting_name,
+)
 from commbench.report.formats import listed
 from commbench.report.training import hook_label
 from commbench.results import Run
@@ -111,7 +121,9 @@ def _learned(trial: Trial, rows: Iterable[TrainingRow], phase: str, read: Read) 
     for row in rows:
         setting = settings.get(dataclasses.replace(case_of(row), phase=phase).key)
         values = (
-            {launch: values for launch, record in setting.timed.items() if (values := read(record))} if setting else {}
+            {launch: values for launch, record in setting.timed.items() if (values := read(record))}
+            if setting
+            else {}
         )
         curve = _curve(list(values.values()))
         if setting is not None and curve is not None:
@@ -130,13 +142,20 @@ def _learned(trial: Trial, rows: Iterable[TrainingRow], phase: str, read: Read) 
 
 
 def _settings(trial: Trial) -> list[TrainingRow]:
-    """Return one row for each hook and precision, in row order; two if two rows of a hook matter."""
-    ranked = sorted(trial.ok, key=lambda row: (not trial.is_chosen(row), -(row.samples_per_s or 0.0)))
+    """Return one row for each hook and precision, in row order.
+
+    Two if two rows of a hook matter.
+    """
+    ranked = sorted(
+        trial.ok, key=lambda row: (not trial.is_chosen(row), -(row.samples_per_s or 0.0))
+    )
     by_hook: dict[str, TrainingRow] = {}
     for row in trial.ok:
         best = next(other for other in ranked if hook_label(other) == hook_label(row))
         by_hook.setdefault(hook_label(row), row if row is trial.default else best)
-    recommended = [row for row in ranked[:1] if trial.is_chosen(row) and row not in by_hook.values()]
+    recommended = [
+        row for row in ranked[:1] if trial.is_chosen(row) and row not in by_hook.values()
+    ]
     return [*by_hook.values(), *recommended]
 
 
@@ -168,7 +187,7 @@ def _mean(values: Floats) -> float:
     return float(finite.mean()) if len(finite) else float("nan")
 
 
-# -------------------------------------------------------------------------------------------------------- painting
+# ----------------------------------------------------------------------------------------- painting
 
 
 def _drawing(group: Group, quantity: str, learned: Sequence[Learned]) -> Drawing:
@@ -180,7 +199,10 @@ def _drawing(group: Group, quantity: str, learned: Sequence[Learned]) -> Drawing
         section="learning",
         title=f"{name[0].upper()}{name[1:]} over steps and over time: {group.name}",
         caption=caption_of(quantity, name, learned),
-        alt=f"{name} over steps and over seconds for {listed([curve.name for curve in visible_curves], MOST_SERIES)}.",
+        alt=(
+            f"{name} over steps and over seconds for"
+            f" {listed([curve.name for curve in visible_curves], MOST_SERIES)}."
+        ),
         height_in=4.6 + legend_height_in([curve.name for curve in visible_curves]),
     )
 
@@ -192,11 +214,17 @@ def _label(quantity: str, learned: Sequence[Learned]) -> str:
 
 def _target(quantity: str, group: Group) -> float | None:
     records = (record for trial in group.trials for record in trial.run.training_records)
-    aims = (r.target for r in records if r.target is not None and r.case.workload == group.trials[0].rows[0].workload)
+    aims = (
+        r.target
+        for r in records
+        if r.target is not None and r.case.workload == group.trials[0].rows[0].workload
+    )
     return next(aims, None) if quantity == "metric" else None
 
 
-def paint_learning(figure: Figure, learned: Sequence[Learned], label: str, target: float | None = None) -> None:
+def paint_learning(
+    figure: Figure, learned: Sequence[Learned], label: str, target: float | None = None
+) -> None:
     """Draw the same values twice: above over steps, below over seconds."""
     by_steps, by_time = figure.subplots(2, 1)
     for axes, over in ((by_steps, "steps"), (by_time, "seconds")):
@@ -209,7 +237,11 @@ def paint_learning(figure: Figure, learned: Sequence[Learned], label: str, targe
         axes.set(ylabel=label, xlabel=over)
         axes.set_xlim(left=0.0)
         values = np.concatenate([curve.mean for curve in learned])
-        if label == "training loss" and np.nanmin(values) > 0 and np.nanmax(values) > _WIDE * np.nanmin(values):
+        if (
+            label == "training loss"
+            and np.nanmin(values) > 0
+            and np.nanmax(values) > _WIDE * np.nanmin(values)
+        ):
             log_axis(axes.yaxis)
     legend(figure, by_steps)
 
@@ -217,37 +249,57 @@ def paint_learning(figure: Figure, learned: Sequence[Learned], label: str, targe
 def _paint_one(axes: Axes, x: Floats, curve: Learned, place: int) -> None:
     looks_as = look(place)
     every = max(1, len(x) // 8)  # markers on every point would hide the line
-    style = {"color": looks_as.colour, "linestyle": looks_as.dash, "marker": looks_as.marker, "markevery": every}
+    style = {
+        "color": looks_as.colour,
+        "linestyle": looks_as.dash,
+        "marker": looks_as.marker,
+        "markevery": every,
+    }
     axes.plot(x, curve.mean, label=curve.name, **style)
     if len(curve.values) > 1:
         low, high = np.nanmin(curve.values, axis=0), np.nanmax(curve.values, axis=0)
         axes.fill_between(x, low, high, color=looks_as.colour, alpha=BAND_ALPHA, linewidth=0)
 
 
-# ---------------------------------------------------------------------------------------------------------- caption
+# ------------------------------------------------------------------------------------------ caption
 
 
 def caption_of(quantity: str, name: str, learned: Sequence[Learned]) -> str:
-    """Return the caption: how to read the figure, and each setting's result after equal steps and equal time."""
+    """Return the caption: how to read the figure, and each setting's result after equal steps and
+    equal time.
+    """
     launches = max(len(curve.values) for curve in learned)
     fresh = "fresh " if learned[0].is_fresh else ""
-    of = f"the {fresh}launch" if launches == 1 else f"{counted(launches, f'{fresh}launch')}, bands their range"
+    of = (
+        f"the {fresh}launch"
+        if launches == 1
+        else f"{counted(launches, f'{fresh}launch')}, bands their range"
+    )
     return sentences(
         f"Lines are the mean of {of}{_buckets(learned)}.",
         _after_equal_steps(quantity, learned),
         _after_equal_time(quantity, learned),
-        f"So few steps show little about the effect of a whole training on the {name}." if _is_short(learned) else "",
+        (
+            f"So few steps show little about the effect of a whole training on the {name}."
+            if _is_short(learned)
+            else ""
+        ),
         left_out([curve.name for curve in learned], MOST_SERIES),
     )
 
 
 def _buckets(learned: Sequence[Learned]) -> str:
     """State whether the result of a hook holds for its other bucket sizes."""
-    selecting = dict.fromkeys(hook_label(curve.row) for curve in learned if _selects_over_buckets(curve.row))
+    selecting = dict.fromkeys(
+        hook_label(curve.row) for curve in learned if _selects_over_buckets(curve.row)
+    )
     one_each = "" if learned[0].is_fresh else "; each hook is shown with one bucket size"
     if selecting:
         verb = "selects" if len(selecting) == 1 else "select"
-        return f"{one_each}; {listed(selecting)} {verb} over a bucket, so that another bucket size learns differently"
+        return (
+            f"{one_each}; {listed(selecting)} {verb} over a bucket, so that another bucket size"
+            " learns differently"
+        )
     return f"{one_each}, as buckets alone do not alter learning" if one_each else ""
 
 
@@ -263,32 +315,44 @@ def _is_short(learned: Sequence[Learned]) -> bool:
 def _after_equal_steps(quantity: str, learned: Sequence[Learned]) -> str:
     until = min(float(curve.steps[-1]) for curve in learned)
     means = [
-        f"{three_digits(float(np.nanmean(_at(curve, curve.steps, until, quantity))))} with {curve.name}"
+        f"{three_digits(float(np.nanmean(_at(curve, curve.steps, until, quantity))))} with"
+        f" {curve.name}"
         for curve in learned
     ]
     return f"After {until:.0f} steps, mean over launches: {listed(means, MOST_SERIES)}."
 
 
 def _after_equal_time(quantity: str, learned: Sequence[Learned]) -> str:
-    """State the value of each setting when the first has finished, and which is ahead, if that is shown."""
+    """State the value of each setting when the first has finished, and which is ahead, if that is
+    shown.
+    """
     until = min(float(curve.seconds[-1]) for curve in learned)
     compared = [curve for curve in learned if curve.seconds[0] <= until * (1 + 1e-9)]
     if len(compared) < 2:  # noqa: PLR2004 - nothing to compare
         return ""
     sign = 1.0 if quantity == "loss" or falls(learned[0].row.metric_name) else -1.0
     reached = {
-        curve.name: dict(zip(curve.launches, _at(curve, curve.seconds, until, quantity), strict=True))
+        curve.name: dict(
+            zip(curve.launches, _at(curve, curve.seconds, until, quantity), strict=True)
+        )
         for curve in compared
     }
     means = {name: float(np.nanmean(list(values.values()))) for name, values in reached.items()}
-    texts = listed([f"{three_digits(mean)} with {name}" for name, mean in means.items()], MOST_SERIES)
-    return f"After {until:.3g} s: {texts}; {_ahead(reached, min(means, key=lambda name: sign * means[name]), sign)}."
+    texts = listed(
+        [f"{three_digits(mean)} with {name}" for name, mean in means.items()], MOST_SERIES
+    )
+    return (
+        f"After {until:.3g} s: {texts};"
+        f" {_ahead(reached, min(means, key=lambda name: sign * means[name]), sign)}."
+    )
 
 
 def _ahead(reached: Mapping[str, Mapping[int, float]], first: str, sign: float) -> str:
-    """State whether the first setting is ahead of all others beyond noise, by the median difference between launches.
+    """State whether the first setting is ahead of all others beyond noise, by the median difference
+    between launches.
 
-    Launches of the same number train with the same data; an interval of that median needs 6 of them.
+    Launches of the same number train with the same data; an interval of that median needs 6 of
+    them.
     """
     others = [name for name in reached if name != first]
     gains = [_gains(reached[first], reached[name], sign) for name in others]
@@ -300,7 +364,10 @@ def _ahead(reached: Mapping[str, Mapping[int, float]], first: str, sign: float) 
     nearest = min(range(len(others)), key=lambda place: median(gains[place]))
     interval = intervals[nearest]
     ends = f" [{three_digits(interval.low)}, {three_digits(interval.high)}]" if interval else ""
-    return f"{first} is ahead, by {three_digits(median(gains[nearest]))}{ends} of {others[nearest]}, paired by launch"
+    return (
+        f"{first} is ahead, by {three_digits(median(gains[nearest]))}{ends} of {others[nearest]},"
+        " paired by launch"
+    )
 
 
 def _gains(first: Mapping[int, float], second: Mapping[int, float], sign: float) -> list[float]:
@@ -310,7 +377,9 @@ def _gains(first: Mapping[int, float], second: Mapping[int, float], sign: float)
 
 
 def _at(curve: Learned, x: Floats, until: float, quantity: str) -> Floats:
-    """Return each launch's mean over the last tenth before ``until``, or a metric's last value; (launches,)."""
+    """Return each launch's mean over the last tenth before ``until``, or a metric's last value;
+    (launches,).
+    """
     end = max(1, int(np.searchsorted(x, until * (1 + 1e-9), side="right")))
     width = max(1, end // LOSS_WINDOW) if quantity == "loss" else 1
     return np.array([_mean(line[max(0, end - width) : end]) for line in curve.values])

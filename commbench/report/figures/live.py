@@ -1,4 +1,6 @@
-"""Figures of a live tuning: the setting at each step of the training, its step time, and the loss."""
+"""Figures of a live tuning: the setting at each step of the training, its step time, and the
+loss.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,10 @@ def course_of(run: Run, prefix: str = "") -> Course | None:
 
 
 def _spans(records: Sequence[TrainingRecord], own: Choice) -> list[Span]:
-    """Return the blocks of one launch in the order of steps; each lasts until the next one begins."""
+    """Return the blocks of one launch in the order of steps.
+
+    Each lasts until the next one begins.
+    """
     blocks = sorted(
         (
             (begin, begin + record.discarded + length, step_ms, record.case)
@@ -136,10 +141,13 @@ def _names(spans: Sequence[Span], own: str) -> list[str]:
 
 def _colours(course: Course) -> dict[str, str]:
     """Return the colour of each setting; settings beyond the number of colours are grey."""
-    return {name: SERIES[place] if place < MOST_SERIES else MUTED for place, name in enumerate(course.names)}
+    return {
+        name: SERIES[place] if place < MOST_SERIES else MUTED
+        for place, name in enumerate(course.names)
+    }
 
 
-# -------------------------------------------------------------------------------------------------------- painting
+# ----------------------------------------------------------------------------------------- painting
 
 
 def _timeline(course: Course, number: str) -> Drawing:
@@ -149,15 +157,22 @@ def _timeline(course: Course, number: str) -> Drawing:
         section="timeline",
         title=f"{course.prefix}Settings during the training",
         caption=timeline_caption(course),
-        alt=f"The setting in use at each optimiser step, and the median step of each block: {listed(course.names, 8)}.",
+        alt=(
+            "The setting in use at each optimiser step, and the median step of each block:"
+            f" {listed(course.names, 8)}."
+        ),
         height_in=2.6 + _LINE_IN * len(course.names),
     )
 
 
 def paint_timeline(figure: Figure, course: Course) -> None:
-    """Draw a line for each setting with the steps that used it, and below it the median of each block."""
+    """Draw a line for each setting with the steps that used it, and below it the median of each
+    block.
+    """
     colours = _colours(course)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[0.5 + _LINE_IN * len(course.names), 1.7])
+    above, below = figure.subplots(
+        2, 1, sharex=True, height_ratios=[0.5 + _LINE_IN * len(course.names), 1.7]
+    )
     for place, name in enumerate(course.names):
         bars = [(span.begin, span.end - span.begin) for span in course.spans if span.name == name]
         above.broken_barh(bars, (place - 0.4, 0.8), color=colours[name], linewidth=0, gid="spans")
@@ -165,7 +180,12 @@ def paint_timeline(figure: Figure, course: Course) -> None:
     above.set_ylim(len(course.names) - 0.4, -0.6)
     above.grid(visible=False, axis="y")
     for span in course.spans:
-        style: Style = {"color": colours[span.name], "linewidth": 2.5, "solid_capstyle": "butt", "gid": "median"}
+        style: Style = {
+            "color": colours[span.name],
+            "linewidth": 2.5,
+            "solid_capstyle": "butt",
+            "gid": "median",
+        }
         below.plot([span.begin, span.end], [span.step_ms] * 2, **style)
     _mark_confirmation(above, course, writes=True)
     _mark_confirmation(below, course)
@@ -180,7 +200,11 @@ def _mark_confirmation(axes: Axes, course: Course, *, writes: bool = False) -> N
         return
     axes.axvline(begin, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     if writes:
-        style: Style = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "fontsize": 8}
+        style: Style = {
+            "xycoords": ("data", "axes fraction"),
+            "textcoords": "offset points",
+            "fontsize": 8,
+        }
         axes.annotate("confirmation", (begin, 1.0), xytext=(3, 1), color=INK, va="bottom", **style)
 
 
@@ -204,13 +228,19 @@ def paint_loss(figure: Figure, course: Course) -> None:
     axes.plot(steps, values, color=GRID, linewidth=0.8)
     width = max(1, round(_WINDOW * len(values)))
     window = np.ones(width) / width
-    axes.plot(*(np.convolve(of_steps, window, mode="valid") for of_steps in (steps, values)), color=INK)
+    axes.plot(
+        *(np.convolve(of_steps, window, mode="valid") for of_steps in (steps, values)), color=INK
+    )
     colours = _colours(course)
     for span in _switches(course):
         style: Style = {"color": colours[span.name], "linewidth": 1.2, "gid": "switch"}
         axes.plot([span.begin] * 2, [0.0, 0.06], transform=axes.get_xaxis_transform(), **style)
     _mark_confirmation(axes, course, writes=True)
-    axes.set(xlabel="optimiser step of the training", ylabel="training loss", xlim=(0, course.spans[-1].end))
+    axes.set(
+        xlabel="optimiser step of the training",
+        ylabel="training loss",
+        xlim=(0, course.spans[-1].end),
+    )
 
 
 def _switches(course: Course) -> list[Span]:
@@ -224,7 +254,7 @@ def _switches(course: Course) -> list[Span]:
     return spans
 
 
-# -------------------------------------------------------------------------------------------------------- captions
+# ----------------------------------------------------------------------------------------- captions
 
 
 def timeline_caption(course: Course) -> str:
@@ -232,10 +262,14 @@ def timeline_caption(course: Course) -> str:
     fresh = [span for span in course.spans if span.case.phase == CONFIRM]
     confirmed = list(dict.fromkeys(span.name for span in fresh))
     return sentences(
-        f"Above, the steps that each setting trained; below, the median step of each block{_which(course)}. "
-        f"The script's own setting is {course.own}.",
+        "Above, the steps that each setting trained; below, the median step of each"
+        f" block{_which(course)}. The script's own setting is {course.own}.",
         f"The screening took {counted(len(course.spans) - len(fresh), 'block')}.",
-        f"The confirmation took {counted(len(fresh), 'fresh block')}, of {listed(confirmed)}." if fresh else "",
+        (
+            f"The confirmation took {counted(len(fresh), 'fresh block')}, of {listed(confirmed)}."
+            if fresh
+            else ""
+        ),
         "It was never reached: no speedup is stated." if not fresh else "",
     )
 
@@ -250,8 +284,9 @@ def loss_caption(course: Course) -> str:
     width = max(1, round(_WINDOW * len(values)))
     first, last = float(np.mean(values[:width])), float(np.mean(values[-width:]))
     return sentences(
-        f"Grey the loss of each optimiser step on rank 0, black the mean of {counted(width, 'step')}{_which(course)}: "
-        f"from {three_digits(first)} to {three_digits(last)}.",
-        f"Marks at the bottom are {counted(len(_switches(course)), 'change')} of the setting, in the colour of what "
-        "followed.",
+        "Grey the loss of each optimiser step on rank 0, black the mean of"
+        f" {counted(width, 'step')}{_which(course)}: from {three_digits(first)} to"
+        f" {three_digits(last)}.",
+        f"Marks at the bottom are {counted(len(_switches(course)), 'change')} of the setting, in"
+        " the colour of what followed.",
     )

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: The most cells along each axis: with more ranks, several share a cell, which shows their slowest pair.
+#: The most cells along each axis: with more ranks, several share a cell, which shows their slowest
+#: pair.
 MOST_CELLS = 360
 #: The most ranks whose values are written into the cells, and the most hosts named on the axes.
 _WRITTEN, _NAMED = 8, 16
@@ -47,7 +48,8 @@ class Heat:
     """A matrix as cells."""
 
     cells: Floats
-    """Values from row to column, (cells, cells), in ``unit``; NaN for untimed pairs and the diagonal."""
+    """Values from row to column, (cells, cells), in ``unit``; NaN for untimed pairs and the
+    diagonal."""
     per_cell: int
     """Number of ranks in each cell along an axis."""
     unit: str
@@ -65,16 +67,23 @@ class Heat:
         return self.unit == "us"
 
     def is_marked(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of the pairs of ranks that a straggler slows down; arrays of shape (pairs,)."""
+        """Return a mask of the pairs of ranks that a straggler slows down.
+
+        Arrays of shape (pairs,).
+        """
         marked = np.zeros(len(source), dtype=bool)
         for sender, receiver in (link for straggler in self.stragglers for link in straggler.links):
-            marked |= np.isin(source, self.ranks_of(sender)) & np.isin(target, self.ranks_of(receiver))
+            marked |= np.isin(source, self.ranks_of(sender)) & np.isin(
+                target, self.ranks_of(receiver)
+            )
         return marked
 
     def ranks_of(self, name: str) -> list[int]:
         """Return the ranks of a straggler's link: for a host, all its ranks."""
         return [
-            rank for rank, host in enumerate(self.hosts) if name in {host, f"rank {rank}", ANY} or _is_rank(name, rank)
+            rank
+            for rank, host in enumerate(self.hosts)
+            if name in {host, f"rank {rank}", ANY} or _is_rank(name, rank)
         ]
 
 
@@ -90,14 +99,21 @@ def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
     drawings = []
     for number, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
         of_run = number if len(runs) > 1 else ""
-        linked = [matrix for matrix in run.matrices if not shares_gpu(matrix.case.backend, run.info)]
+        linked = [
+            matrix for matrix in run.matrices if not shares_gpu(matrix.case.backend, run.info)
+        ]
         for place, matrix in enumerate(linked, start=1):
-            drawings.append(_drawing(matrix, run, prefix, slug("matrix", of_run, matrix.case.operation, place)))
+            drawings.append(
+                _drawing(matrix, run, prefix, slug("matrix", of_run, matrix.case.operation, place))
+            )
     return drawings
 
 
 def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
-    heat = heat_of(matrix, [family for family in straggler_findings(run).families if family.measured == matrix.name])
+    heat = heat_of(
+        matrix,
+        [family for family in straggler_findings(run).families if family.measured == matrix.name],
+    )
     title = f"{prefix}{matrix.name} between every two ranks"
     return Drawing(
         paint=lambda figure: paint_heat(figure, heat),
@@ -105,13 +121,17 @@ def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
         section="matrix",
         title=title,
         caption=caption_of(matrix, heat),
-        alt=f"Heat map of {counted(len(matrix.hosts), 'rank')} sending to each other: {_slow(heat)}",
+        alt=(
+            f"Heat map of {counted(len(matrix.hosts), 'rank')} sending to each other: {_slow(heat)}"
+        ),
         height_in=4.2,
     )
 
 
 def heat_of(matrix: Matrix, families: Sequence[Family] = ()) -> Heat:
-    """Return the cells of a matrix; with many ranks several share a cell, which has the value of their slowest pair.
+    """Return the cells of a matrix.
+
+    With many ranks several share a cell, which has the value of their slowest pair.
 
     Args:
         matrix: the measured matrix.
@@ -123,7 +143,9 @@ def heat_of(matrix: Matrix, families: Sequence[Family] = ()) -> Heat:
     with np.errstate(invalid="ignore"):
         times = np.where(matrix.is_sound, matrix.time_us, np.nan)
     timed = np.isfinite(times)
-    np.maximum.at(slowest, (matrix.source[timed] // per_cell, matrix.target[timed] // per_cell), times[timed])
+    np.maximum.at(
+        slowest, (matrix.source[timed] // per_cell, matrix.target[timed] // per_cell), times[timed]
+    )
     times_us = np.where(np.isfinite(slowest), slowest, np.nan)
     cells, unit = times_us, "us"
     if OPERATIONS[matrix.case.operation].quantity != "time":
@@ -140,7 +162,7 @@ def heat_of(matrix: Matrix, families: Sequence[Family] = ()) -> Heat:
     )
 
 
-# -------------------------------------------------------------------------------------------------------- painting
+# ----------------------------------------------------------------------------------------- painting
 
 
 def paint_heat(figure: Figure, heat: Heat) -> None:
@@ -159,7 +181,9 @@ def paint_heat(figure: Figure, heat: Heat) -> None:
     norm = LogNorm(low, high) if high > _WIDE * low > 0 else Normalize(min(low, 0.9 * high), high)
     colours = "cividis_r" if heat.is_time else "cividis"
     size = heat.per_cell * len(heat.cells) - 0.5
-    image = axes.imshow(heat.cells, cmap=colours, norm=norm, interpolation="none", extent=(-0.5, size, size, -0.5))
+    image = axes.imshow(
+        heat.cells, cmap=colours, norm=norm, interpolation="none", extent=(-0.5, size, size, -0.5)
+    )
     axes.set(xlim=(-0.5, len(heat.hosts) - 0.5), ylim=(len(heat.hosts) - 0.5, -0.5))
     bar = figure.colorbar(
         image,
@@ -177,7 +201,10 @@ def paint_heat(figure: Figure, heat: Heat) -> None:
 
 
 def _name_axes(axes: Axes, heat: Heat) -> None:
-    """Label hosts at the middle of their ranks if there are several and few of them; else label ranks by number."""
+    """Label hosts at the middle of their ranks if there are several and few of them.
+
+    Else label ranks by number.
+    """
     from matplotlib.ticker import MaxNLocator
 
     hosts, place = numbered_hosts(heat.hosts)
@@ -185,7 +212,11 @@ def _name_axes(axes: Axes, heat: Heat) -> None:
     if 1 < len(hosts) <= _NAMED and len(edges) == len(hosts) - 1:
         bounds = [-0.5, *edges, len(heat.hosts) - 0.5]
         middles = [(low + high) / 2 for low, high in itertools.pairwise(bounds)]
-        axes.set_xticks(middles, hosts, rotation=45 if max(map(len, hosts)) * len(hosts) > 30 else 0)  # noqa: PLR2004 - letters
+        axes.set_xticks(
+            middles,
+            hosts,
+            rotation=45 if max(map(len, hosts)) * len(hosts) > 30 else 0,  # noqa: PLR2004 - letters
+        )
         axes.set_yticks(middles, hosts)
         for edge in edges if len(heat.hosts) > len(hosts) else ():
             axes.axhline(edge, color=PAPER, linewidth=1)
@@ -206,17 +237,41 @@ def _write_cells(axes: Axes, heat: Heat, norm: Any) -> None:  # noqa: ANN401 - m
             is_bright = (1 - share if heat.is_time else share) > _BRIGHT
             text = plain_time(float(f"{value:.3g}")) if heat.is_time else three_digits(float(value))
             axes.text(
-                column, row, text, ha="center", va="center", fontsize=8, color="#000000" if is_bright else "#ffffff"
+                column,
+                row,
+                text,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="#000000" if is_bright else "#ffffff",
             )
 
 
 def _mark(axes: Axes, heat: Heat) -> None:
     """Draw arrows at the rows and columns of slow ranks and frames around slow pairs."""
-    rows = {rank for s in heat.stragglers for a, b in s.links if b == ANY for rank in heat.ranks_of(a)}
-    columns = {rank for s in heat.stragglers for a, b in s.links if a == ANY for rank in heat.ranks_of(b)}
-    style: Style = {"color": BAD, "clip_on": False, "linestyle": "none", "markersize": 8, "gid": "slow"}
-    axes.plot([1.02] * len(rows), sorted(rows), marker="<", transform=axes.get_yaxis_transform(), **style)
-    axes.plot(sorted(columns), [1.02] * len(columns), marker="v", transform=axes.get_xaxis_transform(), **style)
+    rows = {
+        rank for s in heat.stragglers for a, b in s.links if b == ANY for rank in heat.ranks_of(a)
+    }
+    columns = {
+        rank for s in heat.stragglers for a, b in s.links if a == ANY for rank in heat.ranks_of(b)
+    }
+    style: Style = {
+        "color": BAD,
+        "clip_on": False,
+        "linestyle": "none",
+        "markersize": 8,
+        "gid": "slow",
+    }
+    axes.plot(
+        [1.02] * len(rows), sorted(rows), marker="<", transform=axes.get_yaxis_transform(), **style
+    )
+    axes.plot(
+        sorted(columns),
+        [1.02] * len(columns),
+        marker="v",
+        transform=axes.get_xaxis_transform(),
+        **style,
+    )
     for straggler in heat.stragglers:
         for source, target in straggler.links:
             if ANY not in {source, target}:
@@ -232,34 +287,52 @@ def _frame(axes: Axes, rows: Sequence[int], columns: Sequence[int]) -> None:
         axes.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=BAD, linewidth=1.8))
 
 
-# ---------------------------------------------------------------------------------------------------------- caption
+# ------------------------------------------------------------------------------------------ caption
 
 
 def caption_of(matrix: Matrix, heat: Heat) -> str:
-    """Return the caption: how to read the figure, typical values within and between hosts, and the stragglers."""
+    """Return the caption: how to read the figure, typical values within and between hosts, and the
+    stragglers.
+    """
     launches = counted(len(matrix.times_us), "launch")
     quantity = "time" if heat.is_time else "bandwidth"
     shared = ""
     if heat.per_cell > 1:
-        shared = f" Each cell stands for {heat.per_cell} x {heat.per_cell} pairs and shows the slowest of them."
-    untimed_pairs = f"{matrix.untimed} pairs could not be timed and are blank." if matrix.untimed else ""
+        shared = (
+            f" Each cell stands for {heat.per_cell} x {heat.per_cell} pairs and shows the slowest"
+            " of them."
+        )
+    untimed_pairs = (
+        f"{matrix.untimed} pairs could not be timed and are blank." if matrix.untimed else ""
+    )
     wrong = int((~matrix.is_sound).sum())
     return sentences(
-        f"Median {quantity} over {launches} of each pair, from the row's rank to the column's; dark is slow.{shared}",
+        f"Median {quantity} over {launches} of each pair, from the row's rank to the column's; dark"
+        f" is slow.{shared}",
         *_typical(matrix, heat),
         _slow(heat),
         untimed_pairs,
-        f"{counted(wrong, 'pair')} delivered wrong data and {'is' if wrong == 1 else 'are'} blank." if wrong else "",
+        (
+            f"{counted(wrong, 'pair')} delivered wrong data and {'is' if wrong == 1 else 'are'}"
+            " blank."
+            if wrong
+            else ""
+        ),
     )
 
 
 def _typical(matrix: Matrix, heat: Heat) -> list[str]:
-    """State the middle half of the values of unmarked pairs, and the range of the pairs that a straggler slows down."""
+    """State the middle half of the values of unmarked pairs, and the range of the pairs that a
+    straggler slows down.
+    """
     sentences = []
     verb, unit = ("take", "") if heat.is_time else ("move", heat.unit)
     has_both_kinds = matrix.is_inter.any() and not matrix.is_inter.all()
     marked = heat.is_marked(matrix.source, matrix.target)
-    for kind, is_of_kind in (("between hosts", matrix.is_inter), ("within hosts", ~matrix.is_inter)):
+    for kind, is_of_kind in (
+        ("between hosts", matrix.is_inter),
+        ("within hosts", ~matrix.is_inter),
+    ):
         subject = f"pairs{f' {kind}' if has_both_kinds else ''}"
         slow = name_range(matrix, is_of_kind & marked, unit=unit)
         other = f"{subject} that are not marked" if slow else subject
@@ -276,17 +349,30 @@ def _slow(heat: Heat) -> str:
             " ".join(filter(None, (_none(heat), _unjudged(heat))))
             or "With so few pairs no straggler can be identified."
         )
-    stragglers = [f"{s.name}{s.does.format(f'{three_digits(s.factor)} times')}" for s in heat.stragglers[:_MOST_NAMED]]
-    more = f", and {len(heat.stragglers) - _MOST_NAMED} more" if len(heat.stragglers) > _MOST_NAMED else ""
+    stragglers = [
+        f"{s.name}{s.does.format(f'{three_digits(s.factor)} times')}"
+        for s in heat.stragglers[:_MOST_NAMED]
+    ]
+    more = (
+        f", and {len(heat.stragglers) - _MOST_NAMED} more"
+        if len(heat.stragglers) > _MOST_NAMED
+        else ""
+    )
     return f"Marked as slow: {'; '.join(stragglers)}{more}."
 
 
 def _none(heat: Heat) -> str:
-    kinds = dict.fromkeys(family.kind for family in heat.families if family.launches >= family.needed > 0)
+    kinds = dict.fromkeys(
+        family.kind for family in heat.families if family.launches >= family.needed > 0
+    )
     return f"Here no {' or '.join(kinds)} is shown to be slower than its peers." if kinds else ""
 
 
 def _unjudged(heat: Heat) -> str:
     unjudged = [family for family in heat.families if family.launches < family.needed]
     kinds = listed(f"{family.kind}s" for family in unjudged)
-    return f"{kinds[0].upper()}{kinds[1:]} are not judged: {why_unjudged(unjudged)}." if unjudged else ""
+    return (
+        f"{kinds[0].upper()}{kinds[1:]} are not judged: {why_unjudged(unjudged)}."
+        if unjudged
+        else ""
+    )

@@ -1,4 +1,6 @@
-"""Time and bus bandwidth over message size: one figure for each operation, one curve for each series."""
+"""Time and bus bandwidth over message size: one figure for each operation, one curve for each
+series.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,15 @@ from commbench.report.figures.drawing import (
     plot_series,
     slug,
 )
-from commbench.report.figures.words import left_out, number_text, run_names, sentences, shown_apart, time_text, varying
+from commbench.report.figures.words import (
+    left_out,
+    number_text,
+    run_names,
+    sentences,
+    shown_apart,
+    time_text,
+    varying,
+)
 from commbench.report.formats import listed
 from commbench.results import Run
 from commbench.results.info import RunInfo, measures_interconnect
@@ -59,7 +69,10 @@ _IDENTITY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The result of one case; for concurrent groups the slowest group's time and the sum of their bandwidths."""
+    """The result of one case.
+
+    For concurrent groups the slowest group's time and the sum of their bandwidths.
+    """
 
     size_bytes: int
     """Size of the message; 0 for an operation without data."""
@@ -95,7 +108,11 @@ class Curve:
 
     def points(self, field: str) -> dict[float, Estimate]:
         """Return estimates of ``time_us`` or ``busbw_GBps`` by size."""
-        estimates = {reading.size_bytes: getattr(reading, field) for reading in self.readings if reading.status == "ok"}
+        estimates = {
+            reading.size_bytes: getattr(reading, field)
+            for reading in self.readings
+            if reading.status == "ok"
+        }
         return {size: point for size, point in estimates.items() if point is not None}
 
 
@@ -128,9 +145,13 @@ def families(runs: Sequence[Run]) -> list[Family]:
     Ranks that share a GPU get no curve: their times do not show an interconnect.
     """
     rows_sharing_gpus: Counter[str] = Counter()
-    series_by_operation: dict[str, dict[tuple[str, ...], tuple[dict[str, object], list[Reading]]]] = {}
+    series_by_operation: dict[
+        str, dict[tuple[str, ...], tuple[dict[str, object], list[Reading]]]
+    ] = {}
     for run, name in zip(runs, run_names(runs), strict=True):
-        definitions = {record.case.key: record.stated.time for record in run.records if record.stated}
+        definitions = {
+            record.case.key: record.stated.time for record in run.records if record.stated
+        }
         for case, rows in _cases_of(run):
             if not all(map(measures_interconnect, rows)):
                 rows_sharing_gpus[case.operation] += len(rows)
@@ -173,7 +194,10 @@ def _family(
     several: bool,
     rows_sharing_gpus: int,
 ) -> Family:
-    """Return the series of an operation with the fields that distinguish them; with several runs always the run."""
+    """Return the series of an operation with the fields that distinguish them.
+
+    With several runs always the run.
+    """
     identities = [identity for identity, _ in series]
     differing = [name for name in varying(identities) if name != "run"]
     names = [*(["run"] if several else []), *(differing or ["backend"])]
@@ -181,7 +205,10 @@ def _family(
     return Family(
         operation=operation,
         curves=[
-            Curve(name=_series_name(identity, names), readings=sorted(readings, key=lambda r: r.size_bytes))
+            Curve(
+                name=_series_name(identity, names),
+                readings=sorted(readings, key=lambda r: r.size_bytes),
+            )
             for identity, readings in series
         ],
         shared=_series_name(identities[0], shared),
@@ -191,7 +218,9 @@ def _family(
 
 def _series_name(identity: Mapping[str, object], names: Iterable[str]) -> str:
     fields = [name for name in names if identity[name] is not None or name == "world_size"]
-    words = [_SPOKEN[name](identity[name]) if name in _SPOKEN else str(identity[name]) for name in fields]
+    words = [
+        _SPOKEN[name](identity[name]) if name in _SPOKEN else str(identity[name]) for name in fields
+    ]
     return " ".join(filter(None, words))
 
 
@@ -213,15 +242,23 @@ def _reading(case: Case, rows: Sequence[Row], info: RunInfo, time_definition: st
 
 
 def busbw_of(row: Row) -> Estimate | None:
-    """Return the bus bandwidth of a row, with the interval that follows from the time's interval."""
+    """Return the bus bandwidth of a row, with the interval that follows from the time's
+    interval.
+    """
     if row.busbw_GBps is None or not row.time_us:
         return None
-    ends = (row.busbw_GBps * row.time_us / us if us else None for us in (row.time_us_ci_high, row.time_us_ci_low))
+    ends = (
+        row.busbw_GBps * row.time_us / us if us else None
+        for us in (row.time_us_ci_high, row.time_us_ci_low)
+    )
     return estimate(row.busbw_GBps, *ends)
 
 
 def _together(rates: Sequence[Estimate | None]) -> Estimate | None:
-    """Return the sum of the bandwidths of concurrent groups with a conservative interval; None if one has no rate."""
+    """Return the sum of the bandwidths of concurrent groups with a conservative interval.
+
+    None if one has no rate.
+    """
     known_rates = [rate for rate in rates if rate is not None]
     if not known_rates or len(known_rates) < len(rates):
         return None
@@ -244,20 +281,31 @@ _WIDE = 20.0
 
 
 def size_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return figures of time and bus bandwidth per operation: over message size, or as dots if there is one size."""
+    """Return figures of time and bus bandwidth per operation: over message size, or as dots if
+    there is one size.
+    """
     return [_drawing(family) for family in families(runs)]
 
 
 def _drawing(family: Family) -> Drawing:
     curves = [curve for curve in family.curves if not curve.is_unsupported][:MOST_SERIES]
     panels = panels_of(family.operation)
-    name, title = slug("sizes", family.operation), f"{family.operation}: {' and '.join(_spoken(panels))}"
+    name, title = (
+        slug("sizes", family.operation),
+        f"{family.operation}: {' and '.join(_spoken(panels))}",
+    )
     if len(family.sizes) > 1:
-        paint, height = (lambda figure: paint_curves(figure, family, curves)), 0.5 + 2.3 * len(panels)
+        paint, height = (
+            (lambda figure: paint_curves(figure, family, curves)),
+            0.5 + 2.3 * len(panels),
+        )
         height += legend_height_in([curve.name for curve in curves])
         title += " over message size"
     else:
-        paint, height = (lambda figure: paint_dots(figure, family, curves)), len(panels) * (0.75 + 0.26 * len(curves))
+        paint, height = (
+            (lambda figure: paint_dots(figure, family, curves)),
+            len(panels) * (0.75 + 0.26 * len(curves)),
+        )
     return Drawing(
         paint=paint,
         name=name,
@@ -278,7 +326,7 @@ def _spoken(panels: Sequence[str]) -> list[str]:
     return [{TIME: "time", RATE: "bus bandwidth"}[panel] for panel in panels]
 
 
-# ---------------------------------------------------------------------------------------------------- several sizes
+# ------------------------------------------------------------------------------------ several sizes
 
 
 def paint_curves(figure: Figure, family: Family, curves: Sequence[Curve]) -> None:
@@ -305,7 +353,11 @@ def _scale(axes: Axes, quantity: str, curves: Sequence[Curve], family: Family) -
     if quantity == TIME:
         log_axis(axes.yaxis, "us")
         return
-    best = [max(point.value for point in points.values()) for curve in curves if (points := curve.points(RATE))]
+    best = [
+        max(point.value for point in points.values())
+        for curve in curves
+        if (points := curve.points(RATE))
+    ]
     for link in family.links:
         mark_limit(axes, _rate_GBps(link), f"{three_digits(_rate_GBps(link))} GB/s: {link}")
     if max(best) > _WIDE * min(best):
@@ -314,18 +366,27 @@ def _scale(axes: Axes, quantity: str, curves: Sequence[Curve], family: Family) -
         axes.set_ylim(0.0, axes.get_ylim()[1] * (1.08 if family.links else 1.0))
 
 
-# ---------------------------------------------------------------------------------------------------- a single size
+# ------------------------------------------------------------------------------------ a single size
 
 
 def paint_dots(figure: Figure, family: Family, curves: Sequence[Curve]) -> None:
     """Draw panels with one line for each series: with one size there is no curve."""
     panels = panels_of(family.operation)
-    for axes, quantity in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
+    for axes, quantity in zip(
+        figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
+    ):
         for place, curve in enumerate(curves):
             for point in curve.points(quantity).values():
                 _dot(axes, place, point, look(place))
             if curve.failed:
-                axes.plot([0.0], [place], "x", transform=axes.get_yaxis_transform(), color=look(place).colour, ms=7)
+                axes.plot(
+                    [0.0],
+                    [place],
+                    "x",
+                    transform=axes.get_yaxis_transform(),
+                    color=look(place).colour,
+                    ms=7,
+                )
         axes.set_yticks(range(len(curves)), [curve.name for curve in curves])
         axes.set_ylim(len(curves) - 0.5, -0.5)
         axes.set_xlabel(_LABELS[quantity])
@@ -354,11 +415,16 @@ def _rate_GBps(link: Link) -> float:  # noqa: N802 - a unit
 
 def _dot(axes: Axes, y: float, point: Estimate, looks_as: Look) -> None:
     errors = [[error] for error in point.errors]
-    style: Style = {"color": looks_as.colour, "marker": looks_as.marker, "linestyle": "none", "capsize": 2.5}
+    style: Style = {
+        "color": looks_as.colour,
+        "marker": looks_as.marker,
+        "linestyle": "none",
+        "capsize": 2.5,
+    }
     axes.errorbar([point.value], [y], xerr=errors, **style)
 
 
-# ---------------------------------------------------------------------------------------------------------- captions
+# ----------------------------------------------------------------------------------------- captions
 
 
 def caption_of(family: Family, curves: Sequence[Curve]) -> str:
@@ -382,11 +448,15 @@ def _how(family: Family, panels: Sequence[str]) -> str:
     launches = sorted({r.launches for curve in family.curves for r in curve.readings if r.launches})
     over = "the launch" if launches == [1] else "launches"
     spread = f"{'bands' if has_several_sizes else 'bars'} are 95 % intervals over {over}"
-    if not any(r.time_us and r.time_us.low is not None for curve in family.curves for r in curve.readings):
+    if not any(
+        r.time_us and r.time_us.low is not None for curve in family.curves for r in curve.readings
+    ):
         spread = "there are no intervals"
     size = "" if has_several_sizes or not family.sizes[0] else f" at {format_size(family.sizes[0])}"
     shared = f", {family.shared}" if family.shared else ""
-    quantities = " and its ".join({TIME: _time_read(family), RATE: _RATE_READ}[panel] for panel in panels)
+    quantities = " and its ".join(
+        {TIME: _time_read(family), RATE: _RATE_READ}[panel] for panel in panels
+    )
     text = f"{quantities}{size}{shared}; {spread}."
     text = text[0].upper() + text[1:]
     if OPERATIONS[family.operation].is_round_trip:
@@ -396,15 +466,24 @@ def _how(family: Family, panels: Sequence[str]) -> str:
 
 def _time_read(family: Family) -> str:
     """State the definition of the times; imported runs have their tool's definition."""
-    definitions_used = {reading.time_definition for curve in family.curves for reading in curve.readings}
+    definitions_used = {
+        reading.time_definition for curve in family.curves for reading in curve.readings
+    }
     definitions = " or the ".join(sorted(definitions_used - {""}))
     own_definition = ["median time of the slowest rank"] if "" in definitions_used else []
-    return " or the ".join([*own_definition, *([definitions] if definitions else [])]) + " (lower is better)"
+    return (
+        " or the ".join([*own_definition, *([definitions] if definitions else [])])
+        + " (lower is better)"
+    )
 
 
 def _quickest(curves: Sequence[Curve]) -> str:
     """State the shortest time of all."""
-    points = [(point.value, size, point, curve) for curve in curves for size, point in curve.points(TIME).items()]
+    points = [
+        (point.value, size, point, curve)
+        for curve in curves
+        for size, point in curve.points(TIME).items()
+    ]
     if not points:
         return "Nothing was timed."
     _, size, point, curve = min(points, key=lambda entry: entry[:2])
@@ -414,7 +493,11 @@ def _quickest(curves: Sequence[Curve]) -> str:
 
 def _best_rate(family: Family, curves: Sequence[Curve]) -> str:
     """State the highest bandwidth, and its share of the link's rate if the link bounds it."""
-    points = [(point.value, size, point, curve) for curve in curves for size, point in curve.points(RATE).items()]
+    points = [
+        (point.value, size, point, curve)
+        for curve in curves
+        for size, point in curve.points(RATE).items()
+    ]
     if not points:
         return ""
     value, size, point, curve = max(points, key=lambda entry: entry[:2])
@@ -441,7 +524,9 @@ def _beside(curves: Sequence[Curve]) -> str:
     fast, slow = (curve.points(TIME)[size] for curve in (ranked[0], ranked[-1]))
     names = ranked[0].name, ranked[-1].name
     if not shown_apart(fast, slow):
-        return f"No difference between {names[0]} and {names[1]} is shown{at}: their intervals meet."
+        return (
+            f"No difference between {names[0]} and {names[1]} is shown{at}: their intervals meet."
+        )
     return f"{names[1]} takes {slow.value / fast.value:.3g} times as long as {names[0]}{at}."
 
 
@@ -453,7 +538,8 @@ def broken(family: Family) -> str:
             states = listed([reading.status for reading in curve.failed])
             reason = next((reading.reason for reading in curve.failed if reading.reason), "")
             parts.append(
-                f"{curve.name}: {counted(len(curve.failed), 'size')} {states}" + (f", {reason}" if reason else "")
+                f"{curve.name}: {counted(len(curve.failed), 'size')} {states}"
+                + (f", {reason}" if reason else "")
             )
     return "; ".join(part.rstrip(".") for part in parts)
 

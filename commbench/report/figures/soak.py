@@ -1,4 +1,6 @@
-"""The time line of a soak: medians, longest interruptions, the slowest rank, and events over wall-clock time."""
+"""The time line of a soak: medians, longest interruptions, the slowest rank, and events over
+wall-clock time.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def soak_figures(runs: Sequence[Run]) -> list[Drawing]:
             cases = rows_by(soak.timeline, lambda row: row.case)
             chosen = sorted(soak.drifts, key=_drift_size, reverse=True)[:_MOST_CASES]
             left_out = len(soak.drifts) - len(chosen)
-            drawings += [_drawing(soak, cases[drift.case], drift, prefix, left_out=left_out) for drift in chosen]
+            drawings += [
+                _drawing(soak, cases[drift.case], drift, prefix, left_out=left_out)
+                for drift in chosen
+            ]
     return drawings
 
 
@@ -43,23 +48,38 @@ def _drift_size(drift: DriftRow) -> float:
     return abs(drift.change_percent or 0.0)
 
 
-def _drawing(soak: Soak, rows: Sequence[TimelineRow], drift: DriftRow, prefix: str, *, left_out: int) -> Drawing:
+def _drawing(
+    soak: Soak, rows: Sequence[TimelineRow], drift: DriftRow, prefix: str, *, left_out: int
+) -> Drawing:
     change = drift.change_percent
-    trend = "" if change is None else f"From the first launch to the last the time changed by {change:+.1f} %."
+    trend = (
+        ""
+        if change is None
+        else f"From the first launch to the last the time changed by {change:+.1f} %."
+    )
     return Drawing(
         paint=lambda figure: paint_timeline(figure, rows, soak.events),
         name=slug("soak", prefix, drift.case),
         section="soak",
         title=f"Time line: {prefix}{drift.case}",
         caption=sentences(
-            "Above: each dot is the median of a visit; grey dots are the longest wait for a repetition to end. Shaded "
-            "are events: red of the whole system or a failed launch, orange of ranks for which the others waited.",
-            f"Below: the rank that was the slowest most often. {counted(len(soak.events), 'event')} in "
-            f"{format_duration(soak.seconds)}.",
+            "Above: each dot is the median of a visit; grey dots are the longest wait for a"
+            " repetition to end. Shaded are events: red of the whole system or a failed launch,"
+            " orange of ranks for which the others waited.",
+            f"Below: the rank that was the slowest most often. {counted(len(soak.events), 'event')}"
+            f" in {format_duration(soak.seconds)}.",
             trend,
-            f"Shown are the cases with the largest change; {left_out} others are in timeline.csv." if left_out else "",
+            (
+                f"Shown are the cases with the largest change; {left_out} others are in"
+                " timeline.csv."
+                if left_out
+                else ""
+            ),
         ),
-        alt=f"Times of {drift.case} over wall-clock time in {counted(len(rows), 'visit')}, with events.",
+        alt=(
+            f"Times of {drift.case} over wall-clock time in {counted(len(rows), 'visit')}, with"
+            " events."
+        ),
         height_in=_HEIGHT_IN,
     )
 
@@ -73,15 +93,31 @@ def paint_timeline(figure: Figure, rows: Sequence[TimelineRow], events: Sequence
     moments = [_moment(row.time) for row in rows]
     longest = [1e3 * (row.longest_ms or 0.0) for row in rows]
     times.plot(moments, longest, ".", color=MUTED, markersize=3, label="longest")
-    times.plot(moments, [row.median_us or 0.0 for row in rows], "o", color=SERIES[0], markersize=3, label="median")
+    times.plot(
+        moments,
+        [row.median_us or 0.0 for row in rows],
+        "o",
+        color=SERIES[0],
+        markersize=3,
+        label="median",
+    )
     times.set_ylabel("time")
     log_axis(times.yaxis, unit="us")
-    ranks.plot(moments, [row.slowest_rank or 0 for row in rows], "s", color=SERIES[0], markersize=2.5, label="slowest")
+    ranks.plot(
+        moments,
+        [row.slowest_rank or 0 for row in rows],
+        "s",
+        color=SERIES[0],
+        markersize=2.5,
+        label="slowest",
+    )
     ranks.set_ylabel("slowest\nrank")
     ranks.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     locator = AutoDateLocator(maxticks=6)
     ranks.xaxis.set_major_locator(locator)
-    ranks.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=timezone.utc, show_offset=False))
+    ranks.xaxis.set_major_formatter(
+        ConciseDateFormatter(locator, tz=timezone.utc, show_offset=False)
+    )
     ranks.set_xlabel("time of day, UTC")
     for event in events:
         for axes in (times, ranks):

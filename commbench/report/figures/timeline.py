@@ -1,4 +1,6 @@
-"""The timeline of a step: when each bucket is ready, waits and communicates, and the exposed communication."""
+"""The timeline of a step: when each bucket is ready, waits and communicates, and the exposed
+communication.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class Step:
 
 
 def timeline_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return the default's step above the recommended setting's, one drawing for each workload and run."""
+    """Return the default's step above the recommended setting's, one drawing for each workload and
+    run.
+    """
     drawings = []
     for group in groups(runs):
         for place, trial in enumerate(group.trials):
@@ -64,18 +68,24 @@ def steps_of(trial: Trial) -> list[Step]:
     recommended = [row for row in trial.ok if trial.is_chosen(row)] if trial.recommendation else []
     candidates = recommended or sorted(trial.ok, key=lambda row: -(row.samples_per_s or 0.0))
     rows += [row for row in candidates[:1] if row is not trial.default]
-    steps = [Step(name=setting_name(row), row=row, buckets=_buckets_of(trial.run, row)) for row in rows]
+    steps = [
+        Step(name=setting_name(row), row=row, buckets=_buckets_of(trial.run, row)) for row in rows
+    ]
     return [step for step in steps if step.row.backward_ms is not None]
 
 
 def _buckets_of(run: Run, row: TrainingRow) -> list[BucketRow]:
     case = case_of(row)
     shared_fields = set(BucketRow.__dataclass_fields__) & set(type(case).__dataclass_fields__)
-    bucket_rows = (b for b in run.bucket_rows if all(getattr(b, name) == getattr(case, name) for name in shared_fields))
+    bucket_rows = (
+        b
+        for b in run.bucket_rows
+        if all(getattr(b, name) == getattr(case, name) for name in shared_fields)
+    )
     return [b for b in bucket_rows if None not in {b.ready_ms, b.start_ms, b.done_ms}]
 
 
-# -------------------------------------------------------------------------------------------------------- painting
+# ----------------------------------------------------------------------------------------- painting
 
 
 def _drawing(group: Group, trial: Trial, steps: Sequence[Step], place: int) -> Drawing:
@@ -86,7 +96,10 @@ def _drawing(group: Group, trial: Trial, steps: Sequence[Step], place: int) -> D
         section="timeline",
         title=f"{trial.prefix}Timeline of a step: {group.name}",
         caption=caption_of(trial, steps),
-        alt=f"Passes and buckets' communication over time: {' and '.join(step.name for step in steps)}.",
+        alt=(
+            "Passes and buckets' communication over time:"
+            f" {' and '.join(step.name for step in steps)}."
+        ),
         height_in=1.0 + sum(0.55 + _height_in(step) for step in steps),
     )
 
@@ -98,7 +111,9 @@ def _height_in(step: Step) -> float:
 def paint_steps(figure: Figure, steps: Sequence[Step]) -> None:
     """Draw panels one above the other with a common time axis."""
     heights = [_height_in(step) for step in steps]
-    all_axes = figure.subplots(len(steps), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    all_axes = figure.subplots(len(steps), 1, sharex=True, squeeze=False, height_ratios=heights)[
+        :, 0
+    ]
     for axes, step in zip(all_axes, steps, strict=True):
         _paint_step(axes, step)
     all_axes[-1].set_xlabel("ms since the backward pass began")
@@ -108,14 +123,18 @@ def paint_steps(figure: Figure, steps: Sequence[Step]) -> None:
 def _paint_step(axes: Axes, step: Step) -> None:
     row = step.row
     backward = row.backward_ms or 0.0
-    axes.barh([-1.2], [row.forward_ms or 0.0], left=[-(row.forward_ms or 0.0)], color=FORWARD, **_BAR)
+    axes.barh(
+        [-1.2], [row.forward_ms or 0.0], left=[-(row.forward_ms or 0.0)], color=FORWARD, **_BAR
+    )
     axes.barh([-1.2], [backward], left=[0.0], color=BACKWARD, **_BAR)
     axes.barh([-1.2], [row.optimizer_ms or 0.0], left=[backward], color=OPTIMIZER, **_BAR)
     for place, bucket in enumerate(step.buckets):
         _paint_bucket(axes, place, bucket, has_label=len(step.buckets) <= _WRITTEN)
     if step.exposed is not None:
         # drawn behind the bars, whose colours the legend explains
-        axes.axvspan(*step.exposed, color=BAD, alpha=_EXPOSED_ALPHA, linewidth=0, gid="exposed", zorder=0.4)
+        axes.axvspan(
+            *step.exposed, color=BAD, alpha=_EXPOSED_ALPHA, linewidth=0, gid="exposed", zorder=0.4
+        )
     count = len(step.buckets)
     axes.set_ylim(max(count, 1) - 0.4, -1.75)
     labelled_places = range(count) if count <= _WRITTEN else range(0, count, -(-count // _WRITTEN))
@@ -137,7 +156,13 @@ def _paint_bucket(axes: Axes, place: int, bucket: BucketRow, *, has_label: bool)
     axes.plot([ready, ready], [place - 0.38, place + 0.38], color=INK, linewidth=1.2)
     if has_label and bucket.size_bytes:
         aside: Style = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(f"{three_digits(bucket.size_bytes / 1e6)} MB", (done, place), fontsize=8, color=MUTED, **aside)
+        axes.annotate(
+            f"{three_digits(bucket.size_bytes / 1e6)} MB",
+            (done, place),
+            fontsize=8,
+            color=MUTED,
+            **aside,
+        )
 
 
 def _legend(figure: Figure) -> None:
@@ -153,10 +178,12 @@ def _legend(figure: Figure) -> None:
     }
     handles = [Patch(color=colour, label=name) for name, colour in parts.items()]
     handles.append(Patch(color=BAD, alpha=_EXPOSED_ALPHA, label="exposed"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, handlelength=1.2, columnspacing=1.2)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=4, handlelength=1.2, columnspacing=1.2
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- caption
+# ------------------------------------------------------------------------------------------ caption
 
 
 def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
@@ -164,13 +191,15 @@ def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
     first = steps[0]
     plain = any(step.row.hook == NONE for step in steps)
     return sentences(
-        "Medians over launches: the passes on top, below them each bucket from ready (black tick) over its wait and "
-        f"the hook's own work (compressing, dividing) to done; shaded at its end is {_shaded(trial)}: exposed "
-        "communication.",
-        "Buckets of hook none are timed in extra steps with the pass-through hook, so they may end after the "
-        "pass on top, which comes from other steps."
-        if plain
-        else "",
+        "Medians over launches: the passes on top, below them each bucket from ready (black tick)"
+        " over its wait and the hook's own work (compressing, dividing) to done; shaded at its end"
+        f" is {_shaded(trial)}: exposed communication.",
+        (
+            "Buckets of hook none are timed in extra steps with the pass-through hook, so they may"
+            " end after the pass on top, which comes from other steps."
+            if plain
+            else ""
+        ),
         *(_waits(step) for step in steps),
         _gain(first, steps[1]) if len(steps) > 1 else _alone(trial),
     )
@@ -184,10 +213,14 @@ def _shaded(trial: Trial) -> str:
 
 def _waits(step: Step) -> str:
     row = step.row
-    text = f"{step.name}: {counted(len(step.buckets), 'bucket')}, step {three_digits(row.step_ms or 0.0)} ms"
+    text = (
+        f"{step.name}: {counted(len(step.buckets), 'bucket')}, step"
+        f" {three_digits(row.step_ms or 0.0)} ms"
+    )
     if row.exposed_comm_ms is not None and row.step_ms:
         text += (
-            f", of it {three_digits(row.exposed_comm_ms)} ms ({100 * row.exposed_comm_ms / row.step_ms:.0f} %) exposed"
+            f", of it {three_digits(row.exposed_comm_ms)} ms"
+            f" ({100 * row.exposed_comm_ms / row.step_ms:.0f} %) exposed"
         )
     return text + "."
 
@@ -198,7 +231,8 @@ def _gain(first: Step, second: Step) -> str:
         return ""
     difference = first_ms - second_ms
     return (
-        f"The second exposes {three_digits(abs(difference))} ms {'less' if difference > 0 else 'more'}."
+        f"The second exposes {three_digits(abs(difference))} ms"
+        f" {'less' if difference > 0 else 'more'}."
         if difference
         else ""
     )

@@ -27,7 +27,9 @@ def traffic_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def bars_of(group: Group) -> dict[str, TrainingRow]:
-    """Return one row for each hook and run, with the bucket size that sends most: the bytes hardly depend on it."""
+    """Return one row for each hook and run, with the bucket size that sends most: the bytes hardly
+    depend on it.
+    """
     row_by_name: dict[str, TrainingRow] = {}
     for trial in group.trials:
         for row in trial.ok:
@@ -50,7 +52,10 @@ def _drawing(group: Group, bars: dict[str, TrainingRow]) -> Drawing:
         title=f"Sent per step: {group.name}",
         caption=caption_of(bars),
         alt="Megabytes that a rank sends in a step: "
-        + ", ".join(f"{name} {three_digits(row.sent_MB_per_step or 0.0)}" for name, row in visible_bars.items()),
+        + ", ".join(
+            f"{name} {three_digits(row.sent_MB_per_step or 0.0)}"
+            for name, row in visible_bars.items()
+        ),
         height_in=0.85 + 0.3 * len(visible_bars),
     )
 
@@ -62,7 +67,9 @@ def paint_bars(figure: Figure, bars: dict[str, TrainingRow]) -> None:
     is_wide = max(values) > _WIDE * min(values)
     for place, value in enumerate(values):
         if is_wide:
-            axes.plot([value], [place], marker=look(place).marker, color=look(place).colour, markersize=7)
+            axes.plot(
+                [value], [place], marker=look(place).marker, color=look(place).colour, markersize=7
+            )
         else:
             axes.barh([place], [value], height=0.6, color=look(place).colour)
     dense = _dense(bars)
@@ -87,11 +94,18 @@ def caption_of(bars: dict[str, TrainingRow]) -> str:
     megabytes = row.sent_MB_per_step or 0.0
     savings = f"{least} sends least: {three_digits(megabytes)} MB a step"
     if dense:
-        savings += f", {100 * megabytes / dense:.3g} % of the {three_digits(dense)} MB of a dense all-reduce in float32"
+        savings += (
+            f", {100 * megabytes / dense:.3g} % of the {three_digits(dense)} MB of a dense"
+            " all-reduce in float32"
+        )
     deviating = [name for name, row in bars.items() if has_flag(row.flags, "traffic")]
     return sentences(
-        "Bytes that a rank sent in a step, as measured (MB = 1e6), the mean over ranks; fewer is better only if the "
-        "time saved exceeds the time for compressing.",
+        "Bytes that a rank sent in a step, as measured (MB = 1e6), the mean over ranks; fewer is"
+        " better only if the time saved exceeds the time for compressing.",
         f"{savings}.",
-        f"The bytes of {', '.join(deviating)} differ from theory by more than 5 %." if deviating else "",
+        (
+            f"The bytes of {', '.join(deviating)} differ from theory by more than 5 %."
+            if deviating
+            else ""
+        ),
     )

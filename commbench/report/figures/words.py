@@ -26,9 +26,11 @@ _WORDS = re.compile(r"([_/ -])")
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """Return a short name for each run: its directory's name without the words that all names share.
+    """Return a short name for each run: its directory's name without the words that all names
+    share.
 
-    ``bench_xeon_2026`` and ``quick_xeon_2026`` are ``bench`` and ``quick``; equal names get the parent's name.
+    ``bench_xeon_2026`` and ``quick_xeon_2026`` are ``bench`` and ``quick``; equal names get the
+    parent's name.
     """
     paths = [run.path.resolve() for run in runs]
     names = [path.name for path in paths]
@@ -36,15 +38,26 @@ def run_names(runs: Sequence[Run]) -> list[str]:
         names = [f"{path.parent.name}/{path.name}" for path in paths]
     names = _unshared(names)
     count = Counter(names)
-    return [f"{name} ({place})" if count[name] > 1 else name for place, name in enumerate(names, start=1)]
+    return [
+        f"{name} ({place})" if count[name] > 1 else name
+        for place, name in enumerate(names, start=1)
+    ]
 
 
 def _unshared(names: Sequence[str]) -> list[str]:
     """Remove the words at both ends that all names share; at least one word remains."""
     words = [_WORDS.split(name) for name in names]
-    while len(words) > 1 and min(map(len, words)) > 2 and len({tuple(line[:2]) for line in words}) == 1:  # noqa: PLR2004 - a word and what follows
+    while (
+        len(words) > 1
+        and min(map(len, words)) > 2  # noqa: PLR2004 - a word and what follows
+        and len({tuple(line[:2]) for line in words}) == 1
+    ):
         words = [line[2:] for line in words]
-    while len(words) > 1 and min(map(len, words)) > 2 and len({tuple(line[-2:]) for line in words}) == 1:  # noqa: PLR2004 - as above
+    while (
+        len(words) > 1
+        and min(map(len, words)) > 2  # noqa: PLR2004 - as above
+        and len({tuple(line[-2:]) for line in words}) == 1
+    ):
         words = [line[:-2] for line in words]
     return ["".join(line) for line in words]
 
@@ -56,7 +69,11 @@ def prefixes(runs: Sequence[Run]) -> list[str]:
 
 def varying(choices: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the names of the fields that differ between choices, in the order of the first."""
-    return [name for name in (choices[0] if choices else ()) if len({str(choice[name]) for choice in choices}) > 1]
+    return [
+        name
+        for name in (choices[0] if choices else ())
+        if len({str(choice[name]) for choice in choices}) > 1
+    ]
 
 
 def sentences(*parts: str) -> str:
@@ -67,7 +84,9 @@ def sentences(*parts: str) -> str:
 def time_text(point: Estimate) -> str:
     """Return a time with its interval as text."""
     low, high = point.bounds
-    interval = f" [{format_time(low * 1e-6)}, {format_time(high * 1e-6)}]" if _has_interval(point) else ""
+    interval = (
+        f" [{format_time(low * 1e-6)}, {format_time(high * 1e-6)}]" if _has_interval(point) else ""
+    )
     return format_time(point.value * 1e-6) + interval
 
 
@@ -92,7 +111,11 @@ def shown_apart(first: Estimate, second: Estimate) -> bool:
 def left_out(names: Sequence[str], limit: int) -> str:
     """Return a sentence about the series beyond the largest number that is drawn."""
     rest = names[limit:]
-    return f"Not drawn, as more than {limit} lines cannot be told apart: {listed(rest, 8)}." if rest else ""
+    return (
+        f"Not drawn, as more than {limit} lines cannot be told apart: {listed(rest, 8)}."
+        if rest
+        else ""
+    )
 
 
 _CASE_FIELDS = frozenset(f.name for f in dataclasses.fields(TrainingCase))
@@ -112,10 +135,17 @@ class Trial:
 
     @property
     def chosen(self) -> Choice | None:
-        """The recommended setting; the default if others were tried and none was shown to be faster."""
+        """The recommended setting.
+
+        The default if others were tried and none was shown to be faster.
+        """
         if self.recommendation is None or not self.recommendation.is_compared:
             return None
-        return self.recommendation.best if self.recommendation.verdict == "change" else self.recommendation.baseline
+        return (
+            self.recommendation.best
+            if self.recommendation.verdict == "change"
+            else self.recommendation.baseline
+        )
 
     def is_chosen(self, row: TrainingRow) -> bool:
         """Return whether this setting was recommended."""
@@ -173,12 +203,16 @@ def groups(runs: Sequence[Run]) -> list[Group]:
             key=f"{place}-{workload}" if len(trials_by_key) > 1 else "",
             trials=trials,
         )
-        for place, ((workload, _, ranks, batch, env), trials) in enumerate(trials_by_key.items(), start=1)
+        for place, ((workload, _, ranks, batch, env), trials) in enumerate(
+            trials_by_key.items(), start=1
+        )
     ]
 
 
 def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
-    """Return the recommendation of a run if it is about these rows; files of early versions lack backend and batch.
+    """Return the recommendation of a run if it is about these rows.
+
+    Files of early versions lack backend and batch.
 
     None if a tuning has not made its confirmation launches yet.
     """

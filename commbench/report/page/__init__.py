@@ -1,5 +1,12 @@
 """The page of one run or several: a self-contained ``report.html`` and its figures as PNG."""
 
-from commbench.report.page.writing import FIGURES, PAGE, check_writable, style_sheet, template_of, write_page
+from commbench.report.page.writing import (
+    FIGURES,
+    PAGE,
+    check_writable,
+    style_sheet,
+    template_of,
+    write_page,
+)
 
 __all__ = ["FIGURES", "PAGE", "check_writable", "style_sheet", "template_of", "write_page"]

@@ -46,13 +46,16 @@ _UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root", "env"
 
 
 def collective_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate each operation and pattern, all runs together: sizes down, backends and runs side by side.
+    """Tabulate each operation and pattern, all runs together: sizes down, backends and runs side by
+    side.
 
     Matrices get tables of their pairs: a median over different pairs is not the time of any pair.
     """
     rows = [(run.name, row) for run in runs for row in all_rank_rows(run) if row.pattern != MATRIX]
     about = explain_time(runs)
-    groups = itertools.groupby(sorted(rows, key=lambda named_row: order_of_row(named_row[1])), key=_table_of)
+    groups = itertools.groupby(
+        sorted(rows, key=lambda named_row: order_of_row(named_row[1])), key=_table_of
+    )
     return [_collective_table(list(group), about) for _, group in groups]
 
 
@@ -83,7 +86,9 @@ def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
 
 
 def _backend_names(rows: Sequence[Named[Row]]) -> dict[int, str]:
-    """Return the name each row's backend, with the methods of measuring that differ between the rows of a run."""
+    """Return the name each row's backend, with the methods of measuring that differ between the
+    rows of a run.
+    """
     names: dict[int, str] = {}
     for run_name in {name for name, _ in rows}:
         columns = columns_of((row for name, row in rows if name == run_name), attrgetter(*_UNIQUE))
@@ -92,19 +97,27 @@ def _backend_names(rows: Sequence[Named[Row]]) -> dict[int, str]:
 
 
 def slowest_groups(run: Run) -> list[str]:
-    """Return the name the slowest group of each pattern that makes groups, in one sentence for each backend."""
-    hosts = [rank["host"] for rank in sorted(run.info.get("ranks") or [], key=lambda rank: rank["rank"])]
+    """Return the name the slowest group of each pattern that makes groups, in one sentence for each
+    backend.
+    """
+    hosts = [
+        rank["host"] for rank in sorted(run.info.get("ranks") or [], key=lambda rank: rank["rank"])
+    ]
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
     sentences = []
-    for (operation, pattern), members in itertools.groupby(grouped, key=lambda row: (row.operation, row.pattern)):
+    for (operation, pattern), members in itertools.groupby(
+        grouped, key=lambda row: (row.operation, row.pattern)
+    ):
         rows = list(members)
         if len(groups_in(rows)) > 1:
             columns = columns_of(rows, attrgetter(*_UNIQUE))
-            sentences += [f"{operation}, {pattern}, {sentence}" for sentence in name_slowest(columns, hosts)]
+            sentences += [
+                f"{operation}, {pattern}, {sentence}" for sentence in name_slowest(columns, hosts)
+            ]
     return sentences
 
 
-# --------------------------------------------------------------------------------------------------- other tables
+# ------------------------------------------------------------------------------------- other tables
 
 
 class _GrowthLine(NamedTuple):
@@ -125,7 +138,9 @@ def growth_tables(runs: Sequence[Run]) -> list[Table]:
         Column("operation", "growth.case.operation"),
         Column("pattern", "growth.case.pattern", should_vary=True),
         Column("backend", "growth.case.backend"),
-        size_column(lambda line: line.growth.case.message_bytes if line.growth.case.dtype else None),
+        size_column(
+            lambda line: line.growth.case.message_bytes if line.growth.case.dtype else None
+        ),
         number("ranks", "ranks", text_of=str),
         number("time", "row.time_us", unit="us"),
         Column(
@@ -136,11 +151,17 @@ def growth_tables(runs: Sequence[Run]) -> list[Table]:
         ),
         Column("grows with", "growth.law"),
     ]
-    return make_tables("Time over the number of ranks", runs, _growth_lines, columns, rest_in=SUMMARY)
+    return make_tables(
+        "Time over the number of ranks", runs, _growth_lines, columns, rest_in=SUMMARY
+    )
 
 
 def _growth_lines(run: Run) -> list[_GrowthLine]:
-    return [_GrowthLine(growth, ranks) for growth in sorted(growths(run), key=order_of) for ranks in growth.rows]
+    return [
+        _GrowthLine(growth, ranks)
+        for growth in sorted(growths(run), key=order_of)
+        for ranks in growth.rows
+    ]
 
 
 def overlap_tables(runs: Sequence[Run]) -> list[Table]:
@@ -155,7 +176,9 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
         number("overlap", "overlap_percent", OverlapRow, unit="%"),
         interval("overlap_percent", OverlapRow, unit="%", is_bounded=True),
     ]
-    return make_tables("Overlap with computing (OSU's definition)", runs, lambda run: run.overlaps, columns)
+    return make_tables(
+        "Overlap with computing (OSU's definition)", runs, lambda run: run.overlaps, columns
+    )
 
 
 def overhead_tables(runs: Sequence[Run]) -> list[Table]:
@@ -171,7 +194,9 @@ def overhead_tables(runs: Sequence[Run]) -> list[Table]:
     ]
     overheads_by_run = {run.name: overheads(all_rank_rows(run)) for run in runs}
     notes = (
-        [] if all(measures_interconnect(row) for rows in overheads_by_run.values() for row in rows) else [TIME_SLICES]
+        []
+        if all(measures_interconnect(row) for rows in overheads_by_run.values() for row in rows)
+        else [TIME_SLICES]
     )
     title = "What torch.distributed adds to NCCL"
     return make_tables(title, runs, lambda run: overheads_by_run[run.name], columns, notes=notes)
@@ -187,7 +212,11 @@ def straggler_tables(runs: Sequence[Run]) -> list[Table]:
         Column("seen in", "evidence"),
     ]
     return make_tables(
-        "Slower than their peers", runs, lambda run: straggler_findings(run).stragglers, columns, rest_in="run.json"
+        "Slower than their peers",
+        runs,
+        lambda run: straggler_findings(run).stragglers,
+        columns,
+        rest_in="run.json",
     )
 
 
@@ -201,12 +230,17 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
             )
             rows = [(run.name, row) for row in rows_of(slowest[:MOST_LINES])]
             case = matrix.case
-            title = f"{case.operation} {format_size(case.message_bytes)}, {case.backend}: pairs of ranks"
+            title = (
+                f"{case.operation} {format_size(case.message_bytes)}, {case.backend}: pairs of"
+                " ranks"
+            )
             title += f" of {run.name}" if len(runs) > 1 else ""
             table = make_table(title, rows, _PAIR_COLUMNS, rest_in=PAIRS)
             total = len(matrix.source)
             omitted = (
-                [f"The slowest {len(rows)} of {total} pairs; all of them are in {PAIRS}."] if total > len(rows) else []
+                [f"The slowest {len(rows)} of {total} pairs; all of them are in {PAIRS}."]
+                if total > len(rows)
+                else []
             )
             tables.append(dataclasses.replace(table, notes=omitted))
     return tables
@@ -248,10 +282,16 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
 
 def energy_column(runs: Iterable[Run]) -> Column[Any]:
     """Return the column that names the counted devices of a row's energy."""
-    counts = {row: counted_energy(energy_of) for run in runs for row, energy_of in run.energy_of.items()}
+    counts = {
+        row: counted_energy(energy_of) for run in runs for row, energy_of in run.energy_of.items()
+    }
     meaning = "what is counted: idle GPUs and other programs there, too"
     return Column("energy of", lambda row: counts.get(row, ""), about=meaning)
 
 
 def _nanojoule(row: Row) -> float | None:
-    return 1e9 * row.energy_J / row.message_bytes if row.energy_J is not None and row.message_bytes else None
+    return (
+        1e9 * row.energy_J / row.message_bytes
+        if row.energy_J is not None and row.message_bytes
+        else None
+    )

@@ -42,18 +42,22 @@ from commbench.units import counted, format_size
 
 #: The definition of bus bandwidth, for the section that shows it.
 BUSBW = (
-    "Bus bandwidth is size over time, times a factor of the operation and the number of ranks: so operations compare "
-    "with each other and with a link's rate (nccl-tests' busbw)."
+    "Bus bandwidth is size over time, times a factor of the operation and the number of ranks: so"
+    " operations compare with each other and with a link's rate (nccl-tests' busbw)."
 )
 #: Bits per second of 1 GB/s.
 _GIGABYTE_BPS = 8e9
 
 
 def bandwidths(run: Run) -> Iterable[Finding]:
-    """Yield the best bandwidth of each backend in one operation, and its share of the link's rate if known."""
+    """Yield the best bandwidth of each backend in one operation, and its share of the link's rate
+    if known.
+    """
     rated = _by_backend(run, lambda row: row.busbw_GBps is not None)
     cases = {backend: _comparable(rows) for backend, rows in rated.items()}
-    best = {backend: max(rows, key=lambda row: row.busbw_GBps or 0.0) for backend, rows in cases.items()}
+    best = {
+        backend: max(rows, key=lambda row: row.busbw_GBps or 0.0) for backend, rows in cases.items()
+    }
     if not best:
         return
     case_names = {backend: _best_of(rows) for backend, rows in cases.items()}
@@ -64,7 +68,11 @@ def bandwidths(run: Run) -> Iterable[Finding]:
     yield Finding(
         label="Bandwidth",
         texts=_lines(
-            run, [f"{backend} {name_format.format(_subject(row))}{_rate(run, row)}" for backend, row in best.items()]
+            run,
+            [
+                f"{backend} {name_format.format(_subject(row))}{_rate(run, row)}"
+                for backend, row in best.items()
+            ],
         ),
         details=[f"Bus bandwidth of {measured_by}.", *_flag_sentences(best)],
         is_lead=_is_lead(run),
@@ -81,19 +89,33 @@ def _is_lead(run: Run) -> bool:
 
 
 def _comparable(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that represent a backend: one operation and pattern, all-reduce over all ranks if timed."""
+    """Return the rows that represent a backend: one operation and pattern, all-reduce over all
+    ranks if timed.
+    """
     order = list(OPERATIONS)
-    first = min(rows, key=lambda row: (row.operation != order[0], row.pattern != "flat", order.index(row.operation)))
+    first = min(
+        rows,
+        key=lambda row: (
+            row.operation != order[0],
+            row.pattern != "flat",
+            order.index(row.operation),
+        ),
+    )
     return [row for row in rows if (row.operation, row.pattern) == (first.operation, first.pattern)]
 
 
 def _best_of(rows: Sequence[Row]) -> str:
-    """Describe the rows from which the maximum was taken: a maximum over many rows is partly chance."""
+    """Describe the rows from which the maximum was taken: a maximum over many rows is partly
+    chance.
+    """
     sizes = {row.message_bytes for row in rows}
     if len(rows) == 1:
         return f"{_subject(rows[0])} of {_size(rows[0])}"
     cases = "groups" if makes_groups(rows[0].pattern) and len(sizes) == 1 else "cases"
-    return f"{_subject(rows[0])}, the best of its {len(rows)} {'sizes' if len(sizes) == len(rows) else cases}"
+    return (
+        f"{_subject(rows[0])}, the best of its {len(rows)}"
+        f" {'sizes' if len(sizes) == len(rows) else cases}"
+    )
 
 
 def _subject(row: Row) -> str:
@@ -105,14 +127,19 @@ def _size(row: Row) -> str:
 
 
 def _rate(run: Run, row: Row) -> str:
-    """Return the bandwidth with its interval and size, and its share of the link's rate if the link bounds it."""
+    """Return the bandwidth with its interval and size, and its share of the link's rate if the link
+    bounds it.
+    """
     rate = busbw_of(row)
     text = f"{number_text(rate, 'GB/s') if rate else ''} at {_size(row)}"
     limit = limit_of(row, run.info)
     if limit is None or not limit.bound_bps:
         return text
     owner = "the link's " if limit.directions == 1 else ""
-    return f"{text}, {_share((row.busbw_GBps or 0.0) * _GIGABYTE_BPS, limit.bound_bps)} of {owner}{limit}"
+    return (
+        f"{text}, {_share((row.busbw_GBps or 0.0) * _GIGABYTE_BPS, limit.bound_bps)} of"
+        f" {owner}{limit}"
+    )
 
 
 def _share(part: float | None, whole: float | None) -> str:
@@ -123,7 +150,9 @@ def _flag_sentences(row_of_backend: Mapping[str, Row]) -> list[str]:
     """Return one sentence for each backend whose row has flags."""
     briefs = {
         name: [
-            flag.brief.format(overhead=_share(row.harness_us, row.time_us), and_framework=_and_framework(row))
+            flag.brief.format(
+                overhead=_share(row.harness_us, row.time_us), and_framework=_and_framework(row)
+            )
             for flag in split_flags(row.flags)
             if flag.brief
         ]
@@ -134,15 +163,24 @@ def _flag_sentences(row_of_backend: Mapping[str, Row]) -> list[str]:
 
 
 def _and_framework(row: Row) -> str:
-    """Return what ``harness_us`` contains besides the loop: earlier versions timed it around torch's call."""
-    is_older = row.framework_us is None and row.loop == "python" and row.library.startswith("torch ")
+    """Return what ``harness_us`` contains besides the loop: earlier versions timed it around
+    torch's call.
+    """
+    is_older = (
+        row.framework_us is None and row.loop == "python" and row.library.startswith("torch ")
+    )
     return " and torch's call" if is_older else ""
 
 
 def latencies(run: Run) -> Iterable[Finding]:
     """Yield half the round trip of the smallest message, for each backend."""
-    timed = _by_backend(run, lambda row: OPERATIONS[row.operation].is_round_trip and row.time_us is not None)
-    least = {backend: min(rows, key=lambda row: row.message_bytes or 0) for backend, rows in timed.items()}
+    timed = _by_backend(
+        run, lambda row: OPERATIONS[row.operation].is_round_trip and row.time_us is not None
+    )
+    least = {
+        backend: min(rows, key=lambda row: row.message_bytes or 0)
+        for backend, rows in timed.items()
+    }
     if least:
         sizes = " and ".join(dict.fromkeys(map(_size, least.values())))
         yield Finding(
@@ -159,7 +197,12 @@ def _by_backend(run: Run, is_wanted: Callable[[Row], bool]) -> dict[str, list[Ro
     """
     by_backend: dict[str, list[Row]] = {}
     for row in all_rank_rows(run):
-        if row.status == "ok" and row.pattern != MATRIX and measures_interconnect(row) and is_wanted(row):
+        if (
+            row.status == "ok"
+            and row.pattern != MATRIX
+            and measures_interconnect(row)
+            and is_wanted(row)
+        ):
             by_backend.setdefault(row.backend, []).append(row)
     return by_backend
 
@@ -174,7 +217,12 @@ def pairs(run: Run) -> Iterable[Finding]:
         yield Finding(
             label="Pairs of ranks",
             texts=texts,
-            details=[f"From the slowest to the fastest pair, each the median of {counted(launches, 'launch')}."],
+            details=[
+                (
+                    "From the slowest to the fastest pair, each the median of"
+                    f" {counted(launches, 'launch')}."
+                )
+            ],
             is_lead=_is_lead(run) and all(row.pattern == MATRIX for row in run.rows),
             more=None if conclude(straggler_findings(run)) else ("pairs", "Every pair of ranks"),
         )
@@ -197,7 +245,9 @@ _TONES: Sequence[Tone] = ("bad", "warning", "good", "quiet", "")
 
 
 def find_conclusion(runs: Sequence[Run]) -> list[Finding]:
-    """Return the conclusion in order: state of the runs, settings, stragglers, network speed, precision, warnings."""
+    """Return the conclusion in order: state of the runs, settings, stragglers, network speed,
+    precision, warnings.
+    """
     kinds = (_state, _settings, _watched, _soak, _slow, bandwidths, pairs, latencies, _precision)
     findings_by_kind = [[(run, finding) for run in runs for finding in kind(run)] for kind in kinds]
     warnings = list(_warnings(runs))
@@ -205,15 +255,25 @@ def find_conclusion(runs: Sequence[Run]) -> list[Finding]:
         return [Finding(label="Result", texts=["Nothing has been measured yet."], is_lead=True)]
     if len(runs) == 1:
         return [*(finding for of_kind in findings_by_kind for _, finding in of_kind), *warnings]
-    return [*_conditions(runs), *(_together(of_kind) for of_kind in findings_by_kind if of_kind), *warnings]
+    return [
+        *_conditions(runs),
+        *(_together(of_kind) for of_kind in findings_by_kind if of_kind),
+        *warnings,
+    ]
 
 
 def _together(findings: Sequence[tuple[Run, Finding]]) -> Finding:
-    """Merge the findings of one kind over several runs; a detail that only some runs have names them."""
+    """Merge the findings of one kind over several runs.
+
+    A detail that only some runs have names them.
+    """
     tones = {finding.tone for _, finding in findings}
     return Finding(
         label=findings[0][1].label,
-        texts=[f"{run.name}: {'; '.join(finding.texts).replace('.; ', '. ')}" for run, finding in findings],
+        texts=[
+            f"{run.name}: {'; '.join(finding.texts).replace('.; ', '. ')}"
+            for run, finding in findings
+        ],
         details=_named((run.name, finding.details) for run, finding in findings),
         folded=_named((run.name, finding.folded) for run, finding in findings),
         tone=next(tone for tone in _TONES if tone in tones),
@@ -238,7 +298,10 @@ def _conditions(runs: Sequence[Run]) -> Iterable[Finding]:
     """Warn if the runs were measured under different conditions."""
     if names := list(differing([run.info.get("environment") or {} for run in runs])):
         more = ("runs", "What each of them states")
-        sentence = f"Unlike in {', '.join(names)}: these conditions can explain differences between the runs."
+        sentence = (
+            f"Unlike in {', '.join(names)}: these conditions can explain differences between the"
+            " runs."
+        )
         yield Finding(label="Conditions", texts=[sentence], tone="warning", more=more)
 
 
@@ -252,7 +315,9 @@ def _precision(run: Run) -> Iterable[Finding]:
 
 def _state(run: Run) -> Iterable[Finding]:
     if sentence := unfinished(run):
-        yield Finding(label="State", texts=[sentence], tone="warning" if is_complete(run.info) else "bad")
+        yield Finding(
+            label="State", texts=[sentence], tone="warning" if is_complete(run.info) else "bad"
+        )
 
 
 def _settings(run: Run) -> Iterable[Finding]:
@@ -277,7 +342,10 @@ def _settings(run: Run) -> Iterable[Finding]:
 
 
 def _to_paste(advice: Recommendation) -> Code:
-    """Return the lines of the recommended change; a safe setting that is no change is not worth pasting."""
+    """Return the lines of the recommended change.
+
+    A safe setting that is no change is not worth pasting.
+    """
     choices = snippets(advice)
     title, text = choices[-1] if advice.safe and advice.safe.verdict != "change" else choices[0]
     return Code(title=title.rstrip(":") or "To paste", text=text.rstrip())
@@ -287,8 +355,17 @@ def _watched(run: Run) -> Iterable[Finding]:
     """Return the share of exposed communication in a watched training, and where its steps go."""
     if is_watched(run.info) and run.training_records:
         record = run.training_records[-1]
-        details, more = watched_sentences(record, run.info), ("training", "The parts of a step, and each rank")
-        yield Finding(label="Steps", texts=[watched_headline(record)], details=details, is_lead=True, more=more)
+        details, more = (
+            watched_sentences(record, run.info),
+            ("training", "The parts of a step, and each rank"),
+        )
+        yield Finding(
+            label="Steps",
+            texts=[watched_headline(record)],
+            details=details,
+            is_lead=True,
+            more=more,
+        )
 
 
 def _soak(run: Run) -> Iterable[Finding]:
@@ -300,7 +377,9 @@ def _soak(run: Run) -> Iterable[Finding]:
 
 
 def _further(advice: Recommendation) -> list[str]:
-    altering = [sentence for each in advice.altering for sentence in altering_sentences(each, advice)]
+    altering = [
+        sentence for each in advice.altering for sentence in altering_sentences(each, advice)
+    ]
     return [*altering, _cost_of(advice), advice.launch_advice, warnings_sentence(advice)]
 
 
@@ -326,7 +405,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-# ------------------------------------------------------------------------------------------------------- warnings
+# ----------------------------------------------------------------------------------------- warnings
 
 
 class _FlaggedRow(NamedTuple):
@@ -373,7 +452,11 @@ def _warnings(runs: Sequence[Run]) -> Iterable[Finding]:
             if any(warning.has_remedy for _, warnings in warnings_of_runs for warning in warnings)
             else []
         )
-        more = ((hidden or [first])[0].section, _sentence(" and ".join(link_words))) if link_words else None
+        more = (
+            ((hidden or [first])[0].section, _sentence(" and ".join(link_words)))
+            if link_words
+            else None
+        )
         yield Finding(label="Warnings", texts=texts, tone="warning", more=more)
 
 
@@ -395,7 +478,12 @@ def _warnings_about(run: Run) -> list[_Warning]:
         of_collectives = Things("row of collectives", "rows of collectives")
     warnings = [
         *_grave(run, "training", run.training_rows, of_training),
-        *_grave(run, "collectives", [_with_flags(row, _is_not_width) for row in collectives], of_collectives),
+        *_grave(
+            run,
+            "collectives",
+            [_with_flags(row, _is_not_width) for row in collectives],
+            of_collectives,
+        ),
         *_grave(run, "pairs", matrix_rows(run), MATRICES),
     ]
     warning_by_observation: dict[str, _Warning] = {}
@@ -408,9 +496,15 @@ def _warnings_about(run: Run) -> list[_Warning]:
 
 
 def matrix_rows(run: Run) -> list[Flagged]:
-    """Return the rows of matrices without flags about spread, which differences between pairs cause."""
+    """Return the rows of matrices without flags about spread, which differences between pairs
+    cause.
+    """
     pooled = {"ci_wide", "bimodal", "bimodal_launches", "unsteady"}
-    return [_with_flags(row, lambda flag: flag not in pooled) for row in run.rows if row.pattern == MATRIX]
+    return [
+        _with_flags(row, lambda flag: flag not in pooled)
+        for row in run.rows
+        if row.pattern == MATRIX
+    ]
 
 
 def _is_not_width(flag: str) -> bool:
@@ -424,7 +518,9 @@ def _with_flags(row: Flagged, is_visible: Callable[[str], bool]) -> _FlaggedRow:
 
 
 def _grave(run: Run, section: str, rows: Sequence[Flagged], things: Things) -> list[_Warning]:
-    """Return warnings about one record type: failures, flags of high severity, and flags that most rows have."""
+    """Return warnings about one record type: failures, flags of high severity, and flags that most
+    rows have.
+    """
     counts = Counter(flag.name for row in rows for flag in split_flags(row.flags))
     least = {"high": 0.0, "medium": len(rows) / 2, "low": math.inf}
     shown_flags = {name for name, flag in FLAGS.items() if counts[name] > least[flag.severity]}

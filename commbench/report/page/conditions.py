@@ -1,4 +1,6 @@
-"""The conditions of a run on a page: hosts, network, software, versions, variables, launches, and how to repeat it."""
+"""The conditions of a run on a page: hosts, network, software, versions, variables, launches, and
+how to repeat it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def find_facts(run: Run) -> list[Fact]:
     facts = {
         "hosts": _hosts([str(host.get("hostname")) for host in hosts]),
         "ranks": _ranks(run),
-        "processor": _joined(f"{host.get('cpu_model')}, {host.get('cpus_allowed')} CPUs" for host in hosts),
+        "processor": _joined(
+            f"{host.get('cpu_model')}, {host.get('cpus_allowed')} CPUs" for host in hosts
+        ),
         "GPUs": _joined(str(gpu.get("name")) for host in hosts for gpu in host.get("gpus") or ()),
         "network": _network(run),
         "software": _software(environment),
@@ -63,7 +67,11 @@ def _joined(texts: Iterable[str]) -> str:
 
 
 def _hosts(names: Sequence[str]) -> str:
-    listed = ", ".join(names) if len(names) <= MOST_NAMED + 1 else f"{names[0]}, {names[1]}, … {names[-1]}"
+    listed = (
+        ", ".join(names)
+        if len(names) <= MOST_NAMED + 1
+        else f"{names[0]}, {names[1]}, … {names[-1]}"
+    )
     return f"{len(names)}: {listed}" if names else ""
 
 
@@ -78,14 +86,18 @@ def _network(run: Run) -> str:
     links = {link_of(run.info, transport) for transport in transports or [""]}
     rates = {str(link): link.rate_bps for link in links if link.rate_bps is not None}
     links_by_rate = sorted(rates, key=lambda name: (rates[name], name))
-    transport_words = f"by {', '.join(transports[:MOST_NAMED])}{', …' if len(transports) > MOST_NAMED else ''}"
+    transport_words = (
+        f"by {', '.join(transports[:MOST_NAMED])}{', …' if len(transports) > MOST_NAMED else ''}"
+    )
     return ", ".join([*links_by_rate, *([transport_words] if transports else [])])
 
 
 def _software(environment: Any) -> str:  # noqa: ANN401 - JSON
     versions = environment.get("versions") or {}
     parts = [f"{name} {versions[name]}" for name in ("commbench", "torch") if name in versions]
-    parts += [str(environment[name]) for name in ("mpi_library", "nccl_library") if environment.get(name)]
+    parts += [
+        str(environment[name]) for name in ("mpi_library", "nccl_library") if environment.get(name)
+    ]
     return ", ".join([*parts, *([f"Python {versions['python']}"] if "python" in versions else [])])
 
 
@@ -124,7 +136,7 @@ FILES = {
 Pair = tuple[str, str]
 
 
-# ------------------------------------------------------------------------------------------------- several runs
+# ------------------------------------------------------------------------------------- several runs
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
@@ -149,19 +161,29 @@ def _entry(name: str) -> Column[Run]:
 
 
 def differences_table(runs: Sequence[Run]) -> Table | None:
-    """Tabulate the conditions in which runs differ, a column for each run; None if no stated condition differs."""
+    """Tabulate the conditions in which runs differ, a column for each run.
+
+    None if no stated condition differs.
+    """
     differences = differing([run.info.get("environment") or {} for run in runs])
-    lines = [[name, *("not stated" if text is None else text for text in texts)] for name, texts in differences.items()]
+    lines = [
+        [name, *("not stated" if text is None else text for text in texts)]
+        for name, texts in differences.items()
+    ]
     if not lines:
         return None
-    return plain_table(["condition", *(run.name for run in runs)], lines, title="Conditions that differ")
+    return plain_table(
+        ["condition", *(run.name for run in runs)], lines, title="Conditions that differ"
+    )
 
 
-# -------------------------------------------------------------------------------------------------------- hosts
+# -------------------------------------------------------------------------------------------- hosts
 
 
 def condition_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate for each run the conditions of all hosts, those in which hosts differ, versions and variables."""
+    """Tabulate for each run the conditions of all hosts, those in which hosts differ, versions and
+    variables.
+    """
     tables = []
     for run in runs:
         of_run = f"{run.name}: " if len(runs) > 1 else ""
@@ -220,7 +242,11 @@ def _words(value: Any) -> str:  # noqa: ANN401 - JSON
 
 def _shared(hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return the facts that all hosts have in common."""
-    return {name: text for name, text in (hosts[0] if hosts else {}).items() if all(h.get(name) == text for h in hosts)}
+    return {
+        name: text
+        for name, text in (hosts[0] if hosts else {}).items()
+        if all(h.get(name) == text for h in hosts)
+    }
 
 
 def _varied(title: str, hosts: Sequence[Mapping[str, str]], shared: set[str]) -> Table:
@@ -230,7 +256,7 @@ def _varied(title: str, hosts: Sequence[Mapping[str, str]], shared: set[str]) ->
     return make_table(title, [("", host) for host in hosts], columns, rest_in="run.json")
 
 
-# ----------------------------------------------------------------------------------------------------- launches
+# ----------------------------------------------------------------------------------------- launches
 
 
 def launch_tables(runs: Sequence[Run]) -> list[Table]:
@@ -239,18 +265,30 @@ def launch_tables(runs: Sequence[Run]) -> list[Table]:
         Column("stage", lambda launch: launch.get("stage") or ""),
         number("launch", lambda launch: launch.get("launch"), text_of=str),
         Column("environment", lambda launch: launch.get("env") or ""),
-        Column("began", lambda launch: str(launch.get("started") or "").replace("T", " ").partition("+")[0]),
+        Column(
+            "began",
+            lambda launch: str(launch.get("started") or "").replace("T", " ").partition("+")[0],
+        ),
         *(_seconds(heading, name) for heading, name in _SPENT.items()),
         Column(
             "status",
-            lambda launch: Cell(str(launch.get("status") or ""), tone=tone_of(str(launch.get("status") or "ok"))),
+            lambda launch: Cell(
+                str(launch.get("status") or ""), tone=tone_of(str(launch.get("status") or "ok"))
+            ),
         ),
         Column("reason", lambda launch: launch.get("reason") or ""),
     ]
-    return make_tables("Launches", runs, lambda run: run.info.get("launches") or (), columns, rest_in="run.json")
+    return make_tables(
+        "Launches", runs, lambda run: run.info.get("launches") or (), columns, rest_in="run.json"
+    )
 
 
-_SPENT = {"took": "seconds", "starting": "startup_s", "measuring": "measuring_s", "other": "other_s"}
+_SPENT = {
+    "took": "seconds",
+    "starting": "startup_s",
+    "measuring": "measuring_s",
+    "other": "other_s",
+}
 
 
 def _seconds(heading: str, name: str) -> Column[Launch]:
@@ -261,7 +299,7 @@ def _seconds(heading: str, name: str) -> Column[Launch]:
     return number(heading, value, unit="s")
 
 
-# ------------------------------------------------------------------------------------------------ what is missing
+# ---------------------------------------------------------------------------------- what is missing
 
 
 def missing_table(runs: Sequence[Run]) -> Table | None:
@@ -270,7 +308,8 @@ def missing_table(runs: Sequence[Run]) -> Table | None:
         (run.name, members)
         for run in runs
         for members in rows_by(
-            _unmeasured(run), lambda line: (line[1].status, shared_cause(line[1].reason_code, line[1].reason))
+            _unmeasured(run),
+            lambda line: (line[1].status, shared_cause(line[1].reason_code, line[1].reason)),
         ).values()
     ]
     columns: list[Column[list[tuple[str, Flagged]]]] = [
@@ -310,13 +349,17 @@ def failed_ranks(run: Run) -> list[str]:
 
 
 def _diagnosis(failed_rank: FailedRank) -> str:
-    rank = "the failed rank is unknown" if failed_rank.get("rank") is None else f"rank {failed_rank['rank']}"
+    rank = (
+        "the failed rank is unknown"
+        if failed_rank.get("rank") is None
+        else f"rank {failed_rank['rank']}"
+    )
     where = f" on host {failed_rank['host']}" if failed_rank.get("host") else ""
     case = f", in {failed_rank['case']}" if failed_rank.get("case") else ""
     return f"{rank}{where} {failed_rank.get('state', '')}{case}."
 
 
-# --------------------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 
 
 def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
@@ -332,7 +375,9 @@ def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
         for name, content in FILES.items()
         if (run.path / name).is_file()
     ]
-    return plain_table([*(["run"] if len(runs) > 1 else []), "file", "size", "what it holds"], lines, title="Files")
+    return plain_table(
+        [*(["run"] if len(runs) > 1 else []), "file", "size", "what it holds"], lines, title="Files"
+    )
 
 
 def _size_of(file: Path) -> str:
@@ -353,7 +398,8 @@ def place(run: Run) -> str:
     return f"{counted(ranks, 'rank')}{on_hosts}" if ranks else ""
 
 
-#: The value of ``launcher`` in run.json if the user started the ranks: the command does not contain that.
+#: The value of ``launcher`` in run.json if the user started the ranks: the command does not contain
+#: that.
 _OWN_LAUNCHERS = frozenset({"openmpi", "mpich", "slurm"})
 #: Options of `commbench lab run` by the entries of ``emulated`` that they set.
 _LAB = {"hosts": "--hosts", "rate": "--rate", "racks": "--racks", "uplink": "--uplink"}
@@ -366,13 +412,20 @@ def commands(runs: Sequence[Run]) -> list[Code]:
         if run.info.get("argv"):
             verb = "import" if run.info.get("imported") else "measure"
             whose = f" {run.name}" if len(runs) > 1 else " it"
-            each = ", by each rank under your launcher" if run.info.get("launcher") in _OWN_LAUNCHERS else ""
-            codes.append(Code(title=f"To {verb}{whose} again{each}", text=shlex.join(words_of(run.info))))
+            each = (
+                ", by each rank under your launcher"
+                if run.info.get("launcher") in _OWN_LAUNCHERS
+                else ""
+            )
+            codes.append(
+                Code(title=f"To {verb}{whose} again{each}", text=shlex.join(words_of(run.info)))
+            )
     return codes
 
 
 def words_of(info: RunInfo) -> list[str]:
-    """Return the command that repeats a run, with another ``--out``, because the same directory would resume the run.
+    """Return the command that repeats a run, with another ``--out``, because the same directory
+    would resume the run.
 
     Args:
         info: the content of ``run.json``.
@@ -408,7 +461,12 @@ def _lab(info: RunInfo) -> list[str]:
     if not emulated:
         return []
     entries: Mapping[str, object] = emulated
-    options = [word for name, option in _LAB.items() if entries.get(name) for word in (option, str(entries[name]))]
+    options = [
+        word
+        for name, option in _LAB.items()
+        if entries.get(name)
+        for word in (option, str(entries[name]))
+    ]
     each = info.get("ranks_per_node") or 1
     options += ["--ranks-per-host", str(each)] if each > 1 else []
     slow = (emulated.get("slow") or {}).items()

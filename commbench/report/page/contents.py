@@ -1,4 +1,6 @@
-"""The contents of a page from runs and their figures: its sections in order, with the tables of training."""
+"""The contents of a page from runs and their figures: its sections in order, with the tables of
+training.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,10 @@ def _bucket_column(about: str) -> Column[Any]:
 
     def cell(row: TrainingRow | PredictionRow) -> Cell:
         first = row.bucket_cap_mb.partition("+")[0]
-        return Cell(row.bucket_cap_mb, value=_DEFAULT_PLACE if first == "default" else float(first) if first else None)
+        return Cell(
+            row.bucket_cap_mb,
+            value=_DEFAULT_PLACE if first == "default" else float(first) if first else None,
+        )
 
     return Column("buckets", cell, unit="MiB", about=about, is_number=True)
 
@@ -103,16 +108,22 @@ _COLUMNS: list[Column[TrainingRow]] = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------- predictions
+# -------------------------------------------------------------------------------------- predictions
 
 
 def prediction_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate predicted and measured steps of a tuning, the fastest prediction first."""
     tables = []
     for run in runs:
-        ranked = sorted(predictions(run), key=lambda row: row.predicted_step_ms or row.step_ms or 0.0)
+        ranked = sorted(
+            predictions(run), key=lambda row: row.predicted_step_ms or row.step_ms or 0.0
+        )
         if ranked:
-            title = f"{run.name}: {prediction_title(ranked)}" if len(runs) > 1 else prediction_title(ranked)
+            title = (
+                f"{run.name}: {prediction_title(ranked)}"
+                if len(runs) > 1
+                else prediction_title(ranked)
+            )
             named_rows = [(run.name, row) for row in ranked]
             tables.append(make_table(title, named_rows, _PREDICTED, rest_in=PREDICTIONS))
     return tables
@@ -144,7 +155,10 @@ _PREDICTED: list[Column[PredictionRow]] = [
     Column(
         "error",
         unit="%",
-        about="predicted less measured, over measured; fitted: the prediction rests on this measurement",
+        about=(
+            "predicted less measured, over measured; fitted: the prediction rests on this"
+            " measurement"
+        ),
         value_of=lambda row: Cell(_error(row), value=row.error),
         is_number=True,
     ),
@@ -159,7 +173,11 @@ _MOST_NAMED = 3
 
 
 def make_page(
-    runs: Sequence[Run], drawings: Sequence[Drawing], answers: Sequence[Answer] = (), *, beside: bool
+    runs: Sequence[Run],
+    drawings: Sequence[Drawing],
+    answers: Sequence[Answer] = (),
+    *,
+    beside: bool,
 ) -> Page:
     """Build the contents of a page.
 
@@ -170,7 +188,11 @@ def make_page(
         beside: whether the page lies beside the files of its only run.
     """
     several = len(runs) > 1
-    trained, measured, pairs = _trained(runs, drawings), _measured(runs, drawings), _pairs(runs, drawings)
+    trained, measured, pairs = (
+        _trained(runs, drawings),
+        _measured(runs, drawings),
+        _pairs(runs, drawings),
+    )
     is_tuning = any(predictions(run) for run in runs)
     is_matrix = all(row.pattern == MATRIX for run in runs for row in run.rows)
     sections = [
@@ -192,9 +214,19 @@ def make_page(
         *([pairs, measured] if is_matrix else [measured, pairs]),
         *([] if is_tuning else [trained]),
         _predicted(runs),
-        Section(name="energy", title="Energy", figures=_of(drawings, "energy"), tables=collectives.energy_tables(runs)),
+        Section(
+            name="energy",
+            title="Energy",
+            figures=_of(drawings, "energy"),
+            tables=collectives.energy_tables(runs),
+        ),
         _launches(runs, drawings),
-        Section(name="topology", title="Topology", sentences=_each(runs, _remarks), figures=_of(drawings, "topology")),
+        Section(
+            name="topology",
+            title="Topology",
+            sentences=_each(runs, _remarks),
+            figures=_of(drawings, "topology"),
+        ),
         Section(
             name="missing",
             title="What was not measured",
@@ -227,7 +259,12 @@ def _subtitle(run: Run) -> str:
 
 def _each(runs: Sequence[Run], sentences_of: Callable[[Run], Iterable[str]]) -> list[str]:
     """Return the sentences about each run, with its name if there are several runs."""
-    return [f"{run.name}: {text}" if len(runs) > 1 else text for run in runs for text in sentences_of(run) if text]
+    return [
+        f"{run.name}: {text}" if len(runs) > 1 else text
+        for run in runs
+        for text in sentences_of(run)
+        if text
+    ]
 
 
 def _of(drawings: Iterable[Drawing], *sections: str) -> list[Drawing]:
@@ -238,7 +275,7 @@ def _present(*tables: Table | None) -> list[Table]:
     return [table for table in tables if table is not None]
 
 
-# ------------------------------------------------------------------------------------------------------ sections
+# ----------------------------------------------------------------------------------------- sections
 
 
 def _compared(runs: Sequence[Run]) -> Section:
@@ -246,7 +283,10 @@ def _compared(runs: Sequence[Run]) -> Section:
     differences = conditions.differences_table(runs)
     sentence = "All conditions that the runs state are equal."
     if differences is not None:
-        sentence = "The runs were measured under different conditions, which can explain a difference between them."
+        sentence = (
+            "The runs were measured under different conditions, which can explain a difference"
+            " between them."
+        )
     return Section(
         name="runs",
         title="The runs and their conditions",
@@ -256,7 +296,9 @@ def _compared(runs: Sequence[Run]) -> Section:
 
 
 def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
-    has_rates = any(row.busbw_GBps is not None and row.pattern != MATRIX for run in runs for row in run.rows)
+    has_rates = any(
+        row.busbw_GBps is not None and row.pattern != MATRIX for run in runs for row in run.rows
+    )
     tables = [
         *env_tables(runs),
         *collectives.growth_tables(runs),
@@ -303,7 +345,11 @@ def _trained(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         warnings=_each(runs, training_warnings),
         codes=_snippets(runs),
         figures=_of(drawings, "training", "timeline", "learning"),
-        tables=[*_watched_tables(runs), *env_tables(runs, of_training=True), *training_tables(runs)],
+        tables=[
+            *_watched_tables(runs),
+            *env_tables(runs, of_training=True),
+            *training_tables(runs),
+        ],
     )
 
 
@@ -311,8 +357,12 @@ def _watched_tables(runs: Sequence[Run]) -> list[Table]:
     """Return the parts of a step and the ranks of watched trainings."""
     watched = [run for run in runs if is_watched(run.info) and run.training_records]
     return [
-        *make_tables("Parts of a step", watched, lambda run: parts_of(run.training_records[-1]), _PARTS),
-        *make_tables("Ranks", watched, lambda run: rank_times(run.training_records[-1], run.info), _RANKS),
+        *make_tables(
+            "Parts of a step", watched, lambda run: parts_of(run.training_records[-1]), _PARTS
+        ),
+        *make_tables(
+            "Ranks", watched, lambda run: rank_times(run.training_records[-1], run.info), _RANKS
+        ),
     ]
 
 
@@ -324,7 +374,12 @@ _PARTS: list[Column[Part]] = [
 _RANKS: list[Column[RankTime]] = [
     Column("rank", "rank"),
     Column("host", "host"),
-    number("computing", "computing_ms", unit="ms", about="from an exchange of gradients to the last gradient, median"),
+    number(
+        "computing",
+        "computing_ms",
+        unit="ms",
+        about="from an exchange of gradients to the last gradient, median",
+    ),
 ]
 
 
@@ -333,16 +388,24 @@ def _verdict(run: Run) -> list[str]:
         return watched_sentences(run.training_records[-1], run.info)
     if not run.recommendation:
         return []
-    cost = [render_cost(run.recommendation, run.info.get("launches") or ()).plain] if predictions(run) else []
+    cost = (
+        [render_cost(run.recommendation, run.info.get("launches") or ()).plain]
+        if predictions(run)
+        else []
+    )
     return [undecided(run) or paragraph(run.recommendation), *cost]
 
 
 def _snippets(runs: Sequence[Run]) -> list[Code]:
     """Return the lines to paste of each run with a recommendation."""
-    recommendations = [(run, run.recommendation) for run in runs if run.recommendation and not undecided(run)]
+    recommendations = [
+        (run, run.recommendation) for run in runs if run.recommendation and not undecided(run)
+    ]
     of_run = ", by {}" if len(runs) > 1 else ""
     return [
-        Code(title=f"{title.rstrip(':') or 'To paste'}{of_run.format(run.name)}", text=text.rstrip())
+        Code(
+            title=f"{title.rstrip(':') or 'To paste'}{of_run.format(run.name)}", text=text.rstrip()
+        )
         for run, recommendation in recommendations
         for title, text in snippets(recommendation)
         if text and recommendation.has_baseline
@@ -370,7 +433,9 @@ def _launches(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
 
 
 def _remarks(run: Run) -> list[str]:
-    """Return the remarks on what slows communication in the hosts' topology, each once with its hosts."""
+    """Return the remarks on what slows communication in the hosts' topology, each once with its
+    hosts.
+    """
     by_remark: dict[str, list[str]] = {}
     hosts = (run.info.get("environment") or {}).get("hosts") or ()
     for host in hosts:
@@ -378,7 +443,8 @@ def _remarks(run: Run) -> list[str]:
         for remark in topology_remarks(topology) if topology else ():
             by_remark.setdefault(remark, []).append(str(host.get("hostname")))
     return [
-        remark if len(names) == len(hosts) else f"{', '.join(names)}: {remark}" for remark, names in by_remark.items()
+        remark if len(names) == len(hosts) else f"{', '.join(names)}: {remark}"
+        for remark, names in by_remark.items()
     ]
 
 

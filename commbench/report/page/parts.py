@@ -71,7 +71,9 @@ class Section:
     @property
     def columns(self) -> list[tuple[str, str]]:
         """The headings of its tables that need an explanation, each with its meaning."""
-        described = (column for table in self.tables for column in table.columns if column.description)
+        described = (
+            column for table in self.tables for column in table.columns if column.description
+        )
         return list(dict.fromkeys((column.heading, column.description) for column in described))
 
     @property

@@ -26,14 +26,18 @@ if TYPE_CHECKING:
 
 PAGE, FIGURES = "report.html", "figures"
 _HERE = Path(__file__).parent
-_UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMG]?i?B|[GM]B/s|us|ms|min|s|ranks?|hosts?|launch(?:es)?)\b|%)")
+_UNIT = re.compile(
+    r"(?<=\d) (?=(?:%|[KMG]?i?B|[GM]B/s|us|ms|min|s|ranks?|hosts?|launch(?:es)?)\b|%)"
+)
 #: The mark of a page that commbench wrote and may overwrite.
 _OURS = '<meta name="generator" content="commbench">'
 _LINKED = re.compile(rf'href="{FIGURES}/([a-z0-9-]+\.png)"')
 
 
 def write_page(runs: Sequence[Run], out: Path, answers: Sequence[Answer] = ()) -> Path:
-    """Write ``report.html`` and ``figures/*.png`` into a directory; remove the figures of an older page there.
+    """Write ``report.html`` and ``figures/*.png`` into a directory.
+
+    Remove the figures of an older page there.
 
     Args:
         runs: one, or several to overlay.
@@ -80,11 +84,17 @@ def _refusing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise InputError(f"No page can be written into {out} ({reason}); name another directory with --out.") from error
+        raise InputError(
+            f"No page can be written into {out} ({reason}); name another directory with --out."
+        ) from error
 
 
 def render_page(
-    runs: Sequence[Run], drawings: Sequence[Drawing], answers: Sequence[Answer] = (), *, beside: bool
+    runs: Sequence[Run],
+    drawings: Sequence[Drawing],
+    answers: Sequence[Answer] = (),
+    *,
+    beside: bool,
 ) -> str:
     """Return the page as HTML without references to other files.
 
@@ -148,7 +158,10 @@ def _older(page: Path) -> str:
         return ""
     older = page.read_text(encoding="utf-8", errors="replace")
     if older and _OURS not in older:
-        raise InputError(f"{page} is no page of commbench and is left as it is; name another directory with --out.")
+        raise InputError(
+            f"{page} is no page of commbench and is left as it is; name another directory with"
+            " --out."
+        )
     return older
 
 
