@@ -49,7 +49,7 @@ from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
 from commbench.live import director
 from commbench.live.options import LiveOptions
-from commbench.live.session import WARM_UP_STEPS, LiveTuning
+from commbench.live.session import WARM_UP_PASSES, LiveTuning
 from commbench.live.watch_director import BLOCK_STEPS
 from commbench.results import load_run
 from commbench.results.trained import median
@@ -161,7 +161,7 @@ def measure_watching(directory: Path, pairs: int) -> dict[str, object]:
         seconds: dict[bool, float] = {}
         for is_watched in (bool(number % 2), not number % 2):
             watching = LiveTuning(training.model, options) if is_watched else None
-            training.seconds_of(WARM_UP_STEPS + 1)  # the set-up is not timed
+            training.seconds_of(WARM_UP_PASSES + 5)  # the set-up is not timed
             seconds[is_watched] = training.seconds_of(WATCHED)
             if watching is not None:
                 watching.release("its time was taken")

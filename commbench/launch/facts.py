@@ -125,11 +125,31 @@ def collect_session(
         ``shared_clock``, ``oversubscribed``, and ``launch_variables`` (by name, the values of those
         in ``varied``). ``environment`` also has ``emulated`` in an emulated cluster.
     """
-    hosts = control.gather(_own_host(control.rank, places))
+    hosts = control.gather(own_host(control.rank, places))
     init_s = control.gather(getattr(getattr(control, "start", None), "init_s", None))
     values = control.gather(_own_variables(varied, communicators))
     if hosts is None or init_s is None or values is None:
         return None
+    session = session_of(hosts, places, communicators, variables, varied)
+    session["mpi_init_s"] = max(
+        (seconds for seconds in init_s if seconds is not None), default=None
+    )
+    if varied:
+        session["launch_variables"] = _merged(values)
+    return session
+
+
+def session_of(
+    hosts: Sequence[Host | None],
+    places: Sequence[Place],
+    communicators: Mapping[str, Carrier],
+    variables: Mapping[str, str],
+    varied: Collection[str] = (),
+) -> Session:
+    """Return the session of a launch from what its ranks have told rank 0.
+
+    The arguments are as for `collect_session`; ``hosts`` are those of `own_host`, by rank.
+    """
     libraries = {name: communicator.library() for name, communicator in communicators.items()}
     mpi = next((libraries[name] for name in MPI_BACKENDS if name in libraries), "")
     return {
@@ -150,11 +170,10 @@ def collect_session(
             (c.ranks_per_gpu for c in communicators.values() if c.ranks_per_gpu), default=None
         ),
         "nccl_settings": _nccl_settings({*variables, *varied}),
-        "mpi_init_s": max((seconds for seconds in init_s if seconds is not None), default=None),
+        "mpi_init_s": None,
         "mpi_takes_gpu_memory": _takes_gpu_memory(communicators.values()),
         "shared_clock": share_clock(places),
         "oversubscribed": are_oversubscribed(places),
-        **({"launch_variables": _merged(values)} if varied else {}),
     }
 
 
@@ -202,8 +221,8 @@ def _takes_gpu_memory(communicators: Iterable[Carrier]) -> bool | None:
     return next((answer for answer in answers if answer is not None), None)
 
 
-def _own_host(rank: int, places: Sequence[Place]) -> Host | None:
-    """This rank's host if it is the lowest rank there.
+def own_host(rank: int, places: Sequence[Place]) -> Host | None:
+    """Return this rank's host if it is the lowest rank there.
 
     ``cpus_allowed`` counts the CPUs of all ranks on it.
 

@@ -31,10 +31,7 @@ FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate")
 
 
 def adopt(ddp_model: DistributedDataParallel, options: LiveOptions) -> None:
-    """Tune the model from its first training forward pass on.
-
-    The tuning of another model ends there.
-    """
+    """Tune the model, after those that train already."""
     _Queue.of(options).add(ddp_model, _framework())
 
 
@@ -159,20 +156,29 @@ class _Queue:
     def __init__(self, options: LiveOptions) -> None:
         self._options = options
         self._current: LiveTuning | None = None
-        """The tuning whose model trains."""
+        """The tuning under way, on rank 0."""
         self._runs = 0
         """Run directories that were begun."""
+        self._seen: dict[int, int] = {}
+        """Passes of the current model when another one asked before."""
 
     def add(self, ddp_model: DistributedDataParallel, framework: str) -> None:
-        """Begin to tune the model at its first training forward pass."""
-        LiveTuning(ddp_model, self._options, framework=framework, on_begin=self._begin)
+        """Tune the model when its turn comes."""
+        LiveTuning(ddp_model, self._options, framework=framework, may_begin=self._may_begin)
 
-    def _begin(self, tuning: LiveTuning) -> None:
-        if self._current is not None:
-            self._current.release("another DDP model of the script trains", restores=True)
-            self._runs += self._current.has_run
+    def _may_begin(self, tuning: LiveTuning) -> bool:
+        """Return on rank 0 whether a model is the next one; give it a directory of its own."""
+        current = self._current
+        if current is not None and not current.is_over:
+            seen = self._seen.get(id(tuning))
+            self._seen[id(tuning)] = current.passes
+            if seen is None or current.passes > seen:
+                return False
+            current.abandon("its model trains no more, and another DDP model of the script does")
         if self._runs:
-            tuning.options = dataclasses.replace(
-                self._options, out=f"{self._options.out}-{self._runs + 1}"
-            )
+            out = f"{self._options.out}-{self._runs + 1}"
+            tuning.options = dataclasses.replace(self._options, out=out)
         self._current = tuning
+        self._seen = {}
+        self._runs += 1
+        return True

@@ -96,6 +96,13 @@ class BaseDirector(ABC):
         ``step`` is the number of steps that the training has made.
         """
 
+    def instruction_ahead(self, step: int) -> Instruction | None:
+        """Return what follows the block under way, before its times are known; None if it depends
+        on them.
+        """
+        del step
+        return None
+
     @abstractmethod
     def refuse(self, setting: TrainingCase, reason: str) -> None:
         """Do without a setting that a rank could not prepare."""
@@ -176,7 +183,12 @@ class Director(BaseDirector):
         facts: LiveFacts,
     ) -> None:
         settings = settings_of(
-            original, ddp_model.module, options, has_own_hook=facts["own_hook"], show=say
+            original,
+            ddp_model.module,
+            options,
+            has_own_hook=facts["own_hook"],
+            traits=facts["traits"],
+            show=say,
         )
         super().__init__(ddp_model, options, settings, facts)
         self._experiment = Experiment(
@@ -189,7 +201,8 @@ class Director(BaseDirector):
                 if withheld(case, original, self._run.info)
             ],
         )
-        self._block: Block | None = None
+        self._blocks: list[Block] = []
+        """Blocks whose times are awaited, in their order."""
         self._records: dict[tuple[int, str], TrainingRecord] = {}
         self._gaps_ms: list[float] = []
         self._progress = Progress(sys.stderr)
@@ -210,8 +223,7 @@ class Director(BaseDirector):
 
         ``gathered`` holds milliseconds of each step and of the gap behind it.
         """
-        if self._block is None:  # its setting was refused
-            return
+        block = self._blocks.pop(0)
         slowest = gathered.max(axis=0)
         steps_ms, gaps_ms = slowest[:, 0], slowest[:, 1]
         timed = self._undisturbed(steps_ms, gaps_ms)
@@ -221,15 +233,15 @@ class Director(BaseDirector):
             (at + number, sum(of_step)) for number, of_step in enumerate(losses) if of_step
         )
         accepted = steps_ms[timed]
-        if self._block.is_measured_by(accepted):
+        if block.is_measured_by(accepted):
             self._keep(
-                self._block,
+                block,
                 accepted.tolist(),
                 at=at,
                 seconds=float(steps_ms.sum()) / 1e3,
                 buckets=buckets,
             )
-        self._experiment.add(self._block, accepted.tolist())
+        self._experiment.add(block, accepted.tolist())
 
     def _undisturbed(
         self, steps_ms: NDArray[np.float64], gaps_ms: NDArray[np.float64]
@@ -267,13 +279,22 @@ class Director(BaseDirector):
 
     def next_instruction(self, step: int) -> Instruction:
         """Return the next block or the decision."""
-        self._block = self._experiment.next_block(step, self._remaining_s)
-        if self._block is None:
+        block = self._experiment.next_block(step, self._remaining_s)
+        if block is None:
             return self._end()
-        self._progress.show(
-            step, self._name_of(self.settings[self._block.setting]), self._block.phase
-        )
-        return Instruction(Order.BLOCK, self._block.setting, UNTIMED + self._block.steps)
+        return self._instruct(block, step)
+
+    def instruction_ahead(self, step: int) -> Instruction | None:
+        """Return the next block of the round; None at its end."""
+        block = self._experiment.following_block(step, self._remaining_s)
+        if block is None:
+            return None
+        return self._instruct(block, step)
+
+    def _instruct(self, block: Block, step: int) -> Instruction:
+        self._blocks.append(block)
+        self._progress.show(step, self._name_of(self.settings[block.setting]), block.phase)
+        return Instruction(Order.BLOCK, block.setting, UNTIMED + block.steps)
 
     def _end(self) -> Instruction:
         recommendation = self.conclude(self._experiment.ending)
@@ -300,7 +321,8 @@ class Director(BaseDirector):
         say(f"{self._name_of(setting)} is left out: {why}")
         self._run.append(without_result(self._new_record(setting), "failed", Reason.stated(why)))
         self._experiment.leave_out(number)
-        self._block = None
+        if self._blocks and self._blocks[-1].setting == number:
+            self._blocks.pop()
 
     def conclude(self, ending: str, reason: str = "") -> Recommendation | None:
         """Write the conclusion, once; return it, or None if nothing can be concluded."""
@@ -330,7 +352,7 @@ def _conclusion(recommendation: Recommendation | None) -> str:
 def _device_name(ddp_model: DistributedDataParallel) -> str:
     """Return the name of the model's GPU, or the type of its device."""
     device = ddp_model.device
-    return str(torch.cuda.getdevice_name(device)) if device.type == "cuda" else device.type
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
 
 
 class Progress:

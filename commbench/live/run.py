@@ -54,7 +54,8 @@ PATIENCE_S = 20.0
 #: Conclusion where no run was begun.
 NOTHING_DONE = (
     "Nothing was {}: a line above says why, or no model was trained in DistributedDataParallel by a"
-    " Python that heeds PYTHONPATH (-I, -E and -S turn that off). An mpirun inside a script reaches"
+    " Python that heeds PYTHONPATH (-I, -E and -S turn that off). A script that sets PYTHONPATH"
+    " anew must keep what it holds: PYTHONPATH=DIR:$PYTHONPATH. An mpirun inside a script reaches"
     " other hosts only with -x PYTHONPATH -x COMMBENCH_TUNE."
 )
 #: Why a run ended, where its ending alone says it; the brace stands for `_GOALS`.
@@ -74,6 +75,8 @@ class LiveFacts(TypedDict, total=False):
     torch: str
     own_hook: bool
     """Whether the script has registered a communication hook."""
+    traits: Sequence[str]
+    """``sparse`` or ``complex`` gradients, which no hook understands."""
     session: Session
     """The conditions of all ranks."""
 

@@ -28,6 +28,7 @@ def settings_of(
     options: LiveOptions,
     *,
     has_own_hook: bool,
+    traits: Sequence[str] = (),
     show: Callable[[str], object],
 ) -> list[TrainingCase]:
     """Return the settings to try, the script's own first.
@@ -41,8 +42,10 @@ def settings_of(
     facts = _facts_of(model)
     plain = [_with_cap(original, cap) for cap in _caps(original, options, facts, CAPS)]
     plain += [_turned(original, switch.name) for switch in live_switches()]
-    keeps_hook = has_own_hook or original.precision == "amp-fp16"
+    keeps_hook = has_own_hook or bool(traits) or original.precision == "amp-fp16"
     elements = sum(parameter.numel for parameter in facts.parameters)
+    if traits and any(hook != NONE for hook in options.allow):
+        show(f"no hook is tried, because the model has {' and '.join(traits)} gradients.")
     allowed = [] if keeps_hook else [hook for hook in options.allow if hook != NONE]
     hooks = [parse_hook(hook) for hook in allowed if _fits(hook, elements, show)]
     caps = _caps(original, options, facts, CAPS_WITH_HOOK)

@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.plan.cases import DEFAULT_CAP, SWITCHES, Switch, TrainingCase, canonical_cap
@@ -31,6 +31,13 @@ OLDEST_TORCH = "2.7"
 #: Attributes of the wrapper that hold what the script and its framework have set, not DDP's own
 #: state.
 _KEPT = (*vars(nn.Module()), "require_backward_grad_sync", "require_forward_param_sync")
+#: Default hooks of torch that halve the bytes.
+_HALVING_HOOKS = (default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook)
+#: Why a model with any other hook is left alone.
+OTHER_HOOK = (
+    "its own communication hook is not one of torch's default hooks, so it may keep a state for"
+    " each bucket, or not exchange with all ranks in each step"
+)
 #: Why a compiled DDP object is left alone.
 COMPILED = "torch.compile was applied to the DDP object, and its graph follows the buckets"
 #: Arguments of DDP's constructor that it keeps under the same name.
@@ -74,9 +81,7 @@ def why_untunable(ddp_model: DistributedDataParallel) -> str:
             hasattr(p, "_in_backward_optimizers") for p in parameters
         ),
         "its parameters are DTensors": any(hasattr(p, "device_mesh") for p in parameters),
-        "its own communication hook may keep a state for each bucket": not _has_safe_hook(
-            ddp_model
-        ),
+        OTHER_HOOK: not _has_safe_hook(ddp_model),
         "the script uses join() for uneven inputs": (ddp_model._join_config.enable),  # noqa: SLF001 - the only way
     }
     return next((reason for reason, is_so in reasons.items() if is_so), "")
@@ -86,7 +91,7 @@ def why_unwatchable(ddp_model: DistributedDataParallel) -> str:
     """Return why the steps of the model cannot be watched, as a clause; empty if they can."""
     if ddp_model._join_config.enable:  # noqa: SLF001 - the only way
         return "the script uses join() for uneven inputs"
-    return ""
+    return "" if _has_safe_hook(ddp_model) else OTHER_HOOK
 
 
 def why_untimed(ddp_model: DistributedDataParallel) -> str:
@@ -118,13 +123,19 @@ def is_compiled(ddp_model: DistributedDataParallel) -> bool:
 
 
 def _has_safe_hook(ddp_model: DistributedDataParallel) -> bool:
-    """Return whether the script's own hook, if any, works with any buckets: it keeps no state, or
-    one by parameter.
+    """Return whether every pass needs all ranks, and any buckets do.
+
+    That holds without a hook, with torch's default hooks on the group of DDP, and with commbench's.
     """
     hooks = own_hooks(ddp_model)
     if not hooks:
         return not ddp_model._get_ddp_logging_data().get("comm_hook")  # noqa: SLF001 - a hook of DDP's C++ part
-    return all(state is None or isinstance(state, dist.ProcessGroup | Hook) for _, state in hooks)
+    for function, state in hooks:
+        is_default = function in {default_hooks.allreduce_hook, *_HALVING_HOOKS}
+        is_on_group = state is None or state is ddp_model.process_group
+        if not isinstance(state, Hook) and not (is_default and is_on_group):
+            return False
+    return True
 
 
 def own_hooks(ddp_model: DistributedDataParallel) -> tuple[tuple[Any, Any], ...]:
@@ -186,6 +197,12 @@ class Prepared:
     hook: Hook | None
     """The hook that the case asks for; None: the script's own hook, if it has one."""
 
+    def drop(self) -> None:
+        """Give up the object: a second reducer must not live through a backward pass."""
+        if self.hook is not None:
+            self.hook.close()
+        self.model.__dict__ = {}
+
 
 class Switcher:
     """Exchanges the reducer of one DDP model.
@@ -193,6 +210,7 @@ class Switcher:
     Args:
         ddp_model: the script's model.
         original: its present setting.
+        registered: the parameters that DDP has registered at its construction.
         file_hooks: those that may be tried, see `commbench.hooks.registry.find_file_hooks`.
     """
 
@@ -200,6 +218,7 @@ class Switcher:
         self,
         ddp_model: DistributedDataParallel,
         original: TrainingCase,
+        registered: Sequence[nn.Parameter],
         *,
         file_hooks: Sequence[str] = (),
     ) -> None:
@@ -208,13 +227,15 @@ class Switcher:
         self.is_trial = False
         """Whether the present reducer was made for a trial, see `cap_arguments`."""
         self._arguments = arguments_of(ddp_model)
+        self._registered = registered
         self._own_hooks = own_hooks(ddp_model)
         self._file_hooks = file_hooks
         self._hook: Hook | None = None
         """The hook that the current setting has added."""
 
     def prepare(self, case: TrainingCase, *, is_trial: bool) -> Prepared:
-        """Make the reducer of a setting beside the present one; nothing is sent.
+        """Make the reducer of a setting for the parameters that DDP has registered; nothing is
+        sent.
 
         Raises:
             Exception: DDP or the hook refuses.
@@ -222,7 +243,8 @@ class Switcher:
         switches = {switch.argument: getattr(case, switch.name) for switch in live_switches()}
         arguments = {**self._arguments, **switches}
         arguments |= cap_arguments(case.bucket_cap_mb, is_trial=is_trial)
-        with _making_own_models(), warnings.catch_warnings():
+        flags = _trainable(self.model.module, self._registered)
+        with _making_own_models(), flags, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the script's own call has warned already
             model = DistributedDataParallel(self.model.module, **arguments)
         hook = None
@@ -265,6 +287,23 @@ class Switcher:
         residuals: Mapping[str, torch.Tensor] = memory.state().get("residual", {})
         parameters = dict(self.model.module.named_parameters())
         return {parameters[name]: residual for name, residual in residuals.items()}
+
+
+@contextlib.contextmanager
+def _trainable(module: nn.Module, registered: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let exactly the registered parameters be trainable, as when the script made its model."""
+    chosen = {id(parameter) for parameter in registered}
+    changed = []
+    for parameter in module.parameters():
+        if parameter.requires_grad != (id(parameter) in chosen):
+            changed.append(parameter)
+    try:
+        for parameter in changed:
+            parameter.requires_grad_(not parameter.requires_grad)
+        yield
+    finally:
+        for parameter in changed:
+            parameter.requires_grad_(id(parameter) not in chosen)
 
 
 class _Making:

@@ -65,6 +65,8 @@ class WatchDirector(BaseDirector):
         self._blocks: list[NDArray[np.float64]] = []
         """Parts of steps on the rank that the others wait for, (steps, columns)."""
         self._times_buckets = False
+        self._running = 0
+        """Steps of the block under way."""
         untimed = why_untimed(ddp_model)
         say(
             f"watching {options.steps or STEPS} steps of {type(ddp_model.module).__name__} on"
@@ -140,11 +142,23 @@ class WatchDirector(BaseDirector):
         if self._remaining_s is not None and self._remaining_s <= 0:
             return self._end("time" if left > 0 else WATCHED, step)
         if left > 0:
-            return Instruction(Order.BLOCK, 0, UNTIMED + min(BLOCK_STEPS, left))
+            return self._block_of(left)
         if len(self.settings) > 1 and not self._times_buckets:
             self._times_buckets = True
             return Instruction(Order.BLOCK, 1, UNTIMED + BLOCK_STEPS)
         return self._end(WATCHED, step)
+
+    def instruction_ahead(self, step: int) -> Instruction | None:
+        """Return the next block of the script's own setting; None behind the last one."""
+        del step
+        left = (self._options.steps or STEPS) - len(self._record.step_ms) - self._running
+        if self._times_buckets or left <= 0 or self._remaining_s is not None:
+            return None
+        return self._block_of(left)
+
+    def _block_of(self, left: int) -> Instruction:
+        self._running = min(BLOCK_STEPS, left)
+        return Instruction(Order.BLOCK, 0, UNTIMED + self._running)
 
     def _end(self, ending: str, step: int) -> Instruction:
         self.conclude(ending)

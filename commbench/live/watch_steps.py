@@ -17,7 +17,7 @@ from commbench.ddp.merging import stamps_of
 from commbench.ddp.step_times import serialised
 from commbench.hooks.base import BucketMarks, Hook
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
-from commbench.live.boundaries import Step
+from commbench.live.passes import Pass
 
 #: Columns of `StepParts.times` before the buckets: milliseconds of the step and of its parts.
 STEP, BROADCAST, FORWARD, BACKWARD, EXPOSED, OPTIMIZER = range(6)
@@ -80,11 +80,11 @@ class StepParts:
     def _note_bucket(self, marks: BucketMarks) -> None:
         self._open.buckets.append(marks)
 
-    def end_step(self, step: Step) -> None:
+    def end_step(self, step: Pass) -> None:
         """Assign the marks since the last call to a step that is over."""
         self._collected[step.index], self._open = self._open, Collected()
 
-    def times(self, steps: Sequence[Step], buckets: int) -> NDArray[np.float64]:
+    def times(self, steps: Sequence[Pass], buckets: int) -> NDArray[np.float64]:
         """Return the times of consecutive steps: shape (steps, COLUMNS), or (steps, COLUMNS +
         STAMPS * buckets).
 
@@ -115,7 +115,7 @@ class StepParts:
             self._handles.pop().remove()
 
 
-def split_step(before: Step, step: Step, collected: Collected) -> list[float]:
+def split_step(before: Pass, step: Pass, collected: Collected) -> list[float]:
     """Return the milliseconds of a step and of its parts.
 
     The rest of the step is between the parts.
@@ -180,7 +180,7 @@ def _forward_spans(forwards: Sequence[float], backwards: Sequence[float]) -> lis
     ]
 
 
-def _exposed_ms(step: Step, collected: Collected) -> float:
+def _exposed_ms(step: Pass, collected: Collected) -> float:
     """Return the time from the last local gradient to the end of the last backward pass."""
     begun, ended = step.backwards[-1]
     if collected.last_gradient is None:

@@ -307,6 +307,8 @@ class Experiment:
         self._limits = _Limits(max_steps)
         self._queue: list[int] = []
         """Settings without a block in the current round."""
+        self._ahead: int | None = None
+        """The setting of the block that began before the times of the one before were known."""
         self._step_ms: dict[int, float] = {}
         """Median of the latest block of each setting."""
         self._steps = FIRST_STEPS
@@ -353,25 +355,49 @@ class Experiment:
                 return block
         return None
 
+    def following_block(self, made_steps: int, remaining_s: float | None) -> Block | None:
+        """Return what follows the block under way, before its times are known.
+
+        None if it depends on these times: at the end of a round, and near a limit.
+        """
+        if self._ending is not None or len(self._queue) < 2 or not self._step_ms:  # noqa: PLR2004 - this and the next
+            return None
+        self._limits.update(made_steps, remaining_s)
+        block = Block(self._queue[1], self._stage.phase, self._steps)
+        expected_ms = self._step_ms.get(block.setting, self._step_ms[0])
+        steps = 2 * (UNTIMED + block.steps)
+        if self._limits.exceeded(steps, expected_ms) is not None:
+            return None
+        if self._is_screening_too_long(self._limits.share_after(steps, expected_ms)):
+            return None
+        self._ahead = block.setting
+        return block
+
     def add(self, block: Block, steps_ms: Sequence[float]) -> None:
         """Enter the times of a block.
 
-        A block that is too short by `Block.is_measured_by` is repeated, `MOST_TRIES` times in all;
-        then its setting is left out.
+        A block that is too short by `Block.is_measured_by` is repeated, at the end of the round if
+        the next one is under way, `MOST_TRIES` times in all; then its setting is left out.
 
         Args:
             block: as `next_block` returned it.
             steps_ms: the slowest rank's time of each undisturbed timed step.
         """
-        if self._queue[:1] != [block.setting]:
+        if block.setting not in self._queue:
             return  # left out in the meantime
+        if self._ahead == block.setting:
+            self._ahead = None
         if not block.is_measured_by(steps_ms):
             self._tries += 1
             if self._tries >= MOST_TRIES:
                 self.leave_out(block.setting)
+                return
+            if self._ahead is not None:
+                self._queue.remove(block.setting)
+                self._queue.append(block.setting)
             return
         self._tries = 0
-        self._queue.pop(0)
+        self._queue.remove(block.setting)
         median_ms = median(steps_ms)
         self._stage.add(block.setting, median_ms)
         if not self._step_ms:
@@ -387,6 +413,8 @@ class Experiment:
         Without the baseline the experiment is over.
         """
         self._tries = 0
+        if self._ahead == setting:
+            self._ahead = None
         self._queue = [number for number in self._queue if number != setting]
         self._stage.candidates = [number for number in self._stage.candidates if number != setting]
         if setting == 0:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from commbench.live.boundaries import Step
+from commbench.live.passes import Pass
 from commbench.live.watch_steps import (
     BACKWARD,
     BROADCAST,
@@ -31,9 +31,9 @@ def make_step(
     forwards: Sequence[float],
     backwards: Sequence[tuple[float, float]],
     updates: Sequence[tuple[float, float]] = (),
-) -> Step:
+) -> Pass:
     """Return a step with passes and optimiser steps at these milliseconds."""
-    step = Step(index=index, begun=at(forwards[0])[0], host_ns=at(forwards[0])[0])
+    step = Pass(index=index)
     step.forwards += at(*forwards)
     for marks, spans in ((step.backwards, backwards), (step.updates, updates)):
         marks += [(begin, end) for begin, end in (at(*span) for span in spans)]
@@ -41,7 +41,7 @@ def make_step(
 
 
 def parts(
-    before: Step, step: Step, last_gradient: float, broadcasts: Sequence[tuple[float, float]] = ()
+    before: Pass, step: Pass, last_gradient: float, broadcasts: Sequence[tuple[float, float]] = ()
 ) -> list[float]:
     """Return the milliseconds of a step and of its parts."""
     (mark,) = at(last_gradient)

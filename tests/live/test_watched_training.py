@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(60):
+for _ in range(120):
     optimizer.zero_grad()
     model(torch.ones(8, 64)).square().mean().backward()
     optimizer.step()

@@ -1,0 +1,74 @@
+"""Values that ranks hand to each other without waiting, through the store that DDP's ranks share.
+
+What a rank sets before it begins a synchronised backward pass is there for every rank once that
+pass is over, because the pass needed that rank. So every value that is read must be there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections import Counter
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.nn.parallel import DistributedDataParallel
+
+#: Models of this process that the same ranks train; all ranks make them in the same order.
+_models: Counter[str] = Counter()
+
+
+class AbsentError(Exception):
+    """A value that must be there is absent: a rank takes part no more."""
+
+
+class Agreement:
+    """The values of the ranks that train one model.
+
+    Args:
+        ddp_model: the model.
+
+    Raises:
+        Exception: the ranks have no store.
+    """
+
+    def __init__(self, ddp_model: DistributedDataParallel) -> None:
+        members = dist.get_process_group_ranks(ddp_model.process_group)
+        self.rank = dist.get_rank(ddp_model.process_group)
+        self.size = len(members)
+        name = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
+        number = _models[name]
+        _models[name] += 1
+        self._store = dist.PrefixStore(f"commbench/{name}/{number}", _get_default_store())
+
+    def set(self, key: str, value: object) -> None:
+        """Hand over a value of this rank."""
+        self._store.set(key, pickle.dumps(value))
+
+    def get(self, key: str) -> Any:  # noqa: ANN401 - whatever was set
+        """Return a value.
+
+        Raises:
+            AbsentError: it is not there.
+        """
+        if not self._store.check([key]):
+            raise AbsentError("another rank has stopped taking part")
+        return pickle.loads(self._store.get(key))  # noqa: S301 - of the same program's ranks
+
+    def set_own(self, key: str, value: object) -> None:
+        """Hand over this rank's part of `get_all`."""
+        self.set(f"{key}/{self.rank}", value)
+
+    def get_all(self, key: str) -> list[Any]:
+        """Return every rank's value, by rank, and forget them.
+
+        Raises:
+            AbsentError: one is not there.
+        """
+        values = []
+        for rank in range(self.size):
+            name = f"{key}/{rank}"
+            values.append(self.get(name))
+            self._store.delete_key(name)
+        return values

@@ -1,0 +1,59 @@
+"""The conditions of a training, which its ranks hand to rank 0."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.backends.nccl_library import loaded_version
+from commbench.backends.torch_calls import pci_address, torch_version
+from commbench.launch.events import Session
+from commbench.launch.facts import Place, session_of
+from commbench.live.options import VARIABLE
+from commbench.system.clock import machine_id
+from commbench.system.host import Host
+from commbench.system.variables import relevant_variables
+
+
+@dataclass(kw_only=True)
+class _Backend:
+    """What exchanges the gradients, see `commbench.launch.facts.Carrier`."""
+
+    version: str
+    ranks_per_gpu: int | None
+
+    def library(self) -> str:
+        """Return the communication library, e.g. ``torch 2.13.0 gloo``."""
+        return f"torch {torch_version()} {self.version}"
+
+
+def gpu_of(ddp_model: DistributedDataParallel) -> tuple[str, str]:
+    """Return the machine, and an identifier of the GPU that is unique on it; empty on CPUs."""
+    device = ddp_model.device
+    if device.type != "cuda":
+        return machine_id(), ""
+    address = pci_address(torch.cuda.get_device_properties(device))
+    return machine_id(), address or str(device)
+
+
+def conditions_of(
+    places: Sequence[Place], gpus: Sequence[tuple[str, str]], hosts: Sequence[Host | None]
+) -> Session:
+    """Return the conditions of all ranks, on rank 0.
+
+    Args:
+        places: of every rank.
+        gpus: of every rank, see `gpu_of`.
+        hosts: of every rank, see `commbench.launch.facts.own_host`.
+    """
+    backend, name = _Backend(version="gloo", ranks_per_gpu=None), "gloo"
+    if gpus[0][1]:
+        shared = max(Counter(gpus).values())
+        backend, name = _Backend(version=loaded_version(), ranks_per_gpu=shared), "torch-nccl"
+    variables = {key: value for key, value in os.environ.items() if key != VARIABLE}
+    return session_of(hosts, places, {name: backend}, relevant_variables(variables))

@@ -1,0 +1,125 @@
+"""Trainings of many kinds end to the bit as without commbench, tuned, watched and with faults."""
+
+import os
+import socket
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+FOLDER = Path(__file__).with_name("trainings")
+#: Kinds whose training once hung, died or diverged; the others are slow tests.
+FIRST = ("thawed", "preview", "sparse", "sharpness")
+OTHERS = (
+    "plain",
+    "lonely_evaluation",
+    "nested",
+    "adversaries",
+    "folds",
+    "by_hand",
+    "reentrant",
+    "complex_numbers",
+    "accumulated",
+    "uneven",
+    "static",
+    "unused",
+    "few",
+    "shared_group",
+)
+KINDS = [*FIRST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
+#: A method, the call that raises, and the rank: before, while and after ranks agree.
+FAULTS = [
+    ("set", 3, "1"),
+    ("get", 2, "0"),
+    pytest.param("set", 4, "0", marks=pytest.mark.slow),
+    pytest.param("set", 6, "all", marks=pytest.mark.slow),
+    pytest.param("get", 3, "1", marks=pytest.mark.slow),
+    pytest.param("get", 4, "1", marks=pytest.mark.slow),
+    pytest.param("get", 5, "all", marks=pytest.mark.slow),
+    pytest.param("prepare", 1, "1", marks=pytest.mark.slow),
+    pytest.param("prepare", 2, "0", marks=pytest.mark.slow),
+    pytest.param("handle", 30, "1", marks=pytest.mark.slow),
+    pytest.param("handle", 31, "0", marks=pytest.mark.slow),
+    pytest.param("handle", 32, "1", marks=pytest.mark.slow),
+    pytest.param("handle", 33, "1", marks=pytest.mark.slow),
+    pytest.param("forward", 1, "all", marks=pytest.mark.slow),
+]
+pytestmark = [pytest.mark.mpi, pytest.mark.programs]
+
+
+def free_port() -> int:
+    """Return a port that nothing uses now."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def run(*words: str, before: tuple[str, ...] = (), ranks: int = 2) -> tuple[int, list[str], str]:
+    """Return exit code, digests of all ranks, and standard error of a training."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    address = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    done = subprocess.run(
+        [*before, *launcher, *address, str(FOLDER / words[0]), *words[1:]],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    return done.returncode, done.stdout.split(), done.stderr
+
+
+@cache
+def plain_digests(kind: str, ranks: int = 2) -> list[str]:
+    """Return the digests of a training without commbench."""
+    return run("kinds.py", kind, ranks=ranks)[1]
+
+
+def commbench(*words: str) -> tuple[str, ...]:
+    """Return the beginning of a command line."""
+    return sys.executable, "-m", "commbench", *words, "--"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tuned_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> None:
+    """End with the same bits and exit code 0, and say what came of it."""
+    before = commbench("tune", "--allow", "none", "--out", str(tmp_path / "run"))
+    code, digests, errors = run("kinds.py", kind, before=before)
+    assert (code, digests) == (0, plain_digests(kind)), errors
+    assert len(set(digests)) == 1
+    assert "Traceback" not in errors
+    assert (tmp_path / "run" / "ddp.csv").exists() == (kind != "few")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "reentrant", "sharpness", "sparse", "thawed"])
+def test_a_watched_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> None:
+    """End with the same bits and exit code 0, and leave a run."""
+    before = commbench("watch", "--steps", "60", "--out", str(tmp_path / "run"))
+    code, digests, errors = run("kinds.py", kind, before=before)
+    assert (code, digests) == (0, plain_digests(kind)), errors
+    assert (tmp_path / "run" / "ddp.csv").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "static", "unused", "accumulated", "shared_group"])
+def test_three_tuned_ranks_end_alike(kind: str, tmp_path: Path) -> None:
+    """End with equal replicas; sums of three numbers depend on their order."""
+    before = commbench("tune", "--allow", "none", "--out", str(tmp_path / "run"))
+    code, digests, errors = run("kinds.py", kind, before=before, ranks=3)
+    assert (code, len(digests), len(set(digests))) == (0, 3, 1), errors
+
+
+@pytest.mark.parametrize(("method", "call", "rank"), FAULTS)
+def test_a_fault_of_commbench_harms_no_training(
+    method: str, call: int, rank: str, tmp_path: Path
+) -> None:
+    """End as without commbench although one of its functions raises."""
+    before = commbench("tune", "--allow", "none", "--out", str(tmp_path / "run"))
+    code, digests, errors = run("faulty.py", method, str(call), rank, before=before)
+    assert (code, digests) == (0, plain_digests("plain")), errors
+    assert "Traceback" not in errors

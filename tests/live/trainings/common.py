@@ -1,0 +1,75 @@
+"""What the small trainings of this folder share: ranks, data, and a digest of the end."""
+
+import atexit
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+STEPS = 160
+RANKS = int(os.environ["WORLD_SIZE"])
+WIDTH = 64
+
+
+def begin() -> int:
+    """Join the other ranks; return this one's number."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    return dist.get_rank()
+
+
+def network(outputs: int = 10) -> nn.Sequential:
+    """Return layers that make several buckets at small bucket sizes."""
+    layers: list[nn.Module] = []
+    for _ in range(6):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, outputs))
+
+
+def batches(rank: int, steps: int = STEPS) -> Iterator[torch.Tensor]:
+    """Yield the data of one rank."""
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(steps):
+        yield torch.randn(8, WIDTH, generator=generator)
+
+
+def report(*models: nn.Module) -> None:
+    """Print every rank's digest of the parameters, and leave."""
+    flat = torch.cat(
+        [
+            torch.view_as_real(p.detach()).flatten() if p.is_complex() else p.detach().flatten()
+            for model in models
+            for p in model.parameters()
+        ]
+    )
+    digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
+    digests = [""] * dist.get_world_size()
+    dist.all_gather_object(digests, digest)
+    if dist.get_rank() == 0:
+        sys.stdout.write(" ".join(digests) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    atexit._run_exitfuncs()
+    os._exit(0)  # torch sometimes aborts in the interpreter's shutdown
+
+
+def train(
+    ddp: nn.Module,
+    rank: int,
+    *,
+    loss: Callable[[nn.Module, torch.Tensor], torch.Tensor] = lambda m, x: m(x).square().mean(),
+    between: Callable[[int], None] = lambda _: None,
+    steps: int = STEPS,
+) -> None:
+    """Train by SGD; ``between`` is called before each step."""
+    optimizer = torch.optim.SGD([p for p in ddp.parameters() if p.requires_grad], lr=0.05)
+    for step, x in enumerate(batches(rank, steps)):
+        between(step)
+        loss(ddp, x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
