@@ -17,7 +17,7 @@ from commbench.results import load_run
 pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.timeout(300)]
 
 TRAININGS = Path(__file__).parents[2] / "benchmarks" / "trainings"
-STEPS, TUNED = 90, 80
+STEPS, TUNED = 160, 150
 SMALL = ("--width", "128", "--layers", "3", "--batch", "4")
 #: Each framework's package, its script, and what starts the ranks; Lightning starts its second rank
 #: itself.
