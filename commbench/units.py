@@ -124,7 +124,7 @@ def format_time(seconds: float) -> str:
     scale, unit = time_unit(seconds)
     value = rounded / scale
     if abs(value) < 1:  # only below 1 us, where no clock resolves a third digit
-        return f"{value:#.2g} {unit}"
+        return f"{seconds / scale:#.2g} {unit}"
     return f"{three_digits(value)} {unit}"
 
 

@@ -56,6 +56,7 @@ from commbench.cli.request import (
 )
 from commbench.cli.soak import as_soak, parse_soak
 from commbench.cli.train import (
+    ConfirmLaunches,
     backend_at,
     default_sweep,
     join_training,
@@ -97,6 +98,7 @@ def bench(
             ),
         ),
     ] = None,
+    confirm_launches: ConfirmLaunches = None,
     like: Like = None,
     backend: Backend = None,
     env: Env = None,
@@ -119,7 +121,9 @@ def bench(
         find_budget(BUDGETS, budget, launches=launches),
         find_budget(TRAINING_BUDGETS, budget),
     )
-    if budget == "quick":
+    if confirm_launches is not None:
+        training = find_budget(TRAINING_BUDGETS, budget, confirm_launches=confirm_launches)
+    elif budget == "quick":
         training = replace(training, confirm_launches=FRESH_LAUNCHES)
 
     def plan(place: Place) -> Task:

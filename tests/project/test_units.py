@@ -155,6 +155,7 @@ def test_whole_units_survive_printing(count: int, unit: int) -> None:
     ("seconds", "expected"),
     [
         (0, "0 us"),
+        (0.245375e-6, "0.25 us"),
         (0.26e-6, "0.26 us"),
         (0.035e-6, "0.035 us"),
         (1e-6, "1.00 us"),

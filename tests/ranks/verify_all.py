@@ -80,8 +80,23 @@ def corruption(case: Case, count: int) -> Callable[[Any], None]:
             raw[-1] ^= 0x40
         else:
             raw[0] ^= 1
+        _wait_for_device(buffer)
 
     return corrupt
+
+
+def _wait_for_device(buffer: Any) -> None:
+    """Wait until a GPU has changed the bit: the check runs in another stream."""
+    if hasattr(buffer, "tensor"):
+        import torch
+
+        if buffer.tensor.is_cuda:
+            torch.cuda.synchronize()
+        return
+    if type(buffer.memory).__module__.startswith("cupy"):
+        import cupy
+
+        cupy.cuda.Device().synchronize()
 
 
 def prepared_everywhere(
