@@ -43,7 +43,7 @@ _ANY_ALGORITHM = Choice()
 #: ncclInvalidArgument and ncclInvalidUsage (nccl.h): NCCL's errors for two ranks on one GPU.
 _REFUSALS = (4, 5)
 #: Errors of NCCL (nccl.h) that cupy 13 has no name for: it raises KeyError.
-_UNNAMED_ERRORS = {6: "ncclRemoteError", 7: "ncclInProgress"}
+_UNNAMED_ERRORS = {6: "ncclRemoteError", 7: "ncclInProgress", 8: "ncclTimeout"}
 #: Keeps one thread of the device busy; clock64 counts the cycles of its multiprocessor.
 _SPIN = """
 extern "C" __global__ void spin(long long cycles) {
@@ -385,9 +385,10 @@ def _named_errors() -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        name = _UNNAMED_ERRORS.get(error.args[0])
-        if name is None:
+        code = error.args[0]
+        if not isinstance(code, int):
             raise
+        name = _UNNAMED_ERRORS.get(code, f"error {code}, which has no name here")
         raise RuntimeError(f"NCCL returned {name}") from error
 
 

@@ -659,6 +659,13 @@ def test_an_answer_that_cupy_cannot_name_is_a_row(nccl: ModuleType, algorithm: s
     assert "NCCL returned ncclRemoteError" in records[1].reason
 
 
+@pytest.mark.parametrize(("code", "named"), [(8, "ncclTimeout"), (99, "error 99")])
+def test_a_code_of_a_newer_nccl_has_its_sentence(nccl: ModuleType, code: int, named: str) -> None:
+    """Raise RuntimeError with the name of the code, or with its number."""
+    with pytest.raises(RuntimeError, match=f"NCCL returned {named}"), nccl._named_errors():
+        raise KeyError(code)
+
+
 def test_numbers_of_channels_need_the_other_path(nccl: ModuleType) -> None:
     """Refuse a number of channels, and name --backend torch-nccl."""
     record = by_algorithm(nccl, "ring/8ch", size=2)[1]
