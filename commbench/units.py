@@ -214,7 +214,7 @@ def counted(number: int, noun: str) -> str:
     """Return a number with its noun in the regular plural: ``1 launch``, ``2 launches``."""
     if number == 1:
         return f"1 {noun}"
-    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"{number} {noun}{'es' if noun.endswith(('ch', 'ss')) else 's'}"
 
 
 #: Words for true and false in options.

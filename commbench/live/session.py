@@ -51,6 +51,7 @@ from commbench.live.switching import (
     why_unwatchable,
 )
 from commbench.live.watch_steps import SYNC_BUFFERS, StepParts
+from commbench.units import counted
 
 if TYPE_CHECKING:
     from commbench.live.director import BaseDirector
@@ -574,8 +575,8 @@ def _say_if_too_short(reference: weakref.ref[LiveTuning]) -> None:
     needed = WARM_UP_PASSES + AGREEING + 1
     if 0 < tuning.passes < needed:
         say(
-            f"the training made {tuning.passes} synchronised backward passes, and {tuning.doing}"
-            f" begins after {needed}."
+            f"the training made {counted(tuning.passes, 'backward pass')} with"
+            f" synchronisation, and {tuning.doing} begins after {needed}."
         )
 
 
