@@ -59,7 +59,7 @@ class Limits:
         """
         if not self.finite:
             return all(
-                self.low <= n <= self.high or n in {math.inf, -math.inf} or math.isnan(n)
+                self.low <= n <= self.high or n in {math.inf, -math.inf} or n != n  # noqa: PLR0124 - NaN
                 for n in numbers
             )
         if not numbers or not (min(numbers) >= self.low and max(numbers) <= self.high):
