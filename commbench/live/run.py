@@ -55,7 +55,7 @@ PATIENCE_S = 20.0
 NOTHING_DONE = (
     "Nothing was {}: a line above says why, or no model was trained in DistributedDataParallel by a"
     " Python that heeds PYTHONPATH (-I, -E and -S turn that off). A script that sets PYTHONPATH"
-    " anew must keep what it holds: PYTHONPATH=DIR:$PYTHONPATH. An mpirun inside a script reaches"
+    " must keep what it holds: PYTHONPATH=DIR:$PYTHONPATH. An mpirun inside a script reaches"
     " other hosts only with -x PYTHONPATH -x COMMBENCH_TUNE."
 )
 #: Why a run ended, where its ending alone says it; the brace stands for `_GOALS`.
