@@ -21,8 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,6 +54,8 @@ ELEMENTS = 2
 #: lasts milliseconds.
 CALLS = 20
 ROUNDS = 50
+#: Rounds between two writings of the rows; an interval of 95 % needs so many.
+BLOCK = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +118,11 @@ def queued(communicator: Communicator, entry: Operation) -> Callable[[], float] 
     return round_us
 
 
-def measure(backends: Sequence[str], rounds: int, control: Control) -> list[Row]:
-    """Time every collective, backends in turn, all ranks together; the same rows on every rank."""
+def measure(backends: Sequence[str], rounds: int, control: Control, out: Path | None) -> list[Row]:
+    """Time every collective, backends in turn, all ranks together; the same rows on every rank.
+
+    Rank 0 writes the rows so far to ``out`` after every `BLOCK` rounds.
+    """
     communicators = {name: open_backend(name, control) for name in backends}
     entries = filter(is_one_call, OPERATIONS.values())
     made = {
@@ -125,23 +131,34 @@ def measure(backends: Sequence[str], rounds: int, control: Control) -> list[Row]
         for name, c in communicators.items()
     }
     timed: dict[tuple[str, str], list[float]] = {key: [] for key, call in made.items() if call}
+    rows: list[Row] = []
     for number in range(-1, rounds):  # the first warms up
         for key in sorted(timed, reverse=bool(number % 2)):
             with quiet_interpreter():
                 lasted_us = made[key]()  # type: ignore[misc] # None is left out above
             if number >= 0:
                 timed[key].append(lasted_us)
-    of_ranks = gather_everywhere(control, timed)
-    slowest = {
-        key: [max(of_round) for of_round in zip(*(seen[key] for seen in of_ranks), strict=True)]
-        for key in timed
-    }
-    rows = [
-        _row(communicators[backend], operation, seen)
-        for (backend, operation), seen in slowest.items()
-    ]
+        done = number + 1
+        if done == rounds or (done and done % BLOCK == 0):
+            rows = _slowest_rows(communicators, gather_everywhere(control, timed))
+            if out and control.rank == 0:
+                columns = [field.name for field in fields(Row)]
+                out.write_text(csv_text(rows, columns), encoding="utf-8")
     for communicator in communicators.values():
         communicator.close()
+    return rows
+
+
+def _slowest_rows(
+    communicators: Mapping[str, Communicator],
+    of_ranks: Sequence[Mapping[tuple[str, str], Sequence[float]]],
+) -> list[Row]:
+    """Return the rows of the slowest rank of each round."""
+    rows = []
+    for backend, operation in of_ranks[0]:
+        of_rounds = zip(*(timed[backend, operation] for timed in of_ranks), strict=True)
+        slowest = [max(of_round) for of_round in of_rounds]
+        rows.append(_row(communicators[backend], operation, slowest))
     return rows
 
 
@@ -210,6 +227,8 @@ def start_ranks(options: argparse.Namespace) -> list[Row]:
             "--found",
             str(file),
         ]
+        if options.out:
+            program += ["--out", str(options.out.absolute())]
         done = subprocess.run(
             launcher.command(options.ranks, program),
             env={**os.environ, **launcher.environment()},
@@ -228,7 +247,7 @@ def start_ranks(options: argparse.Namespace) -> list[Row]:
     return [Row(**row) for row in found["rows"]]
 
 
-def be_rank(backends: Sequence[str], rounds: int, file: Path) -> NoReturn:
+def be_rank(backends: Sequence[str], options: argparse.Namespace) -> NoReturn:
     """Measure as one of the ranks that were started; rank 0 writes what was found."""
     identity = identify(os.environ, "rank")
     control = connect_control(
@@ -236,17 +255,18 @@ def be_rank(backends: Sequence[str], rounds: int, file: Path) -> NoReturn:
     )
     found: dict[str, object]
     try:
-        found = {"rows": [asdict(row) for row in measure(backends, rounds, control)]}
+        rows = measure(backends, options.rounds, control, options.out)
+        found = {"rows": [asdict(row) for row in rows]}
     except InputError as error:
         found = {"refusal": str(error)}
     if control.rank == 0:
-        file.write_text(json.dumps(found), encoding="utf-8")
+        options.found.write_text(json.dumps(found), encoding="utf-8")
     control.close()
     leave(0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write the CSV where asked, and judge."""
+    """Measure, print, and judge."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -257,20 +277,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, help=f"rounds of {CALLS} calls (default {ROUNDS})"
     )
-    parser.add_argument("--out", type=Path, help="a CSV file for the figures")
+    parser.add_argument("--out", type=Path, help="a CSV file, renewed while measuring")
     parser.add_argument("--found", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end the ranks too
     try:
-        if options.rounds < 6:  # noqa: PLR2004 - an interval of 95 % needs so many
-            raise InputError(f"--rounds {options.rounds} was asked for; give 6 or more.")
+        if options.rounds < BLOCK:
+            raise InputError(f"--rounds {options.rounds} was asked for; give {BLOCK} or more.")
         if options.ranks < 1:
             raise InputError(f"--ranks {options.ranks} was asked for; give 1 or more.")
         backends = split_names(options.backend) or ()
         if options.found:
-            be_rank(backends, options.rounds, options.found)
+            be_rank(backends, options)
         if options.ranks == 1:
-            rows = run_threads(1, lambda control: measure(backends, options.rounds, control))[0]
+            alone = partial(measure, backends, options.rounds, out=options.out)
+            (rows,) = run_threads(1, alone)
         else:
             rows = start_ranks(options)
     except CommbenchError as error:
@@ -280,9 +301,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(table(rows))
     if said := remark(rows):
         console.print(said, soft_wrap=True)
-    if options.out:
-        columns = [field.name for field in fields(Row)]
-        options.out.write_text(csv_text(rows, columns), encoding="utf-8")
     judged = [row for row in rows if row.backend == JUDGED and row.ranks > 1]
     return int(any(row.host_us_ci_high >= MOST_US for row in judged))
 

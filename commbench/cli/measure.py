@@ -151,6 +151,10 @@ def bench(
                 task, left_out=[*task.left_out, *([lack] if trains_over and lack else [])]
             )
         sweep = replace(default_sweep(), env=env or ())
+        on_gpus = TRAINING_BACKENDS["nccl"].name
+        measures_gpus = any(case.backend == on_gpus for case in task.requests[0].cases)
+        if requested == AUTO_BACKEND and measures_gpus and not try_device(on_gpus).refusal:
+            requested = "nccl"
         training_backend, left_out = backend_at(place, requested, sweep.workload)
         task = replace(task, left_out=[*task.left_out, *left_out])
         sweep, seed = replace(sweep, backend=training_backend), task.requests[0].seed

@@ -140,7 +140,7 @@ def usable_suite(
     left out.
 
     Unless it was named, NCCL is left out silently without a GPU, and with a sentence if ranks would
-    share GPUs.
+    share one of several GPUs. Ranks share a single GPU; a sentence says what that leaves out.
 
     Args:
         suite: what to measure.
@@ -154,9 +154,11 @@ def usable_suite(
     """
     on_hosts = [backend for backend in suite.backends if backend not in NCCL_BACKENDS]
     candidates = suite.backends if is_named or has_gpus() or not on_hosts else on_hosts
-    sharing = (
-        ranks_here if on_hosts else None
-    )  # a suite only for GPUs counts as naming its backends
+    # a suite only for GPUs counts as naming its backends
+    sharing = ranks_here if on_hosts else None
+    remark = _single_gpu_remark(candidates, sharing, started=started) if not is_named else ""
+    if remark:
+        sharing = None
     reasons = {
         backend: unusable_reason(
             backend, is_named=is_named, carries_mpi=carries_mpi, ranks_here=sharing, started=started
@@ -167,8 +169,10 @@ def usable_suite(
     usable = [backend for backend, sentence in reasons.items() if not sentence]
     if sentences and (is_named or not usable):
         raise InputError(sentences[0])
+    if remark and any(backend in NCCL_BACKENDS for backend in usable):
+        sentences = [remark, *sentences]
     if usable == list(suite.backends):
-        return suite, []
+        return suite, sentences
     sweeps_and_backends = [
         (sweep, tuple(backend for backend in sweep.backends if backend in usable))
         for sweep in suite.sweeps
@@ -209,13 +213,33 @@ def unusable_reason(
             "NCCL is not for emulated hosts, which share the GPUs of a machine; --backend nccl"
             " tries it there."
         )
-    trial = try_device(backend)
-    gpus = max(trial.gpus, len(gpu_addresses()) if started else 0)
-    if trial.refusal or (ranks_here or 0) <= gpus:
-        return trial.refusal
+    refusal = try_device(backend).refusal
+    gpus = _gpus_here(backend, started=started)
+    if refusal or (ranks_here or 0) <= gpus:
+        return refusal
     return (
         f"{ranks_here} ranks of a host would share {counted(gpus, 'GPU')}: start {gpus} on each"
         f" (--ranks-per-node {gpus}), or let them share by --backend nccl."
+    )
+
+
+def _gpus_here(backend: str, *, started: bool) -> int:
+    """Return how many GPUs the ranks of this host can use."""
+    gpus = try_device(backend).gpus
+    return max(gpus, len(gpu_addresses())) if started else gpus
+
+
+def _single_gpu_remark(backends: Sequence[str], ranks_here: int | None, *, started: bool) -> str:
+    """Return what rows of NCCL leave out if all ranks of a host share its only GPU; else ""."""
+    if not has_gpus() or emulated_conditions() or (ranks_here or 0) < 2:  # noqa: PLR2004 - a pair
+        return ""
+    usable = [name for name in backends if name in NCCL_BACKENDS and not missing_library(name)]
+    if max((_gpus_here(name, started=started) for name in usable), default=0) != 1:
+        return ""
+    return (
+        f"the links between GPUs. This machine has 1 GPU and a second one is missing: {ranks_here}"
+        " ranks share it and take turns, so that rows of NCCL (flag shared_gpu) show that every"
+        " collective is right, not how fast an interconnect is."
     )
 
 

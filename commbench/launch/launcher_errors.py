@@ -170,6 +170,17 @@ _REMEDIES = tuple(
             "the host name {host} does not resolve; correct the hostfile or the name service",
         ),
         (
+            r"IPv\d network addresses of \((?P<host>[^,]+), \d+\) cannot be retrieved",
+            "the host name {host} does not resolve; correct /etc/hosts or the name service",
+        ),
+        (
+            r"pmix_ifinit: unable to find network interfaces",
+            (
+                "no network interface is up; the ranks of one host need the loopback: `ip link set"
+                " lo up`"
+            ),
+        ),
+        (
             r"connect to host (?P<host>\S+) port \d+: Connection refused",
             "host {host} refuses ssh; start its ssh server, or name another host",
         ),

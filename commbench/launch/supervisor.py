@@ -35,7 +35,7 @@ from commbench.launch.events import (
     Stack,
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
-from commbench.launch.launcher_errors import find_warning
+from commbench.launch.launcher_errors import explain, find_warning
 from commbench.launch.launchers import Launcher
 from commbench.launch.process import STACKS_S, Launched, Output
 from commbench.launch.protocol import FINISH, MARK, split_line
@@ -172,9 +172,12 @@ class Supervisor:
             return Ending(
                 status="ok", reason=f"the ranks did not end after their last case: {hang.reason}"
             )
+        cause = str(hang.reason)
+        if hang.reason.code == "no_rank_heard" and (remedy := explain(list(self.stderr))):
+            cause = f"{cause}: {remedy}"
         return Ending.broken(
             "hung",
-            hang_reason(self._watchdog.timeout, str(hang.reason)),
+            hang_reason(self._watchdog.timeout, cause),
             failed_rank=failed_rank,
             is_host_lost=hang.is_lost and not is_reached,
         )

@@ -33,24 +33,26 @@ def test_ranks_follow_the_gpus_of_this_machine() -> None:
 
 
 @pytest.mark.programs
-def test_a_first_run_on_gpus_says_what_it_leaves_out(
+def test_a_first_run_on_a_single_gpu_measures_it(
     commbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Omit NCCL if two ranks would share a GPU, and report training on CPUs."""
+    """Measure and train over NCCL on each number of GPUs; let two ranks share only a single GPU.
+
+    Three ranks on two GPUs leave NCCL out, because a rank on each would measure more.
+    """
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
     monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
+    monkeypatch.setattr("commbench.cli.measure.try_device", lambda _: DeviceTrial(gpus=1))
     monkeypatch.setattr("commbench.cli.train.probe_workload", probe_on_host)
-    for gpus in (1, 2):
+    for gpus, ranks in ((1, 2), (2, 2), (2, 3)):
         monkeypatch.setattr(
             "commbench.cli.request.try_device", lambda _, gpus=gpus: DeviceTrial(gpus=gpus)
         )
-        output = " ".join(commbench("bench --dry-run").out.split())
-        assert (gpus == 1) == ("Left out: 2 ranks of a host would share 1 GPU:" in output)
-        assert (gpus == 1) == (
-            "Left out: Training on GPUs: this trains over Gloo on CPUs. 2 ranks of a host" in output
-        )
-        assert (gpus == 2) == ("nccl all_reduce" in output)
-        assert (gpus == 2) == ("mlp none, 5 MiB buckets, 2 ranks over NCCL, batch 32" in output)
+        output = " ".join(commbench(f"bench -n {ranks} --oversubscribe --dry-run").out.split())
+        assert (gpus < ranks) == ("Left out:" in output)
+        assert (gpus == 1) == ("a second one is missing" in output)
+        assert (ranks == 2) == ("nccl all_reduce" in output)
+        assert (ranks == 2) == ("5 MiB buckets, 2 ranks over NCCL, batch 32" in output)
 
 
 @pytest.mark.parametrize(

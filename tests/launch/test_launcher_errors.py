@@ -86,6 +86,14 @@ PORT = (
             "write: No space left on device",
             "a disk that ranks or their launcher write to is full; make room",
         ),
+        (
+            "[W socket.cpp:764] [c10d] The IPv6 network addresses of (n7, 41975) cannot be retrieved",
+            "the host name n7 does not resolve; correct /etc/hosts",
+        ),
+        (
+            "[vm:15214] pmix_ifinit: unable to find network interfaces.",
+            "no network interface is up; the ranks of one host need the loopback",
+        ),
         ("something else", ""),
     ],
 )
