@@ -152,9 +152,8 @@ STRAGGLERS = """## stragglers in run.json
 What is slower than its peers, where there were three hosts, ranks or groups or more to compare: `suspects` is a list of
 `{kind, name, factor, ci, evidence}`, empty where nothing is, `suspects_comparisons` how many hosts, ranks, links and
 groups were compared, `suspects_remarks` what could not be told. `kind` is `host`, `rank`, `link`, `uplink` (all links
-between two parts of the hosts), `group` or `set` (slow only together, by `--bisect`). `factor` is how many times as
-long it takes as its typical peer, `ci` the 95 % interval over launches, null for one launch. A `set` is compared with
-another set, and its interval holds together with all others of the search.
+between two parts of the hosts) or `group`. `factor` is how many times as
+long it takes as its typical peer, `ci` the 95 % interval over launches, null for one launch.
 """
 
 MODEL = """## model.json

@@ -71,8 +71,6 @@ class Task:
     """Further entries of run.json."""
     identity: Mapping[str, object] = field(default_factory=dict)
     """Values that must be equal, beside the requests, to resume a run."""
-    begin: Callable[[Store], None] = lambda _: None
-    """Called by the conductor before the stages, which may need the results so far."""
     conclude: Callable[[Store], None] = lambda _: None
     """Called after the stages, however they ended, before the run is printed."""
     then: str = ""
@@ -232,7 +230,6 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
             markup=False,
             soft_wrap=True,
         )
-        task.begin(store)
         try:
             code = conduct(
                 task.stages, store, launcher, make_display(messages), fail_fast=settings.fail_fast

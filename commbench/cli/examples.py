@@ -50,13 +50,6 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType(
                 "every pair of ranks: which host or link is slow",
             ),
             (
-                (
-                    "commbench run -c all_to_all --sizes 1M --backend mpi --hostfile hosts"
-                    " --bisect 1.5"
-                ),
-                "which hosts are slow only together",
-            ),
-            (
                 "commbench run -c all_reduce --sizes 64K --soak 2h",
                 "for hours: spikes, failures and drift, with times",
             ),

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from commbench.backends import try_device
-from commbench.cli.bisect import as_search, parse_bisect
 from commbench.cli.conduct import Place, Task, carry_out
 from commbench.cli.options import (
     Algorithm,
@@ -222,30 +221,6 @@ def run(
     cadence: Cadence = None,
     buffers: BufferKinds = None,
     env: Env = None,
-    bisect: Annotated[
-        float | None,
-        typer.Option(
-            "--bisect",
-            metavar="FACTOR",
-            help=(
-                "Search for the smallest set of hosts that is slow only together: one collective is"
-                " measured on all "
-                "hosts, on halves and on smaller sets, in as many launches as needed. FACTOR times"
-                " the time of another "
-                "set, at equal busbw, counts as slow, e.g. 1.5; choose a size that fills the links."
-                " Without several hosts "
-                "the sets are of ranks."
-            ),
-        ),
-    ] = None,
-    racks: Annotated[
-        Path | None,
-        typer.Option(
-            "--racks",
-            metavar="FILE",
-            help="Rack or switch of each host for --bisect: a file of lines HOST RACK.",
-        ),
-    ] = None,
     soak: SoakTime = None,
     as_tool: AsTool = None,
     budget: BudgetName = "quick",
@@ -294,8 +269,6 @@ def run(
             "SUITE": suite if suite != "quick" else None,
             "--visits": visits,
             "--like": like,
-            "--bisect": bisect,
-            "--racks": racks,
             "--world-sizes": world_sizes,
             "--soak": soak,
         }
@@ -305,11 +278,7 @@ def run(
         return _run_as(as_tool, axes, settings, run_budget)
     full_suite = _override(load_suite(suite), axes)
     plan = plan_suite(full_suite, settings, run_budget, like, is_named=axes["backends"] is not None)
-    if bisect is None and racks is not None:
-        raise InputError(f"--racks {racks} is of --bisect; add it, or leave the file out.")
-    terms = None if bisect is None else parse_bisect(bisect, racks, launches)
     unlike_soak = {
-        "--bisect": bisect,
         "--budget": budget if budget != "quick" else None,
         "--launches": launches,
         "--visits": visits,
@@ -322,7 +291,7 @@ def run(
         task = plan(place)
         if soak_s is not None:
             return as_soak(task, soak_s, place)
-        return as_search(task, terms, place) if terms else task
+        return task
 
     return carry_out(settings, plan_kind, lambda: ranks_by_gpus(full_suite.backends))
 

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from commbench.errors import InputError
 
 #: What to do instead, by command and option.
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "run --bisect": (
+        "measure the pairs of hosts with `commbench run matrix`, or groups of ranks with --pattern"
+    ),
+    "run --racks": (
+        "measure the pairs of hosts with `commbench run matrix`, or groups of ranks with --pattern"
+    ),
+}
 
 
 def refuse_removed(arguments: Sequence[str]) -> None:

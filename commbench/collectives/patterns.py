@@ -81,17 +81,6 @@ def listed_ranks(pattern: str) -> Group | None:
     return tuple(rank for part in match[1].split("+") for rank in ranks_of(part)) if match else None
 
 
-def listing(ranks: Sequence[int]) -> str:
-    """Return the pattern ``ranks:LIST`` of ascending ranks."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return f"ranks:{'+'.join(map(rank_list, runs))}"
-
-
 def makes_groups(pattern: str) -> bool:
     """Return whether a pattern divides the ranks into groups, each of which is reported."""
     return pattern not in _WHOLE

@@ -138,15 +138,6 @@ class MachineStates(TypedDict):
     """Number of visits."""
 
 
-class Bisect(TypedDict):
-    """The search for a set of hosts that is slow only together (``--bisect``)."""
-
-    factor: float
-    """How many times another set's time counts as slow."""
-    racks: Mapping[str, str]
-    """The rack of each host, as far as ``--racks`` names it."""
-
-
 class RunInfo(Environment, total=False):
     """The entries of ``run.json``; early runs have the conditions at the top.
 
@@ -229,8 +220,6 @@ class RunInfo(Environment, total=False):
     asked for."""
     left_out: Sequence[str]
     """Sentences on backends and operations that were left out."""
-    bisect: Bisect
-    """The search for a slow set; absent without ``--bisect``."""
     same_layout: Mapping[str, str]
     """By case, the case that makes the same buckets and stands for it."""
     layouts: Mapping[str, Sequence[int]]

@@ -36,7 +36,6 @@ RUN = "run -c all_reduce --sizes 1K --backend fake -n 4"
         ),
         (f"{RUN} --soak 1h --time-limit 60", "--time-limit was given with --soak"),
         (f"{RUN} --soak 1h --budget rigorous", "--budget was given with --soak"),
-        (f"{RUN} --soak 1h --bisect 2", "--bisect was given with --soak"),
         (
             f"{RUN} --soak 1h --env A=1,2",
             "--soak measures under one environment; give --env one value",

@@ -71,8 +71,6 @@ def shortened(words: Sequence[str]) -> list[str]:
     if not is_measuring(words):
         return list(words)
     options = [*SHORT[name], *many_ranks(words)]
-    if "--bisect" in words:  # it chooses launches, and takes one size
-        return list(words)
     if "--soak" in words:  # it chooses launches and visits
         return [*words, "--soak", "15s", *many_ranks(words)]
     if "--as" in words:  # it chooses visits

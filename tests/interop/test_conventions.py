@@ -139,10 +139,6 @@ def test_an_operation_that_the_tool_lacks_is_refused() -> None:
         ("--as imb -c bibandwidth", "IMB has no test of bibandwidth; choose from "),
         ("collectives --as osu", "--as osu and SUITE were both given; leave one of them out."),
         (
-            "--as osu --racks racks.txt",
-            "--as osu and --racks were both given; leave one of them out.",
-        ),
-        (
             "--as imb --world-sizes 2",
             "--as imb and --world-sizes were both given; leave one of them out.",
         ),

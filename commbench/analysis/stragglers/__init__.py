@@ -1,4 +1,4 @@
-"""Stragglers: hosts, ranks, links, groups and sets of a run that are slower than their peers, and
+"""Stragglers: hosts, ranks, links and groups of a run that are slower than their peers, and
 by how much.
 """
 
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from commbench.analysis.stragglers.bisection import find_slow_set
 from commbench.analysis.stragglers.cases import group_levels, rank_levels
 from commbench.analysis.stragglers.judging import (
     ALPHA,
@@ -30,8 +29,8 @@ def find_stragglers(
     """Find slow hosts, ranks and links in the matrices and the other records of a run.
 
     If nothing is slow, the probability of any false alarm is at most `ALPHA`, divided evenly over
-    the matrices and the other comparisons. A search by ``--bisect`` has an error of its own. Ranks
-    that share a GPU are not judged, because a rank that waits for its turn is no straggler.
+    the matrices and the other comparisons. Ranks that share a GPU are not judged, because a rank
+    that waits for its turn is no straggler.
 
     Args:
         matrices: from `commbench.results.pairs.matrices`.
@@ -44,10 +43,4 @@ def find_stragglers(
     levels = [*rank_levels(records, info), *group_levels(records, info)]
     share = ALPHA / max(1, len(matrices) + len(levels))
     findings = [judge_matrix(matrix, share) for matrix in matrices]
-    return joined(
-        [
-            *findings,
-            Findings(families=[level(share) for level in levels]),
-            find_slow_set(records, info),
-        ]
-    )
+    return joined([*findings, Findings(families=[level(share) for level in levels])])

@@ -230,8 +230,8 @@ class Straggler:
     """A host, rank, link or group that is slower than its peers."""
 
     kind: str
-    """``host``, ``rank``, ``link``, ``uplink`` (all links between two parts of the hosts),
-    ``group`` or ``set``."""
+    """``host``, ``rank``, ``link``, ``uplink`` (all links between two parts of the hosts) or
+    ``group``."""
     name: str
     does: str
     """What it does slowly: the sentence after the name, with ``{}`` for the factor."""
@@ -295,18 +295,13 @@ class Findings:
     """The result of one search."""
 
     families: Sequence[Family] = ()
-    sets: Sequence[Straggler] = ()
-    """Sets of hosts or ranks that are slow only together."""
     remarks: Sequence[str] = ()
     """Warnings: one sentence for each question that the data cannot answer."""
 
     @property
     def stragglers(self) -> list[Straggler]:
         """All stragglers, coarse before fine, the slowest of each family first."""
-        return [
-            *(straggler for family in self.families for straggler in family.stragglers),
-            *self.sets,
-        ]
+        return [straggler for family in self.families for straggler in family.stragglers]
 
     @property
     def comparisons(self) -> int:
@@ -315,7 +310,7 @@ class Findings:
 
     def to_json(self) -> JsonObject:
         """Return the entries of ``run.json``; empty if nothing was compared."""
-        if not (self.families or self.sets or self.remarks):
+        if not (self.families or self.remarks):
             return {}
         return {
             "suspects": [straggler.to_json() for straggler in self.stragglers],
@@ -329,7 +324,6 @@ def joined(findings: Iterable[Findings]) -> Findings:
     searches = list(findings)
     return Findings(
         families=[family for finding in searches for family in finding.families],
-        sets=[straggler for finding in searches for straggler in finding.sets],
         remarks=list(dict.fromkeys(remark for finding in searches for remark in finding.remarks)),
     )
 
