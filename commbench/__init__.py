@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from commbench.analysis.comparison import compare
     from commbench.collectives.cases import Case, Sweep
     from commbench.ddp.plan.workload import Workload
-    from commbench.ddp.recording import record_gradients
     from commbench.engine.records import Record
     from commbench.live.adopt import autotune
     from commbench.results import load_run
@@ -23,7 +22,6 @@ __all__ = [
     "autotune",
     "compare",
     "load_run",
-    "record_gradients",
 ]
 
 #: The module of each name; loaded on first use, so that every import of a part of commbench stays
@@ -36,7 +34,6 @@ _MODULES = {
     "autotune": "live.adopt",
     "compare": "analysis.comparison",
     "load_run": "results",
-    "record_gradients": "ddp.recording",
 }
 
 

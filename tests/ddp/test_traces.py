@@ -23,7 +23,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
 from commbench.ddp.inspection import inspect_workload  # noqa: E402 - after the skips
-from commbench.ddp.local_step import local_step, trainable  # noqa: E402
+from commbench.ddp.local_step import (  # noqa: E402
+    batch_length,
+    local_step,
+    trainable,
+)
 from commbench.ddp.recording import record  # noqa: E402
 from commbench.ddp.workloads import load_workload  # noqa: E402
 from commbench.ddp.workloads.replay import Replay, SleepingPace, pace_for  # noqa: E402
@@ -232,6 +236,12 @@ def test_record_sees_order_shapes_and_times() -> None:
     assert {2, 3} == set(recorded.ready_order[:2])
     assert ("small", "cpu", 5) == (recorded.name, recorded.device, recorded.batch)
     assert all(0 < parameter.ready_ms <= recorded.backward_ms for parameter in recorded.parameters)
+
+
+def test_the_batch_size_is_that_of_the_first_tensor() -> None:
+    """Look into tuples, lists and dicts; take 1 without a tensor."""
+    nested = [(3, None), {"a": {"b": torch.ones(9, 2)}}]
+    assert (9, 1) == (batch_length(nested), batch_length((3, "x")))
 
 
 def test_recorded_replay_can_be_recorded_again() -> None:
