@@ -194,10 +194,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "pair_wrong": "the data differs from the known answer",
         "parameters_differ": "its ranks ended with different parameters",
-        "period_beyond_block": (
-            "hook {hook} exchanges once in {period} steps, and a block has only {timed} timed"
-            " steps; use more --steps, or a shorter period"
-        ),
         "redop_missing": "MPI has no {redop}; reduce by sum, or use backend gloo",
         "root_outside_group": (
             "root {root} counts within a group, and pattern {pattern} makes groups of {size} ranks"
@@ -237,10 +233,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "{subject} of {size} on {ranks} ranks is not predicted: which algorithm the library"
             " takes there is not known, and {algorithms} differ by a factor of {factor}; measure it"
             " on more ranks."
-        ),
-        "hook_after_step": (
-            "A step with hook {subject} is measured, not predicted: it exchanges parameters after"
-            " the optimiser's step, and the model of a step is of buckets in the backward pass."
         ),
         "hook_unmeasured": (
             "A step with hook {subject} was to be predicted, but only {hooks} can be: measure one"

@@ -26,8 +26,6 @@ def task(
     most_blocks: int = 1000,
     backend: str = "gloo",
     free_bytes: int | None = None,
-    *,
-    drops_exchange: bool = False,
     **terms: Any,
 ) -> dict[str, Any]:
     """Return the task of one launch for the script; the backend ``stand-in`` simulates a GPU."""
@@ -38,7 +36,6 @@ def task(
         "most_blocks": most_blocks,
         "backend": backend,
         "free_bytes": free_bytes,
-        "drops_exchange": drops_exchange,
     }
     return {**known, "terms": {"block_s": 0.02, **terms}}
 

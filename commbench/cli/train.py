@@ -75,8 +75,8 @@ Hooks = Annotated[
         "--hook",
         metavar="HOOKS",
         help=(
-            f"Communication hooks, comma-separated: {join_names(HOOKS)}; topk:0.01 and randomk:0.01"
-            " send 1 %, powersgd:2 has rank 2, localsgd:8 averages parameters every 8 steps;"
+            f"Communication hooks, comma-separated: {join_names(HOOKS)}; topk:0.01"
+            " sends 1 %, powersgd:2 has rank 2;"
             " options follow as in topk:0.01:values=float16. FILE.py:CALLABLE is a hook of your"
             " own: a function of (state, bucket), or a factory without required arguments."
         ),

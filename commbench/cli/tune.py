@@ -63,8 +63,8 @@ Allow = Annotated[
         "--allow",
         metavar="HOOKS",
         help=(
-            "Hooks to try, comma-separated, as in train --hook; topk means topk:0.01, randomk"
-            " randomk:0.01, powersgd powersgd:2, localsgd localsgd:8 (not with a COMMAND). DDP"
+            "Hooks to try, comma-separated, as in train --hook; topk means topk:0.01,"
+            " powersgd powersgd:2. DDP"
             " without a hook is always tried. A hook is recommended only if it is named here, and a"
             " lossy one only with --max-accuracy-loss or --accept-loss. With a COMMAND the default"
             " is none, because a hook changes what the training learns."
@@ -169,7 +169,7 @@ def tune(
     is_live = command is not None
     hooks = ["none"]
     if not is_live or "allow" in given_values:
-        hooks = checked_hooks(split_names(allow) or (), is_live=is_live)
+        hooks = checked_hooks(split_names(allow) or ())
     if command is not None:
         options = LiveOptions(
             out="",

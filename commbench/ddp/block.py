@@ -85,14 +85,13 @@ class BlockSamples:
     bucket_tensors: list[int]
     """Number of parameters in each bucket."""
     digest: int
-    """Checksum of the parameters after the last exchange; 0 before the last block of a training."""
+    """Checksum of the parameters at the end; 0 before the last block of a training."""
     skipped: int
     grad_rel_error: float | None
     peak_memory_bytes: int | None
     parameters: int
     early_steps: int = EARLY_STEPS
-    """Steps at the beginning that are not timed; the others are whole periods from one exchange
-    to the next."""
+    """Steps at the beginning that are not timed."""
     energy_J: float | None = None  # noqa: N815 - a unit
     """Energy of this machine in the timed steps; 0 if another rank reads the counter, None if no
     rank does."""
@@ -264,8 +263,6 @@ class Training:
 
         Raises:
             InputError: the hook returned something that DDP cannot use, on all ranks.
-            UnsupportedError: the timed steps do not contain a whole period from one exchange to the
-                next.
         """
         _set_random_state(self.context.device, self._random_state)
         self._choose_compile_mode()
@@ -282,9 +279,7 @@ class Training:
 
     def _run_block(self, steps: int, *, is_last: bool) -> BlockSamples:
         context, case = self.context, self.case
-        early_steps = _align(
-            steps, context.device.settling_steps if self.made else context.early_steps, case
-        )
+        early_steps = context.device.settling_steps if self.made else context.early_steps
         started, sent_before = time.monotonic(), None
         meter, metered_from = context.meter or EnergyMeter(), started
         energy_before: Readings = {}
@@ -301,20 +296,18 @@ class Training:
                 )  # ends with a barrier
                 energy_before, metered_from = meter.read(), time.monotonic()
             self._note(self._step())
-            if is_last and self._is_last_exchange(steps - 1 - step):
-                digest = _digest(self.inner)
         context.device.wait()
         seconds = time.monotonic() - started
         energy, metered_s = meter.joules_since(energy_before), time.monotonic() - metered_from
         clock_after = context.device.read_clock()
         self.log.finish()
         sent_bytes = _difference(sent_before, self._sent(), steps - early_steps)
-        if case.uses_ddp and is_last and self.made % case.period == 0:
+        if case.uses_ddp and is_last:
             digest = _digest(self.inner)
         # Read before the extra passes, which are not part of the training.
         times, watched = np.array(self.log.seconds), self.log.buckets
         skipped, peak = int(self.skipped) - skipped_before, context.device.peak_memory_bytes()
-        error = self._gradient_error() if context.deep and case.makes_buckets else None
+        error = self._gradient_error() if context.deep and case.uses_ddp else None
         if (
             context.deep
             and case.uses_ddp
@@ -349,26 +342,17 @@ class Training:
         )
 
     def _note(self, loss: torch.Tensor) -> None:
-        """Count a step; keep its loss and the metric after it as long as the whole training lasts.
-
-        A metric that is due between two exchanges is evaluated after the next one, the last after
-        the last one.
+        """Count a step; keep its loss and the metric after it as long as the whole training
+        lasts.
         """
         self.made += 1
-        whole, period = self.context.steps, self.case.period
+        whole = self.context.steps
         if self.made > whole:
             return
         self.losses.append(loss)
         every = max(1, whole // EVALUATIONS)
-        is_due = self.made // every > (self.made - period) // every or self.made > whole - period
-        if is_due and self.made % period == 0:
+        if self.made % every == 0 or self.made == whole:
             self.metrics += self._evaluate(self.made)
-
-    def _is_last_exchange(self, steps_left: int) -> bool:
-        """Return whether ranks have exchanged in the latest step and do not in the steps that are
-        left, if any.
-        """
-        return self.made % self.case.period == 0 and 0 < steps_left < self.case.period
 
     # One step
 
@@ -458,7 +442,7 @@ class Training:
         without DDP, before DDP has rebuilt its buckets, and for a user's own hook.
         """
         trained = self._trained()
-        contents = self._bucket_parameters() if self.case.makes_buckets else [range(len(trained))]
+        contents = self._bucket_parameters()
         if not (self.case.uses_ddp and contents) or find_hook(self.case.hook).is_from_file:
             return None
         ranks = self.context.group.size()
@@ -469,21 +453,21 @@ class Training:
             elements = sum(trained[i].numel() for i in indices)
             dense = ring_bytes(FLOAT32_BYTES * elements, ranks)
             step_bytes += hook.wire_bytes(elements, ranks, shapes=shapes) if hook else dense
-        if self.case.keeps_first_buckets and self.case.makes_buckets:
+        if self.case.keeps_first_buckets:
             step_bytes += ring_bytes(_USE_BYTES * len(trained), ranks)
         buffers = (
             sum(b.numel() * b.element_size() for b in self.inner.buffers())
             if self.case.broadcast_buffers
             else 0
         )
-        return float(step_bytes + buffers * (ranks - 1) / ranks / self.case.period)
+        return float(step_bytes + buffers * (ranks - 1) / ranks)
 
     def _bucket_parameters(self) -> list[list[int]]:
         """Return the indices of each bucket's parameters.
 
         Empty if DDP's reducer makes no buckets.
         """
-        has_buckets = self.case.makes_buckets and self.case.compile != "python_reducer"
+        has_buckets = self.case.uses_ddp and self.case.compile != "python_reducer"
         return bucket_parameters(self.model, self.case) if has_buckets else []
 
     def _watch(self) -> list[list[BucketTimes]]:
@@ -607,21 +591,6 @@ def _digest(model: torch.nn.Module) -> int:
 
 def _difference(before: int | None, after: int | None, steps: int) -> float | None:
     return None if before is None or after is None or steps < 1 else (after - before) / steps
-
-
-def _align(steps: int, early_steps: int, case: TrainingCase) -> int:
-    """Return the untimed steps of a block: at least ``early_steps``, so that the others are whole
-    periods.
-
-    Raises:
-        UnsupportedError: there is no whole period.
-    """
-    if case.period > max(1, steps - early_steps):
-        timed = max(0, steps - early_steps)
-        raise UnsupportedError(
-            "period_beyond_block", hook=case.hook_name, period=case.period, timed=timed
-        )
-    return early_steps + (steps - early_steps) % case.period
 
 
 def timed_events(samples: BlockSamples) -> list[list[BucketTimes]]:

@@ -49,10 +49,10 @@ def merge(
     """
     slowest = [np.max([rank.times for rank in ranks], axis=0) for ranks in blocks]
     early = [
-        _early(times[:, _STEP], ranks[0].early_steps, case.period)
+        _early(times[:, _STEP], ranks[0].early_steps)
         for times, ranks in zip(slowest, blocks, strict=True)
     ]
-    timed = [_timed(ranks, count, case.period) for ranks, count in zip(blocks, early, strict=True)]
+    timed = [times[count:] for times, count in zip(slowest, early, strict=True)]
     timed_steps = np.concatenate(timed)
     forward, backward, optimizer = (
         1e3 * float(np.median(timed_steps[:, part])) for part in (_FORWARD, _BACKWARD, _OPTIMIZER)
@@ -133,25 +133,9 @@ def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter) -> dict[s
     return {"energy_J": sum(valid_readings) / steps, "energy_of": meter.energy_of}
 
 
-def _timed(ranks: Sequence[BlockSamples], early: int, period: int) -> Floats:
-    """Return the times of the timed steps on the slowest rank, shape (steps, 4).
-
-    Of whole periods each step's mean.
-
-    Ranks wait for each other only in an exchange, so the times of a period are added before the
-    slowest rank is taken.
-    """
-    means = [
-        rank.times[early:].reshape(-1, period, rank.times.shape[1]).mean(axis=1) for rank in ranks
-    ]
-    return np.repeat(np.max(means, axis=0), period, axis=0)
-
-
-def _early(times: Floats, least: int, period: int = 1) -> int:
+def _early(times: Floats, least: int) -> int:
     """Return the untimed steps at the beginning of a block: at least ``least``, at most half of a
     long block.
-
-    The others are whole periods from one exchange to the next.
     """
     early = min(least, len(times) - 1)
     if len(times) >= LONG_BLOCK:
@@ -159,8 +143,7 @@ def _early(times: Floats, least: int, period: int = 1) -> int:
         early = max(
             least, min(len(times) // 2, len(times) // 2 if warmup_steps is None else warmup_steps)
         )
-    periods = max(1, (len(times) - early) // period)
-    return len(times) - periods * period
+    return min(early, len(times) - 1)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

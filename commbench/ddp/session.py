@@ -8,7 +8,7 @@ import contextlib
 import gc
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -90,9 +90,7 @@ def train_launch(
     Returns:
         False if time ran out before the last block.
     """
-    session = _Session(
-        terms, launch, rank, paces=_find_baseline(cases), period=longest_period(cases)
-    )
+    session = _Session(terms, launch, rank, paces=_find_baseline(cases))
     with contextlib.closing(session):
         for case in cases:  # before any case timeout starts: a user's workload may read much data
             session.build(case)
@@ -147,11 +145,6 @@ def _compiles(case: TrainingCase) -> bool:
     return case.uses_ddp and find_hook(case.hook).compiles(case.options)
 
 
-def longest_period(cases: Iterable[TrainingCase]) -> int:
-    """Return the most optimiser steps from one exchange to the next."""
-    return max(case.period for case in cases)
-
-
 def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
     """Return the configuration whose steps set the length of all blocks: DDP's default, if it is
     trained.
@@ -193,12 +186,9 @@ class _Session:
     """The state that the blocks of a launch share."""
 
     def __init__(
-        self, terms: Terms, launch: int, rank: TrainingRank, *, paces: TrainingCase, period: int = 1
+        self, terms: Terms, launch: int, rank: TrainingRank, *, paces: TrainingCase
     ) -> None:
         self.paces = paces
-        self.period = period
-        """The most optimiser steps from one exchange to the next; a block has at least that
-        number of timed steps."""
         self.meter = rank.meter
         self.terms = terms
         self.launch = launch
@@ -238,12 +228,11 @@ class _Session:
         has_room = sharing * TRAINING_COPIES * parameters <= FREE_SHARE * self.device.free_bytes()
         if all(gather_everywhere(self.control, has_room)):
             early, settling = early_steps_of(self.device, self.steps), self.device.settling_steps
-            fewest_timed = max(FEWEST_TIMED, longest_period(cases))
             lengths = short_blocks(
                 self.terms.blocks * self.steps,
                 early=early,
                 settling=settling,
-                fewest_timed=fewest_timed,
+                fewest_timed=FEWEST_TIMED,
             )
             self.short_blocks = lengths if len(lengths) > self.terms.blocks else ()
 
@@ -409,9 +398,7 @@ class _Session:
         )
         step_s = max(gather_everywhere(self.control, rank_step_s))
         steps = int(self.terms.block_s / step_s) if step_s else FEWEST_STEPS
-        early_beyond = max(0, self.device.unsteady_steps - EARLY_STEPS) if self.period > 1 else 0
-        fewest = max(FEWEST_STEPS, self.period + early_beyond)
-        return EARLY_STEPS + min(MOST_STEPS, max(fewest, steps))
+        return EARLY_STEPS + min(MOST_STEPS, max(FEWEST_STEPS, steps))
 
 
 def _fair_threads(control: Control) -> int:

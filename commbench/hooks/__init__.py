@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from commbench.hooks.dense import BF16, FP16, PassThrough
     from commbench.hooks.guard import Guard
     from commbench.hooks.int8 import Int8
-    from commbench.hooks.local_sgd import LocalSGD
     from commbench.hooks.powersgd import PowerSGD
-    from commbench.hooks.randomk import RandomK
     from commbench.hooks.topk import TopK
 
 __all__ = [
@@ -33,10 +31,8 @@ __all__ = [
     "Hook",
     "HookSpec",
     "Int8",
-    "LocalSGD",
     "PassThrough",
     "PowerSGD",
-    "RandomK",
     "TopK",
     "make_hook",
 ]
@@ -50,10 +46,8 @@ _MODULES = {
     "Guard": "guard",
     "Hook": "base",
     "Int8": "int8",
-    "LocalSGD": "local_sgd",
     "PassThrough": "dense",
     "PowerSGD": "powersgd",
-    "RandomK": "randomk",
     "TopK": "topk",
 }
 

@@ -149,13 +149,13 @@ class Hook(ABC):
         ddp_model: DistributedDataParallel,
         *,
         scaler: torch.amp.GradScaler | None = None,
-        optimizer: (torch.optim.Optimizer | None) = None,  # noqa: ARG002 - of hooks that exchange parameters
+        optimizer: torch.optim.Optimizer | None = None,  # noqa: ARG002 - of hooks with a residual
     ) -> Self:
         """Make this the hook of a DDP model, before its first backward pass, and return it.
 
         ``scaler`` is the GradScaler of mixed-precision training; hooks with a residual need it.
-        ``optimizer`` updates the model; hooks that exchange parameters need it, others do not use
-        it. Raises InputError if this is no DDP model, the model has a hook, or the hook is in use.
+        ``optimizer`` updates the model: a residual follows changes of its learning rates. Raises
+        InputError if this is no DDP model, the model has a hook, or the hook is in use.
         """
         self._check_model(ddp_model)
         if scaler is not None and not hasattr(scaler, "get_scale"):

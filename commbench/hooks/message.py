@@ -88,16 +88,6 @@ def dense_messages(bucket: BucketShape, *, dtype: str | None = None) -> tuple[Me
     return (_all_reduce(bucket.elements, dtype or bucket.dtype),)
 
 
-def periodic_messages(bucket: BucketShape, *, period: int) -> tuple[Message, ...]:
-    """Return the mean message of a step if every element is all-reduced once in ``period``
-    steps.
-    """
-    return tuple(
-        replace(message, message_bytes=message.message_bytes / period)
-        for message in dense_messages(bucket)
-    )
-
-
 def top_k_messages(bucket: BucketShape, selection: Selection) -> tuple[Message, ...]:
     """Return one all_gather of payloads and tensors sent whole.
 
@@ -126,11 +116,6 @@ def quantised_messages(bucket: BucketShape, *, block: int) -> tuple[Message, ...
         Message(operation="all_to_all", dtype="float32", message_bytes=nbytes),
         Message(operation="all_gather", dtype="float32", message_bytes=nbytes),
     )
-
-
-def random_k_messages(bucket: BucketShape, *, density: float) -> tuple[Message, ...]:
-    """Return one all_reduce of k values; all ranks draw the same indices."""
-    return (_all_reduce(kept_elements(bucket.elements, density)),)
 
 
 def power_sgd_messages(

@@ -7,6 +7,7 @@ issues collectives from callbacks, which hangs or aborts on Gloo with more than 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -26,7 +27,6 @@ from commbench.hooks.message import (
     power_sgd_messages,
 )
 from commbench.hooks.ordered import OrderedHook
-from commbench.hooks.randomk import seeded
 
 _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -298,3 +298,9 @@ class PowerSGD(OrderedHook):
         super().load_state_dict(state)
         self._plans.clear()
         self._warm = {name: q.clone() for name, q in state["q"].items()}
+
+
+def seeded(*parts: object) -> torch.Generator:
+    """Return a generator seeded by all parts and nothing else."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=4).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))

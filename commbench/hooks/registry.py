@@ -22,10 +22,8 @@ from commbench.hooks.message import (
     ValueType,
     aligned_messages,
     dense_messages,
-    periodic_messages,
     power_sgd_messages,
     quantised_messages,
-    random_k_messages,
     top_k_messages,
 )
 from commbench.system.user_files import is_callable_of_file, split_callable
@@ -38,9 +36,6 @@ OptionValue: TypeAlias = bool | int | float | str | tuple[float, ...]
 #: What a hook does to gradients: nothing beyond the rounding of a sum; it rounds each to 16 bits;
 #: it drops more.
 Effect = Literal["none", "half precision", "lossy"]
-#: What ranks exchange: gradients in buckets during the backward pass, or parameters after the
-#: optimiser's step.
-Exchanged = Literal["gradients", "parameters"]
 #: DDP without a hook.
 NONE = "none"
 FP16 = "fp16"
@@ -102,21 +97,18 @@ class HookSpec:
     """Name in ``--hook``."""
     messages: Callable[..., tuple[Message, ...]]
     """Returns the hook's messages for a `BucketShape` after any warm-up; its options are keyword
-    arguments. Of a hook that exchanges parameters, the bucket is the whole model, and the
-    messages are the mean of a step."""
+    arguments."""
     formula: str
     """Bytes that one of p ranks sends for n float32 elements, as text."""
     class_name: str = ""
     """Name of the class in `commbench.hooks`; empty for `NONE`."""
     options: tuple[HookOption, ...] = ()
-    number: Literal["density", "rank", "period"] | None = None
+    number: Literal["density", "rank"] | None = None
     """The option whose value follows the hook's name, without the option's name."""
     usual_number: str = ""
     """The value that stands for no number, if the number is optional."""
     effect: Effect = "lossy"
     """What the hook does to the gradients that the optimiser gets."""
-    exchanges: Exchanged = "gradients"
-    """With ``parameters`` the hook makes no buckets, and must be registered with the optimiser."""
     is_instrument: bool = False
     """Whether the hook only serves measurements and is never recommended."""
     runs_in_order: Callable[[Mapping[str, str]], bool] = lambda _options: False
@@ -137,17 +129,6 @@ class HookSpec:
         affect results.
         """
         return self.number == "density" and self._text("scope", options) in {"bucket", ""}
-
-    def period(self, options: Mapping[str, str]) -> int:
-        """Return the optimiser steps from one exchange to the next; 1 unless the hook has the
-        option ``period``.
-        """
-        return int(self._text("period", options) or 1)
-
-    @property
-    def is_predicted(self) -> bool:
-        """Whether the model of a step predicts the hook: it needs known messages of buckets."""
-        return self.exchanges == "gradients" and not self.is_from_file
 
     def _text(self, name: str, options: Mapping[str, str]) -> str:
         """Return an option as text: the given value or the default.
@@ -269,18 +250,8 @@ def _is_aligned(options: Mapping[str, str]) -> bool:
     return options.get("exchange") == ALIGNED
 
 
-def _random_k(
-    bucket: BucketShape, *, density: float, **_others: OptionValue
-) -> tuple[Message, ...]:
-    return random_k_messages(bucket, density=density)
-
-
 def _int8(bucket: BucketShape, *, block: int, **_others: OptionValue) -> tuple[Message, ...]:
     return quantised_messages(bucket, block=block)
-
-
-def _local_sgd(bucket: BucketShape, *, period: int, **_others: OptionValue) -> tuple[Message, ...]:
-    return periodic_messages(bucket, period=period)
 
 
 def _power_sgd(
@@ -362,15 +333,6 @@ _SPECS = (
         ),
     ),
     HookSpec(
-        name="randomk",
-        class_name="RandomK",
-        messages=_random_k,
-        formula="2(p-1)/p x 4k",
-        options=(_DENSITY, _SEED, _FEEDBACK, _START),
-        number="density",
-        usual_number="0.01",
-    ),
-    HookSpec(
         name="powersgd",
         class_name="PowerSGD",
         messages=_power_sgd,
@@ -392,22 +354,6 @@ _SPECS = (
         usual_number="2",
         runs_in_order=lambda _options: True,
         needs_shapes=lambda _options: True,
-    ),
-    HookSpec(
-        name="localsgd",
-        class_name="LocalSGD",
-        messages=_local_sgd,
-        formula="2(p-1)/p x 4n / period",
-        options=(
-            HookOption(name="period", default=8, least=1),
-            HookOption(name="outer", default="average", choices=("average", "nesterov")),
-            HookOption(name="outer_lr", default=0.7),
-            HookOption(name="outer_momentum", default=0.9),
-            _START,
-        ),
-        number="period",
-        usual_number="8",
-        exchanges="parameters",
     ),
 )
 #: The hooks by name, in the order in which they are listed.

@@ -105,13 +105,13 @@ def checked_caps(sizes: Iterable[str | float]) -> tuple[str, ...]:
     return () if names == [AUTO] else tuple(map(canonical_cap, names))
 
 
-def checked_hooks(names: Iterable[str], *, is_live: bool = True) -> list[str]:
+def checked_hooks(names: Iterable[str]) -> list[str]:
     """Return hooks that may be recommended as ``--hook`` takes them: a bare name gets its usual
     number.
 
     Raises:
-        InputError: an unknown hook or option, one that only measures, one of a file that is
-            missing, or, if ``is_live``, one that exchanges parameters.
+        InputError: an unknown hook or option, one that only measures, or one of a file that is
+            missing.
     """
     hooks = [HOOKS[name].usual if name in HOOKS else name for name in names]
     find_file_hooks(hooks)
@@ -123,10 +123,5 @@ def checked_hooks(names: Iterable[str], *, is_live: bool = True) -> list[str]:
             raise InputError(
                 f"--allow {hook} is never recommended, because it sends the same as DDP without a"
                 " hook; leave it out."
-            )
-        if is_live and spec.exchanges == "parameters":
-            raise InputError(
-                f"--allow {hook} cannot be tried in a live tuning, which changes the DDP object but"
-                f" not the optimiser: measure it with commbench train --hook none,{hook}."
             )
     return hooks

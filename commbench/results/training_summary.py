@@ -295,9 +295,7 @@ def _with_steps(row: TrainingRow, trained_case: Trained) -> TrainingRow:
     timed, medians = list(trained_case.timed.values()), list(trained_case.steps_ms.values())
     step_ms = median(medians)
     interval = (
-        stats.median_interval(timed[0].independent_ms)
-        if len(timed) == 1
-        else trained_case.step_interval
+        stats.median_interval(timed[0].step_ms) if len(timed) == 1 else trained_case.step_interval
     )
     return dataclasses.replace(
         row,
@@ -349,13 +347,9 @@ def _with_local_step(row: TrainingRow, trained_case: Trained, local: Trained | N
 
 
 def _exposed(record: TrainingRecord, local: TrainingRecord) -> float | None:
-    """Return the time by which communication lengthens the backward pass, or the optimiser where
-    that exchanges.
-    """
+    """Return the time by which communication lengthens the backward pass."""
     if record.backward_ms is None or local.backward_ms is None:
         return None
-    if not record.case.makes_buckets:
-        return max(0.0, (record.optimizer_ms or 0.0) - (local.optimizer_ms or 0.0))
     return max(0.0, record.backward_ms - local.backward_ms - (record.encode_ms or 0.0))
 
 
@@ -427,11 +421,9 @@ def _flags(
     raised = {flag for record in timed for flag in record.flags}
     judged = {
         "ci_wide": is_wide(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, info),
-        "bimodal": (
-            2 * sum(stats.is_bimodal(record.independent_ms) for record in timed) >= len(timed)
-        ),
+        "bimodal": (2 * sum(stats.is_bimodal(record.step_ms) for record in timed) >= len(timed)),
         "unsteady": (
-            2 * sum(not stats.is_steady(record.independent_ms) for record in timed) >= len(timed)
+            2 * sum(not stats.is_steady(record.step_ms) for record in timed) >= len(timed)
         ),
         "oversubscribed": bool(info.get("oversubscribed")),
         "traffic": _is_odd(timed),

@@ -58,9 +58,7 @@ def block_spread(records: Iterable[TrainingRecord]) -> float:
     over blocks excludes disturbed blocks. 0 if no block has two steps.
     """
     timed = [
-        r.independent_ms
-        for r in records
-        if r.case.uses_ddp and r.status == "ok" and len(r.independent_ms) > 1
+        r.step_ms for r in records if r.case.uses_ddp and r.status == "ok" and len(r.step_ms) > 1
     ]
     blocks = [np.log(steps_ms) for steps_ms in timed if min(steps_ms) > 0]
     errors = [

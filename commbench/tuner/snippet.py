@@ -25,8 +25,6 @@ def snippet_of(case: TrainingCase, *, device: str = "cpu") -> str:
     if case.precision == "amp-fp16":
         setup.append(f'scaler = torch.amp.GradScaler("{kind}")')
         steps.append("# scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update()")
-    if find_hook(case.hook).exchanges == "parameters":
-        setup.append("# after the optimiser of the model's parameters is made:")
     if not case.is_plain:
         setup.append(_hook(case))
     if case.compile:
@@ -237,11 +235,6 @@ def _hook(case: TrainingCase) -> str:
     arguments = [] if case.density is None else [f"density={case.density:g}"]
     arguments += [f"{name}={_literal(text)}" for name, text in case.options.items()]
     scaler = ", scaler=scaler" if case.precision == "amp-fp16" else ""
-    if find_hook(case.hook).exchanges == "parameters":
-        return (
-            f"{find_hook(case.hook).class_name}({', '.join(arguments)}).register(model,"
-            f" optimizer=optimizer{scaler})"
-        )
     if case.is_file_hook:
         return (
             f"make_hook({json.dumps(case.hook)}).register(model{scaler})  # with the path of your"

@@ -101,10 +101,7 @@ class TuningPlan:
         caps = list(dict.fromkeys([DEFAULT_CAP, *given]))
         hooks = list(dict.fromkeys(["none", *self.hooks]))
         cases = [self._case(hook, cap) for hook in hooks for cap in caps]
-        candidates = [
-            case for case in cases if case.makes_buckets or case.bucket_cap_mb == DEFAULT_CAP
-        ]
-        object.__setattr__(self, "candidates", candidates)
+        object.__setattr__(self, "candidates", cases)
 
     def _case(self, hook: str, cap: str) -> TrainingCase:
         return TrainingCase(

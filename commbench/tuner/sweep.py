@@ -105,19 +105,11 @@ class TrainingPlan:
                 f"{named(unused)} got no gradient in a backward pass: every setting is trained with"
                 " find_unused_parameters=True, without which DDP fails."
             )
-        same_buckets = {case: kept for case, kept in self.same_layout.items() if case.makes_buckets}
-        if same_buckets:
+        if self.same_layout:
             names = "; ".join(
-                f"{case} as {kept.bucket_cap_mb}" for case, kept in same_buckets.items()
+                f"{case} as {kept.bucket_cap_mb}" for case, kept in self.same_layout.items()
             )
             sentences.append(f"DDP makes the same buckets for {names}.")
-        without_buckets = dict.fromkeys(
-            case.hook_name for case in self.same_layout if not case.makes_buckets
-        )
-        if without_buckets:
-            sentences.append(
-                f"Bucket sizes do not matter with {', '.join(without_buckets)}: one is measured."
-            )
         return sentences
 
     @property

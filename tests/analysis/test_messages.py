@@ -22,7 +22,6 @@ TEXTS = [
     "topk:0.01:dense_below=1000",
     "topk:0.01:dense_vectors=true",
     "topk:0.5:dense_below=10000000",
-    "randomk:0.013",
     "powersgd:1",
     "topk:0.01:exchange=aligned",
     "topk:0.01:exchange=aligned:chunk=1000000",
@@ -64,7 +63,6 @@ def test_messages_have_the_bytes_of_the_hook(text: str, world_size: int) -> None
         ("bf16", ("all_reduce", "bfloat16", 2000)),
         ("topk:0.01", ("all_gather", "float32", 2 * 10 * 8)),
         ("topk:0.01:values=float16", ("all_gather", "float32", 2 * 10 * 6)),
-        ("randomk:0.01", ("all_reduce", "float32", 40)),
     ],
 )
 def test_messages_of_a_bucket_of_1000_elements(text: str, expected: tuple[str, str, int]) -> None:

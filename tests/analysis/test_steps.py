@@ -14,14 +14,14 @@ from step_builders import (
     make_step_model,
     make_step_records,
 )
-from training_builders import make_training_case, make_training_record
+from training_builders import make_training_case
 
 from commbench.analysis.prediction.curves import fit_curve
 from commbench.analysis.prediction.network import MeasuredNetwork
 from commbench.analysis.prediction.steps import HookCost, StepModel
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.errors import InputError, UnpredictedError
+from commbench.errors import InputError
 
 FACTS = make_facts([9, 9, 5, 3, 2, 2, 1, 0.5, 0.5, 0.25])
 #: Encoding and decoding at 0.2 and 0.1 ns an element and 0.1 ms a bucket.
@@ -203,21 +203,6 @@ def test_a_hook_with_unmeasured_collectives_is_left_out() -> None:
     assert ["none"] == list(model.hooks)
     with pytest.raises(InputError, match="hook fp16 was to be predicted"):
         model.predict(make_training_case("fp16"))
-
-
-def test_a_hook_that_exchanges_parameters_is_not_predicted() -> None:
-    """Calibrate as if it had not been measured, and give a reason with a code."""
-    truth, local = make_truth(), make_training_case("localsgd:8")
-    records = records_of(truth, make_training_case("fp16"))
-    measured = make_training_record(local, forward_ms=1e3)
-    model = StepModel.calibrate(FACTS, truth.network, [*records, measured])
-    assert StepModel.calibrate(FACTS, truth.network, records) == model
-    assert ["none", "fp16"] == list(model.hooks)
-    with pytest.raises(
-        UnpredictedError, match=r"A step with hook localsgd:8 is measured, not predicted"
-    ) as caught:
-        model.predict(local)
-    assert "hook_after_step" == caught.value.reason.code
 
 
 @pytest.mark.parametrize(

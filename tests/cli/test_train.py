@@ -103,7 +103,7 @@ def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_leaves_nothing")
 def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
     """Measure the other configurations and exit with 3; the same command then resumes."""
-    hooks = ("--hook", "none,randomk:0.1,fp16,bf16,topk:0.1", "--bucket-cap-mb", "default")
+    hooks = ("--hook", "none,int8,fp16,bf16,topk:0.1", "--bucket-cap-mb", "default")
     words = arguments("harmful", *hooks, "-n", "2", "--oversubscribe", "--case-timeout", "5")
     broken = train(tmp_path, *words, **{HARM: "1"})
     assert 3 == broken.returncode, broken.stdout + broken.stderr
@@ -112,7 +112,7 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
     assert {
         "none": "ok",
         "topk": "ok",
-        "randomk": "failed",
+        "int8": "failed",
         "bf16": "failed",
         "fp16": "hung",
     } == status_by_hook
@@ -120,7 +120,7 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
     assert "rank 1" in reasons["bf16"]
     assert "killed by signal 9" in reasons["bf16"]
     assert "rank 1 on host" in reasons["fp16"]
-    assert "no such luck" in reasons["randomk"]
+    assert "no such luck" in reasons["int8"]
     assert "3 cases failed" in info["reason"], broken.stdout + broken.stderr
     recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
     assert "topk" in {each["hook"] for each in recommended["alternatives"]}
@@ -132,7 +132,7 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
     assert "Resuming" in mended.stdout
     assert {"ok"} == {row["status"] for row in rows_of(tmp_path / "r").values()}
     again = statuses(tmp_path / "r")
-    for hook in ("none", "local", "topk", "randomk", "bf16", "fp16"):
+    for hook in ("none", "local", "topk", "int8", "bf16", "fp16"):
         assert ("sweep", hook, "ok") in again
     last = {record.case.hook: number for number, record in enumerate(sweep_records(tmp_path / "r"))}
     assert sorted(last.values()) == list(range(min(last.values()), max(last.values()) + 1)), (
@@ -325,7 +325,7 @@ def refused(
         ("--hook nonsense", "Unknown hook 'nonsense'"),
         ("--hook topk:0", "density of hook 'topk:0' is not in (0, 1]"),
         ("--hook topk:2", "density of hook 'topk:2' is not in (0, 1]"),
-        ("--hook randomk:nan", "density of hook 'randomk:nan' is not in (0, 1]"),
+        ("--hook topk:nan", "density of hook 'topk:nan' is not in (0, 1]"),
         ("--hook topk", "Hook 'topk' is not understood"),
         ("--hook absent.py:hook", "There is no file absent.py"),
         ("--hook absent.py", "absent.py names no function: write absent.py:hook"),

@@ -98,20 +98,6 @@ def merged(
     )
 
 
-def test_steps_of_a_period_have_its_mean() -> None:
-    """Add the times of a period on each rank before the slowest rank is taken.
-
-    Leave out an incomplete period.
-    """
-    times = ([4.0, 1.0, 9.0, 2.0, 7.0], [1.0, 6.0, 1.0, 3.0, 8.0])
-    ranks = [make_samples([(1.0, 1.0, 0.5, step_ms) for step_ms in of_rank]) for of_rank in times]
-    record = merged([ranks], make_training_case("localsgd:2"))
-    assert [5.0, 5.0, 5.5, 5.5] == record.step_ms
-    assert [5.0, 5.5] == record.independent_ms
-    assert ([4], EARLY_STEPS + 1) == (record.block_lengths, record.discarded)
-    assert 1.0 == record.forward_ms
-
-
 def test_times_are_of_the_slowest_rank() -> None:
     """Take each step and part from the slowest rank, without early steps."""
     record = merged([make_ranks()])

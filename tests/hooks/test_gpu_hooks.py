@@ -39,7 +39,6 @@ OPTIONS = {
         "dense_vectors": "true",
     },
     "topk momentum": {"density": "0.05", "momentum": "0.9", "clip": "1.0"},
-    "randomk": {"density": "0.05"},
     "powersgd": {"rank": "2", "start": "1"},
 }
 
@@ -215,7 +214,7 @@ def test_steps_are_as_on_the_host(name: str) -> None:
 
 
 @pytest.mark.usefixtures("_nccl")
-@pytest.mark.parametrize("name", ["topk", "topk momentum", "randomk", "powersgd", "int8"])
+@pytest.mark.parametrize("name", ["topk", "topk momentum", "powersgd", "int8"])
 def test_a_scaler_drops_a_step(name: str) -> None:
     """Drop the updates of a step that the GradScaler skips, decided on the GPU."""
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)

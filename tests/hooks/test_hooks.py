@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from commbench.errors import InputError, LaunchError, UnsupportedError  # noqa: E402 - needs torch
-from commbench.hooks import HOOKS, Guard, HookSpec, PowerSGD, RandomK, TopK, make_hook  # noqa: E402
+from commbench.hooks import HOOKS, Guard, HookSpec, PowerSGD, TopK, make_hook  # noqa: E402
 from commbench.hooks.feedback import Memory, is_finite  # noqa: E402
 from commbench.hooks.layout import Layout, _stride_in_bucket  # noqa: E402
 from commbench.hooks.message import BucketShape, ChunkLayout, Selection, kept_elements  # noqa: E402
 from commbench.hooks.ordering import STUCK, CommThread  # noqa: E402
-from commbench.hooks.randomk import draw, seeded  # noqa: E402
+from commbench.hooks.powersgd import seeded  # noqa: E402
 from commbench.hooks.selectors import NativeSelector, Selector, TorchSelector  # noqa: E402
 
 SHAPES = st.lists(st.lists(st.integers(1, 12), max_size=3).map(tuple), min_size=1, max_size=6)
@@ -61,9 +61,7 @@ def test_every_name_makes_its_hook() -> None:
         "bf16",
         "int8",
         "topk",
-        "randomk",
         "powersgd",
-        "localsgd",
     ] == list(HOOKS)
     assert [None, *list(HOOKS)[1:]] == [hook and hook.name for hook in made]
 
@@ -142,14 +140,14 @@ def test_options_reach_the_hook() -> None:
             {},
             [
                 "topsy",
-                "none, passthrough, fp16, bf16, int8, topk:DENSITY, randomk:DENSITY, ",
-                "localsgd:PERIOD",
+                "none, passthrough, fp16, bf16, int8, topk:DENSITY, ",
+                "powersgd:RANK",
             ],
         ),
         ("fp16", {"density": 0.1}, ["fp16", "0.1", "takes none"]),
         ("none", {"density": 0.1}, ["none", "0.1"]),
         ("topk", {"density": 0.0}, ["topk", "density 0"]),
-        ("randomk", {"density": 1.5}, ["randomk", "density 1.5"]),
+        ("topk", {"density": 1.5}, ["topk", "density 1.5"]),
         ("topk", {"density": math.nan}, ["density nan"]),
         ("topk", {"options": {"colour": "red"}}, ["colour", "density, selection, values"]),
         ("fp16", {"options": {"rank": "2"}}, ["rank", "none"]),
@@ -275,34 +273,13 @@ def test_selectors_forward_values_that_are_not_finite(bad: float) -> None:
         assert not is_finite(total)
 
 
-# Random-k
-
-
-@given(st.integers(1, 300), st.data())
-def test_draws_are_different_indices(n: int, data: st.DataObject) -> None:
-    """Draw k distinct indices below n, equal for equal seeds only."""
-    k = data.draw(st.integers(1, n))
-    chosen = draw(n, k, seeded(1, 2, "weight"))
-    assert (k, True) == (len(set(chosen.tolist())), bool(((chosen >= 0) & (chosen < n)).all()))
-    assert torch.equal(chosen, draw(n, k, seeded(1, 2, "weight")))
-
-
-def test_draws_differ_by_seed_step_and_parameter() -> None:
+def test_seeds_leave_the_global_generator() -> None:
     """Draw differently by step, bucket and seed, without torch's global generator."""
     before = torch.random.get_rng_state()
-    draws = [
-        draw(1000, 10, seeded(*parts))
-        for parts in ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"))
-    ]
-    assert 4 == len({tuple(each.tolist()) for each in draws})
+    parts = ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"))
+    draws = {tuple(torch.rand(10, generator=seeded(*each)).tolist()) for each in parts}
+    assert 4 == len(draws)
     assert torch.equal(before, torch.random.get_rng_state())
-
-
-def test_draws_are_even() -> None:
-    """Draw each index equally often, also if k does not divide n."""
-    draws = torch.cat([draw(10, 3, seeded(step)) for step in range(4000)])
-    share = torch.bincount(draws, minlength=10) / 4000
-    assert torch.allclose(torch.full((10,), 0.3), share, atol=0.035)  # 5 standard deviations
 
 
 # Memory
@@ -457,7 +434,6 @@ def ring(nbytes: int, ranks: int) -> int:
         ("topk", {"density": "0.01"}, 3 * 10_000 * 8),
         ("topk", {"density": "0.01", "values": "float16"}, 3 * 10_000 * 6),
         ("topk", {"dense_below": "1000001"}, ring(4_000_000, 4)),
-        ("randomk", {"density": "0.01"}, ring(40_000, 4)),
         ("topk", {"density": "0.01", "exchange": "aligned"}, ring(4 * (3907 + 40 * 256), 4)),
         (
             "topk",
@@ -539,12 +515,12 @@ def test_chunks_larger_than_the_model_are_refused() -> None:
 
 def test_fresh_state_is_of_the_hook() -> None:
     """Refuse the state of another hook or version."""
-    hook = RandomK()
-    hook.load_state_dict(RandomK().state_dict())
+    hook = PowerSGD()
+    hook.load_state_dict(PowerSGD().state_dict())
     for other in (
         TopK(selection="exact").state_dict(),
-        RandomK().state_dict() | {"version": 2},
+        PowerSGD().state_dict() | {"version": 2},
         {},
     ):
-        with pytest.raises(InputError, match="randomk, version 1, can only load its own"):
+        with pytest.raises(InputError, match="powersgd, version 1, can only load its own"):
             hook.load_state_dict(other)

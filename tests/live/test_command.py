@@ -82,7 +82,6 @@ def make_run(path: Path, **plan: object) -> None:
             "tune --allow int8:block=0 -- true",
             "Hook int8 was given block=0: it takes a whole number of at least 1",
         ),
-        ("tune --allow localsgd -- true", "--allow localsgd:8 cannot be tried in a live tuning"),
         ("tune --allow absent.py:hook -- true", "There is no file absent.py"),
         ("tune --allow bad.py -- true", "bad.py names no function"),
         ("tune --workload mlp -- true", "--workload was given and does not apply"),

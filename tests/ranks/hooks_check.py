@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
-from commbench.hooks import Hook, Int8, PowerSGD, RandomK, TopK
+from commbench.hooks import Hook, Int8, PowerSGD, TopK
 from commbench.hooks.feedback import FeedbackHook
 from commbench.hooks.message import kept_elements
 
@@ -38,7 +38,6 @@ COMPRESSING: dict[str, Any] = {
         density=0.05, scope="parameter", values="float16", dense_vectors=True
     ),
     "topk momentum": lambda: TopK(density=0.05, momentum=0.9),
-    "randomk": lambda: RandomK(density=0.05, seed=3),
     "powersgd": lambda: PowerSGD(rank=2, start=1),
     "powersgd fp16": lambda: PowerSGD(rank=2, start=1, values="float16"),
     "int8": lambda: Int8(block=64),
@@ -48,7 +47,6 @@ COMPRESSING: dict[str, Any] = {
 DENSE_FIRST: dict[str, Any] = {
     "topk": lambda: TopK(density=0.05, start=2),
     "topk aligned": lambda: TopK(density=0.05, exchange="aligned", chunk=16, start=2),
-    "randomk": lambda: RandomK(density=0.05, start=2),
     "powersgd": lambda: PowerSGD(rank=2, start=2),
     "int8": lambda: Int8(block=64, start=2),
 }
@@ -368,32 +366,19 @@ def feedback() -> dict[str, float]:
 
 
 def without_feedback() -> dict[str, Any]:
-    """Check what is sent without error feedback: the largest elements per bucket, scaled by n/k for
-    randomk.
-    """
-    data, results = batch(dist.get_rank(), 0), {}
-    for name, hook in {
-        "topk": TopK(density=0.1, feedback=False),
-        "randomk": RandomK(density=0.1, feedback=False),
-    }.items():
-        hook.register(model := make_ddp())
-        own = local_gradients(model, data)
-        loss_of(model, data).backward()
-        received, total = gradients(model), mean(own)
-        if name == "topk":
-            threshold = own.abs().sort(descending=True).values[kept_elements(own.numel(), 0.1) - 1]
-            expected = mean(torch.where(own.abs() >= threshold, own, 0.0))
-        else:
-            expected = torch.where(
-                received != 0, total * own.numel() / kept_elements(own.numel(), 0.1), 0.0
-            )
-        results[name] = {
-            "error": distance(received, expected),
-            "sent": int((received != 0).sum()),
-            "of": received.numel(),
-        }
-        results[name]["kept"] = len(hook.state_dict()["memory"])
-    return results
+    """Check that the largest elements of a bucket are sent without error feedback."""
+    data, hook = batch(dist.get_rank(), 0), TopK(density=0.1, feedback=False)
+    hook.register(model := make_ddp())
+    own = local_gradients(model, data)
+    loss_of(model, data).backward()
+    received = gradients(model)
+    threshold = own.abs().sort(descending=True).values[kept_elements(own.numel(), 0.1) - 1]
+    expected = mean(torch.where(own.abs() >= threshold, own, 0.0))
+    return {
+        "error": distance(received, expected),
+        "sent": int((received != 0).sum()),
+        "kept": len(hook.state_dict()["memory"]),
+    }
 
 
 def compression_gradients() -> dict[str, Any]:
@@ -523,7 +508,6 @@ CHECKS = {
         "topk parameter": density_one(TopK(density=1.0, scope="parameter")),
         "topk whole": density_one(TopK(dense_below=10**6)),
         "topk aligned": density_one(TopK(density=1.0, exchange="aligned", chunk=50)),
-        "randomk": density_one(RandomK(density=1.0)),
     },
     "telescope": telescope,
     "dense_start": lambda: {name: dense_start(name) for name in DENSE_FIRST},

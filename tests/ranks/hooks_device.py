@@ -22,7 +22,6 @@ from commbench.hooks import (
     int8,
     powersgd,
     quantisers,
-    randomk,
     selectors,
     topk,
 )
@@ -92,7 +91,7 @@ def work_by(kind: str) -> None:
 
 def use_device_path() -> None:
     """Make hooks treat tensors as device tensors, and forbid host reads."""
-    for module in (feedback, powersgd, randomk, topk):
+    for module in (feedback, powersgd, topk):
         module.on_host = lambda _: False
     TopK.prepare = Int8.prepare = staticmethod(lambda _: None)
     chunks.make_chunker = lambda layout, device, **_: chunks.TorchChunker(layout, device)

@@ -28,7 +28,6 @@ from commbench.hooks import (
     Int8,
     PassThrough,
     PowerSGD,
-    RandomK,
     TopK,
 )
 
@@ -119,7 +118,6 @@ HOOKS: dict[str, Any] = {
         density=0.05, scope="parameter", values="float16", dense_vectors=True
     ),
     "topk dense_below": lambda: TopK(density=0.05, dense_below=600),
-    "randomk": lambda: RandomK(density=0.05),
     "powersgd": lambda: PowerSGD(rank=2, start=1),
     "powersgd fp16": lambda: PowerSGD(rank=2, start=1, values="float16"),
     "powersgd bf16": lambda: PowerSGD(rank=2, start=1, values="bfloat16"),

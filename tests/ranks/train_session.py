@@ -24,7 +24,7 @@ from commbench.ddp.devices import Device, open_device
 from commbench.ddp.plan.cases import Terms, TrainingCase
 from commbench.engine.control import gather_everywhere
 from commbench.engine.timing.loops import Progress
-from commbench.hooks import Hook, LocalSGD
+from commbench.hooks import Hook
 from commbench.hooks.base import Finish, Stopwatch
 from commbench.hooks.message import BucketShape, Message
 
@@ -54,15 +54,6 @@ class Short(Hook):
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002
         """Return no messages."""
         return ()
-
-
-class Dropping(LocalSGD):
-    """Drops the exchange after step 32."""
-
-    def exchange(self) -> None:
-        """Exchange unless it is to be dropped."""
-        if self._steps != 32:
-            super().exchange()
 
 
 RUN_BLOCK = block.Training.run_block
@@ -107,10 +98,6 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
     vars(block)["make_hook"] = lambda name, **options: (
         Short() if "broken" in options["options"] else made(name, **options)
     )
-    if task["drops_exchange"]:
-        vars(block)["make_hook"] = lambda _name, **options: Dropping(
-            period=int(options["options"]["period"])
-        )
     device = StandIn() if task["backend"] == "stand-in" else open_device(task["backend"], control)
     if task["free_bytes"] is not None:
         device.free_bytes = lambda: task["free_bytes"]  # type: ignore[method-assign]

@@ -120,7 +120,7 @@ def hook_of(model: nn.Module) -> str:
 
 def harmful(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
     """Return a workload that kills rank 1 under bf16, blocks it under fp16, and raises on all ranks
-    under randomk.
+    under int8.
     """
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -129,7 +129,7 @@ def harmful(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
             os.kill(os.getpid(), signal.SIGKILL)
         if hook == "fp16" and rank == 1:
             time.sleep(600)
-        if hook == "randomk":
+        if hook == "int8":
             raise ValueError("no such luck")
         return squared(model, batch)
 

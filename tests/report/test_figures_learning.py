@@ -149,7 +149,7 @@ def test_fresh_launches_stand_where_there_are_any() -> None:
 
 @pytest.mark.parametrize(
     ("hook", "selects"),
-    [("topk:0.01", True), ("randomk:0.01", True), ("topk:0.01:scope=parameter", False)],
+    [("topk:0.01", True), ("topk:0.01:scope=parameter", False)],
 )
 def test_hooks_that_select_over_a_bucket_learn_by_its_size(hook: str, selects: bool) -> None:
     """State that bucket sizes matter for hooks that select within a bucket."""

@@ -200,28 +200,6 @@ def test_local_step_is_that_of_the_same_launches() -> None:
     )
 
 
-def test_communication_after_the_optimiser_is_exposed() -> None:
-    """Take the optimiser's time beyond that without DDP where it contains the exchange."""
-    case = make_training_case("localsgd:4")
-    ddp = make_training_record(case, backward_ms=9.0, optimizer_ms=5.0)
-    local = make_training_record(case.local(), backward_ms=8.0, optimizer_ms=2.0)
-    assert 3.0 == rows_of([ddp, local])["localsgd default"].exposed_comm_ms
-
-
-def test_steps_of_a_period_count_once() -> None:
-    """Judge a launch by its periods: the same mean four times is neither steady nor a narrow
-    interval.
-    """
-    means = [20.0, 30.0, 20.5, 29.0, 21.0]
-    steps_ms = [mean for mean in means for _ in range(4)]
-    record = make_training_record(make_training_case("localsgd:4"), step_ms=1.0)
-    record.__dict__.update(step_ms=steps_ms, block_lengths=[len(steps_ms)])
-    assert means == record.independent_ms
-    (row,) = [row for row in rows_of([record]).values() if row.hook == "localsgd"]
-    assert (21.0, 20) == (row.step_ms, row.steps)
-    assert row.step_ms_ci_low is None  # five numbers bound no median at 95 %, twenty would
-
-
 def test_exposed_communication_leaves_out_compressing() -> None:
     """Subtract local backward pass and encoding per launch, at least to zero."""
     ddp = [

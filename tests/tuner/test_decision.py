@@ -149,25 +149,6 @@ def test_hooks_need_a_name_and_lossy_ones_a_proof(
     assert "" == withheld(FIVE, BASE, entries)
 
 
-def test_local_sgd_needs_a_name_and_a_proof() -> None:
-    """Treat an exchange of parameters as lossy: never safe, and a change only by name and with a
-    proof or a waiver.
-    """
-    local = make_training_case("localsgd:8")
-    records = fresh((FIVE, 16), (local, 10))
-    entries: list[dict[str, Any]] = [{}, {"accepts_loss": True}, {"max_accuracy_loss": 0.1}]
-    assert ["unproven", "", ""] == [
-        withheld(local, BASE, {"named_hooks": ["localsgd:8"], **each}) for each in entries
-    ]
-    assert "unnamed" == withheld(local, BASE, {"named_hooks": ["localsgd:4"], "accepts_loss": True})
-    kept_back = decide(records, named_hooks=["localsgd:8"], accepts_loss=False)
-    allowed = decide(records, named_hooks=["localsgd:8"], accepts_loss=True)
-    assert [("none", "none"), ("localsgd", "none")] == [
-        (each.best.hook, each.safe.hook) for each in (kept_back, allowed) if each.safe
-    ]
-    assert snippet_of(local) == allowed.snippet
-
-
 def test_precision_and_accumulation_are_only_measured_where_they_are_named() -> None:
     """Recommend a precision or an accumulation without a hook, which no default contains."""
     amp, accumulated = make_training_case(precision="amp-bf16"), make_training_case(accumulation=4)

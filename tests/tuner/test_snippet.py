@@ -35,13 +35,6 @@ from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
         ),
         (make_training_case("powersgd:2"), ["PowerSGD(rank=2).register(model)"]),
         (
-            make_training_case("localsgd:8:outer=nesterov"),
-            [
-                "# after the optimiser of the model's parameters is made:",
-                'LocalSGD(outer="nesterov", period=8).register(model, optimizer=optimizer)',
-            ],
-        ),
-        (
             make_training_case(unused_parameters=True),
             ["model = DistributedDataParallel(model, find_unused_parameters=True)"],
         ),
@@ -88,9 +81,7 @@ def test_snippet_knows_the_device() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "hook", ["passthrough", "fp16", "bf16", "topk:0.1", "randomk:0.1", "powersgd:2", "localsgd:8"]
-)
+@pytest.mark.parametrize("hook", ["passthrough", "fp16", "bf16", "topk:0.1", "powersgd:2"])
 def test_snippets_import_existing_hooks(hook: str) -> None:
     """Import hooks by their public names."""
     hooks = pytest.importorskip("commbench.hooks")

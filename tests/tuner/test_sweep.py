@@ -97,20 +97,6 @@ def test_the_same_buckets_are_measured_once() -> None:
     assert "mlp none, 100 MiB buckets, 2 ranks, batch 8 as 25" in sentence
 
 
-def test_a_hook_without_buckets_is_measured_once() -> None:
-    """Measure a hook that exchanges parameters at the default bucket size alone."""
-    plan = make_plan(
-        TrainingSweep(
-            bucket_caps=("default", "5", "25"), hooks=("none", "localsgd:8", "localsgd:4")
-        )
-    )
-    assert ["default", "5", "25"] == caps(plan.measured, "none")
-    assert ["default", "default"] == caps(plan.measured, "localsgd")
-    assert [
-        "Bucket sizes do not matter with localsgd:8, localsgd:4: one is measured."
-    ] == plan.left_out
-
-
 def test_a_small_model_has_one_layout() -> None:
     """Measure the default buckets instead of all others."""
     plan = make_plan(CAPS, 0.1, 0.2)

@@ -204,26 +204,6 @@ def test_a_hook_of_a_file_is_measured_instead_of_predicted(tmp_path: Path) -> No
     assert render_predictions(rows)
 
 
-def test_a_hook_that_exchanges_parameters_is_measured_instead_of_predicted() -> None:
-    """Choose it by calibration and rounds, at one bucket size, and predict the hooks with
-    buckets.
-    """
-    permission = Permission(named_hooks=["localsgd:8"], accepts_loss=True)
-    plan = make_plan(budget="quick", hooks=["none", "localsgd:8"], permission=permission)
-    assert ["default"] == [
-        case.bucket_cap_mb for case in plan.candidates if case.hook == "localsgd"
-    ]
-    world = World(plan=plan)
-    played = play(world)
-    recommendation = conclude(world, played.records)
-    assert ("change", "localsgd") == (recommendation.verdict, recommendation.best.hook)
-    rows = prediction_rows(
-        collective_records(played.records), training_records(played.records), plan.info
-    )
-    assert [None] == [row.predicted_step_ms for row in rows if row.hook == "localsgd"]
-    assert all(row.predicted_step_ms for row in rows if row.hook == "none")
-
-
 def test_a_gain_that_matters_is_found() -> None:
     """Change to top-k over a slow link."""
     world = default_world()

@@ -219,7 +219,7 @@ class StepModel:
         measured = [
             setting
             for setting in settings
-            if setting.case.makes_buckets and _alike(setting.case, local.case)
+            if setting.case.uses_ddp and _alike(setting.case, local.case)
         ]
         plain = [s for s in measured if not s.case.unused_parameters and s.case.broadcast_buffers]
         measured = plain or measured
@@ -394,8 +394,6 @@ class StepModel:
                 )
         if case.is_file_hook:
             raise UnpredictedError("hook_bytes_unknown", hook=case.hook)
-        if case.uses_ddp and not case.is_predicted:
-            raise UnpredictedError("hook_after_step", case.hook_name)
         if case.uses_ddp and case.hook_name not in self.hooks:
             raise UnpredictedError("hook_unmeasured", case.hook_name, hooks=", ".join(self.hooks))
 

@@ -207,23 +207,9 @@ class TrainingCase:
         return TRAINING_BACKENDS[self.backend].uses_gpu
 
     @property
-    def makes_buckets(self) -> bool:
-        """Whether gradients are exchanged in buckets: not without DDP, and not if parameters are
-        exchanged instead.
-        """
-        return self.uses_ddp and find_hook(self.hook).exchanges == "gradients"
-
-    @property
     def is_predicted(self) -> bool:
-        """Whether the model of a step predicts the hook, see
-        `commbench.hooks.registry.HookSpec.is_predicted`.
-        """
-        return self.uses_ddp and find_hook(self.hook).is_predicted
-
-    @property
-    def period(self) -> int:
-        """Optimiser steps from one exchange between ranks to the next."""
-        return find_hook(self.hook).period(self.options) if self.uses_ddp else 1
+        """Whether the model of a step predicts the hook: its messages must be known."""
+        return self.uses_ddp and not find_hook(self.hook).is_from_file
 
     @property
     def is_plain(self) -> bool:

@@ -82,7 +82,7 @@ def bucket_sizes(
 
 def case_layout(case: TrainingCase, facts: WorkloadFacts) -> Layout:
     """Return the buckets of a configuration after the first steps; empty if it makes none."""
-    if not case.makes_buckets:
+    if not case.uses_ddp:
         return ()
     numels, itemsizes, dtypes = zip(
         *((p.numel, p.itemsize, p.dtype) for p in facts.parameters), strict=True
@@ -113,9 +113,9 @@ def group_by_layout(
     keys: dict[TrainingCase, tuple[TrainingCase, Layout]] = {}
     for case in cases:
         rule = case.bucket_cap_mb, case.keeps_first_buckets
-        if case.makes_buckets and rule not in layouts:
+        if case.uses_ddp and rule not in layouts:
             layouts[rule] = case_layout(case, facts)
-        layout = layouts[rule] if case.makes_buckets else ()
+        layout = layouts[rule] if case.uses_ddp else ()
         keys[case] = (dataclasses.replace(case, bucket_cap_mb=DEFAULT_CAP), layout)
         if keys[case] not in measured_case or case.bucket_cap_mb == DEFAULT_CAP:
             measured_case[keys[case]] = case

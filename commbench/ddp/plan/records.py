@@ -159,11 +159,6 @@ class TrainingRecord:
     """Wall time of everything else."""
 
     @property
-    def independent_ms(self) -> Sequence[float]:
-        """``step_ms`` without repetitions: one duration for each exchange."""
-        return self.step_ms[:: self.case.period]
-
-    @property
     def is_divided(self) -> bool:
         """Whether the blocks were divided into short ones of one training."""
         return 0 < self.total_steps < self.block_steps * len(self.block_lengths)
@@ -229,10 +224,7 @@ class TrainingRow:
     launches: int | None = column("launches that the row summarises")
     blocks: int | None = column("blocks of consecutive steps in a launch, median over launches")
     steps: int | None = column("timed steps, all launches together")
-    step_ms: float | None = column(
-        "median over launches of the median step of the slowest rank; with hook localsgd each step"
-        " counts as the mean of its period"
-    )
+    step_ms: float | None = column("median over launches of the median step of the slowest rank")
     step_ms_ci_low: float | None = column("95 % interval over launches, low end")
     step_ms_ci_high: float | None = column("95 % interval over launches, high end")
     step_ms_p95: float | None = column("median over launches of the launch's p95")
