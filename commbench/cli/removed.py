@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from commbench.errors import InputError
 
 #: What to do instead, by command and option.
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "predict --chart": "`predict` forecasts the step of each hook at the rates of `--rate`",
+}
 
 
 def refuse_removed(arguments: Sequence[str]) -> None:

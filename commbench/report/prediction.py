@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from commbench.analysis.prediction.breakeven import DENSEST, FASTEST_BPS
+from commbench.analysis.prediction.breakeven import DENSEST
 from commbench.analysis.prediction.closed_forms import FittedHop
 from commbench.analysis.prediction.curves import ASSUMED_ERROR
 from commbench.analysis.prediction.forecast import (
     AnyForecast,
     BreakEvenForecast,
-    BreakEvenRateForecast,
     CollectiveForecast,
     StepForecast,
 )
@@ -23,10 +21,9 @@ from commbench.analysis.prediction.larger import GrowingNetwork
 from commbench.report.columns import Cell, Column, Tone, number, plain_table, printed, tabulate
 from commbench.report.formats import microseconds, percent, short, time_with_interval
 from commbench.results.tables import rows_by
-from commbench.units import counted, format_link_rate, format_size, three_digits
+from commbench.units import counted, format_size, three_digits
 
-AnyTrainingForecast = StepForecast | BreakEvenForecast | BreakEvenRateForecast
-ForecastT = TypeVar("ForecastT", bound=BreakEvenForecast | BreakEvenRateForecast)
+AnyTrainingForecast = StepForecast | BreakEvenForecast
 
 
 def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
@@ -261,8 +258,6 @@ def _has_level_of_steps(rows: Iterable[AnyTrainingForecast]) -> bool:
 
 
 def _has_interval(row: AnyTrainingForecast) -> bool:
-    if isinstance(row, BreakEvenRateForecast):
-        return row.rate_bps_high is not None
     return (row.step_ms_high if isinstance(row, StepForecast) else row.density_high) is not None
 
 
@@ -303,47 +298,19 @@ def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType
     """Return the break-even densities as tables: a line for each number of ranks, a column for each
     link rate.
     """
-    return _break_even_tables(
-        rows,
-        "the density below which top-k is predicted to pay",
-        column_of=lambda row: row.rate or _AS_MEASURED,
-        cell_of=_density,
-        last=("fewer bytes below", lambda ranks: f"{1 / ranks:.2g}"),
-    )
-
-
-def render_break_even_rates(rows: Sequence[BreakEvenRateForecast]) -> list[RenderableType]:
-    """Return the break-even link rates as tables: a line for each number of ranks, a column for
-    each hook.
-    """
-    title = "the link rate below which a hook is predicted to pay"
-    return _break_even_tables(rows, title, column_of=lambda row: row.hook, cell_of=_rate)
-
-
-def _break_even_tables(
-    rows: Sequence[ForecastT],
-    title: str,
-    *,
-    column_of: Callable[[ForecastT], str],
-    cell_of: Callable[[ForecastT], str],
-    last: tuple[str, Callable[[int], str]] | None = None,
-) -> list[RenderableType]:
-    """Return a table for each workload.
-
-    ``last`` is the heading of a last column and its text for a number of ranks.
-    """
+    title = "the density below which top-k is predicted to pay"
     parts: list[RenderableType] = []
     for group in rows_by(rows, workload_of).values():
         if not _any_ok(group):
             continue
-        cells = {(row.world_size, column_of(row)): cell_of(row) for row in group}
-        columns = list(dict.fromkeys(map(column_of, group)))
-        headings = ("ranks", *columns, *([last[0]] if last else []))
+        cells = {(row.world_size, row.rate or _AS_MEASURED): _density(row) for row in group}
+        columns = list(dict.fromkeys(row.rate or _AS_MEASURED for row in group))
+        headings = ("ranks", *columns, "fewer bytes below")
         lines = [
             (
                 str(ranks),
                 *(cells[ranks, column] for column in columns),
-                *([last[1](ranks)] if last else []),
+                f"{1 / ranks:.2g}",
             )
             for ranks in sorted({row.world_size for row in group})
         ]
@@ -354,25 +321,6 @@ def _break_even_tables(
             *_uncertainty_notes(group),
         ]
     return [*parts, *_reasons(rows)]
-
-
-def _rate(row: BreakEvenRateForecast) -> str:
-    if row.status != "ok":
-        return "-"
-    likely, low, high = (
-        rate_text(rate) for rate in (row.rate_bps, row.rate_bps_low, row.rate_bps_high)
-    )
-    return likely if low == likely == high else f"{likely} [{low}, {high}]"
-
-
-def rate_text(rate_bps: float | None) -> str:
-    """Return a break-even rate to three digits.
-
-    ``never`` and ``always`` at the ends of the search.
-    """
-    if not rate_bps:
-        return "never"
-    return "always" if rate_bps >= FASTEST_BPS else format_link_rate(float(f"{rate_bps:.3g}"))
 
 
 def _density(row: BreakEvenForecast) -> str:

@@ -149,51 +149,6 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     assert [row["byte_density"] for row in plain["break_evens"]] == [1 / 2, 1 / 8, 1 / 64]
 
 
-def test_a_chart_and_its_rates(predict: Predict, both: Path, tmp_path: Path) -> None:
-    """Draw and list the link rate below which a hook pays: there its step and the dense one take
-    equally long.
-    """
-    chart = tmp_path / "rates.svg"
-    line = (both, "--world-size", "2,16,512")
-    code, out, _ = predict(*line, "--chart", chart)
-    assert (0, True) == (code, "the link rate below which a hook is predicted to pay" in out)
-    picture = chart.read_text()
-    assert picture.startswith("<svg")
-    assert "topk:0.01" in picture
-    rows = json.loads(predict(*line, "--chart", tmp_path / "rates.png", "--format", "json")[1])[
-        "break_even_rates"
-    ]
-    assert b"PNG" == (tmp_path / "rates.png").read_bytes()[1:4]
-    assert [("topk:0.01", 2), ("topk:0.01", 16), ("topk:0.01", 512)] == [
-        (r["hook"], r["world_size"]) for r in rows
-    ]
-    few, more, most = (row["rate_bps"] for row in rows)
-    assert few > more
-    assert most is None, "at 512 ranks gathering 1 % sends more bytes than a dense all-reduce"
-    assert all(r["rate_bps_low"] <= (r["rate_bps"] or 0.0) <= r["rate_bps_high"] for r in rows)
-    rate = f"{more / 1e6:.0f}mbit"
-    steps = json.loads(predict(both, "--world-size", "16", "--rate", rate, "--format", "json")[1])[
-        "steps"
-    ]
-    dense, sparse = (step["step_ms"] for step in steps)
-    assert dense == pytest.approx(sparse, rel=0.02)
-
-
-def test_a_chart_is_of_one_training(
-    predict: Predict, both: Path, network: Path, tmp_path: Path
-) -> None:
-    """Refuse a chart without hooks and one of two trainings, and leave no file."""
-    chart = tmp_path / "rates.png"
-    code, out, err = predict(network, "--world-size", "8", "--chart", chart)
-    assert (2, "") == (code, out)
-    assert "No training with another hook than none is in these runs" in err
-    info = network_info(2, facts=workload_facts().to_json())
-    other = write_run(tmp_path / "other", training=settings_of(STEPS, batch_per_rank=4), **info)
-    code, out, err = predict(both, other, "--world-size", "8", "--chart", chart)
-    assert (2, "", False) == (code, out, chart.exists())
-    assert "A chart shows one training and 2 are in these runs" in err
-
-
 def settings_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> list[TrainingRecord]:
     """Return records of two bucket sizes per hook, so that one can be held out, and of the step
     without DDP.
@@ -545,15 +500,11 @@ def test_nothing_that_can_be_predicted(predict: Predict, style: str) -> None:
             "Unknown format 'osu'; choose from table, csv, json",
         ),
         (["RUN", "--world-size", "8", "--sizes", "big"], "size 'big' is not understood"),
+        (
+            ["RUN", "--world-size", "8", "--chart", "rates.svg"],
+            "`predict --chart` was removed: `predict` forecasts the step of each hook",
+        ),
         (["RUN", "--world-size", "8", "--ranks-per-node", "0"], "0 ranks per node were asked for"),
-        (
-            ["RUN", "--world-size", "8", "--chart", "rates.pdf"],
-            "--chart rates.pdf is neither .svg nor .png",
-        ),
-        (
-            ["RUN", "--world-size", "8", "--chart", "no/rates.svg"],
-            "because there is no directory no; make it",
-        ),
         (
             ["RUN", "--world-size", "8", "--workload", "bert"],
             "No training of 'bert' is in these runs",

@@ -11,9 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from commbench.analysis.prediction.larger import (
-    LargerNetwork,
     best_buckets,
-    model_on_network,
     model_with_density,
 )
 from commbench.analysis.prediction.steps import StepModel
@@ -25,10 +23,6 @@ from commbench.hooks.registry import NONE, TOP_K, gathered_density, hook_words
 #: Range of the search for a break-even density, and the halvings that find it to 2 %.
 SPARSEST, DENSEST = 1e-5, 1.0
 _HALVINGS = 9
-#: Range of the search for a break-even rate in bits per second, and the halvings that find it to 2
-#: %.
-SLOWEST_BPS, FASTEST_BPS = 1e6, 1e12
-_RATE_HALVINGS = 10
 
 
 def crossing(
@@ -109,53 +103,6 @@ class BreakEvenSearch:
             sparse, name = model_with_density(self.model, density)
             self._cached_ms[density] = best_buckets(sparse, name, self.caps).step_ms
         return self._cached_ms[density]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RateSearch:
-    """The search for break-even rates on one number of ranks; steps are cached between searches."""
-
-    model: StepModel
-    """Of the step, on any network."""
-    network: Callable[[float], LargerNetwork]
-    """Returns the network with links of a rate in bits per second."""
-    caps: Sequence[str]
-    """Bucket sizes to choose from; each side uses its best."""
-    _models: dict[float, StepModel] = field(default_factory=dict, repr=False, compare=False)
-    _cached_ms: dict[tuple[str, float], float] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-
-    def rate_bps(
-        self, hook: str, *, handicap: float = 1.0, halvings: int = _RATE_HALVINGS
-    ) -> float | None:
-        """Return the link rate below which a hook's step is shorter than the dense one.
-
-        None if at none.
-
-        Args:
-            hook: by name.
-            handicap: factor on the steps with the hook, to find the ends of an interval.
-            halvings: of the range between `SLOWEST_BPS` and `FASTEST_BPS`; the latter is returned
-                if the hook is faster at any rate.
-
-        Raises:
-            InputError: the hook was not measured, or the network lacks a collective that it uses.
-        """
-
-        def is_faster(rate_bps: float) -> bool:
-            return handicap * self._step_ms(hook, rate_bps) < self._step_ms(NONE, rate_bps)
-
-        return crossing(is_faster, SLOWEST_BPS, FASTEST_BPS, halvings)
-
-    def _step_ms(self, hook: str, rate_bps: float) -> float:
-        if (hook, rate_bps) not in self._cached_ms:
-            if rate_bps not in self._models:
-                self._models[rate_bps] = model_on_network(self.model, self.network(rate_bps))
-            self._cached_ms[hook, rate_bps] = best_buckets(
-                self._models[rate_bps], hook, self.caps
-            ).step_ms
-        return self._cached_ms[hook, rate_bps]
 
 
 def break_even(

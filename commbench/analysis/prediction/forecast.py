@@ -5,7 +5,6 @@ intervals.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,11 +12,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from commbench.analysis.prediction.breakeven import (
-    SLOWEST_BPS,
     SPARSEST,
     BreakEven,
     BreakEvenSearch,
-    RateSearch,
 )
 from commbench.analysis.prediction.bucketing import candidate_caps
 from commbench.analysis.prediction.fits import LEVEL, log_half_width
@@ -326,39 +323,10 @@ class BreakEvenForecast(TrainingForecast):
         return self.workload
 
 
-@dataclass(frozen=True, kw_only=True)
-class BreakEvenRateForecast(TrainingForecast):
-    """The link rate below which a hook beats dense gradients, on one number of ranks.
-
-    None is an empty cell.
-    """
-
-    about: str = "break_even_rate"
-    hook: str = ""
-    world_size: int = 0
-    ranks_per_node: int = 1
-    rate_bps: float | None = _column(
-        "below it the hook is faster, in bits per second; empty: at none"
-    )
-    rate_bps_low: float | None = _column("interval; 0: at none")
-    rate_bps_high: float | None = _column("1e12: at any")
-    level: float | None = _column("as of a step")
-    held_out_error: float | None = _column("median absolute relative error of such steps")
-    held_out_over: str = ""
-    network_error: float | None = _column("as of a step, of either side")
-    status: str = "ok"
-    reason: Reason | None = None
-
-    @property
-    def subject(self) -> str:
-        """The predicted hook."""
-        return self.hook
-
-
 #: Values of columns that forecasts share, by the name of the column.
 Columns: TypeAlias = Mapping[str, Any]
 
-AnyForecast = CollectiveForecast | StepForecast | BreakEvenForecast | BreakEvenRateForecast
+AnyForecast = CollectiveForecast | StepForecast | BreakEvenForecast
 #: Columns of one table of all rows; a row leaves the columns of other kinds empty.
 COLUMNS = tuple(
     dict.fromkeys(
@@ -366,10 +334,6 @@ COLUMNS = tuple(
         for row in (CollectiveForecast, StepForecast, BreakEvenForecast)
         for each in fields(row)
     )
-)
-#: The same with break-even rates.
-COLUMNS_WITH_RATES = tuple(
-    dict.fromkeys([*COLUMNS, *(each.name for each in fields(BreakEvenRateForecast))])
 )
 
 
@@ -579,72 +543,4 @@ def _break_even(
         density_low=interval.low,
         density_high=interval.high,
         byte_density=break_even.byte_density,
-    )
-
-
-def rate_forecasts(
-    trained: TrainedWorkload,
-    network: GrowingNetwork,
-    networks: Networks,
-    hooks: Iterable[str] | None = None,
-) -> list[BreakEvenRateForecast]:
-    """Predict for each hook and number of ranks the link rate below which its step is shorter than
-    the dense one.
-
-    Arguments and errors are those of `training_forecasts`; the rates of ``networks`` are not used.
-    """
-    model = model_on_own_cores(trained.model(network), trained.oversubscription)
-    caps = candidate_caps(trained.facts, most=_CAPS)
-    held_out = trained.held_out(network)
-    columns = {
-        **trained.identity_columns,
-        "held_out_error": held_out.error,
-        "held_out_over": held_out.over,
-    }
-    rows = []
-    for ranks in networks.world_sizes:
-        on_links = functools.partial(
-            _network_at, trained.backend, network, ranks, networks.ranks_per_node
-        )
-        search = RateSearch(model=model, network=on_links, caps=caps)
-        place = {"world_size": ranks, "ranks_per_node": networks.ranks_per_node}
-        rows += [
-            _break_even_rate(search, held_out, {**columns, **place, "hook": hook})
-            for hook in hooks or trained.hooks
-            if hook != NONE
-        ]
-    return rows
-
-
-def _network_at(
-    backend: str, network: GrowingNetwork, ranks: int, ranks_per_node: int, rate_bps: float
-) -> LargerNetwork:
-    return network.at(backend, ranks, rate_bps=rate_bps, ranks_per_node=ranks_per_node)
-
-
-def _break_even_rate(
-    search: RateSearch, held_out: HeldOut, columns: Columns
-) -> BreakEvenRateForecast:
-    hook = columns["hook"]
-    try:
-        rate_bps = search.rate_bps(hook)
-        network = search.network(rate_bps or SLOWEST_BPS)
-        if network.is_lower_bound:
-            reason = _unknown_start_up(hook, f"From which link rate on {hook} does not pay")
-            return BreakEvenRateForecast(**columns, status="unsupported", reason=reason)
-        steps = UncertainSteps.on(search.model, network, held_out)
-        low, high = (
-            search.rate_bps(hook, handicap=by, halvings=_HALVINGS) or 0.0
-            for by in steps.handicaps(hook, search.caps)
-        )
-        both = [hook_case(steps.likely, name, DEFAULT_CAP) for name in (NONE, hook)]
-        rests_on = _rests_on(steps, both, is_lower_bound=False)
-    except InputError as error:
-        return BreakEvenRateForecast(**columns, status="unsupported", reason=Reason.of(error))
-    return BreakEvenRateForecast(
-        **columns,
-        **rests_on,
-        rate_bps=rate_bps,
-        rate_bps_low=min(low, rate_bps or 0.0),
-        rate_bps_high=max(high, rate_bps or 0.0),
     )
