@@ -268,11 +268,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "{prediction} is not predicted across hosts: it is mostly start-up, which was measured"
             " within one host alone; measure across hosts."
         ),
-        "top_k_unmeasured": (
-            "Whether top-k pays is not predicted, since no top-k was trained or no all_gather"
-            " measured, which it uses: train with --hook none,topk:0.01, and measure with commbench"
-            " run -c all_gather."
-        ),
         "within_host_unmeasured": (
             "{subject}{pattern} was measured across hosts alone and is not predicted for {ranks}"
             " ranks, which fit on one host of {ranks_per_node}; measure it within a host, too, and"

@@ -18,7 +18,6 @@ from rich.text import Text
 from commbench.analysis.prediction.forecast import (
     COLUMNS,
     AnyForecast,
-    BreakEvenForecast,
     CollectiveForecast,
     Networks,
     StepForecast,
@@ -38,7 +37,6 @@ from commbench.errors import InputError, check_choice, noting
 from commbench.hooks.registry import parse_hook
 from commbench.report.prediction import (
     render_basis,
-    render_break_evens,
     render_collectives,
     render_steps,
 )
@@ -332,14 +330,13 @@ class _Forecasts:
     network: GrowingNetwork
     collectives: Sequence[CollectiveForecast]
     steps: Sequence[StepForecast] = ()
-    break_evens: Sequence[BreakEvenForecast] = ()
     missing: Sequence[str] = ()
     """A sentence on each training that cannot be predicted."""
 
     @property
     def rows(self) -> list[AnyForecast]:
         """All predictions."""
-        return [*self.collectives, *self.steps, *self.break_evens]
+        return [*self.collectives, *self.steps]
 
 
 def _with_training(
@@ -351,7 +348,6 @@ def _with_training(
 ) -> _Forecasts:
     """Add the forecasts of the runs' training."""
     steps: list[StepForecast] = []
-    break_evens: list[BreakEvenForecast] = []
     missing: list[str] = []
     for run in runs:
         for group in _groups(run.training_records, workload):
@@ -366,14 +362,12 @@ def _with_training(
                     rate_bps=_rate_bps(run),
                     shared_cores=link_of(run.info, "").shared_cores,
                 )
-                predicted = training_forecasts(trained, forecasts.network, networks, hooks)
-                steps += predicted[0]
-                break_evens += predicted[1]
+                steps += training_forecasts(trained, forecasts.network, networks, hooks)
     if workload and not steps and not missing:
         raise InputError(
             f"No training of {workload!r} is in these runs; give a workload that was trained."
         )
-    return dataclasses.replace(forecasts, steps=steps, break_evens=break_evens, missing=missing)
+    return dataclasses.replace(forecasts, steps=steps, missing=missing)
 
 
 def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[list[TrainingRecord]]:
@@ -434,7 +428,6 @@ def _print(forecasts: _Forecasts, style: str) -> None:
         kinds: dict[str, Sequence[AnyForecast]] = {
             "collectives": forecasts.collectives,
             "steps": forecasts.steps,
-            "break_evens": forecasts.break_evens,
         }
         plain = {name: [row_to_json(row) for row in rows] for name, rows in kinds.items()}
         report = {"runs": list(forecasts.runs), **plain, "missing": list(forecasts.missing)}
@@ -446,6 +439,5 @@ def _tables(forecasts: _Forecasts) -> list[RenderableType]:
         *render_basis(forecasts.network, forecasts.runs),
         *render_collectives(forecasts.collectives),
         *render_steps(forecasts.steps),
-        *render_break_evens(forecasts.break_evens),
         *(Text(f"- {sentence}") for sentence in forecasts.missing),
     ]

@@ -8,12 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from commbench.analysis.prediction.breakeven import DENSEST
 from commbench.analysis.prediction.closed_forms import FittedHop
 from commbench.analysis.prediction.curves import ASSUMED_ERROR
 from commbench.analysis.prediction.forecast import (
     AnyForecast,
-    BreakEvenForecast,
     CollectiveForecast,
     StepForecast,
 )
@@ -22,8 +20,6 @@ from commbench.report.columns import Cell, Column, Tone, number, plain_table, pr
 from commbench.report.formats import microseconds, percent, short, time_with_interval
 from commbench.results.tables import rows_by
 from commbench.units import counted, format_size, three_digits
-
-AnyTrainingForecast = StepForecast | BreakEvenForecast
 
 
 def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
@@ -225,7 +221,7 @@ def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
     return [*parts, *_reasons(rows)]
 
 
-def _name_of(row: AnyTrainingForecast, rows: Iterable[AnyTrainingForecast]) -> str:
+def _name_of(row: StepForecast, rows: Iterable[StepForecast]) -> str:
     """Return the workload, with the properties that distinguish it from the others."""
     words = [
         row.backend,
@@ -243,7 +239,7 @@ def _name_of(row: AnyTrainingForecast, rows: Iterable[AnyTrainingForecast]) -> s
     )
 
 
-def _uncertainty_notes(group: Sequence[AnyTrainingForecast]) -> list[RenderableType]:
+def _uncertainty_notes(group: Sequence[StepForecast]) -> list[RenderableType]:
     """State that the network's errors are assumed, or that errors on held-out measurements are
     large.
     """
@@ -252,13 +248,13 @@ def _uncertainty_notes(group: Sequence[AnyTrainingForecast]) -> list[RenderableT
     return [*([Text(_ASSUMED)] if is_assumed else []), *_warning(errors)]
 
 
-def _has_level_of_steps(rows: Iterable[AnyTrainingForecast]) -> bool:
+def _has_level_of_steps(rows: Iterable[StepForecast]) -> bool:
     """Return whether the intervals come from measured errors; a lower bound has no interval."""
     return all(row.level is not None for row in rows if row.status == "ok" and _has_interval(row))
 
 
-def _has_interval(row: AnyTrainingForecast) -> bool:
-    return (row.step_ms_high if isinstance(row, StepForecast) else row.density_high) is not None
+def _has_interval(row: StepForecast) -> bool:
+    return row.step_ms_high is not None
 
 
 def _known_of_steps(local_ms: float, row: StepForecast) -> Text:
@@ -292,50 +288,6 @@ def _step_cells(row: StepForecast) -> tuple[str, ...]:
     if _is_useless(row.held_out_error) or _is_useless(row.network_error):
         return time, bounds, "", "", ""
     return time, bounds, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
-
-
-def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType]:
-    """Return the break-even densities as tables: a line for each number of ranks, a column for each
-    link rate.
-    """
-    title = "the density below which top-k is predicted to pay"
-    parts: list[RenderableType] = []
-    for group in rows_by(rows, workload_of).values():
-        if not _any_ok(group):
-            continue
-        cells = {(row.world_size, row.rate or _AS_MEASURED): _density(row) for row in group}
-        columns = list(dict.fromkeys(row.rate or _AS_MEASURED for row in group))
-        headings = ("ranks", *columns, "fewer bytes below")
-        lines = [
-            (
-                str(ranks),
-                *(cells[ranks, column] for column in columns),
-                f"{1 / ranks:.2g}",
-            )
-            for ranks in sorted({row.world_size for row in group})
-        ]
-        table = printed(plain_table(headings, lines, words=1))
-        parts += [
-            Text(f"\n{_name_of(group[0], rows)}: {title}", style="bold"),
-            table,
-            *_uncertainty_notes(group),
-        ]
-    return [*parts, *_reasons(rows)]
-
-
-def _density(row: BreakEvenForecast) -> str:
-    if row.status != "ok":
-        return "-"
-    likely, low, high = (
-        _below(density) for density in (row.density, row.density_low, row.density_high)
-    )
-    return likely if low == likely == high else f"{likely} [{low}, {high}]"
-
-
-def _below(density: float | None) -> str:
-    if not density:
-        return "never"
-    return "always" if density >= DENSEST else f"{density:.2g}"
 
 
 def _algorithm(names: str) -> str:
@@ -385,6 +337,6 @@ def _table_of(row: CollectiveForecast) -> tuple[str, ...]:
     return row.operation, row.backend, row.dtype, row.pattern, row.rate
 
 
-def workload_of(row: AnyTrainingForecast) -> tuple[str, str, int, str, str]:
+def workload_of(row: StepForecast) -> tuple[str, str, int, str, str]:
     """Return the columns that tell trainings apart."""
     return row.workload, row.backend, row.batch_per_rank, row.precision, row.trained_on

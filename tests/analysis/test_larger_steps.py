@@ -15,10 +15,8 @@ from commbench.analysis.prediction.larger import (
     local_step_ms,
     model_on_network,
     model_on_own_cores,
-    model_with_density,
 )
 from commbench.analysis.prediction.steps import StepModel
-from commbench.errors import InputError
 
 STEPS = {"none": 420.0, "topk:0.01": 140.0}
 
@@ -96,25 +94,6 @@ def test_decoding_grows_with_the_ranks() -> None:
     assert after.decode_ms_per_element / before.decode_ms_per_element == pytest.approx(201 / 1.4)
     assert after.encode_ms_per_element == before.encode_ms_per_element
     assert larger_model.hooks["none"] == model.hooks["none"]
-
-
-def test_other_densities() -> None:
-    """Reduce decoding and traffic at a tenth of the density, and keep the selection cost."""
-    model, _ = calibrated()
-    sparse, name = model_with_density(model, 0.001)
-    assert name == "topk:0.001"
-    assert (
-        sparse.hooks[name].encode_ms_per_element == model.hooks["topk:0.01"].encode_ms_per_element
-    )
-    assert sparse.hooks[name].decode_ms_per_element < model.hooks["topk:0.01"].decode_ms_per_element
-    assert (
-        sparse.predict(hook_case(sparse, name, "5")).step_ms
-        < model.predict(hook_case(model, "topk:0.01", "5")).step_ms
-    )
-    assert model_with_density(model, 0.01)[0].hooks == model.hooks
-    without = dataclasses.replace(model, hooks={"none": model.hooks["none"]})
-    with pytest.raises(InputError, match="no top-k was trained or no all_gather measured"):
-        model_with_density(without, 0.01)
 
 
 def test_the_best_buckets_are_the_shortest_step() -> None:

@@ -1,4 +1,4 @@
-"""Tests of the intervals of predicted steps and break-evens: they include network and step
+"""Tests of the intervals of predicted steps: they include network and step
 errors.
 """
 
@@ -84,31 +84,3 @@ def test_what_calibration_allows_widens_the_interval() -> None:
     open_steps = dataclasses.replace(steps, ends=[*steps.ends[:1], (steps.likely, slower)])
     assert open_steps.interval_ms(best).high > 1.2 * network_alone.high
     assert open_steps.interval_ms(best).low == network_alone.low
-
-
-def test_the_interval_of_a_break_even_includes_network_and_step_errors() -> None:
-    """Contain the break-even, and widen with either error."""
-    widths = []
-    for network, error in (
-        (growing((2, 4)), 0.0),
-        (growing((2, 4)), 0.05),
-        (unsure_network(), 0.0),
-    ):
-        crossover, interval = steps_on(16, network, error).break_even(CAPS)
-        assert crossover.density is not None
-        assert interval.low <= crossover.density <= interval.high
-        widths.append(interval.high / max(interval.low, 1e-5))
-    assert widths[1] > 1.05 * widths[0]
-    assert widths[2] > 1.5 * widths[0]
-
-
-def test_a_break_even_may_be_anywhere() -> None:
-    """Return the interval from never to always if step errors exceed the gain of top-k."""
-    _, interval = steps_on(8, error=20.0).break_even(CAPS)
-    assert (interval.low, interval.high) == (0.0, 1.0)
-    model, network = calibrated()
-    cost = dataclasses.replace(model.hooks["topk:0.01"], encode_ms=1000.0)
-    dear = dataclasses.replace(model, hooks={**model.hooks, "topk:0.01": cost})
-    larger_network = network.at("gloo", 8, rate_bps=1e12)
-    crossover, interval = UncertainSteps.on(dear, larger_network, SURE).break_even(CAPS)
-    assert (crossover.density, interval.low) == (None, 0.0)

@@ -108,7 +108,7 @@ def test_rows_as_csv_and_json(predict: Predict, network: Path) -> None:
     assert [float(row["time_us"]) for row in rows] == pytest.approx(
         [row["time_us"] for row in plain["collectives"]], 1e-4
     )
-    assert (plain["runs"], plain["steps"], plain["break_evens"]) == (["network"], [], [])
+    assert (plain["runs"], plain["steps"]) == (["network"], [])
     reduced = [
         row
         for row in plain["collectives"]
@@ -120,15 +120,14 @@ def test_rows_as_csv_and_json(predict: Predict, network: Path) -> None:
         assert row["time_us_low"] < row["time_us"] < row["time_us_high"]
 
 
-def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
-    """Predict step, efficiency and best bucket size per hook, and break-even densities."""
+def test_training_steps(predict: Predict, both: Path) -> None:
+    """Predict step, efficiency and best bucket size per hook."""
     code, out, _ = predict(both, "--world-size", "2,8", "--rate", "1gbit,25gbit")
     assert code == 0
     words = " ".join(out.split())
     assert "mlp (gloo, batch 32 a rank), links 25gbit" in words
     assert "predicted ms [interval] [overlapped, serial] efficiency exposed ms best MiB" in words
     assert "Without DDP a step takes 130 ms, as measured; held-out error" in words
-    assert "the density below which top-k is predicted to pay" in words
     assert "one world size only: the algorithm is assumed" in words
     plain = json.loads(
         predict(both, "--world-size", "2,8,64", "--hook", "none", "--format", "json")[1]
@@ -138,15 +137,7 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
     assert sorted(efficiencies, reverse=True) == efficiencies
     assert plain["steps"][0]["step_ms"] == pytest.approx(STEPS["none"], rel=0.15)
     assert all(row["step_ms_low"] < row["step_ms"] < row["step_ms_high"] for row in plain["steps"])
-    assert all(
-        row["density_low"] <= row["density"] <= row["density_high"] for row in plain["break_evens"]
-    )
-    assert all(
-        row["held_out_over"].startswith("settings on 2 ranks") for row in plain["break_evens"]
-    )
-    densities = [row["density"] for row in plain["break_evens"]]
-    assert sorted(densities, reverse=True) == densities
-    assert [row["byte_density"] for row in plain["break_evens"]] == [1 / 2, 1 / 8, 1 / 64]
+    assert all(row["held_out_over"].startswith("settings on 2 ranks") for row in plain["steps"])
 
 
 def settings_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> list[TrainingRecord]:
@@ -179,7 +170,7 @@ def test_intervals_are_called_what_they_are(
         assert heading in words
         assert (level is None) == ("predicted ms [interval]" in words)
         plain = json.loads(predict(*runs, "--world-size", "8", "--format", "json")[1])
-        assert {level} == {row["level"] for name in ("steps", "break_evens") for row in plain[name]}
+        assert {level} == {row["level"] for row in plain["steps"]}
     step, _ = json.loads(predict(single, "--world-size", "2", "--format", "json")[1])["steps"]
     assert (0.95, None) == (step["level"], step["network_error"])
 
@@ -210,12 +201,10 @@ def test_what_the_network_is_off_by_counts_for_steps(predict: Predict, tmp_path:
         for hook in ("none", "topk")
     )
     assert ("%" in dense, "%" in sparse) == (True, False)
-    assert (
-        " ".join(out.split()).count("Too uncertain to use") == 3
-    )  # the all_gather, the steps and the break-even
+    assert " ".join(out.split()).count("Too uncertain to use") == 2  # the all_gather and the steps
     plain = json.loads(predict(path, "--world-size", "16", "--format", "json")[1])
     errors = {row["hook"]: row["network_error"] for row in plain["steps"]}
-    assert errors["none"] < 0.5 < errors["topk:0.01"] == plain["break_evens"][0]["network_error"]
+    assert errors["none"] < 0.5 < errors["topk:0.01"]
 
 
 def test_precisions_are_predicted_each(predict: Predict, network: Path, tmp_path: Path) -> None:
@@ -229,8 +218,7 @@ def test_precisions_are_predicted_each(predict: Predict, network: Path, tmp_path
     assert "mlp (gloo, batch 32 a rank, amp-bf16), links" in out
     assert "was measured: measure" not in out
     rows = json.loads(predict(network, path, "--world-size", "8", "--format", "json")[1])
-    for name, each in (("steps", 2), ("break_evens", 1)):
-        assert {"fp32": each, "amp-bf16": each} == Counter(row["precision"] for row in rows[name])
+    assert {"fp32": 2, "amp-bf16": 2} == Counter(row["precision"] for row in rows["steps"])
 
 
 @pytest.mark.slow
@@ -242,11 +230,11 @@ def test_workloads_trained_on_several_numbers_of_ranks_are_told_apart(
     paths = [write_run(tmp_path / f"t{n}", training=settings_of(STEPS, n), **info[n]) for n in info]
     out = predict(network, *paths, "--world-size", "8,16")[1]
     for origin in ("2 ranks in t2", "4 ranks in t4"):
-        assert out.count(f"mlp (gloo, batch 32 a rank, trained on {origin})") == 2
+        assert out.count(f"mlp (gloo, batch 32 a rank, trained on {origin})") == 1
     rows = json.loads(predict(network, *paths, "--world-size", "8,16", "--format", "json")[1])[
-        "break_evens"
+        "steps"
     ]
-    assert {"2 ranks in t2": 2, "4 ranks in t4": 2} == Counter(row["trained_on"] for row in rows)
+    assert {"2 ranks in t2": 4, "4 ranks in t4": 4} == Counter(row["trained_on"] for row in rows)
 
 
 def test_training_within_a_host_met_no_link(
@@ -324,18 +312,16 @@ def test_the_example_in_the_docs_is_output(predict: Predict, network: Path, tmp_
             if line.startswith("───")
         }
 
-    assert len(headings(example)) == 4
+    assert len(headings(example)) == 3
     assert headings(example) <= headings(out)
 
 
 def test_one_table_holds_all_rows(predict: Predict, both: Path, tmp_path: Path) -> None:
-    """Write collectives, steps and break-evens as one CSV table, and messages to stderr."""
+    """Write collectives, steps as one CSV table, and messages to stderr."""
     rows = list(
         csv.DictReader(io.StringIO(predict(both, "--world-size", "8,64", "--format", "csv")[1]))
     )
-    assert {"collective": 2 * 3 * 2, "step": 2 * 2, "break_even": 2} == Counter(
-        row["about"] for row in rows
-    )
+    assert {"collective": 2 * 3 * 2, "step": 2 * 2} == Counter(row["about"] for row in rows)
     assert all(None not in row and None not in row.values() for row in rows)
     for row in rows:
         assert (row["operation"] != "") == (row["about"] == "collective")
@@ -559,15 +545,12 @@ def test_missing_parts_of_a_training_are_said(predict: Predict, tmp_path: Path) 
     )
     words = " ".join(predict(lacking, "--world-size", "8")[1].split())
     assert "topk:0.01 was to be predicted, but only none can be" in words
-    assert "measure with commbench run -c all_gather" in words
     assert words.count("topk:0.01 was to be predicted") == 1
     assert "topk:0.01 all not predicted" in words
-    assert "the density below which" not in words, "no table of dashes"
     dense = write_run(
         tmp_path / "dense", network_records((2,)), training_of({"none": 420.0}), **info
     )
     out = predict(dense, "--world-size", "8")[1]
-    assert "no top-k was trained or no all_gather measured" in " ".join(out.split())
     assert "predicted ms" in out
 
 

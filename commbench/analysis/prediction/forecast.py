@@ -1,21 +1,13 @@
-"""The rows of ``commbench predict``: collectives, training steps and break-evens, with their
-intervals.
-"""
+"""The rows of ``commbench predict``: collectives and training steps, with their intervals."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
-from commbench.analysis.prediction.breakeven import (
-    SPARSEST,
-    BreakEven,
-    BreakEvenSearch,
-)
 from commbench.analysis.prediction.bucketing import candidate_caps
 from commbench.analysis.prediction.fits import LEVEL, log_half_width
 from commbench.analysis.prediction.growth import GrowingCurve, HeldOut
@@ -29,20 +21,16 @@ from commbench.analysis.prediction.larger import (
     local_step_ms,
     model_on_network,
     model_on_own_cores,
-    model_with_density,
 )
 from commbench.analysis.prediction.steps import StepModel, StepPrediction
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.errors import InputError, Reason
-from commbench.hooks.registry import NONE, gathered_density
 from commbench.schema import JsonObject
 from commbench.stats import Interval
 from commbench.units import algbw_GBps, format_link_rate, format_size
 
 _LEVEL = 0.95
-#: Halvings of the range of densities for an end of an interval: to 10 %.
-_HALVINGS = 7
 PREDICTED = "predicted"
 #: Bucket sizes compared on each network; the step hardly differs between more.
 _CAPS = 6
@@ -136,52 +124,10 @@ class UncertainSteps:
             level=_LEVEL,
         )
 
-    def break_even(self, caps: Sequence[str]) -> tuple[BreakEven, Interval]:
-        """Return the break-even density and its interval; 0 at an end at which top-k never pays.
-
-        Raises:
-            InputError: as `commbench.analysis.prediction.breakeven.break_even`.
-        """
-        search = BreakEvenSearch(model=self.likely, caps=caps)
-        density = search.density()
-        sparse, hook = self._with_density(density or SPARSEST)
-        worst, best = sparse.handicaps(hook, caps)
-        low, high = (search.density(handicap=by, halvings=_HALVINGS) or 0.0 for by in (worst, best))
-        likely = BreakEven(
-            world_size=self.likely.network.world_size, dense_ms=search.dense_ms, density=density
-        )
-        return likely, Interval(
-            low=min(low, density or 0.0), high=max(high, density or 0.0), level=_LEVEL
-        )
-
-    def handicaps(self, hook: str, caps: Sequence[str]) -> tuple[float, float]:
-        """Return the factors on a hook's step, the largest and the smallest, that the uncertainty
-        of both sides allows.
-
-        The collective times of the hook and of dense gradients and the error of steps count as
-        independent.
-
-        Raises:
-            InputError: the network lacks a collective that the hook uses.
-        """
-        below, above = self._log_half_widths(best_buckets(self.likely, NONE, caps))
-        faster, slower = self._log_half_widths(best_buckets(self.likely, hook, caps))
-        worst = math.exp(math.hypot(below, slower, self._model_half_width))
-        return worst, math.exp(-math.hypot(above, faster, self._model_half_width))
-
     @property
     def _model_half_width(self) -> float:
         """The half-width of a step's interval in logarithms, on a network with known times."""
         return log_half_width(self.held_out.error or 0.0)
-
-    def _with_density(self, density: float) -> tuple[UncertainSteps, str]:
-        """Return the same models with top-k of a density, and the name of that hook."""
-        likely, hook = model_with_density(self.likely, density)
-        ends = [
-            (model_with_density(low, density)[0], model_with_density(high, density)[0])
-            for low, high in self.ends
-        ]
-        return dataclasses.replace(self, likely=likely, ends=ends), hook
 
     def _log_half_widths(self, step: StepPrediction) -> tuple[float, float]:
         """Return how far a step's logarithm may lie below and above, from independent
@@ -294,46 +240,13 @@ class StepForecast(TrainingForecast):
         return self.hook
 
 
-@dataclass(frozen=True, kw_only=True)
-class BreakEvenForecast(TrainingForecast):
-    """The density below which top-k beats dense gradients, on one network.
-
-    None is an empty cell.
-    """
-
-    about: str = "break_even"
-    world_size: int = 0
-    ranks_per_node: int = 1
-    rate: str = ""
-    dense_step_ms: float | None = None
-    density: float | None = _column("below it top-k is faster; empty: at none")
-    density_low: float | None = _column("interval; 0: at none")
-    density_high: float | None = None
-    level: float | None = _column("as of a step")
-    byte_density: float | None = _column("above it top-k sends more bytes than a ring all_reduce")
-    held_out_error: float | None = _column("median absolute relative error of such steps")
-    held_out_over: str = ""
-    network_error: float | None = _column("as of a step, of either side")
-    status: str = "ok"
-    reason: Reason | None = None
-
-    @property
-    def subject(self) -> str:
-        """The predicted workload."""
-        return self.workload
-
-
 #: Values of columns that forecasts share, by the name of the column.
 Columns: TypeAlias = Mapping[str, Any]
 
-AnyForecast = CollectiveForecast | StepForecast | BreakEvenForecast
+AnyForecast = CollectiveForecast | StepForecast
 #: Columns of one table of all rows; a row leaves the columns of other kinds empty.
 COLUMNS = tuple(
-    dict.fromkeys(
-        each.name
-        for row in (CollectiveForecast, StepForecast, BreakEvenForecast)
-        for each in fields(row)
-    )
+    dict.fromkeys(each.name for row in (CollectiveForecast, StepForecast) for each in fields(row))
 )
 
 
@@ -428,12 +341,11 @@ def training_forecasts(
     network: GrowingNetwork,
     networks: Networks,
     hooks: Iterable[str] | None = None,
-) -> tuple[list[StepForecast], list[BreakEvenForecast]]:
+) -> list[StepForecast]:
     """Predict a workload's training on each network.
 
     Returns:
-        The step of every trained hook, or of ``hooks``, at its best bucket size; and the density
-        below which top-k is faster than the best step with dense float32 gradients.
+        The step of every trained hook, or of ``hooks``, at its best bucket size.
 
     Raises:
         InputError: as `TrainedWorkload.model`.
@@ -448,7 +360,7 @@ def training_forecasts(
         "held_out_over": held_out.over,
     }
     forecast_hooks = list(hooks or trained.hooks)
-    steps, break_evens = [], []
+    steps = []
     for rate, ranks in networks:
         target = network.at(
             trained.backend, ranks, rate_bps=rate, ranks_per_node=networks.ranks_per_node
@@ -465,10 +377,7 @@ def training_forecasts(
             )
             for hook in forecast_hooks
         ]
-        break_evens.append(
-            _break_even(uncertain, caps, columns, is_lower_bound=target.is_lower_bound)
-        )
-    return steps, break_evens
+    return steps
 
 
 def _step(
@@ -518,29 +427,3 @@ def _rests_on(
         "network_error": max(errors, default=None),
         "level": LEVEL if is_known and not is_lower_bound else None,
     }
-
-
-def _break_even(
-    steps: UncertainSteps, caps: Sequence[str], columns: Columns, *, is_lower_bound: bool
-) -> BreakEvenForecast:
-    if is_lower_bound:
-        reason = _unknown_start_up(
-            columns["workload"], f"Whether top-k pays for {columns['workload']}"
-        )
-        return BreakEvenForecast(**columns, status="unsupported", reason=reason)
-    try:
-        break_even, interval = steps.break_even(caps)
-        top_k = [name for name in steps.likely.hooks if gathered_density(name) is not None]
-        both = [hook_case(steps.likely, hook, DEFAULT_CAP) for hook in (NONE, *top_k)]
-        rests_on = _rests_on(steps, both, is_lower_bound=is_lower_bound)
-    except InputError as error:
-        return BreakEvenForecast(**columns, status="unsupported", reason=Reason.of(error))
-    return BreakEvenForecast(
-        **columns,
-        **rests_on,
-        dense_step_ms=break_even.dense_ms,
-        density=break_even.density,
-        density_low=interval.low,
-        density_high=interval.high,
-        byte_density=break_even.byte_density,
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -428,51 +427,13 @@ def model_on_network(model: StepModel, network: Network) -> StepModel:
     return dataclasses.replace(model, network=network, hooks=costs)
 
 
-def model_with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
-    """Return the model with top-k of another density, and the name of that hook.
-
-    The encoding cost and the overlap are those of the nearest measured density.
-
-    Raises:
-        InputError: no top-k was measured.
-    """
-    measured = {
-        name: measured_density
-        for name in model.hooks
-        if (measured_density := gathered_density(name)) is not None
-    }
-    if not measured:
-        raise UnpredictedError("top_k_unmeasured")
-    nearest = min(
-        measured,
-        key=lambda name: (
-            bool(parse_hook(name)["hook_options"]),
-            abs(math.log(measured[name] / density)),
-        ),
-    )
-    name = hook_case(model, nearest, "default", density=density).hook_name
-    loads = [measured[nearest] * model.network.world_size, density * model.network.world_size]
-    overlap_and_rest: dict[str, Any] = {
-        field: {**getattr(model, field), name: getattr(model, field)[nearest]}
-        for field in ("overlap", "unexplained_ms")
-        if nearest in getattr(model, field)
-    }
-    hooks = {**model.hooks, name: _with_decoding_load(model.hooks[nearest], loads)}
-    return dataclasses.replace(model, hooks=hooks, **overlap_and_rest), name
-
-
-def hook_case(
-    model: StepModel, hook: str, cap: str, *, density: float | None = None
-) -> TrainingCase:
-    """Return the case of a hook and a bucket size on the model's network.
-
-    ``density`` replaces the hook's own.
-    """
-    fields = parse_hook(hook)
-    if density is not None:
-        fields["density"] = float(f"{density:.3g}")
+def hook_case(model: StepModel, hook: str, cap: str) -> TrainingCase:
+    """Return the case of a hook and a bucket size on the model's network."""
     return dataclasses.replace(
-        model.reference, **fields, bucket_cap_mb=cap, world_size=model.network.world_size
+        model.reference,
+        **parse_hook(hook),
+        bucket_cap_mb=cap,
+        world_size=model.network.world_size,
     )
 
 
