@@ -66,11 +66,6 @@ def messages_of(
     return find_hook(case.hook).messages_of(bucket, density=case.density, options=case.options)
 
 
-def needs_shapes(case: TrainingCase) -> bool:
-    """Return whether the messages of a case's hook depend on more than the number of elements."""
-    return case.uses_ddp and find_hook(case.hook).needs_shapes(case.options)
-
-
 @dataclass(frozen=True, kw_only=True)
 class HookCost:
     """Local work of a hook on a bucket of n elements, linear in n; milliseconds."""
