@@ -23,10 +23,11 @@ from commbench.analysis.prediction.forecast import (
     StepForecast,
     collective_forecasts,
     row_to_json,
-    training_forecasts,
+    step_forecasts,
 )
-from commbench.analysis.prediction.larger import GrowingNetwork, MeasuredRun, TrainedWorkload
+from commbench.analysis.prediction.law import ForecastNetwork, MeasuredRun, Place
 from commbench.analysis.prediction.links import Link, link_of
+from commbench.analysis.prediction.replay import TrainedWorkload
 from commbench.analysis.runs import network_model
 from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES
@@ -258,11 +259,11 @@ def predict(
     hooks = parse_hooks(
         hook, (r.case.hook_name for run in runs for r in run.training_records if r.case.uses_ddp)
     )
-    network = GrowingNetwork.fit(
+    network = ForecastNetwork.fit(
         MeasuredRun(model=network_model(run), records=run.records, info=run.info) for run in runs
     )
     if not network.curves:
-        raise InputError(_nothing_known(runs, network))
+        raise InputError(_nothing_known(runs))
     check_measured_rate(rates, _links(runs, network))
     hosts = _ranks_per_node(ranks_per_node, network.ranks_per_node)
     networks = Networks(world_sizes=world_sizes, rates_bps=rates, ranks_per_node=hosts)
@@ -287,19 +288,17 @@ def _ranks_per_node(requested: int | None, measured: int) -> int:
     return requested or measured
 
 
-def _links(runs: Iterable[Run], network: GrowingNetwork) -> list[Link]:
+def _links(runs: Iterable[Run], network: ForecastNetwork) -> list[Link]:
     """Return the links over which the runs trained and the network was measured."""
     trained = [link_of(run.info, "") for run in runs if run.training_records]
     return [
         *trained,
-        *(measured.link for curve in network.curves.values() for measured in curve.measured),
+        *(curve.link for curves in network.curves.values() for curve in curves),
     ]
 
 
-def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
+def _nothing_known(runs: Sequence[Run]) -> str:
     """Return a sentence on why nothing can be predicted, and what to measure."""
-    if network.unknown:
-        return next(iter(network.unknown.values()))
     names = " and ".join(str(run.path) for run in runs)
     if any(
         row.status == "ok" and not measures_interconnect(row) for run in runs for row in run.rows
@@ -327,7 +326,7 @@ class _Forecasts:
 
     runs: Sequence[str]
     """Names of the runs."""
-    network: GrowingNetwork
+    network: ForecastNetwork
     collectives: Sequence[CollectiveForecast]
     steps: Sequence[StepForecast] = ()
     missing: Sequence[str] = ()
@@ -355,14 +354,9 @@ def _with_training(
                 _check_own_gpus(run, group[0].case.backend)
                 facts = _facts(run, group[0].case.workload)
                 trained = TrainedWorkload(
-                    facts=facts,
-                    records=group,
-                    run=run.path.name,
-                    ranks_per_node=run.info.get("ranks_per_node"),
-                    rate_bps=_rate_bps(run),
-                    shared_cores=link_of(run.info, "").shared_cores,
+                    facts=facts, records=group, place=_place(run, group), run=run.path.name
                 )
-                steps += training_forecasts(trained, forecasts.network, networks, hooks)
+                steps += step_forecasts(trained, forecasts.network, networks, hooks)
     if workload and not steps and not missing:
         raise InputError(
             f"No training of {workload!r} is in these runs; give a workload that was trained."
@@ -405,10 +399,16 @@ def _facts(run: Run, workload: str) -> WorkloadFacts:
     return WorkloadFacts.from_json(run.info["facts"])
 
 
-def _rate_bps(run: Run) -> float | None:
-    """Return the rate of the links used in training, if known."""
+def _place(run: Run, records: Sequence[TrainingRecord]) -> Place:
+    """Return the network of a training."""
     rate_bps = link_of(run.info, "").rate_bps
-    return rate_bps if rate_bps is not None and math.isfinite(rate_bps) else None
+    if rate_bps is not None and math.isinf(rate_bps):
+        rate_bps = None
+    return Place(
+        world_size=records[0].case.world_size,
+        ranks_per_node=int(run.info.get("ranks_per_node") or 1),
+        rate_bps=rate_bps,
+    )
 
 
 # ----------------------------------------------------------------------------------------- printing

@@ -66,6 +66,16 @@ def messages_of(
     return find_hook(case.hook).messages_of(bucket, density=case.density, options=case.options)
 
 
+def tensors_of(facts: WorkloadFacts, indices: Sequence[int]) -> tuple[int, Shapes | None, str]:
+    """Return the elements, the shapes (None unless all are known) and the data type of
+    parameters.
+    """
+    parameters = [facts.parameters[i] for i in indices]
+    shapes = [parameter.shape for parameter in parameters if parameter.shape is not None]
+    elements = sum(parameter.numel for parameter in parameters)
+    return elements, shapes if len(shapes) == len(parameters) else None, parameters[0].dtype
+
+
 @dataclass(frozen=True, kw_only=True)
 class HookCost:
     """Local work of a hook on a bucket of n elements, linear in n; milliseconds."""
@@ -408,24 +418,15 @@ class StepModel:
         """Return all messages of a case's buckets, in the order of sending."""
         messages: list[Message] = []
         for bucket in case_layout(case, self.facts):
-            elements, shapes, dtype = self._tensors(bucket)
+            elements, shapes, dtype = tensors_of(self.facts, bucket)
             messages += messages_of(
                 case, elements, self.network.world_size, shapes=shapes, dtype=dtype
             )
         return messages
 
-    def _tensors(self, indices: Sequence[int]) -> tuple[int, Shapes | None, str]:
-        """Return the elements, the shapes (None unless all are known) and the data type of
-        parameters of `facts`.
-        """
-        parameters = [self.facts.parameters[i] for i in indices]
-        shapes = [parameter.shape for parameter in parameters if parameter.shape is not None]
-        elements = sum(parameter.numel for parameter in parameters)
-        return elements, shapes if len(shapes) == len(parameters) else None, parameters[0].dtype
-
     def bucket_of(self, case: TrainingCase, indices: Sequence[int]) -> BucketWork:
         """Return the bucket of these parameters of `facts`."""
-        elements, shapes, dtype = self._tensors(indices)
+        elements, shapes, dtype = tensors_of(self.facts, indices)
         ready_ms = max(self.facts.parameters[i].ready_ms for i in indices)
         ready_ms = self.backward_ms / self.facts.backward_ms * ready_ms
         return self.bucket(case, elements, shapes=shapes, dtype=dtype, ready_ms=ready_ms)
