@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from commbench.analysis.prediction.calibration import (
-    Calibration,
     Observation,
     Setting,
     Sharing,
@@ -114,10 +113,6 @@ class HookCost:
             decode_ms_per_element=decode_ms_per_element,
         )
 
-    def faster(self, factor: float) -> HookCost:
-        """Return the cost on a rank that is ``factor`` times as fast."""
-        return HookCost(**{name: cost / factor for name, cost in dataclasses.asdict(self).items()})
-
     def encoding_ms(self, elements: float) -> float:
         """Return the time to encode a bucket, in milliseconds."""
         return self.encode_ms + self.encode_ms_per_element * elements
@@ -196,8 +191,6 @@ class StepModel:
     """`Sharing.slowdown`, the same for all hooks."""
     unexplained_ms: Mapping[str, float] = field(default_factory=dict)
     """`Sharing.unexplained_ms` by `TrainingCase.hook_name`."""
-    calibration: Calibration | None = field(default=None, repr=False, compare=False)
-    """Source of the last three."""
 
     @classmethod
     def calibrate(
@@ -291,39 +284,14 @@ class StepModel:
         }
         model = dataclasses.replace(self, hooks=costs)
         observe = model._observed  # noqa: SLF001 - of the same class
-        calibration = fit_sharing(
+        sharings = fit_sharing(
             {hook: [observe(s) for s in of_hook] for hook, of_hook in measured.items()}
         )
-        return dataclasses.replace(model, calibration=calibration)._with_sharings(  # noqa: SLF001 - of the same class
-            calibration.likely
-        )
-
-    def _with_sharings(self, sharings: Mapping[str, Sharing]) -> StepModel:
-        """Return the model with these `Sharing` parameters."""
         return dataclasses.replace(
-            self,
+            model,
             overlap={hook: 1 - sharing.contention for hook, sharing in sharings.items()},
             slowdown=next(iter(sharings.values())).slowdown,
             unexplained_ms={hook: sharing.unexplained_ms for hook, sharing in sharings.items()},
-        )
-
-    @property
-    def error(self) -> float:
-        """Root mean square of the relative errors at the measured settings; 0 without residuals."""
-        return self.calibration.error if self.calibration else 0.0
-
-    def extremes(self) -> tuple[StepModel, StepModel]:
-        """Return the models at the ends of the slowdown's 95 % interval.
-
-        Both predict the measured steps about equally well. On networks with longer communication
-        they differ the more, the less communication the measured steps had. A model without
-        calibration returns itself twice.
-        """
-        calibration = self.calibration
-        return (
-            (self._with_sharings(calibration.least), self._with_sharings(calibration.most))
-            if calibration
-            else (self, self)
         )
 
     def _observed(self, setting: Setting) -> Observation:
@@ -413,16 +381,6 @@ class StepModel:
     def _work_alone(self, case: TrainingCase) -> list[BucketWork]:
         """Return the buckets of a case with the communication times of the network alone."""
         return [self.bucket_of(case, bucket) for bucket in case_layout(case, self.facts)]
-
-    def messages(self, case: TrainingCase) -> list[Message]:
-        """Return all messages of a case's buckets, in the order of sending."""
-        messages: list[Message] = []
-        for bucket in case_layout(case, self.facts):
-            elements, shapes, dtype = tensors_of(self.facts, bucket)
-            messages += messages_of(
-                case, elements, self.network.world_size, shapes=shapes, dtype=dtype
-            )
-        return messages
 
     def bucket_of(self, case: TrainingCase, indices: Sequence[int]) -> BucketWork:
         """Return the bucket of these parameters of `facts`."""
