@@ -19,7 +19,7 @@ from commbench.analysis.prediction.calibration import (
     fit_sharing,
     settings_of,
 )
-from commbench.analysis.prediction.network import Network
+from commbench.analysis.prediction.network import MeasuredNetwork
 from commbench.analysis.prediction.timeline import BucketPrediction, BucketWork, overlapped, serial
 from commbench.collectives.datatypes import DTYPES
 from commbench.ddp.plan.cases import TrainingCase
@@ -169,7 +169,7 @@ class StepModel:
     """The parameters of the model of a step."""
 
     facts: WorkloadFacts
-    network: Network
+    network: MeasuredNetwork
     reference: TrainingCase
     """The calibrated step without DDP; predictions share its workload, batch and precision."""
     forward_ms: float
@@ -194,7 +194,7 @@ class StepModel:
 
     @classmethod
     def calibrate(
-        cls, facts: WorkloadFacts, network: Network, records: Iterable[TrainingRecord]
+        cls, facts: WorkloadFacts, network: MeasuredNetwork, records: Iterable[TrainingRecord]
     ) -> StepModel:
         """Fit to measured settings: the step without DDP, the baseline, and one or more of each
         hook.
@@ -250,7 +250,7 @@ class StepModel:
         return model._with_hooks(predictable)  # noqa: SLF001 - of the same class
 
     @classmethod
-    def _of_local(cls, facts: WorkloadFacts, network: Network, local: Setting) -> StepModel:
+    def _of_local(cls, facts: WorkloadFacts, network: MeasuredNetwork, local: Setting) -> StepModel:
         """Return the model of the step without DDP."""
         passes = local.case.accumulation
         return cls(
