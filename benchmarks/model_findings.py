@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from rich.table import Table
 
@@ -17,9 +16,7 @@ from commbench.stats import MARGIN
 from commbench.tuner.validation import WIDEST, HeldOutPair, Outcome
 
 #: What the model must come to, as shares.
-STEP_AIM, SIZE_AIM, GROWTH_AIM, COST_AIM, DENSITY_AIM = 0.10, 0.10, 0.20, 0.25, 0.10
-#: So many densities must have won or lost as predicted.
-POINTS_AIM = 4
+STEP_AIM, SIZE_AIM, GROWTH_AIM, COST_AIM = 0.10, 0.10, 0.20, 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +28,7 @@ class Check:
     """Scenario, network or run."""
     what: str
     quantity: str
-    """``step_ms``, ``speedup``, ``time_us``, ``density``."""
+    """``step_ms``, ``speedup``, ``time_us``."""
     predicted: float
     measured: float
     measured_ci_low: float | None = None
@@ -107,7 +104,6 @@ class Findings:
 
     checks: list[Check] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
-    points: list[dict[str, Any]] = field(default_factory=list)
 
     def add(
         self, part: str, where: str, quantity: str, used: str, held: Iterable[HeldOutPair]
@@ -139,7 +135,7 @@ class Findings:
     @cached_property
     def aims(self) -> list[Aim]:
         """The aims of the parts that were measured."""
-        return [*self._choices(), *self._errors(), *self._break_even()]
+        return [*self._choices(), *self._errors()]
 
     def _choices(self) -> Iterable[Aim]:
         if not self.judged:
@@ -190,12 +186,6 @@ class Findings:
                 GROWTH_AIM,
                 "Gloo all_reduce on more hosts than it was fitted to",
             ),
-            (
-                "break-even",
-                "density",
-                DENSITY_AIM,
-                "the density at which top-k and dense gradients take equally long",
-            ),
         ):
             errors = self.errors(part, quantity)
             if errors:
@@ -206,24 +196,6 @@ class Findings:
                     found=text,
                     met=found <= aim,
                 )
-
-    def _break_even(self) -> Iterable[Aim]:
-        if not self.points:
-            return
-        shown = [point for point in self.points if point["agrees"] is not None]
-        right = [point for point in shown if point["agrees"]]
-        sides = {point["has_won"] for point in right}
-        yield Aim(
-            aim=(
-                f"top-k wins and loses as predicted wherever that is shown: {POINTS_AIM} points or"
-                " more, on both sides"
-            ),
-            found=(
-                f"{len(right)} of {len(shown)} that were shown, of {len(self.points)} in all; "
-                f"{sum(point['has_won'] for point in right)} won"
-            ),
-            met=len(right) >= POINTS_AIM and right == shown and len(sides) > 1,
-        )
 
 
 def tables(found: Findings) -> list[Table]:
@@ -277,9 +249,6 @@ def tables(found: Findings) -> list[Table]:
                 "Predicted collectives", ("curve", "predictions", "median error", "largest"), cells
             )
         )
-    if found.points:
-        columns = ("where", "density", "break-even", "speedup", "won", "as predicted")
-        made.append(_table("Where top-k pays", columns, map(_point_cells, found.points)))
     aims = [(aim.aim, aim.found, "met" if aim.met else "NOT met") for aim in found.aims]
     return [*made, _table("Aims", ("aim", "found", ""), aims)]
 
@@ -315,20 +284,6 @@ def _predicted(one: Judged) -> list[str]:
     errors = (one.step_error, one.worst_step_error, one.speedup_error, one.interleaved_error)
     rank = "" if one.rank_correlation is None else f"{one.rank_correlation:.2f}"
     return [one.scenario, str(one.settings), *map(_percent, errors), rank]
-
-
-def _point_cells(point: dict[str, Any]) -> list[str]:
-    words = {True: "yes", False: "no", None: "not shown"}
-    predicted = "none" if point["predicted"] is None else f"{point['predicted']:.3g}"
-    won, agrees = words[point["has_won"]], words[point["agrees"]]
-    return [
-        point["where"],
-        f"{point['density']:g}",
-        predicted,
-        f"{point['speedup']:.2f}",
-        won,
-        agrees,
-    ]
 
 
 def _percent(share: float | None) -> str:

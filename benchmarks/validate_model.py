@@ -1,7 +1,7 @@
 """Do predictions hold, and does the tuner choose well? HeldOutPair against everything measured, on
 emulated clusters.
 
-``python benchmarks/validate_model.py`` (root, Linux) measures four parts, each in runs of its own
+``python benchmarks/validate_model.py`` (root, Linux) measures three parts, each in runs of its own
 below ``--out``:
 
 - *scenarios*: a workload on a link, swept exhaustively by ``commbench train`` and tuned by
@@ -10,9 +10,8 @@ below ``--out``:
   fresh
   launches: what the choice loses, what it cost, how far predictions were off;
 - *collectives*: message sizes that double, as people measure them, and one between each two,
-predicted from these; - *growth*: Gloo on 2 to 8 hosts, 6 and 8 predicted from 2 to 4; -
-*break-even*: top-k of densities around the predicted break-even with dense gradients, and the
-measured break-even.
+predicted from these;
+- *growth*: Gloo on 2 to 8 hosts, 6 and 8 predicted from 2 to 4.
 
 Exit code 0 if every aim is met and 1 if not; the same command goes on with what is not finished.
 """
@@ -36,14 +35,6 @@ import torch
 from keeping import write_facts
 from model_findings import Check, Findings, Judged, tables
 
-from commbench.analysis.prediction.breakeven import (
-    DENSEST,
-    BreakEven,
-    break_even,
-    compare_with_measured,
-    measured_break_even,
-)
-from commbench.analysis.prediction.larger import model_on_network
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.prediction.steps import StepModel
 from commbench.cli.request import default_out
@@ -69,12 +60,11 @@ from commbench.tuner.validation import (
     compare_speedups,
     compare_steps,
     median_error,
-    network_up_to,
     rank_correlation,
 )
 from commbench.units import parse_link_rate
 
-PARTS = ("scenarios", "collectives", "growth", "break-even")
+PARTS = ("scenarios", "collectives", "growth")
 #: Of a workload whose computing leaves the cores free, as an accelerator's does.
 OFFLOADED = "offloaded-"
 #: Gradients take far longer than computing over each workload's first rate, and less over the
@@ -94,8 +84,6 @@ HOSTS = 2
 #: Networks whose collectives are measured at many sizes.
 DENSE_RATES = ("1gbit", "none")
 GROWTH_RATE, GROWTH_RANKS, FITTED_RANKS = "200mbit", "2,3,4,6,8", 4
-#: Densities that are tried, over the predicted break-even.
-TRIED = (0.4, 0.7, 1.0, 1.4, 2.0)
 #: Steps of a block and launches in which the choice and the sweep's best meet: luck made the best
 #: what it is.
 FRESH_STEPS, FRESH_LAUNCHES = 12, 10
@@ -179,39 +167,6 @@ class Scenario:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """Where top-k of several densities is tried."""
-
-    fitted_to: str
-    """Scenario to whose runs the prediction is fitted."""
-    hosts: int
-    rate: str
-
-    @property
-    def scenario(self) -> Scenario:
-        """The scenario by its name."""
-        return Scenario.parse(self.fitted_to)
-
-    @property
-    def run(self) -> str:
-        """Name of the run that is measured."""
-        return f"densities_{self.scenario.workload}_{self.hosts}hosts_{self.rate}"
-
-    @property
-    def label(self) -> str:
-        """Words for tables."""
-        return f"{self.scenario.workload}, {self.hosts} hosts, {self.rate}"
-
-
-CLUSTERS = (
-    Cluster(fitted_to="mlp@500mbit", hosts=2, rate="500mbit"),
-    Cluster(fitted_to="mlp@2gbit", hosts=2, rate="2gbit"),
-    Cluster(fitted_to="mlp@500mbit", hosts=4, rate="500mbit"),
-    Cluster(fitted_to="mlp@500mbit", hosts=8, rate="200mbit"),
-)
-
-
 # ---------------------------------------------------------------------------------------- measuring
 
 
@@ -282,10 +237,6 @@ class Runs:
         if not path.exists():
             offloaded_trace(scenario).save(path)
         return ["--workload", f"trace:{path}"]
-
-    def has(self, name: str) -> bool:
-        """Whether such a run was made."""
-        return any(entry["command"][-1] == name for entry in self.done)
 
     def load(self, name: str) -> Run:
         """Read a run."""
@@ -393,44 +344,6 @@ def measure_growth(runs: Runs, scope: Scope) -> None:
     ]
     command += ["--world-sizes", GROWTH_RANKS, "--launches", str(scope.growth_launches)]
     runs.make("growth", command, hosts=int(GROWTH_RANKS.rpartition(",")[2]), rate=GROWTH_RATE)
-
-
-def predict_break_even(runs: Runs, cluster: Cluster) -> BreakEven:
-    """The break-even density, from the scenario's runs and, for more hosts, from collectives on
-    fewer.
-    """
-    swept, tuned = (runs.load(f"{kind}_{cluster.fitted_to}") for kind in ("train", "tune"))
-    case = _swept(swept).baseline.case
-    network = NetworkModel.fit(tuned.records).at(case.backend, case.world_size)
-    model = StepModel.calibrate(
-        WorkloadFacts.from_json(swept.info["facts"]), network, swept.training_records
-    )
-    if cluster.hosts != HOSTS:
-        growth = runs.load("growth")
-        larger = network_up_to(growth.records, growth.info, cluster.hosts - 1)
-        rate_bps = parse_link_rate(cluster.rate)
-        there = larger.at(case.backend, cluster.hosts, rate_bps=rate_bps, has_shared_cores=True)
-        model = model_on_network(model, there)
-    return break_even(model, [DEFAULT_CAP])
-
-
-def measure_break_even(runs: Runs, cluster: Cluster, predicted: BreakEven) -> None:
-    """Top-k of densities around the predicted one beside no hook."""
-    around = predicted.density or predicted.byte_density
-    densities = dict.fromkeys(float(f"{min(around * factor, DENSEST):.2g}") for factor in TRIED)
-    hooks = ",".join(["none", *(f"topk:{density:g}" for density in densities)])
-    command = [
-        "train",
-        *runs.options(cluster.scenario),
-        "--bucket-cap-mb",
-        DEFAULT_CAP,
-        "--hook",
-        hooks,
-        "--seed",
-        "1",
-    ]
-    launches = ["--launches", "4", "--confirm-launches", "1"]
-    runs.make(cluster.run, [*command, *launches], hosts=cluster.hosts, rate=cluster.rate)
 
 
 # ------------------------------------------------------------------------------------------ judging
@@ -556,24 +469,6 @@ def judge_growth(found: Findings, runs: Runs) -> None:
         found.add(part, f"{key}, {GROWTH_RATE}", "time_us", "held_out", [one])
 
 
-def judge_break_even(found: Findings, runs: Runs, cluster: Cluster, predicted: BreakEven) -> None:
-    """Hold what top-k did at several densities against the break-even predicted from other runs."""
-    points = compare_with_measured(predicted, runs.load(cluster.run).training_rows)
-    for point in points:
-        found.points.append(
-            {"where": cluster.label, **dataclasses.asdict(point), "agrees": point.agrees}
-        )
-    crossing = measured_break_even(points)
-    if crossing is None or predicted.density is None:
-        runs.show(
-            f"{cluster.label}: no break-even within the densities tried; predicted"
-            f" {predicted.density}"
-        )
-        return
-    held = HeldOutPair(what="break-even of top-k", predicted=predicted.density, measured=crossing)
-    found.add("break-even", cluster.label, "density", "held_out", [held])
-
-
 # ---------------------------------------------------------------------------------------------- all
 
 
@@ -595,15 +490,6 @@ def validate(
     if "growth" in parts:
         measure_growth(runs, scope)
         judge_growth(found, runs)
-    for cluster in CLUSTERS if "break-even" in parts else ():
-        needed = [f"train_{cluster.fitted_to}", f"tune_{cluster.fitted_to}"]
-        needed += [] if cluster.hosts == HOSTS else ["growth"]
-        if missing := [run for run in needed if not runs.has(run)]:
-            runs.show(f"no densities of {cluster.label}, for {missing[0]} was not measured")
-            continue
-        predicted = predict_break_even(runs, cluster)
-        measure_break_even(runs, cluster, predicted)
-        judge_break_even(found, runs, cluster, predicted)
     return found
 
 
@@ -619,7 +505,6 @@ def write(out: Path, found: Findings, runs: Runs) -> None:
         "met": all(aim.met for aim in found.aims),
         "aims": [dataclasses.asdict(aim) for aim in found.aims],
         "scenarios": [{**dataclasses.asdict(one), "cost": one.cost} for one in found.judged],
-        "break_even": found.points,
         "runs": runs.done,
         "environment": next(iter(environments), None),
     }

@@ -229,21 +229,12 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "rank_stuck": "{subject} {state}{others}",
         "ranks_not_started": "the ranks could not be started: {remedy}",
         # A prediction that cannot be made.
-        "algorithm_unknown": (
-            "{subject} of {size} on {ranks} ranks is not predicted: which algorithm the library"
-            " takes there is not known, and {algorithms} differ by a factor of {factor}; measure it"
-            " on more ranks."
-        ),
         "hook_unmeasured": (
             "A step with hook {subject} was to be predicted, but only {hooks} can be: measure one"
             " setting of it first, and the collectives that it uses."
         ),
-        "hosts_incomplete": (
-            "{subject}{pattern} needs two or more hosts of {ranks_per_node} ranks; {ranks} ranks"
-            " make none."
-        ),
         "links_unmeasured": (
-            "{subject}{pattern} was measured within one host and is not predicted for {ranks} ranks"
+            "{subject} was measured within one host and is not predicted for {ranks} ranks"
             " on hosts of {ranks_per_node}: nothing is known of links between hosts; give --rate,"
             " or measure across hosts."
         ),
@@ -251,22 +242,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "Nothing is known of {subject} of {dtype}; measure it: commbench run --backend"
             " {backend} --collective {operation} --dtype {dtype} --sizes 64K:64M:4."
         ),
-        "ranks_per_host_differ": (
-            "{subject}{pattern} was measured with {measured_ranks_per_node} ranks on a host and is"
-            " not predicted for {ranks_per_node}: how often its messages share a link is not known;"
-            " measure it so."
-        ),
-        "start_up_unmeasured": (
-            "{prediction} is not predicted across hosts: it is mostly start-up, which was measured"
-            " within one host alone; measure across hosts."
-        ),
-        "top_k_unmeasured": (
-            "Whether top-k pays is not predicted, since no top-k was trained or no all_gather"
-            " measured, which it uses: train with --hook none,topk:0.01, and measure with commbench"
-            " run -c all_gather."
-        ),
         "within_host_unmeasured": (
-            "{subject}{pattern} was measured across hosts alone and is not predicted for {ranks}"
+            "{subject} was measured across hosts alone and is not predicted for {ranks}"
             " ranks, which fit on one host of {ranks_per_node}; measure it within a host, too, and"
             " give both runs."
         ),
@@ -277,13 +254,8 @@ _QUOTED = frozenset({"cause", "error", "last_line", "remedy", "sentence"})
 #: Parameters of one prediction: reasons that differ in these alone are alike.
 _OF_ONE_PREDICTION = frozenset(
     {
-        "algorithms",
-        "factor",
-        "measured_ranks_per_node",
-        "prediction",
         "ranks",
         "ranks_per_node",
-        "size",
     }
 )
 
@@ -322,8 +294,7 @@ class Reason:
     def key(self, subject: str) -> tuple[object, ...]:
         """Return what alike reasons have in common, for a prediction of ``subject``.
 
-        Reasons are alike if they differ only in the subject of the prediction, in ranks, sizes or
-        algorithms.
+        Reasons are alike if they differ only in the subject of the prediction, in ranks.
         """
         shared = {
             name: value for name, value in self.parameters.items() if name not in _OF_ONE_PREDICTION

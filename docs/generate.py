@@ -5,13 +5,10 @@ docs/generate.py.
 from __future__ import annotations
 
 import collections.abc
-import contextlib
 import dataclasses
 import inspect
-import io
 import math
 import re
-import tempfile
 import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +30,6 @@ import terminal
 from reference import commands_page, docstrings_of_fields, python_page
 
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
-from commbench.cli.predict import predict
 from commbench.collectives.operations import OPERATIONS, LengthRule, Operation, Shape
 from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.ddp.traces import SHIPPED, load_trace
@@ -72,12 +68,6 @@ FIGURES = {
     "matrix.png": ("matrix_slow_host", "matrix-bandwidth-1"),
     "settings.png": ("live_trainer_300mbit", "live"),
 }
-#: Themes of the kept runs for the chart of break-even rates: collectives on several numbers of
-#: ranks, and training.
-BREAK_EVEN = ("network_4hosts_1gbit", "train_hooks_1gbit")
-#: The numbers of ranks on its axis.
-BREAK_EVEN_RANKS = "2:8192:4"
-
 #: Numbers of ranks at which factors and sizes are looked at, to tell which of the known formulas
 #: they follow.
 RANKS = (2, 3, 4, 8)
@@ -351,18 +341,9 @@ def _json_type(hint: Any) -> str:  # noqa: ANN401 - an annotation
     return words.get(origin, f"list of {inner[0]}")
 
 
-def draw_break_even() -> bytes:
-    """The chart of ``commbench predict --chart`` of two kept runs, as PNG."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        chart = Path(folder, "chart.png")
-        predict([newest(theme) for theme in BREAK_EVEN], BREAK_EVEN_RANKS, chart=chart)
-        return chart.read_bytes()
-
-
 #: Drawings that no report has, by file.
 DRAWN: Mapping[str, Callable[[], bytes]] = {
     "launch.png": lambda: pictures.launch_drawing().png,
-    "break_even.png": draw_break_even,
 }
 
 

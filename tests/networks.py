@@ -1,40 +1,44 @@
-"""Networks that follow closed forms: records of collectives, runs, and a trained workload."""
+"""Networks that follow the law of rings: records of collectives, runs, and a trained workload."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from builders import KIB, MIB, make_case, make_info, make_record
 from training_builders import make_bucket, make_training_case, make_training_record
 
-from commbench.analysis.prediction.closed_forms import ALGORITHMS, Form, Hop, MeasuredCurve
-from commbench.analysis.prediction.curves import fit_curve
-from commbench.analysis.prediction.larger import GrowingNetwork, MeasuredRun
-from commbench.analysis.prediction.links import Link
+from commbench.analysis.prediction.law import ForecastNetwork, MeasuredRun
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 from commbench.engine.records import Record
 
 SIZES = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB]
-#: A hop of 50 us over a link of 1 Gbit/s that loses nothing to headers.
-HOP = Hop(alpha_us=50.0, beta_us_per_byte=8e-3)
-LINK = Link(rate_bps=1e9, source="emulated")
-RING = ALGORITHMS["all_reduce"]["ring"]
 STRAY = (0.99, 1.0, 1.01)
 
 
-def measure(
-    form: Form, ranks: int, *, hop: Hop = HOP, link: Link = LINK, sizes: Sequence[int] = SIZES
-) -> MeasuredCurve:
-    """Return a curve as three launches 1 % apart would have measured it."""
-    times = form(ranks, np.array(sizes, float), hop)
-    curve = fit_curve(sizes, [[time * factor for factor in STRAY] for time in times])
-    return MeasuredCurve(curve=curve, world_size=ranks, link=link)
+@dataclass(frozen=True, kw_only=True)
+class Hop:
+    """Cost of a message to another rank."""
+
+    alpha_us: float = 50.0
+    beta_us_per_byte: float = 8e-3
+    """By default of 1 Gbit/s without headers."""
+
+
+HOP = Hop()
+
+
+def ring_us(operation: str, ranks: int, message_bytes: float, hop: Hop = HOP) -> float:
+    """Return the time of a ring in microseconds: p-1 messages of n/p bytes, twice in an
+    all_reduce.
+    """
+    turns = (2 if operation == "all_reduce" else 1) * (ranks - 1)
+    return turns * (hop.alpha_us + message_bytes / ranks * hop.beta_us_per_byte)
 
 
 def network_records(
@@ -42,14 +46,11 @@ def network_records(
     *,
     hop: Hop = HOP,
     backend: str = "gloo",
-    algorithms: dict[str, str] | None = None,
+    operations: Sequence[str] = ("all_reduce", "all_gather"),
     dtypes: Sequence[str] = ("float32",),
     sizes: Sequence[int] = SIZES,
 ) -> list[Record]:
-    """Return records of a scaling study of operations that run the named algorithms, ring by
-    default.
-    """
-    chosen = algorithms or {"all_reduce": "ring", "all_gather": "ring"}
+    """Return records of a scaling study of operations that run as rings."""
     ranks = list(ranks)
     return [
         make_record(
@@ -61,11 +62,11 @@ def network_records(
                 world_size=None if number == max(ranks) else number,
             ),
             launch=launch,
-            time_us=factor * float(ALGORITHMS[operation][algorithm](number, size, hop)),
+            time_us=factor * ring_us(operation, number, size, hop),
             group_size=number,
             transport="tcp/eth0",
         )
-        for operation, algorithm in chosen.items()
+        for operation in operations
         for dtype in dtypes
         for number in ranks
         for size in sizes
@@ -107,9 +108,9 @@ def measured_run(
     )
 
 
-def growing(ranks: Iterable[int] = (2, 4), **how: Any) -> GrowingNetwork:
-    """Return the network fitted to such a study."""
-    return GrowingNetwork.fit([measured_run(ranks, **how)])
+def forecast_network(ranks: Iterable[int] = (2, 4), **how: Any) -> ForecastNetwork:
+    """Return the network of such a study."""
+    return ForecastNetwork.fit([measured_run(ranks, **how)])
 
 
 def write_run(
@@ -166,8 +167,16 @@ def training_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> l
     for hook, step_ms in steps_ms.items():
         compress_ms = 6.0 if hook.startswith("topk") else 0.0
         buckets = [
-            make_bucket(size, done_ms=80.0, compress_ms=compress_ms * size / (32 * MIB))
-            for size in (4 * MIB, 28 * MIB)
+            make_bucket(
+                size,
+                ready_ms=ready_ms,
+                done_ms=done_ms,
+                compress_ms=compress_ms * size / (32 * MIB),
+            )
+            for size, ready_ms, done_ms in (
+                (4 * MIB, 10.0, 10.0 + (step_ms - 60.0) / 8),
+                (28 * MIB, 80.0, step_ms - 50.0),
+            )
         ]
         records.append(
             make_training_record(

@@ -17,20 +17,17 @@ from rich.text import Text
 
 from commbench.analysis.prediction.forecast import (
     COLUMNS,
-    COLUMNS_WITH_RATES,
     AnyForecast,
-    BreakEvenForecast,
-    BreakEvenRateForecast,
     CollectiveForecast,
     Networks,
     StepForecast,
     collective_forecasts,
-    rate_forecasts,
     row_to_json,
-    training_forecasts,
+    step_forecasts,
 )
-from commbench.analysis.prediction.larger import GrowingNetwork, MeasuredRun, TrainedWorkload
+from commbench.analysis.prediction.law import ForecastNetwork, MeasuredRun, Place
 from commbench.analysis.prediction.links import Link, link_of
+from commbench.analysis.prediction.replay import TrainedWorkload
 from commbench.analysis.runs import network_model
 from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES
@@ -41,14 +38,10 @@ from commbench.errors import InputError, check_choice, noting
 from commbench.hooks.registry import parse_hook
 from commbench.report.prediction import (
     render_basis,
-    render_break_even_rates,
-    render_break_evens,
     render_collectives,
     render_steps,
-    workload_of,
 )
 from commbench.results import Run, load_run, under_first_env
-from commbench.results.files import refusing
 from commbench.results.info import measures_interconnect, shares_gpu
 from commbench.results.tables import csv_text
 from commbench.units import format_link_rate, format_size, parse_link_rate, parse_sizes
@@ -194,7 +187,6 @@ def check_measured_rate(rates_bps: Sequence[float | None], links: Iterable[Link]
 
 
 FORMATS = ("table", "csv", "json")
-CHARTS = (".svg", ".png")
 
 Runs = Annotated[
     list[Path],
@@ -240,17 +232,6 @@ OnlyHooks = Annotated[
     str | None,
     typer.Option("--hook", metavar="HOOKS", help="Only these hooks of the trained ones."),
 ]
-Chart = Annotated[
-    Path | None,
-    typer.Option(
-        "--chart",
-        metavar="FILE",
-        help=(
-            "Draw (.svg or .png) and list the link rate below which each hook is faster than dense"
-            " gradients."
-        ),
-    ),
-]
 Format = Annotated[
     str,
     typer.Option("--format", metavar="STYLE", help=f"How rows are printed: {', '.join(FORMATS)}."),
@@ -265,7 +246,6 @@ def predict(
     sizes: Sizes = None,
     workload: OnlyWorkload = None,
     hook: OnlyHooks = None,
-    chart: Chart = None,
     output_format: Format = "table",
 ) -> int:
     """Predict collectives and DDP training on more ranks and other links from runs alone, with the
@@ -274,17 +254,16 @@ def predict(
     Needs neither torch nor MPI.
     """
     check_choice("format", output_format, FORMATS)
-    check_chart(chart)
     world_sizes, rates = parse_world_sizes(world_size), parse_rates(rate)
     runs = [under_first_env(load_run(path)) for path in paths]
     hooks = parse_hooks(
         hook, (r.case.hook_name for run in runs for r in run.training_records if r.case.uses_ddp)
     )
-    network = GrowingNetwork.fit(
+    network = ForecastNetwork.fit(
         MeasuredRun(model=network_model(run), records=run.records, info=run.info) for run in runs
     )
     if not network.curves:
-        raise InputError(_nothing_known(runs, network))
+        raise InputError(_nothing_known(runs))
     check_measured_rate(rates, _links(runs, network))
     hosts = _ranks_per_node(ranks_per_node, network.ranks_per_node)
     networks = Networks(world_sizes=world_sizes, rates_bps=rates, ranks_per_node=hosts)
@@ -294,61 +273,13 @@ def predict(
         network=network,
         collectives=collective_forecasts(network, networks, message_sizes),
     )
-    forecasts = _with_training(
-        forecasts, runs, networks, workload, hooks, has_rates=chart is not None
-    )
+    forecasts = _with_training(forecasts, runs, networks, workload, hooks)
     rows = forecasts.rows
     if all(row.status != "ok" for row in rows):
         reasons = [*(row.reason for row in rows), *forecasts.missing]
         raise InputError(f"Nothing of this can be predicted: {reasons[0]}")
-    if chart:
-        _draw(forecasts, chart)
     _print(forecasts, output_format)
     return 0
-
-
-def check_chart(chart: Path | None) -> None:
-    """Check that a chart can be written.
-
-    Raises:
-        InputError: its name does not end in .svg or .png, or its directory is not there.
-    """
-    if chart is None:
-        return
-    if chart.suffix not in CHARTS:
-        raise InputError(
-            f"--chart {chart} is neither {' nor '.join(CHARTS)}; give a name with one of these"
-            " ends."
-        )
-    if not chart.parent.is_dir():
-        raise InputError(
-            f"--chart {chart} cannot be written, because there is no directory {chart.parent};"
-            " make it."
-        )
-
-
-def _draw(forecasts: _Forecasts, chart: Path) -> None:
-    """Write the chart of break-even rates.
-
-    Raises:
-        InputError: no rate was predicted, several trainings were, or the file cannot be written.
-    """
-    from commbench.report.figures.rates import rates_figure
-
-    predicted = [row for row in forecasts.rates if row.status == "ok"]
-    if not predicted:
-        reasons = [*(str(row.reason) for row in forecasts.rates), *forecasts.missing]
-        why = reasons[0] if reasons else "No training with another hook than none is in these runs."
-        raise InputError(f"Nothing can be drawn into {chart}: {why}")
-    trainings = set(map(workload_of, predicted))
-    if len(trainings) > 1:
-        raise InputError(
-            f"A chart shows one training and {len(trainings)} are in these runs; name one by"
-            " --workload."
-        )
-    drawing = rates_figure(predicted)
-    with refusing(chart, InputError):
-        chart.write_bytes(drawing.png if chart.suffix == ".png" else drawing.svg.encode())
 
 
 def _ranks_per_node(requested: int | None, measured: int) -> int:
@@ -357,19 +288,17 @@ def _ranks_per_node(requested: int | None, measured: int) -> int:
     return requested or measured
 
 
-def _links(runs: Iterable[Run], network: GrowingNetwork) -> list[Link]:
+def _links(runs: Iterable[Run], network: ForecastNetwork) -> list[Link]:
     """Return the links over which the runs trained and the network was measured."""
     trained = [link_of(run.info, "") for run in runs if run.training_records]
     return [
         *trained,
-        *(measured.link for curve in network.curves.values() for measured in curve.measured),
+        *(curve.link for curves in network.curves.values() for curve in curves),
     ]
 
 
-def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
+def _nothing_known(runs: Sequence[Run]) -> str:
     """Return a sentence on why nothing can be predicted, and what to measure."""
-    if network.unknown:
-        return next(iter(network.unknown.values()))
     names = " and ".join(str(run.path) for run in runs)
     if any(
         row.status == "ok" and not measures_interconnect(row) for run in runs for row in run.rows
@@ -397,18 +326,16 @@ class _Forecasts:
 
     runs: Sequence[str]
     """Names of the runs."""
-    network: GrowingNetwork
+    network: ForecastNetwork
     collectives: Sequence[CollectiveForecast]
     steps: Sequence[StepForecast] = ()
-    break_evens: Sequence[BreakEvenForecast] = ()
-    rates: Sequence[BreakEvenRateForecast] = ()
     missing: Sequence[str] = ()
     """A sentence on each training that cannot be predicted."""
 
     @property
     def rows(self) -> list[AnyForecast]:
         """All predictions."""
-        return [*self.collectives, *self.steps, *self.break_evens, *self.rates]
+        return [*self.collectives, *self.steps]
 
 
 def _with_training(
@@ -417,13 +344,9 @@ def _with_training(
     networks: Networks,
     workload: str | None,
     hooks: Sequence[str] | None,
-    *,
-    has_rates: bool,
 ) -> _Forecasts:
     """Add the forecasts of the runs' training."""
     steps: list[StepForecast] = []
-    break_evens: list[BreakEvenForecast] = []
-    rates: list[BreakEvenRateForecast] = []
     missing: list[str] = []
     for run in runs:
         for group in _groups(run.training_records, workload):
@@ -431,26 +354,14 @@ def _with_training(
                 _check_own_gpus(run, group[0].case.backend)
                 facts = _facts(run, group[0].case.workload)
                 trained = TrainedWorkload(
-                    facts=facts,
-                    records=group,
-                    run=run.path.name,
-                    ranks_per_node=run.info.get("ranks_per_node"),
-                    rate_bps=_rate_bps(run),
-                    shared_cores=link_of(run.info, "").shared_cores,
+                    facts=facts, records=group, place=_place(run, group), run=run.path.name
                 )
-                predicted = training_forecasts(trained, forecasts.network, networks, hooks)
-                steps += predicted[0]
-                break_evens += predicted[1]
-                rates += (
-                    rate_forecasts(trained, forecasts.network, networks, hooks) if has_rates else []
-                )
+                steps += step_forecasts(trained, forecasts.network, networks, hooks)
     if workload and not steps and not missing:
         raise InputError(
             f"No training of {workload!r} is in these runs; give a workload that was trained."
         )
-    return dataclasses.replace(
-        forecasts, steps=steps, break_evens=break_evens, rates=rates, missing=missing
-    )
+    return dataclasses.replace(forecasts, steps=steps, missing=missing)
 
 
 def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[list[TrainingRecord]]:
@@ -488,10 +399,16 @@ def _facts(run: Run, workload: str) -> WorkloadFacts:
     return WorkloadFacts.from_json(run.info["facts"])
 
 
-def _rate_bps(run: Run) -> float | None:
-    """Return the rate of the links used in training, if known."""
+def _place(run: Run, records: Sequence[TrainingRecord]) -> Place:
+    """Return the network of a training."""
     rate_bps = link_of(run.info, "").rate_bps
-    return rate_bps if rate_bps is not None and math.isfinite(rate_bps) else None
+    if rate_bps is not None and math.isinf(rate_bps):
+        rate_bps = None
+    return Place(
+        world_size=records[0].case.world_size,
+        ranks_per_node=int(run.info.get("ranks_per_node") or 1),
+        rate_bps=rate_bps,
+    )
 
 
 # ----------------------------------------------------------------------------------------- printing
@@ -503,9 +420,7 @@ def _print(forecasts: _Forecasts, style: str) -> None:
         for part in _tables(forecasts):
             console.print(part)
     elif style == "csv":
-        sys.stdout.write(
-            csv_text(forecasts.rows, COLUMNS_WITH_RATES if forecasts.rates else COLUMNS)
-        )
+        sys.stdout.write(csv_text(forecasts.rows, COLUMNS))
         messages = make_console(sys.stderr)
         for sentence in forecasts.missing:
             messages.print(f"- {sentence}", markup=False)
@@ -513,10 +428,7 @@ def _print(forecasts: _Forecasts, style: str) -> None:
         kinds: dict[str, Sequence[AnyForecast]] = {
             "collectives": forecasts.collectives,
             "steps": forecasts.steps,
-            "break_evens": forecasts.break_evens,
         }
-        if forecasts.rates:
-            kinds["break_even_rates"] = forecasts.rates
         plain = {name: [row_to_json(row) for row in rows] for name, rows in kinds.items()}
         report = {"runs": list(forecasts.runs), **plain, "missing": list(forecasts.missing)}
         sys.stdout.write(json.dumps(report, indent=1) + "\n")
@@ -527,7 +439,5 @@ def _tables(forecasts: _Forecasts) -> list[RenderableType]:
         *render_basis(forecasts.network, forecasts.runs),
         *render_collectives(forecasts.collectives),
         *render_steps(forecasts.steps),
-        *render_break_evens(forecasts.break_evens),
-        *render_break_even_rates(forecasts.rates),
         *(Text(f"- {sentence}") for sentence in forecasts.missing),
     ]

@@ -14,6 +14,7 @@ REMOVED: dict[str, str] = {
     "run --racks": (
         "measure the pairs of hosts with `commbench run matrix`, or groups of ranks with --pattern"
     ),
+    "predict --chart": "`predict` forecasts the step of each hook at the rates of `--rate`",
 }
 
 

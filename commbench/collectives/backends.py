@@ -49,9 +49,6 @@ class Backend:
     """The backend that calls the same library without torch."""
     collectives_at_once: int = 1
     """The number of collectives of one process group that run at the same time."""
-    has_fixed_algorithms: bool = False
-    """Whether an operation uses one algorithm for all sizes and numbers of ranks: its
-    ``gloo_algorithm``."""
 
     @property
     def uses_gpu(self) -> bool:
@@ -92,7 +89,6 @@ BACKENDS = {
             is_usual=True,
             training_name="gloo",
             collectives_at_once=2,  # two threads; NCCL has one stream
-            has_fixed_algorithms=True,
         ),
         Backend(
             name="nccl",

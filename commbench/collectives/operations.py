@@ -10,8 +10,8 @@ rank's share of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from commbench.collectives.primitives import Buffers, CallT_co, Primitives
@@ -250,16 +250,6 @@ class Operation:
     """Whether MPI leaves the result of the in-place form at the start of the buffer, on every
     rank."""
     names: ToolNames = ToolNames()
-    closed_forms: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """The function in `commbench.analysis.prediction.closed_forms` for each algorithm's time, by
-    its name."""
-    gloo_algorithm: str = ""
-    """The algorithm in ``closed_forms`` that torch's Gloo uses for all sizes and numbers of ranks.
-
-    Sources: ``allreduce.cc``, ``allgather.cc``, ``broadcast.cc``, ``reduce.cc``, ``gather.cc``,
-    ``scatter.cc``, ``alltoall.cc`` and ``barrier.cc`` of Gloo, and ``ProcessGroupGloo.cpp`` of
-    PyTorch, whose reduce_scatter_tensor is an all_reduce of a copy.
-    """
     has_nccl_algorithms: bool = False
     """Whether NCCL chooses among several algorithms; it implements the other operations by sends
     and receives."""
@@ -367,13 +357,6 @@ _ENTRIES = (
         has_in_place=True,
         default_in_place=True,
         names=ToolNames(osu="Allreduce Latency Test", imb="Allreduce", param=("all_reduce",)),
-        closed_forms={
-            "ring": "ring_all_reduce",
-            "recursive doubling": "recursive_doubling_all_reduce",
-            "halving-doubling": "halving_doubling_all_reduce",
-            "double tree": "double_tree_all_reduce",
-        },
-        gloo_algorithm="ring",
         has_nccl_algorithms=True,
         open_mpi_components=_HAN_AND_TUNED,
         compares_ranks=True,
@@ -394,11 +377,6 @@ _ENTRIES = (
         names=ToolNames(
             osu="Allgather Latency Test", imb="Allgather", param=("all_gather", "all_gather_base")
         ),
-        closed_forms={
-            "ring": "ring_all_gather",
-            "recursive doubling": "recursive_doubling_all_gather",
-        },
-        gloo_algorithm="ring",
         has_nccl_algorithms=True,
         open_mpi_components=_HAN_AND_TUNED,
         compares_ranks=True,
@@ -422,12 +400,6 @@ _ENTRIES = (
             imb="Reduce_scatter",
             param=("reduce_scatter", "reduce_scatter_base"),
         ),
-        closed_forms={
-            "ring": "ring_reduce_scatter",
-            "recursive halving": "recursive_halving_reduce_scatter",
-            "ring all_reduce": "ring_all_reduce",
-        },
-        gloo_algorithm="ring all_reduce",
         has_nccl_algorithms=True,
         open_mpi_components=frozenset({"tuned"}),
         compares_ranks=True,
@@ -451,8 +423,6 @@ _ENTRIES = (
             imb="Alltoall",
             param=("all_to_all", "all_to_all_single"),
         ),
-        closed_forms={"pairwise": "pairwise_all_to_all", "Bruck": "bruck_all_to_all"},
-        gloo_algorithm="pairwise",
         open_mpi_components=frozenset({"tuned"}),
         compares_ranks=True,
     ),
@@ -467,12 +437,6 @@ _ENTRIES = (
         names=ToolNames(
             osu="Broadcast Latency Test", other_osu=("Bcast",), imb="Bcast", param=("broadcast",)
         ),
-        closed_forms={
-            "binomial": "binomial_broadcast",
-            "scatter and all_gather": "scatter_all_gather_broadcast",
-            "double tree": "double_tree_broadcast",
-        },
-        gloo_algorithm="binomial",
         has_nccl_algorithms=True,
         open_mpi_components=_HAN_AND_TUNED,
     ),
@@ -489,8 +453,6 @@ _ENTRIES = (
         has_in_place=True,
         default_in_place=True,
         names=ToolNames(osu="Reduce Latency Test", imb="Reduce", param=("reduce",)),
-        closed_forms={"binomial": "binomial_reduce", "ring": "ring_reduce"},
-        gloo_algorithm="ring",
         has_nccl_algorithms=True,
         open_mpi_components=_HAN_AND_TUNED,
     ),
@@ -509,8 +471,6 @@ _ENTRIES = (
         has_in_place=True,
         in_place_slice="send_in_receive",
         names=ToolNames(osu="Gather Latency Test", imb="Gather", param=("gather",)),
-        closed_forms={"linear": "linear_scatter", "binomial": "binomial_scatter"},
-        gloo_algorithm="linear",
         open_mpi_components=_HAN_AND_TUNED,
     ),
     Operation(
@@ -528,8 +488,6 @@ _ENTRIES = (
         has_in_place=True,
         in_place_slice="receive_in_send",
         names=ToolNames(osu="Scatter Latency Test", imb="Scatter", param=("scatter",)),
-        closed_forms={"linear": "linear_scatter", "binomial": "binomial_scatter"},
-        gloo_algorithm="linear",
         open_mpi_components=_HAN_AND_TUNED,
     ),
     Operation(
@@ -538,8 +496,6 @@ _ENTRIES = (
         call=lambda backend, _b, _s, _r: [backend.barrier()],
         moves_data=False,
         names=ToolNames(osu="Barrier Latency Test", imb="Barrier"),
-        closed_forms={"dissemination": "dissemination_barrier"},
-        gloo_algorithm="dissemination",
         open_mpi_components=_HAN_AND_TUNED,
         compares_ranks=True,
         quantity="time",

@@ -6,7 +6,6 @@ import time
 
 import torch
 
-from commbench.ddp.block import takes_lists
 from commbench.ddp.checks import (
     check_evaluation,
     check_workload,
@@ -89,5 +88,4 @@ def _facts(workload: Workload, step: LocalStep) -> WorkloadFacts:
         target=workload.target,
         steps=workload.steps,
         unused=unused,
-        takes_lists=takes_lists(),
     )

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from commbench.analysis.prediction.breakeven import DENSEST, FASTEST_BPS
-from commbench.analysis.prediction.closed_forms import FittedHop
-from commbench.analysis.prediction.curves import ASSUMED_ERROR
-from commbench.analysis.prediction.forecast import (
-    AnyForecast,
-    BreakEvenForecast,
-    BreakEvenRateForecast,
-    CollectiveForecast,
-    StepForecast,
-)
-from commbench.analysis.prediction.larger import GrowingNetwork
-from commbench.report.columns import Cell, Column, Tone, number, plain_table, printed, tabulate
-from commbench.report.formats import microseconds, percent, short, time_with_interval
+from commbench.analysis.prediction.forecast import AnyForecast, CollectiveForecast, StepForecast
+from commbench.analysis.prediction.law import KEPT_ERROR, ForecastNetwork
+from commbench.report.columns import Column, number, plain_table, printed, tabulate
+from commbench.report.formats import percent, short, time_with_interval
 from commbench.results.tables import rows_by
-from commbench.units import counted, format_link_rate, format_size, three_digits
-
-AnyTrainingForecast = StepForecast | BreakEvenForecast | BreakEvenRateForecast
-ForecastT = TypeVar("ForecastT", bound=BreakEvenForecast | BreakEvenRateForecast)
+from commbench.units import counted, format_size, three_digits
 
 
 def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
@@ -58,359 +45,146 @@ _WITHIN_HOST = (
     "Measurements within one host do not show a network's start-up time: across hosts every"
     " predicted time is a lower bound."
 )
+_NO_LEVEL = "[interval], not [95 %]: the error was measured over other runs."
 
 
-_ASSUMED = (
-    "No 95 % interval: with one number of ranks none could be left out, and"
-    f" {100 * ASSUMED_ERROR:.0f} % of error are assumed for each doubling of the ranks."
-)
-
-
-def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[RenderableType]:
-    """Return the runs behind the predictions, the method, and the error on held-out
-    measurements.
-    """
+def render_basis(network: ForecastNetwork, runs: Sequence[str]) -> list[RenderableType]:
+    """Return the runs behind the predictions, and the error on held-out measurements."""
     title = f"PREDICTED, not measured, from {' and '.join(runs)}"
-    overs = list(dict.fromkeys(curve.held_out.over for curve in network.curves.values()))
-    lines = [
-        (
-            str(family),
-            ", ".join(map(str, curve.world_sizes)),
-            str(curve.link),
-            next(iter(curve.hops)) if len(curve.hops) == 1 else f"one of {len(curve.hops)}",
-            _hop(curve.hops),
-            Cell(
-                f"{_percent(curve.held_out.error)} {'*' * (1 + overs.index(curve.held_out.over))}",
-                tone=_tone(curve.held_out.error),
-            ),
+    links = [curve.link for curves in network.curves.values() for curve in curves]
+    lines = []
+    for family, curves in network.curves.items():
+        ranks = sorted({curve.world_size for curve in curves})
+        errors = [curve.curve.held_out_error for curve in curves]
+        of_sizes = max((error for error in errors if error is not None), default=None)
+        of_law = network.own_errors.get(family.backend)
+        lines.append(
+            (
+                str(family),
+                ", ".join(map(str, ranks)),
+                ", ".join(dict.fromkeys(str(curve.link) for curve in curves)),
+                percent(of_sizes, unknown="unknown"),
+                percent(of_law, unknown="unknown"),
+            )
         )
-        for family, curve in network.curves.items()
-    ]
-    headings = ("predicted from", "ranks", "link", "algorithm", "start-up", "held-out error")
+    headings = ("predicted from", "ranks", "link", "error of sizes", "a doubling")
     table = printed(plain_table(headings, lines, words=1))
     for column in table.columns:
         column.no_wrap = False
-    notes = [
-        (
-            "All figures below are predicted, busbw, efficiency and exposed time, too. Start-up: of"
-            " one message."
-        ),
-        "Held-out error: the median over",
-        *(
-            f"{'*' * number} {over}{'.' if number == len(overs) else ';'}"
-            for number, over in enumerate(overs, 1)
-        ),
-    ]
-    parts: list[RenderableType] = [Text(title, style="bold"), table, Text(" ".join(notes))]
-    parts += [Text(f"- {family}: {reason}") for family, reason in network.unknown.items()]
-    if any(curve.link.is_within_host for curve in network.curves.values()):
+    note = (
+        "Errors: medians over what was held out of these runs, also for each doubling of ranks or"
+        f" rate. Forecasts count the latter as {percent(KEPT_ERROR)} or more, what it is over the"
+        " runs that commbench keeps."
+    )
+    parts: list[RenderableType] = [Text(title, style="bold"), table, Text(note)]
+    if any(link.is_within_host for link in links):
         parts.append(Text(_WITHIN_HOST))
-    cores = {curve.link.shared_cores for curve in network.curves.values()} - {None}
-    return [*parts, *(Text(_crowded(shared_cores)) for shared_cores in sorted(filter(None, cores)))]
+    for cores in sorted({link.shared_cores for link in links if link.shared_cores}):
+        note = f"The emulated hosts shared {cores} cores: hosts with their own can be faster."
+        parts.append(Text(note))
+    return parts
 
 
-def _hop(hops: Mapping[str, FittedHop]) -> str:
-    alphas = sorted({microseconds(hop.alpha_us) for hop in hops.values()})
-    return alphas[0] if len(alphas) == 1 else f"{alphas[0]} to {alphas[-1]}"
-
-
-def _crowded(cores: int) -> str:
-    return (
-        f"The emulated hosts shared {cores} cores; predictions assume hosts with their own cores,"
-        " so they can be shorter than the measurements."
-    )
-
-
-def _percent(error: float | None) -> str:
-    return percent(error, unknown="unknown")
-
-
-def _tone(error: float | None) -> Tone:
-    """Return the tone of an error; strong if it makes predictions useless."""
-    return "strong" if _is_useless(error) else ""
-
-
-def _is_useless(error: float | None) -> bool:
-    return error is not None and error > _USELESS
-
-
-def _warning(errors: Iterable[float | None]) -> list[RenderableType]:
-    """Return a warning if the predictions' errors are too large for decisions."""
-    error = max((error for error in errors if error is not None), default=None)
-    if not _is_useless(error):
-        return []
-    text = (
-        f"Too uncertain to use: such predictions were off by {percent(error)}; measure nearer to"
-        " this."
-    )
-    return [Text(text, style="bold")]
-
-
-def render_collectives(rows: Iterable[CollectiveForecast]) -> list[RenderableType]:
+def render_collectives(rows: Sequence[CollectiveForecast]) -> list[RenderableType]:
     """Return a table for each operation and rate: time with its interval and busbw, over message
     sizes and ranks.
     """
     parts: list[RenderableType] = []
-    rows = list(rows)
-    for (operation, backend, dtype, pattern, rate), members in itertools.groupby(rows, _table_of):
+    for (operation, backend, dtype, rate), members in itertools.groupby(rows, _table_of):
         group = list(members)
         if not _any_ok(group):
             continue
-        names = [
-            f"{backend} {operation}",
-            dtype,
-            *([] if pattern == "flat" else [f"pattern {pattern}"]),
-        ]
-        level = "[95 % interval]" if _has_level(group) else "[interval]"
-        useless = _is_useless(group[0].held_out_error)
-        columns: tuple[Column[CollectiveForecast], ...] = (
+        error = max(row.held_out_error or 0.0 for row in group)
+        columns: list[Column[CollectiveForecast]] = [
             Column("size", lambda row: format_size(row.message_bytes)),
             Column("ranks", "world_size", is_number=True),
-            Column(f"predicted time {level}", _time, is_number=True),
-            number("busbw GB/s", "busbw_GBps", text_of=_nothing if useless else short),
-            Column("algorithm", lambda row: _algorithm(row.algorithm)),
-        )
-        ordered = sorted(group, key=lambda row: (row.message_bytes, row.world_size))
-        table = printed(tabulate(ordered, columns, should_keep_empty=True))
-        parts += [
-            _title(names, rate, group[0].ranks_per_node),
-            table,
-            *_warning([group[0].held_out_error]),
+            Column(f"predicted time {_level(group)}", _time, is_number=True),
+            Column("error", lambda row: _percent(row.held_out_error), is_number=True),
         ]
-        parts += [] if _has_level(group) else [Text(_ASSUMED)]
+        if error <= _USELESS:
+            columns.append(number("busbw GB/s", "busbw_GBps", text_of=short))
+        ordered = sorted(group, key=lambda row: (row.message_bytes, row.world_size))
+        table = printed(tabulate(ordered, tuple(columns), should_keep_empty=True))
+        title = _title([f"{backend} {operation}", dtype], rate, group[0].ranks_per_node)
+        parts += [title, table, *_notes(group)]
     return [*parts, *_reasons(rows)]
 
 
-def _nothing(_: object) -> str:
-    return ""
-
-
-def _has_level(rows: Iterable[CollectiveForecast]) -> bool:
-    """Return whether the intervals come from measured errors; a lower bound has no interval."""
-    return all(row.level is not None for row in rows if row.time_us_high is not None)
-
-
-def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
+def render_steps(rows: Sequence[StepForecast]) -> list[RenderableType]:
     """Return a table for each workload and rate: each hook's step at its best bucket size, over
     numbers of ranks.
     """
     parts: list[RenderableType] = []
-    rows = list(rows)
-    for (*_, rate), group in rows_by(rows, lambda row: (*workload_of(row), row.rate)).items():
+    for (*_, rate), group in rows_by(rows, lambda row: (*_workload(row), row.rate)).items():
         if not _any_ok(group):
             continue
-        level = "[95 %]" if _has_level_of_steps(group) else "[interval]"
-        headings = (
-            *(
-                "hook",
-                "ranks",
-                f"predicted ms {level}",
-                "[overlapped, serial]",
-                "efficiency",
-                "exposed ms",
-                "best MiB",
-            ),
-        )
-        hooks = {row.hook for row in group if row.status == "ok"}
-        ordered = sorted(group, key=lambda row: row.world_size)
-        lines = [
-            (row.hook, str(row.world_size), *_step_cells(row))
-            for row in ordered
-            if row.hook in hooks
-        ]
-        unpredicted_hooks = dict.fromkeys(row.hook for row in group if row.hook not in hooks)
-        lines += [(hook, "all", "not predicted", "", "", "", "") for hook in unpredicted_hooks]
+        lines = []
+        for row in sorted(group, key=lambda row: row.world_size):
+            if row.step_ms is not None:
+                lines.append((row.hook, str(row.world_size), *_step_cells(row)))
+        predicted = {row.hook for row in group if row.status == "ok"}
+        for hook in dict.fromkeys(row.hook for row in group if row.hook not in predicted):
+            lines.append((hook, "all", "not predicted", "", "", "", ""))
+        interval = f"predicted ms {_level(group)}"
+        headings = ("hook", "ranks", interval, "error", "efficiency", "exposed ms", "MiB")
         table = printed(plain_table(headings, lines, words=1))
-        local = next((row.local_step_ms for row in group if row.local_step_ms), None)
-        sentences = [_known_of_steps(local, group[0])] if local else []
         title = _title([_name_of(group[0], rows)], rate, group[0].ranks_per_node)
-        parts += [title, table, *sentences, *_uncertainty_notes(group)]
+        parts += [title, table]
+        if group[0].local_step_ms:
+            local = three_digits(group[0].local_step_ms)
+            parts.append(Text(f"Without DDP a step takes {local} ms, as measured."))
+        parts += _notes(group)
     return [*parts, *_reasons(rows)]
 
 
-def _name_of(row: AnyTrainingForecast, rows: Iterable[AnyTrainingForecast]) -> str:
+def _name_of(row: StepForecast, rows: Iterable[StepForecast]) -> str:
     """Return the workload, with the properties that distinguish it from the others."""
-    words = [
-        row.backend,
-        f"batch {row.batch_per_rank} a rank",
-        *([] if row.precision == "fp32" else [row.precision]),
-    ]
-    description = f"{row.workload} ({', '.join(words)}"
-    same_workload = {
-        other.trained_on for other in rows if workload_of(other)[:4] == workload_of(row)[:4]
-    }
-    return (
-        f"{description}, trained on {row.trained_on})"
-        if len(same_workload) > 1
-        else f"{description})"
-    )
-
-
-def _uncertainty_notes(group: Sequence[AnyTrainingForecast]) -> list[RenderableType]:
-    """State that the network's errors are assumed, or that errors on held-out measurements are
-    large.
-    """
-    is_assumed = group[0].held_out_error is not None and not _has_level_of_steps(group)
-    errors = (error for row in group for error in (row.held_out_error, row.network_error))
-    return [*([Text(_ASSUMED)] if is_assumed else []), *_warning(errors)]
-
-
-def _has_level_of_steps(rows: Iterable[AnyTrainingForecast]) -> bool:
-    """Return whether the intervals come from measured errors; a lower bound has no interval."""
-    return all(row.level is not None for row in rows if row.status == "ok" and _has_interval(row))
-
-
-def _has_interval(row: AnyTrainingForecast) -> bool:
-    if isinstance(row, BreakEvenRateForecast):
-        return row.rate_bps_high is not None
-    return (row.step_ms_high if isinstance(row, StepForecast) else row.density_high) is not None
-
-
-def _known_of_steps(local_ms: float, row: StepForecast) -> Text:
-    """Return the measured step without DDP, and the error of step predictions."""
-    method = "as measured"
-    if row.ranks_a_core > 1:
-        method = (
-            f"as measured by {row.ranks_a_core:.3g} ranks a core, divided by that as all"
-            " computing is"
-        )
-    local = f"Without DDP a step takes {three_digits(local_ms)} ms, {method}; held-out error "
-    if row.held_out_error is None:
-        return Text(
-            f"{local}unknown (no other setting was trained, so that the intervals lack the error of"
-            " steps)."
-        )
-    error = Text(
-        _percent(row.held_out_error), style="bold" if _is_useless(row.held_out_error) else ""
-    )
-    return Text(local) + error + Text(f" (median over {row.held_out_over}).")
+    words = [row.backend, f"batch {row.batch_per_rank} a rank"]
+    if row.precision != "fp32":
+        words.append(row.precision)
+    trained = {other.trained_on for other in rows if _workload(other)[:4] == _workload(row)[:4]}
+    if len(trained) > 1:
+        words.append(f"trained on {row.trained_on}")
+    return f"{row.workload} ({', '.join(words)})"
 
 
 def _step_cells(row: StepForecast) -> tuple[str, ...]:
-    if row.step_ms is None:
-        return "-", "", "", "", ""
-    bounds = _between(row.overlapped_ms, row.serial_ms)
-    efficiency = percent(row.scaling_efficiency or 0.0)
-    time = f"{_digits(row.step_ms)} {_between(row.step_ms_low, row.step_ms_high)}"
-    if row.step_ms_high is None:
-        time, efficiency = f">= {_digits(row.step_ms)}", f"<= {efficiency}"
-    if _is_useless(row.held_out_error) or _is_useless(row.network_error):
-        return time, bounds, "", "", ""
-    return time, bounds, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
+    time = _digits(row.step_ms)
+    if row.step_ms_low is not None:
+        time += f" [{_digits(row.step_ms_low)}, {_digits(row.step_ms_high)}]"
+    efficiency = percent(row.scaling_efficiency, unknown="")
+    error = _percent(row.held_out_error)
+    return time, error, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
 
 
-def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType]:
-    """Return the break-even densities as tables: a line for each number of ranks, a column for each
-    link rate.
-    """
-    return _break_even_tables(
-        rows,
-        "the density below which top-k is predicted to pay",
-        column_of=lambda row: row.rate or _AS_MEASURED,
-        cell_of=_density,
-        last=("fewer bytes below", lambda ranks: f"{1 / ranks:.2g}"),
-    )
+def _percent(error: float | None) -> str:
+    return percent(error, unknown="")
 
 
-def render_break_even_rates(rows: Sequence[BreakEvenRateForecast]) -> list[RenderableType]:
-    """Return the break-even link rates as tables: a line for each number of ranks, a column for
-    each hook.
-    """
-    title = "the link rate below which a hook is predicted to pay"
-    return _break_even_tables(rows, title, column_of=lambda row: row.hook, cell_of=_rate)
+def _level(rows: Sequence[AnyForecast]) -> str:
+    """Return the heading of intervals: 95 % only if all errors are of these runs."""
+    has_level = all(row.level is not None for row in rows if row.status == "ok")
+    return "[95 %]" if has_level else "[interval]"
 
 
-def _break_even_tables(
-    rows: Sequence[ForecastT],
-    title: str,
-    *,
-    column_of: Callable[[ForecastT], str],
-    cell_of: Callable[[ForecastT], str],
-    last: tuple[str, Callable[[int], str]] | None = None,
-) -> list[RenderableType]:
-    """Return a table for each workload.
-
-    ``last`` is the heading of a last column and its text for a number of ranks.
-    """
-    parts: list[RenderableType] = []
-    for group in rows_by(rows, workload_of).values():
-        if not _any_ok(group):
-            continue
-        cells = {(row.world_size, column_of(row)): cell_of(row) for row in group}
-        columns = list(dict.fromkeys(map(column_of, group)))
-        headings = ("ranks", *columns, *([last[0]] if last else []))
-        lines = [
-            (
-                str(ranks),
-                *(cells[ranks, column] for column in columns),
-                *([last[1](ranks)] if last else []),
-            )
-            for ranks in sorted({row.world_size for row in group})
-        ]
-        table = printed(plain_table(headings, lines, words=1))
-        parts += [
-            Text(f"\n{_name_of(group[0], rows)}: {title}", style="bold"),
-            table,
-            *_uncertainty_notes(group),
-        ]
-    return [*parts, *_reasons(rows)]
-
-
-def _rate(row: BreakEvenRateForecast) -> str:
-    if row.status != "ok":
-        return "-"
-    likely, low, high = (
-        rate_text(rate) for rate in (row.rate_bps, row.rate_bps_low, row.rate_bps_high)
-    )
-    return likely if low == likely == high else f"{likely} [{low}, {high}]"
-
-
-def rate_text(rate_bps: float | None) -> str:
-    """Return a break-even rate to three digits.
-
-    ``never`` and ``always`` at the ends of the search.
-    """
-    if not rate_bps:
-        return "never"
-    return "always" if rate_bps >= FASTEST_BPS else format_link_rate(float(f"{rate_bps:.3g}"))
-
-
-def _density(row: BreakEvenForecast) -> str:
-    if row.status != "ok":
-        return "-"
-    likely, low, high = (
-        _below(density) for density in (row.density, row.density_low, row.density_high)
-    )
-    return likely if low == likely == high else f"{likely} [{low}, {high}]"
-
-
-def _below(density: float | None) -> str:
-    if not density:
-        return "never"
-    return "always" if density >= DENSEST else f"{density:.2g}"
-
-
-def _algorithm(names: str) -> str:
-    """Return at most two names of algorithms, else their number."""
-    algorithms = names.split(" or ")
-    return names if len(algorithms) < 3 else f"one of {len(algorithms)}"  # noqa: PLR2004 - as above
+def _notes(rows: Sequence[AnyForecast]) -> list[RenderableType]:
+    """Return notes on intervals, and a warning if errors are too large for decisions."""
+    notes: list[RenderableType] = []
+    if _level(rows) == "[interval]":
+        notes.append(Text(_NO_LEVEL))
+    error = max(row.held_out_error or 0.0 for row in rows)
+    if error > _USELESS:
+        warning = f"Too uncertain to use: such predictions were off by {percent(error)}"
+        notes.append(Text(f"{warning}; measure nearer to this.", style="bold"))
+    return notes
 
 
 def _time(row: CollectiveForecast) -> str:
-    """Return ``1.23 ms [1.10, 1.40]`` in one unit, ``>= 1.23 ms`` for a lower bound, ``-`` without
-    a prediction.
-    """
+    """Return ``1.23 ms [1.10, 1.40]`` in one unit, ``-`` without a prediction."""
     if row.time_us is None:
         return "-"
-    if row.time_us_high is None:
-        return f">= {microseconds(row.time_us)}"
-    return time_with_interval(
-        row.time_us, row.time_us_low or 0.0, row.time_us_high, most=_UNBOUNDED
-    )
-
-
-def _between(low: float | None, high: float | None) -> str:
-    return f"[{_digits(low)}, {_digits(high)}]"
+    low_us, high_us = row.time_us_low or 0.0, row.time_us_high or 0.0
+    return time_with_interval(row.time_us, low_us, high_us, most=_UNBOUNDED)
 
 
 def _digits(value: float | None) -> str:
@@ -434,9 +208,9 @@ def _reasons(rows: Iterable[AnyForecast]) -> list[RenderableType]:
 
 
 def _table_of(row: CollectiveForecast) -> tuple[str, ...]:
-    return row.operation, row.backend, row.dtype, row.pattern, row.rate
+    return row.operation, row.backend, row.dtype, row.rate
 
 
-def workload_of(row: AnyTrainingForecast) -> tuple[str, str, int, str, str]:
+def _workload(row: StepForecast) -> tuple[str, str, int, str, str]:
     """Return the columns that tell trainings apart."""
     return row.workload, row.backend, row.batch_per_rank, row.precision, row.trained_on

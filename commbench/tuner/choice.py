@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from commbench.analysis.prediction.bucketing import best_list
 from commbench.analysis.prediction.network import LEAST_SIZES, NetworkModel
 from commbench.analysis.prediction.steps import (
     NotTrainedError,
@@ -21,7 +20,7 @@ from commbench.analysis.prediction.steps import (
 )
 from commbench.collectives.cases import Case, Sweep
 from commbench.collectives.datatypes import find_dtype
-from commbench.ddp.plan.cases import CALIBRATE, DEFAULT_CAP, SWEEP, TrainingCase, baseline_of
+from commbench.ddp.plan.cases import CALIBRATE, SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.layout import MIB
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
@@ -502,8 +501,6 @@ class Chooser:
     """Every setting that may be recommended, and the default."""
     info: RunInfo
     """Entries of run.json that `comparable` needs."""
-    allows_lists: bool = False
-    """Whether lists of bucket sizes may be recommended."""
 
     @property
     def baseline(self) -> TrainingCase:
@@ -513,8 +510,7 @@ class Chooser:
     def predict(
         self, collectives: Iterable[Record], trainings: Sequence[TrainingRecord]
     ) -> dict[TrainingCase, StepPrediction]:
-        """Predict the step of every calibrated candidate, of all measured settings, and of lists of
-        bucket sizes.
+        """Predict the step of every calibrated candidate, and of all measured settings.
 
         Empty if the default was not trained or the network lacks a collective; the recommendation
         says so.
@@ -533,8 +529,7 @@ class Chooser:
             if case.hook_name in calibrated_hooks
         ]
         predicted = predict_all(model, predictable)
-        lists = predict_all(model, self._lists(model, predicted))
-        return predicted | lists | self._assumed(predicted, trainings)
+        return predicted | self._assumed(predicted, trainings)
 
     def _assumed(
         self, predicted: Mapping[TrainingCase, StepPrediction], trainings: Sequence[TrainingRecord]
@@ -586,18 +581,3 @@ class Chooser:
         """Return the hooks whose calibrated setting may be recommended."""
         baseline, others = comparable(trainings, self.info, CALIBRATE)
         return {member.case.hook_name for member in [*([baseline] if baseline else []), *others]}
-
-    def _lists(
-        self, model: StepModel, predicted: Mapping[TrainingCase, StepPrediction]
-    ) -> list[TrainingCase]:
-        """Return the bucket lists with the shortest predicted step: without compression, and of the
-        fastest hook.
-        """
-        if not self.allows_lists or not predicted:
-            return []
-        fastest = min(predicted, key=lambda case: predicted[case].step_ms)
-        cases = dict.fromkeys(
-            [self.baseline, dataclasses.replace(fastest, bucket_cap_mb=DEFAULT_CAP)]
-        )
-        lists = [(case, best_list(model, case)) for case in cases]
-        return [dataclasses.replace(case, bucket_cap_mb=caps) for case, caps in lists if caps]

@@ -141,10 +141,7 @@ class TuningPlan:
 
     @property
     def _chooser(self) -> Chooser:
-        lists = self.facts.takes_lists and not self.caps
-        return Chooser(
-            facts=self.facts, candidates=self.candidates, info=self.info, allows_lists=lists
-        )
+        return Chooser(facts=self.facts, candidates=self.candidates, info=self.info)
 
     # ------------------------------------------------------------------ what it may cost, in blocks
 

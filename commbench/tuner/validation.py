@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from commbench.analysis.prediction.larger import GrowingNetwork, MeasuredRun
+from commbench.analysis.prediction.law import Family, ForecastNetwork, MeasuredRun, Place
 from commbench.analysis.prediction.network import CurveKey, NetworkModel
 from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.records import TrainingRecord
@@ -290,7 +290,7 @@ def compare_held_out_sizes(records: Sequence[Record]) -> dict[CurveKey, list[Hel
 
 
 def compare_held_out_ranks(
-    records: Sequence[Record], info: RunInfo, largest: int, *, has_shared_cores: bool = True
+    records: Sequence[Record], info: RunInfo, largest: int
 ) -> dict[tuple[CurveKey, int], HeldOutPair]:
     """Return times of collectives on more than ``largest`` ranks, in us, predicted from fewer
     ranks.
@@ -299,28 +299,20 @@ def compare_held_out_ranks(
         records: of a scaling study.
         info: contents of its ``run.json``.
         largest: the most ranks that predictions may use.
-        has_shared_cores: whether all ranks share one machine's cores, as in an emulated cluster.
     """
     model = NetworkModel.fit(records)
-    network = network_up_to(records, info, largest)
+    few = {key: curve for key, curve in model.curves.items() if key.world_size <= largest}
+    fitted = dataclasses.replace(model, curves=few)
+    network = ForecastNetwork.fit([MeasuredRun(model=fitted, records=records, info=info)])
     pairs = {}
     for key, curve in model.curves.items():
-        if key.world_size > largest:
-            target_network = network.at(
-                key.backend, key.world_size, pattern=key.pattern, has_shared_cores=has_shared_cores
-            )
+        family = Family(key.operation, key.backend, key.dtype)
+        is_known = key.pattern == "flat" and family in network.curves
+        if key.world_size > largest and is_known:
+            place = Place(world_size=key.world_size)
             for size, time_us in zip(curve.sizes, curve.times_us, strict=True):
-                predicted = target_network.time_us(key.operation, key.dtype, size)
+                predicted = network.time_us(family, size, place)
                 pairs[key, size] = HeldOutPair(
                     what=f"{key}, {size} B", predicted=predicted, measured=time_us
                 )
     return pairs
-
-
-def network_up_to(records: Sequence[Record], info: RunInfo, largest: int) -> GrowingNetwork:
-    """Return the network fitted to measurements on at most ``largest`` ranks."""
-    few = NetworkModel.fit(records)
-    curves = {key: curve for key, curve in few.curves.items() if key.world_size <= largest}
-    return GrowingNetwork.fit(
-        [MeasuredRun(model=dataclasses.replace(few, curves=curves), records=records, info=info)]
-    )

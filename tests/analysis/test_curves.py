@@ -2,12 +2,10 @@
 read back.
 """
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from laws import COARSE, POWERS, launches_of, one, three, two
 
-from commbench.analysis.prediction.curves import Curve, fit_curve
+from commbench.analysis.prediction.curves import fit_curve
 from commbench.errors import InputError
 from commbench.stats import Floats
 
@@ -270,51 +268,3 @@ def test_held_out_error_is_that_of_sizes_left_out() -> None:
         without = fit_curve([*COARSE[:i], *COARSE[i + 1 :]], [*launches[:i], *launches[i + 1 :]])
         errors.append(abs(without.time_us(COARSE[i]) / curve.times_us[i] - 1))
     assert curve.held_out_error == pytest.approx(np.median(errors))
-
-
-def test_curve_comes_back_from_json() -> None:
-    """Read a curve back from JSON with equal predictions."""
-    curve = fit_curve(POWERS, [[*row, None] for row in launches_of(two, POWERS)])
-    back = Curve.from_json(json.loads(json.dumps(curve.to_json())))
-    assert curve == back
-    assert curve.interval_us(5000) == back.interval_us(5000)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"sizes": [8, 4, 2]},
-        {"sizes": "none"},
-        {"times_us": [1.0]},
-        {"times_us": [1.0, -2.0, 3.0]},
-        {"segments": []},
-        {"segments": [{"from_bytes": 2}]},
-        {"segments": [{"from_bytes": 2, "to_bytes": 8, "alpha_us": -1.0, "beta_us_per_byte": 0.1}]},
-        {"segments": [{"from_bytes": 3, "to_bytes": 8, "alpha_us": 1.0, "beta_us_per_byte": 0.1}]},
-        {
-            "segments": [
-                {"from_bytes": 2, "to_bytes": 8, "alpha_us": "fast", "beta_us_per_byte": 0.1}
-            ]
-        },
-        {"segments": None},
-        {"residuals": []},
-        {"launches_us": [[1.0], [2.0]]},
-        {"launches_us": [[1.0], [2.0], [3.0, 4.0]]},
-        {"launches_us": [[1.0], [2.0], [0.0]]},
-        {"launches_us": 7},
-        {"held_out_error": "good"},
-    ],
-)
-def test_a_foreign_curve_is_refused(change: dict[str, Any]) -> None:
-    """Refuse JSON that is not a curve in one sentence."""
-    sound = fit_curve([2, 4, 8], [[1.0], [2.0], [3.0]]).to_json()
-    with pytest.raises(
-        InputError, match=r"^These data are no curve of commbench \(.*\); fit the run again\.$"
-    ):
-        Curve.from_json({**sound, **change})
-    without = {name: value for name, value in sound.items() if name not in change}
-    if "held_out_error" in change:  # of a curve without one it is not known
-        assert Curve.from_json(without).held_out_error is None
-        return
-    with pytest.raises(InputError, match="These data are no curve"):
-        Curve.from_json(without)

@@ -10,14 +10,13 @@ from commbench.analysis.prediction.links import Link, link_of
 
 
 def test_emulated_links_have_their_slowest_rate() -> None:
-    """Return the slowest emulated rate, its header overhead and the oversubscription of the
+    """Return the slowest emulated rate, its header overhead and the cores of the
     host.
     """
     info = network_info(4, cores=2)
     link = link_of(info, "tcp/eth0")
     assert (link.rate_bps, link.shared_cores, link.source) == (1e9, 2, "emulated")
     assert link.us_per_byte == pytest.approx(8e-3 * 1514 / 1448)
-    assert [1.0, 1.0, 2.0] == [link.oversubscription(ranks) for ranks in (1, 2, 4)]
     info["environment"]["emulated"] |= {
         "slow": {"host1": "50mbit"},
         "racks": 2,
@@ -38,7 +37,7 @@ def test_real_links_have_their_interfaces_speed() -> None:
     """Return the slowest host's interface speed for the transport, else an unknown rate."""
     info = network_info(2, rate=None)
     assert link_of(info, "tcp/eth0+lo").rate_bps == 10e9
-    assert 1.0 == link_of(info, "tcp/eth0").oversubscription(100)
+    assert link_of(info, "tcp/eth0").shared_cores is None
     unknown = link_of(info, "ucx/rc")
     assert unknown.rate_bps is None
     assert math.isnan(unknown.us_per_byte)

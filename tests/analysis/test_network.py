@@ -163,46 +163,14 @@ def test_a_network_that_was_not_measured_is_refused() -> None:
 # --------------------------------------------------------------------------------------------- file
 
 
-def test_model_comes_back_from_json() -> None:
-    """Read a model back from JSON with its variants."""
+def test_model_is_written_as_json() -> None:
+    """Write a model with its variants."""
     model = NetworkModel.fit([*sweep(), *sweep(make_case("all_gather", in_place=True))])
     assert ["in place"] == list(model.variants.values())
-    back = NetworkModel.from_json(json.loads(json.dumps(model.to_json())))
-    assert model == back
-    assert back.worst_residual is not None
-    assert {"schema", "held_out_error", "worst_residual", "curves"} == model.to_json().keys()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"curves": None}, "These data are no model of commbench"),
-        ({"curves": [{}]}, "These data are no model of commbench"),
-        ({"curves": [7]}, "These data are no model of commbench"),
-        (
-            {
-                "curves": [
-                    {
-                        "operation": "x",
-                        "backend": "y",
-                        "dtype": "z",
-                        "pattern": "p",
-                        "world_size": 2,
-                    }
-                ]
-            },
-            "no curve",
-        ),
-        ({"schema": 99}, "This model has schema 99 and this commbench reads schema 1"),
-        ({"schema": None}, "This model has schema None"),
-    ],
-)
-def test_a_foreign_model_is_refused(change: dict[str, Any], words: str) -> None:
-    """Refuse JSON that is not a model in one sentence."""
-    with pytest.raises(InputError, match=words):
-        NetworkModel.from_json({**NetworkModel.fit(sweep()).to_json(), **change})
-    with pytest.raises(InputError, match="no list of curves"):
-        NetworkModel.from_json([])  # type: ignore[arg-type] - whatever a file holds
+    written = json.loads(json.dumps(model.to_json()))
+    assert {"schema", "held_out_error", "worst_residual", "curves"} == written.keys()
+    assert model.worst_residual == written["worst_residual"]
+    assert ["", "in place"] == sorted(curve["variant"] for curve in written["curves"])
 
 
 @pytest.mark.parametrize("name", ["bench_xeon2core_20261121", "quick_xeon2core_20261121"])

@@ -88,26 +88,6 @@ def test_several_measured_settings_are_all_used() -> None:
     assert model.overlap["none"] == pytest.approx(0.6, abs=0.1)
 
 
-def test_extremes_agree_where_it_was_measured_and_part_on_slower_networks() -> None:
-    """Both extreme models match measured steps and differ on a slower network."""
-    truth = make_truth()
-    case, sparse = make_training_case(), make_training_case("topk:0.01")
-    model = StepModel.calibrate(FACTS, truth.network, records_of(truth, sparse))
-    low, high = model.extremes()
-    assert low.slowdown < model.slowdown < high.slowdown
-    for trained_case in (case, sparse):
-        steps = [each.predict(trained_case).step_ms for each in (low, model, high)]
-        assert steps == pytest.approx([truth.predict(trained_case).step_ms] * 3, rel=0.005)
-    slower = LinearNetwork(beta_us_per_byte=3e-2)
-    step_times_ms = [
-        dataclasses.replace(each, network=slower).predict(case).step_ms
-        for each in (low, model, high)
-    ]
-    assert step_times_ms == sorted(step_times_ms)
-    assert step_times_ms[2] > 1.02 * step_times_ms[0]
-    assert truth.extremes() == (truth, truth)
-
-
 def test_bounds_know_nothing_of_slowdown() -> None:
     """Compute both bounds without slowdown, and extend them to include the prediction."""
     case = make_training_case(cap="1")

@@ -20,7 +20,6 @@ pytest.importorskip("numba")
 
 from stand_in import StandIn  # noqa: E402 - after the skips
 
-from commbench.ddp import block  # noqa: E402 - after the skips
 from commbench.ddp.inspect import main  # noqa: E402
 from commbench.ddp.inspection import inspect_workload  # noqa: E402 - after the skips
 
@@ -56,26 +55,6 @@ def test_facts_of_a_small_model() -> None:
     assert 2 * 8 * 4 + 8 == facts.buffer_bytes
     assert (6, "accuracy", 0.9, 7) == (facts.batch_size, facts.metric, facts.target, facts.steps)
     assert min(facts.forward_ms, facts.optimizer_ms) > 0
-
-
-def test_lists_of_bucket_sizes_are_taken_where_ddp_has_the_option(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Detect DDP's option for lists of bucket sizes by its signature."""
-
-    class Old:
-        """A DDP without lists."""
-
-        def __init__(self, module: Any, bucket_cap_mb: float | None = None) -> None: ...
-
-    class New(Old):
-        """A DDP with lists."""
-
-        def __init__(self, module: Any, bucket_cap_mb_list: Any = None) -> None: ...
-
-    for ddp, expected in ((Old, False), (New, True)):
-        monkeypatch.setattr(block, "DistributedDataParallel", ddp)
-        assert expected == inspect_workload(workload()).takes_lists
 
 
 def test_dtypes_and_frozen_parameters() -> None:

@@ -51,7 +51,6 @@ LATE_IMPORTS = {
         "live.attach",
     ): "a process that makes no DDP model loads nothing of commbench",
     ("report.page.writing", "report.figures"): "printing a table draws no figure",
-    ("cli.predict", "report.figures.rates"): "printing a table draws no figure",
 }
 #: Libraries that may be imported inside functions, each with the reason.
 LATE_LIBRARIES = {

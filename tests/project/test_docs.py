@@ -85,17 +85,10 @@ def test_every_field_of_kept_runs_is_described() -> None:
 
 
 def figures() -> list[Any]:
-    """Return the names of the drawings.
-
-    The search for break-even rates takes longer than all others together.
-    """
+    """Return the names of the drawings."""
     if not importlib.util.find_spec("torch"):
         return []
-    names = [*load_generator().FIGURES, *load_generator().DRAWN]
-    return [
-        pytest.param(name, marks=[pytest.mark.slow] if name == "break_even.png" else [])
-        for name in names
-    ]
+    return [*load_generator().FIGURES, *load_generator().DRAWN]
 
 
 @pytest.mark.parametrize("name", figures())

@@ -46,9 +46,9 @@ def make_run(path: Path, sizes: tuple[int, ...] = SIZES) -> Path:
 def test_the_model_is_written_where_sizes_suffice(tmp_path: Path) -> None:
     """Write the fitted model, and nothing for two sizes."""
     path = make_run(tmp_path / "mine")
-    written = NetworkModel.from_json(json.loads((path / MODEL).read_text()))
-    assert network_model(load_run(path)) == written
-    assert 1 == len(written.curves)
+    written = json.loads((path / MODEL).read_text())
+    assert json.loads(json.dumps(network_model(load_run(path)).to_json())) == written
+    assert 1 == len(written["curves"])
     few = make_run(tmp_path / "few", (KIB, MIB))
     assert not (few / MODEL).exists()
     assert {} == network_model(load_run(few)).curves

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commbench.analysis.comparison import compare
-from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.runs import network_model, straggler_findings
 from commbench.cli.presentation import print_run, print_unfinished
 from commbench.cli.terminal import make_console
@@ -354,21 +353,3 @@ def test_edited_runs_are_read_or_refused(
     write_changed(tmp_path / "mine", name, random.Random(seed))
     is_read_or_refused(lambda: use(load_run(tmp_path / "mine"), original(name)))
     capsys.readouterr()
-
-
-@settings(max_examples=repetitions(100))
-@given(seed=st.integers(0, 2**32))
-def test_edited_models_are_read_or_refused(seed: int) -> None:
-    """Read a model edited at random, or refuse it in one sentence."""
-    sizes = (1024, 4096, 16384, 65536)
-    records = [
-        record
-        for size in sizes
-        for record in make_launches(
-            [size / 100, size / 99],
-            make_record().case.__class__(**{**vars(make_record().case), "message_bytes": size}),
-        )
-    ]
-    model = json.loads(json.dumps(NetworkModel.fit(records).to_json()))
-    change(model, random.Random(seed))
-    is_read_or_refused(lambda: NetworkModel.from_json(model).to_json())

@@ -9,7 +9,6 @@ from tuning_world import World, default_world, make_plan, play
 
 from commbench.errors import InputError
 from commbench.results.record_types import AnyRecord, collective_records, training_records
-from commbench.tuner import choice as choosing
 from commbench.tuner.choice import Chooser, fit_steps
 
 
@@ -43,20 +42,6 @@ def test_a_hook_that_did_harm_when_calibrated_is_not_predicted() -> None:
     ]
     predicted = chooser(world).predict(collective_records(records), harmed)
     assert {"none", "topk:0.01"} == {case.hook_name for case in predicted}
-
-
-def test_lists_are_offered_without_compression_and_with_the_fastest_hook(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Add the model's best lists for no hook and for the fastest hook."""
-    monkeypatch.setattr(choosing, "best_list", lambda _model, _case: "2+3+40")
-    world = World(plan=make_plan(), misfit=0.0)
-    records = calibrated(world)
-    for lists, expected in ((True, {"none", "topk:0.01"}), (False, set())):
-        predicted = chooser(world, allows_lists=lists).predict(
-            collective_records(records), training_records(records)
-        )
-        assert expected == {case.hook_name for case in predicted if "+" in case.bucket_cap_mb}
 
 
 def test_there_is_no_model_without_the_default() -> None:

@@ -423,16 +423,6 @@ def test_three_hooks_with_a_round_are_within_a_quarter(budget: str, caps: int) -
     assert plan.round_sizes[0] >= 3
 
 
-@pytest.mark.parametrize(("caps", "expected"), [([], True), (["2"], False)])
-def test_lists_join_where_torch_takes_them_and_no_sizes_are_named(
-    caps: list[str], *, expected: bool
-) -> None:
-    """Offer lists by the recorded facts of the workload."""
-    facts = dataclasses.replace(make_facts(), takes_lists=True)
-    assert expected == make_plan(facts, caps=caps)._chooser.allows_lists
-    assert not make_plan(caps=caps)._chooser.allows_lists
-
-
 def test_named_bucket_sizes_with_equal_layouts_are_one() -> None:
     """Replace named sizes with equal layouts by the default."""
     plan = make_plan(make_facts(4, 1.0), caps=["25", "100", "2"])

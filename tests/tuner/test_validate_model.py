@@ -64,14 +64,6 @@ def judged(findings: ModuleType, **changes: Any) -> Any:
     return findings.Judged(**{**fields, **changes})
 
 
-def point(
-    *, density: float = 0.01, has_won: bool | None = True, agrees: bool | None = True
-) -> dict[str, Any]:
-    """Return a density at which top-k was measured."""
-    where = {"where": "mlp, 2 hosts, 1gbit", "world_size": 2, "predicted": 0.3, "speedup": 2.0}
-    return {**where, "density": density, "has_won": has_won, "agrees": agrees}
-
-
 def outcomes(results: Any) -> list[bool]:
     """Return whether each aim is met."""
     return [aim.met for aim in results.aims]
@@ -111,7 +103,6 @@ def test_one_bad_scenario_fails(
         ("scenarios", "step_ms", 0.1),
         ("collectives", "time_us", 0.1),
         ("growth", "time_us", 0.2),
-        ("break-even", "density", 0.1),
     ],
 )
 def test_errors_are_medians_over_held_out_predictions(
@@ -134,31 +125,15 @@ def test_errors_are_medians_over_held_out_predictions(
         assert [met] == outcomes(results)
 
 
-def test_break_even_needs_both_sides(findings: ModuleType) -> None:
-    """Require four decided points on both sides, and no contradiction."""
-    won, lost = point(), point(density=0.5, has_won=False)
-    unclear, wrong = point(has_won=None, agrees=None), point(agrees=False)
-    for points, met in (
-        ([won, won, lost, lost], True),
-        ([won, won, lost, lost, unclear], True),
-        ([won, won, lost, unclear], False),
-        ([won, won, won, won], False),
-        ([won, won, won, lost, wrong], False),
-    ):
-        assert [met] == outcomes(findings.Findings(points=points))
-
-
 def test_everything_stands_in_a_table(findings: ModuleType) -> None:
-    """Print scenarios, errors, curves, points and aims, also if unknown."""
+    """Print scenarios, errors, curves and aims, also if unknown."""
     empty = {
         "regret_ci": (-0.01, 0.2),
         "regret_fair": None,
         "rank_correlation": None,
         "step_error": None,
     }
-    results = findings.Findings(
-        judged=[judged(findings, **empty)], points=[point(), point(has_won=None, agrees=None)]
-    )
+    results = findings.Findings(judged=[judged(findings, **empty)])
     results.add(
         "growth",
         "a curve",
@@ -166,7 +141,7 @@ def test_everything_stands_in_a_table(findings: ModuleType) -> None:
         "held_out",
         [HeldOutPair(what="8 B", predicted=1.0, measured=2.0)],
     )
-    assert [1, 1, 1, 2, 5] == [table.row_count for table in findings.tables(results)]
+    assert [1, 1, 1, 4] == [table.row_count for table in findings.tables(results)]
 
 
 def test_only_settings_that_were_not_calibrated_on_are_held_out(
@@ -255,7 +230,7 @@ def test_finished_commands_are_not_run_again(
     with pytest.raises(InputError, match=r"code 1; see .*second\.log"):
         runs.make("second", ["run", "bad"])
     again = validate_model.Runs(tmp_path, shown.append)
-    assert [True, False] == [again.has("first"), again.has("second")]
+    assert ["first"] == [entry["command"][-1] for entry in again.done]
     shown.clear()
     again.make("first", ["run"])
     assert [] == shown

@@ -10,7 +10,6 @@ import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from commbench.analysis.prediction.timeline import BucketWork, overlapped_end_ms
 from commbench.ddp.plan.cases import SWEEP, TrainingCase
@@ -21,16 +20,11 @@ from commbench.ddp.plan.records import TrainingRecord
 #: it, unless the step hardly depends on the parameter.
 USUAL_CONTENTION, LOOSE_CONTENTION, LOOSE_SLOWDOWN, LOOSE_UNEXPLAINED = 0.5, 1.0, 0.1, 0.01
 _ONE_PERCENT = 0.01**2
-#: Quantile of chi-square with 1 degree of freedom: rise of -2 log likelihood at the ends of a 95 %
-#: interval.
-CHI_SQUARE_95 = 3.84
 #: Communication takes between half and twice its time alone; anything beyond has another cause.
 FARTHEST_SLOWDOWN = 2.0
 #: Copying reads one tensor and writes another; dividing in place touches one: half the memory
 #: traffic.
 COPY_OVER_DIVISION = 2.0
-#: A slowdown beyond this share of the limit counts as on the border.
-BORDER = 0.95
 #: Points of the first grid, and halvings of the neighbourhood of its best point.
 GRID, HALVINGS = 7, 5
 
@@ -153,27 +147,9 @@ class Observation:
         )
         return self.others_ms + end_ms + unexplained_ms - self.step_ms
 
-    def error(self, sharing: Sharing) -> float:
-        """Return (predicted - measured) / measured."""
-        return self.excess_ms(sharing) / self.step_ms
 
-
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """Fitted `Sharing` by hook: the best fit, and both ends of the slowdown's interval."""
-
-    likely: Mapping[str, Sharing]
-    least: Mapping[str, Sharing]
-    """With the smallest slowdown that the steps allow; the other parameters are refitted."""
-    most: Mapping[str, Sharing]
-    """With the largest."""
-    error: float
-    """Root mean square of the remaining relative errors of hooks with several measured settings;
-    else 0."""
-
-
-def fit_sharing(observations: Mapping[str, Sequence[Observation]]) -> Calibration:
-    """Fit by least squares of relative errors with weak priors.
+def fit_sharing(observations: Mapping[str, Sequence[Observation]]) -> dict[str, Sharing]:
+    """Return each hook's `Sharing`, fitted by least squares of relative errors with weak priors.
 
     Each hook's mean error is its unexplained time.
 
@@ -185,41 +161,13 @@ def fit_sharing(observations: Mapping[str, Sequence[Observation]]) -> Calibratio
     communication.
     """
 
-    @cache
     def loss(logarithm: float) -> float:
         misfit = sum(_fit_hook(of_hook, logarithm)[0] for of_hook in observations.values())
         return misfit + _ONE_PERCENT * (logarithm / LOOSE_SLOWDOWN) ** 2
 
     farthest = math.log(FARTHEST_SLOWDOWN)
     _, best = _minimum(loss, -farthest, farthest)
-    least, most = _allowed(loss, best, farthest, sum(map(len, observations.values())))
-    best_fit, at_least, at_most = (
-        {hook: _sharing(of_hook, logarithm) for hook, of_hook in observations.items()}
-        for logarithm in (best, least, most)
-    )
-    return Calibration(
-        likely=best_fit, least=at_least, most=at_most, error=_remaining(observations, best_fit)
-    )
-
-
-def _remaining(
-    observations: Mapping[str, Sequence[Observation]], sharings: Mapping[str, Sharing]
-) -> float:
-    """Return the root mean square of relative errors.
-
-    The unexplained time uses one degree of freedom per hook.
-    """
-    with_several = {hook: of_hook for hook, of_hook in observations.items() if len(of_hook) > 1}
-    squares = sum(
-        observation.error(sharings[hook]) ** 2
-        for hook, of_hook in with_several.items()
-        for observation in of_hook
-    )
-    return (
-        math.sqrt(squares / sum(len(of_hook) - 1 for of_hook in with_several.values()))
-        if with_several
-        else 0.0
-    )
+    return {hook: _sharing(of_hook, best) for hook, of_hook in observations.items()}
 
 
 def _sharing(observations: Sequence[Observation], logarithm: float) -> Sharing:
@@ -257,26 +205,6 @@ def _misfit(slowed: Sequence[Observation], contention: float) -> float:
         sum(scale**2 for scale in scales) + prior
     )
     return sum(error**2 for error in errors) - explained
-
-
-def _allowed(
-    loss: Callable[[float], float], best: float, farthest: float, steps: int
-) -> tuple[float, float]:
-    """Return the 95 % interval of the log slowdown, by likelihood ratio.
-
-    The error of a step counts as 1 %, or more if the residuals are larger. A best fit on the border
-    indicates another cause; the interval is then extended to no slowdown.
-    """
-    level = loss(best) + CHI_SQUARE_95 * max(_ONE_PERCENT, loss(best) / steps)
-    ends = []
-    for border in (-farthest, farthest):
-        inside, outside = best, border
-        for _ in range(HALVINGS if loss(border) > level else 0):
-            middle = (inside + outside) / 2
-            inside, outside = (inside, middle) if loss(middle) > level else (middle, outside)
-        ends.append(outside)
-    is_on_border = abs(best) > BORDER * farthest
-    return (min(ends[0], 0.0), max(ends[1], 0.0)) if is_on_border else (ends[0], ends[1])
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> tuple[float, float]:

@@ -33,7 +33,7 @@ from commbench.analysis.prediction.fits import (
     times_array,
 )
 from commbench.errors import InputError
-from commbench.schema import JsonMapping, JsonObject, Signed, read_as
+from commbench.schema import JsonObject
 from commbench.stats import Floats, Interval
 
 #: A picosecond: shorter than any measured time, so that computed values stay finite.
@@ -56,7 +56,7 @@ class Curve:
     """Median over launches at each size."""
     segments: tuple[Segment, ...]
     """Ascending and adjacent."""
-    residuals: tuple[Signed, ...]
+    residuals: tuple[float, ...]
     """(fitted - measured) / measured at each size."""
     held_out_error: float | None = None
     """Median absolute relative error at held-out sizes; None if there are too few sizes to hold
@@ -230,59 +230,9 @@ class Curve:
             "trust": self.trust,
         }
 
-    @classmethod
-    def from_json(cls, data: JsonMapping) -> Curve:
-        """Return the curve that `to_json` wrote; unknown entries are ignored.
-
-        Raises:
-            InputError: the data are no curve.
-        """
-        try:
-            curve = read_as(cls, data)
-        except InputError as error:
-            raise InputError(
-                f"These data are no curve of commbench ({error}); fit the run again."
-            ) from error
-        if not _is_sound(curve):
-            raise InputError(
-                "These data are no curve of commbench (sizes, times and segments disagree); fit the"
-                " run again."
-            )
-        return curve
-
 
 def _ends(interval: Interval | None) -> list[float] | None:
     return [interval.low, interval.high] if interval else None
-
-
-def _is_sound(curve: Curve) -> bool:
-    """Return whether a curve that was read is consistent."""
-    sizes, ends = (
-        list(curve.sizes),
-        [end for s in curve.segments for end in (s.from_bytes, s.to_bytes)],
-    )
-    return (
-        len(sizes) >= LEAST_CURVE
-        and sizes == sorted(set(sizes))
-        and sizes[0] > 0
-        and {len(curve.times_us), len(curve.residuals), len(curve.launches_us)} == {len(sizes)}
-        and len({len(launches) for launches in curve.launches_us}) == 1
-        and all(time >= SHORTEST_US for time in curve.times_us)
-        and all(
-            time is None or time >= SHORTEST_US
-            for launches in curve.launches_us
-            for time in launches
-        )
-        and 0 <= curve.trust <= 1
-        and bool(ends)
-        and [ends[0], ends[-1]] == [sizes[0], sizes[-1]]
-        and ends == sorted(ends)
-        and set(ends) <= set(sizes)
-        and all(
-            min(s.alpha_us, s.beta_us_per_byte) >= 0 < s.time_us(s.from_bytes)
-            for s in curve.segments
-        )
-    )
 
 
 def fit_curve(sizes: Sequence[int], launches_us: Sequence[Sequence[float | None]]) -> Curve:

@@ -1,204 +1,28 @@
-"""The rows of ``commbench predict``: collectives, training steps and break-evens, with their
-intervals.
-"""
+"""The rows of ``commbench predict``: collectives and training steps, with their intervals."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
-from commbench.analysis.prediction.breakeven import (
-    SLOWEST_BPS,
-    SPARSEST,
-    BreakEven,
-    BreakEvenSearch,
-    RateSearch,
-)
-from commbench.analysis.prediction.bucketing import candidate_caps
 from commbench.analysis.prediction.fits import LEVEL, log_half_width
-from commbench.analysis.prediction.growth import GrowingCurve, HeldOut
-from commbench.analysis.prediction.larger import (
+from commbench.analysis.prediction.law import (
+    KEPT_STEP_ERROR,
+    OVER_KEPT_RUNS,
     Family,
-    GrowingNetwork,
-    LargerNetwork,
-    TrainedWorkload,
-    best_buckets,
-    hook_case,
-    local_step_ms,
-    model_on_network,
-    model_on_own_cores,
-    model_with_density,
+    ForecastNetwork,
+    Place,
 )
-from commbench.analysis.prediction.steps import StepModel, StepPrediction
+from commbench.analysis.prediction.replay import TrainedWorkload
 from commbench.collectives.operations import OPERATIONS
-from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.errors import InputError, Reason
-from commbench.hooks.registry import NONE, gathered_density
 from commbench.schema import JsonObject
-from commbench.stats import Interval
-from commbench.units import algbw_GBps, format_link_rate, format_size
+from commbench.units import algbw_GBps, format_link_rate
 
-_LEVEL = 0.95
-#: Halvings of the range of densities for an end of an interval: to 10 %.
-_HALVINGS = 7
 PREDICTED = "predicted"
-#: Bucket sizes compared on each network; the step hardly differs between more.
-_CAPS = 6
-#: Above this share of start-ups nothing is predicted if start-ups between hosts are unmeasured.
-_MOST_UNKNOWN = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkEnd:
-    """A predicted network with all collective times at the same end of their 95 % intervals."""
-
-    network: LargerNetwork
-    is_high: bool
-    _cached_us: dict[tuple[str, str, float], float] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.network.world_size
-
-    @property
-    def servers(self) -> int:
-        """Concurrent buckets."""
-        return self.network.servers
-
-    def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
-        """Return the time of one operation alone at that end, in microseconds.
-
-        Raises:
-            InputError: as `LargerNetwork.time_us`.
-        """
-        key = operation, dtype, message_bytes
-        if key not in self._cached_us:
-            likely = self.network.time_us(*key)
-            estimate = self.network.estimate(*key)
-            self._cached_us[key] = (
-                max(likely, estimate.high_us) if self.is_high else min(likely, estimate.low_us)
-            )
-        return self._cached_us[key]
-
-
-@dataclass(frozen=True, kw_only=True)
-class UncertainSteps:
-    """The model of a step on one network, and pairs of models at the ends of each independent
-    uncertainty.
-    """
-
-    likely: StepModel
-    ends: Sequence[tuple[StepModel, StepModel]]
-    """At the ends of the network's intervals, and of the slowdown's interval."""
-    network: LargerNetwork
-    held_out: HeldOut
-    """The error of steps."""
-
-    @classmethod
-    def on(cls, model: StepModel, network: LargerNetwork, held_out: HeldOut) -> UncertainSteps:
-        """Return the model of a measured step on another network."""
-        low, high = (
-            model_on_network(model, NetworkEnd(network=network, is_high=is_high))
-            for is_high in (False, True)
-        )
-        least, most = (model_on_network(extreme, network) for extreme in model.extremes())
-        ends = [(low, high), (least, most)]
-        return cls(
-            likely=model_on_network(model, network), ends=ends, network=network, held_out=held_out
-        )
-
-    def sent(self, case: TrainingCase) -> list[tuple[str, str, float]]:
-        """Return a case's messages: operation, data type and bytes, as for
-        `LargerNetwork.estimate`.
-        """
-        return [
-            (message.operation, message.dtype, message.message_bytes)
-            for message in self.likely.messages(case)
-        ]
-
-    def interval_ms(self, step: StepPrediction) -> Interval:
-        """Return the interval of a predicted step.
-
-        Without a held-out error, it lacks the model's error.
-
-        Raises:
-            InputError: the network lacks a collective that the hook uses.
-        """
-        below, above = self._log_half_widths(step)
-        return Interval(
-            low=step.step_ms * math.exp(-math.hypot(below, self._model_half_width)),
-            high=step.step_ms * math.exp(math.hypot(above, self._model_half_width)),
-            level=_LEVEL,
-        )
-
-    def break_even(self, caps: Sequence[str]) -> tuple[BreakEven, Interval]:
-        """Return the break-even density and its interval; 0 at an end at which top-k never pays.
-
-        Raises:
-            InputError: as `commbench.analysis.prediction.breakeven.break_even`.
-        """
-        search = BreakEvenSearch(model=self.likely, caps=caps)
-        density = search.density()
-        sparse, hook = self._with_density(density or SPARSEST)
-        worst, best = sparse.handicaps(hook, caps)
-        low, high = (search.density(handicap=by, halvings=_HALVINGS) or 0.0 for by in (worst, best))
-        likely = BreakEven(
-            world_size=self.likely.network.world_size, dense_ms=search.dense_ms, density=density
-        )
-        return likely, Interval(
-            low=min(low, density or 0.0), high=max(high, density or 0.0), level=_LEVEL
-        )
-
-    def handicaps(self, hook: str, caps: Sequence[str]) -> tuple[float, float]:
-        """Return the factors on a hook's step, the largest and the smallest, that the uncertainty
-        of both sides allows.
-
-        The collective times of the hook and of dense gradients and the error of steps count as
-        independent.
-
-        Raises:
-            InputError: the network lacks a collective that the hook uses.
-        """
-        below, above = self._log_half_widths(best_buckets(self.likely, NONE, caps))
-        faster, slower = self._log_half_widths(best_buckets(self.likely, hook, caps))
-        worst = math.exp(math.hypot(below, slower, self._model_half_width))
-        return worst, math.exp(-math.hypot(above, faster, self._model_half_width))
-
-    @property
-    def _model_half_width(self) -> float:
-        """The half-width of a step's interval in logarithms, on a network with known times."""
-        return log_half_width(self.held_out.error or 0.0)
-
-    def _with_density(self, density: float) -> tuple[UncertainSteps, str]:
-        """Return the same models with top-k of a density, and the name of that hook."""
-        likely, hook = model_with_density(self.likely, density)
-        ends = [
-            (model_with_density(low, density)[0], model_with_density(high, density)[0])
-            for low, high in self.ends
-        ]
-        return dataclasses.replace(self, likely=likely, ends=ends), hook
-
-    def _log_half_widths(self, step: StepPrediction) -> tuple[float, float]:
-        """Return how far a step's logarithm may lie below and above, from independent
-        uncertainties.
-        """
-        below, above = [0.0], [0.0]
-        for pair in self.ends:
-            logs = [math.log(model.predict(step.case).step_ms / step.step_ms) for model in pair]
-            below.append(max(0.0, -min(logs)))
-            above.append(max(0.0, *logs))
-        return math.hypot(*below), math.hypot(*above)
-
-
-# --------------------------------------------------------------------------------------------- rows
 
 
 def _column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
@@ -214,17 +38,15 @@ class CollectiveForecast:
     operation: str = ""
     backend: str = ""
     dtype: str = ""
-    pattern: str = ""
     message_bytes: int = 0
     world_size: int = 0
     ranks_per_node: int = 1
     rate: str = _column("of every host's link; empty: as measured", "")
     time_us: float | None = None
     time_us_low: float | None = _column("interval")
-    time_us_high: float | None = _column("empty: it takes longer, by an unknown amount")
-    level: float | None = _column("of the interval; empty: it rests on an assumed error")
+    time_us_high: float | None = None
+    level: float | None = _column("of the interval; empty: its error is of other runs")
     busbw_GBps: float | None = None  # noqa: N815 - a unit
-    algorithm: str = ""
     held_out_error: float | None = _column("median absolute relative error of such predictions")
     held_out_over: str = ""
     status: str = "ok"
@@ -239,113 +61,33 @@ class CollectiveForecast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingForecast:
-    """The columns that every prediction about a training begins with."""
+class StepForecast:
+    """A training step with one hook at the best of its bucket sizes on one network.
+
+    None is an empty cell.
+    """
 
     kind: str = PREDICTED
-    about: str = ""
+    about: str = "step"
     workload: str = ""
     backend: str = ""
     batch_per_rank: int = 0
     precision: str = ""
     trained_on: str = _column("ranks and run", "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepForecast(TrainingForecast):
-    """A training step with one hook at the best bucket size on one network.
-
-    None is an empty cell.
-    """
-
-    about: str = "step"
     hook: str = ""
     world_size: int = 0
     ranks_per_node: int = 1
     rate: str = ""
-    bucket_cap_mb: str = _column("the best of those compared", "")
+    bucket_cap_mb: str = _column("the best of those trained", "")
     step_ms: float | None = None
-    step_ms_low: float | None = _column(
-        "interval; without the error of steps where no held-out error is known"
-    )
-    step_ms_high: float | None = _column("empty: it takes longer, by an unknown amount")
-    level: float | None = _column(
-        "of the interval; empty: it lacks that error, or rests on an assumed one"
-    )
-    overlapped_ms: float | None = _column(
-        "if communication took what it takes alone and overlapped perfectly"
-    )
-    serial_ms: float | None = _column("the same if it did not overlap at all")
+    step_ms_low: float | None = _column("interval; empty: of one launch, as measured")
+    step_ms_high: float | None = None
+    level: float | None = _column("as of a collective")
     exposed_comm_ms: float | None = None
-    default_step_ms: float | None = _column("with DDP's default buckets")
-    local_step_ms: float | None = _column(
-        "the step without DDP, as measured, by ranks with cores of their own"
-    )
-    ranks_a_core: float = _column("as it was trained, taken out of its computing; 1 or more", 1.0)
+    local_step_ms: float | None = _column("the step without DDP, as measured")
     scaling_efficiency: float | None = _column("local_step_ms over step_ms")
     held_out_error: float | None = _column("median absolute relative error of such predictions")
     held_out_over: str = ""
-    network_error: float | None = _column(
-        "the same of the collectives that it sends, the largest; empty: measured"
-    )
-    status: str = "ok"
-    reason: Reason | None = None
-
-    @property
-    def subject(self) -> str:
-        """The predicted hook."""
-        return self.hook
-
-
-@dataclass(frozen=True, kw_only=True)
-class BreakEvenForecast(TrainingForecast):
-    """The density below which top-k beats dense gradients, on one network.
-
-    None is an empty cell.
-    """
-
-    about: str = "break_even"
-    world_size: int = 0
-    ranks_per_node: int = 1
-    rate: str = ""
-    dense_step_ms: float | None = None
-    density: float | None = _column("below it top-k is faster; empty: at none")
-    density_low: float | None = _column("interval; 0: at none")
-    density_high: float | None = None
-    level: float | None = _column("as of a step")
-    byte_density: float | None = _column("above it top-k sends more bytes than a ring all_reduce")
-    held_out_error: float | None = _column("median absolute relative error of such steps")
-    held_out_over: str = ""
-    network_error: float | None = _column("as of a step, of either side")
-    status: str = "ok"
-    reason: Reason | None = None
-
-    @property
-    def subject(self) -> str:
-        """The predicted workload."""
-        return self.workload
-
-
-@dataclass(frozen=True, kw_only=True)
-class BreakEvenRateForecast(TrainingForecast):
-    """The link rate below which a hook beats dense gradients, on one number of ranks.
-
-    None is an empty cell.
-    """
-
-    about: str = "break_even_rate"
-    hook: str = ""
-    world_size: int = 0
-    ranks_per_node: int = 1
-    rate_bps: float | None = _column(
-        "below it the hook is faster, in bits per second; empty: at none"
-    )
-    rate_bps_low: float | None = _column("interval; 0: at none")
-    rate_bps_high: float | None = _column("1e12: at any")
-    level: float | None = _column("as of a step")
-    held_out_error: float | None = _column("median absolute relative error of such steps")
-    held_out_over: str = ""
-    network_error: float | None = _column("as of a step, of either side")
     status: str = "ok"
     reason: Reason | None = None
 
@@ -358,18 +100,10 @@ class BreakEvenRateForecast(TrainingForecast):
 #: Values of columns that forecasts share, by the name of the column.
 Columns: TypeAlias = Mapping[str, Any]
 
-AnyForecast = CollectiveForecast | StepForecast | BreakEvenForecast | BreakEvenRateForecast
+AnyForecast = CollectiveForecast | StepForecast
 #: Columns of one table of all rows; a row leaves the columns of other kinds empty.
 COLUMNS = tuple(
-    dict.fromkeys(
-        each.name
-        for row in (CollectiveForecast, StepForecast, BreakEvenForecast)
-        for each in fields(row)
-    )
-)
-#: The same with break-even rates.
-COLUMNS_WITH_RATES = tuple(
-    dict.fromkeys([*COLUMNS, *(each.name for each in fields(BreakEvenRateForecast))])
+    dict.fromkeys(each.name for row in (CollectiveForecast, StepForecast) for each in fields(row))
 )
 
 
@@ -389,18 +123,26 @@ class Networks:
     """None: as measured."""
     ranks_per_node: int = 1
 
-    def __iter__(self) -> Iterator[tuple[float | None, int]]:
+    def __iter__(self) -> Iterator[Place]:
         """Iterate over rates and, for each, numbers of ranks."""
-        return iter(itertools.product(self.rates_bps, self.world_sizes))
+        for rate_bps, world_size in itertools.product(self.rates_bps, self.world_sizes):
+            yield Place(
+                world_size=world_size, ranks_per_node=self.ranks_per_node, rate_bps=rate_bps
+            )
 
-    def named(self, world_size: int, rate_bps: float | None) -> dict[str, Any]:
-        """Return the columns that name a network."""
-        rate = "" if rate_bps is None else format_link_rate(rate_bps)
-        return {"world_size": world_size, "ranks_per_node": self.ranks_per_node, "rate": rate}
+
+def _named(place: Place) -> dict[str, Any]:
+    """Return the columns that name a network."""
+    rate = "" if place.rate_bps is None else format_link_rate(place.rate_bps)
+    return {
+        "world_size": place.world_size,
+        "ranks_per_node": place.ranks_per_node,
+        "rate": rate,
+    }
 
 
 def collective_forecasts(
-    network: GrowingNetwork, networks: Networks, sizes: Sequence[int] | None = None
+    network: ForecastNetwork, networks: Networks, sizes: Sequence[int] | None = None
 ) -> list[CollectiveForecast]:
     """Predict every measured operation; a row that cannot be predicted has the reason.
 
@@ -410,241 +152,76 @@ def collective_forecasts(
         sizes: message sizes in bytes; None: up to three of the measured sizes.
     """
     rows = []
-    for family, curve in network.curves.items():
-        for (rate, ranks), size in itertools.product(networks, sizes or _some_sizes(curve)):
-            columns = family._asdict() | networks.named(ranks, rate) | {"message_bytes": size}
-            rows.append(_collective(family, curve, columns, rate, networks.ranks_per_node))
+    for family, curves in network.curves.items():
+        measured = curves[-1].curve.sizes
+        usual = sorted({measured[0], measured[len(measured) // 2], measured[-1]})
+        for place, size in itertools.product(networks, sizes or usual):
+            rows.append(_collective(network, family, place, size))
     return rows
 
 
 def _collective(
-    family: Family, curve: GrowingCurve, columns: Columns, rate: float | None, ranks_per_node: int
+    network: ForecastNetwork, family: Family, place: Place, size: int
 ) -> CollectiveForecast:
-    size, ranks = columns["message_bytes"], columns["world_size"]
+    columns = family._asdict() | _named(place) | {"message_bytes": size}
     try:
-        estimate = curve.estimate(size, ranks, rate, ranks_per_node=ranks_per_node)
+        estimate = network.estimate(family, size, place)
     except InputError as error:
         return CollectiveForecast(**columns, status="unsupported", reason=Reason.of(error))
-    if estimate.is_lower_bound and estimate.start_up > _MOST_UNKNOWN:
-        subject = f"{family.backend} {family.operation}"
-        reason = _unknown_start_up(subject, f"{subject} of {format_size(size)}")
-        return CollectiveForecast(**columns, status="unsupported", reason=reason)
-    together = ranks // ranks_per_node if family.pattern == "cross" else ranks  # ranks of a group
-    busbw = OPERATIONS[family.operation].busbw_factor(together) * algbw_GBps(size, estimate.time_us)
+    factor = OPERATIONS[family.operation].busbw_factor(place.world_size)
     return CollectiveForecast(
         **columns,
         time_us=estimate.time_us,
         time_us_low=estimate.low_us,
-        time_us_high=None if estimate.is_lower_bound else estimate.high_us,
-        level=None if estimate.is_lower_bound else estimate.level,
-        busbw_GBps=None if estimate.is_lower_bound else busbw,
-        algorithm=estimate.algorithm,
-        held_out_error=curve.held_out.error,
-        held_out_over=curve.held_out.over,
+        time_us_high=estimate.high_us,
+        level=estimate.level,
+        busbw_GBps=factor * algbw_GBps(size, estimate.time_us),
+        held_out_error=estimate.held_out_error,
+        held_out_over=estimate.held_out_over,
     )
 
 
-def _unknown_start_up(subject: str, prediction: str) -> Reason:
-    return Reason(
-        code="start_up_unmeasured", subject=subject, parameters={"prediction": prediction}
-    )
-
-
-def _some_sizes(curve: GrowingCurve) -> list[int]:
-    """Return the smallest, the middle and the largest size that were measured on the most ranks."""
-    sizes = list(curve.measured[-1].curve.sizes)
-    return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
-
-
-# ----------------------------------------------------------------------------------------- training
-
-
-def training_forecasts(
+def step_forecasts(
     trained: TrainedWorkload,
-    network: GrowingNetwork,
+    network: ForecastNetwork,
     networks: Networks,
     hooks: Iterable[str] | None = None,
-) -> tuple[list[StepForecast], list[BreakEvenForecast]]:
-    """Predict a workload's training on each network.
-
-    Returns:
-        The step of every trained hook, or of ``hooks``, at its best bucket size; and the density
-        below which top-k is faster than the best step with dense float32 gradients.
-
-    Raises:
-        InputError: as `TrainedWorkload.model`.
-    """
-    oversubscription = trained.oversubscription
-    model = model_on_own_cores(trained.model(network), oversubscription)
-    caps = candidate_caps(trained.facts, most=_CAPS)
-    held_out = trained.held_out(network)
-    workload_columns = {
-        **trained.identity_columns,
-        "held_out_error": held_out.error,
-        "held_out_over": held_out.over,
-    }
-    forecast_hooks = list(hooks or trained.hooks)
-    steps, break_evens = [], []
-    for rate, ranks in networks:
-        target = network.at(
-            trained.backend, ranks, rate_bps=rate, ranks_per_node=networks.ranks_per_node
-        )
-        uncertain = UncertainSteps.on(model, target, held_out)
-        columns = {**workload_columns, **networks.named(ranks, rate)}
-        steps += [
-            _step(
-                uncertain,
-                hook,
-                caps,
-                {**columns, "hook": hook, "ranks_a_core": oversubscription},
-                is_lower_bound=target.is_lower_bound,
-            )
-            for hook in forecast_hooks
-        ]
-        break_evens.append(
-            _break_even(uncertain, caps, columns, is_lower_bound=target.is_lower_bound)
-        )
-    return steps, break_evens
-
-
-def _step(
-    steps: UncertainSteps, hook: str, caps: Sequence[str], columns: Columns, *, is_lower_bound: bool
-) -> StepForecast:
-    model = steps.likely
-    try:
-        best = best_buckets(model, hook, caps)
-        default = model.predict(hook_case(model, hook, DEFAULT_CAP))
-        interval, rests_on = (
-            steps.interval_ms(best),
-            _rests_on(steps, [best.case], is_lower_bound=is_lower_bound),
-        )
-    except InputError as error:
-        return StepForecast(**columns, status="unsupported", reason=Reason.of(error))
-    local_ms = local_step_ms(model)
-    return StepForecast(
-        **columns,
-        **rests_on,
-        bucket_cap_mb=best.case.bucket_cap_mb,
-        step_ms=best.step_ms,
-        step_ms_low=interval.low,
-        step_ms_high=None if is_lower_bound else interval.high,
-        overlapped_ms=best.overlapped_ms,
-        serial_ms=best.serial_ms,
-        exposed_comm_ms=best.exposed_comm_ms,
-        default_step_ms=default.step_ms,
-        local_step_ms=local_ms,
-        scaling_efficiency=local_ms / best.step_ms,
-    )
-
-
-def _rests_on(
-    steps: UncertainSteps, cases: Iterable[TrainingCase], *, is_lower_bound: bool
-) -> dict[str, Any]:
-    """Return the largest held-out error of the collectives that steps use, and the interval's
-    level.
-    """
-    estimates = [steps.network.estimate(*message) for case in cases for message in steps.sent(case)]
-    errors = [
-        estimate.held_out_error for estimate in estimates if estimate.held_out_error is not None
-    ]
-    is_known = steps.held_out.error is not None and all(
-        estimate.level is not None for estimate in estimates
-    )
-    return {
-        "network_error": max(errors, default=None),
-        "level": LEVEL if is_known and not is_lower_bound else None,
-    }
-
-
-def _break_even(
-    steps: UncertainSteps, caps: Sequence[str], columns: Columns, *, is_lower_bound: bool
-) -> BreakEvenForecast:
-    if is_lower_bound:
-        reason = _unknown_start_up(
-            columns["workload"], f"Whether top-k pays for {columns['workload']}"
-        )
-        return BreakEvenForecast(**columns, status="unsupported", reason=reason)
-    try:
-        break_even, interval = steps.break_even(caps)
-        top_k = [name for name in steps.likely.hooks if gathered_density(name) is not None]
-        both = [hook_case(steps.likely, hook, DEFAULT_CAP) for hook in (NONE, *top_k)]
-        rests_on = _rests_on(steps, both, is_lower_bound=is_lower_bound)
-    except InputError as error:
-        return BreakEvenForecast(**columns, status="unsupported", reason=Reason.of(error))
-    return BreakEvenForecast(
-        **columns,
-        **rests_on,
-        dense_step_ms=break_even.dense_ms,
-        density=break_even.density,
-        density_low=interval.low,
-        density_high=interval.high,
-        byte_density=break_even.byte_density,
-    )
-
-
-def rate_forecasts(
-    trained: TrainedWorkload,
-    network: GrowingNetwork,
-    networks: Networks,
-    hooks: Iterable[str] | None = None,
-) -> list[BreakEvenRateForecast]:
-    """Predict for each hook and number of ranks the link rate below which its step is shorter than
-    the dense one.
-
-    Arguments and errors are those of `training_forecasts`; the rates of ``networks`` are not used.
-    """
-    model = model_on_own_cores(trained.model(network), trained.oversubscription)
-    caps = candidate_caps(trained.facts, most=_CAPS)
-    held_out = trained.held_out(network)
-    columns = {
-        **trained.identity_columns,
-        "held_out_error": held_out.error,
-        "held_out_over": held_out.over,
-    }
+) -> list[StepForecast]:
+    """Predict the step of every trained hook, or of ``hooks``, on each network."""
+    trained_hooks = dict.fromkeys(case.hook_name for case in trained.settings)
     rows = []
-    for ranks in networks.world_sizes:
-        on_links = functools.partial(
-            _network_at, trained.backend, network, ranks, networks.ranks_per_node
-        )
-        search = RateSearch(model=model, network=on_links, caps=caps)
-        place = {"world_size": ranks, "ranks_per_node": networks.ranks_per_node}
-        rows += [
-            _break_even_rate(search, held_out, {**columns, **place, "hook": hook})
-            for hook in hooks or trained.hooks
-            if hook != NONE
-        ]
+    for place, hook in itertools.product(networks, list(hooks or trained_hooks)):
+        rows.append(_step(trained, network, hook, place))
     return rows
 
 
-def _network_at(
-    backend: str, network: GrowingNetwork, ranks: int, ranks_per_node: int, rate_bps: float
-) -> LargerNetwork:
-    return network.at(backend, ranks, rate_bps=rate_bps, ranks_per_node=ranks_per_node)
-
-
-def _break_even_rate(
-    search: RateSearch, held_out: HeldOut, columns: Columns
-) -> BreakEvenRateForecast:
-    hook = columns["hook"]
+def _step(
+    trained: TrainedWorkload, network: ForecastNetwork, hook: str, place: Place
+) -> StepForecast:
+    columns = trained.identity_columns | _named(place) | {"hook": hook}
     try:
-        rate_bps = search.rate_bps(hook)
-        network = search.network(rate_bps or SLOWEST_BPS)
-        if network.is_lower_bound:
-            reason = _unknown_start_up(hook, f"From which link rate on {hook} does not pay")
-            return BreakEvenRateForecast(**columns, status="unsupported", reason=reason)
-        steps = UncertainSteps.on(search.model, network, held_out)
-        low, high = (
-            search.rate_bps(hook, handicap=by, halvings=_HALVINGS) or 0.0
-            for by in steps.handicaps(hook, search.caps)
-        )
-        both = [hook_case(steps.likely, name, DEFAULT_CAP) for name in (NONE, hook)]
-        rests_on = _rests_on(steps, both, is_lower_bound=False)
+        replay = trained.replay(network, hook, place)
     except InputError as error:
-        return BreakEvenRateForecast(**columns, status="unsupported", reason=Reason.of(error))
-    return BreakEvenRateForecast(
+        return StepForecast(**columns, status="unsupported", reason=Reason.of(error))
+    step_ms, local_ms = replay.step_ms, trained.local_step_ms
+    low = high = 0.0
+    if replay.interval:
+        low = math.log(step_ms / replay.interval.low)
+        high = math.log(replay.interval.high / step_ms)
+        columns["level"] = LEVEL
+    doublings = trained.place.doublings(place)
+    if doublings or place.is_within_host != trained.place.is_within_host:
+        of_law = log_half_width(KEPT_STEP_ERROR, max(1.0, doublings))
+        low, high = math.hypot(low, of_law), math.hypot(high, of_law)
+        columns["level"] = None
+        columns |= {"held_out_error": KEPT_STEP_ERROR, "held_out_over": OVER_KEPT_RUNS}
+    return StepForecast(
         **columns,
-        **rests_on,
-        rate_bps=rate_bps,
-        rate_bps_low=min(low, rate_bps or 0.0),
-        rate_bps_high=max(high, rate_bps or 0.0),
+        bucket_cap_mb=replay.case.bucket_cap_mb,
+        step_ms=step_ms,
+        step_ms_low=step_ms * math.exp(-low) if low or high else None,
+        step_ms_high=step_ms * math.exp(high) if low or high else None,
+        exposed_comm_ms=replay.exposed_comm_ms,
+        local_step_ms=local_ms,
+        scaling_efficiency=local_ms / step_ms if local_ms else None,
     )

@@ -7,12 +7,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
 from commbench.results.info import RunInfo
-from commbench.stats import Floats
 from commbench.system.host import Host, Interface
 from commbench.system.topology import Emulated
 from commbench.units import format_link_rate, parse_link_rate
@@ -62,21 +59,6 @@ class Link:
         return Link(
             rate_bps=rate_bps, payload=payload, shared_cores=self.shared_cores, source="what if"
         )
-
-    def is_like(self, other: Link, world_size: int) -> bool:
-        """Return whether ``world_size`` ranks get the same rate and oversubscription over both
-        links.
-        """
-        return bool(
-            self.rate_bps == other.rate_bps
-            and self.oversubscription(world_size) == other.oversubscription(world_size)
-        )
-
-    def oversubscription(self, world_size: float | Floats) -> Floats:
-        """Return the ranks per shared core, at least 1: the factor by which a rank's own work takes
-        longer.
-        """
-        return np.maximum(1.0, np.asarray(world_size) / (self.shared_cores or math.inf))
 
     def __str__(self) -> str:
         """Return the rate and its source, in words."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,36 +20,13 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
 from commbench.errors import InputError
 from commbench.results.summary import latest, launch_medians
-from commbench.schema import JsonMapping, JsonObject, read_as
+from commbench.schema import JsonObject
 
 MODEL_SCHEMA = 1
 #: A line through two sizes would have no error to report.
 LEAST_SIZES = 3
 #: Fitting takes cubic time in the number of sizes, and a decade needs only a few.
 MOST_SIZES = 48
-
-
-class Network(Protocol):
-    """Collective times of one backend on one number of ranks, as the model of a training step needs
-    them.
-    """
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-
-    @property
-    def servers(self) -> int:
-        """Concurrent collectives of a process group: 2 for Gloo, 1 for NCCL."""
-
-    def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
-        """Return the time of one operation alone, in microseconds.
-
-        ``message_bytes`` as in ``collectives.csv``.
-
-        Raises:
-            InputError: the operation was not measured.
-        """
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -71,7 +48,7 @@ class CurveKey:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredNetwork:
-    """The curves of one backend, pattern and number of ranks: a `Network`."""
+    """The curves of one backend, pattern and number of ranks."""
 
     backend: str
     world_size: int
@@ -213,35 +190,6 @@ class NetworkModel:
                 for key, curve in self.curves.items()
             ],
         }
-
-    @classmethod
-    def from_json(cls, data: JsonMapping) -> NetworkModel:
-        """Return the model that `to_json` wrote.
-
-        Raises:
-            InputError: the data are no model, or of another schema.
-        """
-        if not isinstance(data, Mapping) or not isinstance(data.get("curves"), list):
-            raise InputError(
-                "These data are no model of commbench (no list of curves); fit the run again."
-            )
-        if data.get("schema") != MODEL_SCHEMA:
-            raise InputError(
-                f"This model has schema {data.get('schema')!r} and this commbench reads schema"
-                f" {MODEL_SCHEMA}; fit the run again."
-            )
-        curves: dict[CurveKey, Curve] = {}
-        variants: dict[CurveKey, str] = {}
-        for entry in data["curves"]:
-            try:
-                key = read_as(CurveKey, entry)
-            except InputError as error:
-                raise InputError(
-                    f"These data are no model of commbench (a curve {error}); fit the run again."
-                ) from error
-            curves[key] = Curve.from_json(entry)
-            variants |= {key: str(entry["variant"])} if entry.get("variant") else {}
-        return cls(curves=curves, variants=variants)
 
 
 _Table = dict[int, dict[int, float]]

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from commbench.analysis.prediction.calibration import (
-    Calibration,
     Observation,
     Setting,
     Sharing,
     fit_sharing,
     settings_of,
 )
-from commbench.analysis.prediction.network import Network
+from commbench.analysis.prediction.network import MeasuredNetwork
 from commbench.analysis.prediction.timeline import BucketPrediction, BucketWork, overlapped, serial
 from commbench.collectives.datatypes import DTYPES
 from commbench.ddp.plan.cases import TrainingCase
@@ -66,9 +65,14 @@ def messages_of(
     return find_hook(case.hook).messages_of(bucket, density=case.density, options=case.options)
 
 
-def needs_shapes(case: TrainingCase) -> bool:
-    """Return whether the messages of a case's hook depend on more than the number of elements."""
-    return case.uses_ddp and find_hook(case.hook).needs_shapes(case.options)
+def tensors_of(facts: WorkloadFacts, indices: Sequence[int]) -> tuple[int, Shapes | None, str]:
+    """Return the elements, the shapes (None unless all are known) and the data type of
+    parameters.
+    """
+    parameters = [facts.parameters[i] for i in indices]
+    shapes = [parameter.shape for parameter in parameters if parameter.shape is not None]
+    elements = sum(parameter.numel for parameter in parameters)
+    return elements, shapes if len(shapes) == len(parameters) else None, parameters[0].dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +112,6 @@ class HookCost:
             decode_ms=decode_ms,
             decode_ms_per_element=decode_ms_per_element,
         )
-
-    def faster(self, factor: float) -> HookCost:
-        """Return the cost on a rank that is ``factor`` times as fast."""
-        return HookCost(**{name: cost / factor for name, cost in dataclasses.asdict(self).items()})
 
     def encoding_ms(self, elements: float) -> float:
         """Return the time to encode a bucket, in milliseconds."""
@@ -169,7 +169,7 @@ class StepModel:
     """The parameters of the model of a step."""
 
     facts: WorkloadFacts
-    network: Network
+    network: MeasuredNetwork
     reference: TrainingCase
     """The calibrated step without DDP; predictions share its workload, batch and precision."""
     forward_ms: float
@@ -191,12 +191,10 @@ class StepModel:
     """`Sharing.slowdown`, the same for all hooks."""
     unexplained_ms: Mapping[str, float] = field(default_factory=dict)
     """`Sharing.unexplained_ms` by `TrainingCase.hook_name`."""
-    calibration: Calibration | None = field(default=None, repr=False, compare=False)
-    """Source of the last three."""
 
     @classmethod
     def calibrate(
-        cls, facts: WorkloadFacts, network: Network, records: Iterable[TrainingRecord]
+        cls, facts: WorkloadFacts, network: MeasuredNetwork, records: Iterable[TrainingRecord]
     ) -> StepModel:
         """Fit to measured settings: the step without DDP, the baseline, and one or more of each
         hook.
@@ -252,7 +250,7 @@ class StepModel:
         return model._with_hooks(predictable)  # noqa: SLF001 - of the same class
 
     @classmethod
-    def _of_local(cls, facts: WorkloadFacts, network: Network, local: Setting) -> StepModel:
+    def _of_local(cls, facts: WorkloadFacts, network: MeasuredNetwork, local: Setting) -> StepModel:
         """Return the model of the step without DDP."""
         passes = local.case.accumulation
         return cls(
@@ -286,39 +284,14 @@ class StepModel:
         }
         model = dataclasses.replace(self, hooks=costs)
         observe = model._observed  # noqa: SLF001 - of the same class
-        calibration = fit_sharing(
+        sharings = fit_sharing(
             {hook: [observe(s) for s in of_hook] for hook, of_hook in measured.items()}
         )
-        return dataclasses.replace(model, calibration=calibration)._with_sharings(  # noqa: SLF001 - of the same class
-            calibration.likely
-        )
-
-    def _with_sharings(self, sharings: Mapping[str, Sharing]) -> StepModel:
-        """Return the model with these `Sharing` parameters."""
         return dataclasses.replace(
-            self,
+            model,
             overlap={hook: 1 - sharing.contention for hook, sharing in sharings.items()},
             slowdown=next(iter(sharings.values())).slowdown,
             unexplained_ms={hook: sharing.unexplained_ms for hook, sharing in sharings.items()},
-        )
-
-    @property
-    def error(self) -> float:
-        """Root mean square of the relative errors at the measured settings; 0 without residuals."""
-        return self.calibration.error if self.calibration else 0.0
-
-    def extremes(self) -> tuple[StepModel, StepModel]:
-        """Return the models at the ends of the slowdown's 95 % interval.
-
-        Both predict the measured steps about equally well. On networks with longer communication
-        they differ the more, the less communication the measured steps had. A model without
-        calibration returns itself twice.
-        """
-        calibration = self.calibration
-        return (
-            (self._with_sharings(calibration.least), self._with_sharings(calibration.most))
-            if calibration
-            else (self, self)
         )
 
     def _observed(self, setting: Setting) -> Observation:
@@ -407,28 +380,9 @@ class StepModel:
         """Return the buckets of a case with the communication times of the network alone."""
         return [self.bucket_of(case, bucket) for bucket in case_layout(case, self.facts)]
 
-    def messages(self, case: TrainingCase) -> list[Message]:
-        """Return all messages of a case's buckets, in the order of sending."""
-        messages: list[Message] = []
-        for bucket in case_layout(case, self.facts):
-            elements, shapes, dtype = self._tensors(bucket)
-            messages += messages_of(
-                case, elements, self.network.world_size, shapes=shapes, dtype=dtype
-            )
-        return messages
-
-    def _tensors(self, indices: Sequence[int]) -> tuple[int, Shapes | None, str]:
-        """Return the elements, the shapes (None unless all are known) and the data type of
-        parameters of `facts`.
-        """
-        parameters = [self.facts.parameters[i] for i in indices]
-        shapes = [parameter.shape for parameter in parameters if parameter.shape is not None]
-        elements = sum(parameter.numel for parameter in parameters)
-        return elements, shapes if len(shapes) == len(parameters) else None, parameters[0].dtype
-
     def bucket_of(self, case: TrainingCase, indices: Sequence[int]) -> BucketWork:
         """Return the bucket of these parameters of `facts`."""
-        elements, shapes, dtype = self._tensors(indices)
+        elements, shapes, dtype = tensors_of(self.facts, indices)
         ready_ms = max(self.facts.parameters[i].ready_ms for i in indices)
         ready_ms = self.backward_ms / self.facts.backward_ms * ready_ms
         return self.bucket(case, elements, shapes=shapes, dtype=dtype, ready_ms=ready_ms)

@@ -90,8 +90,6 @@ class WorkloadFacts:
     steps: int | None
     unused: tuple[str, ...] = ()
     """Names of trainable parameters without a gradient in some step; their ``ready_ms`` is 0."""
-    takes_lists: bool = False
-    """Whether DDP accepts a list of bucket sizes in the torch version of the measurements."""
 
     def to_json(self) -> JsonObject:
         """Return plain lists, numbers and texts."""

@@ -1,0 +1,158 @@
+"""How far off is `commbench predict`? Its forecasts beside what the kept runs measured.
+
+``python benchmarks/forecast_error.py`` reads ``results/`` alone and prints the median and the
+largest error of forecasts of
+
+- message sizes, each second one predicted from those between;
+- collectives on four hosts, predicted from two over the same link;
+- collectives on two to eight hosts over other links, predicted from two and four at 1 Gbit/s: runs
+  of other days;
+- steps of training on four hosts at 200 Mbit/s, replayed from two at 1 Gbit/s.
+
+`KEPT_ERROR` and `KEPT_STEP_ERROR` of `commbench.analysis.prediction.law` are its last two errors a
+doubling of ranks or rate, rounded up to a percent.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.table import Table
+
+from commbench.analysis.prediction.law import (
+    Family,
+    ForecastNetwork,
+    HeldOut,
+    MeasuredRun,
+    Place,
+    error_per_doubling,
+    hold_out,
+)
+from commbench.analysis.prediction.links import link_of
+from commbench.analysis.prediction.replay import TrainedWorkload
+from commbench.analysis.runs import network_model
+from commbench.cli.terminal import make_console
+from commbench.ddp.plan.cases import DEFAULT_CAP
+from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.hooks.registry import hook_words
+from commbench.results import Run, load_run
+from commbench.tuner.validation import compare_held_out_sizes
+
+RESULTS = Path(__file__).parent.parent / "results"
+#: The collectives from which others are predicted.
+NETWORK = "network_4hosts_1gbit_xeon2core_20261125"
+#: Medians of Gloo on 6 and 8 hosts at 200 Mbit/s, of which the repetitions were not kept.
+GROWTH, GROWTH_BPS = "validation_xeon2core_20261122", 2e8
+#: Runs of collectives over other links or on other numbers of ranks.
+OTHERS = (
+    "env_links_200mbit_xeon2core_20261125",
+    "links_1gbit_xeon2core_20261121",
+    "links_1gbit_xeon2core_20261125",
+    "soak_200mbit_xeon2core_20261125",
+)
+#: Trainings of one workload: on two hosts, and on more over a slower link.
+TRAINED = (
+    "train_hooks_1gbit_xeon2core_20261125",
+    "train_resnet18_batch1_1gbit_xeon2core_20261125",
+    "train_resnet18_int8_1gbit_xeon2core_20261125",
+)
+STEPS = "train_bytes_4hosts_200mbit_xeon2core_20261125"
+
+
+def kept_pairs() -> dict[str, list[HeldOut]]:
+    """Return all forecasts over what was measured, by what was predicted."""
+    run = load_run(RESULTS / NETWORK)
+    measured = MeasuredRun(model=network_model(run), records=run.records, info=run.info)
+    network = ForecastNetwork.fit([measured])
+    ranks = [pair for curves in network.curves.values() for pair in hold_out(curves)]
+    others = [*_growth(network), *_other_links(network)]
+    return {
+        "message sizes": list(_sizes()),
+        "four hosts from two": ranks,
+        "other hosts and links": others,
+        "both of these": [*ranks, *others],
+        "steps of training": list(_steps(network)),
+    }
+
+
+def _sizes() -> Iterator[HeldOut]:
+    for path in sorted(RESULTS.glob("*/samples.jsonl")):
+        for pairs in compare_held_out_sizes(load_run(path.parent).records).values():
+            for pair in pairs:
+                yield HeldOut(pair.predicted / pair.measured, 0.0)
+
+
+def _pair(
+    network: ForecastNetwork, family: Family, size: int, place: Place, measured_us: float
+) -> HeldOut:
+    nearest = min(network.curves[family], key=lambda curve: curve.doublings(place))
+    return HeldOut(nearest.time_us(size, place) / measured_us, nearest.doublings(place))
+
+
+def _growth(network: ForecastNetwork) -> Iterator[HeldOut]:
+    with (RESULTS / GROWTH / "validation.csv").open(newline="") as lines:
+        for line in csv.DictReader(lines):
+            if line["part"].startswith("growth"):
+                backend, operation, _, dtype, _, ranks = line["where"].split()[:6]
+                place = Place(world_size=int(ranks), rate_bps=GROWTH_BPS)
+                size = int(line["what"].split()[-2])
+                family = Family(operation, backend, dtype)
+                yield _pair(network, family, size, place, float(line["measured"]))
+
+
+def _other_links(network: ForecastNetwork) -> Iterator[HeldOut]:
+    for name in OTHERS:
+        run = load_run(RESULTS / name)
+        for row in run.rows:
+            family = Family(row.operation, row.backend, str(row.dtype))
+            if family not in network.curves or not row.time_us or "eth1" in row.env:
+                continue  # eth1 has another rate than the run states
+            place = Place(world_size=row.group_size or 0, rate_bps=link_of(run.info, "").rate_bps)
+            if not any(curve.is_at(place) for curve in network.curves[family]):
+                yield _pair(network, family, row.message_bytes or 0, place, row.time_us)
+
+
+def _steps(network: ForecastNetwork) -> Iterator[HeldOut]:
+    there = load_run(RESULTS / STEPS)
+    measured_ms = {}
+    for row in there.training_rows:
+        if row.step_ms:
+            measured_ms[hook_words(row.hook, row.density, row.hook_options)] = row.step_ms
+    for name in TRAINED:
+        trained = _trained(load_run(RESULTS / name))
+        place = _place(there)
+        for hook in dict.fromkeys(case.hook_name for case in trained.settings):
+            if hook in measured_ms:
+                replay = trained.replay(network, hook, place, cap=DEFAULT_CAP)
+                ratio = replay.step_ms / measured_ms[hook]
+                yield HeldOut(ratio, trained.place.doublings(place))
+
+
+def _trained(run: Run) -> TrainedWorkload:
+    return TrainedWorkload(
+        facts=WorkloadFacts.from_json(run.info["facts"]),
+        records=run.training_records,
+        place=_place(run),
+    )
+
+
+def _place(run: Run) -> Place:
+    rate_bps = link_of(run.info, "").rate_bps
+    return Place(world_size=run.training_records[0].case.world_size, rate_bps=rate_bps)
+
+
+def main() -> None:
+    """Print a line for each kind of forecast."""
+    table = Table("forecast of", "forecasts", "median error", "largest", "a doubling")
+    for kind, pairs in kept_pairs().items():
+        errors = [abs(pair.ratio - 1) for pair in pairs]
+        shares = (statistics.median(errors), max(errors), error_per_doubling(pairs))
+        table.add_row(kind, str(len(pairs)), *(f"{100 * share:.1f} %" for share in shares))
+    make_console().print(table)
+
+
+if __name__ == "__main__":
+    main()

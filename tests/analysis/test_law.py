@@ -1,0 +1,194 @@
+"""Tests of the law of collectives: exact for rings, monotone, honest about its error."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from networks import HOP, Hop, forecast_network, measured_run, network_info, ring_us
+
+from commbench.analysis.prediction.law import (
+    KEPT_ERROR,
+    KEPT_STEP_ERROR,
+    Family,
+    ForecastNetwork,
+    HeldOut,
+    Place,
+    error_per_doubling,
+    hold_out,
+    start_ups,
+)
+from commbench.errors import InputError
+
+REDUCE = Family("all_reduce", "gloo", "float32")
+GATHER = Family("all_gather", "gloo", "float32")
+#: Header bytes of emulated links are left out of `HOP`.
+CLOSE = 0.1
+
+
+@pytest.mark.parametrize("family", [REDUCE, GATHER])
+@pytest.mark.parametrize("ranks", [2, 3, 8, 64, 1024])
+def test_rings_on_more_ranks_are_met(family: Family, ranks: int) -> None:
+    """Predict what a ring takes on other numbers of ranks."""
+    network = forecast_network((4,))
+    for size in (2**16, 2**20, 3 * 2**20, 2**24):
+        time_us = network.time_us(family, size, Place(world_size=ranks))
+        assert time_us == pytest.approx(ring_us(family.operation, ranks, size), rel=CLOSE)
+
+
+def test_measured_places_keep_their_times() -> None:
+    """Return the measured time and its interval where it was measured."""
+    network = forecast_network((2, 4))
+    estimate = network.estimate(REDUCE, 2**20, Place(world_size=4, rate_bps=1e9))
+    assert estimate.time_us == pytest.approx(ring_us("all_reduce", 4, 2**20), rel=1e-6)
+    assert estimate.low_us <= estimate.time_us <= estimate.high_us < 1.1 * estimate.time_us
+    assert 0.95 == estimate.level
+    assert "sizes" in estimate.held_out_over
+
+
+@given(
+    ranks=st.integers(min_value=2, max_value=5000),
+    size=st.integers(min_value=4, max_value=2**26),
+    rate_bps=st.floats(min_value=1e7, max_value=1e11),
+)
+def test_more_ranks_and_slower_links_never_help(ranks: int, size: int, rate_bps: float) -> None:
+    """Predict times above 0 that grow with the ranks and fall with the rate, from one curve."""
+    network = forecast_network((4,))
+    times = []
+    for place in (
+        Place(world_size=ranks, rate_bps=2 * rate_bps),
+        Place(world_size=ranks, rate_bps=rate_bps),
+        Place(world_size=2 * ranks, rate_bps=rate_bps),
+    ):
+        times.append(network.time_us(REDUCE, size, place))
+    assert 0 < times[0] <= times[1] <= times[2]
+
+
+def test_links_take_their_rate() -> None:
+    """Lengthen the transfer, and not the start-ups, on a slower link."""
+    network = forecast_network((4,))
+    slow_us = network.time_us(REDUCE, 2**24, Place(world_size=4, rate_bps=1e8))
+    slower = Hop(beta_us_per_byte=10 * HOP.beta_us_per_byte)
+    assert slow_us == pytest.approx(ring_us("all_reduce", 4, 2**24, slower), rel=CLOSE)
+    short_us = network.time_us(REDUCE, 4, Place(world_size=4, rate_bps=1e8))
+    assert short_us == pytest.approx(6 * HOP.alpha_us, rel=CLOSE)
+
+
+def test_local_work_stays_on_a_faster_link() -> None:
+    """Keep what a byte costs beyond its link."""
+    hop = Hop(alpha_us=0.1, beta_us_per_byte=5 * HOP.beta_us_per_byte)
+    network = forecast_network((4,), hop=hop)
+    fast_us = network.time_us(REDUCE, 2**24, Place(world_size=4, rate_bps=1e12))
+    assert fast_us == pytest.approx(0.8 * ring_us("all_reduce", 4, 2**24, hop), rel=CLOSE)
+
+
+def test_trees_start_up_by_the_logarithm() -> None:
+    """Count the rounds of a binomial tree, and the turns of a ring."""
+    assert [1, 2, 3, 10] == [start_ups("broadcast", ranks) for ranks in (2, 4, 5, 1024)]
+    assert [2, 14] == [start_ups("all_reduce", ranks) for ranks in (2, 8)]
+    assert [1, 7] == [start_ups("all_to_all", ranks) for ranks in (2, 8)]
+
+
+def test_the_nearest_curve_is_extended() -> None:
+    """Start from the curve with the nearest number of ranks."""
+    odd = dataclasses.replace(HOP, alpha_us=5000.0)
+    network = ForecastNetwork.fit([measured_run((2,)), measured_run((16,), hop=odd)])
+    few, many = (network.time_us(REDUCE, 2**16, Place(world_size=n)) for n in (3, 12))
+    assert few < 1500
+    assert many > 5000
+
+
+def test_errors_are_of_these_runs_or_of_the_kept_ones() -> None:
+    """Use the error of these runs if it is the larger one, and state a level only with one."""
+    double = Hop(beta_us_per_byte=2 * HOP.beta_us_per_byte, alpha_us=2 * HOP.alpha_us)
+    off = ForecastNetwork.fit([measured_run((2,)), measured_run((4,), hop=double)])
+    place = Place(world_size=64)
+    for network, error, level in (
+        (forecast_network((2, 4)), KEPT_ERROR, 0.95),
+        (off, 1.0, 0.95),
+        (forecast_network((4,)), KEPT_ERROR, None),
+    ):
+        estimate = network.estimate(REDUCE, 2**20, place)
+        assert estimate.held_out_error == pytest.approx(error, rel=CLOSE)
+        assert level == estimate.level
+        assert estimate.low_us < estimate.time_us < estimate.high_us
+
+
+def test_intervals_widen_with_the_distance() -> None:
+    """Widen with the square root of the doublings of ranks and rate."""
+    network = forecast_network((4,))
+    widths = []
+    for ranks, rate_bps in ((8, None), (64, None), (64, 4e9)):
+        place = Place(world_size=ranks, rate_bps=rate_bps)
+        estimate = network.estimate(REDUCE, 2**20, place)
+        widths.append(math.log(estimate.high_us / estimate.low_us))
+    assert widths[1] / widths[0] == pytest.approx(math.sqrt(4), rel=CLOSE)
+    assert widths[2] / widths[0] == pytest.approx(math.sqrt(6), rel=CLOSE)
+
+
+def test_an_error_a_doubling() -> None:
+    """Divide logarithms by the root of the doublings; a double time over one is an error of 1."""
+    assert error_per_doubling([HeldOut(2.0, 1.0)]) == pytest.approx(1.0)
+    assert error_per_doubling([HeldOut(4.0, 4.0)]) == pytest.approx(1.0)
+    assert error_per_doubling([HeldOut(0.5, 0.2)] * 3) == pytest.approx(1.0)
+
+
+def test_every_larger_number_of_ranks_is_held_out() -> None:
+    """Predict 4 and 8 ranks from fewer, and the same ranks over another link from each other."""
+    curves = forecast_network((2, 4, 8)).curves[REDUCE]
+    pairs = hold_out(curves)
+    assert 2 * len(curves[0].curve.sizes) == len(pairs)
+    assert all(pair.ratio == pytest.approx(1.0, abs=0.1) for pair in pairs)
+    slow = measured_run((4,), info=network_info(4, "100mbit"))
+    both = ForecastNetwork.fit([measured_run((4,)), slow]).curves[REDUCE]
+    assert 2 * len(curves[0].curve.sizes) == len(hold_out(both))
+
+
+def test_ranks_of_one_host_use_no_link() -> None:
+    """Predict within a host from within a host alone, and across hosts from it with a rate."""
+    info = network_info(4, None, nodes=1, ranks_per_node=4)
+    within = ForecastNetwork.fit([measured_run((4,), info=info)])
+    inside = within.time_us(REDUCE, 2**20, Place(world_size=2, ranks_per_node=4, rate_bps=1e9))
+    assert inside == pytest.approx(ring_us("all_reduce", 2, 2**20), rel=CLOSE)
+    across = Place(world_size=8, ranks_per_node=4, rate_bps=1e9)
+    assert within.time_us(REDUCE, 2**20, across) > inside
+    assert within.estimate(REDUCE, 2**20, across).level is None
+    with pytest.raises(InputError, match="nothing is known of links between hosts; give --rate"):
+        within.time_us(REDUCE, 2**20, dataclasses.replace(across, rate_bps=None))
+    with pytest.raises(InputError, match="measured across hosts alone"):
+        forecast_network((4,)).time_us(REDUCE, 2**20, Place(world_size=2, ranks_per_node=2))
+
+
+def test_other_types_stand_in_unless_they_are_reduced() -> None:
+    """Take another type's curve of an all_gather, and none of an all_reduce."""
+    network = forecast_network((4,))
+    place = Place(world_size=8)
+    half = GATHER._replace(dtype="float16")
+    assert network.time_us(half, 2**20, place) == network.time_us(GATHER, 2**20, place)
+    with pytest.raises(InputError, match="Nothing is known of gloo all_reduce of float16"):
+        network.time_us(REDUCE._replace(dtype="float16"), 2**20, place)
+
+
+def test_runs_that_were_measured_differently_do_not_mix() -> None:
+    """Refuse runs with other libraries or ranks on a host."""
+    for info in (
+        network_info(4, libraries={"gloo": "2"}),
+        network_info(4, ranks_per_node=2, world_size=8),
+    ):
+        other = network_info(4, libraries={"gloo": "1"})
+        with pytest.raises(InputError, match="which do not mix"):
+            ForecastNetwork.fit([measured_run((4,), info=other), measured_run((2,), info=info)])
+
+
+@pytest.mark.kept
+def test_the_errors_over_the_kept_runs(load_benchmark: Callable[[str], ModuleType]) -> None:
+    """State the errors that benchmarks/forecast_error.py finds, rounded up to a percent."""
+    pairs = load_benchmark("forecast_error").kept_pairs()
+    collectives, steps = (error_per_doubling(pairs[kind]) for kind in list(pairs)[-2:])
+    assert KEPT_ERROR == math.ceil(100 * collectives) / 100
+    assert KEPT_STEP_ERROR == math.ceil(100 * steps) / 100
+    sizes = sorted(abs(pair.ratio - 1) for pair in pairs["message sizes"])
+    assert sizes[len(sizes) // 2] < 0.1
