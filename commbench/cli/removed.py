@@ -6,12 +6,16 @@ from collections.abc import Sequence
 
 from commbench.errors import InputError
 
-#: What to do instead, by command and option.
-REMOVED: dict[str, str] = {}
+#: What to do instead, by command and option, or by command, option and value.
+REMOVED: dict[str, str] = {
+    "export --format history": (
+        "use `compare` with several baselines; Prometheus and MLflow keep the times of many runs"
+    ),
+}
 
 
 def refuse_removed(arguments: Sequence[str]) -> None:
-    """Raise for the first option that an earlier version had.
+    """Raise for the first option, or value of one, that an earlier version had.
 
     Args:
         arguments: The words after ``commbench``; those after ``--`` belong to another program.
@@ -22,9 +26,12 @@ def refuse_removed(arguments: Sequence[str]) -> None:
     if not arguments:
         return
     command, *words = arguments
-    for word in words:
-        if word == "--":
-            return
-        option = f"{command} {word.partition('=')[0]}"
-        if option in REMOVED:
-            raise InputError(f"`{option}` was removed: {REMOVED[option]}.")
+    if "--" in words:
+        words = words[: words.index("--")]
+    for place, word in enumerate(words):
+        option, separator, value = word.partition("=")
+        if not separator:
+            value = "".join(words[place + 1 : place + 2])
+        for removed in (f"{command} {option}", f"{command} {option} {value}"):
+            if removed in REMOVED:
+                raise InputError(f"`{removed}` was removed: {REMOVED[removed]}.")
