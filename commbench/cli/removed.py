@@ -11,6 +11,7 @@ REMOVED: dict[str, str] = {
     "export --format history": (
         "use `compare` with several baselines; Prometheus and MLflow keep the times of many runs"
     ),
+    "report --terminal": "use the tables that `report` prints, or the page's curves",
 }
 
 
