@@ -6,11 +6,19 @@ from collections.abc import Sequence
 
 from commbench.errors import InputError
 
+IMB_TEXT = (
+    "use the table, or csv with IMB's t_min, t_max and t_avg as time_us_mean_min, time_us_mean_max"
+    " and time_us_mean"
+)
+
 #: What to do instead, by command and option, or by command, option and value.
 REMOVED: dict[str, str] = {
     "export --format history": (
         "use `compare` with several baselines; Prometheus and MLflow keep the times of many runs"
     ),
+    "bench --format imb": IMB_TEXT,
+    "report --format imb": IMB_TEXT,
+    "run --format imb": IMB_TEXT,
     "report --terminal": "use the tables that `report` prints, or the page's curves",
 }
 
