@@ -20,6 +20,10 @@ REMOVED: dict[str, str] = {
     "report --format imb": IMB_TEXT,
     "run --format imb": IMB_TEXT,
     "report --terminal": "use the tables that `report` prints, or the page's curves",
+    "train --max-loss-increase": (
+        "use --max-accuracy-loss, which also judges a metric; the loss after equal steps stands in"
+        " the table"
+    ),
 }
 
 
