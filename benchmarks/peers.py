@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from commbench.cli.terminal import make_console
 from commbench.engine.records import Record
 from commbench.errors import InputError, LaunchError
 from commbench.interop.imports import ImportOptions, Source, import_outputs
+from commbench.results import load_run
 from commbench.stats import ratio_interval
 from commbench.units import format_size, format_time
 
@@ -84,7 +84,13 @@ def compare(theirs: Sequence[dict[Key, float]], ours: Sequence[dict[Key, float]]
 
 
 def times_of(text: str, name: str, ranks: int | None) -> dict[Key, float]:
-    """Return the mean over repetitions and ranks of each case in a tool's text, in microseconds."""
+    """Return the mean over repetitions and ranks of each case in a tool's text, in microseconds.
+
+    Args:
+        text: what the tool printed.
+        name: of the text, in messages.
+        ranks: number of ranks, if the text does not state it.
+    """
     source = Source(name=name, data=text.encode())
     records = import_outputs([source], options=ImportOptions(ranks=ranks)).records
     return {
@@ -94,6 +100,15 @@ def times_of(text: str, name: str, ranks: int | None) -> dict[Key, float]:
 
 def _mean_us(record: Record) -> float:
     return float((record.rank_mean_us or record.times_us)[0])
+
+
+def own_times(path: Path) -> dict[Key, float]:
+    """Return the mean over repetitions and ranks of each case of a run, in microseconds."""
+    return {
+        (row.operation, row.message_bytes or 0): row.time_us_mean
+        for row in load_run(path).rows
+        if row.time_us_mean is not None
+    }
 
 
 def run(command: Sequence[str], file: Path) -> str:
@@ -138,7 +153,8 @@ def main() -> int:
         raise InputError("Give --rounds of at least 2, and a command behind --.")
     out = empty_out(options.out, "peers")
     out.mkdir(parents=True, exist_ok=True)
-    texts: dict[str, list[str]] = defaultdict(list)
+    theirs: list[dict[Key, float]] = []
+    ours: list[dict[Key, float]] = []
     ours_command = [
         sys.executable,
         "-m",
@@ -151,18 +167,16 @@ def main() -> int:
         *own_words,
     ]
     for number in range(options.rounds):
-        commands = {
-            "theirs": theirs_command,
-            "ours": [*ours_command, "--out", str(out / f"run_{number}")],
-        }
+        path = out / f"run_{number}"
+        commands = {"theirs": theirs_command, "ours": [*ours_command, "--out", str(path)]}
         for side in ("theirs", "ours") if number % 2 else ("ours", "theirs"):
-            texts[side].append(run(commands[side], out / f"{side}_{number}.txt"))
+            text = run(commands[side], out / f"{side}_{number}.txt")
+            if side == "theirs":
+                theirs.append(times_of(text, "theirs.txt", options.n))
+            else:
+                ours.append(own_times(path))
         sys.stderr.write(f"round {number + 1} of {options.rounds}\n")
-    sides = [
-        [times_of(text, f"{side}.txt", options.n) for text in texts[side]]
-        for side in ("theirs", "ours")
-    ]
-    compared = compare(*sides)
+    compared = compare(theirs, ours)
     facts = {
         "theirs": theirs_command,
         "rounds": options.rounds,

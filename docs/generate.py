@@ -120,6 +120,9 @@ column in pandas, of `load_run` and of Parquet files; each type holds NA.
 
 A run that was [imported](importing.md) holds what another tool states: one time per case and launch, and nothing else
 that it does not say.
+
+Runs of earlier versions also have the entries `max_loss_increase`, `exhaustive_cases` and `exhaustive_launches`, which
+nothing reads.
 """
 
 RUN_INFO = """## run.json

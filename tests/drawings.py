@@ -100,7 +100,6 @@ def recommendation_of(
         "reason": "It was measured.",
         "snippet": "",
         "measured_steps": 100,
-        "exhaustive_steps": 100,
         "launches": 6,
         **changes,
     }

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 from builders import make_case, make_info, make_launches
-from networks import write_run
 
 from commbench.engine.records import Record
 from commbench.results import Run
@@ -44,8 +43,3 @@ def make_night(night: int, records: Sequence[Record]) -> Run:
     name, started = f"night{night:02}", FIRST_NIGHT + timedelta(days=night)
     info = make_info(run_id=name, started=started.isoformat(), status="complete")
     return Run(path=Path(name), info=info, records=tuple(records))
-
-
-def keep(run: Run, folder: Path) -> Path:
-    """Write a run into a folder and return its directory."""
-    return write_run(folder / run.path, run.records, run.training_records, **run.info)

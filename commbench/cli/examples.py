@@ -146,10 +146,6 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType(
                 ),
                 "also which expectations are met",
             ),
-            (
-                "commbench export results/mine --format history --out history.csv",
-                "for change points over many runs",
-            ),
         ),
         "import": (
             (

@@ -24,20 +24,15 @@ from commbench.interop.exports import EXPORTS
 from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
 from commbench.interop.imports.param import PARAM_BACKENDS
 from commbench.launch.tables import write_tables
-from commbench.results import Store, load_run, runs_in
+from commbench.results import Store, load_run
 from commbench.results.files import encode
 from commbench.schema import MOST_RANKS
 from commbench.units import counted
 
 
 def export(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...",
-            show_default=False,
-            help="A run directory; for history several, or a folder of runs.",
-        ),
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", show_default=False, help="A run directory.")
     ],
     style: Annotated[
         str, typer.Option("--format", metavar="FORM", help=f"One of {join_names(EXPORTS)}.")
@@ -51,8 +46,7 @@ def export(
                 "Where to: openmetrics a file NAME.prom, parquet and tensorboard a directory, each"
                 " by default in RUN; "
                 "mlflow an SQLite file, by default what MLFLOW_TRACKING_URI says; nccl-tuner a"
-                " file, by default in RUN; "
-                "history a file NAME.csv, which grows from run to run."
+                " file, by default in RUN."
             ),
         ),
     ] = None,
@@ -64,18 +58,17 @@ def export(
     Needs neither torch nor MPI.
 
     With --expect the metrics for Prometheus say which expectations the run meets, as commbench
-    check does. The form history adds runs to a file in which Apache Otava finds change points.
+    check does.
     """
     check_choice("format", style, EXPORTS)
-    paths = [path for each in runs for path in runs_in(each)]
-    EXPORTS[style].check(style, paths, expect or [])
+    EXPORTS[style].check(style, expect or [])
     if link and not expect:
         raise InputError(
             f"--link {link} is of --expect; add an expectation, or leave the rate out."
         )
-    loaded_runs = [load_run(path) for path in paths]
-    answers = judge(loaded_runs[0], read_expectations(expect), link) if expect else []
-    destination = EXPORTS[style].write(loaded_runs, out, answers)
+    loaded = load_run(run)
+    answers = judge(loaded, read_expectations(expect), link) if expect else []
+    destination = EXPORTS[style].write(loaded, out, answers)
     make_console().print(f"Written: {destination}", markup=False, soft_wrap=True)
     return 0
 

@@ -67,6 +67,7 @@ from commbench.collectives.cases import Axes, Case
 from commbench.collectives.suites import Suite, load_suite
 from commbench.errors import InputError, find_entry
 from commbench.interop.conventions import CONVENTIONS
+from commbench.report.text_formats import STYLES
 from commbench.results.plan import single_stage
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
 
@@ -274,7 +275,8 @@ def run(
         }
         if clash := next((option for option, value in others.items() if value is not None), None):
             raise InputError(f"--as {as_tool} and {clash} were both given; leave one of them out.")
-        settings = replace(settings, style=as_tool if output_format == "table" else output_format)
+        if output_format == "table" and as_tool in STYLES:
+            settings = replace(settings, style=as_tool)
         return _run_as(as_tool, axes, settings, run_budget)
     full_suite = _override(load_suite(suite), axes)
     plan = plan_suite(full_suite, settings, run_budget, like, is_named=axes["backends"] is not None)

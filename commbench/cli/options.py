@@ -232,10 +232,10 @@ AsTool = Annotated[
         "--as",
         metavar="TOOL",
         help=(
-            f"Measure as another tool does, and print its text: {join_names(CONVENTIONS)}. The tool"
-            " decides on sizes and how they are counted, element type, in or out of place, how"
-            " operations follow each other, warm-up and repetitions; an option that is given"
-            " replaces that part. all_reduce by default."
+            f"Measure as another tool does: {join_names(CONVENTIONS)}. The output is its text (imb:"
+            " the table). The tool decides on sizes and how they are counted, element type, in or"
+            " out of place, how operations follow each other, warm-up and repetitions; an option"
+            " that is given replaces that part. all_reduce by default."
         ),
     ),
 ]

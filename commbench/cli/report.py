@@ -31,7 +31,6 @@ from commbench.launch.probe import probe_mpi
 from commbench.report.advice import Conditions, advise
 from commbench.report.model import render_model
 from commbench.report.page import check_writable, write_page
-from commbench.report.sketch import sketch
 from commbench.report.topology import render_topology, topology_remarks
 from commbench.results import Run, load_run
 from commbench.system.host import collect_host, usable_cpus
@@ -59,12 +58,6 @@ def report(
             ),
         ),
     ] = None,
-    terminal: Annotated[
-        bool,
-        typer.Option(
-            "--terminal", help="Draw the main curves in the terminal instead of the page."
-        ),
-    ] = False,
     model: Annotated[
         bool,
         typer.Option(
@@ -80,7 +73,7 @@ def report(
     With --expect the page of a run says which expectations it meets, as commbench check does.
     """
     check_style(output_format)
-    _check_options(paths, output_format, out=out, terminal=terminal, model=model)
+    _check_options(paths, output_format, out=out, model=model)
     runs = [load_run(path) for path in paths]
     if (expect or link) and (len(runs) > 1 or not expect):
         raise InputError(
@@ -91,9 +84,6 @@ def report(
     console = make_console()
     if model:
         console.print(render_model(network_model(runs[0])))
-    elif terminal:
-        for part in sketch(runs):
-            console.print(part)
     elif output_format != "table":
         print_run(runs[0], output_format, console)
         print_unfinished(runs[0], make_console(sys.stderr))
@@ -102,21 +92,22 @@ def report(
     return 0
 
 
-def _check_options(
-    paths: Sequence[Path], style: str, *, out: Path | None, terminal: bool, model: bool
-) -> None:
+def _check_options(paths: Sequence[Path], style: str, *, out: Path | None, model: bool) -> None:
     """Raise `InputError` if options exclude each other."""
-    outputs = {"--model": model, "--terminal": terminal, f"--format {style}": style != "table"}
-    requested = [option for option, is_requested in outputs.items() if is_requested]
-    if len(requested) > 1:
-        hint = "; the run's model.json has all its numbers" if model else ""
-        raise InputError(f"{requested[0]} and {requested[1]} were asked for; choose one{hint}.")
-    if requested and out is not None:
+    if style == "table" and not model:
+        return
+    if style != "table" and model:
         raise InputError(
-            f"{requested[0]} writes no page, so that --out {out} has no use; leave one of them out."
+            f"--model and --format {style} were asked for; choose one; the run's model.json has all"
+            " its numbers."
         )
-    if len(paths) > 1 and requested and not terminal:
-        raise InputError(f"{requested[0]} is of one run and {len(paths)} were named; name one.")
+    option = "--model" if model else f"--format {style}"
+    if out is not None:
+        raise InputError(
+            f"{option} writes no page, so that --out {out} has no use; leave one of them out."
+        )
+    if len(paths) > 1:
+        raise InputError(f"{option} is of one run and {len(paths)} were named; name one.")
 
 
 def _report_page(

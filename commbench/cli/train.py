@@ -200,17 +200,6 @@ TrainingBudgetName = Annotated[
         ),
     ),
 ]
-MaxLossIncrease = Annotated[
-    float | None,
-    typer.Option(
-        "--max-loss-increase",
-        metavar="SHARE",
-        help=(
-            "Never recommend a setting whose loss after equal steps is higher by more than this,"
-            " e.g. 0.05; by default the loss is only stated."
-        ),
-    ),
-]
 MaxAccuracyLoss = Annotated[
     float | None,
     typer.Option(
@@ -269,7 +258,6 @@ def train(
     env: Env = None,
     backend: TrainingBackend = AUTO_BACKEND,
     steps: Steps = None,
-    max_loss_increase: MaxLossIncrease = None,
     max_accuracy_loss: MaxAccuracyLoss = None,
     accept_loss: AcceptLoss = False,
     threads: Threads = None,
@@ -324,7 +312,6 @@ def train(
             plan_training(sweep, settings, training_budget, ranks=place.ranks, seed=seed),
             steps=steps,
             threads=threads,
-            max_loss_increase=max_loss_increase,
             max_accuracy_loss=check_accuracy_loss(max_accuracy_loss),
             permission=permission,
         )

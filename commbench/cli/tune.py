@@ -114,10 +114,7 @@ BudgetName = Annotated[
     typer.Option(
         "--budget",
         metavar="NAME",
-        help=(
-            "quick, standard or rigorous: up to 6, 10 or 20 fresh launches decide (a full sweep"
-            " takes 3, 6 or 10 more)."
-        ),
+        help=("quick, standard or rigorous: up to 6, 10 or 20 fresh launches decide."),
     ),
 ]
 
@@ -149,11 +146,11 @@ def tune(
     before --: --bucket-cap-mb, --allow, --accept-loss, --steps, --time-limit, --then, --out,
     --seed. The same command with the same --out adds to its results.
 
-    Without a COMMAND: trains --workload, for about a quarter of the steps of a full sweep. Times
-    the network and a few steps, predicts every setting from them, measures the promising ones
-    beside the default, and compares the best one with the default in fresh launches; only these
-    decide. Inside mpirun, torchrun or srun this process is one rank of one launch; repeat the
-    command with the same --out until it says that nothing is left.
+    Without a COMMAND: trains --workload. Times the network and a few steps, predicts every setting
+    from them, measures the promising ones beside the default, and compares the best one with the
+    default in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is
+    one rank of one launch; repeat the command with the same --out until it says that nothing is
+    left.
     """
     check_counts(
         {

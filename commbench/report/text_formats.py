@@ -1,11 +1,11 @@
-"""Rows in the text formats of nccl-tests, OSU and IMB, so that their parsers can read commbench."""
+"""Rows in the text formats of nccl-tests and OSU, so that their parsers can read commbench."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from commbench.collectives.datatypes import DTYPES
-from commbench.collectives.operations import OPERATIONS, Operation
+from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import Row
 from commbench.errors import check_choice
@@ -14,7 +14,7 @@ from commbench.report.formats import launches_of
 from commbench.report.table import columns_of
 from commbench.results.tables import csv_text, one_line, rows_by
 
-OSU_VERSION, IMB_VERSION = "v7.4", "2021.11"
+OSU_VERSION = "v7.4"
 _SIZE_WIDTH, _VALUE_WIDTH = 10, 18
 
 Key = tuple[object, ...]
@@ -25,11 +25,10 @@ def render(rows: Sequence[Row], style: str, *, means: bool = False) -> str:
 
     Args:
         rows: the rows of a run, in print order.
-        style: ``nccl-tests`` (one block for each backend and operation), ``osu`` or ``imb`` (one
-            block for each test), or ``csv`` (as ``collectives.csv``).
+        style: ``nccl-tests`` (one block for each backend and operation), ``osu`` (one block for
+            each test), or ``csv`` (as ``collectives.csv``).
         means: whether to print means over repetitions and ranks, as those tools do, instead of
-            commbench's time in nccl-tests' format and the median of the mean over ranks in OSU's;
-            IMB's format always has means.
+            commbench's time in nccl-tests' format and the median of the mean over ranks in OSU's.
 
     Raises:
         InputError: the style is unknown.
@@ -49,7 +48,7 @@ def _blocks(
 
 
 def _tests(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Group rows into the tests of OSU and IMB: each size once."""
+    """Group rows into the tests of OSU: each size once."""
     return _blocks(
         rows,
         lambda row: (
@@ -283,83 +282,10 @@ def _osu_line(row: Row) -> Iterator[str]:
         yield f"{row.osu_bytes:<{_SIZE_WIDTH}d}{value:{_VALUE_WIDTH}.2f}"
 
 
-# ---------------------------------------------------------------------------------------------- IMB
-
-
-def _imb(rows: Sequence[Row], _: bool) -> str:
-    with_test = [row for row in rows if OPERATIONS[row.operation].names.imb]
-    skipped = sorted({row.operation for row in rows} - {row.operation for row in with_test})
-    notes = [f"# IMB has no benchmark like {name}; it is left out" for name in skipped]
-    lines = [line for block in _tests(with_test) for line in _imb_block(block)]
-    head = [f"#    Intel(R) MPI Benchmarks {IMB_VERSION}, MPI-1 part"] if lines else []
-    end = ["# All processes entering MPI_Finalize"] if lines else []
-    return "\n".join([*head, *lines, *notes, *end]) + "\n"
-
-
-def _imb_block(rows: Sequence[Row]) -> Iterator[str]:
-    first, rule = rows[0], "#" + 65 * "-"
-    operation = OPERATIONS[first.operation]
-    dtype = DTYPES[first.dtype].mpi_name or first.dtype if first.dtype else ""
-    yield f"# {PRINTED_BY_COMMBENCH} the Intel MPI Benchmarks; {_meaning(rows)}"
-    if operation.reduces:
-        yield f"# MPI_Datatype for reductions    :   {dtype}"
-        yield f"# MPI_Op                         :   MPI_{(first.redop or 'sum').upper()}"
-    elif dtype:
-        yield f"# MPI_Datatype                   :   {dtype}"
-    yield rule
-    yield f"# Benchmarking {operation.names.imb}"
-    yield f"# #processes = {first.group_size or first.world_size}"
-    yield f"# {_setting(first)}{_choices(first)}"
-    yield rule
-    yield "".join(f"{heading:>13}" for heading in _imb_headings(operation))
-    for row in rows:
-        yield from _imb_line(row, operation)
-    yield from _missing(rows)
-    yield ""
-
-
-def _imb_headings(operation: Operation) -> list[str]:
-    sizes = ["#bytes", "#repetitions"] if operation.moves_data else ["#repetitions"]
-    if operation.is_round_trip:
-        return [*sizes, "t[usec]", "Mbytes/sec"]
-    rate = ["Mbytes/sec"] if operation.kind == "ring" else []
-    return [*sizes, "t_min[usec]", "t_max[usec]", "t_avg[usec]", *rate]
-
-
-def _imb_line(row: Row, operation: Operation) -> Iterator[str]:
-    """Yield one size, or a comment where the run has no means by rank.
-
-    MB = 1e6 bytes, of the slowest rank's time.
-    """
-    if row.time_us is None or row.status == "wrong":
-        return
-    times = [row.time_us_mean_min, row.time_us_mean_max, row.time_us_mean]
-    if operation.is_round_trip:
-        times = [row.time_us if row.time_us_mean is None else row.time_us_mean]
-    known_us = [time_us for time_us in times if time_us is not None]
-    if len(known_us) < len(times):
-        yield f"# {row.message_bytes} B: the run has no mean of each rank"
-        return
-    sizes = [row.osu_bytes or 0] if operation.moves_data else []
-    repetitions = round((row.repetitions or 0) * (row.batch or 1) / max(1, row.launches or 1))
-    ways = 2 if operation.kind == "ring" else 1  # IMB counts what a rank sends and receives
-    rate = (
-        ways * (row.message_bytes or 0) / (known_us[0] if operation.is_round_trip else known_us[1])
-    )
-    values = [*known_us, *([rate] if "Mbytes/sec" in _imb_headings(operation) else [])]
-    yield "".join(
-        [
-            *(f"{count:>13}" for count in (*sizes, repetitions)),
-            *(f"{value:>13.2f}" for value in values),
-        ]
-    )
-
-
 # --------------------------------------------------------------------------------------------------
 
 STYLES: dict[str, Callable[[Sequence[Row], bool], str]] = {
     "nccl-tests": _nccl_tests,
     "osu": _osu,
-    "imb": _imb,
     "csv": lambda rows, _: csv_text(rows),
 }

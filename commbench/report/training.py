@@ -267,19 +267,12 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
 
 
 def render_cost(recommendation: Recommendation, launches: Iterable[Launch] = ()) -> Text:
-    """Return the number of measured steps, its share of a full sweep, and the total time, with the
-    network's.
+    """Return the number of measured steps and the total time, with the network's.
 
     Args:
         recommendation: of a tuning.
         launches: as ``run.json`` lists them.
     """
-    measured, full = recommendation.measured_steps, recommendation.exhaustive_steps
-    share = (
-        f", {100 * measured / full:.0f} % of the {full} that a full sweep of these settings takes"
-        if full
-        else ""
-    )
     launches = list(launches)
     total = sum(launch.get("seconds", 0.0) for launch in launches)
     network = sum(
@@ -290,7 +283,7 @@ def render_cost(recommendation: Recommendation, launches: Iterable[Launch] = ())
         if total
         else ""
     )
-    return Text(f"Measured {counted(measured, 'step')}{share}{time}.")
+    return Text(f"Measured {counted(recommendation.measured_steps, 'step')}{time}.")
 
 
 def prediction_title(rows: Iterable[PredictionRow]) -> str:

@@ -236,12 +236,6 @@ class RunInfo(Environment, total=False):
     """The workload's parameters and times, from which a tuning predicts."""
     first_look: int | None
     """Fresh launches after which a tuning looks at the result for the first time."""
-    exhaustive_cases: int | None
-    """Cases of a full sweep in place of the tuning."""
-    exhaustive_launches: int | None
-    """Launches of that sweep."""
-    max_loss_increase: float | None
-    """Value of ``--max-loss-increase``."""
     max_accuracy_loss: float | None
     """Value of ``--max-accuracy-loss``."""
     named_hooks: Sequence[str] | None

@@ -210,8 +210,6 @@ class Recommendation:
     """Code to paste."""
     measured_steps: int
     """Optimiser steps with DDP in all stages, including early steps."""
-    exhaustive_steps: int
-    """Steps of a full sweep: see `commbench.tuner.effort.exhaustive_steps`."""
     level: float = 0.95
     """Of the intervals: above 95 % with several alternatives, or after a second look."""
     launches: int = 0

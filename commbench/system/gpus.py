@@ -1,14 +1,9 @@
-"""The GPUs of this host by NVML, and the links between them.
-
-NVLinks also from ``nvidia-smi topo -m``.
-"""
+"""The GPUs of this host by NVML, and the links between them."""
 
 from __future__ import annotations
 
 import importlib
 import re
-import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations, permutations
@@ -187,7 +182,6 @@ def _is_nvidia_gpu(device: Path) -> bool:
 
 #: The largest number of NVLinks of a GPU (NVML_NVLINK_MAX_LINKS).
 MOST_LINKS = 18
-_PROGRAM_TIMEOUT_S = 20
 #: nvmlNvlinkVersion_t, nvmlGpuP2PStatus_t and others by number (nvml.h); bindings have some names
 #: wrong.
 _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
@@ -284,7 +278,7 @@ def _nvlink_version(nvml: Nvml, handle: Any) -> str | None:  # noqa: ANN401 - a 
 def nvlinks(addresses: Sequence[str]) -> Links:
     """Return ``NV4`` for a pair of GPUs with four NVLinks between them, in both directions.
 
-    Empty without NVLinks.
+    Empty without NVLinks and without NVML.
 
     Args:
         addresses: the GPUs' PCI addresses, ``0000:17:00.0``; pairs hold their indices.
@@ -293,7 +287,7 @@ def nvlinks(addresses: Sequence[str]) -> Links:
         return {}
     nvml = Nvml.start()
     if nvml is None:
-        return _nvidia_smi_nvlinks(len(addresses))
+        return {}
     partners = [_link_partners(nvml, address) for address in addresses]
     index_by_address = {_linux_address(address): index for index, address in enumerate(addresses)}
     return {
@@ -333,54 +327,3 @@ def _links_between(
         for end in (gpu, peer)
     ]
     return direct or min(to_switches)
-
-
-def _nvidia_smi_nvlinks(gpus: int) -> Links:
-    """Return the NVLinks that ``nvidia-smi topo -m`` prints; empty without that program."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return {}
-    try:
-        process = subprocess.run(
-            [program, "topo", "-m"],
-            capture_output=True,
-            text=True,
-            timeout=_PROGRAM_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    devices, matrix = parse_matrix(process.stdout)
-    indices = {f"GPU{index}": index for index in range(gpus)}
-    return {
-        (indices[gpu], indices[peer]): link
-        for gpu, line in zip(devices, matrix, strict=True)
-        for peer, link in zip(devices, line, strict=True)
-        if gpu in indices and peer in indices and link.startswith("NV")
-    }
-
-
-def parse_matrix(text: str) -> tuple[list[str], list[list[str]]]:
-    """Return the devices in the output of ``nvidia-smi topo -m`` and the links between them.
-
-    Empty for any other text.
-
-    NICs get the names that the legend below the matrix gives them.
-    """
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
-    columns = next((line.split("\t") for line in lines if re.match(r"\s*GPU0\b", line)), [])
-    names = [
-        name.strip()
-        for name in columns
-        if re.fullmatch(r"\s*(GPU|NIC|mlx|ib|roce|bnxt|rocep|efa)\S*\s*", name)
-    ]
-    rows = {
-        cells[0].strip(): cells[1:]
-        for cells in (line.split("\t") for line in lines)
-        if len(cells) > len(names)
-    }
-    if not names or not set(names) <= rows.keys():
-        return [], []
-    legend = dict(re.findall(r"^\s*(NIC\d+):\s*(\S+)", "\n".join(lines), re.MULTILINE))
-    matrix = [[cell.strip() for cell in rows[name][: len(names)]] for name in names]
-    return [legend.get(name, name) for name in names], matrix

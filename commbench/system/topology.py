@@ -1,7 +1,7 @@
 """Topology of a host: sockets, NUMA nodes, GPUs, network adapters and the links between them.
 
-Only /sys and /proc are needed. nvidia-ml-py, else the program nvidia-smi, reports the GPUs' own
-links (NVLink). If /sys shows no PCI devices, nvidia-ml-py lists GPUs and the paths between them.
+Only /sys and /proc are needed. nvidia-ml-py reports the GPUs' own links (NVLink). If /sys shows no
+PCI devices, it lists GPUs and the paths between them.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from commbench.results.trained import (
     trained,
 )
 from commbench.stats import MARGIN
-from commbench.tuner.effort import exhaustive_steps, launch_advice, measured_steps, steps_of
+from commbench.tuner.effort import launch_advice, measured_steps, steps_of
 from commbench.tuner.learning import accuracy_warning, withheld
 from commbench.tuner.snippet import env_snippet, keep_snippet, live_snippet, snippet_of
 from commbench.units import counted
@@ -98,9 +98,7 @@ def judge(speedup: Speedup | None) -> Verdict:
 # ---------------------------------------------------------------------------------- what to confirm
 
 
-def candidates(
-    records: Iterable[TrainingRecord], info: RunInfo, *, max_loss_increase: float | None = None
-) -> list[TrainingCase]:
+def candidates(records: Iterable[TrainingRecord], info: RunInfo) -> list[TrainingCase]:
     """Return the configurations to confirm in fresh launches: the baseline and the fastest of each
     effect on learning.
 
@@ -118,13 +116,11 @@ def candidates(
     Args:
         records: of the run.
         info: contents of ``run.json``.
-        max_loss_increase: largest relative increase of the loss after equal steps, such as 0.05;
-            None: ``info["max_loss_increase"]``, or else losses are not judged.
 
     Returns:
         Each once, with the phase ``confirm``, the baseline first; empty if the baseline failed.
     """
-    group = _Compared.of(records, SWEEP, info, max_loss_increase)
+    group = _Compared.of(records, SWEEP, info)
     if group is None or group.baseline is None:
         return []
     ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
@@ -151,7 +147,7 @@ def comparable(
     """Return the baseline of a phase, None if it failed, and the alternatives that may be
     recommended.
     """
-    group = _Compared.of(records, phase, info, None)
+    group = _Compared.of(records, phase, info)
     return (group.baseline, group.alternatives) if group else (None, ())
 
 
@@ -173,13 +169,7 @@ class _Compared:
     """The part of ``unfit`` that may lose more accuracy than allowed."""
 
     @classmethod
-    def of(
-        cls,
-        records: Iterable[TrainingRecord],
-        phase: str,
-        info: RunInfo,
-        max_loss_increase: float | None,
-    ) -> _Compared | None:
+    def of(cls, records: Iterable[TrainingRecord], phase: str, info: RunInfo) -> _Compared | None:
         trained_by_key = trained(records, phase)
         groups = groups_of(trained_by_key)
         if not groups:
@@ -190,14 +180,13 @@ class _Compared:
         if base is None or not base.is_ok:
             reasons = {case: base.outcome.reason if base else "it was not trained"}
             return cls(case=case, baseline=None, alternatives=(), losses={}, unfit=reasons)
-        most = info.get("max_loss_increase") if max_loss_increase is None else max_loss_increase
         others = [
             candidate
             for candidate in members
             if candidate is not base and candidate.case.hook not in INSTRUMENTS
         ]
         losses = equal_losses([candidate for candidate in [base, *others] if candidate.is_ok])
-        unfit = {candidate.case: _unfit(candidate, base, losses, most) for candidate in others}
+        unfit = {candidate.case: _unfit(candidate, base, losses) for candidate in others}
         allowed, costly = info.get("max_accuracy_loss"), {}
         if allowed is not None:
             fit = [candidate for candidate in others if not unfit[candidate.case]]
@@ -240,12 +229,7 @@ def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
     return min(groups, key=order)
 
 
-def _unfit(
-    candidate: Trained,
-    base: Trained,
-    losses: Mapping[tuple[str, int], EqualLosses],
-    max_loss_increase: float | None,
-) -> str:
+def _unfit(candidate: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]) -> str:
     """Return why a configuration may not be recommended; empty if it may."""
     if not candidate.is_ok:
         return candidate.outcome.reason or "it was not timed"
@@ -256,10 +240,6 @@ def _unfit(
     diverged = any(
         math.isfinite(theirs.steps) and not math.isfinite(own.steps) for own, theirs in pairs
     )
-    increases = [
-        (own.steps - theirs.steps) / abs(theirs.steps) for own, theirs in pairs if theirs.steps
-    ]
-    increase = median(increases) if increases else 0.0
     reasons = {
         "its ranks ended with different parameters": any(
             record.ranks_agree is False for record in timed
@@ -268,9 +248,6 @@ def _unfit(
             sum(r.skipped_steps for r in timed) >= sum(map(steps_of, timed))
         ),
         "its loss is not finite": diverged,
-        f"its loss is {100 * increase:.2g} % higher than the default's": (
-            max_loss_increase is not None and increase > max_loss_increase
-        ),
     }
     return next((why for why, is_so in reasons.items() if is_so), "")
 
@@ -278,9 +255,7 @@ def _unfit(
 # ------------------------------------------------------------------------------------- the decision
 
 
-def recommend(
-    records: Iterable[TrainingRecord], info: RunInfo, *, max_loss_increase: float | None = None
-) -> Recommendation | None:
+def recommend(records: Iterable[TrainingRecord], info: RunInfo) -> Recommendation | None:
     """Decide from the fresh launches whether to change DDP's settings.
 
     None if nothing was trained with DDP.
@@ -293,20 +268,18 @@ def recommend(
 
     Args:
         records: of the run, all phases.
-        info: contents of ``run.json``. Used are the entries that `candidates` and
-            `exhaustive_steps` use, ``launches``, ``oversubscribed``, ``emulated``,
-            ``ranks_per_gpu``, and ``first_look``, the number of fresh launches at the first look;
-            more launches make a second look.
-        max_loss_increase: as for `candidates`.
+        info: contents of ``run.json``. Used are the entries that `candidates` uses, ``launches``,
+            ``oversubscribed``, ``emulated``, ``ranks_per_gpu``, and ``first_look``, the number of
+            fresh launches at the first look; more launches make a second look.
     """
     records = list(records)
     env, env_reason = _chosen_env(records, info)
     records = [record for record in records if record.case.env == env]
-    confirmed = _Compared.of(records, CONFIRM, info, max_loss_increase)
+    confirmed = _Compared.of(records, CONFIRM, info)
     group = confirmed or next(
         filter(
             None,
-            (_Compared.of(records, phase, info, max_loss_increase) for phase in (SWEEP, CALIBRATE)),
+            (_Compared.of(records, phase, info) for phase in (SWEEP, CALIBRATE)),
         ),
         None,
     )
@@ -399,7 +372,6 @@ class _Decision:
             ),
             snippet=snippet,
             measured_steps=measured_steps(self.records),
-            exhaustive_steps=exhaustive_steps(self.records, self.info),
             launches=launches,
             blocks=judged_speedup.blocks if judged_speedup else 0,
             is_live=is_live(self.info),
@@ -655,7 +627,7 @@ class _Decision:
         """Return the configurations that sweep and fresh launches leave out for their accuracy,
         with reasons.
         """
-        sought = _Compared.of(self.records, SWEEP, self.info, None)
+        sought = _Compared.of(self.records, SWEEP, self.info)
         all_too_costly = [
             *(sought.too_costly.items() if sought else ()),
             *(self.group.too_costly.items() if self.fresh else ()),

@@ -1,6 +1,4 @@
-"""The cost of a recommendation in training steps, that of a full sweep, and the launches needed for
-a decision.
-"""
+"""The cost of a recommendation in training steps, and the launches needed for a decision."""
 
 from __future__ import annotations
 
@@ -8,9 +6,8 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from commbench.ddp.plan.cases import CONFIRM, SWEEP, blocks_of_sweep
+from commbench.ddp.plan.cases import CONFIRM
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.results.info import RunInfo
 from commbench.schema import JsonMapping
 from commbench.stats import fewest_launches
 from commbench.stats.ratios import MOST_LAUNCHES, Scatter, further_launches
@@ -30,29 +27,6 @@ def steps_of(record: TrainingRecord) -> int:
 def measured_steps(records: Iterable[TrainingRecord]) -> int:
     """Return the optimiser steps with DDP in all stages, from the blocks of the records."""
     return sum(steps_of(record) for record in records if record.case.uses_ddp)
-
-
-def exhaustive_steps(records: Iterable[TrainingRecord], info: RunInfo) -> int:
-    """Return the steps of a full sweep: one block per configuration and launch, and those of
-    `schedule`.
-
-    The confirmation in fresh launches is not counted.
-
-    Args:
-        records: of the run, which have the steps of a block.
-        info: contents of ``run.json``. ``exhaustive_cases`` and ``exhaustive_launches`` give the
-            size of a full sweep; without them it is that of the run, with the configurations of
-            ``same_layout``.
-    """
-    ddp = [record for record in records if record.case.uses_ddp]
-    swept = [record for record in ddp if record.case.phase == SWEEP]
-    own = len({record.case for record in swept}) + len(info.get("same_layout") or {})
-    cases = int(info.get("exhaustive_cases") or own)
-    launches = int(info.get("exhaustive_launches") or len({record.launch for record in swept}))
-    blocks = ((steps_of(record), max(1, len(record.block_lengths))) for record in ddp)
-    return blocks_of_sweep(cases, launches) * max(
-        (steps // count for steps, count in blocks), default=0
-    )
 
 
 def launch_advice(

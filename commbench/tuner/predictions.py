@@ -20,9 +20,7 @@ from commbench.results.recommendation import Choice, Recommendation, Search, set
 from commbench.results.tables import table_of
 from commbench.results.trained import Trained, median, speedup_of, trained
 from commbench.schema import JsonObject
-from commbench.stats import MARGIN
 from commbench.tuner.choice import fit_steps, predict_all
-from commbench.tuner.learning import withheld
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -248,12 +246,7 @@ def with_search(
     trainings: Sequence[TrainingRecord],
     info: RunInfo,
 ) -> Recommendation:
-    """Return the recommendation with its search, and a warning if predictions may have missed a
-    faster setting.
-
-    The warning appears if the best unmeasured setting would beat the choice by more than the margin
-    of 2 %, once its prediction is corrected by the median error of speedups at held-out settings.
-    The corrected step is never shorter than with perfect overlap.
+    """Return the recommendation with its search, and a warning if nothing could be predicted.
 
     Args:
         recommendation: from the run's fresh launches.
@@ -262,8 +255,7 @@ def with_search(
         info: contents of ``run.json``, see `prediction_rows`.
 
     Returns:
-        The same recommendation if the run is no tuning; with a warning and its reason if nothing
-        could be predicted.
+        The same recommendation if the run is no tuning.
     """
     collectives = list(collectives)
     rows = prediction_rows(collectives, trainings, info)
@@ -275,8 +267,6 @@ def with_search(
     if not others:
         return recommendation
     unmeasured = [row for row in others if setting_of(_choice(row)) not in [*afresh, *rounds]]
-    own = recommendation.baseline.case
-    rivals = [row for row in unmeasured if not withheld(_choice(row).case, own, info)]
     accuracy = held_out_accuracy(rows)
     search = Search(
         settings=len(others),
@@ -289,12 +279,7 @@ def with_search(
         speedup_error=accuracy.speedup_error if accuracy else None,
         held_out=accuracy.settings if accuracy else 0,
     )
-    warning = _warning(recommendation, rows, rivals, search.speedup_error)
-    return dataclasses.replace(
-        recommendation,
-        search=search,
-        warnings=(*recommendation.warnings, *([warning] if warning else [])),
-    )
+    return dataclasses.replace(recommendation, search=search)
 
 
 def _unpredicted(
@@ -330,37 +315,3 @@ def _choice(row: PredictionRow) -> Choice:
         f.name for f in dataclasses.fields(Choice)
     }
     return Choice(**{name: getattr(row, name) for name in names})
-
-
-def _warning(
-    recommendation: Recommendation,
-    rows: Iterable[PredictionRow],
-    unmeasured: Sequence[PredictionRow],
-    error: float | None,
-) -> str:
-    """Return a warning if an unmeasured setting may be faster than the choice; else empty."""
-    choice = recommendation.baseline if recommendation.verdict == "keep" else recommendation.best
-    own_ms = next(
-        (row.predicted_step_ms for row in rows if setting_of(_choice(row)) == setting_of(choice)),
-        None,
-    )
-    rival = min(unmeasured, key=lambda row: row.predicted_step_ms or 0.0, default=None)
-    if (
-        not own_ms
-        or rival is None
-        or not rival.predicted_step_ms
-        or not rival.predicted_overlapped_ms
-    ):
-        return ""
-    name, most = _choice(rival).name, own_ms / rival.predicted_overlapped_ms
-    if most <= 1 + MARGIN:
-        return ""
-    if error is None:
-        return f"{name} was only predicted, and the error of predictions is unknown here"
-    ratio = own_ms / rival.predicted_step_ms
-    if min(most, ratio * (1 + error)) <= 1 + MARGIN:
-        return ""
-    return (
-        f"{name} was only predicted, at {ratio:.3f} times the speed of the choice, and the error of"
-        f" predicted speedups is {100 * error:.1f} %"
-    )

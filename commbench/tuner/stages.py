@@ -133,8 +133,6 @@ class TuningPlan:
             "layouts": {
                 case.key: list(case_bucket_bytes(case, self.facts)) for case in self.candidates
             },
-            "exhaustive_cases": len(self.candidates),
-            "exhaustive_launches": self.budget.training.launches,
             "first_look": self.first_look,
             "batches": [self.facts.batch_size],
         }
@@ -148,12 +146,8 @@ class TuningPlan:
     @property
     def allowance(self) -> int:
         """Blocks that all DDP stages together should take; small sweeps take more."""
-        return int(COST_SHARE * self._full_sweep)
-
-    @property
-    def _full_sweep(self) -> int:
-        """Blocks of a full sweep."""
-        return blocks_of_sweep(len(self.candidates), self.budget.training.launches)
+        full_sweep = blocks_of_sweep(len(self.candidates), self.budget.training.launches)
+        return int(COST_SHARE * full_sweep)
 
     @property
     def _remaining_blocks(self) -> int:
@@ -241,20 +235,6 @@ class TuningPlan:
         """Blocks of a fresh launch if the rounds go as planned."""
         left = self._remaining_blocks - self._blocks_of(self.round_sizes)
         return self._most_confirmed * self._confirm_blocks(self._most_confirmed, left)
-
-    @property
-    def planned_share(self) -> float:
-        """Planned blocks up to the first look over those of a full sweep.
-
-        Above `COST_SHARE` for a small sweep.
-        """
-        blocks = (
-            self.allowance
-            - self._remaining_blocks
-            + self._blocks_of(self.round_sizes)
-            + self._most_confirmed * self.first_look
-        )
-        return blocks / self._full_sweep
 
     def _left_to_confirm(self, records: Sequence[AnyRecord]) -> int:
         """Return the blocks that remain after the rounds."""
@@ -546,8 +526,7 @@ class TuningPlan:
         )
         rounds += f"{counted(len(sizes), 'round')}, then " if sizes else ""
         fresh = f"the best again in {counted(self.first_look, 'fresh launch')}"
-        share = f"about {100 * self.planned_share:.0f} % of the steps of a full sweep"
-        return f"{rounds}{fresh}: {share} in {counted(self.budget.training.launches, 'launch')}"
+        return f"{rounds}{fresh}"
 
     def estimate_s(self) -> float:
         """Return the estimated seconds, if steps take as long as the default's and no second look

@@ -43,7 +43,6 @@ class TrainingPlan:
     ranks: int
     seed: int
     budget: TrainingBudget
-    max_loss_increase: float | None = None
     """Largest relative increase of a recommended setting's loss; None: not judged."""
     max_accuracy_loss: float | None = None
     """Largest accuracy loss of a recommended setting, see `commbench.tuner.learning`; None: not
@@ -90,7 +89,6 @@ class TrainingPlan:
                 for case in self.measured
                 if case.uses_ddp
             },
-            "max_loss_increase": self.max_loss_increase,
             "max_accuracy_loss": self.max_accuracy_loss,
             **self.permission.info,
             "batches": [case.batch_per_rank for case in self.cases[:1]],

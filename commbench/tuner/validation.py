@@ -13,7 +13,7 @@ from typing import Literal
 
 from commbench.analysis.prediction.law import Family, ForecastNetwork, MeasuredRun, Place
 from commbench.analysis.prediction.network import CurveKey, NetworkModel
-from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of
+from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of, blocks_of_sweep
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
 from commbench.errors import InputError
@@ -22,7 +22,7 @@ from commbench.results.recommendation import Recommendation, setting_of
 from commbench.results.trained import Trained, speedup_of, trained
 from commbench.stats import MARGIN, Interval
 from commbench.tuner.decision import INSTRUMENTS
-from commbench.tuner.effort import exhaustive_steps
+from commbench.tuner.effort import steps_of
 
 #: An interval of a ratio wider than this shows nothing.
 WIDEST = 0.20
@@ -171,10 +171,15 @@ class Exhaustive:
 
     @property
     def steps(self) -> int:
-        """The steps of this sweep, as a tuning counts them."""
-        return exhaustive_steps(
-            [record for setting in self.settings.values() for record in setting.timed.values()], {}
-        )
+        """The steps of this sweep: one block per setting and launch, and those that watch for
+        drift.
+        """
+        records = [
+            record for setting in self.settings.values() for record in setting.timed.values()
+        ]
+        launches = len({record.launch for record in records})
+        block_steps = [steps_of(record) // max(1, len(record.block_lengths)) for record in records]
+        return blocks_of_sweep(len(self.settings), launches) * max(block_steps, default=0)
 
     def regret(self, choice: TrainingCase, fresh: Exhaustive | None = None) -> Regret:
         """Return how much slower a setting is than the best.

@@ -88,14 +88,11 @@ def test_buckets_that_overtake_each_other_end_as_measured() -> None:
 
 
 def test_what_cannot_be_replayed_says_why() -> None:
-    """Refuse an unmeasured collective, and a hook that exchanges parameters."""
+    """Refuse an unmeasured collective."""
     reduced = network_records((2,), operations=["all_reduce"])
     run = MeasuredRun(model=NetworkModel.fit(reduced), records=reduced, info={})
     with pytest.raises(InputError, match="Nothing is known of gloo all_gather"):
         trained().replay(ForecastNetwork.fit([run]), "topk:0.01", HERE)
-    local_sgd = make_training_record(make_training_case("localsgd:8"), buckets=[make_bucket()])
-    with pytest.raises(InputError, match="exchanges parameters after"):
-        trained([local_sgd]).replay(NETWORK, "localsgd:8", HERE)
 
 
 def test_hooks_come_in_the_registrys_order() -> None:

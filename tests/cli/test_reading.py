@@ -87,24 +87,12 @@ def test_other_formats_draw_no_page(run: Any, tmp_path: Path, style: str) -> Non
     assert not (tmp_path / "monday" / "report.html").exists()
 
 
-def test_terminal_draws_curves_in_place_of_the_page(run: Any, tmp_path: Path) -> None:
-    """Draw bandwidth over size in the terminal, and write nothing."""
-    outcome = run("report", "monday", "friday", "--terminal")
-    assert 0 == outcome.code
-    assert "all_reduce: busbw in GB/s over message size" in outcome.out
-    assert not (tmp_path / "monday" / "report.html").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["monday", "friday", "--format", "csv"], "--format csv is of one run and 2 were named"),
         (["monday", "friday", "--model"], "--model is of one run and 2 were named"),
         (["monday", "--model", "--format", "csv"], "model.json has all its numbers"),
-        (
-            ["monday", "--terminal", "--format", "csv"],
-            "--terminal and --format csv were asked for; choose one",
-        ),
         (["monday", "--format", "csv", "--out", "x"], "--format csv writes no page"),
         (["monday", "--out", "file/x"], "name another directory with --out"),
         (["monday", "absent"], "There is no absent"),

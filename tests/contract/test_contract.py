@@ -49,4 +49,6 @@ def test_exit_codes_are_as_recorded(line: str) -> None:
 def test_printed_texts_are_as_recorded(file: str) -> None:
     """Print the same text for each kind of output."""
     pytest.importorskip("mpi4py")  # as above
-    assert (observe.RECORDED / "printed" / file).read_text() == observe.run(observe.PRINTED[file])[1]
+    assert (observe.RECORDED / "printed" / file).read_text() == observe.run(observe.PRINTED[file])[
+        1
+    ]

@@ -64,12 +64,7 @@ def test_no_run_no_export(export: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (
-            (BENCH, "--format", "openmetrics"),
-            "--format openmetrics takes one run, and 2 were given",
-        ),
         (("--format", "parquet", "--expect", "wrong = 0"), "--expect is of --format openmetrics"),
-        (("--format", "history", "--expect", "wrong = 0"), "--expect is of --format openmetrics"),
         (("--format", "openmetrics", "--link", "1gbit"), "--link 1gbit is of --expect"),
         (("--format", "openmetrics", "--expect", "wrong <= 0"), "wrong takes ="),
     ],
@@ -77,9 +72,7 @@ def test_no_run_no_export(export: Command, tmp_path: Path) -> None:
 def test_what_a_form_does_not_take_is_refused(
     export: Command, words: tuple[object, ...], sentence: str
 ) -> None:
-    """Refuse several runs and expectations for forms of one run without them, and a rate without
-    expectations.
-    """
+    """Refuse expectations for forms without them, and a rate without expectations."""
     code, output, complaint = export(MATRIX, *words)
     assert (2, "") == (code, output)
     assert sentence in complaint

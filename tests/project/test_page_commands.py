@@ -91,7 +91,6 @@ NOT_RUN = {
         "sbatch ",
         "srun python",
     ),
-    "needs Apache Otava: tests/interop/test_otava.py runs it": ("otava-env",),
     "needs another version of commbench beside this one": ("--reference ",),
     "needs a program of another project": ("IMB-MPI1",),
 }

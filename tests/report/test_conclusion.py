@@ -211,7 +211,7 @@ def test_file_holds_the_contract() -> None:
         "speedup",
         "speedup_ci",
     }
-    promised |= {"verdict", "reason", "snippet", "measured_steps", "exhaustive_steps", "safe"}
+    promised |= {"verdict", "reason", "snippet", "measured_steps", "safe"}
     assert promised <= data.keys()
     assert 1 == data["schema"]
     setting = {

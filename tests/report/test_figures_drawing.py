@@ -114,7 +114,7 @@ def test_what_xml_cannot_hold_is_replaced() -> None:
     odd = Drawing(
         paint=lambda figure: figure.text(0.5, 0.5, "a\x1b[31mb\x00 漢字"),  # type: ignore[arg-type,return-value] # returns a text
         name="odd",
-        section="topology",
+        section="matrix",
         title="a\x00b",
         caption="",
         alt="",

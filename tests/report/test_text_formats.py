@@ -259,44 +259,6 @@ def test_osu_prints_no_wrong_data() -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------------- IMB
-
-
-def test_imb_states_the_fastest_the_slowest_and_the_mean_rank() -> None:
-    """Print a benchmark's heading, repetitions of a launch, and the times of ranks."""
-    lines = render(summarise(measure([make_case(in_place=False)])), "imb").splitlines()
-    assert "# Benchmarking Allreduce" in lines
-    assert "# #processes = 2" in lines
-    assert "#bytes #repetitions t_min[usec] t_max[usec] t_avg[usec]" in [
-        " ".join(line.split()) for line in lines
-    ]
-    assert f"{1024:13}{40:13}{0.8 * 5.5:13.2f}{5.5:13.2f}{RANK_MEAN * 5.5:13.2f}" in lines
-    assert "# All processes entering MPI_Finalize" == lines[-1]
-
-
-def test_imb_invents_no_times_of_ranks() -> None:
-    """Print a comment for a run of an older version, which kept no mean of each rank."""
-    lines = render(summarise([make_record(rank_average_us=())]), "imb").splitlines()
-    assert "# 1024 B: the run has no mean of each rank" in lines
-    assert [] == [
-        line for line in lines if line.strip() and not line.startswith("#") and "#bytes" not in line
-    ]
-
-
-@pytest.mark.parametrize(("operation", "ways"), [("latency", 1 / RANK_MEAN), ("sendrecv", 2)])
-def test_imb_rates_are_in_millions_of_bytes(operation: str, ways: float) -> None:
-    """Print MB/s of a pair from its time, and of a ring from both directions and the slowest
-    rank.
-    """
-    lines = render(
-        summarise(measure([make_case(operation, message_bytes=MIB)])), "imb"
-    ).splitlines()
-    (values,) = [
-        line.split() for line in lines if line and not line.startswith("#") and "#bytes" not in line
-    ]
-    assert pytest.approx(ways * MIB / 345.678, abs=0.0051) == float(values[-1])
-
-
 # -------------------------------------------------------------------------------------------- means
 
 
@@ -333,12 +295,12 @@ def test_csv_is_the_file() -> None:
 def test_unknown_style_is_refused() -> None:
     """Refuse an unknown style, and list the valid ones."""
     with pytest.raises(
-        InputError, match="Unknown format 'ombpy'; choose from nccl-tests, osu, imb, csv"
+        InputError, match="Unknown format 'ombpy'; choose from nccl-tests, osu, csv"
     ):
         render([], "ombpy")
 
 
-@pytest.mark.parametrize("style", ["nccl-tests", "osu", "imb"])
+@pytest.mark.parametrize("style", ["nccl-tests", "osu"])
 def test_no_rows_give_no_data(style: str) -> None:
     """Print no data line without rows."""
     assert "" == render([], style).strip()

@@ -324,7 +324,6 @@ def conclusion(verdict: Literal["change", "keep"]) -> Recommendation:
         reason="so",
         snippet="",
         measured_steps=1,
-        exhaustive_steps=2,
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 from training_builders import make_training_case, make_training_record
 
 from commbench import stats
-from commbench.tuner.effort import exhaustive_steps, launch_advice, measured_steps, steps_of
+from commbench.tuner.effort import launch_advice, measured_steps, steps_of
 from commbench.units import format_duration
 
 ENTRIES = [
@@ -19,23 +19,6 @@ def test_steps_count_all_blocks() -> None:
     record = make_training_record(block_steps=9, block_lengths=[6, 6, 6])
     assert 27 == steps_of(record)
     assert 27 == measured_steps([record, make_training_record(make_training_case("local"))])
-
-
-def test_a_full_sweep_makes_a_block_of_each_in_every_launch_and_two_that_watch_for_drift() -> None:
-    """Count blocks by the run's cases and launches, or by stated ones."""
-    records = [
-        make_training_record(
-            make_training_case(cap=cap), launch=launch, block_steps=9, block_lengths=[6] * blocks
-        )
-        for cap, blocks in (("default", 3), ("5", 1))
-        for launch in range(4)
-    ]
-    assert (2 + 2) * 4 * 9 == exhaustive_steps(records, {})
-    assert (3 + 2) * 4 * 9 == exhaustive_steps(records, {"same_layout": {"a": "b"}})
-    assert (36 + 2) * 6 * 9 == exhaustive_steps(
-        records, {"exhaustive_cases": 36, "exhaustive_launches": 6}
-    )
-    assert 0 == exhaustive_steps([], {})
 
 
 def test_so_many_launches_would_decide() -> None:

@@ -91,18 +91,6 @@ def test_broken_cases_never_win(changes: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.parametrize(("limit", "wins"), [(None, True), (0.2, True), (0.05, False)])
-def test_worse_loss_is_judged_where_asked_for(limit: float | None, wins: bool) -> None:
-    """Exclude settings that lose more than the limit of an argument or the run."""
-    records = [
-        *launches_of(20, BASE, losses=[2.0] * 10),
-        *launches_of(19, FP16, losses=[2.0] * 10),
-        *launches_of(10, TOPK, losses=[2.2] * 10),
-    ]
-    assert wins == (confirmed(TOPK) in candidates(records, {}, max_loss_increase=limit))
-    assert wins == (confirmed(TOPK) in candidates(records, {"max_loss_increase": limit}))
-
-
 def test_group_with_most_ranks_decides() -> None:
     """Recommend for the most ranks, and there for the first or smallest batch."""
     records = [
@@ -427,18 +415,9 @@ def test_default_is_kept_only_against_all() -> None:
 
 
 def test_steps_are_counted() -> None:
-    """Count all steps with DDP, and those of the full sweep without confirmation."""
+    """Count all steps with DDP."""
     records = [*sweep(five=18, fp16=19), *fresh((FIVE, 18)), *launches_of(5, BASE.local())]
-    recommendation = decide(records)
-    of_one = 3 * 22  # each of three launches has two further blocks of the default
-    assert ((9 + 12) * 22, 5 * of_one) == (
-        recommendation.measured_steps,
-        recommendation.exhaustive_steps,
-    )
-    assert 5 * 2 * 22 == decide(records, exhaustive_launches=2).exhaustive_steps
-    copies = {make_training_case(cap=cap).key: FIVE.key for cap in ("6", "7")}
-    assert 7 * of_one == decide(records, same_layout=copies).exhaustive_steps
-    assert 42 * of_one == decide(records, exhaustive_cases=40).exhaustive_steps
+    assert (9 + 12) * 22 == decide(records).measured_steps
 
 
 # ----------------------------------------------------------------------------------- honest numbers

@@ -1,18 +1,15 @@
 """Tests of what a recommendation states about its search."""
 
-import dataclasses
 import json
 
-import pytest
-from tuning_world import Link, World, default_play, default_world, make_facts, make_plan, play
+from tuning_world import World, default_play, default_world, play
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP
 from commbench.report.training import prediction_title
 from commbench.results.recommendation import Recommendation, paragraph
 from commbench.results.record_types import AnyRecord, collective_records, training_records
-from commbench.tuner import predictions as searched
 from commbench.tuner.decision import recommend
-from commbench.tuner.predictions import PredictionRow, prediction_rows, with_search
+from commbench.tuner.predictions import prediction_rows, with_search
 
 
 def conclude(world: World, records: list[AnyRecord]) -> Recommendation:
@@ -72,49 +69,3 @@ def test_a_sweep_was_not_searched() -> None:
     recommendation = recommend(trainings, world.plan.info)
     assert recommendation is not None
     assert recommendation is with_search(recommendation, [], trainings, {})
-
-
-def test_no_warning_where_communication_does_not_matter() -> None:
-    """Give no warning if even perfect overlap would gain nothing."""
-    world = World(plan=make_plan(make_facts(4, 0.05)), link=Link(latency_us=10.0, gbit=100.0))
-    recommendation = conclude(world, play(world).records)
-    assert recommendation.search is not None
-    assert recommendation.search.predicted
-    assert not [warning for warning in recommendation.warnings if "predicted" in warning]
-
-
-@pytest.fixture(scope="module")
-def misfitted() -> tuple[World, list[AnyRecord]]:
-    """Return a cluster with wrong predictions, and the records of a tuning on it."""
-    world = World(plan=make_plan(), misfit=0.2)
-    return world, play(world).records
-
-
-@pytest.mark.parametrize(("shortfall", "is_raised"), [(0.999, True), (0.5, False)])
-def test_a_predicted_setting_within_the_error_gives_a_warning(
-    misfitted: tuple[World, list[AnyRecord]],
-    monkeypatch: pytest.MonkeyPatch,
-    shortfall: float,
-    *,
-    is_raised: bool,
-) -> None:
-    """Warn only if a predicted setting may be faster than the recommended one."""
-    world, records = misfitted
-    first = conclude(world, records)
-    own = dataclasses.replace(first.best)
-
-    def moved(*args: object) -> list[PredictionRow]:
-        rows = prediction_rows(*args)  # type: ignore[arg-type] # as they came
-        chosen = next(r for r in rows if (r.hook, r.bucket_cap_mb) == (own.hook, own.bucket_cap_mb))
-        assert chosen.predicted_step_ms is not None
-        changes = {
-            "predicted_step_ms": chosen.predicted_step_ms / shortfall,
-            "predicted_overlapped_ms": 1.0,
-        }
-        return [dataclasses.replace(r, **changes) if r.used == "not_measured" else r for r in rows]
-
-    monkeypatch.setattr(searched, "prediction_rows", moved)
-    recommendation = conclude(world, records)
-    assert recommendation.search is not None
-    assert (recommendation.search.speedup_error or 0) > 0.022
-    assert is_raised == any("only predicted" in warning for warning in recommendation.warnings)

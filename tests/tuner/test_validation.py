@@ -168,7 +168,6 @@ def test_the_choice_is_the_recommended_setting(verdict: str, expected: TrainingC
         reason="",
         snippet="",
         measured_steps=1,
-        exhaustive_steps=2,
     )
     assert expected == choice_of(recommendation, BASE)
 

@@ -116,8 +116,7 @@ class TrainedWorkload:
             InputError: as `replay`.
         """
         if not case.is_predicted:
-            code = "hook_bytes_unknown" if case.is_file_hook else "hook_after_step"
-            raise UnpredictedError(code, case.hook_name, hook=case.hook)
+            raise UnpredictedError("hook_bytes_unknown", case.hook_name, hook=case.hook)
         factors = []
         for indices in case_layout(case, self.facts):
             there, here = (

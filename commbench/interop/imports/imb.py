@@ -1,6 +1,4 @@
-"""Reads the output of the Intel MPI Benchmarks (IMB-MPI1), and commbench's output in that
-format.
-"""
+"""Reads the output of the Intel MPI Benchmarks (IMB-MPI1)."""
 
 from __future__ import annotations
 
@@ -17,11 +15,9 @@ from commbench.interop.imports.reading import (
     SLOWEST_RANK,
     ImportOptions,
     LeftOutError,
-    OwnSetting,
     Reading,
     Timed,
     number,
-    own_setting,
     whole_lines,
     whole_number,
 )
@@ -57,8 +53,6 @@ class Benchmark:
     groups: int = 1
     settings: dict[str, str] = field(default_factory=dict)
     """Settings of the output up to this table."""
-    setting: OwnSetting | None = None
-    """The conditions, if commbench printed the table."""
     columns: list[str] = field(default_factory=list)
     rows: list[tuple[int, list[str]]] = field(default_factory=list)
     """Line number and words of each line of the table."""
@@ -114,8 +108,6 @@ def _read_line(place: int, line: str, benchmark: Benchmark) -> None:
         benchmark.processes = int(match[1])
     elif match := re.match(r"#\s*\(\s*(\d+) groups of (\d+) processes", line):
         benchmark.groups, benchmark.processes = int(match[1]), int(match[2])
-    elif setting := own_setting(line):
-        benchmark.setting = setting
     elif "#repetitions" in words:
         benchmark.columns = words
     elif benchmark.columns and words and words[0].isdigit():
@@ -134,35 +126,24 @@ def _read_benchmark(benchmark: Benchmark, reading: Reading, options: ImportOptio
             " apart"
         )
     operation = OPERATIONS_BY_NAME[name]
-    setting = benchmark.setting
+    is_off_cache = operation.moves_data and "off_cache" in benchmark.settings
     shared = {
         "operation": operation.name,
-        "backend": setting.backend if setting else "mpi",
+        "backend": "mpi",
         "ranks": benchmark.processes or reading.ranks(options, None, name),
         "time": PAIR_MEAN if operation.kind == "pair" else SLOWEST_RANK,
-        "in_place": bool(setting and setting.in_place),
-        "root": setting.root if setting else 0,
-        **_manner(benchmark, operation),
+        "in_place": False,
+        "root": 0,
+        "buffers": "rotated" if is_off_cache else "hot",
         **_elements(benchmark, operation, reading, options),
     }
-    if operation.rooted and not setting:
+    if operation.rooted:
         reading.assume("the root was rank 0, IMB's default (-root_shift off)")
     for place, words in benchmark.rows:
         with reading.noting():
             reading.records.append(
                 _timed(place, words, benchmark.columns, operation, shared).record()
             )
-
-
-def _manner(benchmark: Benchmark, operation: Operation) -> dict[str, Any]:
-    """Return the fields of `Timed` for pattern, synchronisation, cadence and buffers."""
-    if setting := benchmark.setting:
-        return {"pattern": setting.pattern, **setting.manner}
-    return {
-        "buffers": (
-            "rotated" if operation.moves_data and "off_cache" in benchmark.settings else "hot"
-        )
-    }
 
 
 def _elements(

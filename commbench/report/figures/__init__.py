@@ -14,7 +14,6 @@ from commbench.report.figures.matrix import matrix_figures
 from commbench.report.figures.sizes import size_figures
 from commbench.report.figures.soak import soak_figures
 from commbench.report.figures.timeline import timeline_figures
-from commbench.report.figures.topology import topology_figures
 from commbench.report.figures.traffic import traffic_figures
 from commbench.results import Run
 
@@ -22,7 +21,7 @@ __all__ = ["Drawing", "all_figures"]
 
 _KINDS: tuple[Callable[[Sequence[Run]], list[Drawing]], ...] = (
     *(bucket_figures, live_figures, timeline_figures, traffic_figures, learning_figures),
-    *(soak_figures, size_figures, launch_figures, matrix_figures, topology_figures, energy_figures),
+    *(soak_figures, size_figures, launch_figures, matrix_figures, energy_figures),
 )
 
 

@@ -28,7 +28,6 @@ Section = Literal[
     "collectives",
     "launches",
     "matrix",
-    "topology",
     "training",
     "timeline",
     "learning",

@@ -207,7 +207,7 @@ def condition_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _facts(host: Host) -> dict[str, str]:
-    """Return the facts of a host as text, without its topology, which is drawn."""
+    """Return the facts of a host as text, without its topology, which ``run.json`` has."""
     return dict(_fact(name, value) for name, value in host.items() if name != "topology")
 
 

@@ -221,12 +221,7 @@ def make_page(
             tables=collectives.energy_tables(runs),
         ),
         _launches(runs, drawings),
-        Section(
-            name="topology",
-            title="Topology",
-            sentences=_each(runs, _remarks),
-            figures=_of(drawings, "topology"),
-        ),
+        Section(name="topology", title="Topology", sentences=_each(runs, _remarks)),
         Section(
             name="missing",
             title="What was not measured",
