@@ -4,6 +4,7 @@ rank 0 writes.
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -78,20 +79,20 @@ def simulate(
 ) -> tuple[list[TrainingRecord], str]:
     """Tune a training with these step times.
 
-    Return each written record, and why the experiment ended.
+    Return the record of each block, and why the experiment ended.
     """
     generator = random.Random(f"{seed}:{launch}")
     settings = [with_cap(cap) for cap in steps_ms]
     experiment = Experiment(settings, seed=seed + launch, max_steps=None)
-    records: dict[tuple[int, str], TrainingRecord] = {}
+    numbers: Counter[TrainingCase] = Counter()
     written, step = [], WARM_UP
     while (block := experiment.next_block(step, None)) is not None:
         case = dataclasses.replace(settings[block.setting], phase=block.phase)
         usual_ms = steps_ms[case.bucket_cap_mb] * generator.lognormvariate(0, noise)
         times_ms = [usual_ms * generator.lognormvariate(0, noise) for _ in range(block.steps)]
-        key = block.setting, block.phase
-        records[key] = make_block(records.get(key), case, times_ms, at=step, launch=launch)
-        written.append(records[key])
+        numbers[case] += 1
+        record = make_block(None, case, times_ms, at=step, launch=launch)
+        written.append(dataclasses.replace(record, block=numbers[case]))
         experiment.add(block, times_ms)
         step += UNTIMED + block.steps
     return written, experiment.ending

@@ -10,6 +10,7 @@ import dataclasses
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -203,7 +204,8 @@ class Director(BaseDirector):
         )
         self._blocks: list[Block] = []
         """Blocks whose times are awaited, in their order."""
-        self._records: dict[tuple[int, str], TrainingRecord] = {}
+        self._written: Counter[TrainingCase] = Counter()
+        """Blocks that were written."""
         self._gaps_ms: list[float] = []
         self._progress = Progress(sys.stderr)
         say(
@@ -263,19 +265,19 @@ class Director(BaseDirector):
         seconds: float,
         buckets: Sequence[int],
     ) -> None:
-        """Append the block to the record of its setting, and write the record."""
-        key = block.setting, block.phase
+        """Write the record of the block."""
         case = dataclasses.replace(self.settings[block.setting], phase=block.phase)
-        record = self._records.get(key) or self._new_record(case)
-        self._records[key] = dataclasses.replace(
-            record,
-            step_ms=(*record.step_ms, *steps_ms),
-            block_lengths=(*record.block_lengths, len(steps_ms)),
-            block_at=(*record.block_at, at),
-            bucket_bytes=tuple(buckets),
-            measuring_s=record.measuring_s + seconds,
+        self._written[case] += 1
+        record = dataclasses.replace(
+            self._new_record(case),
+            step_ms=steps_ms,
+            block_lengths=[len(steps_ms)],
+            block_at=[at],
+            block=self._written[case],
+            bucket_bytes=buckets,
+            measuring_s=seconds,
         )
-        self._run.append(self._records[key])
+        self._run.append(record)
 
     def next_instruction(self, step: int) -> Instruction:
         """Return the next block or the decision."""

@@ -39,6 +39,7 @@ from commbench.results.recommendation import (
     setting_of,
     snippets,
 )
+from commbench.results.record_types import Records, training_records
 from commbench.schema import JsonObject
 from commbench.system.software import git_commit
 from commbench.tuner.decision import recommend
@@ -99,7 +100,7 @@ class LiveRun:
         self._store = store
         self._info: RunInfo = store.info
         self._launches = _ended_launches(store.info)
-        self._records = list(store.training_records)
+        self._records = Records(store.records)
         self.launch = 1 + max((entry.get("launch", 0) for entry in self._launches), default=-1)
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._opened_s = time.monotonic()
@@ -156,11 +157,8 @@ class LiveRun:
         return self._info
 
     def append(self, record: TrainingRecord) -> None:
-        """Write a record.
-
-        One of the same case and launch that is longer takes the place of an earlier one.
-        """
-        self._records.append(record)
+        """Write a record: of one block, or of a setting that has failed."""
+        self._records.add(record)
         self._writer.do(lambda: self._store.append(record))
 
     def add_losses(self, losses: Iterable[tuple[int, float]]) -> None:
@@ -188,7 +186,7 @@ class LiveRun:
             status, ending=ending, reason=reason or _reason_of(ending, self._info), seconds=seconds
         )
         self._update(launches=[*self._launches, entry])
-        conclusion = _conclusion_of(self._records, self._info)
+        conclusion = _conclusion_of(training_records(self._records), self._info)
         self._writer.do(lambda: _finish(self._store, conclusion))
         return conclusion
 
@@ -211,10 +209,8 @@ class LiveRun:
         self, status: str, *, ending: str = "", reason: str = "", seconds: float = 0.0
     ) -> Launch:
         """Return the entry of this launch in run.json."""
-        records_by_case = {
-            record.case: record for record in self._records if record.launch == self.launch
-        }
-        measuring_s = sum(record.measuring_s for record in records_by_case.values())
+        records = training_records(self._records)
+        measuring_s = sum(each.measuring_s for each in records if each.launch == self.launch)
         entry: Launch = {
             "stage": STAGE,
             "launch": self.launch,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +63,8 @@ class WatchDirector(BaseDirector):
     ) -> None:
         super().__init__(ddp_model, options, [original], facts)
         self._record = self._new_record(original)
-        self._blocks: list[NDArray[np.float64]] = []
-        """Parts of steps on the rank that the others wait for, (steps, columns)."""
+        self._written = self._watched = 0
+        """Blocks that were written, and steps in them."""
         self._times_buckets = False
         self._running = 0
         """Steps of the block under way."""
@@ -91,54 +92,48 @@ class WatchDirector(BaseDirector):
         """
         del losses
         timed = gathered[:, UNTIMED:]
+        self._written += 1
+        record = dataclasses.replace(self._record, block=self._written, bucket_bytes=buckets)
         if self._times_buckets:
-            self._keep_buckets(timed, buckets)
+            fields = self._buckets(timed, buckets)
         else:
-            self._keep_steps(timed, at, buckets)
-        self._run.append(self._record)
+            fields = {**self._steps(timed), "block_at": [at]}
+        self._run.append(dataclasses.replace(record, **fields))
 
-    def _keep_steps(self, timed: NDArray[np.float64], at: int, buckets: Sequence[int]) -> None:
-        """Enter the parts of steps, (ranks, steps, columns)."""
+    def _steps(self, timed: NDArray[np.float64]) -> dict[str, Any]:
+        """Return what a record has of the parts of steps, (ranks, steps, columns)."""
         exchange_ms = timed[:, :, EXPOSED] + timed[:, :, BROADCAST]
         last = exchange_ms.argmin(axis=0)
-        self._blocks.append(timed[last, np.arange(timed.shape[1])])
-        step_ms = self._blocks[-1][:, STEP]
+        parts_ms = timed[last, np.arange(timed.shape[1])]
+        self._watched += len(parts_ms)
+        mean_ms = parts_ms.mean(axis=0)
         computing_ms = (timed[:, :, STEP] - exchange_ms).T
         groups = np.array_split(computing_ms, max(1, len(computing_ms) // GROUP_STEPS))
-        mean_ms = np.concatenate(self._blocks).mean(axis=0)
-        record = self._record
-        self._record = dataclasses.replace(
-            record,
-            step_ms=(*record.step_ms, *step_ms.tolist()),
-            block_lengths=(*record.block_lengths, len(step_ms)),
-            block_at=(*record.block_at, at),
-            bucket_bytes=tuple(buckets),
-            broadcast_ms=float(mean_ms[BROADCAST]),
-            forward_ms=float(mean_ms[FORWARD]),
-            backward_ms=float(mean_ms[BACKWARD] + mean_ms[EXPOSED]),
-            exposed_comm_ms=float(mean_ms[EXPOSED]),
-            optimizer_ms=float(mean_ms[OPTIMIZER]),
-            computing_ms=(
-                *record.computing_ms,
-                *(np.median(group, axis=0).round(6).tolist() for group in groups),
-            ),
-            measuring_s=record.measuring_s + float(step_ms.sum()) / 1e3,
-        )
+        return {
+            "step_ms": parts_ms[:, STEP].tolist(),
+            "block_lengths": [len(parts_ms)],
+            "broadcast_ms": float(mean_ms[BROADCAST]),
+            "forward_ms": float(mean_ms[FORWARD]),
+            "backward_ms": float(mean_ms[BACKWARD] + mean_ms[EXPOSED]),
+            "exposed_comm_ms": float(mean_ms[EXPOSED]),
+            "optimizer_ms": float(mean_ms[OPTIMIZER]),
+            "computing_ms": [np.median(group, axis=0).round(6).tolist() for group in groups],
+            "measuring_s": float(parts_ms[:, STEP].sum()) / 1e3,
+        }
 
-    def _keep_buckets(self, timed: NDArray[np.float64], sizes: Sequence[int]) -> None:
-        """Enter the times of buckets, (ranks, steps, columns and stamps)."""
+    def _buckets(self, timed: NDArray[np.float64], sizes: Sequence[int]) -> dict[str, Any]:
+        """Return what a record has of the times of buckets, (ranks, steps, columns and stamps)."""
         tensors = [len(bucket) for bucket in bucket_parameters(self._model, self._record.case)]
         stamps = timed[:, :, COLUMNS:].reshape(*timed.shape[:2], -1, STAMPS).swapaxes(0, 1)
         stamps = stamps[np.isfinite(stamps).all(axis=(1, 2, 3))]
         if not len(stamps) or len(tensors) != len(sizes):
             say("buckets are not timed one by one, because their number varies from step to step.")
-            return
-        medians = bucket_medians(stamps, list(zip(sizes, tensors, strict=True)))
-        self._record = dataclasses.replace(self._record, **medians._asdict())
+            return {}
+        return bucket_medians(stamps, list(zip(sizes, tensors, strict=True)))._asdict()
 
     def next_instruction(self, step: int) -> Instruction:
         """Return the next block, the block of buckets, or the end."""
-        left = (self._options.steps or STEPS) - len(self._record.step_ms)
+        left = (self._options.steps or STEPS) - self._watched
         if self._remaining_s is not None and self._remaining_s <= 0:
             return self._end("time" if left > 0 else WATCHED, step)
         if left > 0:
@@ -151,7 +146,7 @@ class WatchDirector(BaseDirector):
     def instruction_ahead(self, step: int) -> Instruction | None:
         """Return the next block of the script's own setting; None behind the last one."""
         del step
-        left = (self._options.steps or STEPS) - len(self._record.step_ms) - self._running
+        left = (self._options.steps or STEPS) - self._watched - self._running
         if self._times_buckets or left <= 0 or self._remaining_s is not None:
             return None
         return self._block_of(left)
