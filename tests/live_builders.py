@@ -13,7 +13,7 @@ from training_builders import make_training_case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.live.options import LiveOptions
-from commbench.live.run import LiveFacts, LiveRun
+from commbench.live.run import LiveRun
 from commbench.tuner.experiment import UNTIMED, Experiment
 
 #: The script's own setting.
@@ -111,15 +111,8 @@ def open_run(
     out: Path, *, own: TrainingCase = OWN, options: LiveOptions | None = None, **facts: object
 ) -> LiveRun:
     """Start a launch of a live tuning in ``out``."""
-    known: LiveFacts = {"framework": "", "own_hook": False, **facts}  # type: ignore[typeddict-item]
     settings = [own, *(with_cap(cap) for cap in STEPS_MS if cap != own.bucket_cap_mb)]
-    return LiveRun.open(
-        options or make_options(out),
-        baseline=own,
-        settings=settings,
-        parameters=8_700_000,
-        facts=known,
-    )
+    return LiveRun(options or make_options(out), settings, parameters=8_700_000, **facts)  # type: ignore[arg-type]
 
 
 def make_live_run(
@@ -133,6 +126,6 @@ def make_live_run(
             run.append(record)
         end = max(record.block_at[-1] + record.block_steps for record in records)
         run.add_losses(losses_until(end))
-        run.conclude(ending, seconds=sum(record.measuring_s for record in records[-6:]))
+        run.conclude(ending)
         run.close()
         run.wait()

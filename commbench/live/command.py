@@ -24,8 +24,7 @@ from types import FrameType
 from commbench.errors import InputError
 from commbench.launch.identity import identify
 from commbench.launch.launchers.mpirun import implementation
-from commbench.live.instructions import say
-from commbench.live.options import DONE, VARIABLE, LiveOptions, Mode
+from commbench.live.options import DONE, VARIABLE, LiveOptions, Mode, say
 from commbench.live.run import complete, mode_of
 from commbench.results.files import RUN
 from commbench.results.info import is_live

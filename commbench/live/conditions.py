@@ -24,8 +24,8 @@ from commbench.system.variables import relevant_variables
 class _Backend:
     """What exchanges the gradients, see `commbench.launch.facts.Carrier`."""
 
-    version: str
-    ranks_per_gpu: int | None
+    version: str = "gloo"
+    ranks_per_gpu: int | None = None
 
     def library(self) -> str:
         """Return the communication library, e.g. ``torch 2.13.0 gloo``."""
@@ -51,9 +51,10 @@ def conditions_of(
         gpus: of every rank, see `gpu_of`.
         hosts: of every rank, see `commbench.launch.facts.own_host`.
     """
-    backend, name = _Backend(version="gloo", ranks_per_gpu=None), "gloo"
+    backends = {"gloo": _Backend()}
     if gpus[0][1]:
         shared = max(Counter(gpus).values())
-        backend, name = _Backend(version=loaded_version(), ranks_per_gpu=shared), "torch-nccl"
-    variables = {key: value for key, value in os.environ.items() if key != VARIABLE}
-    return session_of(hosts, places, {name: backend}, relevant_variables(variables))
+        backends = {"torch-nccl": _Backend(version=loaded_version(), ranks_per_gpu=shared)}
+    variables = relevant_variables(os.environ)
+    variables.pop(VARIABLE, None)
+    return session_of(hosts, places, backends, variables)

@@ -40,6 +40,12 @@ OTHER_HOOK = (
 )
 #: Why a compiled DDP object is left alone.
 COMPILED = "torch.compile was applied to the DDP object, and its graph follows the buckets"
+#: Attributes of a DDP object that another reducer would not heed, and what they mean.
+_UNTUNABLE = {
+    "mixed_precision": "DDP's own mixed precision is in use",
+    "_delay_all_reduce_params": "the all-reduce of some parameters is delayed",
+    "_use_python_reducer": "compiled autograd reduces its gradients",
+}
 #: Arguments of DDP's constructor that it keeps under the same name.
 _SAME_NAME = (
     "device_ids",
@@ -54,44 +60,49 @@ _SAME_NAME = (
 )
 
 
+def _known_arguments() -> Mapping[str, inspect.Parameter]:
+    """Return the arguments that this torch's DDP takes."""
+    return inspect.signature(DistributedDataParallel.__init__).parameters
+
+
 def live_switches() -> list[Switch]:
     """Return the switches that can change between two steps and that this torch has."""
-    parameters = inspect.signature(DistributedDataParallel.__init__).parameters
-    return [switch for switch in SWITCHES if switch.is_live and switch.argument in parameters]
-
-
-def why_untunable(ddp_model: DistributedDataParallel) -> str:
-    """Return why the reducer of the model cannot be exchanged, as a clause; empty if it can."""
-    parameters = list(ddp_model.module.parameters())
-    reasons = {
-        f"torch {torch.__version__} is too old for it: update to {OLDEST_TORCH} or newer": (
-            "init_sync" not in inspect.signature(DistributedDataParallel.__init__).parameters
-        ),
-        f"its class {type(ddp_model).__name__} extends DistributedDataParallel": (
-            type(ddp_model) is not DistributedDataParallel
-        ),
-        "DDP's own mixed precision is in use": (
-            getattr(ddp_model, "mixed_precision", None) is not None
-        ),
-        "the all-reduce of some parameters is delayed": bool(
-            getattr(ddp_model, "_delay_all_reduce_params", ())
-        ),
-        "compiled autograd reduces its gradients": getattr(ddp_model, "_use_python_reducer", False),
-        "an optimiser steps inside its backward pass": any(
-            hasattr(p, "_in_backward_optimizers") for p in parameters
-        ),
-        "its parameters are DTensors": any(hasattr(p, "device_mesh") for p in parameters),
-        OTHER_HOOK: not _has_safe_hook(ddp_model),
-        "the script uses join() for uneven inputs": (ddp_model._join_config.enable),  # noqa: SLF001 - the only way
-    }
-    return next((reason for reason, is_so in reasons.items() if is_so), "")
+    known = _known_arguments()
+    return [switch for switch in SWITCHES if switch.is_live and switch.argument in known]
 
 
 def why_unwatchable(ddp_model: DistributedDataParallel) -> str:
     """Return why the steps of the model cannot be watched, as a clause; empty if they can."""
     if ddp_model._join_config.enable:  # noqa: SLF001 - the only way
         return "the script uses join() for uneven inputs"
-    return "" if _has_safe_hook(ddp_model) else OTHER_HOOK
+    if not _has_safe_hook(ddp_model):
+        return OTHER_HOOK
+    return ""
+
+
+def why_untunable(ddp_model: DistributedDataParallel) -> str:
+    """Return why the reducer of the model cannot be exchanged, as a clause; empty if it can."""
+    reason = why_unwatchable(ddp_model)
+    if reason:
+        return reason
+    if "init_sync" not in _known_arguments():
+        return f"torch {torch.__version__} is too old for it: update to {OLDEST_TORCH} or newer"
+    if type(ddp_model) is not DistributedDataParallel:
+        return f"its class {type(ddp_model).__name__} extends DistributedDataParallel"
+    return _why_unknown(ddp_model)
+
+
+def _why_unknown(ddp_model: DistributedDataParallel) -> str:
+    """Return what the model has that another reducer would not heed."""
+    for attribute, reason in _UNTUNABLE.items():
+        if getattr(ddp_model, attribute, None):
+            return reason
+    for parameter in ddp_model.module.parameters():
+        if hasattr(parameter, "_in_backward_optimizers"):
+            return "an optimiser steps inside its backward pass"
+        if hasattr(parameter, "device_mesh"):
+            return "its parameters are DTensors"
+    return ""
 
 
 def why_untimed(ddp_model: DistributedDataParallel) -> str:
@@ -101,6 +112,19 @@ def why_untimed(ddp_model: DistributedDataParallel) -> str:
     if any(getattr(module, "sparse", False) for module in ddp_model.module.modules()):
         return "the model has sparse gradients"
     return why_untunable(ddp_model)
+
+
+def traits_of(ddp_model: DistributedDataParallel, registered: Sequence[nn.Parameter]) -> set[str]:
+    """Return the kinds of gradients that no hook understands."""
+    traits = set()
+    if any(getattr(module, "sparse", False) is True for module in ddp_model.module.modules()):
+        traits.add("sparse")
+    for parameter in registered:
+        if parameter.is_complex():
+            traits.add("complex")
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            traits.add("sparse")
+    return traits
 
 
 def is_compiled(ddp_model: DistributedDataParallel) -> bool:
@@ -147,26 +171,26 @@ def arguments_of(ddp_model: DistributedDataParallel) -> dict[str, object]:
     """Return keyword arguments, but for the bucket size, of another DDP object like this one around
     the same module.
     """
-    parameters = inspect.signature(DistributedDataParallel.__init__).parameters
-    arguments = {
-        name: getattr(ddp_model, name)
-        for name in _SAME_NAME
-        if name in parameters and hasattr(ddp_model, name)
-    }
-    buffers = (
-        "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
-    )
-    return {**arguments, buffers: ddp_model.broadcast_buffers, "init_sync": False}
+    known = _known_arguments()
+    arguments: dict[str, object] = {"init_sync": False}
+    for name in _SAME_NAME:
+        if name in known and hasattr(ddp_model, name):
+            arguments[name] = getattr(ddp_model, name)
+    buffers = "broadcast_buffers"
+    if "forward_sync_buffers" in known:
+        buffers = "forward_sync_buffers"
+    arguments[buffers] = ddp_model.broadcast_buffers
+    return arguments
 
 
 def cap_of(ddp_model: DistributedDataParallel) -> str:
     """Return the bucket size of a DDP object as ``ddp.csv`` writes it."""
     caps = getattr(ddp_model, "bucket_bytes_cap_list", None)
-    if not caps and getattr(ddp_model, "bucket_bytes_cap_default", False):
-        return DEFAULT_CAP
-    return canonical_cap(
-        "+".join(f"{cap / MIB:.9f}" for cap in caps or [ddp_model.bucket_bytes_cap])
-    )
+    if not caps:
+        if getattr(ddp_model, "bucket_bytes_cap_default", False):
+            return DEFAULT_CAP
+        caps = [ddp_model.bucket_bytes_cap]
+    return canonical_cap("+".join(f"{cap / MIB:.9f}" for cap in caps))
 
 
 def cap_arguments(bucket_cap_mb: str, *, is_trial: bool = False) -> dict[str, object]:
@@ -178,13 +202,16 @@ def cap_arguments(bucket_cap_mb: str, *, is_trial: bool = False) -> dict[str, ob
             and DDP makes several buckets already in the first step. Without a list that step has
             one bucket and hides nothing.
     """
-    takes_lists = (
-        "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel.__init__).parameters
-    )
     caps = [cap / MIB for cap in caps_bytes(bucket_cap_mb)]
-    if (is_trial and takes_lists) or "+" in bucket_cap_mb:
+    if "+" in bucket_cap_mb or (is_trial and "bucket_cap_mb_list" in _known_arguments()):
         return {"bucket_cap_mb_list": caps}
-    return {"bucket_cap_mb": None if bucket_cap_mb == DEFAULT_CAP else caps[0]}
+    if bucket_cap_mb == DEFAULT_CAP:
+        return {"bucket_cap_mb": None}
+    return {"bucket_cap_mb": caps[0]}
+
+
+class Spare(DistributedDataParallel):  # type: ignore[misc] # torch is not typed here
+    """A DDP object that commbench makes for its reducer; the script never sees it."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +260,10 @@ class Switcher:
         self._hook: Hook | None = None
         """The hook that the current setting has added."""
 
+    def is_in_use(self, case: TrainingCase, *, is_trial: bool) -> bool:
+        """Return whether the present reducer serves a setting."""
+        return case == self.current and (is_trial or not self.is_trial)
+
     def prepare(self, case: TrainingCase, *, is_trial: bool) -> Prepared:
         """Make the reducer of a setting for the parameters that DDP has registered; nothing is
         sent.
@@ -244,9 +275,9 @@ class Switcher:
         arguments = {**self._arguments, **switches}
         arguments |= cap_arguments(case.bucket_cap_mb, is_trial=is_trial)
         flags = _trainable(self.model.module, self._registered)
-        with _making_own_models(), flags, warnings.catch_warnings():
+        with flags, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the script's own call has warned already
-            model = DistributedDataParallel(self.model.module, **arguments)
+            model = Spare(self.model.module, **arguments)
         hook = None
         if case.hook == self.original.hook:
             for function, state in self._own_hooks:
@@ -263,30 +294,25 @@ class Switcher:
 
         The wrapper keeps the attributes that the script has set.
         """
-        residuals = self._take_residuals()
-        old, new = self.model.__dict__, prepared.model.__dict__
-        self.model.__dict__ = {
-            **old,
-            **new,
-            **{name: old[name] for name in _KEPT if name in old},
-            "_modules": new["_modules"],
-        }
+        residuals: Mapping[str, torch.Tensor] = {}
+        memory = getattr(self._hook, "memory", None)
+        if memory is not None:
+            residuals = memory.state().get("residual", {})
+        attributes = {**self.model.__dict__, **prepared.model.__dict__}
+        for name in _KEPT:
+            if name in self.model.__dict__:
+                attributes[name] = self.model.__dict__[name]
+        attributes["_modules"] = prepared.model.__dict__["_modules"]
+        self.model.__dict__ = attributes
         prepared.model.__dict__ = {}  # the model alone owns the reducer
         if self._hook is not None:
             self._hook.close()
         self._hook, self.current, self.is_trial = prepared.hook, prepared.case, prepared.is_trial
         if prepared.hook is not None:
             prepared.hook.follow(self.model)
-        _send_once(residuals)
-
-    def _take_residuals(self) -> dict[nn.Parameter, torch.Tensor]:
-        """Return the unsent gradients of the hook that leaves, by parameter."""
-        memory = getattr(self._hook, "memory", None)
-        if memory is None:
-            return {}
-        residuals: Mapping[str, torch.Tensor] = memory.state().get("residual", {})
         parameters = dict(self.model.module.named_parameters())
-        return {parameters[name]: residual for name, residual in residuals.items()}
+        for name, residual in residuals.items():
+            _add_once(parameters[name], residual)
 
 
 @contextlib.contextmanager
@@ -306,40 +332,11 @@ def _trainable(module: nn.Module, registered: Sequence[nn.Parameter]) -> Iterato
             parameter.requires_grad_(id(parameter) not in chosen)
 
 
-class _Making:
-    """Whether DDP objects that are made now are commbench's own."""
+def _add_once(parameter: nn.Parameter, residual: torch.Tensor) -> None:
+    """Add a residual to the parameter's next gradient, so that the next step sends it."""
 
-    is_own = False
+    def add(gradient: torch.Tensor) -> torch.Tensor:
+        handle.remove()
+        return gradient + residual
 
-
-@contextlib.contextmanager
-def _making_own_models() -> Iterator[None]:
-    """Make DDP objects that are not the script's."""
-    _Making.is_own = True
-    try:
-        yield
-    finally:
-        _Making.is_own = False
-
-
-def makes_own_models() -> bool:
-    """Return whether a DDP object that is made now is commbench's own, not the script's."""
-    return _Making.is_own
-
-
-def _send_once(residuals: Mapping[nn.Parameter, torch.Tensor]) -> None:
-    """Add each residual to the parameter's next gradient, so that the next step sends it."""
-    for parameter, residual in residuals.items():
-        _AddOnce(parameter, residual)
-
-
-class _AddOnce:
-    """Adds a tensor to the next gradient of a parameter, before DDP sees the gradient."""
-
-    def __init__(self, parameter: nn.Parameter, residual: torch.Tensor) -> None:
-        self._residual = residual
-        self._handle = parameter.register_hook(self._add)
-
-    def _add(self, gradient: torch.Tensor) -> torch.Tensor:
-        self._handle.remove()
-        return gradient + self._residual
+    handle = parameter.register_hook(add)

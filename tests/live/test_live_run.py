@@ -3,7 +3,6 @@ conclusion.
 """
 
 import dataclasses
-import json
 import multiprocessing
 import signal
 import subprocess
@@ -334,26 +333,3 @@ def test_each_block_is_one_line(tmp_path: Path) -> None:
     assert (9, [1, 2, 3], 2.0) == (len(own.step_ms), [*own.block_at], own.forward_ms)
     assert [*whole.block_at] == [*of_an_earlier_version.block_at]
     assert {3} == {row.blocks for row in loaded.training_rows}
-
-
-def test_the_command_to_repeat(tmp_path: Path) -> None:
-    """Print the command with its options, or the script's own command line."""
-    for name, options in (
-        (
-            "command",
-            make_options(
-                tmp_path / "command", steps=200, allow=("fp16",), accept_loss=True, then="stop"
-            ),
-        ),
-        ("script", make_options(tmp_path / "script", invocation="")),
-    ):
-        run = open_run(tmp_path / name, options=options)
-        run.conclude("nothing")
-        end(run)
-    argv = [
-        json.loads((tmp_path / name / "run.json").read_text())["argv"]
-        for name in ("command", "script")
-    ]
-    expected = "commbench tune --steps 200 --allow fp16 --accept-loss --then stop --out"
-    expected = f"{expected} {tmp_path}/command -- torchrun train.py"
-    assert [expected.split(), ["torchrun", "train.py"]] == argv

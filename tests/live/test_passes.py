@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from commbench.live.passes import Pass, period_of
-from commbench.live.session import in_steps
+from commbench.live.passes import (  # noqa: E402
+    Pass,
+    losses_of_steps,
+    period_of,
+    times_of_steps,
+)
 
 MS = 1_000_000
 
@@ -37,9 +41,9 @@ def test_a_gap_lasts_from_the_optimiser_or_the_last_pass_to_the_forward_pass() -
 
 def test_passes_are_summed_to_steps_without_the_one_in_which_a_setting_was_tried() -> None:
     """Sum pairs of passes, and leave out the step of the pass before the last."""
-    times = np.arange(12.0).reshape(1, 6, 2)
-    steps, losses = in_steps(times, [[float(number)] for number in range(6)], 2)
-    assert steps.tolist() == [[[2, 4], [10, 12]]]
-    assert losses == [[0, 1], [2, 3]]
-    steps, losses = in_steps(times, [[]] * 6, 1)
-    assert steps[0, :, 0].tolist() == [0, 2, 4, 6, 10]
+    times = np.arange(12.0).reshape(6, 2)
+    assert times_of_steps(times, 2).tolist() == [[2, 4], [10, 12]]
+    assert times_of_steps(times, 1)[:, 0].tolist() == [0, 2, 4, 6, 10]
+    passes = [Pass(index=number, losses=[torch.tensor(float(number))]) for number in range(6)]
+    assert losses_of_steps(passes, 2) == [[0, 1], [2, 3]]
+    assert losses_of_steps(passes, 1) == [[0], [1], [2], [3], [5]]

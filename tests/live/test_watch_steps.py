@@ -14,7 +14,6 @@ from commbench.live.watch_steps import (
     FORWARD,
     OPTIMIZER,
     STEP,
-    Collected,
     split_step,
 )
 
@@ -44,9 +43,9 @@ def parts(
     before: Pass, step: Pass, last_gradient: float, broadcasts: Sequence[tuple[float, float]] = ()
 ) -> list[float]:
     """Return the milliseconds of a step and of its parts."""
-    (mark,) = at(last_gradient)
-    spans = [(begin, end) for begin, end in (at(*span) for span in broadcasts)]
-    return split_step(before, step, Collected(last_gradient=mark, broadcasts=spans))
+    (step.last_gradient,) = at(last_gradient)
+    step.broadcasts = [(begin, end) for begin, end in (at(*span) for span in broadcasts)]
+    return split_step(before, step)
 
 
 #: A step that ends at 10 ms, and whose optimiser takes 2 ms afterwards.

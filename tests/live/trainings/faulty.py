@@ -7,7 +7,7 @@ from typing import Any
 from common import begin, report
 from kinds import plain
 
-from commbench.live import agreement, session, switching
+from commbench.live import agreement, director, switching
 
 
 class PlantedError(Exception):
@@ -18,8 +18,8 @@ METHODS: dict[str, tuple[type, str]] = {
     "set": (agreement.Agreement, "set"),
     "get": (agreement.Agreement, "get"),
     "prepare": (switching.Switcher, "prepare"),
-    "handle": (session.LiveTuning, "_handle"),
-    "forward": (session.LiveTuning, "_why_left_alone"),
+    "handle": (director.Director, "_handle"),
+    "forward": (director, "is_compiled"),
 }
 
 
