@@ -29,7 +29,7 @@ def make_options(out: Path, **changes: object) -> LiveOptions:
     fields = {
         "out": str(out),
         "workload": "train.py",
-        "argv": ("torchrun", "train.py"),
+        "argv": ("commbench", "tune", "--", "torchrun", "train.py"),
         "invocation": "first",
     }
     return LiveOptions(**{**fields, **changes})  # type: ignore[arg-type]
@@ -98,13 +98,10 @@ def simulate(
     return written, experiment.ending
 
 
-def losses_until(step: int, seed: int = 3) -> list[tuple[int, float]]:
+def losses_until(step: int, seed: int = 3) -> list[float]:
     """Return the falling losses of a training."""
     generator = random.Random(seed)
-    return [
-        (number, 2.3 / (1 + number / 200) + generator.gauss(0, 0.05))
-        for number in range(WARM_UP, step)
-    ]
+    return [2.3 / (1 + number / 200) + generator.gauss(0, 0.05) for number in range(WARM_UP, step)]
 
 
 def open_run(
@@ -125,7 +122,7 @@ def make_live_run(
         for record in records:
             run.append(record)
         end = max(record.block_at[-1] + record.block_steps for record in records)
-        run.add_losses(losses_until(end))
+        run.add_losses(WARM_UP, losses_until(end))
         run.conclude(ending)
         run.close()
         run.wait()

@@ -54,8 +54,6 @@ class Measured(NamedTuple):
 
     times: NDArray[np.float64]
     """Of each step, shape (ranks, steps, columns)."""
-    losses: Sequence[Sequence[float]]
-    """Of each step on rank 0, one for each backward pass."""
     at: int
     """The step of the training at which the block began."""
     buckets: Sequence[int]

@@ -39,14 +39,7 @@ from commbench.launch.facts import Place, own_host, own_place
 from commbench.live.agreement import AbsentError, Agreement, Instruction, Measured
 from commbench.live.conditions import conditions_of, gpu_of
 from commbench.live.options import DOING, LiveOptions, say
-from commbench.live.passes import (
-    Pass,
-    Passes,
-    losses_of_steps,
-    pass_times,
-    period_of,
-    times_of_steps,
-)
+from commbench.live.passes import Pass, Passes, of_steps, pass_times, period_of
 from commbench.live.switching import (
     COMPILED,
     Switcher,
@@ -270,10 +263,7 @@ class Director:
             instruction = self._first_instruction(ended, step)
         else:
             try:
-                if self._is_sent:
-                    instruction = self._programme.instruct(step)
-                else:
-                    instruction = self._programme.instruct_ahead(step)
+                instruction = self._programme.instruct(step, is_ahead=not self._is_sent)
             except Exception as error:  # noqa: BLE001 - the training goes on
                 instruction = self._programme.give_up(error)
         if instruction is not None and instruction.steps:
@@ -308,7 +298,7 @@ class Director:
                 self._programme = Tune(self._model, self.options, facts)
             else:
                 self._programme = Watch(self._model, self.options, facts)
-            return self._programme.instruct(step)
+            return self._programme.instruct(step, is_ahead=False)
         except Exception as error:  # noqa: BLE001 - the training goes on
             return Instruction(original, reason=f"its run could not be begun: {error}")
 
@@ -345,12 +335,10 @@ class Director:
                 with contextlib.suppress(OSError):  # the command waits on another host
                     Path(self.options.witness).touch()
         failure = ""
-        is_trial = told.steps > 0
-        if not self._switcher.is_in_use(told.setting, is_trial=is_trial):
-            try:
-                self._switcher.prepare(told.setting, is_trial=is_trial).drop()
-            except Exception as error:  # noqa: BLE001 - the setting is left out
-                failure = str(error) or type(error).__name__
+        try:
+            self._switcher.attempt(told.setting, is_trial=told.steps > 0)
+        except Exception as error:  # noqa: BLE001 - the setting is left out
+            failure = str(error) or type(error).__name__
         self._agreement.set_own(f"able/{self._end}", failure)
         self._has_promised = not failure
 
@@ -404,11 +392,10 @@ class Director:
             times = self._parts.times(self._steps, len(buckets))
         else:
             times = pass_times(self._steps)
-        times = times_of_steps(times, self._period)
+        times = of_steps(times, self._period)
         self._agreement.set_own("times", times)
         if self.is_root:
-            losses = losses_of_steps(self._steps, self._period)
-            self._awaited = Measured(times, losses, self._first // self._period, buckets)
+            self._awaited = Measured(times, self._first // self._period, buckets)
 
     def _take_times(self, awaited: Measured) -> None:
         """Give the times of all ranks to the programme."""
@@ -419,17 +406,10 @@ class Director:
 
     def _exchange(self, switcher: Switcher, told: Instruction) -> None:
         """Put a setting in use; every rank does so behind the same pass."""
-        is_trial = told.steps > 0
-        if switcher.is_in_use(told.setting, is_trial=is_trial):
-            return
-        try:
-            prepared = switcher.prepare(told.setting, is_trial=is_trial)
-        except Exception:  # noqa: BLE001 - it could be made two passes ago, and others rely on it
-            prepared = switcher.prepare(told.setting, is_trial=is_trial)
-        switcher.commit(prepared)
-        self._is_rebuilding = True
-        if self._parts is not None and prepared.hook is not None:
-            self._parts.observe(prepared.hook)
+        if switcher.exchange(told.setting, is_trial=told.steps > 0):
+            self._is_rebuilding = True
+            if self._parts is not None and switcher.hook is not None:
+                self._parts.observe(switcher.hook)
 
     # The end
 
@@ -478,7 +458,7 @@ class Director:
     def _conclude(self, ending: str, reason: str) -> None:
         with contextlib.suppress(Exception):
             if self._programme is not None:
-                self._programme.conclude(ending, reason)
+                self._programme.run.conclude(ending, reason)
 
     def _close(self) -> None:
         """Remove everything that the tuning has added but the reducer in use.

@@ -29,15 +29,20 @@ DOING: Mapping[Mode, str] = {"tune": "tuning", "watch": "watching"}
 DONE: Mapping[Mode, str] = {"tune": "tuned", "watch": "watched"}
 
 
-def say(text: str) -> None:
-    """Print a line on stderr, if anybody reads it."""
-    show(f"commbench: {text}\n")
+def say(text: str, *, is_passing: bool = False) -> None:
+    """Print a line on stderr, if anybody reads it.
 
-
-def show(text: str) -> None:
-    """Write on stderr, if anybody reads it."""
+    A line that ``is_passing`` is only for a terminal, and the next one takes its place.
+    """
+    line = f"commbench: {text}"
     try:
-        sys.stderr.write(text)
+        if sys.stderr.isatty():
+            line = f"\r\x1b[K{line}"
+        elif is_passing:
+            return
+        if not is_passing:
+            line += "\n"
+        sys.stderr.write(line)
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):  # the training has closed or replaced stderr
         pass

@@ -26,6 +26,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from commbench.ddp.local_step import batch_length
 from commbench.hooks.base import BucketMarks
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
@@ -41,14 +42,11 @@ class Pass:
     """Its number, from 0."""
     resumed: Mark = None
     """When commbench had returned to the script after the pass before; None in the first."""
-    resumed_ns: int = 0
-    """The same, on the host's clock."""
     ended: Mark = None
     """The end of the synchronised backward pass."""
-    forward_ns: int | None = None
-    """The begin of the first forward pass, on the host's clock."""
-    updated_ns: int | None = None
-    """The end of the last optimiser step before that, on the host's clock; None without one."""
+    gap_ns: int = 0
+    """Host time from the last pass or optimiser step to the first forward pass: loading data,
+    evaluating and saving fall into it."""
     batch: int = 1
     """First dimension of the first tensor given to the model."""
     precision: str = "fp32"
@@ -71,19 +69,6 @@ class Pass:
     signature: tuple[int, int] = (0, 0)
     """Changes of the first parameter, and forward passes; see `period_of`."""
 
-    @property
-    def gap_ns(self) -> int:
-        """Host time between the last pass or the optimiser and the first forward pass.
-
-        Loading data, evaluating and saving fall into it.
-        """
-        since = self.resumed_ns
-        if self.updated_ns is not None:
-            since = self.updated_ns
-        if self.forward_ns is None:
-            return 0
-        return max(0, self.forward_ns - since)
-
 
 def period_of(signatures: Sequence[tuple[int, int]]) -> int:
     """Return after how many passes a training repeats what it does between them.
@@ -99,40 +84,25 @@ def period_of(signatures: Sequence[tuple[int, int]]) -> int:
     return 1
 
 
-def pass_times(steps: Sequence[Pass]) -> NDArray[np.float64]:
-    """Return milliseconds of each pass and of the gap in it, shape (passes, 2)."""
-    times = np.zeros((len(steps), 2))
-    for row, step in enumerate(steps):
-        times[row] = elapsed_ms(step.resumed, step.ended), step.gap_ns / 1e6
+def pass_times(passes: Sequence[Pass]) -> NDArray[np.float64]:
+    """Return milliseconds of each pass and of the gap in it, and its loss, shape (passes, 3)."""
+    times = np.full((len(passes), 3), np.nan)
+    for row, each in zip(times, passes, strict=True):
+        row[:2] = elapsed_ms(each.resumed, each.ended), each.gap_ns / 1e6
+        if each.losses:
+            row[2] = sum(map(float, each.losses))
     return times
 
 
-def times_of_steps(times: NDArray[np.float64], period: int) -> NDArray[np.float64]:
-    """Return times of steps of some passes each, without the step in which a setting was tried.
-
-    ``times`` are those of passes, shape (passes, columns).
+def of_steps(times: NDArray[np.float64], period: int) -> NDArray[np.float64]:
+    """Return the sums over steps of some passes each, without the step in which a setting was
+    tried: behind the last pass but two.
     """
     passes, columns = times.shape
     steps = passes // period
     summed = times[: steps * period].reshape(steps, period, columns).sum(axis=1)
-    return np.delete(summed, _disturbed(passes, period), axis=0)
-
-
-def losses_of_steps(passes: Sequence[Pass], period: int) -> list[list[float]]:
-    """Return the losses of the same steps."""
-    losses = []
-    for first in range(0, len(passes) - period + 1, period):
-        of_step: list[float] = []
-        for each in passes[first : first + period]:
-            of_step += map(float, each.losses)
-        losses.append(of_step)
-    del losses[_disturbed(len(passes), period)]
-    return losses
-
-
-def _disturbed(passes: int, period: int) -> int:
-    """Return the step that holds the last but one pass, before which ranks try a setting."""
-    return min((passes - 2) // period, passes // period - 1)
+    disturbed = min((passes - 2) // period, steps - 1)
+    return np.delete(summed, disturbed, axis=0)
 
 
 class Passes:
@@ -158,6 +128,7 @@ class Passes:
         self._clock = clock_of(ddp_model)
         self.open = Pass(index=0)
         """The pass under way."""
+        self._idle_since_ns = time.perf_counter_ns()
         self._is_armed = self._has_fired = False
         self._version = self._present_version()
         self._begun: Mark = None
@@ -187,10 +158,10 @@ class Passes:
             self._is_armed = True
         with contextlib.suppress(Exception):  # a description is never worth an exception
             self.open.forwards.append(self._clock())
-            if self.open.forward_ns is None:
-                self.open.forward_ns = time.perf_counter_ns()
+            if len(self.open.forwards) == 1:
+                self.open.gap_ns = time.perf_counter_ns() - self._idle_since_ns
                 self.open.precision = _precision_on(self.registered[0].device.type)
-                self.open.batch = max(1, _batch_of((inputs, keywords)))
+                self.open.batch = max(1, batch_length((inputs, keywords)))
         self._on_forward()
 
     def _fire(self, _parameter: nn.Parameter) -> None:
@@ -205,8 +176,8 @@ class Passes:
         """Take the end of an optimiser step."""
         if self._is_of_model(optimizer):
             self.open.updates.append((self._update_begun, self._clock()))
-            if self.open.forward_ns is None:
-                self.open.updated_ns = time.perf_counter_ns()
+            if not self.open.forwards:
+                self._idle_since_ns = time.perf_counter_ns()
 
     def _is_of_model(self, optimizer: Optimizer) -> bool:
         """Return whether the optimiser updates parameters of the model."""
@@ -240,7 +211,7 @@ class Passes:
         self._on_pass(ended)
         with contextlib.suppress(Exception):  # as above
             self.open.resumed = self._clock()
-            self.open.resumed_ns = time.perf_counter_ns()
+            self._idle_since_ns = time.perf_counter_ns()
 
     def _present_version(self) -> int:
         """Return a count of the changes in place of the first parameter."""
@@ -319,22 +290,6 @@ def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return call
-
-
-def _batch_of(inputs: object) -> int:
-    """Return the first dimension of the first tensor in nested inputs; 0 if there is none."""
-    if isinstance(inputs, torch.Tensor):
-        return int(inputs.shape[0]) if inputs.dim() else 0
-    children: Any = ()
-    if isinstance(inputs, Mapping):
-        children = inputs.values()
-    elif isinstance(inputs, list | tuple):
-        children = inputs
-    for child in children:
-        batch = _batch_of(child)
-        if batch:
-            return batch
-    return 0
 
 
 def _precision_on(device: str) -> str:

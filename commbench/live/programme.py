@@ -23,7 +23,6 @@ from commbench.live.agreement import Instruction, Measured
 from commbench.live.options import DOING, LiveOptions, say
 from commbench.live.run import LiveRun
 from commbench.live.switching import own_hooks
-from commbench.results.recommendation import Recommendation
 from commbench.tuner.experiment import UNTIMED, Block
 
 
@@ -63,7 +62,6 @@ class Programme(ABC):
     ) -> None:
         self.settings = list(settings)
         """Settings by the number that a block names."""
-        self.recommendation: Recommendation | None = None
         self._options = options
         self._model = ddp_model
         self._parameters = sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad)
@@ -82,18 +80,18 @@ class Programme(ABC):
         """Blocks that were written."""
 
     @abstractmethod
-    def next_block(self, step: int) -> Block | None:
-        """Return the next block; None at the end. ``step`` is the number of steps so far."""
+    def next_block(self, step: int, *, is_ahead: bool) -> Block | None:
+        """Return the next block; None at the end.
 
-    @abstractmethod
-    def block_ahead(self, step: int) -> Block | None:
-        """Return what follows the block under way, before its times are known; None if it depends
-        on them.
+        Args:
+            step: the number of steps so far.
+            is_ahead: the times of the block under way are not known; None if the next one depends
+                on them.
         """
 
     @abstractmethod
     def add_block(self, block: Block, measured: Measured) -> None:
-        """Enter a block of `next_block` or `block_ahead` that has ended."""
+        """Enter a block of `next_block` that has ended."""
 
     @abstractmethod
     def leave_out(self, setting: TrainingCase, reason: str) -> None:
@@ -110,25 +108,17 @@ class Programme(ABC):
             return None
         return self._options.time_limit_s - (time.monotonic() - self._began_s)
 
-    def instruct(self, step: int) -> Instruction:
-        """Return the next block or the end."""
-        block = self.next_block(step)
+    def instruct(self, step: int, *, is_ahead: bool) -> Instruction | None:
+        """Return the next block or the end; None if that depends on the block under way."""
+        block = self.next_block(step, is_ahead=is_ahead)
         if block is not None:
-            return self._begin(block)
+            self._blocks.append(block)
+            return Instruction(self.settings[block.setting], UNTIMED + block.steps)
+        if is_ahead:
+            return None
         setting = self.finish(step)
         ends = self._options.then == "stop"
-        return Instruction(setting, ends_process=ends, recommendation=self.recommendation)
-
-    def instruct_ahead(self, step: int) -> Instruction | None:
-        """Return the block that follows the one under way; None if that depends on its times."""
-        block = self.block_ahead(step)
-        if block is None:
-            return None
-        return self._begin(block)
-
-    def _begin(self, block: Block) -> Instruction:
-        self._blocks.append(block)
-        return Instruction(self.settings[block.setting], UNTIMED + block.steps)
+        return Instruction(setting, ends_process=ends, recommendation=self.run.recommendation)
 
     def take(self, measured: Measured) -> None:
         """Enter the block that has ended."""
@@ -148,13 +138,8 @@ class Programme(ABC):
         reason = f"{DOING[self._options.mode]} failed: {error!r}"
         say(f"{reason}. The training goes on with its own setting.")
         with contextlib.suppress(Exception):
-            self.conclude("failed", reason)
+            self.run.conclude("failed", reason)
         return Instruction(self.settings[0])
-
-    def conclude(self, ending: str, reason: str = "") -> None:
-        """Write the conclusion, once."""
-        if not self.run.is_concluded:
-            self.recommendation = self.run.conclude(ending, reason=reason)
 
     def _follows(self, goes_on: str) -> str:
         """Return what follows the conclusion, as a clause."""

@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -124,6 +124,7 @@ class LiveRun:
         self.info: RunInfo = self._store.info
         """The entries of run.json."""
         self.is_concluded = False
+        self.recommendation: Recommendation | None = None
         self._records = Records(self._store.records)
         self._opened_s = time.monotonic()
         self._launches = _ended_launches(self.info)
@@ -150,13 +151,14 @@ class LiveRun:
         self._records.add(record)
         self._requests.put(lambda: self._store.append(record))
 
-    def add_losses(self, losses: Iterable[tuple[int, float]]) -> None:
-        """Write the losses of optimiser steps, each a pair of the step and its loss."""
-        launch_losses = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in losses]
-        self._requests.put(lambda: append_losses(self._store.path, launch_losses))
+    def add_losses(self, first: int, losses: Sequence[float]) -> None:
+        """Write the losses of consecutive optimiser steps."""
+        numbered = enumerate(losses, first)
+        rows = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in numbered]
+        self._requests.put(lambda: append_losses(self._store.path, rows))
 
-    def conclude(self, ending: str, *, reason: str = "") -> Recommendation | None:
-        """Decide from all launches of the directory; the files follow in the background.
+    def conclude(self, ending: str, reason: str = "") -> Recommendation | None:
+        """Decide once from all launches of the directory; the files follow in the background.
 
         Args:
             ending: as `commbench.tuner.experiment.Experiment.ending`, or ``released``, ``failed``,
@@ -166,14 +168,16 @@ class LiveRun:
         Returns:
             The conclusion; None if nothing was compared.
         """
+        if self.is_concluded:
+            return self.recommendation
         self.is_concluded = True
         status = "cut"
         if ending in ENDINGS_IN_ORDER:
             status = "ok"
         self._enter(status, ending, reason or _reason_of(ending, self.info))
-        conclusion = _conclusion_of(training_records(self._records), self.info)
-        self._requests.put(lambda: _finish(self._store, conclusion))
-        return conclusion
+        self.recommendation = _conclusion_of(training_records(self._records), self.info)
+        self._requests.put(lambda: _finish(self._store, self.recommendation))
+        return self.recommendation
 
     def close(self) -> None:
         """Release the directory when all is written; return at once."""
@@ -185,8 +189,7 @@ class LiveRun:
 
     def _end(self) -> None:
         """Conclude, and finish writing, when the process ends."""
-        if not self.is_concluded:
-            self.conclude("ended")
+        self.conclude("ended")
         self.close()
         self.wait()
 

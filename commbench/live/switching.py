@@ -12,7 +12,6 @@ import inspect
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -107,9 +106,9 @@ def _why_unknown(ddp_model: DistributedDataParallel) -> str:
 
 def why_untimed(ddp_model: DistributedDataParallel) -> str:
     """Return why a hook cannot time the buckets of the model, as a clause; empty if it can."""
-    if own_hooks(ddp_model) or ddp_model._get_ddp_logging_data().get("comm_hook"):  # noqa: SLF001 - of DDP's C++ part
+    if ddp_model._get_ddp_logging_data().get("comm_hook"):  # noqa: SLF001 - the only way
         return "the script has a communication hook of its own, which stays in use"
-    if any(getattr(module, "sparse", False) for module in ddp_model.module.modules()):
+    if traits_of(ddp_model, ()):
         return "the model has sparse gradients"
     return why_untunable(ddp_model)
 
@@ -214,23 +213,6 @@ class Spare(DistributedDataParallel):  # type: ignore[misc] # torch is not typed
     """A DDP object that commbench makes for its reducer; the script never sees it."""
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A DDP object whose reducer can take the place of the present one."""
-
-    case: TrainingCase
-    is_trial: bool
-    model: DistributedDataParallel
-    hook: Hook | None
-    """The hook that the case asks for; None: the script's own hook, if it has one."""
-
-    def drop(self) -> None:
-        """Give up the object: a second reducer must not live through a backward pass."""
-        if self.hook is not None:
-            self.hook.close()
-        self.model.__dict__ = {}
-
-
 class Switcher:
     """Exchanges the reducer of one DDP model.
 
@@ -249,87 +231,106 @@ class Switcher:
         *,
         file_hooks: Sequence[str] = (),
     ) -> None:
-        self.model = ddp_model
-        self.original = self.current = original
-        self.is_trial = False
-        """Whether the present reducer was made for a trial, see `cap_arguments`."""
+        self.original = original
+        self.hook: Hook | None = None
+        """The hook that the setting in use has added; None: the script's own hook, if any."""
+        self._model = ddp_model
+        self._in_use = original
+        self._is_trial = False
+        """Whether the present reducer was made for a trial."""
         self._arguments = arguments_of(ddp_model)
         self._registered = registered
         self._own_hooks = own_hooks(ddp_model)
         self._file_hooks = file_hooks
-        self._hook: Hook | None = None
-        """The hook that the current setting has added."""
 
-    def is_in_use(self, case: TrainingCase, *, is_trial: bool) -> bool:
-        """Return whether the present reducer serves a setting."""
-        return case == self.current and (is_trial or not self.is_trial)
+    def attempt(self, case: TrainingCase, *, is_trial: bool) -> None:
+        """Make the reducer of a setting and drop it: none may live through a backward pass beside
+        the one in use.
 
-    def prepare(self, case: TrainingCase, *, is_trial: bool) -> Prepared:
-        """Make the reducer of a setting for the parameters that DDP has registered; nothing is
-        sent.
+        Args:
+            case: the setting.
+            is_trial: see `cap_arguments`.
 
         Raises:
             Exception: DDP or the hook refuses.
         """
-        switches = {switch.argument: getattr(case, switch.name) for switch in live_switches()}
-        arguments = {**self._arguments, **switches}
-        arguments |= cap_arguments(case.bucket_cap_mb, is_trial=is_trial)
-        flags = _trainable(self.model.module, self._registered)
-        with flags, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the script's own call has warned already
-            model = Spare(self.model.module, **arguments)
-        hook = None
-        if case.hook == self.original.hook:
-            for function, state in self._own_hooks:
-                model.register_comm_hook(state, function)
-        else:
-            source = hook_source(case.hook, self._file_hooks)
-            hook = make_hook(source, density=case.density, options=case.options)
-            assert hook is not None  # noqa: S101 - only the original may be without a hook
-            hook.register(model)
-        return Prepared(case, is_trial, model, hook)
+        if not self._serves(case, is_trial=is_trial):
+            spare, hook = self._prepare(case, is_trial=is_trial)
+            if hook is not None:
+                hook.close()
+            spare.__dict__ = {}
 
-    def commit(self, prepared: Prepared) -> None:
-        """Replace the present reducer by the prepared one.
+    def exchange(self, case: TrainingCase, *, is_trial: bool) -> bool:
+        """Put a setting in use that `attempt` could make; return whether that is another one.
 
         The wrapper keeps the attributes that the script has set.
         """
+        if self._serves(case, is_trial=is_trial):
+            return False
+        try:
+            spare, hook = self._prepare(case, is_trial=is_trial)
+        except Exception:  # noqa: BLE001 - the other ranks rely on it
+            spare, hook = self._prepare(case, is_trial=is_trial)
         residuals: Mapping[str, torch.Tensor] = {}
-        memory = getattr(self._hook, "memory", None)
+        memory = getattr(self.hook, "memory", None)
         if memory is not None:
             residuals = memory.state().get("residual", {})
-        attributes = {**self.model.__dict__, **prepared.model.__dict__}
-        for name in _KEPT:
-            if name in self.model.__dict__:
-                attributes[name] = self.model.__dict__[name]
-        attributes["_modules"] = prepared.model.__dict__["_modules"]
-        self.model.__dict__ = attributes
-        prepared.model.__dict__ = {}  # the model alone owns the reducer
-        if self._hook is not None:
-            self._hook.close()
-        self._hook, self.current, self.is_trial = prepared.hook, prepared.case, prepared.is_trial
-        if prepared.hook is not None:
-            prepared.hook.follow(self.model)
-        parameters = dict(self.model.module.named_parameters())
+        kept = {name: value for name, value in vars(self._model).items() if name in _KEPT}
+        self._model.__dict__ = {
+            **vars(self._model),
+            **vars(spare),
+            **kept,
+            "_modules": vars(spare)["_modules"],
+        }
+        spare.__dict__ = {}  # the model alone owns the reducer
+        if self.hook is not None:
+            self.hook.close()
+        self.hook, self._in_use, self._is_trial = hook, case, is_trial
+        if hook is not None:
+            hook.follow(self._model)
+        parameters = dict(self._model.module.named_parameters())
         for name, residual in residuals.items():
             _add_once(parameters[name], residual)
+        return True
+
+    def _serves(self, case: TrainingCase, *, is_trial: bool) -> bool:
+        """Return whether the present reducer serves a setting."""
+        return case == self._in_use and (is_trial or not self._is_trial)
+
+    def _prepare(self, case: TrainingCase, *, is_trial: bool) -> tuple[Spare, Hook | None]:
+        """Make the reducer of a setting, without communication, and the hook that it adds.
+
+        DDP had registered the parameters that were trainable when the script made its model.
+        """
+        arguments = self._arguments | cap_arguments(case.bucket_cap_mb, is_trial=is_trial)
+        for switch in live_switches():
+            arguments[switch.argument] = getattr(case, switch.name)
+        with _trainable(self._model.module, self._registered), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the script's own call has warned already
+            spare = Spare(self._model.module, **arguments)
+        if case.hook == self.original.hook:
+            for function, state in self._own_hooks:
+                spare.register_comm_hook(state, function)
+            return spare, None
+        source = hook_source(case.hook, self._file_hooks)
+        hook = make_hook(source, density=case.density, options=case.options)
+        assert hook is not None  # noqa: S101 - only the original may be without a hook
+        hook.register(spare)
+        return spare, hook
 
 
 @contextlib.contextmanager
 def _trainable(module: nn.Module, registered: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let exactly the registered parameters be trainable, as when the script made its model."""
-    chosen = {id(parameter) for parameter in registered}
-    changed = []
-    for parameter in module.parameters():
-        if parameter.requires_grad != (id(parameter) in chosen):
-            changed.append(parameter)
+    """Let exactly the registered parameters be trainable."""
+    before = {parameter: parameter.requires_grad for parameter in module.parameters()}
     try:
-        for parameter in changed:
-            parameter.requires_grad_(not parameter.requires_grad)
+        chosen = set(registered)
+        for parameter in before:
+            parameter.requires_grad_(parameter in chosen)
         yield
     finally:
-        for parameter in changed:
-            parameter.requires_grad_(id(parameter) not in chosen)
+        for parameter, flag in before.items():
+            parameter.requires_grad_(flag)
 
 
 def _add_once(parameter: nn.Parameter, residual: torch.Tensor) -> None:

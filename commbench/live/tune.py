@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import numpy as np
 from torch.nn.parallel import DistributedDataParallel
@@ -12,7 +11,7 @@ from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.engine.records import without_result
 from commbench.errors import Reason
 from commbench.live.agreement import Measured
-from commbench.live.options import LiveOptions, say, show
+from commbench.live.options import LiveOptions, say
 from commbench.live.programme import Facts, Programme
 from commbench.live.settings import settings_of
 from commbench.live.switching import own_hooks
@@ -61,44 +60,37 @@ class Tune(Programme):
             ],
         )
         self._gaps_ms: list[float] = []
-        self._shows_progress = sys.stderr.isatty()
         say(
             f"tuning {type(ddp_model.module).__name__} on {original.world_size} ranks: "
             f"{counted(len(settings), 'setting')}, results in {options.out}"
         )
 
-    def next_block(self, step: int) -> Block | None:
-        """Return the next block; None when the experiment is over."""
-        return self._shown(self._experiment.next_block(step, self._remaining_s), step)
-
-    def block_ahead(self, step: int) -> Block | None:
-        """Return the next block of the round; None at its end."""
-        return self._shown(self._experiment.following_block(step, self._remaining_s), step)
-
-    def _shown(self, block: Block | None, step: int) -> Block | None:
-        """Return a block; show it on a terminal, in a line that the next one overwrites."""
-        if block is not None and self._shows_progress:
+    def next_block(self, step: int, *, is_ahead: bool) -> Block | None:
+        """Return the next block; None at the end of the round or of the experiment."""
+        choose = self._experiment.next_block
+        if is_ahead:
+            choose = self._experiment.following_block
+        block = choose(step, self._remaining_s)
+        if block is not None:
             part = "trying"
             if block.phase == CONFIRM:
                 part = "confirming"
             name = self._name_of(self.settings[block.setting])
-            show(f"\r\x1b[Kcommbench: step {step}, {part} {name}")
+            say(f"step {step}, {part} {name}", is_passing=True)
         return block
 
     def add_block(self, block: Block, measured: Measured) -> None:
-        """Enter a block with milliseconds of each step and of the gap behind it."""
-        steps_ms, gaps_ms = measured.times.max(axis=0).T
+        """Enter a block with milliseconds of each step and of the gap in it, and its loss."""
+        steps_ms, gaps_ms, _ = measured.times.max(axis=0).T
+        losses = measured.times[0, :, 2]
+        if not np.isnan(losses).all():
+            self.run.add_losses(measured.at, losses.tolist())
         self._gaps_ms += gaps_ms.tolist()
         usual = float(np.median(self._gaps_ms))
         limit = max(GAP_FACTOR * usual, usual + GAP_SHARE * float(np.median(steps_ms)))
         is_timed = gaps_ms <= limit  # no evaluation, checkpoint or stall of the data
         is_timed[:UNTIMED] = False
         timed_ms = steps_ms[is_timed].tolist()
-        losses = []
-        for step, of_step in enumerate(measured.losses, measured.at):
-            if of_step:
-                losses.append((step, sum(of_step)))
-        self.run.add_losses(losses)
         if block.is_measured_by(timed_ms):
             self._write_block(
                 dataclasses.replace(self.settings[block.setting], phase=block.phase),
@@ -121,8 +113,7 @@ class Tune(Programme):
         """Conclude, and return the best setting."""
         del step
         is_first = not self.run.is_concluded  # else a rank could not prepare the best setting
-        self.conclude(self._experiment.ending)
-        conclusion = self.recommendation
+        conclusion = self.run.conclude(self._experiment.ending)
         say(f"{_conclusion(conclusion)}; {self._follows('training goes on with it')}.")
         if is_first and conclusion is not None and conclusion.verdict == "change":
             best = setting_of(conclusion.best)
@@ -130,12 +121,6 @@ class Tune(Programme):
                 if setting_of(setting) == best:
                     return setting
         return self.settings[0]
-
-    def conclude(self, ending: str, reason: str = "") -> None:
-        """Write the conclusion, once."""
-        if self._shows_progress:
-            show("\r\x1b[K")
-        super().conclude(ending, reason)
 
     def _name_of(self, setting: TrainingCase) -> str:
         """Return a setting in words, beside the script's own."""

@@ -70,25 +70,18 @@ class Watch(Programme):
         else:
             self.settings.append(dataclasses.replace(original, hook="passthrough"))
 
-    def next_block(self, step: int) -> Block | None:
-        """Return the next block, the block of buckets, or None at the end."""
+    def next_block(self, step: int, *, is_ahead: bool) -> Block | None:
+        """Return the next block with the script's own setting, then that of the buckets."""
         del step
-        if self._remaining_s is not None and self._remaining_s <= 0:
+        if self._remaining_s is not None and (is_ahead or self._remaining_s <= 0):
             return None
-        if self._left > 0:
-            return Block(0, SWEEP, min(BLOCK_STEPS, self._left))
-        if self._times_buckets:
-            self._times_buckets = False
-            return BUCKETS
-        return None
-
-    def block_ahead(self, step: int) -> Block | None:
-        """Return the next block of the script's own setting; None behind the last one."""
-        del step
         left = self._left - sum(block.steps for block in self._blocks)
-        if left <= 0 or self._remaining_s is not None:
+        if left > 0:
+            return Block(0, SWEEP, min(BLOCK_STEPS, left))
+        if is_ahead or not self._times_buckets:
             return None
-        return Block(0, SWEEP, min(BLOCK_STEPS, left))
+        self._times_buckets = False
+        return BUCKETS
 
     def add_block(self, block: Block, measured: Measured) -> None:
         """Enter a block with times as of `commbench.live.watch_steps.StepParts.times`."""
@@ -120,7 +113,7 @@ class Watch(Programme):
         ending = WATCHED
         if self._left > 0:
             ending = "time"
-        self.conclude(ending)
+        self.run.conclude(ending)
         follows = self._follows("training goes on, and nothing is watched any more")
         say(f"watched until step {step}; {follows}.")
         return self.settings[0]

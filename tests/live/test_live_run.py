@@ -43,7 +43,7 @@ from test_live_run import CONFIRMED
 run = open_run(Path(sys.argv[1]))
 for record in CONFIRMED:
     run.append(record)
-run.add_losses([(5, 2.0), (6, 1.9)])
+run.add_losses(5, [2.0, 1.9])
 if sys.argv[2] == "killed":
     while "confirm" not in (Path(sys.argv[1]) / "samples.jsonl").read_text().partition("\\n")[2]:
         time.sleep(0.01)

@@ -5,11 +5,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from commbench.live.passes import (  # noqa: E402
+from commbench.live.passes import (  # noqa: E402 - needs torch
     Pass,
-    losses_of_steps,
+    of_steps,
+    pass_times,
     period_of,
-    times_of_steps,
 )
 
 MS = 1_000_000
@@ -32,18 +32,17 @@ def test_a_period_is_found_from_what_passes_do(
     assert period_of(signatures) == period
 
 
-def test_a_gap_lasts_from_the_optimiser_or_the_last_pass_to_the_forward_pass() -> None:
-    """Take the optimiser's end where one was seen."""
-    assert Pass(index=1, resumed_ns=2 * MS, forward_ns=9 * MS).gap_ns == 7 * MS
-    assert Pass(index=1, resumed_ns=2 * MS, updated_ns=5 * MS, forward_ns=9 * MS).gap_ns == 4 * MS
-    assert Pass(index=1).gap_ns == 0
-
-
 def test_passes_are_summed_to_steps_without_the_one_in_which_a_setting_was_tried() -> None:
     """Sum pairs of passes, and leave out the step of the pass before the last."""
     times = np.arange(12.0).reshape(6, 2)
-    assert times_of_steps(times, 2).tolist() == [[2, 4], [10, 12]]
-    assert times_of_steps(times, 1)[:, 0].tolist() == [0, 2, 4, 6, 10]
-    passes = [Pass(index=number, losses=[torch.tensor(float(number))]) for number in range(6)]
-    assert losses_of_steps(passes, 2) == [[0, 1], [2, 3]]
-    assert losses_of_steps(passes, 1) == [[0], [1], [2], [3], [5]]
+    assert of_steps(times, 2).tolist() == [[2, 4], [10, 12]]
+    assert of_steps(times, 1)[:, 0].tolist() == [0, 2, 4, 6, 10]
+
+
+def test_the_losses_of_a_pass_are_added() -> None:
+    """Sum the losses of accumulated batches, and state none where ``backward()`` got none."""
+    passes = [Pass(index=0, resumed=MS, ended=3 * MS, gap_ns=MS), Pass(index=1, resumed=0, ended=0)]
+    passes[0].losses += [torch.tensor(1.0), torch.tensor(2.0)]
+    times = pass_times(passes)
+    assert times[0].tolist() == [2, 1, 3]
+    assert np.isnan(times[1, 2])
