@@ -53,7 +53,7 @@ def take(instance: object) -> str:
     name = type(instance).__name__
     for base in type(instance).__mro__:
         for package, engine in ENGINES.items():
-            if f"{base.__module__}.".startswith(f"{package}."):
+            if base.__module__.startswith(package):
                 name = engine
     return f"{name} exchanges gradients itself, without the buckets of DDP"
 

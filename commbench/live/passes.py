@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import sys
 import time
 import weakref
@@ -78,7 +79,7 @@ def period_of(signatures: Sequence[tuple[int, int]]) -> int:
     """
     latest = signatures[-SIGNATURES:]
     for period in range(1, len(latest) // 2 + 1):
-        differing = sum(a != b for a, b in zip(latest, latest[period:], strict=False))
+        differing = sum(map(operator.ne, latest, latest[period:]))
         if differing <= IRREGULAR_SHARE * (len(latest) - period):
             return period
     return 1
@@ -123,6 +124,8 @@ class Passes:
         self.registered = [p for p in ddp_model.module.parameters() if p.requires_grad]
         """The parameters that DDP has registered."""
         self._ids = set(map(id, self.registered))
+        self.times_gradients = False
+        """Whether passes get the time of their last gradient."""
         self._on_pass = on_pass
         self._on_forward = on_forward
         self._clock = clock_of(ddp_model)
@@ -166,6 +169,8 @@ class Passes:
 
     def _fire(self, _parameter: nn.Parameter) -> None:
         self._has_fired = True
+        if self.times_gradients:
+            self.open.last_gradient = self._clock()
 
     def before_update(self, optimizer: Optimizer) -> None:
         """Take the begin of an optimiser step."""
@@ -225,7 +230,6 @@ class _Calls:
     """
 
     _observers: list[weakref.ref[Passes]] = []  # noqa: RUF012 - one for the process
-    _original: Any = None
     _wrapper: Any = None
     """What stands in place of ``torch.autograd.backward``."""
     _handles: list[Any] = []  # noqa: RUF012 - one for the process
@@ -234,8 +238,7 @@ class _Calls:
     def observe(cls, observer: Passes) -> None:
         """Tell ``observer`` of each outermost call and each optimiser step from now on."""
         if torch.autograd.backward is not cls._wrapper:
-            cls._original = torch.autograd.backward
-            cls._wrapper = torch.autograd.backward = _wrapped(cls._original)
+            cls._wrapper = torch.autograd.backward = _wrapped(torch.autograd.backward)
         if not cls._handles:
             cls._handles.append(register_optimizer_step_pre_hook(_before_update))
             cls._handles.append(register_optimizer_step_post_hook(_after_update))
@@ -248,7 +251,7 @@ class _Calls:
         if cls._observers:
             return
         if torch.autograd.backward is cls._wrapper:
-            torch.autograd.backward = cls._original
+            torch.autograd.backward = cls._wrapper.__wrapped__
         while cls._handles:
             cls._handles.pop().remove()
 

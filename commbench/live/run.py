@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -64,6 +64,8 @@ REASONS = {
     "ended": "the training ended before {}",
 }
 _GOALS = {"tune": "the decision", "watch": "all steps were watched"}
+#: What a run without a conclusion lacks.
+_NOTHING = {"tune": "anything was compared", "watch": "a block of steps was over"}
 
 
 class LiveRun:
@@ -296,35 +298,26 @@ def _finish(store: Store, conclusion: Recommendation | None) -> None:
 
 
 def complete(options: LiveOptions) -> list[str]:
-    """Finish the runs that a training has begun, after it has ended.
+    """Finish the runs to which a training has added a launch, after it has ended.
 
-    Return the conclusions in lines for people.
+    Return the conclusions in lines for people, in the order of the training's models.
     """
-    done = DONE[options.mode]
     lines: list[str] = []
-    for path in _runs_of(options):
-        lines += _completed(path)
+    number, path = 1, Path(options.out)
+    while (path / RUN).exists():
+        info = read_info(path)
+        invocations = [entry.get("invocation", "") for entry in info.get("launches") or ()]
+        if is_live(info) and options.invocation in invocations:
+            lines += _completed(path)
+        number += 1
+        path = Path(f"{options.out}-{number}")
     if lines:
         return lines
+    done = DONE[options.mode]
     if options.witness and Path(options.witness).exists():
         host = f"The ranks of this host were {done}."
         return [f"{host} Rank 0, on another host, has the results in {options.out}."]
     return [NOTHING_DONE.format(done)]
-
-
-def _runs_of(options: LiveOptions) -> Iterator[Path]:
-    """Yield the directories of the runs to which the training has added a launch, in the order of
-    its models.
-    """
-    number, path = 1, Path(options.out)
-    while (path / RUN).exists():
-        info = read_info(path)
-        launches = info.get("launches") or ()
-        invocations = [entry.get("invocation", "") for entry in launches]
-        if is_live(info) and options.invocation in invocations:
-            yield path
-        number += 1
-        path = Path(f"{options.out}-{number}")
 
 
 def _completed(path: Path) -> list[str]:
@@ -345,7 +338,10 @@ def _completed(path: Path) -> list[str]:
     elif conclusion is not None:
         lines = _conclusion_lines(conclusion)
     else:
-        lines = [_nothing_line(info)]
+        doing, reason = DOING[mode_of(info)].capitalize(), ""
+        if info.get("reason"):
+            reason = f": {info['reason']}"
+        lines = [f"{doing} ended before {_NOTHING[mode_of(info)]}{reason}."]
     return [*lines, last_line]
 
 
@@ -361,16 +357,6 @@ def _conclusion_lines(conclusion: Recommendation) -> list[str]:
                 lines.append(title)
             lines += [f"    {line}" for line in text.splitlines() if line]
     return lines
-
-
-def _nothing_line(info: RunInfo) -> str:
-    mode, before = mode_of(info), "anything was compared"
-    if is_watched(info):
-        before = "a block of steps was over"
-    line = f"{DOING[mode].capitalize()} ended before {before}"
-    if info.get("reason"):
-        line += f": {info['reason']}"
-    return f"{line}."
 
 
 def mode_of(info: RunInfo) -> Mode:

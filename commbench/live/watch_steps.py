@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.merging import stamps_of
@@ -47,10 +46,7 @@ class StepParts:
         """Times buckets; None before the block of buckets."""
         if hasattr(ddp_model, SYNC_BUFFERS):
             ddp_model.__dict__[SYNC_BUFFERS] = self._broadcast
-        self._handles = []
-        for parameter in passes.registered:
-            handle = parameter.register_post_accumulate_grad_hook(self._note_gradient)
-            self._handles.append(handle)
+        passes.times_gradients = True
 
     def observe(self, hook: Hook) -> None:
         """Take the buckets of a hook from now on."""
@@ -62,9 +58,6 @@ class StepParts:
         begin = self._clock()
         getattr(type(self._model), SYNC_BUFFERS)(self._model)
         self._passes.open.broadcasts.append((begin, self._clock()))
-
-    def _note_gradient(self, _parameter: nn.Parameter) -> None:
-        self._passes.open.last_gradient = self._clock()
 
     def _note_bucket(self, marks: BucketMarks) -> None:
         self._passes.open.buckets.append(marks)
@@ -95,12 +88,10 @@ class StepParts:
         return np.array(stamps_of(events), dtype=np.float64).ravel()
 
     def close(self) -> None:
-        """Remove every hook; closing twice is harmless."""
+        """Leave DDP's methods as they were; closing twice is harmless."""
         self._model.__dict__.pop(SYNC_BUFFERS, None)
         if self._hook is not None:
             self._hook.observer = None
-        while self._handles:
-            self._handles.pop().remove()
 
 
 def split_step(before: Pass, step: Pass) -> list[float]:
@@ -111,12 +102,7 @@ def split_step(before: Pass, step: Pass) -> list[float]:
     Here a step lasts from the end of an exchange of gradients to the end of the next one. The
     exchange ends on all ranks at about the same time. So the parts of the rank that comes last to
     an exchange are the reason of its time.
-
-    Raises:
-        ValueError: no backward pass was seen.
     """
-    if not before.backwards or not step.backwards:
-        raise ValueError("the script calls no backward() of torch")
     since = before.backwards[-1][1]
     backwards = _spans(since, step.backwards)
     whole = 0.0, backwards[-1][1]

@@ -97,9 +97,3 @@ def test_passes_inside_an_optimiser_step_are_not_the_optimiser() -> None:
     step = make_step(1, [12], [(14, 20)], [(1, 40)])
     found = parts(before, step, last_gradient=20)
     assert (10, 2, 6, 2) == (found[STEP], found[FORWARD], found[BACKWARD], found[OPTIMIZER])
-
-
-def test_a_step_without_a_backward_pass_is_an_error() -> None:
-    """Name the cause where a script computes gradients by other means."""
-    with pytest.raises(ValueError, match="calls no backward"):
-        parts(BEFORE, make_step(1, [15], []), last_gradient=26)
