@@ -278,11 +278,11 @@ def _after_update(optimizer: Optimizer, _inputs: object, _keywords: object) -> N
 
 def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``torch.autograd.backward`` with observers of the outermost call."""
+    task_under_way = torch._C._current_graph_task_id  # noqa: SLF001 - the only way
 
     @functools.wraps(backward)
     def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - torch's
-        is_inner = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - the only way
-        if is_inner:
+        if task_under_way() != -1:  # an inner call
             return backward(tensors, *arguments, **keywords)
         with contextlib.suppress(Exception):  # as above
             for observer in _Calls.living():
