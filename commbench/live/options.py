@@ -118,7 +118,9 @@ def checked_caps(sizes: Iterable[str | float]) -> tuple[str, ...]:
         InputError: one is not understood.
     """
     names = [str(size) for size in sizes]
-    return () if names == [AUTO] else tuple(map(canonical_cap, names))
+    if names == [AUTO]:
+        return ()
+    return tuple(map(canonical_cap, names))
 
 
 def checked_hooks(names: Iterable[str], *, is_live: bool = True) -> list[str]:

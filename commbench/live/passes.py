@@ -298,10 +298,12 @@ def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
 def _precision_on(device: str) -> str:
     """Return the precision of a forward pass that begins now, as ``ddp.csv`` writes it."""
     if torch.is_autocast_enabled(device):
-        is_bfloat = torch.get_autocast_dtype(device) is torch.bfloat16
-        return "amp-bf16" if is_bfloat else "amp-fp16"
+        if torch.get_autocast_dtype(device) is torch.bfloat16:
+            return "amp-bf16"
+        return "amp-fp16"
     accelerate = sys.modules.get("accelerate.state")  # sets autocast inside the forward pass
-    if accelerate is None:
-        return "fp32"
-    mixed = accelerate.AcceleratorState._shared_state.get("_mixed_precision")  # noqa: SLF001
-    return f"amp-{mixed}" if mixed in {"fp16", "bf16"} else "fp32"
+    if accelerate is not None:
+        mixed = accelerate.AcceleratorState._shared_state.get("_mixed_precision")  # noqa: SLF001
+        if mixed in {"fp16", "bf16"}:
+            return f"amp-{mixed}"
+    return "fp32"

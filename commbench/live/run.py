@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from commbench.analysis.watched import watched_lines
@@ -141,23 +142,22 @@ class LiveRun:
         self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="commbench-writer", daemon=True)
         self._writer.start()
-        self._requests.put(lambda: self._store.update(status="running", reason=""))
+        self._requests.put(partial(self._store.update, status="running", reason=""))
         self._enter("running")
         atexit.register(self._end)
-        os.register_at_fork(
-            after_in_child=self._store.close
-        )  # a data loader that outlives this process must not hold the lock
+        # A data loader that outlives this process must not hold the lock.
+        os.register_at_fork(after_in_child=self._store.close)
 
     def append(self, record: TrainingRecord) -> None:
         """Write a record: of one block, or of a setting that has failed."""
         self._records.add(record)
-        self._requests.put(lambda: self._store.append(record))
+        self._requests.put(partial(self._store.append, record))
 
     def add_losses(self, first: int, losses: Sequence[float]) -> None:
         """Write the losses of consecutive optimiser steps."""
         numbered = enumerate(losses, first)
         rows = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in numbered]
-        self._requests.put(lambda: append_losses(self._store.path, rows))
+        self._requests.put(partial(append_losses, self._store.path, rows))
 
     def conclude(self, ending: str, reason: str = "") -> Recommendation | None:
         """Decide once from all launches of the directory; the files follow in the background.
@@ -178,7 +178,7 @@ class LiveRun:
             status = "ok"
         self._enter(status, ending, reason or _reason_of(ending, self.info))
         self.recommendation = _conclusion_of(training_records(self._records), self.info)
-        self._requests.put(lambda: _finish(self._store, self.recommendation))
+        self._requests.put(partial(_finish, self._store, self.recommendation))
         return self.recommendation
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class LiveRun:
         }
         launches = [*self._launches, entry]
         self.info = {**self.info, "launches": launches}
-        self._requests.put(lambda: self._store.update(launches=launches))
+        self._requests.put(partial(self._store.update, launches=launches))
 
     def _write(self) -> None:
         """Write in the order of requests, until the first failure."""
@@ -361,7 +361,9 @@ def _conclusion_lines(conclusion: Recommendation) -> list[str]:
 
 def mode_of(info: RunInfo) -> Mode:
     """Return whether a training was tuned or only watched."""
-    return "watch" if is_watched(info) else "tune"
+    if is_watched(info):
+        return "watch"
+    return "tune"
 
 
 def _reason_of(ending: str, info: RunInfo) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -84,7 +85,7 @@ class StepParts:
         events = [marks.times(step.backwards[-1][0]) for marks in step.buckets]
         if self._model.device.type == "cuda":
             events = serialised(events)
-        events.sort(key=lambda event: event.index)
+        events.sort(key=operator.attrgetter("index"))
         return np.array(stamps_of(events), dtype=np.float64).ravel()
 
     def close(self) -> None:
