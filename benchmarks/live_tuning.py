@@ -47,10 +47,10 @@ import commbench
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
-from commbench.live import director
+from commbench.live import tune
+from commbench.live.director import WARM_UP_PASSES, Director
 from commbench.live.options import LiveOptions
-from commbench.live.session import WARM_UP_PASSES, LiveTuning
-from commbench.live.watch_director import BLOCK_STEPS
+from commbench.live.watch import BLOCK_STEPS
 from commbench.results import load_run
 from commbench.results.trained import median
 from commbench.stats import Interval, launch_interval
@@ -160,7 +160,7 @@ def measure_watching(directory: Path, pairs: int) -> dict[str, object]:
         )
         seconds: dict[bool, float] = {}
         for is_watched in (bool(number % 2), not number % 2):
-            watching = LiveTuning(training.model, options) if is_watched else None
+            watching = Director(training.model, options) if is_watched else None
             training.seconds_of(WARM_UP_PASSES + 5)  # the set-up is not timed
             seconds[is_watched] = training.seconds_of(WATCHED)
             if watching is not None:
@@ -190,7 +190,7 @@ def is_setting(case: TrainingCase, own: TrainingCase) -> bool:
 
 def measure_equal(directory: Path, runs: int) -> dict[str, object]:
     """Tune among twelve equal settings, some times; return the verdicts."""
-    director.settings_of = equal_settings  # type: ignore[attr-defined] # no other way to have equal settings
+    tune.settings_of = equal_settings  # type: ignore[attr-defined] # no other way to have equal settings
     verdicts = []
     for number in range(runs):
         training = Training(99)
@@ -206,7 +206,7 @@ def measure_equal(directory: Path, runs: int) -> dict[str, object]:
 
 def measure_narrow(directory: Path, seconds: float) -> dict[str, object]:
     """Tune a training of the workload ``mlp`` for so many seconds at most, then stop."""
-    director.settings_of = near_settings  # type: ignore[attr-defined] # no bucket views: the sweep has none
+    tune.settings_of = near_settings  # type: ignore[attr-defined] # no bucket views: the sweep has none
     began = time.perf_counter()
     workload = load_workload("mlp", seed=0, rank=dist.get_rank(), world_size=2, batch_size=BATCH)
     model = DistributedDataParallel(workload.model)

@@ -110,8 +110,8 @@ the last five of these, `status` is `cut` and there is a `reason`:
 - `decided`; `undecided`: its own limit was reached; `nothing`: nothing was left to compare
 - `steps`, `time`: that limit was reached; `ended`: the training was over; `released`, `failed`
 
-A record of `samples.jsonl` grows: whenever a block has ended, the record of its setting is written again with that
-block. `block_at` holds the optimiser step at which each block began.
+A line of `samples.jsonl` holds one block: `block` is its number among those of its setting in the launch, `block_at`
+the optimiser step at which it began. A run of an earlier version has the setting's whole record in each line instead.
 
 CSV has a header line, commas, `.` decimals and UTF-8; an empty cell means that the column does not apply. Units are in
 the names: `us` is microseconds, `GBps` is 1e9 bytes per second. A text that begins with `=`, `+`, `-`, `@`, a tab or a

@@ -4,6 +4,7 @@ rank 0 writes.
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from training_builders import make_training_case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.live.options import LiveOptions
-from commbench.live.run import LiveFacts, LiveRun
+from commbench.live.run import LiveRun
 from commbench.tuner.experiment import UNTIMED, Experiment
 
 #: The script's own setting.
@@ -28,7 +29,7 @@ def make_options(out: Path, **changes: object) -> LiveOptions:
     fields = {
         "out": str(out),
         "workload": "train.py",
-        "argv": ("torchrun", "train.py"),
+        "argv": ("commbench", "tune", "--", "torchrun", "train.py"),
         "invocation": "first",
     }
     return LiveOptions(**{**fields, **changes})  # type: ignore[arg-type]
@@ -78,47 +79,37 @@ def simulate(
 ) -> tuple[list[TrainingRecord], str]:
     """Tune a training with these step times.
 
-    Return each written record, and why the experiment ended.
+    Return the record of each block, and why the experiment ended.
     """
     generator = random.Random(f"{seed}:{launch}")
     settings = [with_cap(cap) for cap in steps_ms]
     experiment = Experiment(settings, seed=seed + launch, max_steps=None)
-    records: dict[tuple[int, str], TrainingRecord] = {}
+    numbers: Counter[TrainingCase] = Counter()
     written, step = [], WARM_UP
     while (block := experiment.next_block(step, None)) is not None:
         case = dataclasses.replace(settings[block.setting], phase=block.phase)
         usual_ms = steps_ms[case.bucket_cap_mb] * generator.lognormvariate(0, noise)
         times_ms = [usual_ms * generator.lognormvariate(0, noise) for _ in range(block.steps)]
-        key = block.setting, block.phase
-        records[key] = make_block(records.get(key), case, times_ms, at=step, launch=launch)
-        written.append(records[key])
+        numbers[case] += 1
+        record = make_block(None, case, times_ms, at=step, launch=launch)
+        written.append(dataclasses.replace(record, block=numbers[case]))
         experiment.add(block, times_ms)
         step += UNTIMED + block.steps
     return written, experiment.ending
 
 
-def losses_until(step: int, seed: int = 3) -> list[tuple[int, float]]:
+def losses_until(step: int, seed: int = 3) -> list[float]:
     """Return the falling losses of a training."""
     generator = random.Random(seed)
-    return [
-        (number, 2.3 / (1 + number / 200) + generator.gauss(0, 0.05))
-        for number in range(WARM_UP, step)
-    ]
+    return [2.3 / (1 + number / 200) + generator.gauss(0, 0.05) for number in range(WARM_UP, step)]
 
 
 def open_run(
     out: Path, *, own: TrainingCase = OWN, options: LiveOptions | None = None, **facts: object
 ) -> LiveRun:
     """Start a launch of a live tuning in ``out``."""
-    known: LiveFacts = {"framework": "", "own_hook": False, **facts}  # type: ignore[typeddict-item]
     settings = [own, *(with_cap(cap) for cap in STEPS_MS if cap != own.bucket_cap_mb)]
-    return LiveRun.open(
-        options or make_options(out),
-        baseline=own,
-        settings=settings,
-        parameters=8_700_000,
-        facts=known,
-    )
+    return LiveRun(options or make_options(out), settings, parameters=8_700_000, **facts)  # type: ignore[arg-type]
 
 
 def make_live_run(
@@ -131,7 +122,7 @@ def make_live_run(
         for record in records:
             run.append(record)
         end = max(record.block_at[-1] + record.block_steps for record in records)
-        run.add_losses(losses_until(end))
-        run.conclude(ending, seconds=sum(record.measuring_s for record in records[-6:]))
+        run.add_losses(WARM_UP, losses_until(end))
+        run.conclude(ending)
         run.close()
         run.wait()

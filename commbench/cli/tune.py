@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -273,7 +274,7 @@ def _start(settings: Settings, command: Sequence[str], options: LiveOptions) -> 
         workload=workload,
         time_limit_s=settings.time_limit,
         seed=draw_seed(settings.seed),
-        argv=tuple(command),
+        argv=("commbench", *sys.argv[1:]),
         invocation=uuid.uuid4().hex,
     )
     return attach_to(command, complete)

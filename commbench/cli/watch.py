@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from pathlib import Path
 from typing import Annotated
@@ -77,7 +78,7 @@ def watch(
         steps=steps,
         time_limit_s=time_limit,
         then=checked_then(then),
-        argv=tuple(command),
+        argv=("commbench", *sys.argv[1:]),
         invocation=uuid.uuid4().hex,
     )
     return attach_to(command, options)

@@ -1,5 +1,8 @@
-"""Tunes the DDP models of a process: those that `commbench.live.attach` learns of, or one that a
+"""Tunes the DDP models of a process: those that ``site/sitecustomize.py`` hands over, or one that a
 script names.
+
+`commbench tune -- COMMAND` puts that file on PYTHONPATH. The process imports this module when it
+makes the first model or engine, so torch is loaded already.
 """
 
 from __future__ import annotations
@@ -15,24 +18,50 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
 from commbench.hooks.registry import find_file_hooks
+from commbench.live.director import Director
 from commbench.live.options import (
     AUTO,
+    VARIABLE,
     LiveOptions,
     Then,
     checked_caps,
     checked_hooks,
     checked_then,
 )
-from commbench.live.session import LiveTuning
+from commbench.live.switching import Spare
 from commbench.results.recommendation import Choice, Recommendation
 
+#: The packages of the engines that are not tuned, and their usual names.
+ENGINES = {"torch.distributed.fsdp": "FSDP", "deepspeed": "DeepSpeed", "horovod": "Horovod"}
 #: Libraries that make DDP objects for a script, the outermost first.
 FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate")
 
 
+def take(instance: object) -> str:
+    """Begin to tune a DDP model.
+
+    Return a clause that states why the object is not tuned, else an empty text.
+    """
+    if isinstance(instance, Spare):
+        return ""
+    if isinstance(instance, DistributedDataParallel):
+        try:
+            adopt(instance, LiveOptions.loads(os.environ[VARIABLE]))
+        except Exception as error:  # noqa: BLE001 - whatever fails here must not fail the training
+            return f"commbench could not begin ({type(error).__name__}: {error})"
+        return ""
+    name = type(instance).__name__
+    for base in type(instance).__mro__:
+        for package, engine in ENGINES.items():
+            if base.__module__.startswith(package):
+                name = engine
+    return f"{name} exchanges gradients itself, without the buckets of DDP"
+
+
 def adopt(ddp_model: DistributedDataParallel, options: LiveOptions) -> None:
     """Tune the model, after those that train already."""
-    _Queue.of(options).add(ddp_model, _framework())
+    queue = _queues.setdefault(options, _Queue(options))
+    Director(ddp_model, options, framework=_framework(), may_begin=queue.may_begin)
 
 
 def autotune(
@@ -88,12 +117,14 @@ def autotune(
         )
     hooks = checked_hooks(allow)
     name = workload or Path(sys.argv[0]).name or type(ddp_model.module).__name__
+    if out is None:
+        out = f"results/tune-{Path(name).stem}"
+    if isinstance(bucket_cap_mb, str):
+        bucket_cap_mb = [bucket_cap_mb]
     options = LiveOptions(
-        out=str(Path(out if out is not None else f"results/tune-{Path(name).stem}").absolute()),
+        out=str(Path(out).absolute()),
         workload=name,
-        bucket_cap_mb=checked_caps(
-            [bucket_cap_mb] if isinstance(bucket_cap_mb, str) else bucket_cap_mb
-        ),
+        bucket_cap_mb=checked_caps(bucket_cap_mb),
         allow=tuple(hooks),
         file_hooks=find_file_hooks(hooks),
         accept_loss=accept_loss,
@@ -103,30 +134,31 @@ def autotune(
         seed=seed,
         argv=tuple(sys.argv),
     )
-    return Tuning(LiveTuning(ddp_model, options))
+    return Tuning(Director(ddp_model, options))
 
 
 class Tuning:
     """The tuning that `autotune` has begun."""
 
-    def __init__(self, tuning: LiveTuning) -> None:
-        self._tuning = tuning
+    def __init__(self, director: Director) -> None:
+        self._director = director
 
     @property
     def done(self) -> bool:
         """Whether tuning is over."""
-        return self._tuning.is_over
+        return self._director.is_over
 
     @property
     def recommendation(self) -> Recommendation | None:
         """The conclusion, on every rank; None before it, and if there is none."""
-        return self._tuning.recommendation
+        return self._director.recommendation
 
     @property
     def best(self) -> Choice | None:
         """The best setting; None before the conclusion."""
-        recommendation = self.recommendation
-        return recommendation.best if recommendation else None
+        if self.recommendation is None:
+            return None
+        return self.recommendation.best
 
 
 def _framework() -> str:
@@ -134,51 +166,48 @@ def _framework() -> str:
 
     Empty: the script itself.
     """
-    frame, packages = inspect.currentframe(), set()
+    packages = set()
+    frame = inspect.currentframe()
     while frame is not None:
         packages.add(str(frame.f_globals.get("__name__", "")).partition(".")[0])
         frame = frame.f_back
-    return next((name for name in FRAMEWORKS if name in packages), "").removeprefix("pytorch_")
+    for name in FRAMEWORKS:
+        if name in packages:
+            return name.removeprefix("pytorch_")
+    return ""
 
 
 class _Queue:
-    """The tunings of this process under one set of options: one at a time, in the order in which
-    models train.
+    """The trainings of this process under one set of options: one is tuned at a time, in the order
+    in which models train.
     """
-
-    _queues: dict[LiveOptions, _Queue] = {}  # noqa: RUF012 - one for the process
-
-    @classmethod
-    def of(cls, options: LiveOptions) -> _Queue:
-        """Return the queue of these options."""
-        return cls._queues.setdefault(options, cls(options))
 
     def __init__(self, options: LiveOptions) -> None:
         self._options = options
-        self._current: LiveTuning | None = None
-        """The tuning under way, on rank 0."""
+        self._current: Director | None = None
+        """The one that is tuned, on rank 0."""
         self._runs = 0
         """Run directories that were begun."""
         self._seen: dict[int, int] = {}
         """Passes of the current model when another one asked before."""
 
-    def add(self, ddp_model: DistributedDataParallel, framework: str) -> None:
-        """Tune the model when its turn comes."""
-        LiveTuning(ddp_model, self._options, framework=framework, may_begin=self._may_begin)
-
-    def _may_begin(self, tuning: LiveTuning) -> bool:
+    def may_begin(self, director: Director) -> bool:
         """Return on rank 0 whether a model is the next one; give it a directory of its own."""
         current = self._current
         if current is not None and not current.is_over:
-            seen = self._seen.get(id(tuning))
-            self._seen[id(tuning)] = current.passes
+            seen = self._seen.get(id(director))
+            self._seen[id(director)] = current.passes
             if seen is None or current.passes > seen:
                 return False
             current.abandon("its model trains no more, and another DDP model of the script does")
-        if self._runs:
-            out = f"{self._options.out}-{self._runs + 1}"
-            tuning.options = dataclasses.replace(self._options, out=out)
-        self._current = tuning
+        self._current = director
         self._seen = {}
         self._runs += 1
+        if self._runs > 1:
+            out = f"{self._options.out}-{self._runs}"
+            director.options = dataclasses.replace(self._options, out=out)
         return True
+
+
+#: Those of this process, by their options.
+_queues: dict[LiveOptions, _Queue] = {}

@@ -9,11 +9,19 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
+
+from commbench.ddp.plan.cases import TrainingCase
+
+if TYPE_CHECKING:
+    from commbench.results.recommendation import Recommendation
 
 #: Models of this process that the same ranks train; all ranks make them in the same order.
 _models: Counter[str] = Counter()
@@ -21,6 +29,35 @@ _models: Counter[str] = Counter()
 
 class AbsentError(Exception):
     """A value that must be there is absent: a rank takes part no more."""
+
+
+class Instruction(NamedTuple):
+    """What all ranks do next, as rank 0 has decided."""
+
+    setting: TrainingCase
+    steps: int = 0
+    """Optimiser steps of a block with the setting; 0: keep it, nothing more is tried."""
+    passes: int = 0
+    """Synchronised backward passes of the block."""
+    period: int = 1
+    """Passes of a step."""
+    reason: str = ""
+    """Why the model is left alone; empty: it is not."""
+    ends_process: bool = False
+    """Whether the training ends, see ``--then stop``."""
+    recommendation: Recommendation | None = None
+    """The conclusion, with the last instruction."""
+
+
+class Measured(NamedTuple):
+    """A block that has ended, as rank 0 enters it."""
+
+    times: NDArray[np.float64]
+    """Of each step, shape (ranks, steps, columns)."""
+    at: int
+    """The step of the training at which the block began."""
+    buckets: Sequence[int]
+    """Bytes of the buckets in use."""
 
 
 class Agreement:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import itertools
+import functools
 import os
 import shutil
 import signal
@@ -24,8 +24,7 @@ from types import FrameType
 from commbench.errors import InputError
 from commbench.launch.identity import identify
 from commbench.launch.launchers.mpirun import implementation
-from commbench.live.instructions import say
-from commbench.live.options import DONE, VARIABLE, LiveOptions, Mode
+from commbench.live.options import DONE, VARIABLE, LiveOptions, Mode, say
 from commbench.live.run import complete, mode_of
 from commbench.results.files import RUN
 from commbench.results.info import is_live
@@ -37,6 +36,8 @@ SITE = Path(__file__).parent / "site"
 SEARCH_PATH = "PYTHONPATH"
 #: The variables by which the processes of the command are reached.
 _BOTH = (SEARCH_PATH, VARIABLE)
+#: What srun takes for --export where sbatch was given that option.
+_SLURM_EXPORT = "SLURM_EXPORT_ENV"
 #: Names of Open MPI's launchers begin so; those of other MPI libraries do, too.
 _MPIRUNS = ("mpirun", "mpiexec", "orterun")
 #: Modules that start another module or script: ``python -m torch.distributed.run train.py``.
@@ -131,32 +132,21 @@ def attach_to(command: Sequence[str], options: LiveOptions) -> int:
     out = Path(options.out)
     reason = why_unwritable(out)
     if reason:
-        say(
-            f"the training is not {DONE[options.mode]}, because --out {out} cannot be written"
-            f" ({reason})."
-        )
+        said = f"the training is not {DONE[options.mode]}, because --out {out} cannot be written"
+        say(f"{said} ({reason}).")
         return _run(command, os.environ)
     check_run(out, options.workload, options.mode)
     with tempfile.TemporaryDirectory(prefix="commbench-") as directory:
-        witnessed = dataclasses.replace(options, witness=str(Path(directory) / "witness"))
-        code = _run(_carrying(command), _environment(witnessed, os.environ))
+        options = dataclasses.replace(options, witness=str(Path(directory) / "witness"))
+        environment = dict(os.environ)
+        environment[VARIABLE] = options.dumps()
+        environment[SEARCH_PATH] = _search_path(environment.get(SEARCH_PATH, ""))
+        if _SLURM_EXPORT in environment:
+            environment[_SLURM_EXPORT] = _exported(environment[_SLURM_EXPORT])
+        code = _run(_carrying(command), environment)
         if identify(os.environ).rank == 0:
-            _conclude(witnessed)
+            _conclude(options)
     return code
-
-
-def _environment(options: LiveOptions, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the command."""
-    environment = {
-        **environ,
-        SEARCH_PATH: _search_path(environ.get(SEARCH_PATH, "")),
-        VARIABLE: options.dumps(),
-    }
-    if (
-        "SLURM_EXPORT_ENV" in environ
-    ):  # what srun takes for --export where sbatch was given that option
-        environment["SLURM_EXPORT_ENV"] = _exported(environ["SLURM_EXPORT_ENV"])
-    return environment
 
 
 def _search_path(inherited_path: str) -> str:
@@ -164,44 +154,28 @@ def _search_path(inherited_path: str) -> str:
 
     An empty part would stand for the working directory.
     """
-    return os.pathsep.join([str(SITE), *([inherited_path] if inherited_path else [])])
+    return os.pathsep.join(filter(None, [str(SITE), inherited_path]))
 
 
 def _carrying(command: Sequence[str]) -> list[str]:
     """Return the command such that its launcher passes both variables to the ranks of all hosts."""
-    name = Path(command[0]).name
-    if name == "srun":
-        return _with_export(command)
-    if name == "prterun" or (name.startswith(_MPIRUNS) and implementation(command[0]) == "openmpi"):
-        return _with_forwarded(command)
-    return [*command]  # other launchers pass the whole environment
-
-
-def _with_forwarded(command: Sequence[str]) -> list[str]:
-    """Return a command of Open MPI's mpirun that forwards both variables by ``-x``."""
-    forwarded = {
-        place for place, option in enumerate(command, 1) if option == "-x" and place < len(command)
-    }
-    names = {command[place].partition("=")[0] for place in forwarded}
-    words = [
-        _own_path_behind(word) if place in forwarded else word for place, word in enumerate(command)
-    ]
-    return [
-        words[0],
-        *(word for name in _BOTH if name not in names for word in ("-x", name)),
-        *words[1:],
-    ]
-
-
-def _with_export(command: Sequence[str]) -> list[str]:
-    """Return a command of srun whose ``--export`` lets both variables through."""
     words = [*command]
-    for place, (option, word) in enumerate(itertools.pairwise(["", *command])):
-        if option == "--export":
-            words[place] = _exported(word)
-        elif word.startswith("--export="):
-            words[place] = f"--export={_exported(word.partition('=')[2])}"
-    return words
+    name = Path(words[0]).name
+    if name == "srun":
+        for place in range(1, len(words)):
+            if words[place - 1] == "--export":
+                words[place] = _exported(words[place])
+            elif words[place].startswith("--export="):
+                words[place] = f"--export={_exported(words[place].partition('=')[2])}"
+    elif name == "prterun" or (name.startswith(_MPIRUNS) and implementation(words[0]) == "openmpi"):
+        missing = [*_BOTH]
+        for place in range(1, len(words)):
+            if words[place - 1] == "-x":
+                words[place] = _own_path_first(words[place])
+                missing = [each for each in missing if each != _variable_of(words[place])]
+        for each in reversed(missing):
+            words[1:1] = ["-x", each]
+    return words  # other launchers pass the whole environment
 
 
 def _exported(variables: str) -> str:
@@ -209,67 +183,61 @@ def _exported(variables: str) -> str:
 
     A list passes Slurm's own, as NONE does.
     """
-    assignments = [
-        _own_path_behind(each) for each in variables.split(",") if each not in {"NONE", "NIL"}
-    ]
-    names = {each.partition("=")[0] for each in assignments}
-    return ",".join([*assignments, *(name for name in _BOTH if not names & {name, "ALL"})])
+    assignments = []
+    for each in variables.split(","):
+        if each not in {"NONE", "NIL"}:
+            assignments.append(_own_path_first(each))
+    names = set(map(_variable_of, assignments))
+    for each in _BOTH:
+        if names.isdisjoint({each, "ALL"}):
+            assignments.append(each)
+    return ",".join(assignments)
 
 
-def _own_path_behind(assignment: str) -> str:
+def _variable_of(assignment: str) -> str:
+    return assignment.partition("=")[0]
+
+
+def _own_path_first(assignment: str) -> str:
     """Return an assignment ``NAME=VALUE``; put `SITE` first in the value of PYTHONPATH."""
-    name, is_assigned, value = assignment.partition("=")
-    return f"{name}={_search_path(value)}" if name == SEARCH_PATH and is_assigned else assignment
+    if not assignment.startswith(f"{SEARCH_PATH}="):
+        return assignment
+    return f"{SEARCH_PATH}={_search_path(assignment.partition('=')[2])}"
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command and pass signals on to it; return its exit code, 128 + N after signal N.
 
     In a terminal the command shares the process group of this process, so that Ctrl-C and Ctrl-Z
-    act on both. Without a
-    terminal the command has a group of its own: a signal to the group of this process then reaches
-    the command once.
+    act on both. Without a terminal the command has a session of its own: a signal to the group of
+    this process then reaches the command once. The command is killed if this process is.
 
     Raises:
         InputError: it cannot be started.
     """
-    started: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []
+    set_up = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
+    is_apart = _foreground_group() is None
+    try:
+        child = subprocess.Popen(
+            command,
+            env=environment,
+            start_new_session=is_apart,
+            preexec_fn=set_up,  # noqa: PLW1509 - it is short
+        )
+    except OSError as error:
+        raise InputError(
+            f"The command {command[0]} cannot be started ({error.strerror or error})."
+        ) from error
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        if number in _OF_TERMINAL and _foreground_group() == os.getpgrp():
-            return
-        if started:
-            started[0].send_signal(number)
-        else:
-            early.append(number)
+        if number not in _OF_TERMINAL or _foreground_group() != os.getpgrp():
+            child.send_signal(number)
 
     with _handling(pass_on):
-        try:
-            child = subprocess.Popen(command, env=environment, preexec_fn=_make_setup())  # noqa: PLW1509 - it is short
-        except OSError as error:
-            raise InputError(
-                f"The command {command[0]} cannot be started ({error.strerror or error})."
-            ) from error
-        started.append(child)
-        for number in early:
-            child.send_signal(number)
         code = child.wait()
-    return code if code >= 0 else 128 - code
-
-
-def _make_setup() -> Callable[[], None]:
-    """Return what the command's process does before the command: it will be killed if this process
-    is.
-    """
-    libc, has_terminal = ctypes.CDLL(None), _foreground_group() is not None
-
-    def set_up() -> None:
-        if not has_terminal:
-            os.setpgid(0, 0)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    return set_up
+    if code < 0:
+        return 128 - code
+    return code
 
 
 @contextlib.contextmanager
@@ -278,8 +246,10 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
 
     One that this process ignores stays ignored, in the command too.
     """
-    numbers = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before = {}
+    for number in _PASSED_ON:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
@@ -301,17 +271,11 @@ def _conclude(options: LiveOptions) -> None:
 
     A failure here must not change the exit code.
     """
+    results = f"The results in {options.out}"
     try:
-        first, *others = complete(options)
+        lines = complete(options)
     except KeyboardInterrupt:
-        first, others = (
-            f"The results in {options.out} were not completed, because of a second Ctrl-C.",
-            [],
-        )
+        lines = [f"{results} were not completed, because of a second Ctrl-C."]
     except Exception as error:  # noqa: BLE001 - as the docstring says
-        first, others = (
-            f"The results in {options.out} could not be completed: {error or type(error).__name__}",
-            [],
-        )
-    with contextlib.suppress(OSError):  # nobody reads stderr any more
-        say("\n".join([first, *others]))
+        lines = [f"{results} could not be completed: {error or type(error).__name__}"]
+    say("\n".join(lines))

@@ -5,31 +5,19 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.backends.nccl_library import loaded_version
-from commbench.backends.torch_calls import pci_address, torch_version
+from commbench.backends.torch_calls import pci_address
+from commbench.ddp.devices import Device
 from commbench.launch.events import Session
 from commbench.launch.facts import Place, session_of
 from commbench.live.options import VARIABLE
 from commbench.system.clock import machine_id
 from commbench.system.host import Host
 from commbench.system.variables import relevant_variables
-
-
-@dataclass(kw_only=True)
-class _Backend:
-    """What exchanges the gradients, see `commbench.launch.facts.Carrier`."""
-
-    version: str
-    ranks_per_gpu: int | None
-
-    def library(self) -> str:
-        """Return the communication library, e.g. ``torch 2.13.0 gloo``."""
-        return f"torch {torch_version()} {self.version}"
 
 
 def gpu_of(ddp_model: DistributedDataParallel) -> tuple[str, str]:
@@ -51,9 +39,11 @@ def conditions_of(
         gpus: of every rank, see `gpu_of`.
         hosts: of every rank, see `commbench.launch.facts.own_host`.
     """
-    backend, name = _Backend(version="gloo", ranks_per_gpu=None), "gloo"
+    name, device = "gloo", Device()
     if gpus[0][1]:
-        shared = max(Counter(gpus).values())
-        backend, name = _Backend(version=loaded_version(), ranks_per_gpu=shared), "torch-nccl"
-    variables = {key: value for key, value in os.environ.items() if key != VARIABLE}
-    return session_of(hosts, places, {name: backend}, relevant_variables(variables))
+        name = "torch-nccl"
+        device.backend = loaded_version()
+        device.ranks_per_gpu = max(Counter(gpus).values())
+    variables = relevant_variables(os.environ)
+    variables.pop(VARIABLE, None)
+    return session_of(hosts, places, {name: device}, variables)

@@ -1,379 +1,489 @@
-"""Rank 0's part of a live tuning: plans blocks, keeps their records, concludes, and tells people.
+"""Directs the tuning or watching of one DDP model while it trains, and cannot harm the training.
 
-`commbench.live.watch_director` has its part of a training that is watched.
+The clock is the synchronised backward pass (`commbench.live.passes`). What ranks agree on they hand
+over through the store (`commbench.live.agreement`): there is no collective and no wait. The last
+passes of a block agree on what follows:
+
+- `TELL`: rank 0 writes the next instruction;
+- `TRY`: every rank reads it, tries the setting, and writes whether it can;
+- `DECIDE`: rank 0 writes whether all can;
+- `EXCHANGE`: every rank reads that, exchanges the reducer, and writes the block's times; rank 0
+  reads them after the next pass.
+
+If the next setting depends on the times of this block, rank 0 tells None, and the block goes on for
+four passes more, which are not timed. The warm-up is the first block; in its last passes ranks also
+tell rank 0 about themselves.
+
+Rank 0 alone has a programme (`commbench.live.programme`), which plans the blocks.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import dataclasses
+import os
 import sys
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TextIO
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.ddp.plan.cases import CONFIRM, TrainingCase
-from commbench.ddp.plan.records import TrainingRecord
-from commbench.engine.records import without_result
-from commbench.errors import Reason
-from commbench.live.instructions import Instruction, Order, say
-from commbench.live.options import DOING, LiveOptions
-from commbench.live.run import LiveFacts, LiveRun
-from commbench.live.settings import settings_of
-from commbench.results.recommendation import Choice, Recommendation, setting_of
-from commbench.tuner.experiment import UNTIMED, Block, Experiment
-from commbench.tuner.learning import withheld
+from commbench.ddp.buckets import bucket_bytes
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.hooks.base import StateDict
+from commbench.launch.facts import Place, own_host, own_place
+from commbench.live.agreement import AbsentError, Agreement, Instruction, Measured
+from commbench.live.conditions import conditions_of, gpu_of
+from commbench.live.options import DOING, LiveOptions, say
+from commbench.live.passes import Pass, Passes, of_steps, pass_times, period_of
+from commbench.live.switching import (
+    COMPILED,
+    Switcher,
+    cap_of,
+    is_compiled,
+    traits_of,
+    why_untunable,
+    why_unwatchable,
+)
+from commbench.live.watch_steps import SYNC_BUFFERS, StepParts
 from commbench.units import counted
 
-#: A step is disturbed if the gap behind its optimiser exceeds the usual gap by this factor and by
-#: this share of a step.
-GAP_FACTOR, GAP_SHARE = 3.0, 0.1
+if TYPE_CHECKING:
+    from commbench.live.programme import Programme
+    from commbench.results.recommendation import Recommendation
+
+#: Passes before the end of a block in which ranks agree, and of the warm-up in which rank 0 learns
+#: where they run and what they train.
+PLACE, SHARE, DESCRIBE, TELL, TRY, DECIDE, EXCHANGE = range(-6, 1)
+#: Passes in which ranks agree on a setting.
+AGREEING = 4
+#: Passes before that in the warm-up: memory is allocated, kernels are chosen, DDP rebuilds its
+#: buckets, and the period of the training shows.
+WARM_UP_PASSES = 8
+#: Passes after which a model asks again whether it may begin, while another one is tuned.
+WAITING_PASSES = 20
+#: Why a model of one rank is left alone.
+ALONE = "it trains on one rank, which exchanges no gradients"
 
 
-class BaseDirector(ABC):
-    """Decides what every rank trains next, and keeps the run directory.
-
-    Args:
-        ddp_model: the script's model.
-        options: the settings to try, and the directory of the results.
-        settings: those that the run measures, the script's own first.
-        facts: of the training.
-
-    Raises:
-        CommbenchError: the run directory cannot be used.
-    """
-
-    def __init__(
-        self,
-        ddp_model: DistributedDataParallel,
-        options: LiveOptions,
-        settings: Sequence[TrainingCase],
-        facts: LiveFacts,
-    ) -> None:
-        self.settings = settings
-        """Settings by the number that an `Instruction` names."""
-        self.recommendation: Recommendation | None = None
-        self._options = options
-        self._model = ddp_model
-        self._parameters = sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad)
-        self._run = LiveRun.open(
-            options,
-            baseline=settings[0],
-            settings=settings,
-            parameters=self._parameters,
-            facts=facts,
-        )
-        self._began_s = time.monotonic()
-
-    @abstractmethod
-    def add_block(
-        self,
-        gathered: NDArray[np.float64],
-        losses: Sequence[Sequence[float]],
-        *,
-        at: int,
-        buckets: Sequence[int],
-    ) -> None:
-        """Enter the block that has ended.
-
-        Args:
-            gathered: times of each step, shape (ranks, steps, columns).
-            losses: of each step on rank 0, one for each backward pass.
-            at: the step of the training at which the block began.
-            buckets: bytes of the buckets in use.
-        """
-
-    @abstractmethod
-    def next_instruction(self, step: int) -> Instruction:
-        """Return the next instruction.
-
-        ``step`` is the number of steps that the training has made.
-        """
-
-    def instruction_ahead(self, step: int) -> Instruction | None:
-        """Return what follows the block under way, before its times are known; None if it depends
-        on them.
-        """
-        del step
-        return None
-
-    @abstractmethod
-    def refuse(self, setting: TrainingCase, reason: str) -> None:
-        """Do without a setting that a rank could not prepare."""
-
-    def _name_of(self, setting: TrainingCase) -> str:
-        """Return a setting in words, beside the script's own."""
-        return Choice(**setting_of(setting)).name_beside(Choice(**setting_of(self.settings[0])))
-
-    @property
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._began_s
-
-    @property
-    def _remaining_s(self) -> float | None:
-        """Seconds of ``--time-limit`` that are left; None without a limit."""
-        limit = self._options.time_limit_s
-        return None if limit is None else limit - self._elapsed_s
-
-    def _new_record(self, case: TrainingCase) -> TrainingRecord:
-        return TrainingRecord(
-            case=case,
-            launch=self._run.launch,
-            seed=self._options.seed,
-            threads_per_rank=torch.get_num_threads(),
-            device=_device_name(self._model),
-            parameters=self._parameters,
-            discarded=UNTIMED,
-        )
-
-    def _last(self, setting: int) -> Instruction:
-        """Return the last instruction: train on with a setting, or end the training."""
-        return Instruction(Order.STOP if self._options.then == "stop" else Order.END, setting)
-
-    def give_up(self, error: Exception) -> Instruction:
-        """Conclude after a failure.
-
-        Return the instruction that leads back to the script's own setting.
-        """
-        reason = f"{DOING[self._options.mode]} failed: {error!r}"
-        say(f"{reason}. The training goes on with its own setting.")
-        with contextlib.suppress(Exception):
-            self.conclude("failed", reason)
-        return Instruction(Order.END)
-
-    def conclude(self, ending: str, reason: str = "") -> Recommendation | None:
-        """Write the conclusion, once; return it, or None if nothing can be concluded."""
-        if not self._run.is_concluded:
-            self.recommendation = self._run.conclude(ending, reason=reason, seconds=self._elapsed_s)
-        return self.recommendation
-
-    def close(self) -> None:
-        """Release the run directory when all is written."""
-        self._run.close()
-
-    def wait(self) -> None:
-        """Wait until all is written, after `close`."""
-        self._run.wait()
-
-
-class Director(BaseDirector):
-    """Finds the best setting: decides which one every rank trains with next.
+class Director:
+    """The tuning or the watching of one DDP model in this process.
 
     Args:
-        ddp_model: the script's model.
+        ddp_model: the script's model; its reducer is exchanged between steps.
         options: the settings that may be tried, and the directory of the results.
-        original: the script's own setting.
-        facts: of the training.
+        framework: the library that made the DDP object, such as ``transformers``; empty: the script
+            itself.
+        may_begin: whether rank 0 may begin now; it may change ``options`` before.
 
     Raises:
-        CommbenchError: the run directory cannot be used.
+        Exception: the ranks cannot agree on anything, so the model is left alone.
     """
 
     def __init__(
         self,
         ddp_model: DistributedDataParallel,
         options: LiveOptions,
-        original: TrainingCase,
-        facts: LiveFacts,
-    ) -> None:
-        settings = settings_of(
-            original,
-            ddp_model.module,
-            options,
-            has_own_hook=facts["own_hook"],
-            traits=facts["traits"],
-            show=say,
-        )
-        super().__init__(ddp_model, options, settings, facts)
-        self._experiment = Experiment(
-            settings,
-            seed=options.seed + self._run.launch,
-            max_steps=options.steps,
-            withheld=[
-                number
-                for number, case in enumerate(settings)
-                if withheld(case, original, self._run.info)
-            ],
-        )
-        self._blocks: list[Block] = []
-        """Blocks whose times are awaited, in their order."""
-        self._records: dict[tuple[int, str], TrainingRecord] = {}
-        self._gaps_ms: list[float] = []
-        self._progress = Progress(sys.stderr)
-        say(
-            f"tuning {type(ddp_model.module).__name__} on {original.world_size} ranks: "
-            f"{counted(len(self.settings), 'setting')}, results in {options.out}"
-        )
-
-    def add_block(
-        self,
-        gathered: NDArray[np.float64],
-        losses: Sequence[Sequence[float]],
         *,
-        at: int,
-        buckets: Sequence[int],
+        framework: str = "",
+        may_begin: Callable[[Director], bool] | None = None,
     ) -> None:
-        """Enter the block that has ended.
+        self.options = options
+        self.recommendation: Recommendation | None = None
+        """The conclusion, on every rank."""
+        self.is_over = False
+        """Whether nothing of the tuning is left in the training but the reducer in use."""
+        self.passes = 0
+        """Synchronised backward passes so far."""
+        self.doing = DOING[options.mode]
+        """What is done, for people."""
+        self._framework = framework
+        self._may_begin = may_begin
+        self._model = ddp_model
+        self._agreement = Agreement(ddp_model)
+        self.is_root = self._agreement.rank == 0
+        """Whether this rank decides."""
+        self._programme: Programme | None = None
+        self._places: list[Place] = []
+        self._switcher: Switcher | None = None
+        self._signatures: list[tuple[int, int]] = []
+        self._steps: list[Pass] = []
+        """Passes of the block under way that are over."""
+        self._first = 0
+        """The first pass of the block."""
+        self._end = WARM_UP_PASSES + AGREEING
+        """The pass behind which the next block begins."""
+        self._origin = 0
+        """The pass from which steps are counted."""
+        self._period = 1
+        self._is_sent = True
+        """Whether rank 0 has the times of the block; those of the warm-up are of no use."""
+        self._is_rebuilding = self._is_failing = False
+        self._told: Instruction | None = None
+        """The instruction that this rank has tried."""
+        self._has_promised = False
+        """Whether the other ranks rely on this one for the exchange."""
+        self._awaited: Measured | None = None
+        """The block whose times rank 0 reads next."""
+        self._clock = Passes(ddp_model, self._after_pass, self._before_forward)
+        self._parts: StepParts | None = None
+        """Times the parts of steps if nothing is tuned."""
+        if options.mode == "watch":
+            self._parts = StepParts(ddp_model, self._clock)
+        ddp_model.join_hook = self._joining
+        ddp_model.__dict__["__getstate__"] = self._state
+        atexit.register(_say_if_too_short, weakref.ref(self))
 
-        ``gathered`` holds milliseconds of each step and of the gap behind it.
-        """
-        block = self._blocks.pop(0)
-        slowest = gathered.max(axis=0)
-        steps_ms, gaps_ms = slowest[:, 0], slowest[:, 1]
-        timed = self._undisturbed(steps_ms, gaps_ms)
-        timed[:UNTIMED] = False
-        self._gaps_ms += gaps_ms.tolist()
-        self._run.add_losses(
-            (at + number, sum(of_step)) for number, of_step in enumerate(losses) if of_step
-        )
-        accepted = steps_ms[timed]
-        if block.is_measured_by(accepted):
-            self._keep(
-                block,
-                accepted.tolist(),
-                at=at,
-                seconds=float(steps_ms.sum()) / 1e3,
-                buckets=buckets,
+    def release(self, reason: str) -> None:
+        """End the tuning for a reason that all ranks have between the same two passes."""
+        if self.is_over:
+            return
+        with contextlib.suppress(Exception):
+            if self._switcher is not None:
+                self._exchange(self._switcher, Instruction(self._switcher.original))
+        if self.is_root:
+            say(
+                f"{self.doing} is over, because {reason}. The training goes on with its own"
+                " setting."
             )
-        self._experiment.add(block, accepted.tolist())
+        self._conclude("released", reason)
+        self._close()
 
-    def _undisturbed(
-        self, steps_ms: NDArray[np.float64], gaps_ms: NDArray[np.float64]
-    ) -> NDArray[np.bool_]:
-        """Return which steps had the usual gap behind them: no evaluation, checkpoint or stall of
-        the data.
+    def abandon(self, reason: str) -> None:
+        """Conclude on rank 0 for a model that trains no more."""
+        self._conclude("released", reason)
+        self._is_failing = True
+        if not self._has_promised:
+            self._close()
+
+    def _joining(self, **arguments: Any) -> Any:  # noqa: ANN401 - as DDP's
+        """Leave the model alone from here on.
+
+        DDP's join() calls this on all ranks before their first batch.
         """
-        usual = float(np.median([*self._gaps_ms, *gaps_ms]))
-        limit = max(GAP_FACTOR * usual, usual + GAP_SHARE * float(np.median(steps_ms)))
-        undisturbed: NDArray[np.bool_] = gaps_ms <= limit
-        return undisturbed
+        self.release("the script uses join(), and ranks that are out of data cannot take part")
+        return self._model.join_hook(**arguments)
 
-    def _keep(
-        self,
-        block: Block,
-        steps_ms: Sequence[float],
-        *,
-        at: int,
-        seconds: float,
-        buckets: Sequence[int],
-    ) -> None:
-        """Append the block to the record of its setting, and write the record."""
-        key = block.setting, block.phase
-        case = dataclasses.replace(self.settings[block.setting], phase=block.phase)
-        record = self._records.get(key) or self._new_record(case)
-        self._records[key] = dataclasses.replace(
-            record,
-            step_ms=(*record.step_ms, *steps_ms),
-            block_lengths=(*record.block_lengths, len(steps_ms)),
-            block_at=(*record.block_at, at),
-            bucket_bytes=tuple(buckets),
-            measuring_s=record.measuring_s + seconds,
-        )
-        self._run.append(self._records[key])
+    def _state(self) -> StateDict:
+        """Return the state of the model for copies and pickles, without the tuning."""
+        state: StateDict = {**DistributedDataParallel.__getstate__(self._model)}
+        state["_forward_pre_hooks"] = state["_forward_pre_hooks"].copy()
+        state["_forward_pre_hooks"].pop(self._clock.forward_hook, None)
+        for name in ("join_hook", "__getstate__", SYNC_BUFFERS):
+            state.pop(name, None)
+        return state
 
-    def next_instruction(self, step: int) -> Instruction:
-        """Return the next block or the decision."""
-        block = self._experiment.next_block(step, self._remaining_s)
-        if block is None:
-            return self._end()
-        return self._instruct(block, step)
+    # Entries from the training, which never raise
 
-    def instruction_ahead(self, step: int) -> Instruction | None:
-        """Return the next block of the round; None at its end."""
-        block = self._experiment.following_block(step, self._remaining_s)
-        if block is None:
+    def _before_forward(self) -> None:
+        if self.passes or self.is_over:
+            return
+        try:
+            if self._agreement.size == 1:
+                self.release(ALONE)
+            elif is_compiled(self._model):
+                self.release(f"{COMPILED}; torch.compile may be applied to the model inside DDP")
+        except Exception as error:  # noqa: BLE001 - whatever fails here must not fail the training
+            self._fail(error)
+
+    def _after_pass(self, ended: Pass) -> None:
+        """Do what is due after a synchronised pass."""
+        self.passes = ended.index + 1
+        try:
+            if self._is_rebuilding:
+                self._is_rebuilding = False
+                self._model.reducer._rebuild_buckets()  # noqa: SLF001 - here all ranks do it
+            if self.is_over:
+                self._close()
+            elif not self._is_failing:
+                self._handle(ended)
+        except Exception as error:  # noqa: BLE001 - whatever fails here must not fail the training
+            self._fail(error)
+        if self._is_failing:
+            self._keep_promise(ended.index)
+
+    def _handle(self, ended: Pass) -> None:
+        """Go on with the protocol if the pass is one of its points."""
+        if self._model._join_config.enable:  # noqa: SLF001 - the only way
+            self.release("the script uses join() for uneven inputs")
+            return
+        self._signatures.append(ended.signature)
+        self._steps.append(ended)
+        point, first = ended.index - self._end, TELL
+        if self._switcher is None:
+            first = PLACE
+        if point < first and self._awaited is None:
+            return
+        if hasattr(ended.ended, "synchronize"):
+            ended.ended.synchronize()  # when a GPU has come here, the other ranks have begun
+        if self._awaited is not None:
+            self._take_times(self._awaited)
+        if point < TELL and self._switcher is None:
+            self._introduce(point)
+        elif point == TELL and self.is_root:
+            self._tell(ended)
+        else:
+            self._agree(point)
+
+    # The points of the protocol
+
+    def _agree(self, point: int) -> None:
+        if point == TRY:
+            self._try()
+        elif point == DECIDE and self.is_root and self._told is not None:
+            self._decide(self._told)
+        elif point == EXCHANGE:
+            self._turn()
+
+    def _introduce(self, point: int) -> None:
+        """Tell rank 0 about this rank, at the end of the warm-up."""
+        rank = self._agreement.rank
+        if point == PLACE:
+            self._agreement.set_own("places", own_place(rank))
+        elif point == SHARE and self.is_root:
+            self._places = self._agreement.get_all("places")
+            self._agreement.set("places", self._places)
+        elif point == DESCRIBE:
+            reason = why_unwatchable(self._model)
+            if self._parts is None:
+                reason = why_untunable(self._model)
+            host = own_host(rank, self._agreement.get("places"))
+            traits = traits_of(self._model, self._clock.registered)
+            self._agreement.set_own("ranks", (reason, gpu_of(self._model), host, traits))
+
+    def _tell(self, ended: Pass) -> None:
+        """Write what follows the block; None if that depends on its times."""
+        step = (ended.index - self._origin) // self._period
+        instruction: Instruction | None
+        if self._programme is None:
+            instruction = self._first_instruction(ended, step)
+        else:
+            try:
+                instruction = self._programme.instruct(step, is_ahead=not self._is_sent)
+            except Exception as error:  # noqa: BLE001 - the training goes on
+                instruction = self._programme.give_up(error)
+        if instruction is not None and instruction.steps:
+            period = 1
+            if self._parts is None:
+                period = period_of(self._signatures)
+            passes = max(period * (instruction.steps + 1), AGREEING + 1)  # and one to try a setting
+            instruction = instruction._replace(passes=passes, period=period)
+        self._agreement.set(f"told/{self._end}", instruction)
+
+    def _first_instruction(self, ended: Pass, step: int) -> Instruction | None:
+        """Return why there is no tuning, or the first block; None: not yet."""
+        original = self._original_of(ended)
+        reasons, gpus, hosts, traits = zip(*self._agreement.get_all("ranks"), strict=True)
+        for reason in reasons:
+            if reason:
+                return Instruction(original, reason=reason)
+        if self._may_begin is not None and not self._may_begin(self):
             return None
-        return self._instruct(block, step)
+        try:
+            from commbench.live.programme import Facts
+            from commbench.live.tune import Tune
+            from commbench.live.watch import Watch
 
-    def _instruct(self, block: Block, step: int) -> Instruction:
-        self._blocks.append(block)
-        self._progress.show(step, self._name_of(self.settings[block.setting]), block.phase)
-        return Instruction(Order.BLOCK, block.setting, UNTIMED + block.steps)
-
-    def _end(self) -> Instruction:
-        recommendation = self.conclude(self._experiment.ending)
-        best = 0
-        if recommendation is not None and recommendation.verdict == "change":
-            best_setting = setting_of(recommendation.best)
-            best = next(
-                number
-                for number, case in enumerate(self.settings)
-                if setting_of(case) == best_setting
+            facts = Facts(
+                original=original,
+                framework=self._framework,
+                traits=sorted(set().union(*traits)),
+                session=conditions_of(self._places, gpus, hosts),
             )
-        follows = (
-            "training ends, as --then stop says"
-            if self._options.then == "stop"
-            else "training goes on with it"
+            if self._parts is None:
+                self._programme = Tune(self._model, self.options, facts)
+            else:
+                self._programme = Watch(self._model, self.options, facts)
+            return self._programme.instruct(step, is_ahead=False)
+        except Exception as error:  # noqa: BLE001 - the training goes on
+            return Instruction(original, reason=f"its run could not be begun: {error}")
+
+    def _original_of(self, ended: Pass) -> TrainingCase:
+        """Return the script's own setting in the words of ``ddp.csv``."""
+        group, device = self._model.process_group, self._model.device
+        return TrainingCase(
+            workload=self.options.workload,
+            world_size=group.size(),
+            batch_per_rank=ended.batch,
+            backend=group._get_backend(device).name(),  # noqa: SLF001 - of a group with several backends
+            precision=ended.precision,
+            bucket_cap_mb=cap_of(self._model),
+            bucket_view=self._model.gradient_as_bucket_view,
+            static_graph=self._model.static_graph,
+            unused_parameters=self._model.find_unused_parameters,
+            broadcast_buffers=bool(self._model.broadcast_buffers),
+            batched_grad_copy=getattr(self._model, "batched_grad_copy", False),
+            accumulation=max(1, len(ended.forwards)),
         )
-        say(f"{_conclusion(recommendation)}; {follows}.")
-        return self._last(best)
 
-    def refuse(self, setting: TrainingCase, reason: str) -> None:
-        """Leave out a setting that a rank could not prepare."""
-        number = self.settings.index(setting)
-        why = reason or "another rank could not prepare it"
-        say(f"{self._name_of(setting)} is left out: {why}")
-        self._run.append(without_result(self._new_record(setting), "failed", Reason.stated(why)))
-        self._experiment.leave_out(number)
-        if self._blocks and self._blocks[-1].setting == number:
-            self._blocks.pop()
+    def _try(self) -> None:
+        """Make the reducer of a setting and drop it; say whether this rank can."""
+        told = self._told = self._agreement.get(f"told/{self._end}")
+        if told is None:
+            return
+        if told.reason:
+            self.release(told.reason)
+            return
+        if self._switcher is None:
+            registered, hooks = self._clock.registered, self.options.file_hooks
+            self._switcher = Switcher(self._model, told.setting, registered, file_hooks=hooks)
+            if self.options.witness:
+                with contextlib.suppress(OSError):  # the command waits on another host
+                    Path(self.options.witness).touch()
+        failure = ""
+        try:
+            self._switcher.attempt(told.setting, is_trial=told.steps > 0)
+        except Exception as error:  # noqa: BLE001 - the setting is left out
+            failure = str(error) or type(error).__name__
+        self._agreement.set_own(f"able/{self._end}", failure)
+        self._has_promised = not failure
 
-    def conclude(self, ending: str, reason: str = "") -> Recommendation | None:
-        """Write the conclusion, once; return it, or None if nothing can be concluded."""
-        self._progress.clear()
-        return super().conclude(ending, reason)
+    def _decide(self, told: Instruction) -> None:
+        """Write ``yes``, ``no`` if a rank cannot, or ``leave`` if one takes part no more."""
+        assert self._programme is not None  # noqa: S101 - on rank 0
+        decision = "yes"
+        try:
+            failures = self._agreement.get_all(f"able/{self._end}")
+        except AbsentError as error:
+            self._programme.give_up(error)
+            decision = "leave"
+        else:
+            for failure in failures:
+                if failure and decision == "yes":
+                    self._programme.refuse(told.setting, failure)
+                    decision = "no"
+        self._agreement.set(f"decided/{self._end}", decision)
+
+    def _turn(self) -> None:
+        """Send the times, exchange the reducer as decided, and begin the next block."""
+        told, decision = self._told, "wait"
+        if told is not None:
+            decision = self._agreement.get(f"decided/{self._end}")
+        if not self._is_sent and decision != "leave":
+            self._send_times()
+        if told is not None and self._switcher is not None and decision == "yes":
+            self._exchange(self._switcher, told)
+        self._told, self._has_promised = None, False
+        self._steps = []
+        if decision == "leave":
+            self._close()
+        elif told is None and self._switcher is None:  # another model is tuned
+            self._end += WAITING_PASSES
+            self._origin += WAITING_PASSES
+        elif told is None or decision == "no":
+            self._end += AGREEING
+        elif told.steps:
+            self._first = self._end + 1
+            self._end += told.passes
+            self._period = told.period
+            self._is_sent = False
+        else:
+            self._finish(told)
+
+    def _send_times(self) -> None:
+        """Hand the block's times to rank 0."""
+        self._is_sent = True
+        buckets = bucket_bytes(self._model)
+        if self._parts is not None:
+            times = self._parts.times(self._steps, len(buckets))
+        else:
+            times = pass_times(self._steps)
+        times = of_steps(times, self._period)
+        self._agreement.set_own("times", times)
+        if self.is_root:
+            self._awaited = Measured(times, self._first // self._period, buckets)
+
+    def _take_times(self, awaited: Measured) -> None:
+        """Give the times of all ranks to the programme."""
+        assert self._programme is not None  # noqa: S101 - on rank 0
+        self._awaited = None
+        times = np.stack(self._agreement.get_all("times"))
+        self._programme.take(awaited._replace(times=times))
+
+    def _exchange(self, switcher: Switcher, told: Instruction) -> None:
+        """Put a setting in use; every rank does so behind the same pass."""
+        if switcher.exchange(told.setting, is_trial=told.steps > 0):
+            self._is_rebuilding = True
+            if self._parts is not None and switcher.hook is not None:
+                self._parts.observe(switcher.hook)
+
+    # The end
+
+    def _finish(self, told: Instruction) -> None:
+        """Leave the training alone, after the exchange."""
+        self.recommendation = told.recommendation
+        self._close()
+        if told.ends_process:
+            if self._programme is not None:
+                self._programme.run.wait()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)  # torch aborts at exit while a process group is open
+
+    def _fail(self, error: Exception) -> None:
+        """Give up: say so, and do nothing more than what other ranks rely on."""
+        if self._is_failing:
+            return
+        self._is_failing = True
+        rank = 0
+        if dist.is_initialized():
+            rank = dist.get_rank()
+        reason = f"{self.doing} failed on rank {rank}: {error!r}"
+        if self.is_root or not isinstance(error, AbsentError):  # that rank has said why
+            say(f"{reason}. The training goes on.")
+        self._conclude("failed", reason)
+
+    def _keep_promise(self, index: int) -> None:
+        """Exchange the reducer where the others do, then close.
+
+        A rank that cannot read the decision takes it as yes: a no needs a second failure.
+        """
+        told, switcher = self._told, self._switcher
+        if told is not None and switcher is not None and self._has_promised:
+            if index < self._end:
+                return
+            self._has_promised = False
+            decision = "yes"
+            with contextlib.suppress(Exception):
+                decision = self._agreement.get(f"decided/{self._end}")
+            if decision == "yes":
+                with contextlib.suppress(Exception):
+                    self._exchange(switcher, told)
+        self._close()
+
+    def _conclude(self, ending: str, reason: str) -> None:
+        with contextlib.suppress(Exception):
+            if self._programme is not None:
+                self._programme.run.conclude(ending, reason)
+
+    def _close(self) -> None:
+        """Remove everything that the tuning has added but the reducer in use.
+
+        The clock stays until the buckets of a new reducer are rebuilt, behind its first pass.
+        """
+        self.is_over = True
+        if self._parts is not None:
+            self._parts.close()
+        if not self._is_rebuilding:
+            self._clock.close()
+        self._model.__dict__.pop("join_hook", None)
+        self._model.__dict__.pop("__getstate__", None)
+        if self._programme is not None:
+            self._programme.run.close()
 
 
-def _conclusion(recommendation: Recommendation | None) -> str:
-    if recommendation is None:
-        return "tuning ended without a comparison: the setting stays as it was"
-    best = recommendation.best
-    if recommendation.verdict == "change":
-        return (
-            f"decided: a step with {recommendation.named(best)} is"
-            f" {best.gain_over(recommendation.baseline_name)}"
+def _say_if_too_short(reference: weakref.ref[Director]) -> None:
+    """Say that a training ended before the first block."""
+    director = reference()
+    if director is None or director.is_over or not director.is_root:
+        return
+    needed = WARM_UP_PASSES + AGREEING + 1
+    if 0 < director.passes < needed:
+        say(
+            f"the training made {counted(director.passes, 'backward pass')} with"
+            f" synchronisation, and {director.doing} begins after {needed}."
         )
-    if recommendation.verdict == "keep":
-        others = (
-            "other that may be used"
-            if any(each.withheld for each in recommendation.altering)
-            else "other"
-        )
-        return f"decided: the script's own setting stays; no {others} is more than 2 % faster"
-    return "undecided: the script's own setting stays"
-
-
-def _device_name(ddp_model: DistributedDataParallel) -> str:
-    """Return the name of the model's GPU, or the type of its device."""
-    device = ddp_model.device
-    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
-
-
-class Progress:
-    """One line on a terminal, overwritten at each block; nothing elsewhere."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._is_shown = False
-
-    def show(self, step: int, name: str, phase: str) -> None:
-        """Show the step and the name of the setting that is tried."""
-        if self._is_terminal:
-            part = "confirming" if phase == CONFIRM else "trying"
-            self._stream.write(f"\r\x1b[Kcommbench: step {step}, {part} {name}")
-            self._stream.flush()
-            self._is_shown = True
-
-    def clear(self) -> None:
-        """Remove the line."""
-        if self._is_shown:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-            self._is_shown = False

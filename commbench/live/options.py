@@ -1,11 +1,12 @@
-"""The options of a live tuning, as the command passes them to the ranks of the person's own
-training.
+"""The options of a live run, as the command passes them to the ranks of the person's own training,
+and what these ranks print.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
@@ -13,7 +14,7 @@ from typing import Literal, cast, get_args
 from commbench.ddp.plan.cases import canonical_cap
 from commbench.errors import InputError, check_choice
 from commbench.hooks.registry import HOOKS, find_file_hooks, find_hook, parse_hook, split_options
-from commbench.schema import JsonObject, read_as
+from commbench.schema import read_as
 
 #: The environment variable that holds `LiveOptions` as JSON in every process of the training.
 VARIABLE = "COMMBENCH_TUNE"
@@ -26,6 +27,25 @@ Mode = Literal["tune", "watch"]
 #: What each mode does, for people: while it goes on, and afterwards.
 DOING: Mapping[Mode, str] = {"tune": "tuning", "watch": "watching"}
 DONE: Mapping[Mode, str] = {"tune": "tuned", "watch": "watched"}
+
+
+def say(text: str, *, is_passing: bool = False) -> None:
+    """Print a line on stderr, if anybody reads it.
+
+    A line that ``is_passing`` is only for a terminal, and the next one takes its place.
+    """
+    line = f"commbench: {text}"
+    try:
+        if sys.stderr.isatty():
+            line = f"\r\x1b[K{line}"
+        elif is_passing:
+            return
+        if not is_passing:
+            line += "\n"
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):  # the training has closed or replaced stderr
+        pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +75,16 @@ class LiveOptions:
     seed: int = 0
     """Of the order of blocks."""
     argv: tuple[str, ...] = ()
-    """The command of the training."""
+    """The command line: of commbench, or of a script that tunes itself."""
     invocation: str = ""
     """A text by which the command finds the launches of run.json that it caused."""
     witness: str = ""
     """Path of a file by which ranks tell the command on their host that they were tuned; empty:
     no command waits."""
 
-    def to_json(self) -> JsonObject:
-        """Return plain lists, numbers and texts."""
-        return dataclasses.asdict(self)
-
     def dumps(self) -> str:
         """Return the value of the environment variable."""
-        return json.dumps(self.to_json())
+        return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def loads(cls, text: str) -> LiveOptions:
@@ -102,7 +118,9 @@ def checked_caps(sizes: Iterable[str | float]) -> tuple[str, ...]:
         InputError: one is not understood.
     """
     names = [str(size) for size in sizes]
-    return () if names == [AUTO] else tuple(map(canonical_cap, names))
+    if names == [AUTO]:
+        return ()
+    return tuple(map(canonical_cap, names))
 
 
 def checked_hooks(names: Iterable[str]) -> list[str]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import sys
-import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -26,7 +27,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from commbench.hooks.step_clock import Mark, clock_of
+from commbench.ddp.local_step import batch_length
+from commbench.hooks.base import BucketMarks
+from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
 #: Passes whose signatures decide the period, and the share of them that may differ from it.
 SIGNATURES, IRREGULAR_SHARE = 64, 0.1
@@ -40,14 +43,11 @@ class Pass:
     """Its number, from 0."""
     resumed: Mark = None
     """When commbench had returned to the script after the pass before; None in the first."""
-    resumed_ns: int = 0
-    """The same, on the host's clock."""
     ended: Mark = None
     """The end of the synchronised backward pass."""
-    forward_ns: int | None = None
-    """The begin of the first forward pass, on the host's clock."""
-    updated_ns: int | None = None
-    """The end of the last optimiser step before that, on the host's clock; None without one."""
+    gap_ns: int = 0
+    """Host time from the last pass or optimiser step to the first forward pass: loading data,
+    evaluating and saving fall into it."""
     batch: int = 1
     """First dimension of the first tensor given to the model."""
     precision: str = "fp32"
@@ -60,21 +60,15 @@ class Pass:
     """Begin and end of each outermost call of ``backward()``."""
     updates: list[tuple[Mark, Mark]] = field(default_factory=list)
     """Begin and end of each optimiser step."""
+    broadcasts: list[tuple[Mark, Mark]] = field(default_factory=list)
+    """Of a watched training: begin and end of each broadcast of buffers, which DDP makes before a
+    forward pass."""
+    buckets: list[BucketMarks] = field(default_factory=list)
+    """Of a watched training: those that the pass-through hook has sent."""
+    last_gradient: Mark = None
+    """Of a watched training: when the last gradient was accumulated."""
     signature: tuple[int, int] = (0, 0)
     """Changes of the first parameter, and forward passes; see `period_of`."""
-
-    @property
-    def gap_ns(self) -> int:
-        """Host time between the last pass or the optimiser and the first forward pass.
-
-        Loading data, evaluating and saving fall into it.
-        """
-        since = self.resumed_ns
-        if self.updated_ns is not None:
-            since = self.updated_ns
-        if self.forward_ns is None:
-            return 0
-        return max(0, self.forward_ns - since)
 
 
 def period_of(signatures: Sequence[tuple[int, int]]) -> int:
@@ -85,10 +79,31 @@ def period_of(signatures: Sequence[tuple[int, int]]) -> int:
     """
     latest = signatures[-SIGNATURES:]
     for period in range(1, len(latest) // 2 + 1):
-        differing = sum(a != b for a, b in zip(latest, latest[period:], strict=False))
+        differing = sum(map(operator.ne, latest, latest[period:]))
         if differing <= IRREGULAR_SHARE * (len(latest) - period):
             return period
     return 1
+
+
+def pass_times(passes: Sequence[Pass]) -> NDArray[np.float64]:
+    """Return milliseconds of each pass and of the gap in it, and its loss, shape (passes, 3)."""
+    times = np.full((len(passes), 3), np.nan)
+    for row, each in zip(times, passes, strict=True):
+        row[:2] = elapsed_ms(each.resumed, each.ended), each.gap_ns / 1e6
+        if each.losses:
+            row[2] = sum(map(float, each.losses))
+    return times
+
+
+def of_steps(times: NDArray[np.float64], period: int) -> NDArray[np.float64]:
+    """Return the sums over steps of some passes each, without the step in which a setting was
+    tried: behind the last pass but two.
+    """
+    passes, columns = times.shape
+    steps = passes // period
+    summed = times[: steps * period].reshape(steps, period, columns).sum(axis=1)
+    disturbed = min((passes - 2) // period, steps - 1)
+    return np.delete(summed, disturbed, axis=0)
 
 
 class Passes:
@@ -108,12 +123,15 @@ class Passes:
     ) -> None:
         self.registered = [p for p in ddp_model.module.parameters() if p.requires_grad]
         """The parameters that DDP has registered."""
+        self._ids = set(map(id, self.registered))
+        self.times_gradients = False
+        """Whether passes get the time of their last gradient."""
         self._on_pass = on_pass
         self._on_forward = on_forward
         self._clock = clock_of(ddp_model)
-        self._ids = {id(p) for p in self.registered}
-        self._owners: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
-        self._open = Pass(index=0)
+        self.open = Pass(index=0)
+        """The pass under way."""
+        self._idle_since_ns = time.perf_counter_ns()
         self._is_armed = self._has_fired = False
         self._version = self._present_version()
         self._begun: Mark = None
@@ -123,7 +141,7 @@ class Passes:
         )
         self.forward_hook = forward.id
         """The key under which the model holds the hook."""
-        self._handles = [forward, *_optimizer_hooks(weakref.WeakMethod(self._update))]
+        self._handles = [forward]
         for parameter in self.registered:
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._fire))
         _Calls.observe(self)
@@ -142,44 +160,40 @@ class Passes:
         if module.require_backward_grad_sync:
             self._is_armed = True
         with contextlib.suppress(Exception):  # a description is never worth an exception
-            self._describe(inputs, keywords)
+            self.open.forwards.append(self._clock())
+            if len(self.open.forwards) == 1:
+                self.open.gap_ns = time.perf_counter_ns() - self._idle_since_ns
+                self.open.precision = _precision_on(self.registered[0].device.type)
+                self.open.batch = max(1, batch_length((inputs, keywords)))
         self._on_forward()
-
-    def _describe(self, inputs: tuple[object, ...], keywords: Mapping[str, object]) -> None:
-        self._open.forwards.append(self._clock())
-        if self._open.forward_ns is None:
-            self._open.forward_ns = time.perf_counter_ns()
-            self._open.precision = _precision_on(self.registered[0].device.type)
-            self._open.batch = max(1, _batch_of((inputs, keywords)))
 
     def _fire(self, _parameter: nn.Parameter) -> None:
         self._has_fired = True
+        if self.times_gradients:
+            self.open.last_gradient = self._clock()
 
-    def _update(self, optimizer: Optimizer, *, has_ended: bool) -> None:
-        """Take the begin or the end of an optimiser step."""
-        with contextlib.suppress(Exception):  # as above
-            if not self._is_owner(optimizer):
-                return
-            if not has_ended:
-                self._update_begun = self._clock()
-                return
-            self._open.updates.append((self._update_begun, self._clock()))
-            if self._open.forward_ns is None:
-                self._open.updated_ns = time.perf_counter_ns()
+    def before_update(self, optimizer: Optimizer) -> None:
+        """Take the begin of an optimiser step."""
+        if self._is_of_model(optimizer):
+            self._update_begun = self._clock()
 
-    def _is_owner(self, optimizer: Optimizer) -> bool:
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Take the end of an optimiser step."""
+        if self._is_of_model(optimizer):
+            self.open.updates.append((self._update_begun, self._clock()))
+            if not self.open.forwards:
+                self._idle_since_ns = time.perf_counter_ns()
+
+    def _is_of_model(self, optimizer: Optimizer) -> bool:
         """Return whether the optimiser updates parameters of the model."""
-        if optimizer not in self._owners:
-            groups = getattr(optimizer, "param_groups", ())
-            self._owners[optimizer] = any(
-                id(p) in self._ids for group in groups for p in group["params"]
-            )
-        return self._owners[optimizer]
+        for group in optimizer.param_groups:
+            if not self._ids.isdisjoint(map(id, group["params"])):
+                return True
+        return False
 
     def before_backward(self) -> None:
         """Take the begin of an outermost call of ``backward()``."""
-        with contextlib.suppress(Exception):  # as above
-            self._begun = self._clock()
+        self._begun = self._clock()
 
     def after_backward(self, tensors: object) -> None:
         """Take the end of an outermost call of ``backward()``."""
@@ -187,135 +201,109 @@ class Passes:
         if not has_fired:
             return
         with contextlib.suppress(Exception):  # as above
-            self._open.ended = self._clock()
-            self._open.backwards.append((self._begun, self._open.ended))
+            self.open.ended = self._clock()
+            self.open.backwards.append((self._begun, self.open.ended))
             if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
-                self._open.losses.append(tensors.detach())
+                self.open.losses.append(tensors.detach())
         if not self._is_armed:
             return
         self._is_armed = False
-        ended, self._open = self._open, Pass(index=self._open.index + 1)
+        ended, self.open = self.open, Pass(index=self.open.index + 1)
         with contextlib.suppress(Exception):  # as above
             version = self._present_version()
             ended.signature = version - self._version, len(ended.forwards)
             self._version = version
         self._on_pass(ended)
         with contextlib.suppress(Exception):  # as above
-            self._open.resumed = self._clock()
-            self._open.resumed_ns = time.perf_counter_ns()
+            self.open.resumed = self._clock()
+            self._idle_since_ns = time.perf_counter_ns()
 
     def _present_version(self) -> int:
         """Return a count of the changes in place of the first parameter."""
         return int(self.registered[0]._version)  # noqa: SLF001 - autograd's own count
 
 
-def _optimizer_hooks(update: weakref.WeakMethod[Callable[..., None]]) -> list[Any]:
-    """Register hooks of all optimisers, which must not keep a model alive."""
-
-    def before(optimizer: Optimizer, _inputs: object, _keywords: object) -> None:
-        observer = update()
-        if observer is not None:
-            observer(optimizer, has_ended=False)
-
-    def after(optimizer: Optimizer, _inputs: object, _keywords: object) -> None:
-        observer = update()
-        if observer is not None:
-            observer(optimizer, has_ended=True)
-
-    return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
-
-
 class _Calls:
-    """Tells observers of calls of ``backward()``, for which torch has no hooks."""
+    """Tells observers of optimiser steps, and of calls of ``backward()``, which has no hooks.
+
+    It keeps no model alive.
+    """
 
     _observers: list[weakref.ref[Passes]] = []  # noqa: RUF012 - one for the process
-    _depths: Counter[int] = Counter()  # noqa: RUF012 - one for the process
-    """Calls under way, by thread."""
-    _original: Any = torch.autograd.backward
-    _call: Any = None
-    """What stands in place of torch's function."""
+    _wrapper: Any = None
+    """What stands in place of ``torch.autograd.backward``."""
+    _handles: list[Any] = []  # noqa: RUF012 - one for the process
 
     @classmethod
     def observe(cls, observer: Passes) -> None:
-        """Tell ``observer`` of the begin and the end of each outermost call from now on."""
-        if torch.autograd.backward is not cls._call:
-            cls._original = torch.autograd.backward
-            cls._call = torch.autograd.backward = _wrapped(cls._original)
+        """Tell ``observer`` of each outermost call and each optimiser step from now on."""
+        if torch.autograd.backward is not cls._wrapper:
+            cls._wrapper = torch.autograd.backward = _wrapped(torch.autograd.backward)
+        if not cls._handles:
+            cls._handles.append(register_optimizer_step_pre_hook(_before_update))
+            cls._handles.append(register_optimizer_step_post_hook(_after_update))
         cls._observers.append(weakref.ref(observer))
 
     @classmethod
     def ignore(cls, observer: Passes) -> None:
         """Tell ``observer`` no more; with the last one torch's own function is back."""
         cls._observers = [each for each in cls._observers if each() not in {observer, None}]
-        if not cls._observers and torch.autograd.backward is cls._call:
-            torch.autograd.backward = cls._original
+        if cls._observers:
+            return
+        if torch.autograd.backward is cls._wrapper:
+            torch.autograd.backward = cls._wrapper.__wrapped__
+        while cls._handles:
+            cls._handles.pop().remove()
 
     @classmethod
-    def living(cls) -> list[Passes]:
-        """Return the observers in the order in which their models were made."""
-        observers = [each() for each in cls._observers]
-        return [each for each in observers if each is not None]
+    def living(cls) -> Iterator[Passes]:
+        """Yield the observers in the order in which their models were made."""
+        for reference in cls._observers:
+            observer = reference()
+            if observer is not None:
+                yield observer
 
-    @classmethod
-    def enter(cls) -> bool:
-        """Return whether a call is the outermost one of its thread."""
-        thread = threading.get_ident()
-        cls._depths[thread] += 1
-        return cls._depths[thread] == 1
 
-    @classmethod
-    def leave(cls) -> None:
-        """Count a call as over."""
-        thread = threading.get_ident()
-        cls._depths[thread] -= 1
-        if not cls._depths[thread]:
-            del cls._depths[thread]
+def _before_update(optimizer: Optimizer, _inputs: object, _keywords: object) -> None:
+    with contextlib.suppress(Exception):  # as above
+        for observer in _Calls.living():
+            observer.before_update(optimizer)
+
+
+def _after_update(optimizer: Optimizer, _inputs: object, _keywords: object) -> None:
+    with contextlib.suppress(Exception):  # as above
+        for observer in _Calls.living():
+            observer.after_update(optimizer)
 
 
 def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``torch.autograd.backward`` with observers of the outermost call."""
+    task_under_way = torch._C._current_graph_task_id  # noqa: SLF001 - the only way
 
     @functools.wraps(backward)
     def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - torch's
-        is_outermost = _Calls.enter()
-        try:
-            if is_outermost:
-                for observer in _Calls.living():
-                    observer.before_backward()
-            result = backward(tensors, *arguments, **keywords)
-        finally:
-            _Calls.leave()
-        if is_outermost:
+        if task_under_way() != -1:  # an inner call
+            return backward(tensors, *arguments, **keywords)
+        with contextlib.suppress(Exception):  # as above
             for observer in _Calls.living():
-                observer.after_backward(tensors)
+                observer.before_backward()
+        result = backward(tensors, *arguments, **keywords)
+        for observer in _Calls.living():
+            observer.after_backward(tensors)
         return result
 
     return call
 
 
-def _batch_of(inputs: object) -> int:
-    """Return the first dimension of the first tensor in nested inputs; 0 if there is none."""
-    if isinstance(inputs, torch.Tensor):
-        return int(inputs.shape[0]) if inputs.dim() else 0
-    children: Any = ()
-    if isinstance(inputs, Mapping):
-        children = inputs.values()
-    elif isinstance(inputs, list | tuple):
-        children = inputs
-    for child in children:
-        batch = _batch_of(child)
-        if batch:
-            return batch
-    return 0
-
-
 def _precision_on(device: str) -> str:
     """Return the precision of a forward pass that begins now, as ``ddp.csv`` writes it."""
     if torch.is_autocast_enabled(device):
-        is_bfloat = torch.get_autocast_dtype(device) is torch.bfloat16
-        return "amp-bf16" if is_bfloat else "amp-fp16"
+        if torch.get_autocast_dtype(device) is torch.bfloat16:
+            return "amp-bf16"
+        return "amp-fp16"
     accelerate = sys.modules.get("accelerate.state")  # sets autocast inside the forward pass
-    if accelerate is None:
-        return "fp32"
-    mixed = accelerate.AcceleratorState._shared_state.get("_mixed_precision")  # noqa: SLF001
-    return f"amp-{mixed}" if mixed in {"fp16", "bf16"} else "fp32"
+    if accelerate is not None:
+        mixed = accelerate.AcceleratorState._shared_state.get("_mixed_precision")  # noqa: SLF001
+        if mixed in {"fp16", "bf16"}:
+            return f"amp-{mixed}"
+    return "fp32"

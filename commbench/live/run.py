@@ -9,10 +9,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
 from commbench.analysis.watched import watched_lines
 from commbench.ddp.plan.cases import TrainingCase
@@ -22,8 +22,7 @@ from commbench.hooks.registry import canonical_hook
 from commbench.launch.events import Session
 from commbench.launch.facts import header_fields, refuse_other_conditions
 from commbench.launch.tables import write_tables
-from commbench.live.instructions import say
-from commbench.live.options import DOING, DONE, LiveOptions, Mode
+from commbench.live.options import DOING, DONE, LiveOptions, Mode, say
 from commbench.results import Store
 from commbench.results.files import RUN
 from commbench.results.info import Launch, RunInfo, is_live, is_watched
@@ -39,6 +38,7 @@ from commbench.results.recommendation import (
     setting_of,
     snippets,
 )
+from commbench.results.record_types import Records, training_records
 from commbench.schema import JsonObject
 from commbench.system.software import git_commit
 from commbench.tuner.decision import recommend
@@ -64,21 +64,9 @@ REASONS = {
     "time": "--time-limit was reached before {}",
     "ended": "the training ended before {}",
 }
-_GOALS: Mapping[Mode, str] = {"tune": "the decision", "watch": "all steps were watched"}
-
-
-class LiveFacts(TypedDict, total=False):
-    """What rank 0 knows of the training beyond its settings."""
-
-    framework: str
-    """The library that wrapped the model, such as ``transformers``; empty: the script itself."""
-    torch: str
-    own_hook: bool
-    """Whether the script has registered a communication hook."""
-    traits: Sequence[str]
-    """``sparse`` or ``complex`` gradients, which no hook understands."""
-    session: Session
-    """The conditions of all ranks."""
+_GOALS = {"tune": "the decision", "watch": "all steps were watched"}
+#: What a run without a conclusion lacks.
+_NOTHING = {"tune": "anything was compared", "watch": "a block of steps was over"}
 
 
 class LiveRun:
@@ -89,172 +77,144 @@ class LiveRun:
     A thread of its own writes, so that no disk delays a step. If the disk fails, one line says so,
     writing stops, and the run goes on from memory. At the end of the process an undecided tuning is
     concluded from what there is.
+
+    Args:
+        options: of the tuning; the directory is created, or continued if it holds the same
+            training.
+        settings: all that may be tried, the script's own first.
+        parameters: trainable elements of the model.
+        framework: the library that wrapped the model, such as ``transformers``; empty: the script
+            itself.
+        has_own_hook: whether the script has registered a communication hook.
+        session: the conditions of all ranks.
+
+    Raises:
+        CommbenchError: the directory cannot be used, or holds another run.
     """
 
-    launch: int
-    """Number of this launch in the directory, from 0."""
-    is_concluded: bool = False
-
-    def __init__(self, store: Store, options: LiveOptions) -> None:
-        self._store = store
-        self._info: RunInfo = store.info
-        self._launches = _ended_launches(store.info)
-        self._records = list(store.training_records)
-        self.launch = 1 + max((entry.get("launch", 0) for entry in self._launches), default=-1)
-        self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._opened_s = time.monotonic()
-        self._invocation = options.invocation
-        self._writer = _Writer(store)
-        self._update(
-            launches=[*self._launches, self._entry("running")], status="running", reason=""
-        )
-        atexit.register(self._end)
-        os.register_at_fork(
-            after_in_child=store.close
-        )  # a data loader that outlives this process must not hold the lock
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         options: LiveOptions,
-        *,
-        baseline: TrainingCase,
         settings: Sequence[TrainingCase],
+        *,
         parameters: int,
-        facts: LiveFacts,
-    ) -> LiveRun:
-        """Create the directory, or continue the one that holds the same training.
-
-        Args:
-            options: of the tuning.
-            baseline: the script's own setting.
-            settings: all that may be tried.
-            parameters: trainable elements of the model.
-            facts: of the training.
-
-        Raises:
-            CommbenchError: the directory cannot be used, or holds another run.
-        """
-        header = _header(options, baseline, settings, parameters, facts)
-        store = Store.open(options.out, header)
+        framework: str = "",
+        has_own_hook: bool = False,
+        session: Session | None = None,
+    ) -> None:
+        permissions: RunInfo = {
+            "named_hooks": list(map(canonical_hook, options.allow)),
+            "accepts_loss": options.accept_loss,
+        }
+        header = {
+            **_header(options, settings, parameters),
+            "framework": framework,
+            "own_hook": has_own_hook,
+            **permissions,
+        }
+        self._store = Store.open(options.out, header)
         try:
-            if store.resumed:
-                _refuse_other_baseline(store, baseline)
-                store.update(**_permissions(options))
-            if "session" in facts:
-                refuse_other_conditions(facts["session"], store.info)
-                store.update(**header_fields(facts["session"], store.info))
-            return cls(store, options)
+            if self._store.resumed:
+                _refuse_other_baseline(self._store, settings[0])
+                self._store.update(**permissions)
+            if session is not None:
+                refuse_other_conditions(session, self._store.info)
+                self._store.update(**header_fields(session, self._store.info))
         except BaseException:
-            store.discard()
-            store.close()
+            self._store.discard()
+            self._store.close()
             raise
-
-    @property
-    def info(self) -> RunInfo:
+        self.info: RunInfo = self._store.info
         """The entries of run.json."""
-        return self._info
+        self.is_concluded = False
+        self.recommendation: Recommendation | None = None
+        self._records = Records(self._store.records)
+        self._opened_s = time.monotonic()
+        self._launches = _ended_launches(self.info)
+        self.launch = 1 + max((entry.get("launch", 0) for entry in self._launches), default=-1)
+        """Number of this launch in the directory, from 0."""
+        self._entry: Launch = {
+            "stage": STAGE,
+            "launch": self.launch,
+            "started": _now(),
+            "invocation": options.invocation,
+        }
+        self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="commbench-writer", daemon=True)
+        self._writer.start()
+        self._requests.put(partial(self._store.update, status="running", reason=""))
+        self._enter("running")
+        atexit.register(self._end)
+        # A data loader that outlives this process must not hold the lock.
+        os.register_at_fork(after_in_child=self._store.close)
 
     def append(self, record: TrainingRecord) -> None:
-        """Write a record.
+        """Write a record: of one block, or of a setting that has failed."""
+        self._records.add(record)
+        self._requests.put(partial(self._store.append, record))
 
-        One of the same case and launch that is longer takes the place of an earlier one.
-        """
-        self._records.append(record)
-        self._writer.do(lambda: self._store.append(record))
+    def add_losses(self, first: int, losses: Sequence[float]) -> None:
+        """Write the losses of consecutive optimiser steps."""
+        numbered = enumerate(losses, first)
+        rows = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in numbered]
+        self._requests.put(partial(append_losses, self._store.path, rows))
 
-    def add_losses(self, losses: Iterable[tuple[int, float]]) -> None:
-        """Write the losses of optimiser steps, each a pair of the step and its loss."""
-        launch_losses = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in losses]
-        self._writer.do(lambda: append_losses(self._store.path, launch_losses))
-
-    def conclude(
-        self, ending: str, *, reason: str = "", seconds: float = 0.0
-    ) -> Recommendation | None:
-        """Decide from all launches of the directory; the files follow in the background.
+    def conclude(self, ending: str, reason: str = "") -> Recommendation | None:
+        """Decide once from all launches of the directory; the files follow in the background.
 
         Args:
             ending: as `commbench.tuner.experiment.Experiment.ending`, or ``released``, ``failed``,
                 ``ended``.
             reason: a clause for the message; empty: the usual one of the ending.
-            seconds: how long the tuning took.
 
         Returns:
             The conclusion; None if nothing was compared.
         """
+        if self.is_concluded:
+            return self.recommendation
         self.is_concluded = True
-        status = "ok" if ending in ENDINGS_IN_ORDER else "cut"
-        entry = self._entry(
-            status, ending=ending, reason=reason or _reason_of(ending, self._info), seconds=seconds
-        )
-        self._update(launches=[*self._launches, entry])
-        conclusion = _conclusion_of(self._records, self._info)
-        self._writer.do(lambda: _finish(self._store, conclusion))
-        return conclusion
+        status = "cut"
+        if ending in ENDINGS_IN_ORDER:
+            status = "ok"
+        self._enter(status, ending, reason or _reason_of(ending, self.info))
+        self.recommendation = _conclusion_of(training_records(self._records), self.info)
+        self._requests.put(partial(_finish, self._store, self.recommendation))
+        return self.recommendation
 
     def close(self) -> None:
         """Release the directory when all is written; return at once."""
-        self._writer.close()
-
-    def wait(self) -> None:
-        """Wait until all is written, before the process ends."""
-        self._writer.wait()
-
-    def _end(self) -> None:
-        """Conclude, and finish writing, when the process ends."""
-        if not self.is_concluded:
-            self.conclude("ended", seconds=time.monotonic() - self._opened_s)
-        self.close()
-        self.wait()
-
-    def _entry(
-        self, status: str, *, ending: str = "", reason: str = "", seconds: float = 0.0
-    ) -> Launch:
-        """Return the entry of this launch in run.json."""
-        records_by_case = {
-            record.case: record for record in self._records if record.launch == self.launch
-        }
-        measuring_s = sum(record.measuring_s for record in records_by_case.values())
-        entry: Launch = {
-            "stage": STAGE,
-            "launch": self.launch,
-            "started": self._started,
-            "status": status,
-            "reason": reason,
-            "ending": ending,
-            "invocation": self._invocation,
-        }
-        entry.update(launch_times(seconds=seconds, startup_s=0.0, measuring_s=measuring_s))
-        return entry
-
-    def _update(self, **entries: object) -> None:
-        """Set entries of run.json."""
-        self._info = {**self._info, **entries}  # type: ignore[typeddict-item]
-        self._writer.do(lambda: self._store.update(**entries))
-
-
-class _Writer:
-    """A thread that writes in the order of requests, until the first failure."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="commbench-writer", daemon=True)
-        self._thread.start()
-
-    def do(self, request: Callable[[], object]) -> None:
-        """Request to write something."""
-        self._requests.put(request)
-
-    def close(self) -> None:
-        """Request to release the directory; closing twice is harmless."""
         self._requests.put(None)
 
     def wait(self) -> None:
-        """Wait until all requests are done, after `close`."""
-        self._thread.join(PATIENCE_S)
+        """Wait until all is written, after `close`, before the process ends."""
+        self._writer.join(PATIENCE_S)
 
-    def _run(self) -> None:
+    def _end(self) -> None:
+        """Conclude, and finish writing, when the process ends."""
+        self.conclude("ended")
+        self.close()
+        self.wait()
+
+    def _enter(self, status: str, ending: str = "", reason: str = "") -> None:
+        """Write the entry of this launch to run.json."""
+        measuring_s = 0.0
+        for record in training_records(self._records):
+            if record.launch == self.launch:
+                measuring_s += record.measuring_s
+        seconds = time.monotonic() - self._opened_s
+        entry: Launch = {
+            **self._entry,
+            "status": status,
+            "reason": reason,
+            "ending": ending,
+            **launch_times(seconds=seconds, startup_s=0.0, measuring_s=measuring_s),
+        }
+        launches = [*self._launches, entry]
+        self.info = {**self.info, "launches": launches}
+        self._requests.put(partial(self._store.update, launches=launches))
+
+    def _write(self) -> None:
+        """Write in the order of requests, until the first failure."""
         requests = iter(self._requests.get, None)
         try:
             for request in requests:
@@ -269,68 +229,32 @@ class _Writer:
         self._store.close()
 
 
-def _header(
-    options: LiveOptions,
-    baseline: TrainingCase,
-    settings: Sequence[TrainingCase],
-    parameters: int,
-    facts: LiveFacts,
-) -> JsonObject:
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _header(options: LiveOptions, settings: Sequence[TrainingCase], parameters: int) -> JsonObject:
     """Return run.json as it is at the beginning."""
+    baseline = settings[0]
+    plan: JsonObject = {"live": True}
+    if options.mode == "watch":
+        plan["watch"] = True
+    plan["workload"] = options.workload
+    plan["world_size"] = baseline.world_size
+    plan["backend"] = baseline.backend
+    plan["model"] = parameters
     return {
         "suite": options.mode,
-        "argv": _argv(options),
+        "argv": options.argv,
         "seed": options.seed,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": _now(),
         "git_commit": git_commit(Path(__file__).parent),
         "status": "running",
         "world_size": baseline.world_size,
-        "plan": {
-            "live": True,
-            **({"watch": True} if options.mode == "watch" else {}),
-            "workload": options.workload,
-            "world_size": baseline.world_size,
-            "backend": baseline.backend,
-            "model": parameters,
-        },
+        "plan": plan,
         "baseline": baseline.key,
         "settings": [setting.key for setting in settings],
-        "framework": facts.get("framework", ""),
-        "own_hook": facts.get("own_hook", False),
-        **_permissions(options),
     }
-
-
-def _permissions(options: LiveOptions) -> RunInfo:
-    """Return the entries of run.json on what may be recommended."""
-    return {
-        "named_hooks": list(map(canonical_hook, options.allow)),
-        "accepts_loss": options.accept_loss,
-    }
-
-
-def _argv(options: LiveOptions) -> list[str]:
-    """Return the command to repeat: that of `commbench tune`, or of a script that tunes itself."""
-    if not options.invocation:
-        return list(options.argv)
-    limits = {"--steps": options.steps, "--time-limit": options.time_limit_s}
-    words = [
-        word for name, limit in limits.items() if limit is not None for word in (name, f"{limit:g}")
-    ]
-    words += ["--bucket-cap-mb", ",".join(options.bucket_cap_mb)] if options.bucket_cap_mb else []
-    words += ["--allow", ",".join(map(_quoted, options.allow))] if options.allow else []
-    words += ["--accept-loss"] if options.accept_loss else []
-    words += ["--then", options.then] if options.then != "go-on" else []
-    return ["commbench", options.mode, *words, "--out", _quoted(options.out), "--", *options.argv]
-
-
-def _quoted(text: str) -> str:
-    """Return a path as run.json names it, relative to the working directory.
-
-    Kept runs name no folder of a machine.
-    """
-    path, here = Path(text), Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:
@@ -341,19 +265,21 @@ def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:
     """
     before = TrainingCase.from_key(store.info["baseline"])
     if before != baseline:
-        names = [
-            f"{Choice(**setting_of(case)).name} with batch {case.batch_per_rank}"
-            for case in (before, baseline)
-        ]
         raise InputError(
-            f"--out {store.path} holds results of a script whose own setting was {names[0]}, and"
-            f" now it is {names[1]}; choose another --out."
+            f"--out {store.path} holds results of a script whose own setting was {_named(before)},"
+            f" and now it is {_named(baseline)}; choose another --out."
         )
+
+
+def _named(case: TrainingCase) -> str:
+    return f"{Choice(**setting_of(case)).name} with batch {case.batch_per_rank}"
 
 
 def _conclusion_of(records: Sequence[TrainingRecord], info: RunInfo) -> Recommendation | None:
     """Return the conclusion of a tuning; None if nothing was compared."""
-    return None if is_watched(info) else recommend(records, info)
+    if is_watched(info):
+        return None
+    return recommend(records, info)
 
 
 def _finish(store: Store, conclusion: Recommendation | None) -> None:
@@ -362,88 +288,82 @@ def _finish(store: Store, conclusion: Recommendation | None) -> None:
         store.write_recommendation(conclusion.to_json())
     write_tables(store)
     last = store.info["launches"][-1]
-    store.update(
-        status="complete" if last.get("status") == "ok" else "cut", reason=last.get("reason", "")
-    )
+    status = "cut"
+    if last.get("status") == "ok":
+        status = "complete"
+    store.update(status=status, reason=last.get("reason", ""))
 
 
 # ------------------------------------------------------------------------------- after the training
 
 
 def complete(options: LiveOptions) -> list[str]:
-    """Finish the runs that a training has begun, after it has ended.
+    """Finish the runs to which a training has added a launch, after it has ended.
 
-    Return the conclusions in lines for people.
+    Return the conclusions in lines for people, in the order of the training's models.
     """
-    done = DONE[options.mode]
-    lines = [line for path in _runs_of(options) for line in _completed(path)]
-    if not lines and options.witness and Path(options.witness).exists():
-        return [
-            (
-                f"The ranks of this host were {done}. Rank 0, on another host, has the results in"
-                f" {options.out}."
-            )
-        ]
-    return lines or [NOTHING_DONE.format(done)]
-
-
-def _runs_of(options: LiveOptions) -> Iterator[Path]:
-    """Yield the directories of the runs to which the training has added a launch, in the order of
-    its models.
-    """
+    lines: list[str] = []
     number, path = 1, Path(options.out)
     while (path / RUN).exists():
         info = read_info(path)
-        if is_live(info) and any(_is_of(entry, options) for entry in info.get("launches") or ()):
-            yield path
+        invocations = [entry.get("invocation", "") for entry in info.get("launches") or ()]
+        if is_live(info) and options.invocation in invocations:
+            lines += _completed(path)
         number += 1
         path = Path(f"{options.out}-{number}")
+    if lines:
+        return lines
+    done = DONE[options.mode]
+    if options.witness and Path(options.witness).exists():
+        host = f"The ranks of this host were {done}."
+        return [f"{host} Rank 0, on another host, has the results in {options.out}."]
+    return [NOTHING_DONE.format(done)]
 
 
-def _is_of(entry: Launch, options: LiveOptions) -> bool:
-    return entry.get("invocation", "") == options.invocation
-
-
-def _completed(path: Path) -> Iterator[str]:
-    """Finish a run if rank 0 could not; yield its conclusion."""
-    trouble = ""
+def _completed(path: Path) -> list[str]:
+    """Finish a run if rank 0 could not; return its conclusion."""
+    last_line = f"Results: {path}; `commbench report {path}` draws them."
     with Store.open(path, {"plan": read_info(path).get("plan", {})}) as store:
-        conclusion = _conclusion_of(store.training_records, store.info)
+        records = store.training_records
+        conclusion = _conclusion_of(records, store.info)
         try:
             if store.info.get("status") == "running":
                 store.update(launches=_ended_launches(store.info))
                 _finish(store, conclusion)
         except LaunchError as error:
-            trouble = f"Not all results could be written: {error}"
-        reason = store.info.get("reason", "")
-        records, info = store.training_records, store.info
+            last_line = f"Not all results could be written: {error}"
+        info = store.info
     if is_watched(info) and records:
-        yield from watched_lines(records[-1], info)
-    elif conclusion is None:
-        before = "a block of steps was over" if is_watched(info) else "anything was compared"
-        yield (
-            f"{DOING[mode_of(info)].capitalize()} ended before"
-            f" {before}{': ' if reason else ''}{reason}."
-        )
+        lines = watched_lines(records[-1], info)
+    elif conclusion is not None:
+        lines = _conclusion_lines(conclusion)
     else:
-        altering = [
-            sentence
-            for each in conclusion.altering
-            for sentence in altering_sentences(each, conclusion)
-        ]
-        yield " ".join(
-            [headline(conclusion), *safe_sentences(conclusion), conclusion.reason, *altering]
-        )
-        for title, text in snippets(conclusion) if conclusion.verdict == "change" else ():
-            yield from filter(
-                None, [title, *(f"    {line}".rstrip() for line in text.splitlines())]
-            )
-    yield trouble or f"Results: {path}; `commbench report {path}` draws them."
+        doing, reason = DOING[mode_of(info)].capitalize(), ""
+        if info.get("reason"):
+            reason = f": {info['reason']}"
+        lines = [f"{doing} ended before {_NOTHING[mode_of(info)]}{reason}."]
+    return [*lines, last_line]
+
+
+def _conclusion_lines(conclusion: Recommendation) -> list[str]:
+    """Return the conclusion of a tuning for people, with what to paste."""
+    sentences = [headline(conclusion), *safe_sentences(conclusion), conclusion.reason]
+    for each in conclusion.altering:
+        sentences += altering_sentences(each, conclusion)
+    lines = [" ".join(sentences)]
+    if conclusion.verdict == "change":
+        for title, text in snippets(conclusion):
+            if title:
+                lines.append(title)
+            lines += [f"    {line}" for line in text.splitlines() if line]
+    return lines
 
 
 def mode_of(info: RunInfo) -> Mode:
     """Return whether a training was tuned or only watched."""
-    return "watch" if is_watched(info) else "tune"
+    if is_watched(info):
+        return "watch"
+    return "tune"
 
 
 def _reason_of(ending: str, info: RunInfo) -> str:
@@ -453,8 +373,10 @@ def _reason_of(ending: str, info: RunInfo) -> str:
 
 def _ended_launches(info: RunInfo) -> list[Launch]:
     """Return the launches of a run whose training goes on no more."""
-    ended: Launch = {"status": "cut", "ending": "ended", "reason": _reason_of("ended", info)}
-    return [
-        {**entry, **ended} if entry.get("status") == "running" else entry
-        for entry in info.get("launches") or ()
-    ]
+    reason = _reason_of("ended", info)
+    launches: list[Launch] = []
+    for entry in info.get("launches") or ():
+        launches.append(entry)
+        if entry.get("status") == "running":
+            launches[-1] = {**entry, "status": "cut", "ending": "ended", "reason": reason}
+    return launches

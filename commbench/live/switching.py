@@ -12,7 +12,6 @@ import inspect
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -40,6 +39,12 @@ OTHER_HOOK = (
 )
 #: Why a compiled DDP object is left alone.
 COMPILED = "torch.compile was applied to the DDP object, and its graph follows the buckets"
+#: Attributes of a DDP object that another reducer would not heed, and what they mean.
+_UNTUNABLE = {
+    "mixed_precision": "DDP's own mixed precision is in use",
+    "_delay_all_reduce_params": "the all-reduce of some parameters is delayed",
+    "_use_python_reducer": "compiled autograd reduces its gradients",
+}
 #: Arguments of DDP's constructor that it keeps under the same name.
 _SAME_NAME = (
     "device_ids",
@@ -54,53 +59,71 @@ _SAME_NAME = (
 )
 
 
+def _known_arguments() -> Mapping[str, inspect.Parameter]:
+    """Return the arguments that this torch's DDP takes."""
+    return inspect.signature(DistributedDataParallel.__init__).parameters
+
+
 def live_switches() -> list[Switch]:
     """Return the switches that can change between two steps and that this torch has."""
-    parameters = inspect.signature(DistributedDataParallel.__init__).parameters
-    return [switch for switch in SWITCHES if switch.is_live and switch.argument in parameters]
-
-
-def why_untunable(ddp_model: DistributedDataParallel) -> str:
-    """Return why the reducer of the model cannot be exchanged, as a clause; empty if it can."""
-    parameters = list(ddp_model.module.parameters())
-    reasons = {
-        f"torch {torch.__version__} is too old for it: update to {OLDEST_TORCH} or newer": (
-            "init_sync" not in inspect.signature(DistributedDataParallel.__init__).parameters
-        ),
-        f"its class {type(ddp_model).__name__} extends DistributedDataParallel": (
-            type(ddp_model) is not DistributedDataParallel
-        ),
-        "DDP's own mixed precision is in use": (
-            getattr(ddp_model, "mixed_precision", None) is not None
-        ),
-        "the all-reduce of some parameters is delayed": bool(
-            getattr(ddp_model, "_delay_all_reduce_params", ())
-        ),
-        "compiled autograd reduces its gradients": getattr(ddp_model, "_use_python_reducer", False),
-        "an optimiser steps inside its backward pass": any(
-            hasattr(p, "_in_backward_optimizers") for p in parameters
-        ),
-        "its parameters are DTensors": any(hasattr(p, "device_mesh") for p in parameters),
-        OTHER_HOOK: not _has_safe_hook(ddp_model),
-        "the script uses join() for uneven inputs": (ddp_model._join_config.enable),  # noqa: SLF001 - the only way
-    }
-    return next((reason for reason, is_so in reasons.items() if is_so), "")
+    known = _known_arguments()
+    return [switch for switch in SWITCHES if switch.is_live and switch.argument in known]
 
 
 def why_unwatchable(ddp_model: DistributedDataParallel) -> str:
     """Return why the steps of the model cannot be watched, as a clause; empty if they can."""
     if ddp_model._join_config.enable:  # noqa: SLF001 - the only way
         return "the script uses join() for uneven inputs"
-    return "" if _has_safe_hook(ddp_model) else OTHER_HOOK
+    if not _has_safe_hook(ddp_model):
+        return OTHER_HOOK
+    return ""
+
+
+def why_untunable(ddp_model: DistributedDataParallel) -> str:
+    """Return why the reducer of the model cannot be exchanged, as a clause; empty if it can."""
+    reason = why_unwatchable(ddp_model)
+    if reason:
+        return reason
+    if "init_sync" not in _known_arguments():
+        return f"torch {torch.__version__} is too old for it: update to {OLDEST_TORCH} or newer"
+    if type(ddp_model) is not DistributedDataParallel:
+        return f"its class {type(ddp_model).__name__} extends DistributedDataParallel"
+    return _why_unknown(ddp_model)
+
+
+def _why_unknown(ddp_model: DistributedDataParallel) -> str:
+    """Return what the model has that another reducer would not heed."""
+    for attribute, reason in _UNTUNABLE.items():
+        if getattr(ddp_model, attribute, None):
+            return reason
+    for parameter in ddp_model.module.parameters():
+        if hasattr(parameter, "_in_backward_optimizers"):
+            return "an optimiser steps inside its backward pass"
+        if hasattr(parameter, "device_mesh"):
+            return "its parameters are DTensors"
+    return ""
 
 
 def why_untimed(ddp_model: DistributedDataParallel) -> str:
     """Return why a hook cannot time the buckets of the model, as a clause; empty if it can."""
-    if own_hooks(ddp_model) or ddp_model._get_ddp_logging_data().get("comm_hook"):  # noqa: SLF001 - of DDP's C++ part
+    if ddp_model._get_ddp_logging_data().get("comm_hook"):  # noqa: SLF001 - the only way
         return "the script has a communication hook of its own, which stays in use"
-    if any(getattr(module, "sparse", False) for module in ddp_model.module.modules()):
+    if traits_of(ddp_model, ()):
         return "the model has sparse gradients"
     return why_untunable(ddp_model)
+
+
+def traits_of(ddp_model: DistributedDataParallel, registered: Sequence[nn.Parameter]) -> set[str]:
+    """Return the kinds of gradients that no hook understands."""
+    traits = set()
+    if any(getattr(module, "sparse", False) is True for module in ddp_model.module.modules()):
+        traits.add("sparse")
+    for parameter in registered:
+        if parameter.is_complex():
+            traits.add("complex")
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            traits.add("sparse")
+    return traits
 
 
 def is_compiled(ddp_model: DistributedDataParallel) -> bool:
@@ -147,26 +170,26 @@ def arguments_of(ddp_model: DistributedDataParallel) -> dict[str, object]:
     """Return keyword arguments, but for the bucket size, of another DDP object like this one around
     the same module.
     """
-    parameters = inspect.signature(DistributedDataParallel.__init__).parameters
-    arguments = {
-        name: getattr(ddp_model, name)
-        for name in _SAME_NAME
-        if name in parameters and hasattr(ddp_model, name)
-    }
-    buffers = (
-        "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
-    )
-    return {**arguments, buffers: ddp_model.broadcast_buffers, "init_sync": False}
+    known = _known_arguments()
+    arguments: dict[str, object] = {"init_sync": False}
+    for name in _SAME_NAME:
+        if name in known and hasattr(ddp_model, name):
+            arguments[name] = getattr(ddp_model, name)
+    buffers = "broadcast_buffers"
+    if "forward_sync_buffers" in known:
+        buffers = "forward_sync_buffers"
+    arguments[buffers] = ddp_model.broadcast_buffers
+    return arguments
 
 
 def cap_of(ddp_model: DistributedDataParallel) -> str:
     """Return the bucket size of a DDP object as ``ddp.csv`` writes it."""
     caps = getattr(ddp_model, "bucket_bytes_cap_list", None)
-    if not caps and getattr(ddp_model, "bucket_bytes_cap_default", False):
-        return DEFAULT_CAP
-    return canonical_cap(
-        "+".join(f"{cap / MIB:.9f}" for cap in caps or [ddp_model.bucket_bytes_cap])
-    )
+    if not caps:
+        if getattr(ddp_model, "bucket_bytes_cap_default", False):
+            return DEFAULT_CAP
+        caps = [ddp_model.bucket_bytes_cap]
+    return canonical_cap("+".join(f"{cap / MIB:.9f}" for cap in caps))
 
 
 def cap_arguments(bucket_cap_mb: str, *, is_trial: bool = False) -> dict[str, object]:
@@ -178,30 +201,16 @@ def cap_arguments(bucket_cap_mb: str, *, is_trial: bool = False) -> dict[str, ob
             and DDP makes several buckets already in the first step. Without a list that step has
             one bucket and hides nothing.
     """
-    takes_lists = (
-        "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel.__init__).parameters
-    )
     caps = [cap / MIB for cap in caps_bytes(bucket_cap_mb)]
-    if (is_trial and takes_lists) or "+" in bucket_cap_mb:
+    if "+" in bucket_cap_mb or (is_trial and "bucket_cap_mb_list" in _known_arguments()):
         return {"bucket_cap_mb_list": caps}
-    return {"bucket_cap_mb": None if bucket_cap_mb == DEFAULT_CAP else caps[0]}
+    if bucket_cap_mb == DEFAULT_CAP:
+        return {"bucket_cap_mb": None}
+    return {"bucket_cap_mb": caps[0]}
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A DDP object whose reducer can take the place of the present one."""
-
-    case: TrainingCase
-    is_trial: bool
-    model: DistributedDataParallel
-    hook: Hook | None
-    """The hook that the case asks for; None: the script's own hook, if it has one."""
-
-    def drop(self) -> None:
-        """Give up the object: a second reducer must not live through a backward pass."""
-        if self.hook is not None:
-            self.hook.close()
-        self.model.__dict__ = {}
+class Spare(DistributedDataParallel):  # type: ignore[misc] # torch is not typed here
+    """A DDP object that commbench makes for its reducer; the script never sees it."""
 
 
 class Switcher:
@@ -222,124 +231,113 @@ class Switcher:
         *,
         file_hooks: Sequence[str] = (),
     ) -> None:
-        self.model = ddp_model
-        self.original = self.current = original
-        self.is_trial = False
-        """Whether the present reducer was made for a trial, see `cap_arguments`."""
+        self.original = original
+        self.hook: Hook | None = None
+        """The hook that the setting in use has added; None: the script's own hook, if any."""
+        self._model = ddp_model
+        self._in_use = original
+        self._is_trial = False
+        """Whether the present reducer was made for a trial."""
         self._arguments = arguments_of(ddp_model)
         self._registered = registered
         self._own_hooks = own_hooks(ddp_model)
         self._file_hooks = file_hooks
-        self._hook: Hook | None = None
-        """The hook that the current setting has added."""
 
-    def prepare(self, case: TrainingCase, *, is_trial: bool) -> Prepared:
-        """Make the reducer of a setting for the parameters that DDP has registered; nothing is
-        sent.
+    def attempt(self, case: TrainingCase, *, is_trial: bool) -> None:
+        """Make the reducer of a setting and drop it: none may live through a backward pass beside
+        the one in use.
+
+        Args:
+            case: the setting.
+            is_trial: see `cap_arguments`.
 
         Raises:
             Exception: DDP or the hook refuses.
         """
-        switches = {switch.argument: getattr(case, switch.name) for switch in live_switches()}
-        arguments = {**self._arguments, **switches}
-        arguments |= cap_arguments(case.bucket_cap_mb, is_trial=is_trial)
-        flags = _trainable(self.model.module, self._registered)
-        with _making_own_models(), flags, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the script's own call has warned already
-            model = DistributedDataParallel(self.model.module, **arguments)
-        hook = None
-        if case.hook == self.original.hook:
-            for function, state in self._own_hooks:
-                model.register_comm_hook(state, function)
-        else:
-            source = hook_source(case.hook, self._file_hooks)
-            hook = make_hook(source, density=case.density, options=case.options)
-            assert hook is not None  # noqa: S101 - only the original may be without a hook
-            hook.register(model)
-        return Prepared(case, is_trial, model, hook)
+        if not self._serves(case, is_trial=is_trial):
+            spare, hook = self._prepare(case, is_trial=is_trial)
+            if hook is not None:
+                hook.close()
+            spare.__dict__ = {}
 
-    def commit(self, prepared: Prepared) -> None:
-        """Replace the present reducer by the prepared one.
+    def exchange(self, case: TrainingCase, *, is_trial: bool) -> bool:
+        """Put a setting in use that `attempt` could make; return whether that is another one.
 
         The wrapper keeps the attributes that the script has set.
         """
-        residuals = self._take_residuals()
-        old, new = self.model.__dict__, prepared.model.__dict__
-        self.model.__dict__ = {
-            **old,
-            **new,
-            **{name: old[name] for name in _KEPT if name in old},
-            "_modules": new["_modules"],
+        if self._serves(case, is_trial=is_trial):
+            return False
+        try:
+            spare, hook = self._prepare(case, is_trial=is_trial)
+        except Exception:  # noqa: BLE001 - the other ranks rely on it
+            spare, hook = self._prepare(case, is_trial=is_trial)
+        residuals: Mapping[str, torch.Tensor] = {}
+        memory = getattr(self.hook, "memory", None)
+        if memory is not None:
+            residuals = memory.state().get("residual", {})
+        kept = {name: value for name, value in vars(self._model).items() if name in _KEPT}
+        self._model.__dict__ = {
+            **vars(self._model),
+            **vars(spare),
+            **kept,
+            "_modules": vars(spare)["_modules"],
         }
-        prepared.model.__dict__ = {}  # the model alone owns the reducer
-        if self._hook is not None:
-            self._hook.close()
-        self._hook, self.current, self.is_trial = prepared.hook, prepared.case, prepared.is_trial
-        if prepared.hook is not None:
-            prepared.hook.follow(self.model)
-        _send_once(residuals)
+        spare.__dict__ = {}  # the model alone owns the reducer
+        if self.hook is not None:
+            self.hook.close()
+        self.hook, self._in_use, self._is_trial = hook, case, is_trial
+        if hook is not None:
+            hook.follow(self._model)
+        parameters = dict(self._model.module.named_parameters())
+        for name, residual in residuals.items():
+            _add_once(parameters[name], residual)
+        return True
 
-    def _take_residuals(self) -> dict[nn.Parameter, torch.Tensor]:
-        """Return the unsent gradients of the hook that leaves, by parameter."""
-        memory = getattr(self._hook, "memory", None)
-        if memory is None:
-            return {}
-        residuals: Mapping[str, torch.Tensor] = memory.state().get("residual", {})
-        parameters = dict(self.model.module.named_parameters())
-        return {parameters[name]: residual for name, residual in residuals.items()}
+    def _serves(self, case: TrainingCase, *, is_trial: bool) -> bool:
+        """Return whether the present reducer serves a setting."""
+        return case == self._in_use and (is_trial or not self._is_trial)
+
+    def _prepare(self, case: TrainingCase, *, is_trial: bool) -> tuple[Spare, Hook | None]:
+        """Make the reducer of a setting, without communication, and the hook that it adds.
+
+        DDP had registered the parameters that were trainable when the script made its model.
+        """
+        arguments = self._arguments | cap_arguments(case.bucket_cap_mb, is_trial=is_trial)
+        for switch in live_switches():
+            arguments[switch.argument] = getattr(case, switch.name)
+        with _trainable(self._model.module, self._registered), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the script's own call has warned already
+            spare = Spare(self._model.module, **arguments)
+        if case.hook == self.original.hook:
+            for function, state in self._own_hooks:
+                spare.register_comm_hook(state, function)
+            return spare, None
+        source = hook_source(case.hook, self._file_hooks)
+        hook = make_hook(source, density=case.density, options=case.options)
+        assert hook is not None  # noqa: S101 - only the original may be without a hook
+        hook.register(spare)
+        return spare, hook
 
 
 @contextlib.contextmanager
 def _trainable(module: nn.Module, registered: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let exactly the registered parameters be trainable, as when the script made its model."""
-    chosen = {id(parameter) for parameter in registered}
-    changed = []
-    for parameter in module.parameters():
-        if parameter.requires_grad != (id(parameter) in chosen):
-            changed.append(parameter)
+    """Let exactly the registered parameters be trainable."""
+    before = {parameter: parameter.requires_grad for parameter in module.parameters()}
     try:
-        for parameter in changed:
-            parameter.requires_grad_(not parameter.requires_grad)
+        chosen = set(registered)
+        for parameter in before:
+            parameter.requires_grad_(parameter in chosen)
         yield
     finally:
-        for parameter in changed:
-            parameter.requires_grad_(id(parameter) not in chosen)
+        for parameter, flag in before.items():
+            parameter.requires_grad_(flag)
 
 
-class _Making:
-    """Whether DDP objects that are made now are commbench's own."""
+def _add_once(parameter: nn.Parameter, residual: torch.Tensor) -> None:
+    """Add a residual to the parameter's next gradient, so that the next step sends it."""
 
-    is_own = False
+    def add(gradient: torch.Tensor) -> torch.Tensor:
+        handle.remove()
+        return gradient + residual
 
-
-@contextlib.contextmanager
-def _making_own_models() -> Iterator[None]:
-    """Make DDP objects that are not the script's."""
-    _Making.is_own = True
-    try:
-        yield
-    finally:
-        _Making.is_own = False
-
-
-def makes_own_models() -> bool:
-    """Return whether a DDP object that is made now is commbench's own, not the script's."""
-    return _Making.is_own
-
-
-def _send_once(residuals: Mapping[nn.Parameter, torch.Tensor]) -> None:
-    """Add each residual to the parameter's next gradient, so that the next step sends it."""
-    for parameter, residual in residuals.items():
-        _AddOnce(parameter, residual)
-
-
-class _AddOnce:
-    """Adds a tensor to the next gradient of a parameter, before DDP sees the gradient."""
-
-    def __init__(self, parameter: nn.Parameter, residual: torch.Tensor) -> None:
-        self._residual = residual
-        self._handle = parameter.register_hook(self._add)
-
-    def _add(self, gradient: torch.Tensor) -> torch.Tensor:
-        self._handle.remove()
-        return gradient + self._residual
+    handle = parameter.register_hook(add)

@@ -58,7 +58,7 @@ def _kind_of(data: JsonMapping) -> Any:  # noqa: ANN401 - JSON
 class Records(list[AnyRecord]):
     """The records of a run in the order of writing.
 
-    A further visit of a case extends its record of the launch.
+    A further visit or block of a case extends its record of the launch.
     """
 
     def __init__(self, records: Iterable[AnyRecord] = ()) -> None:
@@ -71,17 +71,29 @@ class Records(list[AnyRecord]):
         """Add a line of ``samples.jsonl``; return the record of the case in the launch."""
         key = (record.case.key, record.launch)
         place = self._places.get(key)
-        before = None if place is None else self[place]
-        if place is not None and isinstance(record, Record) and isinstance(before, Record):
-            has_failed_later = before.status == "ok" and record.status in {"failed", "hung"}
-            if (
-                record.visit > 1 or has_failed_later
-            ):  # a failed case is measured again on resume, all its visits
-                self[place] = extended(before, record)
-                return self[place]
+        if place is not None:
+            joined = _joined(self[place], record)
+            if joined is not None:
+                self[place] = joined
+                return joined
         self._places[key] = len(self)
         self.append(record)
         return record
+
+
+def _joined(before: AnyRecord, record: AnyRecord) -> AnyRecord | None:
+    """Return a record with a further visit or block of its case; None: it is measured again."""
+    if isinstance(before, Record) and isinstance(record, Record):
+        has_failed_later = before.status == "ok" and record.status in {"failed", "hung"}
+        if record.visit > 1 or has_failed_later:
+            return extended(before, record)  # a failed case is measured again on resume, all visits
+    if (
+        isinstance(before, TrainingRecord)
+        and isinstance(record, TrainingRecord)
+        and record.block > 1
+    ):
+        return before.extended(record)
+    return None
 
 
 def blank_record(case: AnyCase, *, launch: int, status: Status, reason: Reason) -> AnyRecord:

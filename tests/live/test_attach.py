@@ -40,7 +40,7 @@ class DistributedDataParallel:
     ),
     "commbench/__init__.py": "",
     "commbench/live/__init__.py": "",
-    "commbench/live/attach.py": (
+    "commbench/live/adopt.py": (
         """
 print("attached", flush=True)
 def take(made):
@@ -270,20 +270,20 @@ def test_a_real_training_that_is_not_tuned_is_untouched(tmp_path: Path) -> None:
 
 def test_engines_are_named_by_their_packages() -> None:
     """Name engines by their classes' packages, also for derived classes."""
-    attach = pytest.importorskip("commbench.live.attach")
+    adopt = pytest.importorskip("commbench.live.adopt")
     engine = type("Engine", (), {"__module__": "deepspeed.runtime.engine"})
     own = type("Own", (engine,), {"__module__": "train"})
     horovod = type("SGD", (), {"__module__": "horovod.torch.optimizer"})
     sharded = type("F", (), {"__module__": "torch.distributed.fsdp.fully_sharded_data_parallel"})
     names = ["DeepSpeed", "Horovod", "FSDP"]
-    assert names == [attach.take(made()).partition(" ")[0] for made in (own, horovod, sharded)]
+    assert names == [adopt.take(made()).partition(" ")[0] for made in (own, horovod, sharded)]
 
 
 def test_a_tuning_that_cannot_begin_is_a_clause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Return the reason instead of raising if the variable is invalid."""
-    attach = pytest.importorskip("commbench.live.attach")
+    adopt = pytest.importorskip("commbench.live.adopt")
     monkeypatch.setenv(VARIABLE, "{}")
-    reason = attach.take(object.__new__(attach.DistributedDataParallel))
+    reason = adopt.take(object.__new__(adopt.DistributedDataParallel))
     assert f"commbench could not begin (InputError: {VARIABLE} holds '{{}}'" in reason
 
 

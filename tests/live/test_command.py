@@ -178,7 +178,9 @@ def test_options_have_the_defaults_of_a_training(noted: Callable[[str], LiveOpti
         options.then,
     )
     assert "my_train.py" == options.workload
-    assert ("true", "path/to/my_train.py", "--out", "3") == options.argv
+    assert ["commbench", "tune", "--", "true", "path/to/my_train.py", "--out", "3"] == [
+        *options.argv
+    ]
     assert "-tune-my_train-" in options.out
     assert Path(options.out).is_absolute()
 
@@ -199,7 +201,7 @@ def test_options_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
         options.seed,
     )
     assert options.accept_loss
-    assert ("true", "--", "--seed", "1") == options.argv
+    assert f"commbench {line} --accept-loss -- true -- --seed 1".split() == [*options.argv]
 
 
 def test_options_of_watching_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
@@ -214,7 +216,7 @@ def test_options_of_watching_are_handed_on(noted: Callable[[str], LiveOptions]) 
     assert "-watch-my_train-" in options.out
     options = noted("watch --steps 9 --time-limit 8 --then stop --out o -- true -- --steps 1")
     assert (9, 8, "stop") == (options.steps, options.time_limit_s, options.then)
-    assert ("true", "--", "--steps", "1") == options.argv
+    assert ("--", "true", "--", "--steps", "1") == options.argv[-5:]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ conclusion.
 """
 
 import dataclasses
-import json
 import multiprocessing
 import signal
 import subprocess
@@ -33,6 +32,7 @@ from commbench.system.software import git_commit
 FRESH, FRESH_FIVE = (dataclasses.replace(case, phase=CONFIRM) for case in (OWN, with_cap("5")))
 #: Confirmed blocks in which 5 MiB buckets are a quarter faster.
 CONFIRMED = (make_blocks(FRESH, [100.0] * 12), make_blocks(FRESH_FIVE, [80.0] * 12, first=10))
+OWN_BLOCK = make_blocks(OWN, [100.0])
 #: Begins a launch in the directory of the first argument, writes, and ends as the second says.
 SCRIPT = """
 import os, signal, sys, time
@@ -43,7 +43,7 @@ from test_live_run import CONFIRMED
 run = open_run(Path(sys.argv[1]))
 for record in CONFIRMED:
     run.append(record)
-run.add_losses([(5, 2.0), (6, 1.9)])
+run.add_losses(5, [2.0, 1.9])
 if sys.argv[2] == "killed":
     while "confirm" not in (Path(sys.argv[1]) / "samples.jsonl").read_text().partition("\\n")[2]:
         time.sleep(0.01)
@@ -311,27 +311,25 @@ def test_writing_takes_no_time_of_the_training(
     assert time.monotonic() - began < 5 * seconds
     run.conclude("decided")
     end(run)
-    assert 10 == len(load_run(tmp_path / "mine").training_records)
+    written = load_run(tmp_path / "mine").training_records
+    assert 10 == sum(len(record.block_at) for record in written)
 
 
-def test_the_command_to_repeat(tmp_path: Path) -> None:
-    """Print the command with its options, or the script's own command line."""
-    for name, options in (
-        (
-            "command",
-            make_options(
-                tmp_path / "command", steps=200, allow=("fp16",), accept_loss=True, then="stop"
-            ),
-        ),
-        ("script", make_options(tmp_path / "script", invocation="")),
-    ):
-        run = open_run(tmp_path / name, options=options)
-        run.conclude("nothing")
-        end(run)
-    argv = [
-        json.loads((tmp_path / name / "run.json").read_text())["argv"]
-        for name in ("command", "script")
+def test_each_block_is_one_line(tmp_path: Path) -> None:
+    """Read blocks as the one record of their setting, and each of an earlier version's records."""
+    parts = [
+        dataclasses.replace(OWN_BLOCK, block=number, forward_ms=float(number), block_at=(number,))
+        for number in (1, 2, 3)
     ]
-    expected = "commbench tune --steps 200 --allow fp16 --accept-loss --then stop --out"
-    expected = f"{expected} {tmp_path}/command -- torchrun train.py"
-    assert [expected.split(), ["torchrun", "train.py"]] == argv
+    whole = make_blocks(with_cap("5"), [80.0] * 3)
+    run = open_run(tmp_path / "mine")
+    for record in (*parts, make_blocks(with_cap("5"), [80.0]), whole):
+        run.append(record)
+    run.conclude("steps")
+    end(run)
+    assert 5 == len((tmp_path / "mine" / "samples.jsonl").read_text().splitlines())
+    loaded = load_run(tmp_path / "mine")
+    own, *_, of_an_earlier_version = loaded.training_records
+    assert (9, [1, 2, 3], 2.0) == (len(own.step_ms), [*own.block_at], own.forward_ms)
+    assert [*whole.block_at] == [*of_an_earlier_version.block_at]
+    assert {3} == {row.blocks for row in loaded.training_rows}

@@ -18,16 +18,18 @@ ALIGNED = "topk:0.1:chunk={}:exchange=aligned"
 
 
 @pytest.mark.parametrize("chunk", [106, 107, 206])
-def test_a_chunk_larger_than_the_model_is_not_tried(tmp_path: Path, chunk: int) -> None:
+def test_a_chunk_larger_than_the_model_is_not_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], chunk: int
+) -> None:
     """Leave out a hook for which the model is too small, with one sentence.
 
     Frozen parameters do not count.
     """
-    hook, sentences = ALIGNED.format(chunk), []
+    hook = ALIGNED.format(chunk)
     options = make_options(tmp_path, allow=("none", "fp16", hook))
-    settings = settings_of(OWN, MODEL, options, has_own_hook=False, show=sentences.append)
+    settings = settings_of(OWN, MODEL, options, has_own_hook=False)
     is_tried = chunk == 106
     assert {"none", "fp16", *([hook] if is_tried else [])} == {case.hook_name for case in settings}
     reason = f"Hook topk was given chunk {chunk}, the model has 106 elements: give a smaller chunk."
-    expected = f"{hook} is not tried: {reason}"
-    assert ([] if is_tried else [expected]) == sentences
+    expected = f"commbench: {hook} is not tried: {reason}"
+    assert ([] if is_tried else [expected]) == capsys.readouterr().err.splitlines()

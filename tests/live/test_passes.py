@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from commbench.live.passes import Pass, period_of
-from commbench.live.session import in_steps
+from commbench.live.passes import (  # noqa: E402 - needs torch
+    Pass,
+    of_steps,
+    pass_times,
+    period_of,
+)
 
 MS = 1_000_000
 
@@ -28,18 +32,17 @@ def test_a_period_is_found_from_what_passes_do(
     assert period_of(signatures) == period
 
 
-def test_a_gap_lasts_from_the_optimiser_or_the_last_pass_to_the_forward_pass() -> None:
-    """Take the optimiser's end where one was seen."""
-    assert Pass(index=1, resumed_ns=2 * MS, forward_ns=9 * MS).gap_ns == 7 * MS
-    assert Pass(index=1, resumed_ns=2 * MS, updated_ns=5 * MS, forward_ns=9 * MS).gap_ns == 4 * MS
-    assert Pass(index=1).gap_ns == 0
-
-
 def test_passes_are_summed_to_steps_without_the_one_in_which_a_setting_was_tried() -> None:
     """Sum pairs of passes, and leave out the step of the pass before the last."""
-    times = np.arange(12.0).reshape(1, 6, 2)
-    steps, losses = in_steps(times, [[float(number)] for number in range(6)], 2)
-    assert steps.tolist() == [[[2, 4], [10, 12]]]
-    assert losses == [[0, 1], [2, 3]]
-    steps, losses = in_steps(times, [[]] * 6, 1)
-    assert steps[0, :, 0].tolist() == [0, 2, 4, 6, 10]
+    times = np.arange(12.0).reshape(6, 2)
+    assert of_steps(times, 2).tolist() == [[2, 4], [10, 12]]
+    assert of_steps(times, 1)[:, 0].tolist() == [0, 2, 4, 6, 10]
+
+
+def test_the_losses_of_a_pass_are_added() -> None:
+    """Sum the losses of accumulated batches, and state none where ``backward()`` got none."""
+    passes = [Pass(index=0, resumed=MS, ended=3 * MS, gap_ns=MS), Pass(index=1, resumed=0, ended=0)]
+    passes[0].losses += [torch.tensor(1.0), torch.tensor(2.0)]
+    times = pass_times(passes)
+    assert times[0].tolist() == [2, 1, 3]
+    assert np.isnan(times[1, 2])

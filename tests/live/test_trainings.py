@@ -33,23 +33,32 @@ OTHERS = (
     "shared_group",
 )
 KINDS = [*FIRST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
-#: A method, the call that raises, and the rank: before, while and after ranks agree.
-FAULTS = [
-    ("set", 3, "1"),
-    pytest.param("get", 2, "0", marks=pytest.mark.slow),
-    pytest.param("set", 4, "0", marks=pytest.mark.slow),
-    pytest.param("set", 6, "all", marks=pytest.mark.slow),
-    pytest.param("get", 3, "1", marks=pytest.mark.slow),
-    pytest.param("get", 4, "1", marks=pytest.mark.slow),
-    pytest.param("get", 5, "all", marks=pytest.mark.slow),
-    pytest.param("prepare", 1, "1", marks=pytest.mark.slow),
-    pytest.param("prepare", 2, "0", marks=pytest.mark.slow),
-    pytest.param("handle", 30, "1", marks=pytest.mark.slow),
-    pytest.param("handle", 31, "0", marks=pytest.mark.slow),
-    pytest.param("handle", 32, "1", marks=pytest.mark.slow),
-    pytest.param("handle", 33, "1", marks=pytest.mark.slow),
-    pytest.param("forward", 1, "all", marks=pytest.mark.slow),
+#: A method, the call that raises, and the rank: before, while and after ranks agree. From ``4+`` on
+#: all calls raise. ``stop`` stops the rank for some seconds.
+FIRST_FAULTS = [("set", "3", "1"), ("store", "4+", "0"), ("construct", "2", "1")]
+OTHER_FAULTS = [
+    ("get", "2", "0"),
+    ("set", "4", "0"),
+    ("set", "6", "all"),
+    ("get", "3", "1"),
+    ("get", "4", "1"),
+    ("get", "5", "all"),
+    ("store", "2+", "all"),
+    ("store", "5+", "1"),
+    ("prepare", "1", "1"),
+    ("prepare", "2", "0"),
+    ("construct", "1", "all"),
+    ("construct", "1+", "0"),
+    ("handle", "30", "1"),
+    ("handle", "31", "0"),
+    ("handle", "32", "1"),
+    ("handle", "33", "1"),
+    ("forward", "1", "all"),
+    ("stop", "11", "1"),
+    ("stop", "12", "0"),
+    ("stop", "31", "1"),
 ]
+FAULTS = [*FIRST_FAULTS, *(pytest.param(*fault, marks=pytest.mark.slow) for fault in OTHER_FAULTS)]
 pytestmark = [pytest.mark.mpi, pytest.mark.programs]
 
 
@@ -118,10 +127,10 @@ def test_three_tuned_ranks_end_alike(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("method", "call", "rank"), FAULTS)
 def test_a_fault_of_commbench_harms_no_training(
-    method: str, call: int, rank: str, tmp_path: Path
+    method: str, call: str, rank: str, tmp_path: Path
 ) -> None:
-    """End as without commbench although one of its functions raises."""
+    """End as without commbench although one of its functions raises, or a rank is stopped."""
     before = commbench("tune", "--allow", "none", "--out", str(tmp_path / "run"))
-    code, digests, errors = run("faulty.py", method, str(call), rank, before=before)
+    code, digests, errors = run("faulty.py", method, call, rank, before=before)
     assert (code, digests) == (0, plain_digests("plain")), errors
     assert "Traceback" not in errors

@@ -14,7 +14,6 @@ from commbench.live.watch_steps import (
     FORWARD,
     OPTIMIZER,
     STEP,
-    Collected,
     split_step,
 )
 
@@ -44,9 +43,9 @@ def parts(
     before: Pass, step: Pass, last_gradient: float, broadcasts: Sequence[tuple[float, float]] = ()
 ) -> list[float]:
     """Return the milliseconds of a step and of its parts."""
-    (mark,) = at(last_gradient)
-    spans = [(begin, end) for begin, end in (at(*span) for span in broadcasts)]
-    return split_step(before, step, Collected(last_gradient=mark, broadcasts=spans))
+    (step.last_gradient,) = at(last_gradient)
+    step.broadcasts = [(begin, end) for begin, end in (at(*span) for span in broadcasts)]
+    return split_step(before, step)
 
 
 #: A step that ends at 10 ms, and whose optimiser takes 2 ms afterwards.
@@ -98,9 +97,3 @@ def test_passes_inside_an_optimiser_step_are_not_the_optimiser() -> None:
     step = make_step(1, [12], [(14, 20)], [(1, 40)])
     found = parts(before, step, last_gradient=20)
     assert (10, 2, 6, 2) == (found[STEP], found[FORWARD], found[BACKWARD], found[OPTIMIZER])
-
-
-def test_a_step_without_a_backward_pass_is_an_error() -> None:
-    """Name the cause where a script computes gradients by other means."""
-    with pytest.raises(ValueError, match="calls no backward"):
-        parts(BEFORE, make_step(1, [15], []), last_gradient=26)

@@ -44,11 +44,12 @@ LATE_IMPORTS = {
     ("launch.probe", "backends.mpi_control"): "starts MPI",
     ("launch.rank", "ddp.devices"): "a rank that measures collectives loads no torch",
     ("launch.rank", "ddp.session"): "a rank that measures collectives loads no torch",
-    ("live.session", "live.director"): "only rank 0 decides and writes",
-    ("live.session", "live.watch_director"): "only rank 0 decides and writes",
+    ("live.director", "live.programme"): "only rank 0 decides and writes",
+    ("live.director", "live.tune"): "only rank 0 decides and writes",
+    ("live.director", "live.watch"): "only rank 0 decides and writes",
     (
         "live.site.sitecustomize",
-        "live.attach",
+        "live.adopt",
     ): "a process that makes no DDP model loads nothing of commbench",
     ("report.page.writing", "report.figures"): "printing a table draws no figure",
 }

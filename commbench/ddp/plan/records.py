@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.flags import check_flags
@@ -84,6 +84,9 @@ class TrainingRecord:
     block_at: Sequence[int] = ()
     """In a live tuning, the number of the training's optimiser step at which each block began;
     else empty."""
+    block: int = 0
+    """In a live run, the number of the block of this case in its launch, from 1, if the record
+    holds one block; 0: it holds the whole launch."""
     block_steps: int = 0
     """Steps of each block, early ones included; if blocks were divided into short ones, of each
     before that."""
@@ -167,6 +170,24 @@ class TrainingRecord:
         """Return the record as a line of ``samples.jsonl``."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
+    def extended(self, later: TrainingRecord) -> TrainingRecord:
+        """Return the record of a live launch with one more block.
+
+        Means of the parts of a step are over the steps of all blocks. What a block did not measure
+        is that of the blocks before.
+        """
+        changes: dict[str, Any] = {"measuring_s": self.measuring_s + later.measuring_s}
+        for name in _OF_BLOCKS:
+            changes[name] = (*getattr(self, name), *getattr(later, name))
+        for name in _MEANS:
+            before, mean = getattr(self, name), getattr(later, name)
+            if mean is not None and before is not None:
+                summed = before * len(self.step_ms) + mean * len(later.step_ms)
+                changes[name] = summed / len(changes["step_ms"])
+        for name in _LATEST:
+            changes[name] = getattr(later, name) or getattr(self, name)
+        return dataclasses.replace(self, **changes)
+
     @classmethod
     def from_json(cls, data: JsonMapping) -> TrainingRecord:
         """Return a record from its JSON; ignore fields that this version does not know.
@@ -183,6 +204,13 @@ class TrainingRecord:
                 f"A line of samples.jsonl is not a record of commbench ({error})."
             ) from error
         return record
+
+
+#: Fields of a `TrainingRecord` that a further block of a live run appends to, those that are means
+#: over steps, and those that the last block which measured them decides.
+_OF_BLOCKS = ("step_ms", "block_lengths", "block_at", "computing_ms")
+_MEANS = ("broadcast_ms", "forward_ms", "backward_ms", "exposed_comm_ms", "optimizer_ms")
+_LATEST = ("bucket_bytes", "buckets", "comm_ms", "skew_wait_ms", "compress_ms", "encode_ms")
 
 
 @dataclass(frozen=True, kw_only=True)

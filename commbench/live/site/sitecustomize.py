@@ -1,6 +1,6 @@
 """Runs at the start of every Python process of a training under ``commbench tune``.
 
-See `commbench.live.attach`.
+See `commbench.live.adopt`.
 
 Python imports it by its name from the first directory of PYTHONPATH. It must cost nothing in a process that trains
 nothing, and must run in any Python: it imports neither commbench nor torch. A ``sitecustomize`` of the site's own
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-#: The class of each module whose objects `commbench.live.attach.take` is given as soon as the process makes one.
+#: The class of each module whose objects `commbench.live.adopt.take` is given as soon as the process makes one.
 WATCHED = {
     "torch.nn.parallel.distributed": "DistributedDataParallel",
     "torch.distributed.fsdp.fully_sharded_data_parallel": "FullyShardedDataParallel",
@@ -44,12 +44,12 @@ def take(instance: object) -> None:
     A failure there must not fail the training.
     """
     try:
-        from commbench.live import attach
+        from commbench.live import adopt
     except Exception as error:  # noqa: BLE001 - commbench may be missing in this Python, or be another one
         failure = f"{sys.executable} cannot import commbench ({type(error).__name__}: {error})"
         reason = f"{failure}; install commbench and torch 2.7 or newer there"
     else:
-        reason = attach.take(instance)
+        reason = adopt.take(instance)
     if reason and reason not in SAID and rank() == 0:
         SAID.add(reason)
         try:

@@ -1,44 +1,63 @@
-"""Trains with a fault in commbench: ``faulty.py METHOD CALL RANK``; RANK is a number or ``all``."""
+"""Trains with a fault: ``faulty.py METHOD CALL RANK``; RANK is a number or ``all``.
+
+From ``CALL+`` on each call fails, else that one alone.
+"""
 
 import os
+import signal
+import subprocess
 import sys
 from typing import Any
 
+import torch.distributed as dist
 from common import begin, report
 from kinds import plain
 
-from commbench.live import agreement, session, switching
+from commbench.live import agreement, director, switching
 
 
 class PlantedError(Exception):
     """A fault that a test has planted."""
 
 
-METHODS: dict[str, tuple[type, str]] = {
+METHODS: dict[str, tuple[Any, str]] = {
     "set": (agreement.Agreement, "set"),
     "get": (agreement.Agreement, "get"),
-    "prepare": (switching.Switcher, "prepare"),
-    "handle": (session.LiveTuning, "_handle"),
-    "forward": (session.LiveTuning, "_why_left_alone"),
+    "store": (dist.PrefixStore, "check"),
+    "prepare": (switching.Switcher, "_prepare"),
+    "construct": (switching.Spare, "__init__"),
+    "handle": (director.Director, "_handle"),
+    "forward": (director, "is_compiled"),
+    "stop": (director.Director, "_handle"),
 }
 
 
-def plant(method: str, at: int, rank: str) -> None:
-    """Let a method of commbench raise at one of its calls."""
+def stop() -> None:
+    """Stop this process for some seconds."""
+    process = os.getpid()
+    subprocess.Popen(["/bin/sh", "-c", f"sleep 4; kill -CONT {process}"])
+    os.kill(process, signal.SIGSTOP)
+
+
+def plant(method: str, at: str, rank: str) -> None:
+    """Let a method of commbench raise at one of its calls, or at all from one on."""
     owner, name = METHODS[method]
     original = getattr(owner, name)
     calls = 0
 
-    def fail(self: object, *arguments: Any, **keywords: Any) -> Any:
+    def fail(*arguments: Any, **keywords: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == at and rank in {"all", os.environ["RANK"]}:
-            raise PlantedError
-        return original(self, *arguments, **keywords)
+        is_due = calls == int(at.rstrip("+")) or (at.endswith("+") and calls > int(at[:-1]))
+        if is_due and rank in {"all", os.environ["RANK"]}:
+            if method != "stop":
+                raise PlantedError
+            stop()
+        return original(*arguments, **keywords)
 
     setattr(owner, name, fail)
 
 
 if __name__ == "__main__":
-    plant(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    plant(*sys.argv[1:])
     report(*plain(begin()))

@@ -1,0 +1,168 @@
+"""What rank 0 plans for a training and keeps of it; `commbench.live.tune` and
+`commbench.live.watch` have the two programmes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.launch.events import Session
+from commbench.live.agreement import Instruction, Measured
+from commbench.live.options import DOING, LiveOptions, say
+from commbench.live.run import LiveRun
+from commbench.live.switching import own_hooks
+from commbench.tuner.experiment import UNTIMED, Block
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What rank 0 knows of a training."""
+
+    original: TrainingCase
+    """The script's own setting."""
+    framework: str
+    """The library that wrapped the model, such as ``transformers``; empty: the script itself."""
+    traits: Sequence[str]
+    """``sparse`` or ``complex`` gradients, which no hook understands."""
+    session: Session
+    """The conditions of all ranks."""
+
+
+class Programme(ABC):
+    """Decides what every rank trains next, and writes what was measured.
+
+    Args:
+        ddp_model: the script's model.
+        options: the settings to try, and the directory of the results.
+        facts: of the training.
+        settings: those that the run measures, the script's own first.
+
+    Raises:
+        CommbenchError: the run directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        ddp_model: DistributedDataParallel,
+        options: LiveOptions,
+        facts: Facts,
+        settings: Sequence[TrainingCase],
+    ) -> None:
+        self.settings = list(settings)
+        """Settings by the number that a block names."""
+        self._options = options
+        self._model = ddp_model
+        self._parameters = sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad)
+        self.run = LiveRun(
+            options,
+            settings,
+            parameters=self._parameters,
+            framework=facts.framework,
+            has_own_hook=bool(own_hooks(ddp_model)),
+            session=facts.session,
+        )
+        self._began_s = time.monotonic()
+        self._blocks: list[Block] = []
+        """Blocks whose times are awaited, in their order."""
+        self._written: Counter[TrainingCase] = Counter()
+        """Blocks that were written."""
+
+    @abstractmethod
+    def next_block(self, step: int, *, is_ahead: bool) -> Block | None:
+        """Return the next block; None at the end.
+
+        Args:
+            step: the number of steps so far.
+            is_ahead: the times of the block under way are not known; None if the next one depends
+                on them.
+        """
+
+    @abstractmethod
+    def add_block(self, block: Block, measured: Measured) -> None:
+        """Enter a block of `next_block` that has ended."""
+
+    @abstractmethod
+    def leave_out(self, setting: TrainingCase, reason: str) -> None:
+        """Do without a setting that a rank could not prepare."""
+
+    @abstractmethod
+    def finish(self, step: int) -> TrainingCase:
+        """Conclude, say so, and return the setting with which the training goes on."""
+
+    @property
+    def _remaining_s(self) -> float | None:
+        """Seconds of ``--time-limit`` that are left; None without a limit."""
+        if self._options.time_limit_s is None:
+            return None
+        return self._options.time_limit_s - (time.monotonic() - self._began_s)
+
+    def instruct(self, step: int, *, is_ahead: bool) -> Instruction | None:
+        """Return the next block or the end; None if that depends on the block under way."""
+        block = self.next_block(step, is_ahead=is_ahead)
+        if block is not None:
+            self._blocks.append(block)
+            return Instruction(self.settings[block.setting], UNTIMED + block.steps)
+        if is_ahead:
+            return None
+        setting = self.finish(step)
+        ends = self._options.then == "stop"
+        return Instruction(setting, ends_process=ends, recommendation=self.run.recommendation)
+
+    def take(self, measured: Measured) -> None:
+        """Enter the block that has ended."""
+        self.add_block(self._blocks.pop(0), measured)
+
+    def refuse(self, setting: TrainingCase, reason: str) -> None:
+        """Do without a setting that a rank could not prepare."""
+        if self._blocks and self.settings[self._blocks[-1].setting] == setting:
+            self._blocks.pop()
+        self.leave_out(setting, reason)
+
+    def give_up(self, error: Exception) -> Instruction:
+        """Conclude after a failure.
+
+        Return the instruction that leads back to the script's own setting.
+        """
+        reason = f"{DOING[self._options.mode]} failed: {error!r}"
+        say(f"{reason}. The training goes on with its own setting.")
+        with contextlib.suppress(Exception):
+            self.run.conclude("failed", reason)
+        return Instruction(self.settings[0])
+
+    def _follows(self, goes_on: str) -> str:
+        """Return what follows the conclusion, as a clause."""
+        if self._options.then == "stop":
+            return "training ends, as --then stop says"
+        return goes_on
+
+    def _record(self, case: TrainingCase) -> TrainingRecord:
+        device = self._model.device
+        name = device.type
+        if name == "cuda":
+            name = str(torch.cuda.get_device_name(device))
+        return TrainingRecord(
+            case=case,
+            launch=self.run.launch,
+            seed=self._options.seed,
+            threads_per_rank=torch.get_num_threads(),
+            device=name,
+            parameters=self._parameters,
+            discarded=UNTIMED,
+        )
+
+    def _write_block(self, case: TrainingCase, **fields: Any) -> None:  # noqa: ANN401 - of a record
+        self._written[case] += 1
+        record = dataclasses.replace(self._record(case), block=self._written[case], **fields)
+        self.run.append(record)

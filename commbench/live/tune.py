@@ -1,0 +1,142 @@
+"""The programme of a training that is tuned: which setting every rank trains with next."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.ddp.plan.cases import CONFIRM, TrainingCase
+from commbench.engine.records import without_result
+from commbench.errors import Reason
+from commbench.live.agreement import Measured
+from commbench.live.options import LiveOptions, say
+from commbench.live.programme import Facts, Programme
+from commbench.live.settings import settings_of
+from commbench.live.switching import own_hooks
+from commbench.results.recommendation import Choice, Recommendation, setting_of
+from commbench.tuner.experiment import UNTIMED, Block, Experiment
+from commbench.tuner.learning import withheld
+from commbench.units import counted
+
+#: A step is disturbed if the gap behind its optimiser exceeds the usual gap by this factor and by
+#: this share of a step.
+GAP_FACTOR, GAP_SHARE = 3.0, 0.1
+
+
+class Tune(Programme):
+    """Finds the best setting.
+
+    Args:
+        ddp_model: the script's model.
+        options: the settings that may be tried, and the directory of the results.
+        facts: of the training.
+
+    Raises:
+        CommbenchError: the run directory cannot be used.
+    """
+
+    def __init__(
+        self, ddp_model: DistributedDataParallel, options: LiveOptions, facts: Facts
+    ) -> None:
+        original = facts.original
+        settings = settings_of(
+            original,
+            ddp_model.module,
+            options,
+            has_own_hook=bool(own_hooks(ddp_model)),
+            traits=facts.traits,
+        )
+        super().__init__(ddp_model, options, facts, settings)
+        self._experiment = Experiment(
+            settings,
+            seed=options.seed + self.run.launch,
+            max_steps=options.steps,
+            withheld=[
+                number
+                for number, case in enumerate(settings)
+                if withheld(case, original, self.run.info)
+            ],
+        )
+        self._gaps_ms: list[float] = []
+        say(
+            f"tuning {type(ddp_model.module).__name__} on {original.world_size} ranks: "
+            f"{counted(len(settings), 'setting')}, results in {options.out}"
+        )
+
+    def next_block(self, step: int, *, is_ahead: bool) -> Block | None:
+        """Return the next block; None at the end of the round or of the experiment."""
+        choose = self._experiment.next_block
+        if is_ahead:
+            choose = self._experiment.following_block
+        block = choose(step, self._remaining_s)
+        if block is not None:
+            part = "trying"
+            if block.phase == CONFIRM:
+                part = "confirming"
+            name = self._name_of(self.settings[block.setting])
+            say(f"step {step}, {part} {name}", is_passing=True)
+        return block
+
+    def add_block(self, block: Block, measured: Measured) -> None:
+        """Enter a block with milliseconds of each step and of the gap in it, and its loss."""
+        steps_ms, gaps_ms, _ = measured.times.max(axis=0).T
+        losses = measured.times[0, :, 2]
+        if not np.isnan(losses).all():
+            self.run.add_losses(measured.at, losses.tolist())
+        self._gaps_ms += gaps_ms.tolist()
+        usual = float(np.median(self._gaps_ms))
+        limit = max(GAP_FACTOR * usual, usual + GAP_SHARE * float(np.median(steps_ms)))
+        is_timed = gaps_ms <= limit  # no evaluation, checkpoint or stall of the data
+        is_timed[:UNTIMED] = False
+        timed_ms = steps_ms[is_timed].tolist()
+        if block.is_measured_by(timed_ms):
+            self._write_block(
+                dataclasses.replace(self.settings[block.setting], phase=block.phase),
+                step_ms=timed_ms,
+                block_lengths=[len(timed_ms)],
+                block_at=[measured.at],
+                bucket_bytes=measured.buckets,
+                measuring_s=float(steps_ms.sum()) / 1e3,
+            )
+        self._experiment.add(block, timed_ms)
+
+    def leave_out(self, setting: TrainingCase, reason: str) -> None:
+        """Leave out a setting that a rank could not prepare."""
+        say(f"{self._name_of(setting)} is left out: {reason}")
+        record = self._record(setting)
+        self.run.append(without_result(record, "failed", Reason.stated(reason)))
+        self._experiment.leave_out(self.settings.index(setting))
+
+    def finish(self, step: int) -> TrainingCase:
+        """Conclude, and return the best setting."""
+        del step
+        is_first = not self.run.is_concluded  # else a rank could not prepare the best setting
+        conclusion = self.run.conclude(self._experiment.ending)
+        say(f"{_conclusion(conclusion)}; {self._follows('training goes on with it')}.")
+        if is_first and conclusion is not None and conclusion.verdict == "change":
+            best = setting_of(conclusion.best)
+            for setting in self.settings:
+                if setting_of(setting) == best:
+                    return setting
+        return self.settings[0]
+
+    def _name_of(self, setting: TrainingCase) -> str:
+        """Return a setting in words, beside the script's own."""
+        return Choice(**setting_of(setting)).name_beside(Choice(**setting_of(self.settings[0])))
+
+
+def _conclusion(recommendation: Recommendation | None) -> str:
+    if recommendation is None:
+        return "tuning ended without a comparison: the setting stays as it was"
+    if recommendation.verdict == "inconclusive":
+        return "undecided: the script's own setting stays"
+    if recommendation.verdict == "change":
+        best = recommendation.best
+        gain = best.gain_over(recommendation.baseline_name)
+        return f"decided: a step with {recommendation.named(best)} is {gain}"
+    others = "other"
+    if any(each.withheld for each in recommendation.altering):
+        others = "other that may be used"
+    return f"decided: the script's own setting stays; no {others} is more than 2 % faster"
