@@ -49,7 +49,6 @@ GROWTH, GROWTH_BPS = "validation_xeon2core_20261122", 2e8
 #: Runs of collectives over other links or on other numbers of ranks.
 OTHERS = (
     "env_links_200mbit_xeon2core_20261125",
-    "links_1gbit_xeon2core_20261121",
     "links_1gbit_xeon2core_20261125",
     "soak_200mbit_xeon2core_20261125",
 )

@@ -153,7 +153,7 @@ def test_the_worst_row_counts() -> None:
 )
 def test_a_link_at_a_quarter_of_its_stated_rate_fails(link: str, outcome: Outcome) -> None:
     """Take the rate that the run states, or that of the option."""
-    run = load_run(RESULTS / "links_1gbit_xeon2core_20261121")
+    run = load_run(RESULTS / "links_1gbit_xeon2core_20261125")
     [answer] = judge(
         run, [parse_expectation("bandwidth@16M[backend=mpi]: busbw >= 0.85*link")], link
     )
@@ -163,7 +163,7 @@ def test_a_link_at_a_quarter_of_its_stated_rate_fails(link: str, outcome: Outcom
 def test_a_named_straggler_fails() -> None:
     """Find the slow host of the kept matrix."""
     [answer] = judge(
-        load_run(RESULTS / "matrix_slow_host_xeon2core_20261121"),
+        load_run(RESULTS / "matrix_slow_host_xeon2core_20261125"),
         [parse_expectation("stragglers = none")],
     )
     assert Outcome.NOT_MET is answer.outcome
@@ -172,7 +172,7 @@ def test_a_named_straggler_fails() -> None:
 
 def test_training_is_held_against_its_rows() -> None:
     """Judge steps and speedups; the row that speedups are relative to has none of its own."""
-    run = load_run(RESULTS / "train_resnet18_batch1_1gbit_xeon2core_20261121")
+    run = load_run(RESULTS / "train_resnet18_batch1_1gbit_xeon2core_20261125")
     texts = [
         "train[hook=fp16]: speedup >= 1.3",
         "train[hook=none,bucket_cap_mb=default]: step <= 1s",
@@ -199,7 +199,7 @@ def test_every_metric_is_a_column() -> None:
     """Name for each metric columns that rows have."""
     row, training_row = (
         make_run(*STEADY).rows[0],
-        load_run(RESULTS / "train_quick_xeon2core_20261121").training_rows[0],
+        load_run(RESULTS / "train_switches_tiny_xeon2core_20261125").training_rows[0],
     )
     for metric in filter(lambda metric: metric.column, METRICS.values()):
         columns = {

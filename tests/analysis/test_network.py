@@ -173,13 +173,12 @@ def test_model_is_written_as_json() -> None:
     assert ["", "in place"] == sorted(curve["variant"] for curve in written["curves"])
 
 
-@pytest.mark.parametrize("name", ["bench_xeon2core_20261121", "quick_xeon2core_20261121"])
-def test_kept_runs_are_predicted(name: str) -> None:
-    """Predict held-out sizes of kept runs with a median error of at most 10 %."""
-    model = NetworkModel.fit(load_run(RESULTS / name).records)
+def test_a_kept_run_is_predicted() -> None:
+    """Predict held-out sizes, 4 to 8 times apart, with a median error of at most 15 %."""
+    model = NetworkModel.fit(load_run(RESULTS / "bench_xeon2core_20261125").records)
     assert 6 == len(model.curves)
     assert model.held_out_error is not None
-    assert model.held_out_error <= 0.10
+    assert model.held_out_error <= 0.15
     for curve in model.curves.values():
         assert all(np.diff([curve.time_us(2.0**k) for k in range(40)]) >= 0)
 

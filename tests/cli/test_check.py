@@ -13,7 +13,7 @@ from commands import Command
 from kept import RESULTS
 from launching import mpirun
 
-LINKS = RESULTS / "links_1gbit_xeon2core_20261121"
+LINKS = RESULTS / "links_1gbit_xeon2core_20261125"
 ROOT = RESULTS.parent
 
 
@@ -22,7 +22,7 @@ ROOT = RESULTS.parent
     [
         ("bandwidth@16M:busbw>=0.8*link", 0),
         ("bandwidth@16M:busbw>=0.99*link", 5),
-        ("bandwidth@16M[backend=gloo]:busbw>=0.115GB/s", 3),
+        ("bandwidth@16M[backend=gloo]:busbw>=0.1196GB/s", 3),
         ("bandwidth@8:busbw>=0.1GB/s", 3),
     ],
 )
@@ -48,7 +48,7 @@ def test_the_table_counts_and_gives_reasons(commbench: Command) -> None:
 
 def test_many_rows_that_are_met_are_one_line(commbench: Command) -> None:
     """Count the rows of an expectation that covers a whole bench."""
-    out = commbench(f"check {RESULTS / 'bench_xeon2core_20261121'} --expect wrong=0").out
+    out = commbench(f"check {RESULTS / 'bench_xeon2core_20261125'} --expect wrong=0").out
     assert "60 rows" in out
     assert "all_gather" not in out
 
@@ -76,9 +76,6 @@ def test_the_page_has_the_answers(commbench: Command) -> None:
     assert 0 == done.code
     assert "Expectations" in html
     assert "1 expectation: 1 not met." in html
-    assert "Expectations" not in (
-        LINKS.parent / "bench_xeon2core_20261121" / "report.html"
-    ).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["accept_node", "accept_cluster"])

@@ -37,7 +37,7 @@ from commbench.errors import InputError
 
 pytestmark = pytest.mark.programs
 
-KEPT = Path(__file__).parents[2] / "results" / "bench_xeon2core_20261121"
+KEPT = Path(__file__).parents[2] / "results" / "bench_xeon2core_20261125"
 STEPS = {"none": 420.0, "topk:0.01": 140.0}
 
 

@@ -29,7 +29,7 @@ RUNS = (
     "tune_resnet18_batch1_1gbit_xeon2core_20261125",
 )
 BENCH, MATRIX = "repo/results/bench_xeon2core_20261125", f"repo/results/{RUNS[2]}"
-PAIR = "repo/results/self_check_xeon2core_20261121/pair1"
+PAIR = "repo/tests/data/pair"
 #: A command line of each kind of output, by the name of its record.
 PRINTED = {
     "help.txt": "--help",
@@ -37,8 +37,8 @@ PRINTED = {
     "report_osu.txt": f"report {BENCH} --format osu",
     "report_nccl_tests.txt": f"report {BENCH} --format nccl-tests",
     "matrix.txt": f"report {MATRIX} --format csv",
-    "compare.txt": f"compare {PAIR}/a {PAIR}/b",
-    "compare.json": f"compare {PAIR}/a {PAIR}/b --format json",
+    "compare.txt": f"compare {PAIR}/monday {PAIR}/friday",
+    "compare.json": f"compare {PAIR}/monday {PAIR}/friday --format json",
     "import.txt": "import repo/tests/data/imports/imb.txt --out theirs",
     "dry_run.txt": "run -c all_reduce --backend mpi -n 2 -b 8 -e 32 -f 4 --dry-run",
 }

@@ -18,8 +18,8 @@ from commbench.results import load_run
 
 RESULTS = Path(__file__).parents[2] / "results"
 BENCH, MATRIX = (
-    RESULTS / "bench_xeon2core_20261121",
-    RESULTS / "matrix_slow_host_xeon2core_20261121",
+    RESULTS / "bench_xeon2core_20261125",
+    RESULTS / "matrix_slow_host_xeon2core_20261125",
 )
 Command = Callable[..., tuple[int, str, str]]
 

@@ -27,9 +27,9 @@ RESULTS = Path(__file__).parents[2] / "results"
 #: Kept runs that have something of every kind of metric.
 SOAK = "soak_200mbit_xeon2core_20261125"
 KEPT = (
-    "bench_xeon2core_20261121",
-    "matrix_slow_host_xeon2core_20261121",
-    "patterns_1gbit_xeon2core_20261121",
+    "bench_xeon2core_20261125",
+    "matrix_slow_host_xeon2core_20261125",
+    "patterns_1gbit_xeon2core_20261125",
     SOAK,
 )
 LINE = re.compile(r'(\w+)\{((?:\w+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (\S+)')
@@ -163,7 +163,7 @@ def test_groups_of_a_pattern_have_a_series_each() -> None:
 
 def test_the_slow_host_is_said_once_at_its_worst() -> None:
     """Name a slow host once, with the larger factor of both backends."""
-    run = load_run(RESULTS / "matrix_slow_host_xeon2core_20261121")
+    run = load_run(RESULTS / "matrix_slow_host_xeon2core_20261125")
     samples = metrics_of(run)
     worst = max(straggler.factor for straggler in straggler_findings(run).stragglers)
     assert {("host", "host3"): worst} == values(samples, "commbench_slow_factor_ratio")

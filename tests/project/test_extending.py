@@ -292,7 +292,7 @@ def test_a_launcher_starts_ranks(apply: Callable[[str], Copy], tmp_path: Path) -
 @pytest.mark.slow
 def test_a_figure_is_drawn(apply: Callable[[str], Copy]) -> None:
     """Draw the new figure of a kept run."""
-    run = ROOT / "results" / "quick_xeon2core_20261121"
+    run = ROOT / "results" / "links_1gbit_xeon2core_20261125"
     program = f"""
 from commbench import load_run
 from commbench.report.figures import all_figures

@@ -104,8 +104,13 @@ LAB = re.compile(r"commbench lab|--hostfile|planted\.py|validate_model\.py")
 SLURM = re.compile(r"srun|sbatch|SBATCH")
 #: Kept runs that stand for the directories that the pages name; a folder has a run in it.
 KEPT = ROOT / "results"
-PAIR = KEPT / "self_check_xeon2core_20261121" / "pair1"
-RUNS = {"monday": PAIR / "a", "friday": PAIR / "b", "good/first": PAIR / "a", "new": PAIR / "b"}
+PAIR = ROOT / "tests" / "data" / "pair"
+RUNS = {
+    "monday": PAIR / "monday",
+    "friday": PAIR / "friday",
+    "good/first": PAIR / "monday",
+    "new": PAIR / "friday",
+}
 OTHER_RUN = KEPT / "bench_xeon2core_20261125"
 #: A training that knows nothing of commbench, under any launcher.
 TRAINING = """

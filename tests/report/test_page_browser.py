@@ -16,8 +16,8 @@ from commbench.results import load_run
 
 RESULTS = Path(__file__).parents[2] / "results"
 RUNS = cases(
-    ["bench_xeon2core_20261121"],
-    ["matrix_slow_host_xeon2core_20261121", "train_resnet18_1gbit_xeon2core_20261121"],
+    ["bench_xeon2core_20261125"],
+    ["matrix_slow_host_xeon2core_20261125", "train_resnet18_1gbit_xeon2core_20261125"],
 )
 CHROMIUM = next(
     (

@@ -36,27 +36,6 @@ def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
         assert section in reader.ids
 
 
-@pytest.mark.kept
-@pytest.mark.parametrize(
-    "folder", [path for path in KEPT_RUNS if (path / PAGE).exists()], ids=lambda path: path.name
-)
-def test_kept_pages_say_what_would_be_drawn_now(folder: Path) -> None:
-    """Kept pages have today's words, unique ids, and the linked PNGs."""
-    run = load_run(folder)
-    kept, drawn = (
-        Reader(re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL))
-        for html in (
-            (folder / PAGE).read_text(encoding="utf-8"),
-            render_page([run], all_figures([run]), beside=True),
-        )
-    )
-    assert drawn.text == kept.text, f"run commbench report results/{folder.name}"
-    ids = Reader((folder / PAGE).read_text(encoding="utf-8")).ids
-    assert sorted(set(ids)) == sorted(ids)
-    pictures = {link for link in kept.links if link.endswith(".png")}
-    assert pictures == {f"{FIGURES}/{path.name}" for path in (folder / FIGURES).iterdir()}
-
-
 def test_texts_of_runs_are_never_markup() -> None:
     """Escape hosts, reasons, variables and commands."""
     run = make_hostile()

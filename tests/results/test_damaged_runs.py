@@ -35,7 +35,7 @@ from commbench.results.tables import csv_text, table_csv
 from commbench.tuner.predictions import predictions
 
 RESULTS = Path(__file__).parents[2] / "results"
-KEPT = ("quick", "matrix_slow_host", "patterns_1gbit", "train_quick", "train_digits_100mbit")
+KEPT = ("links_1gbit", "matrix_slow_host", "patterns_1gbit", "train_switches_tiny")
 #: What is put in the place of a value.
 VALUES: tuple[Any, ...] = (
     *(None, True, "", "x", "\x1b[31m=1", [], {}, [[]], [None], {"a": 1}, ["x"], [-1.0], [0.0]),

@@ -121,8 +121,8 @@ def test_concatenated_tables_keep_their_types() -> None:
 
 
 KEPT_TABLES = {
-    "bench_xeon2core_20261121": ("collectives", "ddp", "buckets"),
-    "matrix_slow_host_xeon2core_20261121": ("pairs",),
+    "bench_xeon2core_20261125": ("collectives", "ddp", "buckets"),
+    "matrix_slow_host_xeon2core_20261125": ("pairs",),
 }
 
 
