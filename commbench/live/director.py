@@ -352,10 +352,10 @@ class Director:
             self._programme.give_up(error)
             decision = "leave"
         else:
-            for failure in failures:
-                if failure and decision == "yes":
-                    self._programme.refuse(told.setting, failure)
-                    decision = "no"
+            for failure in filter(None, failures):
+                self._programme.refuse(told.setting, failure)
+                decision = "no"
+                break
         self._agreement.set(f"decided/{self._end}", decision)
 
     def _turn(self) -> None:
