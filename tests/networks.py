@@ -38,7 +38,7 @@ def ring_us(operation: str, ranks: int, message_bytes: float, hop: Hop = HOP) ->
     all_reduce.
     """
     turns = (2 if operation == "all_reduce" else 1) * (ranks - 1)
-    return turns * (hop.alpha_us + message_bytes / ranks * hop.beta_us_per_byte)
+    return max(turns, 0.1) * (hop.alpha_us + message_bytes / ranks * hop.beta_us_per_byte)
 
 
 def network_records(

@@ -172,6 +172,12 @@ def test_other_types_stand_in_unless_they_are_reduced() -> None:
         network.time_us(REDUCE._replace(dtype="float16"), 2**20, place)
 
 
+def test_one_rank_says_nothing_of_a_network() -> None:
+    """Leave out curves of a single rank, which the smallest part of a scaling study has."""
+    curves = forecast_network((1, 2)).curves[REDUCE]
+    assert [2] == [curve.world_size for curve in curves]
+
+
 def test_runs_that_were_measured_differently_do_not_mix() -> None:
     """Refuse runs with other libraries or ranks on a host."""
     for info in (

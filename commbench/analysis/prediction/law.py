@@ -33,6 +33,8 @@ from commbench.results.info import RunInfo
 #: Operations in which all ranks send alike, and those with a root.
 RINGS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 TREES = ("broadcast", "reduce", "gather", "scatter")
+#: One rank sends nothing.
+FEWEST_RANKS = 2
 #: Errors of forecasts on more ranks or another link, for each doubling of either, over the kept
 #: runs (``python benchmarks/forecast_error.py``): of a collective, and of a step of training.
 KEPT_ERROR, KEPT_STEP_ERROR = 0.27, 0.13
@@ -214,7 +216,8 @@ class ForecastNetwork:
         curves: dict[Family, list[MeasuredCurve]] = {}
         for run in runs:
             for key, curve in run.model.curves.items():
-                if key.pattern == "flat" and key.operation in RINGS + TREES:
+                follows_law = key.pattern == "flat" and key.operation in RINGS + TREES
+                if follows_law and key.world_size >= FEWEST_RANKS:
                     measured = MeasuredCurve(
                         operation=key.operation,
                         curve=curve,
