@@ -22,7 +22,7 @@ ROOT = RESULTS.parent
     [
         ("bandwidth@16M:busbw>=0.8*link", 0),
         ("bandwidth@16M:busbw>=0.99*link", 5),
-        ("bandwidth@16M[backend=gloo]:busbw>=0.1196GB/s", 3),
+        ("bandwidth@16M[backend=gloo]:busbw>=0.11959GB/s", 3),
         ("bandwidth@8:busbw>=0.1GB/s", 3),
     ],
 )
