@@ -11,8 +11,8 @@ os.environ["WORLD_SIZE"] = "2"
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 os.environ.setdefault("TEMP_DIR", tempfile.mkdtemp())  # spawned ranks inherit it
 
-from torch.testing._internal.common_utils import run_tests  # noqa: E402 - reads the variables
-from torch.testing._internal.distributed.distributed_test import (  # noqa: E402 - as above
+from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.distributed.distributed_test import (
     DistributedTest,
     TestDistBackend,
 )
