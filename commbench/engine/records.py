@@ -507,7 +507,7 @@ class Row:
 
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
-    backend: str = column("mpi, gloo, nccl, torch-nccl, mpi-cuda, mpi-staged or fake", "")
+    backend: str = column("mpi, gloo, nccl, torch-nccl, mpi-cuda or mpi-staged", "")
     device: str = column("where the buffers are: cpu, or the GPU's name", "")
     library: str = column("library and version that carried the operation", "")
     transport: str = column("what carried the row: sm, tcp, ucx/rc, tcp/lo, ...", "")
