@@ -188,19 +188,14 @@ class Point:
 _PAIR_FIELDS = tuple(f.name for f in dataclasses.fields(PairTimes))
 
 
-class _TimedColumns(TypedDict):
-    """The required entries of `_PairColumns`."""
+class _PairColumns(TypedDict):
+    """`PairTimes` as ``samples.jsonl`` holds them: by column."""
 
     source: Sequence[Ranks]
     target: Sequence[Ranks]
     time_us: Sequence[float]
     time_us_p95: Sequence[float]
     repetitions: Sequence[int]
-
-
-class _PairColumns(_TimedColumns, total=False):
-    """`PairTimes` as ``samples.jsonl`` holds them: by column."""
-
     wrong: Sequence[int | None]
 
 
@@ -210,18 +205,12 @@ class PairTable(Sequence[PairTimes]):
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Take the pairs by field; ``wrong`` may be missing.
+        """Take the pairs by field.
 
         Raises:
-            TypeError: another field is missing, or unknown.
             ValueError: fields differ in length, or something is no number.
         """
-        filled = {"wrong": [None] * len(columns.get("source", ())), **columns}
-        if filled.keys() != set(_PAIR_FIELDS):
-            raise TypeError(
-                f"pairs have the fields {', '.join(_PAIR_FIELDS)}, not {', '.join(columns)}"
-            )
-        self.columns = {name: np.array(filled[name], dtype=np.float64) for name in _PAIR_FIELDS}
+        self.columns = {name: np.array(columns[name], dtype=np.float64) for name in _PAIR_FIELDS}
         if len({column.shape for column in self.columns.values()}) > 1:
             raise ValueError("the fields of pairs differ in length")
 
@@ -467,7 +456,7 @@ def _read_pairs(data: object) -> PairTable:
     """
     columns = check_as(_PairColumns, data, "pairs")
     try:
-        return PairTable({name: columns[name] for name in _PAIR_FIELDS if name in columns})
+        return PairTable({name: columns[name] for name in _PAIR_FIELDS})
     except ValueError as error:
         raise InputError(f"pairs: {error}") from error
 
@@ -518,7 +507,7 @@ class Row:
 
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
-    backend: str = column("mpi, gloo, nccl, torch-nccl, mpi-cuda, mpi-staged or fake", "")
+    backend: str = column("mpi, gloo, nccl, torch-nccl, mpi-cuda or mpi-staged", "")
     device: str = column("where the buffers are: cpu, or the GPU's name", "")
     library: str = column("library and version that carried the operation", "")
     transport: str = column("what carried the row: sm, tcp, ucx/rc, tcp/lo, ...", "")

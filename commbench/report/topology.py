@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.report.columns import plain_table, printed
-from commbench.system.topology import Topology, TopologyInterface, TopologyPort, cpu_list, nodes_of
+from commbench.system.topology import Topology, cpu_list, nodes_of
 from commbench.units import counted, format_size
 
 
@@ -25,13 +25,13 @@ def render_topology(
         cpus: the CPUs that this process may use; empty for the topology of another host.
     """
     counts = [
-        _count(topology.get("sockets"), "socket"),
-        _count(topology.get("cores"), "core"),
-        _count(topology.get("threads"), "thread"),
+        _count(topology["sockets"], "socket"),
+        _count(topology["cores"], "core"),
+        _count(topology["threads"], "thread"),
     ]
     caches = [
         f"{cache['count']} x L{cache['level']} {cache['type']} {format_size(cache['size_bytes'])}"
-        for cache in topology.get("caches") or ()
+        for cache in topology["caches"]
     ]
     lines = [f"{host}: {', '.join(counts)}", *([f"caches: {', '.join(caches)}"] if caches else [])]
     tables = [
@@ -159,9 +159,7 @@ def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
                 ]
             ),
             _listed(
-                dict.fromkeys(
-                    _name(port) for port in _ports(topology) if port["numa_node"] == number
-                )
+                dict.fromkeys(name for name, numa_node in _ports(topology) if numa_node == number)
             ),
             _listed(placed) if ranks else (f"{usable} CPUs" if usable else ""),
         )
@@ -175,7 +173,7 @@ def _network_table(topology: Topology) -> Table:
         (
             *map(_or_unknown, (port["name"], port["state"])),
             _speed(port["speed_Mbps"]) + (" (emulated)" if port["emulated"] else ""),
-            *map(_or_unknown, (port.get("mtu"), port.get("driver"), port["numa_node"])),
+            *map(_or_unknown, (port["mtu"], port["driver"], port["numa_node"])),
         )
         for port in topology["network"]
     ]
@@ -203,12 +201,11 @@ def _links_table(topology: Topology) -> Table:
     )
 
 
-def _ports(topology: Topology) -> list[TopologyPort | TopologyInterface]:
-    return [*topology["rdma"], *topology["network"]]
-
-
-def _name(port: TopologyPort | TopologyInterface) -> str:
-    return str(port.get("device") or port.get("name"))
+def _ports(topology: Topology) -> list[tuple[str, int | None]]:
+    """Return the name and the NUMA node of each adapter."""
+    ports = [(port["device"], port["numa_node"]) for port in topology["rdma"]]
+    ports += [(port["name"], port["numa_node"]) for port in topology["network"]]
+    return ports
 
 
 def _speed(megabits: float | None) -> str:

@@ -139,10 +139,7 @@ class MachineStates(TypedDict):
 
 
 class RunInfo(Environment, total=False):
-    """The entries of ``run.json``; early runs have the conditions at the top.
-
-    Entries of later versions are kept.
-    """
+    """The entries of ``run.json``; entries of later versions are kept."""
 
     schema: int
     """Version of the files' format."""

@@ -533,7 +533,7 @@ def _flags(row: Row, timed: Sequence[Record], info: RunInfo) -> set[str]:
 
 def condition_flags(backend: str, info: RunInfo) -> set[str]:
     """Return the flags about the place of the ranks: emulated hosts, and ranks that share a GPU."""
-    emulated = info.get("emulated") or (info.get("environment") or {}).get("emulated")
+    emulated = (info.get("environment") or {}).get("emulated")
     return set(raised_flags({"emulated": bool(emulated), "shared_gpu": shares_gpu(backend, info)}))
 
 

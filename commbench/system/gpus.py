@@ -13,34 +13,28 @@ from typing import Any, TypedDict
 from commbench.system.files import ROOT, parse_fields, read_text
 
 
-class GpuName(TypedDict):
-    """The name of a GPU; None if it is unknown."""
-
-    name: str | None
-    """Model of the GPU."""
-
-
-class _Gpu(GpuName):
-    driver_version: str | None
-    """Version of the driver."""
-
-
-class Gpu(_Gpu, total=False):
+class Gpu(TypedDict):
     """A GPU of a host."""
 
+    name: str | None
+    """Model of the GPU; None: unknown."""
+    driver_version: str | None
+    """Version of the driver."""
     uuid: str | None
     """NVIDIA's identifier."""
     memory_total_bytes: int | None
     """Memory of the GPU."""
 
 
-class GpuPort(GpuName, total=False):
+class GpuPort(TypedDict):
     """The name, the highest clock and the links of a GPU.
 
     An idle GPU may lower ``pcie_generation`` and ``pcie_width`` (lanes) below their maximum.
     ``nvlink_version`` is the version of the first active link.
     """
 
+    name: str | None
+    """Model of the GPU; None: unknown."""
     sm_clock_max_MHz: float | None
     """The highest clock of the multiprocessors."""
     pcie_generation: int | None

@@ -15,7 +15,6 @@ from typing import TypedDict
 from commbench.schema import Ranks
 from commbench.system.files import ROOT, read_text
 from commbench.system.gpus import (
-    GpuName,
     GpuPort,
     gpu_addresses,
     gpu_ports,
@@ -27,9 +26,6 @@ from commbench.units import parse_link_rate
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.IGNORECASE)
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:", re.IGNORECASE)
-
-# Classes with an underscore hold the required entries. Files of earlier versions may lack the
-# entries of the subclass.
 
 
 class Emulated(TypedDict, total=False):
@@ -64,38 +60,34 @@ class Cache(TypedDict):
     """CPUs that share one cache."""
 
 
-class _NumaNode(TypedDict):
+class NumaNode(TypedDict):
+    """A NUMA node.
+
+    ``cpus`` is a list as Linux writes it, ``distances`` has one value for each node.
+    """
+
     node: int
     """Number of the node."""
     cpus: str | None
     """Its CPUs, a list as Linux writes it."""
     memory_bytes: int | None
     """Its memory."""
-
-
-class NumaNode(_NumaNode, total=False):
-    """A NUMA node.
-
-    ``cpus`` is a list as Linux writes it, ``distances`` has one value for each node.
-    """
-
     distances: Sequence[int]
     """The kernel's distance to each node."""
 
 
-class _TopologyGpu(GpuName):
-    numa_node: int | None
-    """NUMA node; None: unknown."""
-
-
-class TopologyGpu(_TopologyGpu, GpuPort, total=False):
+class TopologyGpu(GpuPort):
     """A GPU of a topology."""
 
+    numa_node: int | None
+    """NUMA node; None: unknown."""
     pci: str
     """PCI address."""
 
 
-class _RdmaPort(TypedDict):
+class RdmaPort(TypedDict):
+    """A port of an RDMA device as /sys states it; ``state`` has a number (4: ACTIVE)."""
+
     device: str
     """Name of the device."""
     port: str
@@ -104,38 +96,32 @@ class _RdmaPort(TypedDict):
     """Rate as Linux states it."""
     state: str | None
     """Number and word (``4: ACTIVE``)."""
-
-
-class RdmaPort(_RdmaPort, total=False):
-    """A port of an RDMA device as /sys states it; ``state`` has a number (4: ACTIVE)."""
-
     link_layer: str | None
     """``InfiniBand`` or ``Ethernet``."""
 
 
-class _TopologyPort(TypedDict):
+class TopologyPort(TypedDict):
+    """A port of an RDMA device of a topology; ``state`` is a word (ACTIVE)."""
+
     device: str
     """Name of the device."""
+    port: str
+    """Number of the port."""
     state: str | None
     """A word, such as ``ACTIVE``."""
     rate: str | None
     """Rate as Linux states it."""
-    numa_node: int | None
-    """NUMA node; None: unknown."""
-
-
-class TopologyPort(_TopologyPort, total=False):
-    """A port of an RDMA device of a topology; ``state`` is a word (ACTIVE)."""
-
-    port: str
-    """Number of the port."""
     link_layer: str | None
     """``InfiniBand`` or ``Ethernet``."""
+    numa_node: int | None
+    """NUMA node; None: unknown."""
     pci: str | None
     """PCI address."""
 
 
-class _TopologyInterface(TypedDict):
+class TopologyInterface(TypedDict):
+    """A network interface of a topology."""
+
     name: str
     """Name of the interface."""
     state: str | None
@@ -148,11 +134,6 @@ class _TopologyInterface(TypedDict):
     """PCI address; None: not on PCI."""
     emulated: bool
     """Whether it belongs to a lab."""
-
-
-class TopologyInterface(_TopologyInterface, total=False):
-    """A network interface of a topology."""
-
     mtu: int | None
     """Largest frame in bytes."""
     driver: str | None
@@ -183,6 +164,16 @@ class PlacedRank(TypedDict):
 
 
 class _Topology(TypedDict):
+    """The required entries of `Topology`."""
+
+    sockets: int | None
+    """Number of sockets."""
+    cores: int | None
+    """Number of cores."""
+    threads: int | None
+    """Number of hardware threads."""
+    caches: Sequence[Cache]
+    """The caches."""
     numa: Sequence[NumaNode]
     """NUMA nodes."""
     gpus: Sequence[TopologyGpu]
@@ -201,14 +192,6 @@ class Topology(_Topology, total=False):
     ``peer_access`` is as `commbench.system.gpus.peer_access` returns it.
     """
 
-    sockets: int | None
-    """Number of sockets."""
-    cores: int | None
-    """Number of cores."""
-    threads: int | None
-    """Number of hardware threads."""
-    caches: Sequence[Cache]
-    """The caches."""
     peer_access: Sequence[Sequence[str]]
     """For each pair of GPUs, whether one reaches the other's memory."""
     ranks: Sequence[PlacedRank]

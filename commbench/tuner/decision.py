@@ -269,8 +269,8 @@ def recommend(records: Iterable[TrainingRecord], info: RunInfo) -> Recommendatio
     Args:
         records: of the run, all phases.
         info: contents of ``run.json``. Used are the entries that `candidates` uses, ``launches``,
-            ``oversubscribed``, ``emulated``, ``ranks_per_gpu``, and ``first_look``, the number of
-            fresh launches at the first look; more launches make a second look.
+            ``oversubscribed``, ``environment``, ``ranks_per_gpu``, and ``first_look``, the number
+            of fresh launches at the first look; more launches make a second look.
     """
     records = list(records)
     env, env_reason = _chosen_env(records, info)

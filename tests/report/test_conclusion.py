@@ -129,7 +129,6 @@ def test_a_file_without_a_safe_setting_is_read() -> None:
     [
         ({"oversubscribed": True}, "more ranks than cores"),
         ({"environment": {"emulated": {"rate": "1gbit"}}}, "emulated"),
-        ({"emulated": True}, "emulated"),
     ],
 )
 def test_warnings_are_listed(info: dict[str, Any], warning: str) -> None:

@@ -24,8 +24,6 @@ from commbench.results.tables import csv_text
 
 SIZES = (8, KIB, MIB, 512 * MIB)
 TIMES = (1.234, 5.5, 345.678, 123456.0)
-#: Share of the slowest rank's time that the mean over ranks is, in the records of `make_launches`.
-RANK_MEAN = 0.9
 
 
 def measure(cases: list[Case], group_size: int = 2) -> list[Record]:

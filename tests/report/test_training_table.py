@@ -203,7 +203,13 @@ def test_warnings_come_with_remedies() -> None:
         *launches_of(16, FP16),
     ]
     text = " ".join(
-        render(run_of(records, emulated=True, same_layout={copy.key: FP16.key})).split()
+        render(
+            run_of(
+                records,
+                environment={"emulated": {"rate": "1gbit"}},
+                same_layout={copy.key: FP16.key},
+            )
+        ).split()
     )
     assert "! All 2 rows are noisy (1 bimodal, 1 unsteady, 2 drift): try --budget standard" in text
     assert "! All 2 rows are flagged emulated: hosts and links were emulated" in text

@@ -181,6 +181,7 @@ def test_a_date_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
                 "time_us": [1.0],
                 "time_us_p95": [1.0],
                 "repetitions": [1],
+                "wrong": [None],
             },
             "differ in length",
         ),

@@ -396,7 +396,6 @@ def test_warnings_are_flagged(flag: str, changes: dict[str, Any]) -> None:
         ("ci_wide", [18, 19, 20, 21, 22, 23], {}),
         ("bimodal_launches", [20, 20.1, 20.2, 30, 30.1, 30.2], {}),
         ("oversubscribed", [20], {"oversubscribed": True}),
-        ("emulated", [20], {"emulated": {"rate": "1gbit"}}),
         ("emulated", [20], {"environment": {"emulated": {"rate": "1gbit"}}}),
     ],
 )

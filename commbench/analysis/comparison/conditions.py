@@ -177,7 +177,7 @@ def _environment(info: RunInfo) -> Environment:
 
     Empty for an imported run, which states no host.
     """
-    entries: JsonMapping = info.get("environment", info)
+    entries: JsonMapping = info.get("environment") or {}
     environment = {name: entries[name] for name in _ENVIRONMENT if entries.get(name) is not None}
     return cast("Environment", environment) if environment.get("hosts") else {}
 

@@ -23,8 +23,8 @@ from commbench.errors import InputError, Reason, UnsupportedError
 _LABEL = re.compile(r"^(\[\d+,\d+\]<std(out|err)>:|\s{0,3}\d+: ) ?")
 #: Start of the line that marks output of commbench in another tool's format.
 PRINTED_BY_COMMBENCH = "Printed by commbench in the format of"
-#: What such a line says of the times; older versions printed the median of the slowest rank in
-#: nccl-tests' format.
+#: What such a line says of the means of ``run --as``; without it the times in nccl-tests' format
+#: are medians of the slowest rank.
 MEANS_PRINTED = "times are means over repetitions and ranks"
 DTYPES_BY_MPI_NAME = {dtype.mpi_name: dtype.name for dtype in DTYPES.values() if dtype.mpi_name}
 #: Meanings of the time that a tool states.

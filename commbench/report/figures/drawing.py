@@ -267,7 +267,7 @@ MOST_SERIES = 8
 #: The most sizes named on an axis.
 _MOST_TICKS = 6
 #: The smallest ratio that a logarithmic axis spans: a smaller one makes noise look like a trend.
-LEAST_RATIO = 4.0
+_LEAST_RATIO = 4.0
 #: Below this ratio, decades alone give too few ticks.
 _FEW_DECADES = 300.0
 #: Columns of a legend by the length of its longest name.
@@ -408,9 +408,9 @@ def log_axis(axis: Axis, unit: str = "") -> None:
     )
     set_scale("log")
     low, high = get_limits()
-    if high < LEAST_RATIO * low:
+    if high < _LEAST_RATIO * low:
         middle = math.sqrt(low * high)
-        low, high = middle / math.sqrt(LEAST_RATIO), middle * math.sqrt(LEAST_RATIO)
+        low, high = middle / math.sqrt(_LEAST_RATIO), middle * math.sqrt(_LEAST_RATIO)
         set_limits(low, high)
     axis.set_major_locator(
         LogLocator(subs=(1.0, 2.0, 5.0) if high < _FEW_DECADES * low else (1.0,), numticks=12)

@@ -289,7 +289,7 @@ def size_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 def _drawing(family: Family) -> Drawing:
     curves = [curve for curve in family.curves if not curve.is_unsupported][:MOST_SERIES]
-    panels = panels_of(family.operation)
+    panels = _panels_of(family.operation)
     name, title = (
         slug("sizes", family.operation),
         f"{family.operation}: {' and '.join(_spoken(panels))}",
@@ -317,7 +317,7 @@ def _drawing(family: Family) -> Drawing:
     )
 
 
-def panels_of(operation: str) -> tuple[str, ...]:
+def _panels_of(operation: str) -> tuple[str, ...]:
     """Return the panels of an operation."""
     return _PANELS[OPERATIONS[operation].quantity]
 
@@ -331,7 +331,7 @@ def _spoken(panels: Sequence[str]) -> list[str]:
 
 def paint_curves(figure: Figure, family: Family, curves: Sequence[Curve]) -> None:
     """Draw panels one above the other, time on top, with a common size axis."""
-    panels = panels_of(family.operation)
+    panels = _panels_of(family.operation)
     all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, quantity in zip(all_axes, panels, strict=True):
         for place, curve in enumerate(curves):
@@ -371,7 +371,7 @@ def _scale(axes: Axes, quantity: str, curves: Sequence[Curve], family: Family) -
 
 def paint_dots(figure: Figure, family: Family, curves: Sequence[Curve]) -> None:
     """Draw panels with one line for each series: with one size there is no curve."""
-    panels = panels_of(family.operation)
+    panels = _panels_of(family.operation)
     for axes, quantity in zip(
         figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
     ):
@@ -429,16 +429,16 @@ def _dot(axes: Axes, y: float, point: Estimate, looks_as: Look) -> None:
 
 def caption_of(family: Family, curves: Sequence[Curve]) -> str:
     """Return the caption: how to read the figure, and the main results."""
-    panels = panels_of(family.operation)
+    panels = _panels_of(family.operation)
     crosses = any(curve.failed for curve in family.curves)
     return sentences(
         _how(family, panels),
         _quickest(curves) if TIME in panels else "",
         _best_rate(family, curves) if RATE in panels else "",
         _beside(curves) if len(curves) > 1 else "",
-        f"Crosses on the axis have no result ({broken(family)})." if crosses else "",
+        f"Crosses on the axis have no result ({_broken(family)})." if crosses else "",
         _cannot(family),
-        not_drawn(family),
+        _not_drawn(family),
         left_out([curve.name for curve in family.curves if not curve.is_unsupported], MOST_SERIES),
     )
 
@@ -530,7 +530,7 @@ def _beside(curves: Sequence[Curve]) -> str:
     return f"{names[1]} takes {slow.value / fast.value:.3g} times as long as {names[0]}{at}."
 
 
-def broken(family: Family) -> str:
+def _broken(family: Family) -> str:
     """State the sizes without a result, and the reason."""
     parts = []
     for curve in family.curves:
@@ -549,7 +549,7 @@ def _cannot(family: Family) -> str:
     return f"Not supported by {listed(names)}." if names else ""
 
 
-def not_drawn(family: Family) -> str:
+def _not_drawn(family: Family) -> str:
     """Return a sentence about rows that do not show an interconnect; empty if there are none."""
     count = family.rows_sharing_gpus
     are = "is" if count == 1 else "are"
