@@ -138,7 +138,7 @@ class MachineStates(TypedDict):
     """Number of visits."""
 
 
-class RunInfo(Environment, total=False):
+class RunInfo(TypedDict, total=False):
     """The entries of ``run.json``; entries of later versions are kept."""
 
     schema: int

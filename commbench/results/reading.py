@@ -301,6 +301,11 @@ def read_info(path: Path) -> RunInfo:
             f"{file} has schema {info['schema']} and this commbench knows up to {SCHEMA}; update"
             " commbench or choose another directory."
         )
+    if info["schema"] < SCHEMA:
+        raise InputError(
+            f"{file} has schema {info['schema']}, of a commbench before its first version; this one"
+            f" reads schema {SCHEMA}: measure again."
+        )
     try:
         return check_info(info)
     except InputError as error:

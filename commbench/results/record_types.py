@@ -13,7 +13,6 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record, Status, without_result
 from commbench.engine.visits import extended
 from commbench.errors import InputError, Reason
-from commbench.schema import JsonMapping
 
 AnyCase = Case | TrainingCase
 AnyRecord = Record | TrainingRecord
@@ -34,7 +33,7 @@ def read_record(data: Any) -> AnyRecord:  # noqa: ANN401 - JSON
     Raises:
         InputError: the line holds no record, or one of an unknown kind.
     """
-    kind = _kind_of(data) if isinstance(data, Mapping) else Record.kind
+    kind = data.get("kind") if isinstance(data, Mapping) else None
     if not isinstance(kind, str) or kind not in _RECORD_CLASSES:
         kinds = " or ".join(_RECORD_CLASSES)
         raise InputError(
@@ -42,17 +41,6 @@ def read_record(data: Any) -> AnyRecord:  # noqa: ANN401 - JSON
             f" {kind!r:.40})."
         )
     return _RECORD_CLASSES[kind].from_json(data)
-
-
-def _kind_of(data: JsonMapping) -> Any:  # noqa: ANN401 - JSON
-    """Return the kind that a line states.
-
-    In schema 1 lines state none, and a training case has a workload.
-    """
-    if "kind" in data:
-        return data["kind"]
-    case = data.get("case")
-    return TrainingRecord.kind if isinstance(case, Mapping) and "workload" in case else Record.kind
 
 
 class Records(list[AnyRecord]):

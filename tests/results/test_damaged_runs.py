@@ -95,7 +95,7 @@ def test_torn_run_json_says_what_can_still_be_done(tmp_path: Path, content: byte
         match=r'run\.json is .*write \{"schema": 2\} into it to read what samples\.jsonl',
     ):
         load_run(path)
-    (path / "run.json").write_text('{"schema": 1}')
+    (path / "run.json").write_text('{"schema": 2}')
     assert 2 == load_run(path).rows[0].launches
 
 

@@ -622,26 +622,3 @@ def test_unfinished_run_has_no_summary_but_rows(tmp_path: Path) -> None:
         store.append(make_record())
     assert not (tmp_path / "mine" / "collectives.csv").exists()
     assert ["one_launch"] == [row.flags for row in load_run(tmp_path / "mine").rows]
-
-
-def test_a_run_of_schema_1_is_resumed(tmp_path: Path) -> None:
-    """Read lines without record type, and keep the run's schema in its rows."""
-    path = make_run(tmp_path / "mine", [make_record()])
-    lines = [json.loads(line) for line in (path / "samples.jsonl").read_text().splitlines()]
-    old = "".join(
-        json.dumps({name: value for name, value in line.items() if name != "kind"}) + "\n"
-        for line in lines
-    )
-    (path / "samples.jsonl").write_text(old)
-    info = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps({**info, "schema": 1}))
-    with Store.open(path, make_info()) as store:
-        store.append(make_record(launch=1))
-        store.append(make_trained())
-    kinds = [
-        json.loads(line).get("kind") for line in (path / "samples.jsonl").read_text().splitlines()
-    ]
-    assert [None, "collective", "training"] == kinds
-    run = load_run(path)
-    assert (2, 1) == (len(run.records), len(run.training_records))
-    assert {1} == {row.schema for row in (*run.rows, *run.training_rows, *run.bucket_rows)}

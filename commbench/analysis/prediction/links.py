@@ -117,9 +117,7 @@ def limit_of(row: Row, info: RunInfo) -> Link | None:
 
 
 def _emulation(info: RunInfo) -> Emulated | None:
-    emulated: Emulated | None = info.get("emulated") or (info.get("environment") or {}).get(
-        "emulated"
-    )
+    emulated: Emulated | None = (info.get("environment") or {}).get("emulated")
     return emulated
 
 
