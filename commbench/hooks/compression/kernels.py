@@ -26,7 +26,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -37,8 +36,9 @@ Halves: TypeAlias = NDArray[np.uint16]
 
 #: `select` returns this if an element is not finite.
 NOT_FINITE = -1
-#: A block is a column of a matrix with this number of columns: comparisons work on whole vectors.
-COLUMNS = 16
+#: A block is a column of a matrix with this number of columns: comparisons work on whole vectors,
+#: and the maxima stay in the nearest cache.
+COLUMNS = 512
 #: More rows mean fewer maxima to search. More blocks per slot keep the threshold closer to the k-th
 #: element.
 MOST_ROWS, BLOCKS_PER_SLOT = 32, 2
@@ -113,53 +113,6 @@ def make_histogram() -> Words:
 
 
 # -------------------------------------------------- vector instructions, which numba cannot express
-
-
-@intrinsic
-def _fold(
-    _typing: Any,  # noqa: ANN401 - numba's own protocol
-    gradient: Any,  # noqa: ANN401 - numba's own protocol
-    residual: Any,  # noqa: ANN401 - numba's own protocol
-    _start: Any,  # noqa: ANN401 - numba's own protocol
-    _rows: Any,  # noqa: ANN401 - numba's own protocol
-    maxima: Any,  # noqa: ANN401 - numba's own protocol
-    _at: Any,  # noqa: ANN401 - numba's own protocol
-) -> Any:  # noqa: ANN401 - numba's own protocol
-    """Write the largest magnitude in each column of a matrix to COLUMNS elements of ``maxima`` from
-    ``at``.
-
-    The matrix, ``rows`` x COLUMNS, is gradient + residual (which may be None) from element
-    ``start``.
-    """
-    with_residual = not isinstance(residual, types.NoneType)
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
-        floats, words = (
-            ir.VectorType(ir.FloatType(), COLUMNS),
-            ir.VectorType(ir.IntType(32), COLUMNS),
-        )
-
-        def point(argument: int, element: Any, vector: Any) -> Any:  # noqa: ANN401 - as above
-            array = context.make_array(signature.args[argument])(context, builder, values[argument])
-            return builder.bitcast(builder.gep(array.data, [element]), vector.as_pointer())
-
-        largest = cgutils.alloca_once_value(builder, ir.Constant(words, [0] * COLUMNS))
-        with cgutils.for_range(builder, values[3]) as loop:
-            element = builder.add(values[2], builder.mul(loop.index, ir.IntType(64)(COLUMNS)))
-            row = builder.load(point(0, element, floats), align=4)
-            if with_residual:
-                row = builder.fadd(row, builder.load(point(1, element, floats), align=4))
-            row = builder.and_(
-                builder.bitcast(row, words), ir.Constant(words, [MAGNITUDE] * COLUMNS)
-            )
-            before = builder.load(largest)
-            builder.store(
-                builder.select(builder.icmp_signed(">", row, before), row, before), largest
-            )
-        builder.store(builder.load(largest), point(4, values[5], words), align=4)
-        return context.get_dummy_value()
-
-    return types.void(gradient, residual, types.intp, types.intp, maxima, types.intp), generate
 
 
 @intrinsic
@@ -264,6 +217,29 @@ def _above(words: Words, start: int, level: int) -> np.uint64:
 
 
 @njit(nogil=True, cache=True)
+def _magnitude(value: float) -> np.int32:
+    """Return the bits of a float32 without its sign.
+
+    numba widens the result of an operation on int32 to int64, which would not be vectorised.
+    """
+    return np.int32(np.float32(value).view(np.int32) & np.int32(MAGNITUDE))
+
+
+@njit(nogil=True, cache=True)
+def _raise_to(largest: Words, values: Floats) -> None:
+    """Take the larger magnitude of each pair."""
+    for i in range(largest.shape[0]):
+        largest[i] = max(largest[i], _magnitude(values[i]))
+
+
+@njit(nogil=True, cache=True)
+def _raise_to_sum(largest: Words, gradient: Floats, residual: Floats) -> None:
+    """Take the larger magnitude of each pair, of gradient + residual."""
+    for i in range(largest.shape[0]):
+        largest[i] = max(largest[i], _magnitude(gradient[i] + residual[i]))
+
+
+@njit(nogil=True, cache=True)
 def _find_maxima(gradient: Floats, residual: Floats | None, rows: int, maxima: Words) -> bool:
     """Fill ``maxima`` with the largest magnitude of gradient + residual in each block.
 
@@ -272,12 +248,18 @@ def _find_maxima(gradient: Floats, residual: Floats | None, rows: int, maxima: W
     Elements that do not fill a matrix are blocks of their own.
     """
     size = rows * COLUMNS
-    matrices = gradient.shape[0] // size
-    for matrix in range(matrices):
-        _fold(gradient, residual, matrix * size, rows, maxima, matrix * COLUMNS)
-    for i in range(matrices * size, gradient.shape[0]):
-        word = _word(gradient[i]) if residual is None else _word(gradient[i] + residual[i])
-        maxima[matrices * (COLUMNS - size) + i] = word & MAGNITUDE
+    whole = gradient.shape[0] // size * size
+    for start in range(0, whole, size):
+        largest = maxima[start // rows : start // rows + COLUMNS]
+        largest[:] = 0
+        for row in range(start, start + size, COLUMNS):
+            if residual is None:
+                _raise_to(largest, gradient[row : row + COLUMNS])
+            else:
+                _raise_to_sum(largest, gradient[row : row + COLUMNS], residual[row : row + COLUMNS])
+    for i in range(whole, gradient.shape[0]):
+        total = gradient[i] if residual is None else gradient[i] + residual[i]
+        maxima[whole // rows + i - whole] = _magnitude(total)
     return bool(maxima.max() < INFINITY)
 
 
