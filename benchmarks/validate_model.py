@@ -1,4 +1,4 @@
-"""Do predictions hold, and does the tuner choose well? HeldOutPair against everything measured, on
+"""Do predictions hold, and does the tuner choose well? Tried against everything measured, on
 emulated clusters.
 
 ``python benchmarks/validate_model.py`` (root, Linux) measures three parts, each in runs of its own

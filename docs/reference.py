@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import itertools
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -238,7 +239,7 @@ def _docstring(text: str) -> list[str]:
     """Return a docstring as Markdown: its sections as lists, its literal blocks as code."""
 
     def section(match: re.Match[str]) -> str:
-        items = re.split(r"\n(?=\S)", inspect.cleandoc(match[2]))
+        items = re.split(r"\n(?=\S)", textwrap.dedent(match[2]).strip())
         return "\n".join(
             [
                 f"{match[1]}:\n",

@@ -60,7 +60,7 @@ def check(
     ] = False,
     budget: BudgetName = "standard",
 ) -> int:
-    """Judge a run, or measure one and judge it: is each expectation met?
+    """Judge a run by expectations; measure it if asked.
 
     An expectation is met only if the whole interval of each row lies on the right side of its
     bound. It is not shown if an interval holds the bound, and not tested if the run has no such

@@ -107,8 +107,9 @@ def compare(
         ),
     ] = None,
 ) -> int:
-    """Compare run B with run A, or with several baselines: faster and slower cases, with confidence
-    intervals.
+    """Compare run B with run A or several baselines.
+
+    Names faster and slower cases, with confidence intervals.
 
     With --until-decided it measures both first, launch by launch in turn, and looks after 6, 8, 12,
     16, 24, 32 and 40 launches; intervals are so wide that seven looks err as seldom as one. Exit

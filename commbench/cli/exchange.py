@@ -53,9 +53,9 @@ def export(
     expect: Expect = None,
     link: LinkRate = "",
 ) -> int:
-    """Export a run to Prometheus, data frames, TensorBoard, MLflow or NCCL.
+    """Export a run to the formats of other tools.
 
-    Needs neither torch nor MPI.
+    To Prometheus, data frames, TensorBoard, MLflow and NCCL. Needs neither torch nor MPI.
 
     With --expect the metrics for Prometheus say which expectations the run meets, as commbench
     check does.
@@ -131,9 +131,10 @@ def import_(
         ),
     ] = None,
 ) -> int:
-    """Import the output of nccl-tests, OSU, IMB or PARAM as a run, for report, compare and predict.
+    """Import output of nccl-tests, OSU, IMB or PARAM.
 
-    The same case in several files counts as several launches, which give an interval.
+    It becomes a run, for report, compare and predict. The same case in several files counts as
+    several launches, which give an interval.
     """
     options = ImportOptions(ranks=ranks, operation=operation, dtype=dtype, backend=backend)
     _check_options(options)

@@ -32,8 +32,8 @@ from commbench.units import counted
 
 app = typer.Typer(
     help=(
-        "Emulate a cluster on this Linux machine: network namespaces with links of a shaped rate;"
-        " needs root."
+        "Emulate a cluster on this Linux machine.\n\n"
+        "Network namespaces with links of a shaped rate; needs root."
     ),
     no_args_is_help=True,
 )

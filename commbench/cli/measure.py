@@ -107,7 +107,7 @@ def bench(
     ] = True,
     output_format: Format = "table",
 ) -> int:
-    """Measure this machine or cluster, and recommend DDP settings.
+    """Measure this machine, and recommend DDP settings.
 
     Times all-reduce, all-gather and latency on every backend, 8 B to 16 MiB. Then trains a small
     model with DDP under several bucket sizes and hooks, on GPUs if each rank has one, and
@@ -231,10 +231,10 @@ def run(
     like: Like = None,
     output_format: Format = "table",
 ) -> int:
-    """Measure a suite of collectives; each option replaces one axis of the suite.
+    """Measure a suite of collectives.
 
-    Inside mpirun, torchrun or srun this process is one rank of one launch; repeat the command with
-    the same --out to add launches.
+    Each option replaces one axis of the suite. Inside mpirun, torchrun or srun this process is one
+    rank of one launch; repeat the command with the same --out to add launches.
     """
     axes = {
         "operations": split_names(collective),

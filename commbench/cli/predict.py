@@ -248,10 +248,10 @@ def predict(
     hook: OnlyHooks = None,
     output_format: Format = "table",
 ) -> int:
-    """Predict collectives and DDP training on more ranks and other links from runs alone, with the
-    expected error.
+    """Predict times on more ranks or on other links.
 
-    Needs neither torch nor MPI.
+    Forecasts collectives and DDP steps from runs alone, with the expected error. Needs neither
+    torch nor MPI.
     """
     check_choice("format", output_format, FORMATS)
     world_sizes, rates = parse_world_sizes(world_size), parse_rates(rate)

@@ -67,7 +67,9 @@ def report(
     expect: Expect = None,
     link: LinkRate = "",
 ) -> int:
-    """Print a run's rows and draw its page, report.html; needs neither torch nor MPI.
+    """Print a run's rows and draw its page, report.html.
+
+    Needs neither torch nor MPI.
 
     Several runs are overlaid on one page. With --format the rows are printed and no page is drawn.
     With --expect the page of a run says which expectations it meets, as commbench check does.
@@ -142,8 +144,9 @@ def env(
         ),
     ] = False,
 ) -> int:
-    """Print what a run would record about this machine, and advice on conditions that distort
-    measurements.
+    """Print what a run records about this machine.
+
+    Ends with advice on conditions that distort measurements.
     """
     if topology:
         return _print_topology(as_json=as_json)

@@ -265,9 +265,9 @@ def train(
     launches: SweepLaunches = None,
     confirm_launches: ConfirmLaunches = None,
 ) -> int:
-    """Train a model with DDP under every combination of settings, and recommend one, with its
-    confidence interval.
+    """Train with DDP under several settings, recommend one.
 
+    Every combination of the settings is trained; the recommendation has a confidence interval.
     The baseline (fp32, no hook, DDP's default buckets) and the step without DDP are always measured
     too. The winners are measured again in fresh launches; only these decide. What leaves learning
     as it is comes first; FP16 and BF16 are recommended only where --hook names them, lossy hooks

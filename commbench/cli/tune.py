@@ -137,8 +137,7 @@ def tune(
     budget: BudgetName = "quick",
     confirm_launches: ConfirmLaunches = None,
 ) -> int:
-    """Find the fastest DDP setting: for your own training while it runs (tune -- COMMAND), or for a
-    workload.
+    """Find the fastest DDP setting for a training.
 
     With -- COMMAND: tunes your own training while it runs. COMMAND is what you type anyway, e.g.
     torchrun --nproc-per-node 8 train.py, accelerate launch, mpirun or srun; the script stays as it

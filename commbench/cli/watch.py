@@ -55,7 +55,7 @@ def watch(
     time_limit: TimeLimit = None,
     then: ThenName = "go-on",
 ) -> int:
-    """Show where the time of your own DDP training goes: watch -- COMMAND.
+    """Show where the time of your training goes.
 
     COMMAND is what you type anyway, e.g. torchrun --nproc-per-node 8 train.py; the script stays as
     it is. Prints the time of the forward pass, the backward pass, exposed communication, the

@@ -125,7 +125,7 @@ class TopologyInterface(TypedDict):
     name: str
     """Name of the interface."""
     state: str | None
-    """Linux' operational state, such as ``up``."""
+    """Operational state by Linux, such as ``up``."""
     speed_Mbps: float | None
     """Rate of the link; None: unknown."""
     numa_node: int | None
