@@ -492,16 +492,6 @@ def parse_hook(text: str) -> HookFields:
     return {"hook": name, "density": density, "hook_options": canonical}
 
 
-def gathered_density(hook_name: str) -> float | None:
-    """Return the density of a top-k hook whose ranks gather the elements of all ranks.
-
-    None for other hooks.
-    """
-    fields = parse_hook(hook_name)
-    is_gathered = fields["hook"] == TOP_K and not _is_aligned(split_options(fields["hook_options"]))
-    return fields["density"] if is_gathered else None
-
-
 def hook_words(hook: str, density: float | None, hook_options: str) -> str:
     """Return the text from which `parse_hook` returns these fields."""
     texts = split_options(hook_options)
