@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import json
 import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +73,21 @@ def tables_of(run_name: str) -> dict[str, pd.DataFrame]:
     }
     if run.training_records:
         decision = recommend(run.training_records, run.info).to_json()
-        text = pd.json_normalize(json.loads(json.dumps(decision))).to_csv(index=False)
+        text = pd.DataFrame([dict(_leaves(decision))]).to_csv(index=False)
         read["decision.csv"] = pd.read_csv(io.StringIO(text))
     return read
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each leaf of a document with its path."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}.{place}")
+    else:
+        yield path, value
 
 
 def options() -> dict[str, list[str]]:
