@@ -108,7 +108,7 @@ lint: $(DEV) ## Check style, format, types, the direction of imports, and words.
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell commbench tests benchmarks docs README.md CONTRIBUTING.md
+	$(BIN)/codespell commbench tests benchmarks docs README.md CONTRIBUTING.md CHANGELOG.md
 
 docs: ## Write the pages into site/, with a search; every link is checked. It has an environment of its own.
 	@[ -x '$(VENV)-docs/bin/mkdocs' ] || { $(PYTHON) -m venv '$(VENV)-docs' \
