@@ -162,6 +162,15 @@ def test_ranks_of_one_host_use_no_link() -> None:
         forecast_network((4,)).time_us(REDUCE, 2**20, Place(world_size=2, ranks_per_node=2))
 
 
+def test_a_larger_message_takes_no_less_time() -> None:
+    """Keep the order of sizes on a link on which their bytes count for little."""
+    network = forecast_network((2, 4))
+    for rate_bps in (2e8, 1e12):
+        place = Place(world_size=8, rate_bps=rate_bps)
+        times = [network.time_us(REDUCE, 2.0**power, place) for power in range(6, 26)]
+        assert times == sorted(times)
+
+
 def test_other_types_stand_in_unless_they_are_reduced() -> None:
     """Take another type's curve of an all_gather, and none of an all_reduce."""
     network = forecast_network((4,))
@@ -197,4 +206,4 @@ def test_the_errors_over_the_kept_runs(load_benchmark: Callable[[str], ModuleTyp
     assert KEPT_ERROR == math.ceil(100 * collectives) / 100
     assert KEPT_STEP_ERROR == math.ceil(100 * steps) / 100
     sizes = sorted(abs(pair.ratio - 1) for pair in pairs["message sizes"])
-    assert sizes[len(sizes) // 2] < 0.1
+    assert sizes[len(sizes) // 2] < 0.15

@@ -105,6 +105,20 @@ class MeasuredCurve:
     def time_us(self, message_bytes: float, place: Place) -> float:
         """Return the predicted time on another network, in microseconds.
 
+        It lies between those of the next measured sizes, of which a larger one takes no less time.
+        """
+        time_us = self._time_us(message_bytes, place)
+        least_us = 0.0
+        for size in self.curve.sizes:
+            at_size_us = max(least_us, self._time_us(size, place))
+            if size > message_bytes:
+                return min(max(time_us, least_us), at_size_us)
+            least_us = at_size_us
+        return max(time_us, least_us)
+
+    def _time_us(self, message_bytes: float, place: Place) -> float:
+        """Return the predicted time of one size.
+
         What the law adds to the measured time is added; what falls away falls in proportion, so
         that the time stays above 0.
         """
