@@ -86,33 +86,6 @@ def test_files_of_expectations_are_understood(commbench: Command, name: str) -> 
     assert "wrong = 0" in done.out
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        (f"check {LINKS}", "There is nothing to check; give --expect"),
-        (
-            f"check {LINKS} --expect nothing.expect",
-            "is no expectation, and no file that can be read (No such file",
-        ),
-        (
-            f"check {LINKS} --expect wrong=0 -n 2",
-            "is judged as it is: leave out the options of measuring",
-        ),
-        ("check nowhere --expect wrong=0", "nowhere"),
-        (f"report {LINKS} {LINKS} --expect wrong=0", "--expect is of one run"),
-        (f"report {LINKS} --link 1gbit", "--link needs --expect"),
-        ("check --expect wrong=0", "No expectation names an operation to measure"),
-        (
-            "check --expect train:step<=1s",
-            "check measures no training; run commbench train, then check its run.",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(commbench: Command, line: str, sentence: str) -> None:
-    """End with code 2, a sentence on stderr and nothing else."""
-    commbench.refuses(line, sentence)
-
-
 def test_a_dry_run_lists_the_cases(commbench: Command) -> None:
     """Plan just the cases of the expectations."""
     out = commbench(

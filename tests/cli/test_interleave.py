@@ -183,20 +183,3 @@ def error_rate(wrong: Callable[[Verdict], bool], ratio: float, runs: int) -> flo
 def test_seven_looks_err_seldom(ratio: float, is_wrong: Callable[[Verdict], bool]) -> None:
     """Give a wrong verdict in at most 5 % of comparisons, whichever look ends them."""
     assert error_rate(is_wrong, ratio, effort.repetitions(300)) <= 0.05 + effort.slack(0.05, 300)
-
-
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("compare --until-decided one", "--until-decided takes two commands and got 1"),
-        ("compare --until-decided -- report env", "Command A 'report' does not measure"),
-        ("compare a b --time-limit 3", "--time-limit 3 is of --until-decided"),
-        (
-            "compare --until-decided --time-limit 0 -- run run",
-            "--time-limit 0 is no number of seconds above 0",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(commbench: Command, line: str, sentence: str) -> None:
-    """End with code 2, a sentence on stderr and nothing else."""
-    commbench.refuses(line, sentence)

@@ -2,7 +2,6 @@
 refused.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from pages import write_run
 
 from commbench import cli
 from commbench.cli import conduct as conducting
-from commbench.cli.conduct import Task
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
 from commbench.results import load_run
@@ -87,41 +85,6 @@ def test_other_formats_draw_no_page(run: Any, tmp_path: Path, style: str) -> Non
     assert not (tmp_path / "monday" / "report.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["monday", "friday", "--format", "csv"], "--format csv is of one run and 2 were named"),
-        (["monday", "friday", "--model"], "--model is of one run and 2 were named"),
-        (["monday", "--model", "--format", "csv"], "model.json has all its numbers"),
-        (["monday", "--format", "csv", "--out", "x"], "--format csv writes no page"),
-        (["monday", "--out", "file/x"], "name another directory with --out"),
-        (["monday", "absent"], "There is no absent"),
-    ],
-)
-def test_what_cannot_be_is_one_sentence(
-    run: Any, tmp_path: Path, words: list[str], sentence: str
-) -> None:
-    """Exit with 2 and one line that says what to do, and write nothing."""
-    (tmp_path / "file").write_text("")
-    before = sorted(tmp_path.rglob("*"))
-    outcome = run("report", *words)
-    assert (2, "") == (outcome.code, outcome.out)
-    assert sentence in outcome.err
-    assert 1 == outcome.err.count("\n")
-    assert before == sorted(tmp_path.rglob("*"))
-
-
-def test_run_that_cannot_be_written_names_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refuse to write a page into a read-only run, and name --out."""
-    monkeypatch.setattr(os, "access", lambda _, mode, **__: not mode & os.W_OK)
-    outcome = run("report", "monday")
-    assert (2, "") == (outcome.code, outcome.out)
-    assert (
-        "No page can be written into monday (Permission denied); name another directory with --out."
-        in outcome.err
-    )
-
-
 def test_page_that_fails_costs_bench_nothing(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,12 +101,6 @@ def test_page_that_fails_costs_bench_nothing(
         output = capsys.readouterr().out
         assert 1 == output.count("\n")
         assert output.startswith(f"No page was drawn: {error or 'MemoryError'}")
-
-
-def test_only_bench_draws_and_others_say_how(run: Any, tmp_path: Path) -> None:
-    """Draw no page unless the task requests it."""
-    del run, tmp_path
-    assert not Task(name="x", requests=(), stages=()).draws_page
 
 
 def test_reading_commands_start_without_matplotlib_and_jinja() -> None:

@@ -20,38 +20,6 @@ from commbench.cli.soak import MOST_LAUNCHES, length_of_launch_s
 RUN = "run -c all_reduce --sizes 1K --backend fake -n 4"
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        (
-            f"{RUN} --soak soon",
-            "duration 'soon' is not understood: write e.g. 90s, 20min, 2h or 1h30m.",
-        ),
-        (f"{RUN} --soak 60", "duration '60' is not understood"),
-        (f"{RUN} --soak 0s", "duration '0s' is 0"),
-        (f"{RUN} --soak 5s", "--soak 5s is too short; give at least 10 s."),
-        (
-            f"{RUN} --soak 1h --launches 3",
-            "--launches was given with --soak, which chooses its launches and their",
-        ),
-        (f"{RUN} --soak 1h --time-limit 60", "--time-limit was given with --soak"),
-        (f"{RUN} --soak 1h --budget rigorous", "--budget was given with --soak"),
-        (
-            f"{RUN} --soak 1h --env A=1,2",
-            "--soak measures under one environment; give --env one value",
-        ),
-        ("run matrix --sizes 1K --backend fake -n 4 --soak 1h", "--soak takes no pattern matrix"),
-        (
-            "run --as osu --soak 1h -n 4",
-            "--as osu and --soak were both given; leave one of them out.",
-        ),
-    ],
-)
-def test_a_soak_that_cannot_be_is_refused(commbench: Command, line: str, sentence: str) -> None:
-    """Refuse a soak in one sentence, and write nothing."""
-    commbench.refuses(f"{line} --oversubscribe --launcher torchrun", sentence)
-
-
 def test_ranks_that_run_already_are_refused(
     commbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

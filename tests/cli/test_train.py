@@ -322,63 +322,6 @@ def refused(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--hook nonsense", "Unknown hook 'nonsense'"),
-        ("--hook topk:0", "density of hook 'topk:0' is not in (0, 1]"),
-        ("--hook topk:2", "density of hook 'topk:2' is not in (0, 1]"),
-        ("--hook topk:nan", "density of hook 'topk:nan' is not in (0, 1]"),
-        ("--hook topk", "Hook 'topk' is not understood"),
-        ("--hook absent.py:hook", "There is no file absent.py"),
-        ("--hook absent.py", "absent.py names no function: write absent.py:hook"),
-        ("--bucket-cap-mb 0", "Bucket size '0' is not above 0"),
-        ("--bucket-cap-mb=-1", "Bucket size '-1' is not above 0"),
-        ("--bucket-cap-mb abc", "Bucket size 'abc' is not understood"),
-        ("--bucket-cap-mb nan", "Bucket size 'nan' is not above 0"),
-        ("--precision fp8", "Unknown precision 'fp8'"),
-        ("--bucket-view maybe", "--bucket-view maybe is not understood"),
-        ("--static-graph 1", "--static-graph 1 is not understood"),
-        ("--batch 0", "Batch 0 was asked for"),
-        ("--batch few", "--batch few is not a list of whole numbers"),
-        ("--accumulation 0", "Accumulation 0 was asked for"),
-        ("--world-size 0", "World size 0 was asked for"),
-        (
-            "--compile inductor",
-            "Unknown compile mode 'inductor'; choose from off, all, ddp_optimizer",
-        ),
-        (
-            "--broadcast-buffers maybe",
-            "--broadcast-buffers maybe is not understood; choose from off, on, both",
-        ),
-        (
-            "--unused-parameters maybe",
-            "--unused-parameters maybe is not understood; choose from off, on, both",
-        ),
-        ("--steps 0", "--steps 0 was asked for"),
-        ("--threads 0", "--threads 0 was asked for"),
-        ("--launches 0", "--launches 0 was asked for"),
-        ("--confirm-launches 0", "--confirm-launches 0 was asked for"),
-        ("--budget endless", "Unknown budget 'endless'"),
-        ("--backend mpi", "Unknown training backend 'mpi'"),
-    ],
-)
-def test_bad_words_are_refused_at_once(
-    line: str,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """Refuse bad options before the workload is inspected."""
-
-    def probe(*_: object, **__: object) -> None:
-        pytest.fail("the workload was tried out")
-
-    monkeypatch.setattr("commbench.cli.train.probe_workload", probe)
-    assert words in refused(line, capsys, monkeypatch, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
         ("--workload missing.py:make", "There is no file missing.py"),
         (
             "--world-size 3 --workload mlp",
