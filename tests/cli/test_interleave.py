@@ -41,20 +41,20 @@ def test_a_command_is_of_this_version_or_names_a_program(
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    "text",
     [
-        ("", "does not measure; write one such as"),
-        ("A=1", "does not measure"),
-        ("report results/mine", "does not measure"),
-        ("run 'p2p", "is not understood: No closing quotation"),
-        ("run --out here", "has --out, which is chosen here; leave it out"),
-        ("run --launches=3", "has --launches, which is chosen here"),
-        ("/no/such/commbench run", "begins with /no/such/commbench, which is no program"),
+        "",
+        "A=1",
+        "report results/mine",
+        "run 'p2p",
+        "run --out here",
+        "run --launches=3",
+        "/no/such/commbench run",
     ],
 )
-def test_what_does_not_measure_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
-    """Name the side and the mistake."""
-    with pytest.raises(InputError, match=f"Command B.*{sentence}"):
+def test_what_does_not_measure_is_refused(tmp_path: Path, text: str) -> None:
+    """Name the side that is no command to measure."""
+    with pytest.raises(InputError, match="Command B"):
         parse_side(text, "b", tmp_path)
 
 
