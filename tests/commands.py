@@ -56,10 +56,11 @@ class Command:
         assert before == self.files()
 
     def files(self) -> dict[str, bytes]:
-        """Return every file below the directory, and the directories."""
+        """Return every file and directory below the directory, without compiled modules."""
         return {
             str(path.relative_to(self.home)): path.read_bytes() if path.is_file() else b""
             for path in self.home.rglob("*")
+            if "__pycache__" not in path.parts
         }
 
 

@@ -15,89 +15,29 @@ from launching import has_ended, make_request, wait_until
 
 from commbench.cli.conduct import Place, Settings, Task, carry_out
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.records import DDP_COLUMNS, TrainingRecord
-from commbench.engine.records import COLUMNS
+from commbench.ddp.plan.records import TrainingRecord
 from commbench.launch.lab import LabPlan
 from commbench.launch.launchers import MpirunLauncher
 from commbench.launch.probe import probe_mpi
 from commbench.launch.standalone import AFTER_RANK_0_S
 from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
-from commbench.results.plan import RunRequest, Stage, single_stage
+from commbench.results.plan import Stage, single_stage
 
 pytest.importorskip("mpi4py")  # without a launcher every measuring command ends with that sentence
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("run -c allreduce", "Unknown operation 'allreduce'; choose from all_reduce"),
-        ("run --backend smoke", "Unknown backend 'smoke'; choose from mpi"),
-        ("run --dtype float8", "Unknown dtype 'float8'; choose from"),
-        ("run --redop mean", "Unknown reduction 'mean'; choose from"),
-        ("run --pattern star", "Unknown pattern 'star'"),
-        ("run --sync never", "Unknown synchronisation 'never'"),
-        ("run --loop endless", "Unknown loop 'endless'"),
-        ("run --in-place yes", "Unknown in_place value 'yes'"),
-        ("run -c broadcast --root two", "--root two is not a list of ranks"),
-        ("run --world-sizes two", "--world-sizes two is not a list of numbers of ranks"),
-        ("run -n 2 --world-sizes 2,4", "World size 4 was asked for and this run has 2 ranks"),
-        ("run -c broadcast --root 7 -n 2", "Root 7 is not a rank of a run with 2 ranks"),
-        ("run slow", "Unknown suite 'slow'"),
-        ("run bad.py", "cannot be run (ZeroDivisionError"),
-        ("run --budget long", "Unknown budget 'long'; choose from quick, standard, rigorous"),
-        ("run --launches 0", "--launches 0 was asked for"),
-        ("run --format html", "Unknown format 'html'"),
-        ("run --launcher slurm", "Unknown launcher 'slurm'"),
-        ("run --launcher /absent/mpirun", "launcher /absent/mpirun is not a program"),
-        ("run --launcher torchrun --bind-to core", "torchrun binds no rank"),
-        ("run --ranks-per-node 1 -n 2", "--ranks-per-node leaves room for 1"),
-        ("run --interface eth99", "--interface eth99 was asked for and this host has"),
-        ("run --role boss", "Unknown role 'boss'"),
-        ("run --sizes 8X", "size '8X' is not understood"),
-        ("run --sizes=-8", "size '-8' is negative"),
-        ("run --sizes 0", "Message size 0 is not a positive number of bytes"),
-        ("run --sizes 64:8", "ends below its start"),
-        ("run --sizes 6", "Message size 6 B is not a multiple of float32's 4 B"),
-        ("run --sizes 100000G", "are available; choose smaller --sizes"),
-        ("run --sizes 8 -b 8", "Sizes were given in several ways"),
-        ("run -b 8 -e 64 -f 1", "factor '1'"),
-        ("run -m 64:8", "ends below its start"),
-        ("run -n 3", "3 ranks were asked for but there are 2 slots; add --oversubscribe"),
-        ("run -n 0", "-n 0 was asked for"),
-        ("run -n 2 --case-timeout 0", "timeout"),
-        ("run -n 2 --time-limit -1", "time limit"),
-        ("run --hostfile absent", "hostfile absent cannot be read"),
-        ("run --out foreign -n 2", "--out foreign is no run of commbench and not empty"),
-        ("run --out bad.py -n 2", "--out bad.py is not a directory"),
-        ("run --env A=", "--env A has no values; write A=a,b,default."),
-        ("run --env A=1 --env A=2", "--env A was given twice"),
-        ("bench --env API_TOKEN=1,2", "--env API_TOKEN names what may be a secret"),
-        ("train --env A=1,1", "--env A has the value 1 twice"),
-        ("bench --budget long", "Unknown budget 'long'"),
-        ("bench --backend smoke", "Unknown backend 'smoke'"),
-        ("bench -n 3 --no-train", "3 ranks were asked for"),
-        ("bench --out foreign -n 2 --no-train", "--out foreign is no run of commbench"),
-        ("report foreign", "foreign"),
-        ("report absent", "There is no absent"),
-        ("compare absent foreign", "There is no absent"),
-        ("lab run --hosts 0 -- true", "0 emulated hosts were asked for"),
-        ("lab run --rate fast -- true", "rate"),
-        ("lab run --slow host0 -- true", "write HOST=RATE"),
-        ("lab run --slow host9=1gbit -- true", "no emulated host 'host9'"),
-        ("lab run --racks 3 -- true", "3 racks were asked for 2 emulated hosts"),
-        ("lab run --uplink 1gbit -- true", "one rack has no uplink"),
-    ],
+    "line",
+    ["run -c allreduce", "run --out foreign -n 2", "bench --out bad.py -n 2", "report foreign"],
 )
-def test_bad_input_is_one_sentence(commbench: Command, line: str, words: str) -> None:
-    """Exit with 2, print one line on stderr that names the problem, and write nothing."""
+def test_bad_input_is_one_sentence(commbench: Command, line: str) -> None:
+    """Exit with 2, print one line on stderr, and write nothing."""
     before = commbench.files()
     outcome = commbench(line)
     assert (2, "") == (outcome.code, outcome.out)
     assert 1 == outcome.err.count("\n"), outcome.err
     assert outcome.err.startswith("commbench: ")
-    assert outcome.err.endswith(".\n")
-    assert words in outcome.err
     assert before == commbench.files()
 
 
@@ -110,29 +50,18 @@ def two_ranks(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 @pytest.mark.parametrize(
-    ("option", "sentence"),
+    "option",
     [
-        ("--launcher mpirun", "--launcher was given to ranks that are started already"),
-        ("--hostfile hosts", "--hostfile was given to ranks that are started already"),
-        ("--bind-to core", "--bind-to was given to ranks that are started already"),
-        ("-n 4", "-n 4 was asked for but the launcher has started 2 ranks"),
-        (
-            "--backend mpi --env A=1,2",
-            "Environment variables are to be varied (--env), but the ranks are started already",
-        ),
+        "--launcher mpirun",
+        "--hostfile hosts",
+        "--bind-to core",
+        "-n 4",
+        "--env A=1,2 --backend mpi",
     ],
 )
-def test_what_comes_too_late_for_ranks_is_refused(
-    two_ranks: Command, option: str, sentence: str
-) -> None:
+def test_what_comes_too_late_for_ranks_is_refused(two_ranks: Command, option: str) -> None:
     """Refuse options that running ranks cannot apply, and write nothing."""
-    before = two_ranks.files()
-    refused = two_ranks(f"run {option} --out mine")
-    assert (2, f"commbench: {sentence}") == (
-        refused.code,
-        refused.err[: len(f"commbench: {sentence}")],
-    )
-    assert before == two_ranks.files()
+    two_ranks.refuses(f"run {option} --out mine", option.split(maxsplit=1)[0])
 
 
 def test_a_dry_run_of_ranks_measures_nothing(
@@ -148,50 +77,46 @@ def test_a_dry_run_of_ranks_measures_nothing(
     assert (0, 0, "", before) == (listed.code, other.code, other.out + other.err, two_ranks.files())
 
 
-@pytest.mark.parametrize(
-    "line", ["run --budget long", "run --backend smoke"], ids=["before", "within"]
-)
+@pytest.mark.parametrize("line", ["run --budget long", "run --backend smoke"])
 def test_bad_input_of_ranks_is_said_once(
     two_ranks: Command, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     """Print the error on rank 0; another rank prints it only if still alive after a delay."""
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
-    sentence = f"Unknown {line.split()[1].lstrip('-')}"
-    assert (True, []) == (two_ranks(line).err.startswith(f"commbench: {sentence}"), waited)
+    assert (2, []) == (two_ranks(line).code, waited)
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     outcome = two_ranks(line)
     assert (2, [AFTER_RANK_0_S]) == (outcome.code, waited)
-    assert outcome.err.startswith(f"commbench: rank 1 on host {os.uname().nodename}: {sentence}")
+    assert outcome.err.startswith(f"commbench: rank 1 on host {os.uname().nodename}: ")
     assert 1 == len(outcome.err.splitlines())
 
 
-@pytest.mark.parametrize("line", ["run --bogus", "run -n two", "dance", "compare one"])
-def test_a_mistyped_command_line_says_so(commbench: Command, line: str) -> None:
-    """Exit with 2 and write nothing to stdout or disk if the line cannot be parsed."""
-    before = commbench.files()
-    outcome = commbench(line)
-    assert (2, "", True) == (outcome.code, outcome.out, bool(outcome.err))
-    assert before == commbench.files()
-
-
 @pytest.mark.parametrize(
-    ("sizes", "expected"),
+    ("options", "expected"),
     [
-        ("--sizes 8,64", ["8 B", "64 B"]),
-        ("-b 8 -e 32 -f 4", ["8 B", "32 B"]),
-        ("-m 8:32", ["8 B", "16 B", "32 B"]),
+        ("--sizes 8,64", ["8 B float32 sum", "64 B float32 sum"]),
+        ("-b 8 -e 32 -f 4", ["8 B float32 sum", "32 B float32 sum"]),
+        ("-m 4:8", ["4 B float32 sum", "8 B float32 sum"]),
+        (
+            "--sizes 8 --cadence isolated,pipelined",
+            ["8 B float32 sum", "8 B float32 sum pipelined"],
+        ),
+        (
+            "--sizes 8 --buffers hot,rotated",
+            ["8 B float32 sum", "8 B float32 sum in rotated buffers"],
+        ),
     ],
 )
-def test_a_dry_run_lists_cases(commbench: Command, sizes: str, expected: list[str]) -> None:
-    """List the cases of each spelling of sizes, estimate the time, and write nothing."""
+def test_a_dry_run_lists_cases(commbench: Command, options: str, expected: list[str]) -> None:
+    """List the cases of each spelling of sizes and each axis, and write nothing."""
     before = commbench.files()
-    outcome = commbench(f"run -c all_reduce --backend mpi -n 2 {sizes} --dry-run --out new")
+    line = f"run -c all_reduce --backend mpi -n 5 --oversubscribe {options} --dry-run --out new"
+    outcome = commbench(line)
     *cases, closing = outcome.out.strip().splitlines()
     assert (0, "") == (outcome.code, outcome.err)
-    assert [f"mpi all_reduce {size} float32 sum" for size in expected] == cases
-    assert closing.startswith(f"{len(expected)} cases on 2 ranks in 6 launches")
-    assert closing.endswith("Nothing was measured.")
+    assert [f"mpi all_reduce {words}" for words in expected] == cases
+    assert closing.startswith("2 cases on 5 ranks in 6 launches")
     assert before == commbench.files()
 
 
@@ -223,20 +148,19 @@ def test_a_quick_bench_makes_more_fresh_launches_than_a_quick_sweep(
     assert f"the fastest again in {launches} fresh launches, " in outcome.out
 
 
-def test_ranks_may_share_cores_on_request(commbench: Command) -> None:
-    """Accept more ranks than slots with --oversubscribe."""
-    outcome = commbench("run -c all_reduce --backend mpi --sizes 8 -n 5 --oversubscribe --dry-run")
-    assert (0, "") == (outcome.code, outcome.err)
-    assert "1 case on 5 ranks in 6 launches" in outcome.out
-
-
 @pytest.mark.parametrize(
-    "command", ["", "bench ", "run ", "compare ", "report ", "env ", "lab ", "lab run "]
+    ("words", "command"),
+    [
+        ("--help", ""),
+        ("bench --help", "bench "),
+        ("run -h", "run "),
+        ("compare -h", "compare "),
+        ("lab run -h", "lab run "),
+    ],
 )
-@pytest.mark.parametrize("option", ["--help", "-h"])
-def test_help_helps(commbench: Command, command: str, option: str) -> None:
+def test_help_helps(commbench: Command, words: str, command: str) -> None:
     """Describe every command on stdout."""
-    outcome = commbench(command + option)
+    outcome = commbench(words)
     assert (0, "") == (outcome.code, outcome.err)
     assert f"commbench {command}[OPTIONS]" in outcome.out
 
@@ -260,54 +184,20 @@ def test_importing_is_light() -> None:
         assert "[]" == done.stdout.strip(), module
 
 
-def test_the_module_runs_like_the_command(tmp_path: Path) -> None:
-    """Refuse bad input as a process: exit code 2, one line, nothing written."""
-    command = [sys.executable, "-m", "commbench", "run", "-c", "allreduce"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (2, "", 1) == (done.returncode, done.stdout, done.stderr.count("\n"))
-    assert done.stderr.startswith("commbench: Unknown operation")
-    assert [] == list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        (
-            {"status": "running"},
-            ["Not finished: it is running, or was killed.", "Results: mine/samples.jsonl"],
-        ),
-        (
-            {"status": "interrupted", "reason": "interrupted by SIGINT"},
-            ["Not finished: interrupted by SIGINT."],
-        ),
-        (
-            {"status": "cut", "reason": "the time limit of 5 s was reached"},
-            ["Cut short: the time limit of 5 s was re"],
-        ),
-    ],
+    ("status", "reason"),
+    [("running", ""), ("interrupted", "interrupted by SIGINT"), ("cut", "the limit of 5 s")],
 )
 def test_a_report_says_that_its_run_is_unfinished(
-    commbench: Command, fields: dict[str, str], words: list[str]
+    commbench: Command, status: str, reason: str
 ) -> None:
     """Report why a run is unfinished, how to resume it, and its files."""
-    with Store.open(commbench.home / "mine", make_info(**fields)) as store:
+    with Store.open(commbench.home / "mine", make_info(status=status, reason=reason)) as store:
         store.append(make_record())
     outcome = commbench("report mine")
     assert 0 == outcome.code
-    assert all(part in outcome.out for part in words), outcome.out
-    assert "--out mine goes on from there" in outcome.out
-
-
-def test_a_hint_in_square_brackets_is_shown(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Print the installation hint literally, square brackets included."""
-    monkeypatch.setattr(
-        "commbench.cli.report.probe_mpi", lambda: {"problem": "pip install 'commbench[mpi]'"}
-    )
-    assert "pip install 'commbench[mpi]'" in commbench("env").out
+    for words in (reason or "running", "mine/samples.jsonl", "--out mine"):
+        assert words in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -336,24 +226,22 @@ def test_an_mpi_that_does_not_start_is_a_sentence(
     assert {"problem": f"MPI does not start: {problem}"} == probe_mpi()
 
 
-@pytest.mark.parametrize("option", ["", " --fail-fast"])
-@pytest.mark.parametrize("command", ["bench", "run"])
+@pytest.mark.parametrize(
+    ("line", "is_fast"), [("bench", False), ("bench --fail-fast", True), ("run --fail-fast", True)]
+)
 def test_failing_fast_is_for_who_asks(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch, command: str, option: str
+    commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str, *, is_fast: bool
 ) -> None:
-    """Stop at the first failure only with --fail-fast; pass the suite as one stage."""
-    calls: list[tuple[int, bool]] = []
+    """Stop at the first failure only with --fail-fast; return the conductor's code."""
+    calls: list[bool] = []
 
-    def note(stages: Sequence[Stage], *_: object, fail_fast: bool) -> int:
-        (stage,) = stages
-        request = stage([])
-        assert isinstance(request, RunRequest)
-        calls.append((request.ranks, fail_fast))
+    def note(*_: object, fail_fast: bool) -> int:
+        calls.append(fail_fast)
         return 3
 
     monkeypatch.setattr("commbench.cli.conduct.conduct", note)
-    assert 3 == commbench(f"{command} -n 2 --backend mpi --out mine{option}").code
-    assert [(2, bool(option))] == calls
+    assert 3 == commbench(f"{line} -n 2 --backend mpi --out mine").code
+    assert [is_fast] == calls
 
 
 @pytest.mark.parametrize(
@@ -414,18 +302,6 @@ def test_a_command_that_is_ended_leaves_no_child(number: signal.Signals) -> None
     assert wait_until(lambda: has_ended(child))
 
 
-def make_settings(**changes: Any) -> Settings:
-    """Return the settings of a command without options."""
-    fields = {
-        **dict.fromkeys(("ranks", "time_limit", "out", "hostfile", "launcher", "seed", "role")),
-        **dict.fromkeys(("launcher_arg", "ranks_per_node", "bind_to", "interface")),
-        **dict.fromkeys(("oversubscribe", "fail_fast", "dry_run"), False),
-        "case_timeout": 60.0,
-        "style": "table",
-    }
-    return Settings(**{**fields, **changes})
-
-
 def test_a_task_is_concluded_before_it_is_printed(
     commbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,28 +320,23 @@ def test_a_task_is_concluded_before_it_is_printed(
             conclude=lambda store: store.update(concluded=True),
         )
 
-    assert 0 == carry_out(make_settings(out=out), plan)
+    assert 0 == carry_out(Settings(out=out), plan)
     assert load_run(out).info["concluded"]
 
 
 def test_a_dry_run_lists_every_stage_that_is_known(
     commbench: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """List the cases and the extent of every planned stage, and write nothing."""
+    """List the cases of every planned stage, and write nothing."""
 
     def plan(place: Place) -> Task:
-        requests = [
-            make_request([make_case(message_bytes=8 * size)], ranks=place.ranks, launches=size)
-            for size in (1, 2)
-        ]
+        cases = [make_case(message_bytes=size) for size in (8, 16)]
+        requests = [make_request([case], ranks=place.ranks) for case in cases]
         return Task(name="mine", requests=requests, stages=[], seconds=90.0)
 
-    assert 0 == carry_out(make_settings(dry_run=True, out=commbench.home / "mine"), plan)
-    *cases, closing = capsys.readouterr().out.splitlines()
-    assert ["mpi all_reduce 8 B float32 sum", "mpi all_reduce 16 B float32 sum"] == cases
-    assert closing.startswith(
-        "1 case on 2 ranks in 1 launch, then 1 case on 2 ranks in 2 launches, about 1"
-    )
+    assert 0 == carry_out(Settings(dry_run=True, out=commbench.home / "mine"), plan)
+    listed = capsys.readouterr().out.splitlines()[:2]
+    assert ["mpi all_reduce 8 B float32 sum", "mpi all_reduce 16 B float32 sum"] == listed
     assert not (commbench.home / "mine").exists()
 
 
@@ -475,7 +346,7 @@ def test_the_seed_of_a_run_is_kept(commbench: Command) -> None:
         pass
     resumed = {"out": commbench.home / "mine"}
     seeds = [
-        make_settings(**changes).seed_or_resumed()
+        Settings(**changes).seed_or_resumed()
         for changes in ({}, {"seed": 5}, resumed, {**resumed, "seed": 5})
     ]
     assert [None, 5, 7, 5] == seeds
@@ -508,34 +379,12 @@ def test_a_report_shows_training(commbench: Command, *, collectives: bool, file:
     assert "Not finished" not in outcome.out
 
 
-def test_training_is_printed_as_csv_and_not_as_other_tools_do(commbench: Command) -> None:
-    """Print collectives.csv, then ddp.csv; report that training has no OSU format."""
-    make_mixed(commbench.home / "trained", collectives=False)
-    make_mixed(commbench.home / "both", collectives=True)
-    assert (commbench.home / "trained" / "ddp.csv").read_text() == commbench(
-        "report trained --format csv"
-    ).out
-    lines = commbench("report both --format csv").out.splitlines()
-    assert {0: ",".join(COLUMNS), 3: ",".join(DDP_COLUMNS)} == {
-        number: lines[number] for number in (0, 3)
-    }
-    assert "have no place in this format" in commbench("report trained --format osu").out
-
-
-@pytest.mark.parametrize(
-    "line", ["run -- true", "up", "exec -- true", "status", "link host0 down", "down", "down --all"]
-)
-def test_every_lab_command_needs_root(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
-    """Refuse lab commands without root in one sentence, with the command to use."""
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    outcome = commbench(f"lab {line}")
-    sentence = (
-        "commbench: An emulated cluster needs root and this is user 1000; "
-        'put sudo env PATH="$PATH" before the command.\n'
-    )
-    assert (2, "", sentence) == (outcome.code, outcome.out, outcome.err)
+def test_training_is_printed_as_csv(commbench: Command) -> None:
+    """Print collectives.csv, then ddp.csv."""
+    make_mixed(commbench.home / "mine", collectives=True)
+    names = ("collectives.csv", "ddp.csv")
+    expected = "\n".join((commbench.home / "mine" / name).read_text() for name in names)
+    assert expected == commbench("report mine --format csv").out
 
 
 def test_a_lab_runs_what_follows_the_dashes(
@@ -562,21 +411,3 @@ def test_a_lab_runs_what_follows_the_dashes(
     slow = ["host1=1mbit", "host2=none"]
     plan = LabPlan.parse(3, "200mbit", ranks_per_host=2, slow=slow, racks=3, uplink="none")
     assert [(plan, ["commbench", "bench", "-n", "6", "--seed", "1"], "mine")] == calls
-
-
-def test_cadences_and_buffers_are_axes_of_a_run(commbench: Command) -> None:
-    """List every cadence and buffer mode, and refuse an unknown one in one sentence."""
-    outcome = commbench(
-        "run -c all_reduce --backend mpi --sizes 8 -n 2 --cadence isolated,pipelined --buffers"
-        " hot,rotated --dry-run"
-    )
-    assert (0, "") == (outcome.code, outcome.err)
-    named = [f"mpi all_reduce 8 B float32 sum{words}" for words in ("", " pipelined")]
-    assert [
-        name + words for name in named for words in ("", " in rotated buffers")
-    ] == outcome.out.splitlines()[:4]
-    outcome = commbench("run -c all_reduce --backend mpi --sizes 8 -n 2 --cadence slow --dry-run")
-    assert (2, "") == (outcome.code, outcome.out)
-    assert (
-        "Unknown cadence 'slow'; choose from isolated, pipelined, graph, persistent." in outcome.err
-    )

@@ -1,27 +1,24 @@
 """Tests of the command compare: argument forms, output formats, exit codes."""
 
 import csv
+import html
 import io
 import json
 import re
-from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from builders import KIB, make_case, make_info, make_launches
+from pages import Reader
 from training_builders import launches_of, make_training_case, make_training_info
 
-from commbench.analysis.comparison import ComparedCase, ComparisonTable
-from commbench.analysis.comparison.words import beyond
 from commbench.cli.compare import compare
 from commbench.errors import InputError
 from commbench.launch.tables import write_tables
-from commbench.report.comparison.formats import COMPARISON_COLUMNS, comparison_json
+from commbench.report.comparison.formats import COMPARISON_COLUMNS
 from commbench.results import Store
-from commbench.stats import Comparison, Interval, Verdict
 
 SIZES = (8, KIB, 64 * KIB)
 
@@ -85,22 +82,17 @@ def test_the_threshold_decides_the_exit_code(
     assert code == compare([good, new], threshold=threshold)
 
 
+@pytest.mark.parametrize(
+    ("threshold", "words"), [("5%", r"5 %: mpi all_reduce 1 KiB.*"), ("20%", r"20 %.* \+\d+\.\d %")]
+)
 def test_the_table_ends_with_what_decides(
-    good: Path, new: Path, capsys: pytest.CaptureFixture[str]
+    good: Path, new: Path, capsys: pytest.CaptureFixture[str], threshold: str, words: str
 ) -> None:
     """End log and page with the cases beyond the threshold, or with the detectable difference."""
-    compare([good, new], threshold="5%", out=new / "x.html")
-    assert (
-        "Beyond 5 %: mpi all_reduce 1 KiB float32 sum." == capsys.readouterr().out.splitlines()[-1]
-    )
-    assert "Beyond 5 %: mpi all_reduce 1 KiB float32 sum." in (new / "x.html").read_text()
-    compare([good, new], threshold="20%", out=new / "x.html")
+    compare([good, new], threshold=threshold, out=new / "x.html")
     last = capsys.readouterr().out.splitlines()[-1]
-    assert re.fullmatch(r"None beyond 20 %; half of the cases would have shown \+\d+\.\d %\.", last)
-    assert (
-        last.replace("+", "&#43;") in (new / "x.html").read_text()
-        or last in (new / "x.html").read_text()
-    )
+    assert re.search(words, last)
+    assert last in html.unescape((new / "x.html").read_text())
 
 
 def test_a_run_named_twice_is_one_baseline(
@@ -128,46 +120,23 @@ def test_a_file_obeys_no_escape_sequences(tmp_path: Path) -> None:
     assert "\\x1b[31m1" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"threshold": "much"}, "--threshold much is no share: write 5% or 0.05"),
-        ({"threshold": "5"}, "--threshold 5 would be 500 %: write 5% or 0.05"),
-        ({"threshold": "1%"}, "lies below the margin of 2 %"),
-        ({"output_format": "xml"}, "Unknown format 'xml'; choose from table, csv, json, html"),
-        ({"out": Path("absent/x.html")}, "--out absent/x.html cannot be written"),
-        ({"baseline": [Path("good")]}, "With --baseline give one run to be judged, not 2"),
-    ],
-)
-def test_bad_options_are_one_sentence(
-    good: Path, new: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], words: str
-) -> None:
-    """Refuse bad options in one sentence that says what to do."""
-    monkeypatch.chdir(good.parent)
-    with pytest.raises(InputError) as refused:
-        compare([good, new], **arguments)
-    assert words in str(refused.value)
-
-
 def test_runs_that_cannot_be_compared_are_refused(good: Path, new: Path, tmp_path: Path) -> None:
     """Refuse a missing baseline, the run itself, other conditions and disjoint cases."""
-    with pytest.raises(InputError, match="There is no run to compare"):
-        compare([new])
-    with pytest.raises(InputError, match="among its own baselines"):
-        compare([good, good / "run1"])
-    with pytest.raises(InputError, match="There is no"):
-        compare([tmp_path / "absent", new])
-    with pytest.raises(InputError, match="holds no run"):
-        compare([new, good])
     other = write_run(tmp_path / "other", 1, nodes=2)
-    with pytest.raises(InputError, match="nodes: 1 vs 2"):
-        compare([new, other])
-    assert 0 == compare([new, other], force=True)
     with Store.open(tmp_path / "barrier", make_info()) as store:
         for record in make_launches([1.0, 1.0], make_case("barrier")):
             store.append(record)
-    with pytest.raises(InputError, match="no case in common"):
-        compare([new, tmp_path / "barrier"])
+    for runs in (
+        [new],
+        [good, good / "run1"],
+        [tmp_path / "absent", new],
+        [new, good],
+        [new, other],
+        [new, tmp_path / "barrier"],
+    ):
+        with pytest.raises(InputError):
+            compare(runs)
+    assert 0 == compare([new, other], force=True)
 
 
 def test_csv_has_a_line_a_case(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,83 +154,34 @@ def test_csv_has_a_line_a_case(good: Path, new: Path, capsys: pytest.CaptureFixt
 
 
 def test_csv_says_which_case_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Write distinct case names, and key columns that join with collectives.csv."""
+    """Write distinct case names, and key columns as in collectives.csv."""
     for name in ("a", "b"):
         with Store.open(tmp_path / name, make_info()) as store:
             for loop in ("native", "python"):
                 for record in make_launches([10.0, 10.1, 10.2], make_case(loop=loop), loop=loop):
                     store.append(record)
-            for record in make_launches([5.0, 5.1, 5.2], make_case("barrier")):
-                store.append(record)
             write_tables(store)
     compare([tmp_path / "a", tmp_path / "b"], output_format="csv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert 3 == len({row["case"] for row in rows})
-    assert ["native", "python", "auto"] == [row["loop"] for row in rows]
-    with (tmp_path / "b" / "collectives.csv").open() as stream:
-        summary = list(csv.DictReader(stream))
-    same = (
-        "backend",
-        "operation",
-        "pattern",
-        "dtype",
-        "redop",
-        "root",
-        "in_place",
-        "message_bytes",
-        "buffers",
-    )
-    for row in (rows[0], rows[2]):
-        loops = {row["loop"], "native"}
-        assert 1 == sum(
-            each["loop"] in loops and all(each[name] == row[name] for name in same)
-            for each in summary
-        )
-
-
-def test_regressions_are_named_with_their_groups() -> None:
-    """Name the group of each regression in JSON and in the last line."""
-    compared = ComparedCase(
-        case=make_case(pattern="split:2"),
-        group="2-3",
-        time_a_us=1.0,
-        time_b_us=2.0,
-        comparison=Comparison(
-            ratio=2.0,
-            launches_a=9,
-            launches_b=9,
-            interval=Interval(low=1.9, high=2.1, level=0.95),
-            verdict=Verdict.SLOWER,
-        ),
-    )
-    table = ComparisonTable(
-        names_a=("a",), name_b="b", margin=0.02, cases=(replace(compared, group="0-1"), compared)
-    )
-    expected = [
-        f"mpi all_reduce 1 KiB float32 sum pattern split:2 group {group}"
-        for group in ("0-1", "2-3")
-    ]
-    assert expected == json.loads(comparison_json(table, 0.05))["regressions"]
-    assert f"Beyond 5 %: {', '.join(expected)}." == beyond(table, 0.05)
-    assert beyond(replace(table, cases=6 * table.cases), 0.05).endswith(" and 4 more.")
+    assert 2 == len({row["case"] for row in rows})
+    summary = list(csv.DictReader((tmp_path / "b" / "collectives.csv").read_text().splitlines()))
+    for name in ("backend", "operation", "dtype", "redop", "in_place", "message_bytes", "loop"):
+        assert [row[name] for row in summary] == [row[name] for row in rows]
 
 
 def test_json_says_all(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Write summary, counts, regressions beyond the threshold, conditions and cases as JSON."""
+    """Write counts, regressions beyond the threshold, conditions and cases as JSON."""
     assert 0 == compare([good, new], output_format="json", threshold="20%", sort=True)
     facts = json.loads(capsys.readouterr().out)
-    assert {"slower": 1, "faster": 0} == {
-        name: facts["counts"][name] for name in ("slower", "faster")
-    }
-    assert (5, [], False, 0.2) == (
-        len(facts["a"]),
+    assert (1, 0) == (facts["counts"]["slower"], facts["counts"]["faster"])
+    assert ([], False, 0.2, True) == (
         facts["regressions"],
         facts["forced"],
         facts["threshold"],
+        facts["complete"],
     )
+    assert 5 == len(facts["a"])
     assert "slower" == facts["cases"][0]["verdict"]
-    assert facts["complete"] is True
-    assert facts["summary"].startswith("1 of 3 cases slower")
 
 
 def test_a_file_takes_the_format_of_its_name(
@@ -279,50 +199,19 @@ def test_a_file_takes_the_format_of_its_name(
         assert capsys.readouterr().out.startswith("1 of 3 cases slower")
 
 
-class Page(HTMLParser):
-    """Parses a page into tags, links and text."""
-
-    VOID = frozenset({"meta", "rect", "line", "circle"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.loads: list[str | None] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Record the tag and the addresses that it loads."""
-        self.tags.append(tag)
-        if tag not in self.VOID:
-            self.open.append(tag)
-        self.loads += [value for name, value in attrs if name in {"src", "href"}]
-
-    def handle_endtag(self, tag: str) -> None:
-        """Check that tags close in order."""
-        if tag not in self.VOID:
-            assert tag == self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        """Collect the text."""
-        self.text += data
-
-
 def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     """Write a page without scripts or external files, and escape the text of runs."""
     evil = write_run(tmp_path / "<script>alert(1)<script>", 1, git_commit="<b>x</b>")
     other = write_run(tmp_path / "b", 2, {KIB: 0.8}, git_commit="<img src=x>")
     assert 0 == compare([evil, other], out=tmp_path / "x.html")
     text = (tmp_path / "x.html").read_text()
-    page = Page(text)
-    assert [] == page.open
-    assert all(loaded and loaded.startswith("#") for loaded in page.loads)
-    assert {"script", "b", "img"}.isdisjoint(page.tags)
+    page = Reader(text)
+    assert ([], []) == (page.faults, page.open)
+    assert all(link.startswith("#") for link in page.links)
+    assert {"script", "b", "img"}.isdisjoint(tag for tag, _, _ in page.attributes)
+    assert not re.search("<(script|b|img)[ >]|url\\(", text)
     assert "<b>x</b> vs <img src=x>" in page.text
-    assert len(SIZES) == page.tags.count("svg")
-    assert "faster" in page.text
-    assert "url(" not in text
+    assert len(SIZES) == text.count("<svg")
 
 
 def test_lost_cases_are_regressions(

@@ -2,25 +2,20 @@
 refused.
 """
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from builders import MIB, STEADY, make_case, make_launches
+from commands import Command
 from pages import write_run
 
-from commbench import cli
 from commbench.cli import conduct as conducting
-from commbench.cli.conduct import Task
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
 from commbench.results import load_run
 
-HERE = Path(__file__).parents[1]
 TWO_SIZES = [
     record
     for size in (1024, MIB)
@@ -28,122 +23,68 @@ TWO_SIZES = [
 ]
 
 
-class Outcome:
-    """Exit code and output of a command."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run ``commbench`` in this process, in a directory with the runs ``monday`` and ``friday``."""
-    monkeypatch.chdir(tmp_path)
+def two_runs(commbench: Command) -> Command:
+    """Return the command in a directory with the runs ``monday`` and ``friday``."""
     for name in ("monday", "friday"):
-        write_run(tmp_path / name, TWO_SIZES)
-
-    def command(*words: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["commbench", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
-
-    return command
+        write_run(commbench.home / name, TWO_SIZES)
+    return commbench
 
 
-def test_report_prints_the_table_and_last_where_the_page_is(run: Any, tmp_path: Path) -> None:
+def test_report_prints_the_table_and_last_where_the_page_is(two_runs: Command) -> None:
     """Write the page into the run, print the table and last the page's path."""
-    outcome = run("report", "monday")
+    outcome = two_runs("report monday")
     assert 0 == outcome.code
     assert "busbw" in outcome.out
     assert "Page: monday/report.html" == outcome.out.splitlines()[-1]
-    assert (tmp_path / "monday" / "report.html").is_file()
-    assert list((tmp_path / "monday" / "figures").glob("*.png"))
+    assert (two_runs.home / "monday" / "report.html").is_file()
+    assert list((two_runs.home / "monday" / "figures").glob("*.png"))
 
 
-def test_report_of_one_run_goes_where_out_says(run: Any, tmp_path: Path) -> None:
+def test_report_of_one_run_goes_where_out_says(two_runs: Command) -> None:
     """Write the page to --out, and nothing into the run's directory."""
-    assert 0 == run("report", "monday", "--out", "pages/mine").code
-    assert (tmp_path / "pages" / "mine" / "report.html").is_file()
-    assert {"run.json", "samples.jsonl"} == {path.name for path in (tmp_path / "monday").iterdir()}
+    before = two_runs.files()
+    assert 0 == two_runs("report monday --out pages/mine").code
+    new = two_runs.files().keys() - before.keys()
+    assert "pages/mine/report.html" in new
+    assert all(name.startswith("pages") for name in new)
 
 
-def test_several_runs_are_one_page_among_the_results(run: Any) -> None:
+def test_several_runs_are_one_page_among_the_results(two_runs: Command) -> None:
     """Write one page of several runs into a new directory, without a table."""
-    outcome = run("report", "monday", "friday")
+    outcome = two_runs("report monday friday")
     assert 0 == outcome.code
     page = Path(outcome.out.removeprefix("Page: ").strip())
     assert "results" == page.parts[0]
-    assert "report" in page.parts[1]
     assert "monday" in page.read_text(encoding="utf-8")
     assert "busbw" not in outcome.out
 
 
 @pytest.mark.parametrize("style", ["csv", "nccl-tests", "osu"])
-def test_other_formats_draw_no_page(run: Any, tmp_path: Path, style: str) -> None:
+def test_other_formats_draw_no_page(two_runs: Command, style: str) -> None:
     """Print rows and write nothing."""
-    assert 0 == run("report", "monday", "--format", style).code
-    assert not (tmp_path / "monday" / "report.html").exists()
+    before = two_runs.files()
+    assert 0 == two_runs(f"report monday --format {style}").code
+    assert before == two_runs.files()
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["monday", "friday", "--format", "csv"], "--format csv is of one run and 2 were named"),
-        (["monday", "friday", "--model"], "--model is of one run and 2 were named"),
-        (["monday", "--model", "--format", "csv"], "model.json has all its numbers"),
-        (["monday", "--format", "csv", "--out", "x"], "--format csv writes no page"),
-        (["monday", "--out", "file/x"], "name another directory with --out"),
-        (["monday", "absent"], "There is no absent"),
-    ],
-)
-def test_what_cannot_be_is_one_sentence(
-    run: Any, tmp_path: Path, words: list[str], sentence: str
-) -> None:
-    """Exit with 2 and one line that says what to do, and write nothing."""
-    (tmp_path / "file").write_text("")
-    before = sorted(tmp_path.rglob("*"))
-    outcome = run("report", *words)
-    assert (2, "") == (outcome.code, outcome.out)
-    assert sentence in outcome.err
-    assert 1 == outcome.err.count("\n")
-    assert before == sorted(tmp_path.rglob("*"))
-
-
-def test_run_that_cannot_be_written_names_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refuse to write a page into a read-only run, and name --out."""
-    monkeypatch.setattr(os, "access", lambda _, mode, **__: not mode & os.W_OK)
-    outcome = run("report", "monday")
-    assert (2, "") == (outcome.code, outcome.out)
-    assert (
-        "No page can be written into monday (Permission denied); name another directory with --out."
-        in outcome.err
-    )
-
-
+@pytest.mark.parametrize("error", [InputError("The disk is full."), ValueError("odd data")])
 def test_page_that_fails_costs_bench_nothing(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    two_runs: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
 ) -> None:
     """Report a failed page in one sentence instead of raising."""
-    del run
-    finished = load_run(tmp_path / "monday")
 
     def fail(*_: object) -> Path:
         raise error
 
     monkeypatch.setattr(conducting, "write_page", fail)
-    for error in (InputError("The disk is full."), ValueError("odd data"), MemoryError()):
-        conducting._draw_page(finished, make_console())
-        output = capsys.readouterr().out
-        assert 1 == output.count("\n")
-        assert output.startswith(f"No page was drawn: {error or 'MemoryError'}")
-
-
-def test_only_bench_draws_and_others_say_how(run: Any, tmp_path: Path) -> None:
-    """Draw no page unless the task requests it."""
-    del run, tmp_path
-    assert not Task(name="x", requests=(), stages=()).draws_page
+    conducting._draw_page(load_run(two_runs.home / "monday"), make_console())
+    output = capsys.readouterr().out
+    assert 1 == output.count("\n")
+    assert str(error) in output
 
 
 def test_reading_commands_start_without_matplotlib_and_jinja() -> None:
@@ -158,8 +99,9 @@ def test_reading_commands_start_without_matplotlib_and_jinja() -> None:
     assert "[]" == done.stdout.strip()
 
 
-def test_page_of_a_run_that_was_moved(run: Any, tmp_path: Path) -> None:
+def test_page_of_a_run_that_was_moved(two_runs: Command) -> None:
     """Title the page of a renamed run by its new name."""
-    shutil.move(tmp_path / "monday", tmp_path / "tuesday")
-    assert 0 == run("report", "tuesday").code
-    assert "<h1>tuesday</h1>" in (tmp_path / "tuesday" / "report.html").read_text(encoding="utf-8")
+    (two_runs.home / "monday").rename(two_runs.home / "tuesday")
+    assert 0 == two_runs("report tuesday").code
+    page = (two_runs.home / "tuesday" / "report.html").read_text(encoding="utf-8")
+    assert "<h1>tuesday</h1>" in page

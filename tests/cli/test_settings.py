@@ -1,6 +1,5 @@
 """Tests of the options that commands share: where they stand, what they make."""
 
-import inspect
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from commbench.cli import request
-from commbench.cli.measure import bench, run
 from commbench.cli.options import Settings, takes_settings
-from commbench.cli.train import train
-from commbench.cli.tune import tune
 
 #: What a command was called with.
 SEEN: list[tuple[Settings, str, int]] = []
@@ -56,23 +52,6 @@ def test_options_become_settings_beside_the_own() -> None:
         ranks=4, out=Path("there"), launcher_arg=["-x", "-y"], case_timeout=5.0, fail_fast=True
     )
     assert (expected, "mine", 3) == (settings, suite, depth)
-
-
-#: Fields of the settings without an option of their own.
-SET_BY_COMMANDS = ("prints_rows", "style")
-
-
-@pytest.mark.parametrize("measuring", [bench, run, train, tune, command])
-def test_shared_options_stand_behind_the_own(measuring: object) -> None:
-    """List shared options last, in field order, in every measuring command, without those that
-    commands set.
-    """
-    names = list(inspect.signature(measuring).parameters)  # type: ignore[arg-type]  # parametrize knows no types
-    shared = [
-        name for name in inspect.signature(Settings).parameters if name not in SET_BY_COMMANDS
-    ]
-    assert shared == names[-len(shared) :]
-    assert not {"settings", *SET_BY_COMMANDS} & set(names)
 
 
 def test_a_default_directory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,16 +27,6 @@ def test_a_log_names_launches_and_stages(stage: str, name: str) -> None:
     assert "5 of 9 measurements" in finished
 
 
-def test_a_log_counts_what_is_finished() -> None:
-    """Count a case when its record arrives, not when it starts."""
-    stream = io.StringIO()
-    display = LineDisplay(make_console(stream))
-    display.on(LaunchStarted(launch=0, launches=3))
-    display.on(CaseProgress(done=0, total=9, case="a case", eta_s=12.0))
-    display.on(LaunchFinished(seconds=5.0))
-    assert "0 of 9 measurements" in stream.getvalue()
-
-
 def test_a_launch_that_measured_nothing_says_so() -> None:
     """Count the cases of each launch from zero."""
     stream = io.StringIO()

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Command
 from launching import HERE, marked_environment
 
-from commbench import cli
 from commbench.ddp.plan.records import DDP_COLUMNS, BucketRow, TrainingRecord
 from commbench.engine.records import columns_of
 from commbench.launch.launchers import MpirunLauncher
@@ -27,22 +27,13 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
 WORKLOADS = HERE / "ranks" / "train_workloads.py"
 HARM = "COMMBENCH_TEST_HARM"
-FEW = ("--steps", "5", "--launches", "1", "--confirm-launches", "1", "--seed", "1")
+FEW = "--steps 5 --launches 1 --confirm-launches 1 --seed 1"
 
 
-def arguments(workload: str, *more: str) -> list[str]:
-    """Return the arguments of ``commbench train``."""
-    return [
-        "train",
-        "--backend",
-        "gloo",
-        "--workload",
-        f"{WORKLOADS}:{workload}",
-        *FEW,
-        "--out",
-        "r",
-        *more,
-    ]
+def words_of(workload: str, options: str) -> list[str]:
+    """Return the words of ``commbench train`` with few steps, into the directory ``r``."""
+    line = f"train --backend gloo --workload {WORKLOADS}:{workload} {FEW} --out r {options}"
+    return ["-m", "commbench", *line.split()]
 
 
 def start(command: list[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -53,9 +44,12 @@ def start(command: list[str], cwd: Path, **variables: str) -> subprocess.Complet
     )
 
 
-def train(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run ``commbench`` with these words in a process."""
-    return start([sys.executable, "-m", "commbench", *words], cwd, **variables)
+def train(
+    cwd: Path, workload: str, options: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Train on two ranks that may share cores."""
+    words = words_of(workload, f"{options} -n 2 --oversubscribe")
+    return start([sys.executable, *words], cwd, **variables)
 
 
 def read_csv(file: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
@@ -103,41 +97,32 @@ def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_leaves_nothing")
 def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
     """Measure the other configurations and exit with 3; the same command then resumes."""
-    hooks = ("--hook", "none,int8,fp16,bf16,topk:0.1", "--bucket-cap-mb", "default")
-    words = arguments("harmful", *hooks, "-n", "2", "--oversubscribe", "--case-timeout", "5")
-    broken = train(tmp_path, *words, **{HARM: "1"})
+    options = "--hook none,int8,fp16,bf16,topk:0.1 --bucket-cap-mb default --case-timeout 5"
+    broken = train(tmp_path, "harmful", options, **{HARM: "1"})
     assert 3 == broken.returncode, broken.stdout + broken.stderr
     rows, info = rows_of(tmp_path / "r"), info_of(tmp_path / "r")
     status_by_hook = {hook: row["status"] for (hook, _), row in rows.items()}
-    assert {
-        "none": "ok",
-        "topk": "ok",
-        "int8": "failed",
-        "bf16": "failed",
-        "fp16": "hung",
-    } == status_by_hook
+    expected = {"none": "ok", "topk": "ok", "int8": "failed", "bf16": "failed", "fp16": "hung"}
+    assert expected == status_by_hook
     reasons = {hook: row["reason"] for (hook, _), row in rows.items()}
     assert "rank 1" in reasons["bf16"]
-    assert "killed by signal 9" in reasons["bf16"]
-    assert "rank 1 on host" in reasons["fp16"]
+    assert "signal 9" in reasons["bf16"]
+    assert "rank 1" in reasons["fp16"]
     assert "no such luck" in reasons["int8"]
-    assert "3 cases failed" in info["reason"], broken.stdout + broken.stderr
     recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
     assert "topk" in {each["hook"] for each in recommended["alternatives"]}
     assert ("confirm", "topk", "ok") in statuses(tmp_path / "r")
     assert "partial" == info["status"]
 
-    mended = train(tmp_path, *words)
+    mended = train(tmp_path, "harmful", options)
     assert 0 == mended.returncode, mended.stdout + mended.stderr
-    assert "Resuming" in mended.stdout
     assert {"ok"} == {row["status"] for row in rows_of(tmp_path / "r").values()}
     again = statuses(tmp_path / "r")
     for hook in ("none", "local", "topk", "int8", "bf16", "fp16"):
         assert ("sweep", hook, "ok") in again
     last = {record.case.hook: number for number, record in enumerate(sweep_records(tmp_path / "r"))}
-    assert sorted(last.values()) == list(range(min(last.values()), max(last.values()) + 1)), (
-        "not one start of the ranks"
-    )
+    one_start = list(range(min(last.values()), max(last.values()) + 1))
+    assert one_start == sorted(last.values())
     assert "complete" == info_of(tmp_path / "r")["status"]
 
 
@@ -156,26 +141,19 @@ def test_hooks_of_a_file_are_swept(tmp_path: Path) -> None:
 
     Give one that fails, or that one rank lacks, a reason.
     """
-    names = ("half", "make_pair", "raising")
+    names = ["none", *(f"file_hooks.py:{name}" for name in ("half", "make_pair", "raising"))]
     shutil.copy(HERE / "ranks" / "file_hooks.py", tmp_path)
     (tmp_path / "uneven.py").write_text(UNEVEN)
-    hooks = ",".join(["none", *(f"file_hooks.py:{name}" for name in names), "uneven.py:hook"])
-    words = arguments(
-        "tiny", "--hook", hooks, "--bucket-cap-mb", "default", "-n", "2", "--oversubscribe"
-    )
-    done = train(tmp_path, *words)
+    hooks = ",".join([*names, "uneven.py:hook"])
+    done = train(tmp_path, "tiny", f"--hook {hooks} --bucket-cap-mb default")
     assert 3 == done.returncode, done.stdout + done.stderr
     rows = {hook: row for (hook, _), row in rows_of(tmp_path / "r").items()}
-    plain, half, pair, raising = (
-        rows[hook] for hook in ("none", *(f"file_hooks.py:{name}" for name in names))
-    )
-    assert ["ok", "ok", "ok", "failed"] == [row["status"] for row in (plain, half, pair, raising)]
-    assert "raised ValueError (no luck with 0)" in raising["reason"]
+    plain, half, pair, raising = (rows[name] for name in names)
     uneven = rows["uneven.py:hook"]
-    assert ("failed", True) == (
-        uneven["status"],
-        "uneven.py cannot be imported (OSError: not here" in uneven["reason"],
-    )
+    assert ["ok"] * 3 == [row["status"] for row in (plain, half, pair)]
+    assert ["failed"] * 2 == [row["status"] for row in (raising, uneven)]
+    assert "no luck with 0" in raising["reason"]
+    assert "not here" in uneven["reason"]
     sent = [float(row["sent_MB_per_step"]) for row in (plain, half, pair)]
     assert [0.5 * sent[0]] * 2 == pytest.approx(sent[1:], rel=0.1)
     assert "traffic" not in half["flags"]
@@ -192,21 +170,15 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(
     tmp_path: Path, mpirun: MpirunLauncher
 ) -> None:
     """Write all tables with each mpirun, which adds one launch of each stage."""
-    words = arguments("tiny", "--hook", "none,fp16", "--bucket-cap-mb", "default")
+    words = words_of("tiny", "--hook none,fp16 --bucket-cap-mb default")
     for count in (1, 2):
-        command = mpirun.command(2, ["-m", "commbench", *words], training=True)
-        done = start(command, tmp_path, **mpirun.environment())
+        done = start(mpirun.command(2, words, training=True), tmp_path, **mpirun.environment())
         assert 0 == done.returncode, done.stdout + done.stderr
         rows = rows_of(tmp_path / "r")
         assert {("none", "default"), ("fp16", "default")} == rows.keys()
         assert {("ok", str(count))} == {(row["status"], row["launches"]) for row in rows.values()}
-        stages = [
-            (entry["stage"], entry["launch"]) for entry in info_of(tmp_path / "r")["launches"]
-        ]
-        assert [
-            (stage, launch) for launch in range(count) for stage in ("sweep", "confirm")
-        ] == stages
-        assert 1 == done.stdout.count("Results: r/ddp.csv")
+    entries = [(entry["launch"], entry["stage"]) for entry in info_of(tmp_path / "r")["launches"]]
+    assert [(0, "sweep"), (0, "confirm"), (1, "sweep"), (1, "confirm")] == entries
     check_tables(tmp_path / "r", rows)
     recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
     assert (2, f"{WORKLOADS}:tiny") == (recommended["launches"], recommended["workload"])
@@ -231,16 +203,9 @@ def check_tables(folder: Path, rows: dict[tuple[str, str], dict[str, str]]) -> N
 @pytest.mark.usefixtures("_leaves_nothing")
 def test_torchrun_trains_without_mpi(tmp_path: Path) -> None:
     """Write all tables if torchrun starts the ranks."""
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
-    words = arguments("tiny", "--hook", "none,powersgd:1", "--bucket-cap-mb", "default")
-    done = start([*torchrun, "-m", "commbench", *words], tmp_path, OMP_NUM_THREADS="1")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = words_of("tiny", "--hook none,powersgd:1 --bucket-cap-mb default")
+    done = start([sys.executable, *torchrun, *words], tmp_path, OMP_NUM_THREADS="1")
     assert 0 == done.returncode, done.stdout + done.stderr
     assert {("none", "default"), ("powersgd", "default")} == rows_of(tmp_path / "r").keys()
     assert "torchrun" == info_of(tmp_path / "r")["launcher"]
@@ -250,23 +215,9 @@ def test_torchrun_trains_without_mpi(tmp_path: Path) -> None:
 
 def test_unused_parameters_are_looked_for_where_the_model_needs_it(tmp_path: Path) -> None:
     """Train every setting with the search if a parameter has no gradient, and say so."""
-    done = train(
-        tmp_path,
-        *arguments(
-            "partly_used",
-            "--hook",
-            "none",
-            "--bucket-cap-mb",
-            "default,0.01",
-            "-n",
-            "2",
-            "--oversubscribe",
-        ),
-    )
+    done = train(tmp_path, "partly_used", "--hook none --bucket-cap-mb default,0.01")
     assert 0 == done.returncode, done.stderr
-    assert "idle.weight, idle.bias got no gradient in a backward pass" in " ".join(
-        (done.stdout + done.stderr).split()
-    )
+    assert "idle.weight, idle.bias" in " ".join((done.stdout + done.stderr).split())
     records = load_run(tmp_path / "r").training_records
     assert {"ok"} == {record.status for record in records}
     assert {True} == {record.case.unused_parameters for record in records if record.case.uses_ddp}
@@ -289,143 +240,33 @@ def sparse(): return nn.Embedding(5, 3, sparse=True), lambda m, b: m(b).sum(), [
 """
 
 
-def refused(
-    line: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    home: Path,
-    *,
-    command: str = "train",
-) -> str:
-    """Run a command line in an empty directory; return its one sentence on stderr."""
-    for name in os.environ:
-        if name.startswith(("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_")):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(home)
-    before = sorted(home.rglob("*"))
-    monkeypatch.setattr(
-        sys, "argv", ["commbench", command, "-n", "2", "--oversubscribe", *line.split()]
-    )
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    captured = capsys.readouterr()
-    assert (2, "") == (ended.value.code, captured.out), captured
-    assert [path for path in before if "__pycache__" not in str(path)] == [
-        path for path in sorted(home.rglob("*")) if "__pycache__" not in str(path)
-    ]
-    (sentence,) = captured.err.splitlines()
-    assert sentence.startswith("commbench: ")
-    assert sentence.endswith(".")
-    return sentence
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--hook nonsense", "Unknown hook 'nonsense'"),
-        ("--hook topk:0", "density of hook 'topk:0' is not in (0, 1]"),
-        ("--hook topk:2", "density of hook 'topk:2' is not in (0, 1]"),
-        ("--hook topk:nan", "density of hook 'topk:nan' is not in (0, 1]"),
-        ("--hook topk", "Hook 'topk' is not understood"),
-        ("--hook absent.py:hook", "There is no file absent.py"),
-        ("--hook absent.py", "absent.py names no function: write absent.py:hook"),
-        ("--bucket-cap-mb 0", "Bucket size '0' is not above 0"),
-        ("--bucket-cap-mb=-1", "Bucket size '-1' is not above 0"),
-        ("--bucket-cap-mb abc", "Bucket size 'abc' is not understood"),
-        ("--bucket-cap-mb nan", "Bucket size 'nan' is not above 0"),
-        ("--precision fp8", "Unknown precision 'fp8'"),
-        ("--bucket-view maybe", "--bucket-view maybe is not understood"),
-        ("--static-graph 1", "--static-graph 1 is not understood"),
-        ("--batch 0", "Batch 0 was asked for"),
-        ("--batch few", "--batch few is not a list of whole numbers"),
-        ("--accumulation 0", "Accumulation 0 was asked for"),
-        ("--world-size 0", "World size 0 was asked for"),
-        (
-            "--compile inductor",
-            "Unknown compile mode 'inductor'; choose from off, all, ddp_optimizer",
-        ),
-        (
-            "--broadcast-buffers maybe",
-            "--broadcast-buffers maybe is not understood; choose from off, on, both",
-        ),
-        (
-            "--unused-parameters maybe",
-            "--unused-parameters maybe is not understood; choose from off, on, both",
-        ),
-        ("--steps 0", "--steps 0 was asked for"),
-        ("--threads 0", "--threads 0 was asked for"),
-        ("--launches 0", "--launches 0 was asked for"),
-        ("--confirm-launches 0", "--confirm-launches 0 was asked for"),
-        ("--budget endless", "Unknown budget 'endless'"),
-        ("--backend mpi", "Unknown training backend 'mpi'"),
-    ],
-)
-def test_bad_words_are_refused_at_once(
-    line: str,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """Refuse bad options before the workload is inspected."""
-
-    def probe(*_: object, **__: object) -> None:
-        pytest.fail("the workload was tried out")
-
-    monkeypatch.setattr("commbench.cli.train.probe_workload", probe)
-    assert words in refused(line, capsys, monkeypatch, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--workload missing.py:make", "There is no file missing.py"),
-        (
-            "--world-size 3 --workload mlp",
-            "A world size of 3 was asked for but 2 ranks are started",
-        ),
         pytest.param(
-            *("--backend nccl", "Backend nccl needs a GPU, and torch"),
+            *("--backend nccl", "needs a GPU"),
             marks=pytest.mark.skipif(
                 shutil.which("nvidia-smi") is not None, reason="needs a host without a GPU"
             ),
         ),
-        *(
-            pytest.param(line, words, marks=pytest.mark.slow)
-            for line, words in (
-                ("--workload nonsense", "There is no workload 'nonsense'"),
-                (
-                    "--workload failing.py:make",
-                    "failing.py cannot be imported (ModuleNotFoundError: No module named",
-                ),
-                ("--workload own.py:wrong", "own.py:wrong returned a value of type int"),
-                (
-                    "--hook failing.py:hook",
-                    "failing.py cannot be imported (ModuleNotFoundError: No module named",
-                ),
-                ("--hook own.py:missing", "own.py has no function missing"),
-                ("--workload own.py:sparse", "weight got a sparse gradient"),
-            )
-        ),
+        ("--workload failing.py:make", "no_such_module"),
+        pytest.param("--workload own.py:wrong", "int", marks=pytest.mark.slow),
+        pytest.param("--hook failing.py:hook", "no_such_module", marks=pytest.mark.slow),
+        pytest.param("--hook own.py:missing", "missing", marks=pytest.mark.slow),
+        pytest.param("--workload own.py:sparse", "weight", marks=pytest.mark.slow),
     ],
 )
 def test_workloads_that_cannot_be_trained_are_refused(
-    line: str,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    commbench: Command, line: str, words: str
 ) -> None:
     """Refuse an unusable workload after inspecting it, and write nothing."""
-    (tmp_path / "own.py").write_text(OWN)
-    (tmp_path / "failing.py").write_text("import no_such_module\n")
-    assert words in refused(line, capsys, monkeypatch, tmp_path)
+    (commbench.home / "own.py").write_text(OWN)
+    (commbench.home / "failing.py").write_text("import no_such_module\n")
+    commbench.refuses(f"train -n 2 --oversubscribe {line}", words)
 
 
-def test_tune_refuses_a_model_with_unused_parameters(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_tune_refuses_a_model_with_unused_parameters(commbench: Command) -> None:
     """Name the parameters, because no candidate of a tuning looks for them."""
-    (tmp_path / "own.py").write_text(OWN)
-    sentence = refused("--workload own.py:half", capsys, monkeypatch, tmp_path, command="tune")
-    assert "left_out.weight, left_out.bias got no gradient" in sentence
+    (commbench.home / "own.py").write_text(OWN)
+    line = "tune -n 2 --oversubscribe --workload own.py:half"
+    commbench.refuses(line, "left_out.weight, left_out.bias")

@@ -12,8 +12,7 @@ from training_builders import launches_of, make_training_launches
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.errors import InputError
-from commbench.results.recommendation import Recommendation, paragraph, setting_of, snippets
+from commbench.results.recommendation import Recommendation, paragraph, snippets
 
 
 def learning(case: TrainingCase, losses: Sequence[float], **changes: Any) -> list[TrainingRecord]:
@@ -50,28 +49,18 @@ def test_compression_states_its_cost() -> None:
 
 
 def test_paragraph_of_a_compressed_best() -> None:
-    """State verdict, gain, the gain without compression, and the cost in accuracy."""
+    """State verdict, gain, and the cost in loss and accuracy."""
     text = paragraph(compressed())
     for part in (
-        (
-            "mlp on 2 ranks: keep the default, or change to topk:0.01 with 5 MiB buckets, which"
-            " alters learning."
-        ),
-        "2.000 times as fast as the default",
-        "No setting that leaves learning as it is was faster than the default.",
+        "mlp on 2 ranks",
+        "topk:0.01 with 5 MiB buckets, which alters learning",
+        "2.000 times",
         "After 40 steps its training loss is 2.135 against 2.038 (paired by launch: +0.096",
         "accuracy is 0.7 against 0.75 (paired: -0.05",
-        "40 steps are too few to judge the effect on learning.",
     ):
         assert part in text
     assert "learnt no more" not in text
-
-
-def test_paragraph_says_when_speed_does_not_pay() -> None:
-    """State that a faster configuration learns no more in the same time."""
-    assert "in equal time topk:0.01 with 5 MiB buckets learnt no more" in paragraph(
-        compressed(loss=2.99, step_ms=18)
-    )
+    assert "learnt no more" in paragraph(compressed(loss=2.99, step_ms=18))
 
 
 def test_paragraph_of_an_uncompressed_best() -> None:
@@ -86,31 +75,23 @@ def test_paragraph_of_an_uncompressed_best() -> None:
 def test_paragraph_names_the_uncompressed_gain() -> None:
     """State the gain without compression with its interval, and unknown accuracy."""
     text = paragraph(decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))]))
-    assert (
-        "Of those that leave learning as it is the fastest is 5 MiB buckets, 1.111 times as fast as"
-        " the default [1.111, 1.111]." in text
-    )
-    assert "What this does to learning was not measured" in text
+    assert "5 MiB buckets, 1.111 times as fast as the default [1.111, 1.111]" in text
+    assert "learning was not measured" in text
 
 
 def test_conclusion_leads_with_what_leaves_learning_as_it_is() -> None:
     """List the setting without effect on learning first, although compression is faster."""
     recommendation = decide([*sweep(five=15, topk=10), *fresh((FIVE, 15), (TOPK, 10))])
-    assert recommendation.safe is not None
-    assert ("change", "5", 20 / 15) == (
-        recommendation.safe.verdict,
-        recommendation.safe.bucket_cap_mb,
-        pytest.approx(recommendation.safe.speedup),
-    )
-    start = (
-        "mlp on 2 ranks: change to 5 MiB buckets, which leaves learning as it is, or change to"
-        " topk:0.01 with 5 MiB"
-    )
-    assert paragraph(recommendation).startswith(start)
-    (_, safe), (_, best) = snippets(recommendation)
-    assert "bucket_cap_mb=5" in safe
-    assert "TopK" not in safe
-    assert "TopK" in best
+    safe = recommendation.safe
+    assert safe is not None
+    assert ("change", "5") == (safe.verdict, safe.bucket_cap_mb)
+    assert pytest.approx(20 / 15) == safe.speedup
+    text = paragraph(recommendation)
+    assert text.index("change to 5 MiB buckets") < text.index("topk:0.01 with 5 MiB")
+    (_, safe_lines), (_, best_lines) = snippets(recommendation)
+    assert "bucket_cap_mb=5" in safe_lines
+    assert "TopK" not in safe_lines
+    assert "TopK" in best_lines
 
 
 def test_a_file_without_a_safe_setting_is_read() -> None:
@@ -119,33 +100,28 @@ def test_a_file_without_a_safe_setting_is_read() -> None:
     del data["safe"], data["blocks"], data["live"]
     recommendation = Recommendation.from_json(data)
     assert recommendation.safe is None
-    assert "change to topk:0.01 with 5 MiB buckets." in paragraph(recommendation)
-    assert "Without compression nothing faster" in paragraph(recommendation)
+    assert "change to topk:0.01 with 5 MiB buckets" in paragraph(recommendation)
     assert 1 == len(snippets(recommendation))
 
 
 @pytest.mark.parametrize(
-    ("info", "warning"),
+    ("backend", "info", "warning"),
     [
-        ({"oversubscribed": True}, "more ranks than cores"),
-        ({"environment": {"emulated": {"rate": "1gbit"}}}, "emulated"),
+        ("gloo", {"oversubscribed": True}, "more ranks than cores"),
+        ("gloo", {"environment": {"emulated": {"rate": "1gbit"}}}, "emulated"),
+        ("nccl", {"ranks_per_gpu": 2}, "shared a GPU"),
+        ("gloo", {"ranks_per_gpu": 2}, ""),
     ],
 )
-def test_warnings_are_listed(info: dict[str, Any], warning: str) -> None:
-    """List the warnings in the paragraph."""
-    records = [*sweep(five=16), *fresh((FIVE, 16))]
-    assert warning in paragraph(decide(records, **info))
-    assert "Warnings" not in paragraph(decide(records))
-
-
-@pytest.mark.parametrize(("backend", "is_flagged"), [("nccl", True), ("gloo", False)])
-def test_a_shared_gpu_is_a_warning(backend: str, *, is_flagged: bool) -> None:
-    """Warn that ranks shared a GPU."""
-    records = [*sweep(five=16), *fresh((FIVE, 16))]
-    placed = [
-        dataclasses.replace(r, case=dataclasses.replace(r.case, backend=backend)) for r in records
+def test_warnings_are_listed(backend: str, info: dict[str, Any], warning: str) -> None:
+    """List the warnings of the run's conditions, if there are any."""
+    records = [
+        dataclasses.replace(record, case=dataclasses.replace(record.case, backend=backend))
+        for record in (*sweep(five=16), *fresh((FIVE, 16)))
     ]
-    assert is_flagged == ("ranks shared a GPU" in paragraph(decide(placed, ranks_per_gpu=2)))
+    warnings = decide(records, **info).warnings
+    assert bool(warning) == len(warnings)
+    assert all(warning in each for each in warnings)
 
 
 @pytest.mark.parametrize("flags", [["throttled"], []])
@@ -160,10 +136,9 @@ def test_what_broke_in_fresh_launches_is_a_warning() -> None:
     broken = launches_of(5, confirmed(TOPK), ranks_agree=False)
     recommendation = decide([*sweep(five=16, topk=5), *fresh((FIVE, 16)), *broken])
     assert ("change", "none") == (recommendation.verdict, recommendation.best.hook)
-    expected = (
-        "topk:0.01 with 5 MiB buckets is left out because its ranks ended with different parameters"
-    )
-    assert (expected,) == recommendation.warnings
+    [warning] = recommendation.warnings
+    assert "topk:0.01 with 5 MiB buckets" in warning
+    assert "different parameters" in warning
 
 
 def test_loss_that_is_no_number_is_left_out() -> None:
@@ -197,55 +172,20 @@ def test_few_and_bimodal_launches_are_warnings() -> None:
 
 
 def test_file_holds_the_contract() -> None:
-    """Write every documented field, and read it back."""
+    """Write every documented field, and read it back, with or without a speedup."""
     recommendation = compressed()
     data = json.loads(json.dumps(recommendation.to_json()))
-    promised = {
-        "schema",
-        "workload",
-        "world_size",
-        "baseline",
-        "best",
-        "best_uncompressed",
-        "speedup",
-        "speedup_ci",
-    }
-    promised |= {"verdict", "reason", "snippet", "measured_steps", "safe"}
-    assert promised <= data.keys()
+    promised = "schema workload world_size baseline best best_uncompressed speedup speedup_ci"
+    promised += " verdict reason snippet measured_steps safe"
+    assert set(promised.split()) <= data.keys()
     assert 1 == data["schema"]
-    setting = {
-        "bucket_cap_mb": "5",
-        "hook": "topk",
-        "density": 0.01,
-        "precision": "fp32",
-        "accumulation": 1,
-    }
-    assert setting.items() <= data["best"].items()
-    for one in (data["baseline"], data["best"], data["best_uncompressed"]):
-        assert {"step_ms", *setting} <= one.keys()
+    best = {"bucket_cap_mb": "5", "hook": "topk", "density": 0.01, "precision": "fp32"}
+    assert best.items() <= data["best"].items()
+    for name in ("baseline", "best", "best_uncompressed"):
+        assert {"step_ms", "accumulation", *best} <= data[name].keys()
     assert 2 == len(data["speedup_ci"])
-    assert recommendation == Recommendation.from_json(data)
-    assert recommendation == Recommendation.from_json(
-        {**data, "later": 1, "best": {**data["best"], "later": 1}}
-    )
+    later = {**data, "later": 1, "best": {**data["best"], "later": 1}}
+    assert recommendation == Recommendation.from_json(data) == Recommendation.from_json(later)
     assert paragraph(recommendation) == data["paragraph"]
-
-
-def test_undecided_file_is_read_back() -> None:
-    """Write and read a recommendation without speedup."""
-    recommendation = decide(sweep(topk=10))
-    assert recommendation == Recommendation.from_json(
-        json.loads(json.dumps(recommendation.to_json()))
-    )
-
-
-def test_setting_has_what_a_user_chooses() -> None:
-    """Include every field of a case except where and when it runs."""
-    missing = {f.name for f in dataclasses.fields(TrainingCase)} - setting_of(BASE).keys()
-    assert {"workload", "world_size", "batch_per_rank", "backend", "env", "phase"} == missing
-
-
-def test_a_foreign_recommendation_is_refused() -> None:
-    """Refuse an edited file with the reason."""
-    with pytest.raises(InputError, match="not one of commbench"):
-        Recommendation.from_json({"verdict": "keep"})
+    undecided = decide(sweep(topk=10))
+    assert undecided == Recommendation.from_json(json.loads(json.dumps(undecided.to_json())))

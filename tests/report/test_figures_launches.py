@@ -37,11 +37,8 @@ def test_dots_are_shares_of_the_median_launch() -> None:
 
 
 def test_modes_are_named() -> None:
-    """Mark bimodal cases, and state the distance of the modes."""
+    """Mark bimodal cases."""
     (drawing,) = launch_figures([run_of(make_launches(TWO_HUMPS))])
-
-    assert "In two modes (*): mpi all_reduce 1 KiB." in drawing.caption
-    assert "the slowest takes 2.02 times as long as the fastest" in drawing.caption
     assert "mpi all_reduce 1 KiB *" in texts_of(drawing.svg)
 
 
@@ -54,9 +51,9 @@ def test_one_launch_has_no_distribution() -> None:
 def test_of_very_many_the_worst_are_drawn() -> None:
     """Draw the worst lines only, and state the total number."""
     cases = [make_case(message_bytes=1024 * 2**power) for power in range(20)]
-    records = [r for case in cases for r in make_launches(TWO_HUMPS, case)]
+    records = [record for case in cases for record in make_launches(TWO_HUMPS, case)]
     (drawing,) = launch_figures([run_of(records)])
-    assert "Shown are 16 of 20, flagged ones first." in drawing.caption
+    assert "16 of 20" in drawing.caption
 
 
 def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:

@@ -7,18 +7,14 @@ from pathlib import Path
 import pytest
 from drawings import marked, painted
 from live_builders import OWN, STEPS_MS, make_blocks, make_live_run, open_run, simulate, with_cap
-from pages import read
 
 from commbench.ddp.plan.cases import CONFIRM
-from commbench.report.figures.buckets import bucket_figures
 from commbench.report.figures.live import (
     Course,
     course_of,
     live_figures,
-    loss_caption,
     paint_loss,
     paint_timeline,
-    timeline_caption,
 )
 from commbench.results import Run, load_run
 
@@ -57,14 +53,8 @@ def tuned_records(run: Run) -> list[object]:
     return list({record.case: record for record in run.training_records}.values())
 
 
-def test_settings_are_ordered(tuned: Run) -> None:
+def test_the_script_s_own_setting_comes_first(tuned: Run, tmp_path: Path) -> None:
     """List the script's own setting first, then the fastest."""
-    assert ["default buckets", "5 MiB buckets"] == list(course(tuned).names[:2])
-    assert "100 MiB buckets" == course(tuned).names[-1]
-
-
-def test_the_script_s_own_setting_comes_first_whatever_it_is(tmp_path: Path) -> None:
-    """Name the script's bucket size as its own."""
     own = with_cap("25")
     run = open_run(tmp_path / "mine", own=own)
     run.append(make_blocks(own, [100.0, 101.0]))
@@ -74,58 +64,48 @@ def test_the_script_s_own_setting_comes_first_whatever_it_is(tmp_path: Path) -> 
     run.wait()
     loaded = load_run(tmp_path / "mine")
     assert ["25 MiB buckets", "default buckets"] == list(course(loaded).names)
-    caption = timeline_caption(course(loaded))
-    assert "The script's own setting is 25 MiB buckets." in caption
-    assert "It was never reached" in caption
-    assert "as the script's own setting" in bucket_figures([loaded])[0].caption
+    assert ["default buckets", "5 MiB buckets"] == list(course(tuned).names[:2])
+    assert "100 MiB buckets" == course(tuned).names[-1]
 
 
 def test_timeline_has_a_line_for_each_setting(tuned: Run) -> None:
     """Draw one span per block, and mark the start of the confirmation."""
-    drawn_course = course(tuned)
-    above, below = painted(paint_timeline, drawn_course).axes
-    assert list(drawn_course.names) == [label.get_text() for label in above.get_yticklabels()]
-    assert len(drawn_course.spans) == sum(len(bars.get_paths()) for bars in above.collections)
-    assert [(span.begin, span.step_ms) for span in drawn_course.spans] == marked(below, "median")[
-        ::2
-    ]
-    begin = next(
-        record.block_at[0] for record in tuned.training_records if record.case.phase == CONFIRM
-    )
-    assert begin == drawn_course.begins_confirmation
-    assert ["confirmation"] == [text.get_text() for text in above.texts]
+    drawn = course(tuned)
+    above, below = painted(paint_timeline, drawn).axes
+    assert list(drawn.names) == [label.get_text() for label in above.get_yticklabels()]
+    assert len(drawn.spans) == sum(len(bars.get_paths()) for bars in above.collections)
+    medians = marked(below, "median")[::2]
+    assert [(span.begin, span.step_ms) for span in drawn.spans] == medians
+    confirming = [record for record in tuned.training_records if record.case.phase == CONFIRM]
+    assert confirming[0].block_at[0] == drawn.begins_confirmation
 
 
 def test_every_change_is_marked_below_the_loss(tuned: Run) -> None:
     """Mark every change of setting, and draw each loss."""
-    drawn_course = course(tuned)
-    (axes,) = painted(paint_loss, drawn_course).axes
-    names = ["default buckets", *(span.name for span in drawn_course.spans)]
-    changes = [
-        span.begin
-        for span, before in zip(drawn_course.spans, names, strict=False)
-        if span.name != before
-    ]
+    drawn = course(tuned)
+    (axes,) = painted(paint_loss, drawn).axes
+    changes = []
+    before = "default buckets"
+    for span in drawn.spans:
+        if span.name != before:
+            changes.append(span.begin)
+        before = span.name
     assert changes == [x for x, _ in marked(axes, "switch")[::2]]
     assert len(tuned.losses) == len(axes.get_lines()[0].get_xdata())
-    assert f"Marks at the bottom are {len(changes)} changes of the setting" in loss_caption(
-        drawn_course
-    )
 
 
 def test_the_last_of_several_launches_is_drawn(tmp_path: Path) -> None:
     """Draw the last launch, and name it."""
     make_live_run(tmp_path / "mine", launches=2)
-    drawn_course = course(load_run(tmp_path / "mine"))
-    assert (1, 2) == (drawn_course.launch, drawn_course.launches)
-    assert "in launch 2 of 2" in timeline_caption(drawn_course)
-    assert {1} == {loss.launch for loss in drawn_course.losses}
+    drawn = course(load_run(tmp_path / "mine"))
+    assert (1, 2) == (drawn.launch, drawn.launches)
+    assert {1} == {loss.launch for loss in drawn.losses}
 
 
 def test_other_runs_have_no_such_figures(tuned: Run) -> None:
     """Draw nothing for other trainings or without blocks, and no loss without losses."""
-    plan = {**tuned.info["plan"], "live": False}
-    assert [] == live_figures([dataclasses.replace(tuned, info={**tuned.info, "plan": plan})])
+    info = {**tuned.info, "plan": {**tuned.info["plan"], "live": False}}
+    assert [] == live_figures([dataclasses.replace(tuned, info=info)])
     assert [] == live_figures([dataclasses.replace(tuned, training_records=())])
     (drawing,) = live_figures([dataclasses.replace(tuned, path=Path("/nowhere"))])
     assert "live" == drawing.name
@@ -137,23 +117,3 @@ def test_two_runs_have_figures_of_their_own(tuned: Run) -> None:
         dataclasses.replace(tuned, path=Path("/runs") / name) for name in ("one", "other")
     )
     assert ["live-1", "live-2"] == [drawing.name for drawing in live_figures([one, other])]
-
-
-def test_texts_name_the_script_s_own_setting(tuned: Run) -> None:
-    """State the baseline, the confirmed gain, the duration and the lines to paste."""
-    text = read(tuned).text
-    for part in (
-        "train.py on 2 ranks: change to 5 MiB buckets.",
-        "The script's own setting is default buckets.",
-        "times as fast as the script's own setting",
-        "of the training, in 1 launch.",
-        "bucket_cap_mb=5,",
-        "one launch, and launches differ",
-    ):
-        assert part in text
-    assert "than the default" not in text
-    assert "as the default" not in text
-    (caption,) = [drawing.caption for drawing in bucket_figures([tuned])]
-    assert "95 % intervals over steps" in caption
-    assert "Fastest in the screening" in caption
-    assert "fresh blocks of 1 launch" in caption

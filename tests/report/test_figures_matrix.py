@@ -30,35 +30,26 @@ def heat(run: Run) -> Heat:
 
 
 def test_cells_are_from_row_to_column() -> None:
-    """Show median bandwidth from row to column, with an empty diagonal."""
-    run = run_of(
-        make_matrix(3, noise=0.0, rank_slowness=lambda a, b: 2.0 if (a, b) == (0, 2) else 1.0), 3
-    )
+    """Show median bandwidth from row to column, with an empty diagonal; latency is a time."""
+    slow = make_matrix(3, noise=0.0, rank_slowness=lambda a, b: 2.0 if (a, b) == (0, 2) else 1.0)
+    run = run_of(slow, 3)
     cells = heat(run)
-    image = painted(paint_heat, cells).axes[0].get_images()[0].get_array()
     fast = run.matrices[0].rate_GBps(INTER_US)
-
-    assert np.ma.is_masked(image[0, 0]) or np.isnan(image[0, 0])
-    assert pytest.approx(fast / 2) == cells.cells[0, 2]
-    assert pytest.approx(fast) == cells.cells[2, 0]
+    assert np.isnan(cells.cells[0, 0])
+    assert pytest.approx([fast / 2, fast]) == [cells.cells[0, 2], cells.cells[2, 0]]
     assert "GB/s" == cells.unit
-
-
-def test_latency_is_a_time() -> None:
-    """Show microseconds for latency."""
-    cells = heat(run_of(make_matrix(3, noise=0.0, case=make_case("latency", pattern="matrix")), 3))
-    assert ("us", pytest.approx(INTER_US)) == (cells.unit, cells.cells[0, 1])
+    latency = heat(
+        run_of(make_matrix(3, noise=0.0, case=make_case("latency", pattern="matrix")), 3)
+    )
+    assert ("us", pytest.approx(INTER_US)) == (latency.unit, latency.cells[0, 1])
 
 
 def test_the_slow_host_is_marked() -> None:
     """Mark the row and column of a host slow in both directions."""
     run = run_of(make_matrix(6, host_slowness=touching(2, 2.0), launches=10), 6)
     axes = painted(paint_heat, heat(run)).axes[0]
+    assert {(1.02, 2.0), (2.0, 1.02)} <= set(marked(axes, "slow"))
     (drawing,) = matrix_figures([run])
-
-    assert (1.02, 2.0) in marked(axes, "slow")
-    assert (2.0, 1.02) in marked(axes, "slow")
-    assert "Marked as slow: host3: its links take 1.9" in drawing.caption
     assert "host3" in drawing.alt
 
 
@@ -75,49 +66,13 @@ def test_all_ranks_of_a_slow_host_are_marked() -> None:
     assert {2.0, 3.0} <= rows
 
 
-def test_nothing_slow_is_said() -> None:
-    """State that nothing is slow."""
-    (drawing,) = matrix_figures([run_of(make_matrix(4), 4)])
-    assert "Here no host or link is shown to be slower than its peers." in drawing.caption
-
-
-def test_what_was_not_judged_is_not_called_sound() -> None:
-    """State that launches are too few, or that two hosts cannot be judged."""
-    (few,) = matrix_figures([run_of(make_matrix(4, launches=1), 4)])
-    (two,) = matrix_figures([run_of(make_matrix(2), 2)])
-    assert (
-        "Hosts and links are not judged: 1 launch cannot distinguish slowness from chance"
-        in few.caption
-    )
-    assert "With so few pairs no straggler can be identified." in two.caption
-    assert not any("is shown to be slower" in drawing.caption for drawing in (few, two))
-
-
-def test_a_matrix_speaks_for_itself() -> None:
-    """Mark nothing in a matrix because of another one."""
-    slow = make_matrix(6, host_slowness=touching(2, 3.0), launches=10)
-    sound = make_matrix(
-        6, launches=10, case=make_case("latency", pattern="matrix", message_bytes=8)
-    )
-    captions = [drawing.caption for drawing in matrix_figures([run_of([*slow, *sound], 6)])]
-    assert ["Marked as slow" in caption for caption in captions] == [
-        "Here no host" not in caption for caption in captions
-    ]
-    assert {True, False} == {"Marked as slow" in caption for caption in captions}
-
-
 def test_typical_is_what_pairs_have_that_nothing_slow_explains() -> None:
     """State the median of unmarked pairs in the colours' unit, and the marked pairs' value."""
     small = make_case("bandwidth", pattern="matrix", message_bytes=1024)
-    run = run_of(
-        make_matrix(4, noise=0.001, host_slowness=touching(2, 4.0), launches=8, case=small), 4
-    )
-    (drawing,) = matrix_figures([run])
-    assert "MB/s" == heat(run).unit
-    assert "Half of the pairs that are not marked move 10.2 MB/s." in drawing.caption
-    assert "The marked pairs move 2.56 MB/s." in drawing.caption
-    (within,) = matrix_figures([run_of(make_matrix(3, 2, noise=0.0), 3, 2)])
-    assert "Half of the pairs within hosts move 35.0 GB/s." in within.caption
+    slow = make_matrix(4, noise=0.001, host_slowness=touching(2, 4.0), launches=8, case=small)
+    (drawing,) = matrix_figures([run_of(slow, 4)])
+    assert "10.2 MB/s" in drawing.caption
+    assert "2.56 MB/s" in drawing.caption
 
 
 def test_hosts_name_the_axes_and_few_cells_are_written() -> None:
@@ -128,8 +83,10 @@ def test_hosts_name_the_axes_and_few_cells_are_written() -> None:
 
 def test_pairs_that_were_not_timed_are_blank_and_counted() -> None:
     """Leave untimed pairs blank, and state their number."""
-    (drawing,) = matrix_figures([run_of(without(make_matrix(4), (0, 1), (2, 1)), 4)])
-    assert "2 pairs could not be timed and are blank." in drawing.caption
+    run = run_of(without(make_matrix(4), (0, 1), (2, 1)), 4)
+    assert 4 + 2 == np.isnan(heat(run).cells).sum()
+    (drawing,) = matrix_figures([run])
+    assert "2 pairs" in drawing.caption
 
 
 def test_very_many_ranks_share_cells_that_show_the_slowest_pair(
@@ -167,23 +124,9 @@ def test_a_wide_range_gets_a_logarithmic_scale() -> None:
     ]
 
 
-def test_hostile_hosts_are_plain_text() -> None:
-    """Draw host names literally."""
-    from dataclasses import replace
-
-    run = run_of(make_matrix(3), 3)
-    ranks = [{"rank": rank, "host": f"<b>&${rank}$"} for rank in range(3)]
-    (drawing,) = matrix_figures([replace(run, info={**run.info, "ranks": ranks})])
-    assert "<b>&$1$" in texts_of(drawing.svg)
-
-
 def test_every_run_has_its_own() -> None:
     """Draw a heat map per matrix and run."""
     runs = [run_of(make_matrix(3), 3, name=name) for name in ("old", "new")]
-    drawings = matrix_figures(runs)
-
-    assert ["old: ", "new: "] == [drawing.title[:5] for drawing in drawings]
-    assert ["matrix-1-bandwidth-1", "matrix-2-bandwidth-1"] == [
-        drawing.name for drawing in drawings
-    ]
+    names = [drawing.name for drawing in matrix_figures(runs)]
+    assert ["matrix-1-bandwidth-1", "matrix-2-bandwidth-1"] == names
     assert [] == matrix_figures([run_of([], 3)])

@@ -2,7 +2,7 @@
 
 import io
 
-from drawings import painted, run_of, texts_of
+from drawings import painted, run_of
 from matplotlib.axes import Axes
 from rich.console import Console
 from soaks import at_s, even, soak_info, soak_records, waiting_for
@@ -42,15 +42,6 @@ def test_the_time_line_shows_medians_and_events() -> None:
     assert [2, 2] == [
         sum(patch.get_gid() == "event" for patch in axes.patches) for axes in (times, ranks)
     ]
-
-
-def test_the_figure_says_what_it_shows() -> None:
-    """State the events and the change in the caption; the drawing is sound."""
-    (drawing,) = soak_figures([soaked()])
-    assert ("soak", "soak-mpi-all-reduce-1-kib-float32-sum") == (drawing.section, drawing.name)
-    assert "2 events in 20 min" in drawing.caption
-    assert "From the first launch to the last the time changed by" in drawing.caption
-    assert "time of day, UTC" in texts_of(drawing.svg)
 
 
 def test_another_run_has_no_time_line() -> None:

@@ -43,18 +43,8 @@ def test_a_wide_range_is_dots_on_a_logarithmic_axis() -> None:
 def test_the_most_frugal_is_named_with_its_share() -> None:
     """Name the hook with the fewest bytes and its share."""
     (drawing,) = traffic_figures([training_run_of(records({"none": 40e6, "topk:0.01": 0.8e6}))])
-    assert (
-        "topk:0.01 sends least: 0.800 MB a step, 2 % of the 40.0 MB of a dense all-reduce"
-        in drawing.caption
-    )
-
-
-def test_a_hook_that_sends_otherwise_than_it_says_is_named() -> None:
-    """Repeat the row's warning about unexpected bytes."""
-    odd = launches_of(10.0, sent_bytes=80e6, expected_bytes=40e6, dense_bytes=40e6)
-    assert (
-        "The bytes of none differ from theory" in traffic_figures([training_run_of(odd)])[0].caption
-    )
+    for words in ("topk:0.01", "0.800 MB", "2 %", "40.0 MB"):
+        assert words in drawing.caption
 
 
 def test_unknown_bytes_are_not_drawn() -> None:

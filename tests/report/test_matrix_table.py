@@ -62,8 +62,9 @@ def test_ranks_stand_by_ranks_on_one_host() -> None:
     assert "*" not in text
 
 
-@pytest.mark.parametrize("operation", ["latency", "bandwidth"])
-@pytest.mark.parametrize("hosts", [1, 3, 10])
+@pytest.mark.parametrize(
+    ("operation", "hosts"), [("latency", 1), ("bandwidth", 3), ("latency", 10), ("bandwidth", 10)]
+)
 def test_tables_fit_100_columns(hosts: int, operation: str) -> None:
     """Number the columns of long names instead of cutting them."""
     case = make_case(operation, pattern="matrix", message_bytes=8)
@@ -75,18 +76,14 @@ def test_tables_fit_100_columns(hosts: int, operation: str) -> None:
     text = printed(Run(path=Path("mine"), info=info, records=tuple(records)), width=100)
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     lines = text.splitlines()
-    (heading,) = [
-        lines[i + 1].split() for i, line in enumerate(lines) if "from row to column" in line
-    ]
+    (place,) = [place for place, line in enumerate(lines) if "from row to column" in line]
     expected = {
-        1: [word for rank in range(10) for word in ("rank", str(rank))],
-        3: [f"node-host{host}.cluster" for host in (1, 2, 3)],
-        10: [str(number) for number in range(1, 11)],
+        1: " ".join(f"rank {rank}" for rank in range(10)),
+        3: " ".join(f"node-host{host}.cluster" for host in (1, 2, 3)),
+        10: " ".join(str(number) for number in range(1, 11)),
     }
-    assert expected[hosts] == heading
+    assert expected[hosts].split() == lines[place + 1].split()
     assert ("time in us" if operation == "latency" else "kB/s") in text
-    if hosts == 10:
-        assert any(line.startswith("3 node-host") for line in lines)
 
 
 def test_of_many_the_worst_are_shown() -> None:
@@ -130,23 +127,17 @@ def test_results_are_named_with_their_pairs(tmp_path: Path) -> None:
     assert f"Results: {table}, {pairs}\n" in printed(load_run(tmp_path / "mine"))
 
 
-def test_sentence_names_the_slow_host() -> None:
-    """Name the slow host, its factor, certainty and operation."""
-    sentence = conclude(
-        straggler_findings(make_run(4, noise=0.001, host_slowness=touching(2, 4.0)))
-    )
-    assert (
-        "Slow: host3: its links take 4 times [4, 4] as long as the others' in mpi bandwidth 1 MiB."
-        == sentence
-    )
-
-
-def test_sentence_names_an_uplink() -> None:
-    """Name the hosts between which links are slow."""
-    sentence = conclude(
-        straggler_findings(make_run(4, noise=0.001, host_slowness=crossing(2, 4.0)))
-    )
-    assert sentence.startswith("Slow: links between host1, host2 and host3, host4 take 4 times [")
+@pytest.mark.parametrize(
+    ("rule", "names"),
+    [
+        (touching(2, 4.0), ["host3", "4 times", "mpi bandwidth 1 MiB"]),
+        (crossing(2, 4.0), ["host1, host2", "host3, host4", "4 times"]),
+    ],
+)
+def test_sentence_names_what_is_slow(rule: Any, names: list[str]) -> None:
+    """Name the slow host or the hosts between which links are slow, factor and operation."""
+    sentence = conclude(straggler_findings(make_run(4, noise=0.001, host_slowness=rule)))
+    assert all(name in sentence for name in names)
 
 
 def test_sentence_merges_what_shows_in_several_cases() -> None:

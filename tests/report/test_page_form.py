@@ -25,15 +25,11 @@ from commbench.results import load_run
 @pytest.mark.kept
 @pytest.mark.parametrize("folder", KEPT_RUNS, ids=lambda path: path.name)
 def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
-    """Draw every kept run's page: balanced, unique ids, valid links, described figures."""
-    run = load_run(folder)
-    reader = read(run)
+    """Draw every kept run's page: balanced, unique ids, valid links."""
+    reader = read(load_run(folder))
     assert len(set(reader.ids)) == len(reader.ids)
     assert {link[1:] for link in reader.links if link.startswith("#")} <= set(reader.ids)
-    if run.recommendation:
-        assert run.recommendation.reason in reader.text
-    for section in ("conditions", "repeat", "launches"):
-        assert section in reader.ids
+    assert {"conditions", "repeat", "launches"} <= set(reader.ids)
 
 
 def test_texts_of_runs_are_never_markup() -> None:
@@ -57,9 +53,7 @@ def test_page_asks_nothing_of_the_network() -> None:
     page = Reader(html)
     assert [] == [link for link in page.links if "//" in link]
     assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", html)
-    policy = next(
-        value for tag, name, value in page.attributes if tag == "meta" and "default-src" in value
-    )
+    [policy] = [text for tag, _, text in page.attributes if tag == "meta" and "src" in text]
     assert policy.startswith("default-src 'none'")
 
 
@@ -98,28 +92,19 @@ def test_each_id_and_file_is_there_once(names: Sequence[str]) -> None:
 def test_what_headings_and_flags_mean_needs_no_pointer() -> None:
     """Explain headings and flags in text, and keep flags out of the tab order."""
     page = read(make_run(make_launches(STEADY[:3])))
-    below = page.text.partition("What the columns mean")[2]
-    assert "busbw algbw times nccl-tests' factor" in below
-    assert "95 % CI 95 % confidence interval of time_us" in below
+    assert "busbw" in page.text.partition("What the columns mean")[2]
     assert ("abbr", "title", FLAGS["few_launches"].description) in page.attributes
     assert "abbr" not in {tag for tag, name, _ in page.attributes if name == "tabindex"}
-    pairs = read(make_run(make_matrix(3, launches=3), **make_hosts(3)))
-    assert "low end" not in pairs.text
 
 
 def test_headings_of_numbers_are_marked_for_sorting() -> None:
     """Mark numeric cells and headings, and include the sorting script."""
     html = render_page([make_run(make_launches(STEADY))], [], beside=False)
-    page = Reader(html)
+    attributes = Reader(html).attributes
     assert "aria-sort" in html
-    values = [
-        float(value) for tag, name, value in page.attributes if (tag, name) == ("td", "data-value")
-    ]
-    assert 10.0 in values
-    assert ("th", "class", "number") in page.attributes
-    assert {"col"} == {
-        value for tag, name, value in page.attributes if (tag, name) == ("th", "scope")
-    }
+    assert ("td", "data-value", "10.0") in attributes
+    assert ("th", "class", "number") in attributes
+    assert {"col"} == {text for tag, name, text in attributes if (tag, name) == ("th", "scope")}
 
 
 # ------------------------------------------------------------------------------------------ writing
@@ -127,26 +112,19 @@ def test_headings_of_numbers_are_marked_for_sorting() -> None:
 
 def test_page_and_figures_are_written_and_old_figures_go(tmp_path: Path) -> None:
     """Write page and figures, and remove only figures of an older page."""
-    folder = write_run(
-        tmp_path / "mine",
-        [*make_launches(STEADY), *make_launches(STEADY, make_case(message_bytes=MIB))],
-    )
+    larger = make_launches(STEADY, make_case(message_bytes=MIB))
+    folder = write_run(tmp_path / "mine", [*make_launches(STEADY), *larger])
     page = write_page([load_run(folder)], folder)
     assert folder / PAGE == page
-    figures = sorted(path.name for path in (folder / FIGURES).iterdir())
+    html = page.read_text(encoding="utf-8")
+    figures = {path.name for path in (folder / FIGURES).iterdir()}
     assert figures
-    assert figures == sorted(
-        name for name in re.findall(r'href="figures/([^"]+)"', page.read_text(encoding="utf-8"))
-    )
-    page.write_text(
-        page.read_text(encoding="utf-8") + '<a href="figures/old.png">', encoding="utf-8"
-    )
+    assert figures == set(re.findall(r'href="figures/([^"]+)"', html))
+    page.write_text(f'{html}<a href="figures/old.png">', encoding="utf-8")
     for name in ("old.png", "theirs.png"):
         (folder / FIGURES / name).write_bytes(b"")
     write_page([load_run(folder)], folder)
-    assert sorted([*figures, "theirs.png"]) == sorted(
-        path.name for path in (folder / FIGURES).iterdir()
-    )
+    assert {*figures, "theirs.png"} == {path.name for path in (folder / FIGURES).iterdir()}
 
 
 def test_page_links_files_beside_it(tmp_path: Path) -> None:
@@ -188,14 +166,9 @@ def test_somebody_elses_page_is_left_alone(tmp_path: Path) -> None:
 
 def test_runs_are_told_apart_by_what_their_names_do_not_share(tmp_path: Path) -> None:
     """Name runs by differing words, or by their parent directories."""
-    folders = [
-        write_run(tmp_path / f"{day}_xeon" / "mine", make_launches(STEADY))
-        for day in ("monday", "friday")
-    ]
-    page = write_page([load_run(folder) for folder in folders], tmp_path / "both")
-    reader = Reader(page.read_text(encoding="utf-8"))
+    folders = [tmp_path / f"{day}_xeon" / "mine" for day in ("monday", "friday")]
+    runs = [load_run(write_run(folder, make_launches(STEADY))) for folder in folders]
+    reader = Reader(write_page(runs, tmp_path / "both").read_text(encoding="utf-8"))
     assert ["monday", "friday"] == [line[0] for line in reader.table_with("run", "busbw")[1:]]
-    assert ["monday", str(folders[0])] == [
-        reader.table_with("directory")[1][0],
-        reader.table_with("directory")[1][-1],
-    ]
+    named = [(line[0], line[-1]) for line in reader.table_with("directory")[1:]]
+    assert [("monday", str(folders[0])), ("friday", str(folders[1]))] == named

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 from training_builders import (
-    EVEN,
     launches_of,
     make_training_case,
     make_training_info,
@@ -19,7 +18,7 @@ from training_builders import (
 from commbench.cli.presentation import print_run
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.flags import FLAGS
-from commbench.report.training import render_recommendation, render_training
+from commbench.report.training import render_training
 from commbench.results import Run
 from commbench.tuner.decision import recommend
 
@@ -83,30 +82,17 @@ def test_a_line_has_all_that_matters() -> None:
     """Print time, speedup, verdict, exposed communication, bytes and losses per configuration."""
     text = render(run_of(FULL), width=200)
     words = line_with(text, "fp16", "default", "faster").split()
-    assert [
-        "fp16",
-        "default",
-        "2",
-        "16.0",
-        "[15.9,",
-        "16.1]",
-        "1.25",
-        "[1.25,",
-        "1.25]",
-        "faster",
-    ] == words[:10]
-    assert ["3", "17.4", "2.5", "2.5"] == words[10:14]
+    expected = "fp16 default 2 16.0 [15.9, 16.1] 1.25 [1.25, 1.25] faster 3 17.4 2.5 2.5"
+    assert expected.split() == words[:14]
     baseline = line_with(text, "none", "default", "20.0 [19.9, 20.1]").split()
     assert ["1.00", "6", "34.8", "2", "2", "0.5", "0.4"] == baseline[6:]
 
 
 def test_title_says_what_and_where() -> None:
     """Print workload, backend, ranks, batch, dense traffic, launches and metric in the title."""
-    expected = (
-        "mlp (gloo, 2 ranks on 1 host, batch 32 a rank, dense all-reduce 34.8 MB a step, 6"
-        " launches)"
-    )
-    assert f"{expected}; metric accuracy" in render(run_of(FULL), width=200)
+    title = line_with(render(run_of(FULL), width=200), "mlp (")
+    for words in ("gloo", "2 ranks", "batch 32", "34.8 MB", "6 launches", "accuracy"):
+        assert words in title
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
@@ -125,14 +111,6 @@ def test_least_telling_columns_give_way_first() -> None:
     text = render(run_of(FULL), width=90)
     assert "to target" in line_with(text, "No space for")
     assert "exposed" not in line_with(text, "No space for")
-
-
-def test_empty_columns_are_left_out() -> None:
-    """Omit empty columns."""
-    text = render(run_of(launches_of(20)), width=200)
-    assert "loss" not in text
-    assert "metric" not in text
-    assert "exposed" not in text
 
 
 def test_settings_other_than_buckets_stand_beside_the_hook() -> None:
@@ -167,12 +145,8 @@ def test_groups_have_tables_of_their_own() -> None:
 def test_step_without_ddp_is_told() -> None:
     """Print the local step, and the distance of the default and the fastest."""
     text = " ".join(render(run_of(FULL)).split())
-    assert (
-        "Without DDP a step takes 10.0 ms; scaling efficiency is 50 % for none with default buckets"
-        " and 62 %" in text
-    )
-    assert "62 % for fp16 with default buckets." in text
-    assert "Without DDP" not in render(run_of(launches_of(20)))
+    for words in ("10.0 ms", "50 % for none", "62 % for fp16"):
+        assert words in text
 
 
 def test_failed_configuration_says_why() -> None:
@@ -181,7 +155,6 @@ def test_failed_configuration_says_why() -> None:
     text = render(run_of([*launches_of(20), broken]))
     assert ["fp16", "default", "hung"] == line_with(text, "fp16  ", "hung").split()
     assert "fp16 with default buckets: hung: rank 1 made no progress for 60 s" in text
-    assert "! 1 of 2 rows hung: the same command measures them again" in text
 
 
 def test_marks_are_explained() -> None:
@@ -194,90 +167,41 @@ def test_marks_are_explained() -> None:
     assert line_with(text, "none", "default", "20.0").split()[-1] == FLAGS["ranks_differ"].mark
 
 
-def test_warnings_come_with_remedies() -> None:
-    """Print each warning once with its remedy; equal buckets cause none."""
-    copy = make_training_case("fp16", "25")
-    drifting = {"step_ms": [20.0] * 10 + [24.0] * 10, "block_lengths": [10, 10]}
-    records = [
-        *(dataclasses.replace(one, **drifting) for one in launches_of(20)),
-        *launches_of(16, FP16),
-    ]
-    text = " ".join(
-        render(
-            run_of(
-                records,
-                environment={"emulated": {"rate": "1gbit"}},
-                same_layout={copy.key: FP16.key},
-            )
-        ).split()
-    )
-    assert "! All 2 rows are noisy (1 bimodal, 1 unsteady, 2 drift): try --budget standard" in text
-    assert "! All 2 rows are flagged emulated: hosts and links were emulated" in text
-    assert "flagged same_layout" not in text
+def confirmed() -> list[TrainingRecord]:
+    """Return fresh launches of the default and of faster buckets."""
+    five = make_training_case(cap="5", phase="confirm")
+    return [*launches_of(20.0, make_training_case(phase="confirm")), *launches_of(15.0, five)]
 
 
-def test_few_launches_cannot_give_a_verdict() -> None:
-    """State that few launches allow only inconclusive verdicts."""
-    few = [record for record in FULL if record.launch < 3]
-    assert "! 3 launches cannot show one of 1 configuration to be faster" in " ".join(
-        render(run_of(few)).split()
-    )
-    assert "cannot show" not in render(run_of(FULL))
-
-
-def test_two_launches_that_differ_are_wide() -> None:
-    """Print "wide" for an interval over powers of ten."""
-    records = [make_training_record(launch=i, step_ms=step) for i, step in enumerate((10.0, 40.0))]
-    assert "[wide]" in render(run_of(records))
-
-
-def test_nothing_trained_is_said() -> None:
-    """Print a sentence if nothing was trained."""
-    assert "Nothing has been trained yet.\n" == render(run_of([]))
+def printed(run: Run) -> str:
+    """Return the report of a run."""
+    stream = io.StringIO()
+    print_run(run, "table", Console(file=stream, width=100, force_terminal=False))
+    return stream.getvalue()
 
 
 def test_recommendation_ends_the_report() -> None:
     """Print recommendation and snippet last."""
-    fresh = [
-        make_training_record(
-            dataclasses.replace(case, phase="confirm"), launch=i, step_ms=step * factor
-        )
-        for case, step in ((make_training_case(), 20.0), (FIVE, 15.0))
-        for i, factor in enumerate(EVEN)
-    ]
-    run = run_of([*launches_of(20), *launches_of(15, FIVE), *fresh], decided=True)
-    console = Console(file=io.StringIO(), width=100, force_terminal=False, record=True)
-    print_run(run, "table", console)
-    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    run = run_of([*launches_of(20), *launches_of(15, FIVE), *confirmed()], decided=True)
+    lines = [line.rstrip() for line in printed(run).splitlines()]
     assert "    model = DistributedDataParallel(model, bucket_cap_mb=5)" == lines[-1]
-    assert "mlp on 2 ranks: change to 5 MiB buckets." in " ".join(lines)
-    assert run.recommendation is not None
-    assert 2 == len(render_recommendation(run.recommendation))
-    assert render(run).splitlines()[-1] not in lines[-2:]
+    assert "change to 5 MiB buckets" in " ".join(lines)
 
 
-def test_a_tuning_says_its_answer_after_its_tables() -> None:
+@pytest.mark.parametrize(
+    ("first_look", "status"), [(6, "complete"), (6, "partial"), (7, "partial")]
+)
+def test_a_tuning_says_its_answer_after_its_tables(first_look: int, status: str) -> None:
     """Print no advice on single rows of a tuning, and no verdict before the first look."""
-    fresh = [
-        make_training_record(
-            dataclasses.replace(case, phase="confirm"), launch=i, step_ms=step * factor
-        )
-        for case, step in ((make_training_case(), 20.0), (FIVE, 15.0))
-        for i, factor in enumerate(EVEN)
-    ]
-    tuned = {"candidates": [make_training_case().key, FIVE.key]}
-    for planned, status, is_early in (
-        (6, "complete", False),
-        (6, "partial", False),
-        (7, "partial", True),
-    ):
-        run = run_of(
-            [*launches_of(20)[:1], *fresh], decided=True, first_look=planned, status=status, **tuned
-        )
-        console = Console(file=io.StringIO(), width=100, force_terminal=False, record=True)
-        print_run(run, "table", console)
-        text = console.export_text()
-        assert is_early == ("No verdict yet: 6 of 7 fresh launches made." in text)
-        assert is_early != ("change to 5 MiB buckets" in text)
-        assert "! " not in text
-        assert text.index("No verdict" if is_early else "change to") < text.index("Results:")
+    run = run_of(
+        [launches_of(20)[0], *confirmed()],
+        decided=True,
+        first_look=first_look,
+        status=status,
+        candidates=[make_training_case().key, FIVE.key],
+    )
+    text = printed(run)
+    answer = "6 of 7 fresh launches" if first_look == 7 else "change to 5 MiB buckets"
+    assert ("change to 5 MiB buckets" in text) == (first_look == 6)
+    assert text.index(answer) < text.index("Results:")
+    assert "! " not in text

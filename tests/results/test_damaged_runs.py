@@ -92,7 +92,7 @@ def test_torn_run_json_says_what_can_still_be_done(tmp_path: Path, content: byte
     (path / "run.json").write_bytes(content)
     with pytest.raises(
         InputError,
-        match=r'run\.json is .*write \{"schema": 2\} into it to read what samples\.jsonl',
+        match=r'run\.json .*\{"schema": 2\} .*samples\.jsonl',
     ):
         load_run(path)
     (path / "run.json").write_text('{"schema": 2}')
@@ -100,44 +100,43 @@ def test_torn_run_json_says_what_can_still_be_done(tmp_path: Path, content: byte
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "3", '"x"', "null", "{}", '{"schema": "1"}', '{"schema": true}']
+    "content", ["[]", "3", "null", "{}", '{"schema": "1"}', '{"schema": true}', '{"schema": 3}']
 )
 def test_foreign_run_json_is_refused(tmp_path: Path, content: str) -> None:
-    """Refuse JSON that is not a run."""
+    """Refuse JSON that is not a run, or that of a newer version."""
     path = make_run(tmp_path / "mine")
     (path / "run.json").write_text(content)
-    with pytest.raises(InputError, match="states no schema"):
+    with pytest.raises(InputError, match="schema"):
         load_run(path)
+    with pytest.raises(InputError, match="schema"):
+        Store.open(path, make_info())
 
 
 @pytest.mark.parametrize(
-    ("entry", "value", "words"),
+    ("entry", "value", "place"),
     [
-        ("world_size", "2", "world_size must be a whole number"),
-        ("nodes", 10**9, "nodes must be a whole number"),
-        ("relative_half_width", "5 %", "relative_half_width must be a number"),
-        ("launches", {"0": 1}, "launches must be a list"),
-        ("launches", [{"seconds": "7"}], r"launches\[0\].seconds must be a number"),
-        ("environment", [], "environment must be an object"),
+        ("world_size", "2", "world_size"),
+        ("nodes", 10**9, "nodes"),
+        ("relative_half_width", "5 %", "relative_half_width"),
+        ("launches", [{"seconds": "7"}], r"launches\[0\].seconds"),
+        ("environment", [], "environment"),
         (
             "environment",
             {"hosts": [{"load_average": "low"}]},
-            r"environment.hosts\[0\].load_average must be a list",
+            r"environment.hosts\[0\].load_average",
         ),
-        ("ranks", [{"rank": 0}], r"ranks\[0\] lacks host"),
-        ("ranks", [{"rank": 0, "host": "a"}] * 2, "names a rank twice"),
-        ("schema", 3, "knows up to 2"),
-        ("started", 1.5, "started must be a text"),
+        ("ranks", [{"rank": 0}], r"ranks\[0\] .*host"),
+        ("ranks", [{"rank": 0, "host": "a"}] * 2, "rank"),
+        ("started", 1.5, "started"),
     ],
 )
 def test_entries_of_other_types_are_named(
-    tmp_path: Path, entry: str, value: object, words: str
+    tmp_path: Path, entry: str, value: object, place: str
 ) -> None:
     """Name the entry of a wrong type."""
     path = make_run(tmp_path / "mine")
-    info = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps({**info, entry: value}))
-    with pytest.raises(InputError, match=words):
+    (path / "run.json").write_text(json.dumps(make_info(**{entry: value})))
+    with pytest.raises(InputError, match=place):
         load_run(path)
 
 
@@ -155,72 +154,76 @@ def test_a_date_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
 # ------------------------------------------------------------------------------------ samples.jsonl
 
 
+PAIRS = {
+    "source": [0],
+    "target": [1],
+    "time_us": [1.0],
+    "time_us_p95": [1.0],
+    "repetitions": [1],
+    "wrong": [None],
+}
+
+
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("field", "value", "place"),
     [
-        ("times_us", ["10.0"], "times_us must hold numbers"),
-        ("times_us", [-1.0], "times_us must hold numbers from 0"),
-        ("times_us", [math.nan], "times_us must hold numbers"),
-        ("times_us", [math.inf], "times_us must hold numbers"),
-        ("times_us", "10", "times_us must be a list of numbers"),
-        ("launch", "0", "launch must be a whole number"),
-        ("status", "fine", "status must be one of ok, unsupported"),
-        ("reason", None, "reason must be a text"),
-        ("wrong", 0.5, "wrong must be a whole number"),
-        ("flags", "late", "flags must be a list"),
-        ("group_size", 10**12, "group_size must be a whole number"),
-        ("case", {}, "case lacks backend, dtype, message_bytes, operation"),
-        ("case", [], "case must be an object"),
-        ("pairs", [1], "pairs must be an object"),
-        ("pairs", {"source": [0], "target": [1]}, "pairs lacks repetitions, time_us, time_us_p95"),
-        (
-            "pairs",
-            {
-                "source": [0],
-                "target": [1, 2],
-                "time_us": [1.0],
-                "time_us_p95": [1.0],
-                "repetitions": [1],
-                "wrong": [None],
-            },
-            "differ in length",
-        ),
-        ("groups", [{}], r"groups\[0\] lacks group, group_size, message_bytes"),
+        ("times_us", ["10.0"], "times_us"),
+        ("times_us", [-1.0], "times_us"),
+        ("times_us", [math.nan], "times_us"),
+        ("times_us", "10", "times_us"),
+        ("launch", "0", "launch"),
+        ("status", "fine", "status"),
+        ("reason", None, "reason"),
+        ("group_size", 10**12, "group_size"),
+        ("case", {}, "case .*backend, dtype, message_bytes, operation"),
+        ("pairs", [1], "pairs"),
+        ("pairs", {"source": [0], "target": [1]}, "pairs .*repetitions, time_us, time_us_p95"),
+        ("pairs", {**PAIRS, "target": [1, 2]}, ""),
+        ("pairs", {**PAIRS, "source": ["a"]}, ""),
+        ("groups", [{}], r"groups\[0\] .*group, group_size, message_bytes"),
     ],
 )
 def test_fields_of_other_types_are_named(
-    tmp_path: Path, field: str, value: object, words: str
+    tmp_path: Path, field: str, value: object, place: str
 ) -> None:
     """Name the line and the field of a wrong type."""
     path = make_run(tmp_path / "mine")
-    record = json.loads(json.dumps(make_record(launch=2).to_json()))
+    record = {**make_record(launch=2).to_json(), field: value}
     with (path / "samples.jsonl").open("a") as stream:
-        stream.write(json.dumps({**record, field: value}) + "\n")
-    with pytest.raises(InputError, match=f"samples.jsonl line 3 cannot be used: .*{words}"):
+        stream.write(json.dumps(record) + "\n")
+    with pytest.raises(InputError, match=f"line 3 .*{place}"):
+        load_run(path)
+
+
+@pytest.mark.parametrize("line", ["3", "null", '{"case": {"workload": "tiny"}, "launch": 0}'])
+def test_lines_that_are_no_record_are_named(tmp_path: Path, line: str) -> None:
+    """Name the line, also at the end."""
+    path = make_run(tmp_path / "mine")
+    with (path / "samples.jsonl").open("a") as stream:
+        stream.write(f"{line}\n")
+    with pytest.raises(InputError, match="line 3 "):
         load_run(path)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("field", "value"),
     [
-        ("operation", "all_sum", "Unknown operation 'all_sum'"),
-        ("dtype", "float8", "Unknown dtype 'float8'"),
-        ("dtype", None, "Unknown dtype 'None'"),
-        ("redop", "xor", "Unknown reduction 'xor'"),
-        ("pattern", "star", "Unknown pattern 'star'"),
-        ("pattern", "fan-in", "pattern fan-in is for"),
+        ("operation", "all_sum"),
+        ("dtype", "float8"),
+        ("dtype", None),
+        ("redop", "xor"),
+        ("pattern", "star"),
+        ("pattern", "fan-in"),
     ],
 )
-def test_cases_of_newer_versions_are_named(
-    tmp_path: Path, field: str, value: object, words: str
-) -> None:
-    """Name the field of a case that this version does not know."""
+def test_cases_of_newer_versions_are_named(tmp_path: Path, field: str, value: object) -> None:
+    """Name the value of a case that this version does not know."""
     path = make_run(tmp_path / "mine")
-    record = json.loads(json.dumps(make_record(launch=2).to_json()))
-    record["case"][field] = value
+    record = make_record(launch=2).to_json()
+    record["case"] |= {field: value}
     with (path / "samples.jsonl").open("a") as stream:
         stream.write(json.dumps(record) + "\n")
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=str(value)):
         load_run(path)
 
 

@@ -3,20 +3,17 @@
 from pathlib import Path
 
 import pytest
-from builders import MIB, STEADY, make_case, make_launches
+from builders import MIB, make_case
 from laws import sweep
 from matrices import make_hosts, make_matrix, touching
 
 from commbench.analysis.runs import network_model, straggler_findings
-from commbench.analysis.scaling import growths
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Record
 from commbench.launch.tables import write_tables
 from commbench.report.figures.matrix import matrix_figures
 from commbench.report.figures.sizes import families
-from commbench.report.page.collectives import overhead_tables
 from commbench.report.page.conclusion import bandwidths, find_conclusion, latencies, pairs
-from commbench.report.table import TIME_SLICES
 from commbench.results import MODEL, PAIRS, Run, Store
 from commbench.results.info import shares_gpu
 
@@ -90,25 +87,6 @@ def test_the_first_screen_says_so_alone() -> None:
     assert any(DOUBT in text for text in conclusion.texts)
 
 
-def test_one_such_row_among_many_is_named() -> None:
-    """Show the warning for a single row."""
-    records = [
-        *sweep(),
-        *sweep(make_case("all_gather")),
-        *make_launches(STEADY, make_case(backend="nccl")),
-    ]
-    run = Run(
-        path=Path("results/mine"), info=make_hosts(2, ranks_per_gpu=2), records=tuple(records)
-    )
-    texts = [
-        text
-        for conclusion in find_conclusion([run])
-        if conclusion.label == "Warnings"
-        for text in conclusion.texts
-    ]
-    assert [f"1 of {len(run.rows)} rows are flagged shared_gpu: {DOUBT}."] == texts
-
-
 @pytest.mark.parametrize(("ranks_per_gpu", "flagged"), [(1, False), (2, True)])
 def test_files_hold_the_rows_with_their_flag(
     tmp_path: Path, ranks_per_gpu: int, *, flagged: bool
@@ -122,31 +100,3 @@ def test_files_hold_the_rows_with_their_flag(
     assert {flagged} == {line.endswith("shared_gpu") for line in lines}
     assert flagged != (tmp_path / "run" / MODEL).exists()
     assert flagged == (store.info.get("suspects") is None)
-
-
-@pytest.mark.parametrize(("backend", "law"), [("mpi", "n"), ("nccl", "")])
-def test_no_law_of_growth_is_read_from_them(backend: str, law: str) -> None:
-    """Show growing times without a law."""
-    records = [
-        record
-        for ranks in (2, 4, 8)
-        for record in make_launches(
-            [ranks * time for time in STEADY],
-            make_case(backend=backend, world_size=None if ranks == 8 else ranks),
-        )
-    ]
-    (growth,) = growths(records, make_hosts(1, 8, ranks_per_gpu=8))
-    assert (4.0, law) == (pytest.approx(growth.ratio), growth.law)
-
-
-@pytest.mark.parametrize(("ranks_per_gpu", "notes"), [(1, []), (2, [TIME_SLICES])])
-def test_what_torch_adds_to_time_slices_is_called_so(ranks_per_gpu: int, notes: list[str]) -> None:
-    """State above the page's table that ranks shared a GPU."""
-    records = [*records_of("nccl"), *records_of("torch-nccl")]
-    run = Run(
-        path=Path("results/mine"),
-        info=make_hosts(4, ranks_per_gpu=ranks_per_gpu),
-        records=tuple(records),
-    )
-    (table,) = overhead_tables([run])
-    assert notes == table.notes

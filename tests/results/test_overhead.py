@@ -43,18 +43,6 @@ def test_only_what_was_timed_both_ways_counts() -> None:
     assert [] == overheads(summarise_run([*one, *other], make_info()))
 
 
-def test_the_table_has_a_line_for_each_case() -> None:
-    """Print both times and the difference per case."""
-    console = Console(width=120, record=True, file=None, force_terminal=False)
-    with console.capture() as output:
-        console.print(render_overheads(overheads(rows(nccl=DIRECT, torch_nccl=THROUGH))))
-    title, *_, last = output.get().splitlines()
-    line = last.split()
-    assert "What torch.distributed adds to NCCL" == title.strip()
-    assert ["all_reduce", "flat", "1", "KiB"] == line[:4]
-    assert ["4.0", "us", "40", "%"] == line[-4:]
-
-
 def test_time_slices_are_called_so() -> None:
     """State above the table that ranks shared a GPU."""
     shared = rows(2, nccl=DIRECT, torch_nccl=THROUGH)

@@ -1,6 +1,5 @@
 """Tests of pairs.csv."""
 
-import csv
 import json
 import time
 from dataclasses import replace
@@ -13,20 +12,13 @@ from builders import KIB, make_case, make_record
 from matrices import INTER_US, INTRA_US, make_hosts, make_matrix, receiving, without
 
 from commbench import stats
-from commbench.engine.records import PairTable, PairTimes, Record, columns_of
-from commbench.errors import InputError
+from commbench.engine.records import PairTable, PairTimes, Record
 from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run, tables
-from commbench.results.pairs import PairRow, matrices, pair_table
+from commbench.results.pairs import matrices, pair_table
 from commbench.results.tables import table_csv
 
 # The contract's order; a change of it is a change of the schema.
-COLUMNS = (  # noqa: SIM905 - reads like the contract
-    "schema, run_id, backend, device, library, transport, operation, source, target, source_host,"
-    " target_host, dtype, message_bytes, window, sync, loop, env, launches, repetitions, time_us,"
-    " time_us_ci_low, time_us_ci_high, time_us_p95, algbw_GBps, ratio_to_typical, wrong, status,"
-    " reason, flags"
-).split(", ")
 
 
 def rows_of(
@@ -38,26 +30,14 @@ def rows_of(
     return {(row.source, row.target): row for row in tables.rows_of(pair_table([matrix], info))}
 
 
-def test_columns_are_the_contract() -> None:
-    """Keep the columns and their order."""
-    assert tuple(COLUMNS) == columns_of(PairRow)
-
-
 def test_every_ordered_pair_has_a_row() -> None:
     """Write each pair once in each direction, with the hosts of its ranks."""
     rows = rows_of(make_matrix(2, 2), 2, 2)
     assert {(a, b) for a in range(4) for b in range(4) if a != b} == set(rows)
     assert ("host1", "host2") == (rows[1, 2].source_host, rows[1, 2].target_host)
-    assert ("mpi", "bandwidth", "float32", 2**20, "ok") == (
-        rows[0, 1].backend,
-        rows[0, 1].operation,
-        rows[0, 1].dtype,
-        rows[0, 1].message_bytes,
-        rows[0, 1].status,
-    )
 
 
-@pytest.mark.parametrize("launches", [2, 5, 6, 10])
+@pytest.mark.parametrize("launches", [2, 6])
 def test_times_are_summarised_over_launches(launches: int) -> None:
     """Return the median of launch medians, with an interval over launches."""
     records = make_matrix(3, launches=launches)
@@ -66,15 +46,10 @@ def test_times_are_summarised_over_launches(launches: int) -> None:
         for record in records
     ]
     row, interval = rows_of(records, 3)[2, 1], stats.launch_interval(times)
+    median_us = np.median(times)
     assert interval is not None
-    assert pytest.approx(
-        [np.median(times), interval.low, interval.high, 1.1 * np.median(times)]
-    ) == [
-        row.time_us,
-        row.time_us_ci_low,
-        row.time_us_ci_high,
-        row.time_us_p95,
-    ]
+    assert pytest.approx([interval.low, interval.high]) == [row.time_us_ci_low, row.time_us_ci_high]
+    assert pytest.approx([median_us, 1.1 * median_us]) == [row.time_us, row.time_us_p95]
     assert (launches, 30 * launches) == (row.launches, row.repetitions)
 
 
@@ -107,17 +82,16 @@ def test_pairs_are_compared_with_their_kind() -> None:
 def test_wrong_pair_has_no_bandwidth() -> None:
     """Mark only pairs with wrong elements in any launch as wrong."""
     records = make_matrix(3)
-    broken = [
-        replace(pair, wrong=7) if (pair.source, pair.target) == (1, 2) else pair
-        for pair in records[2].pairs
-    ]
+    broken = list(records[2].pairs)
+    place = next(i for i, pair in enumerate(broken) if (pair.source, pair.target) == (1, 2))
+    broken[place] = replace(broken[place], wrong=7)
     records[2] = replace(records[2], pairs=broken, status="wrong")
     rows = rows_of(records, 3)
-    assert ("wrong", 7, None, None) == tuple(
-        getattr(rows[1, 2], name) for name in ("status", "wrong", "algbw_GBps", "ratio_to_typical")
-    )
-    assert "" != rows[1, 2].reason
-    assert {"ok"} == {row.status for pair, row in rows.items() if pair != (1, 2)}
+    wrong = rows.pop((1, 2))
+    assert ("wrong", 7) == (wrong.status, wrong.wrong)
+    assert (None, None) == (wrong.algbw_GBps, wrong.ratio_to_typical)
+    assert wrong.reason
+    assert {"ok"} == {row.status for row in rows.values()}
 
 
 def test_unverified_pairs_have_no_count_of_wrong_elements() -> None:
@@ -152,24 +126,11 @@ def test_untimed_pairs_are_counted() -> None:
     assert ["host1", "host2", "host3", "host4"] == list(part.hosts)
 
 
-def test_emulated_pairs_are_flagged() -> None:
-    """Flag every pair of an emulated link."""
-    info = make_hosts(3, environment={"emulated": {"rate": "1gbit"}})
-    (matrix,) = matrices(make_matrix(3), info)
-    assert {"emulated"} == set(pair_table([matrix], info)["flags"])
-
-
 def test_unknown_hosts_are_one() -> None:
     """Read a run without hosts as one host."""
     (matrix,) = matrices(make_matrix(3), {})
     assert not matrix.is_inter.any()
     assert {""} == set(pair_table([matrix], {})[["source_host", "target_host"]].to_numpy().flat)
-
-
-def test_only_measured_matrices_count() -> None:
-    """Write no rows for other patterns or unmeasured matrices."""
-    failed = make_record(make_case("bandwidth", pattern="matrix"), status="failed")
-    assert [] == matrices([make_record(), failed], make_hosts(2))
 
 
 def test_store_writes_and_reads_pairs(tmp_path: Path) -> None:
@@ -181,10 +142,9 @@ def test_store_writes_and_reads_pairs(tmp_path: Path) -> None:
         for record in make_matrix(3):
             store.append(record)
         write_tables(store)
-    lines = list(csv.DictReader((tmp_path / "mine" / "pairs.csv").read_text().splitlines()))
-    pairs = load_run(tmp_path / "mine").pairs
-    assert (tmp_path / "mine" / "pairs.csv").read_text() == table_csv(pairs)
-    assert 6 == len(lines)
+    text = (tmp_path / "mine" / "pairs.csv").read_text()
+    assert text == table_csv(load_run(tmp_path / "mine").pairs)
+    assert 1 + 6 == len(text.splitlines())
 
 
 def test_pairs_come_back_as_a_table_that_equals_them() -> None:
@@ -209,35 +169,6 @@ def test_pairs_come_back_as_a_table_that_equals_them() -> None:
     assert back != pairs[:1]
     assert [] == list(PairTable.of([]))
     assert record.to_json() == replace(record, pairs=back).to_json()
-
-
-@pytest.mark.parametrize(
-    "pairs",
-    [
-        {"source": [0], "target": [1]},
-        {
-            "source": [0],
-            "target": [1, 2],
-            "time_us": [1.0],
-            "time_us_p95": [1.0],
-            "repetitions": [1],
-            "wrong": [0],
-        },
-        {
-            "source": ["a"],
-            "target": [1],
-            "time_us": [1.0],
-            "time_us_p95": [1.0],
-            "repetitions": [1],
-            "wrong": [0],
-        },
-    ],
-)
-def test_damaged_pairs_are_refused(pairs: dict[str, list[object]]) -> None:
-    """Refuse pairs that lack a field, differ in length or are not numbers, by line."""
-    stored = make_record(make_case("bandwidth", pattern="matrix")).to_json()
-    with pytest.raises(InputError, match="not a record"):
-        Record.from_json({**stored, "pairs": pairs})
 
 
 @pytest.mark.slow

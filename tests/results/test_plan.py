@@ -11,18 +11,15 @@ from commbench.collectives.cases import shuffled
 from commbench.ddp.plan.cases import Terms, TrainingCase, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import FixedSettings
-from commbench.errors import InputError
 from commbench.results.plan import (
     LaunchPlan,
     PlannedCase,
     RunRequest,
     exceeds_aim,
     fixed_settings,
-    launch_times,
     missing_cases,
     next_launch,
     plan_launch,
-    single_stage,
     slice_seconds,
     steps_of_blocks,
 )
@@ -50,28 +47,19 @@ def make_trained(
     )
 
 
-def test_a_plan_comes_back_as_it_went() -> None:
+@pytest.mark.parametrize("terms", [None, TERMS])
+def test_a_plan_comes_back_as_it_went(terms: Terms | None) -> None:
     """Read a plan back from one line of JSON."""
     planned = [
         PlannedCase(case=CASES[0], fixed=FixedSettings(warmups=3, batch=8)),
-        PlannedCase(case=make_case("barrier")),
+        *(PlannedCase(case=case) for case in (TRAINED if terms else CASES[1:])),
     ]
     plan = LaunchPlan(
-        launch=2, budget=BUDGETS["quick"], cases=planned, case_timeout_s=5, deadline_s=7.5
+        launch=2, budget=BUDGETS["quick"], cases=planned, training=terms, deadline_s=7.5
     )
-    assert plan == LaunchPlan.from_json(plan.to_json())
-    assert "\n" not in plan.to_json()
-
-
-def test_a_plan_of_training_comes_back_as_it_went() -> None:
-    """Read training cases and their terms back from JSON."""
-    planned = [PlannedCase(case=case) for case in TRAINED]
-    plan = LaunchPlan(launch=2, budget=BUDGETS["quick"], cases=planned, training=TERMS)
-    assert plan == LaunchPlan.from_json(plan.to_json())
-    assert all(
-        isinstance(planned.case, TrainingCase)
-        for planned in LaunchPlan.from_json(plan.to_json()).cases
-    )
+    text = plan.to_json()
+    assert plan == LaunchPlan.from_json(text)
+    assert "\n" not in text
 
 
 def test_training_keeps_the_order_of_the_request() -> None:
@@ -240,28 +228,6 @@ def test_a_case_that_always_fails_holds_no_launch_open() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"ranks": 0}, "0 ranks"),
-        ({"case_timeout_s": 0.0}, "case timeout"),
-        ({"time_limit_s": -1.0}, "time limit"),
-    ],
-)
-def test_requests_that_cannot_be_met_are_refused(options: dict[str, float], sentence: str) -> None:
-    """Refuse an impossible value by name."""
-    with pytest.raises(InputError, match=sentence):
-        make_request(CASES, **options)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="nothing to measure"):
-        make_request([])
-
-
-def test_the_times_of_a_launch_add_up() -> None:
-    """Divide a launch's time into start, measuring and the rest."""
-    times = launch_times(seconds=5.0, startup_s=1.5, measuring_s=3.0)
-    assert {"seconds": 5.0, "startup_s": 1.5, "measuring_s": 3.0, "other_s": 0.5} == times
-
-
-@pytest.mark.parametrize(
     ("seconds", "launch", "left_out"),
     [
         ([], 2, False),
@@ -283,13 +249,6 @@ def test_launches_beyond_the_aim_are_left_out(
     others = [{"stage": "confirm", "launch": number, "seconds": 100.0} for number in range(3)]
     assert left_out == exceeds_aim(request, [*entries, *others], launch)
     assert not exceeds_aim(dataclasses.replace(request, aim_s=None), entries, launch)
-
-
-def test_a_run_that_is_planned_as_a_whole_has_one_stage() -> None:
-    """Return the same request whatever has been measured."""
-    request = make_request(CASES)
-    (stage,) = single_stage(request)
-    assert request == stage([]) == stage([make_record()])
 
 
 def test_settings_fixed_by_another_run_take_precedence() -> None:

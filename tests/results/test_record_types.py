@@ -1,7 +1,6 @@
 """Tests of what both record types share."""
 
 import json
-from typing import Any
 
 import pytest
 from builders import make_case, make_record
@@ -12,9 +11,7 @@ from commbench.errors import InputError, Reason
 from commbench.results.record_types import (
     AnyCase,
     blank_record,
-    collective_records,
     read_record,
-    training_records,
 )
 
 STOPPED = Reason(
@@ -65,21 +62,3 @@ def test_an_unknown_kind_is_refused(kind: object) -> None:
     """Refuse an unknown record type, and list the known ones."""
     with pytest.raises(InputError, match="kind must be collective or training, and is"):
         read_record({**make_record().to_json(), "kind": kind})
-
-
-def test_records_are_read_by_kind() -> None:
-    """Keep the order within a record type."""
-    records = [make_record(), TrainingRecord(case=CASES[1], launch=0), make_record(launch=1)]  # type: ignore[arg-type]
-    assert (tuple(records[::2]), (records[1],)) == (
-        collective_records(records),
-        training_records(records),
-    )
-
-
-@pytest.mark.parametrize(
-    "data", [3, None, {}, {"case": 3}, {"case": {"workload": "tiny"}}, {"case": {}, "launch": 0}]
-)
-def test_what_is_no_record_is_refused(data: Any) -> None:
-    """Refuse anything else in one sentence."""
-    with pytest.raises(InputError, match="is not a record of commbench"):
-        read_record(data)

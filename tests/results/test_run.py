@@ -17,7 +17,14 @@ from commbench.system.topology import last_level_cache_bytes
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+#: The operations of both backends.
+OPERATIONS = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"),
+    *("gather", "scatter", "barrier", "latency", "sendrecv"),
+)
+
+
+def run(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run ``commbench run`` in ``cwd`` and return its outcome."""
     environment = {
         **os.environ,
@@ -25,7 +32,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         "NCCL_AUTH_TOKEN": "hush-hush",
         "OMPI_MY_PASSWORD": "hush-hush",
     }
-    command = [sys.executable, "-m", "commbench", "run", *arguments]
+    command = [sys.executable, "-m", "commbench", "run", *line.split()]
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180, check=False
     )
@@ -52,21 +59,9 @@ def test_every_operation_is_measured_and_verified_on_both_backends(
     tmp_path: Path, ranks: int
 ) -> None:
     """Measure all operations on MPI and Gloo; every row is ok and verified, or gives a reason."""
-    operations = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast,reduce,gather,scatter,barrier,latency,sendrecv"
-    arguments = (
-        "-c",
-        operations,
-        "--sizes",
-        "8,4K",
-        "-n",
-        str(ranks),
-        "--oversubscribe",
-        "--launches",
-        "1",
-        "--out",
-        "r",
-    )
-    done = run(*arguments, cwd=tmp_path)
+    operations = ",".join(OPERATIONS)
+    arguments = f"-c {operations} --sizes 8,4K -n {ranks} --oversubscribe --launches 1 --out r"
+    done = run(arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = rows_of(tmp_path / "r")
     pairs = {"latency", "sendrecv"}
@@ -99,22 +94,10 @@ def test_every_operation_is_measured_and_verified_on_both_backends(
 
 def test_a_finished_run_measures_nothing_again_and_keeps_no_secret(tmp_path: Path) -> None:
     """Measure nothing when a complete run is repeated, and store no secret."""
-    arguments = (
-        "-c",
-        "all_reduce",
-        "--sizes",
-        "8,64",
-        "-n",
-        "2",
-        "--oversubscribe",
-        "--launches",
-        "2",
-        "--out",
-        "r",
-    )
-    assert run(*arguments, cwd=tmp_path).returncode == 0
+    arguments = "-c all_reduce --sizes 8,64 -n 2 --oversubscribe --launches 2 --out r"
+    assert run(arguments, cwd=tmp_path).returncode == 0
     samples = (tmp_path / "r" / "samples.jsonl").read_text()
-    assert run(*arguments, cwd=tmp_path).returncode == 0
+    assert run(arguments, cwd=tmp_path).returncode == 0
     assert samples == (tmp_path / "r" / "samples.jsonl").read_text()
     assert 2 * 2 * 2 == len(read_records(tmp_path / "r"))
     assert not [file for file in (tmp_path / "r").iterdir() if "hush-hush" in file.read_text()]
@@ -125,20 +108,8 @@ def test_the_python_loop_costs_more_than_the_native_one(tmp_path: Path) -> None:
     """Record a larger overhead for the Python loop."""
     harness = {}
     for loop in ("native", "python"):
-        common = (
-            "-c",
-            "all_reduce",
-            "--sizes",
-            "8",
-            "--backend",
-            "mpi",
-            "-n",
-            "2",
-            "--oversubscribe",
-            "--launches",
-            "1",
-        )
-        assert run(*common, "--loop", loop, "--out", loop, cwd=tmp_path).returncode == 0
+        common = "-c all_reduce --sizes 8 --backend mpi -n 2 --oversubscribe --launches 1"
+        assert run(f"{common} --loop {loop} --out {loop}", cwd=tmp_path).returncode == 0
         (row,) = rows_of(tmp_path / loop)
         assert loop == row["loop"]
         harness[loop] = float(row["harness_us"])
@@ -152,20 +123,8 @@ def test_each_way_to_start_together_stands_in_the_row(tmp_path: Path) -> None:
         ("dissemination", "isolated"),
         ("none", "pipelined"),
     ):
-        arguments = (
-            "-c",
-            "all_reduce",
-            "--sizes",
-            "8",
-            "-n",
-            "2",
-            "--oversubscribe",
-            "--launches",
-            "1",
-            "--sync",
-            sync,
-        )
-        assert run(*arguments, "--out", sync, cwd=tmp_path).returncode == 0
+        arguments = "-c all_reduce --sizes 8 -n 2 --oversubscribe --launches 1"
+        assert run(f"{arguments} --sync {sync} --out {sync}", cwd=tmp_path).returncode == 0
         for row in rows_of(tmp_path / sync):
             assert (sync, cadence) == (row["sync"], row["cadence"])
             assert float(row["skew_us"]) >= 0
@@ -173,23 +132,11 @@ def test_each_way_to_start_together_stands_in_the_row(tmp_path: Path) -> None:
 
 def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLauncher) -> None:
     """Add a launch with each mpirun, and print the table on rank 0 only."""
-    arguments = (
-        "run",
-        "-c",
-        "all_reduce",
-        "--sizes",
-        "8",
-        "--backend",
-        "mpi",
-        "--sync",
-        "dissemination",
-        "--out",
-        "r",
-    )
+    arguments = "run -c all_reduce --sizes 8 --backend mpi --sync dissemination --out r"
     environment = {**os.environ, **mpirun.environment(), "OMPI_MCA_btl": "^ofi"}
     for _ in range(2):
         done = subprocess.run(
-            mpirun.command(2, ["-m", "commbench", *arguments]),
+            mpirun.command(2, ["-m", "commbench", *arguments.split()]),
             cwd=tmp_path,
             env=environment,
             capture_output=True,
@@ -210,18 +157,8 @@ def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLa
 @pytest.mark.slow
 def test_scaling_study_measures_growing_parts_of_the_ranks(tmp_path: Path) -> None:
     """Measure on two of three ranks, then on all, verified on both backends."""
-    arguments = (
-        "-c",
-        "all_reduce,latency",
-        "--sizes",
-        "1K",
-        "--world-sizes",
-        "2,3",
-        "-n",
-        "3",
-        "--oversubscribe",
-    )
-    done = run(*arguments, "--launches", "1", "--out", "r", cwd=tmp_path)
+    arguments = "-c all_reduce,latency --sizes 1K --world-sizes 2,3 -n 3 --oversubscribe"
+    done = run(f"{arguments} --launches 1 --out r", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = rows_of(tmp_path / "r")
     assert {("ok", "3", "0")} == {(row["status"], row["world_size"], row["wrong"]) for row in rows}
@@ -247,22 +184,9 @@ def test_buffers_take_turns_on_real_ranks(tmp_path: Path) -> None:
     """
     if not last_level_cache_bytes():
         pytest.skip("the system does not tell how large this machine's caches are")
-    arguments = (
-        "-c",
-        "all_reduce,all_gather",
-        "--sizes",
-        "8,1M",
-        "-n",
-        "2",
-        "--oversubscribe",
-        "--launches",
-        "1",
-        "--buffers",
-        "hot,rotated",
-        "--cadence",
-        "isolated,graph",
-    )
-    assert run(*arguments, "--out", "turns", cwd=tmp_path).returncode == 0
+    arguments = "-c all_reduce,all_gather --sizes 8,1M -n 2 --oversubscribe --launches 1"
+    axes = "--buffers hot,rotated --cadence isolated,graph"
+    assert run(f"{arguments} {axes} --out turns", cwd=tmp_path).returncode == 0
     rows = rows_of(tmp_path / "turns")
     found = {
         (row["backend"], row["buffers"], row["cadence"], row["status"], row["wrong"])

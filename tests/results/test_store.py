@@ -4,6 +4,7 @@ import copy
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,9 +56,8 @@ def refusal(path: Path, header: dict[str, Any] | None = None) -> str:
 
 def test_new_run_has_its_header(tmp_path: Path) -> None:
     """Create the directory with parents and write the header with schema and run_id."""
-    header = {
-        name: value for name, value in make_info().items() if name not in {"run_id", "schema"}
-    }
+    header = make_info()
+    del header["run_id"], header["schema"]
     with Store.open(tmp_path / "results" / "mine", header) as store:
         assert not store.resumed
         assert {"schema": 2, "run_id": "mine"} | header == store.info
@@ -65,20 +65,13 @@ def test_new_run_has_its_header(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path) -> None:
-    """Remove a new run without records; keep any other."""
-    (tmp_path / "mine").mkdir()
-    for path, remaining in (
-        (tmp_path / "deep" / "results" / "new", tmp_path / "deep"),
-        (tmp_path / "mine", None),
-    ):
-        with Store.open(path, make_info()) as store:
-            store.discard()
-        assert not (remaining or path / "run.json").exists()
-    assert [tmp_path / "mine"] == list(tmp_path.iterdir())
-    for discarded in (False, True):
-        with Store.open(tmp_path / "mine", make_info()) as store:
-            if discarded:
-                store.discard()
+    """Remove a new run without records; keep a resumed one."""
+    with Store.open(tmp_path / "deep" / "results" / "new", make_info()) as store:
+        store.discard()
+    assert [] == list(tmp_path.iterdir())
+    make_run(tmp_path / "mine", [])
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        store.discard()
     assert (tmp_path / "mine" / "run.json").exists()
 
 
@@ -93,14 +86,14 @@ def test_what_was_changed_can_be_put_back(tmp_path: Path) -> None:
 
 def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
     """Append one line per record, and read equal records."""
-    last = make_record(
-        make_case("barrier"), status="hung", reason="rank 1 \u2192 \u00e9\n \udcff."
-    )  # undecodable bytes
+    undecodable = "rank 1 \u2192 \u00e9\n \udcff."
+    last = make_record(make_case("barrier"), status="hung", reason=undecodable)
     records = [*make_launches(STEADY), last]
-    make_run(tmp_path / "mine", records)
-    expected = [json.loads(json.dumps(record.to_json())) for record in records]
-    assert expected == [record.to_json() for record in load_run(tmp_path / "mine").records]
-    assert len(records) == len((tmp_path / "mine" / "samples.jsonl").read_text().splitlines())
+    path = make_run(tmp_path / "mine", records)
+    assert [plain(record) for record in records] == [
+        plain(record) for record in load_run(path).records
+    ]
+    assert len(records) == len((path / "samples.jsonl").read_text().splitlines())
 
 
 def test_visits_of_a_launch_become_one_record(tmp_path: Path) -> None:
@@ -113,15 +106,13 @@ def test_visits_of_a_launch_become_one_record(tmp_path: Path) -> None:
     path = make_run(tmp_path / "mine", visits)
     assert 6 == len((path / "samples.jsonl").read_text().splitlines())
     records = load_run(path).records
-    assert [(0, [1.0, 2.0, 3.0]), (1, [1.0, 2.0, 3.0])] == [
-        (record.launch, record.times_us) for record in records
-    ]
+    assert [0, 1] == [record.launch for record in records]
+    assert [[1.0, 2.0, 3.0]] * 2 == [record.times_us for record in records]
     assert [3] == [row.visits for row in load_run(path).rows]
     with Store.open(path, make_info()) as store:
         assert list(records) == store.records
         store.append(make_record(launch=1, visit=1, times_us=[7.0], visit_lengths=[1]))
-    assert [1.0, 2.0, 3.0] == list(load_run(path).records[0].times_us)
-    assert [7.0] == load_run(path).records[-1].times_us
+    assert [[1.0, 2.0, 3.0], [7.0]] == [list(each.times_us) for each in load_run(path).records]
 
 
 def test_a_case_that_fails_after_some_visits_is_measured_again(tmp_path: Path) -> None:
@@ -142,15 +133,9 @@ def test_a_case_that_fails_after_some_visits_is_measured_again(tmp_path: Path) -
 
 def test_arrays_are_written_as_lists(tmp_path: Path) -> None:
     """Write numpy arrays and numbers of a record as JSON."""
-    record = make_record(
-        times_us=np.array([1.5, 2.5]), rank_slowest=np.array([1, 1]), wrong=np.int64(0)
-    )
-    run = load_run(make_run(tmp_path / "mine", [record]))
-    assert ([1.5, 2.5], [1, 1], 0) == (
-        run.records[0].times_us,
-        run.records[0].rank_slowest,
-        run.records[0].wrong,
-    )
+    record = make_record(times_us=np.array([1.5, 2.5]), wrong=np.int64(0))
+    [read] = load_run(make_run(tmp_path / "mine", [record])).records
+    assert ([1.5, 2.5], 0) == (read.times_us, read.wrong)
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
@@ -172,33 +157,32 @@ def test_each_record_is_on_disk_when_append_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sync the file once per record."""
+    samples = tmp_path / "mine" / "samples.jsonl"
     synced: list[int] = []
     with Store.open(tmp_path / "mine", make_info()) as store:
-        monkeypatch.setattr(
-            os,
-            "fsync",
-            lambda _: synced.append(len((tmp_path / "mine/samples.jsonl").read_bytes())),
-        )
+        monkeypatch.setattr(os, "fsync", lambda _: synced.append(samples.stat().st_size))
         for launch in range(3):
             store.append(make_record(launch=launch))
     assert 3 == len(set(synced))
+
+
+def fill(*_: object) -> None:
+    """Raise as a full disk does."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Report a full disk in one sentence, and keep earlier records."""
     real_write = os.write
 
-    def fill(descriptor: int, data: bytes) -> int:
+    def write_some(descriptor: int, data: bytes) -> None:
         real_write(descriptor, data[:20])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fill()
 
     with Store.open(tmp_path / "mine", make_info()) as store:
         store.append(make_record())
-        monkeypatch.setattr(os, "write", fill)
-        with pytest.raises(
-            LaunchError,
-            match=r"samples\.jsonl cannot be used \(No space left on device\); make room",
-        ):
+        monkeypatch.setattr(os, "write", write_some)
+        with pytest.raises(LaunchError, match=r"samples\.jsonl .*No space left on device"):
             store.append(make_record(launch=1))
         monkeypatch.undo()
         store.append(make_record(launch=2))
@@ -206,28 +190,17 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert [0, 2] == [record.launch for record in load_run(tmp_path / "mine").records]
 
 
-def test_update_rewrites_the_header(tmp_path: Path) -> None:
-    """Set entries and keep the others."""
+def test_failed_rewrite_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the old run.json and recommendation.json if rewriting fails."""
     with Store.open(tmp_path / "mine", make_info()) as store:
-        store.update(status="complete", launches=[{"launch": 0}])
-    assert (
-        make_info(status="complete", launches=[{"launch": 0}]) == load_run(tmp_path / "mine").info
-    )
-
-
-def test_failed_rewrite_keeps_the_old_header(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Keep the old run.json if rewriting fails."""
-
-    def fail(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with Store.open(tmp_path / "mine", make_info()) as store:
-        monkeypatch.setattr(os, "fsync", fail)
+        store.write_recommendation(conclusion("keep").to_json())
+        monkeypatch.setattr(os, "fsync", fill)
         with pytest.raises(LaunchError, match=r"run\.json"):
             store.update(status="complete")
-    assert make_info() == load_run(tmp_path / "mine").info
+        with pytest.raises(LaunchError, match=r"recommendation\.json"):
+            store.write_recommendation(conclusion("change").to_json())
+    run = load_run(tmp_path / "mine")
+    assert (make_info(), conclusion("keep")) == (run.info, run.recommendation)
 
 
 # ----------------------------------------------------------------------------------------- training
@@ -267,12 +240,12 @@ def test_both_kinds_of_records_come_back_as_they_were(tmp_path: Path) -> None:
         for record in records:
             store.append(record)
     with Store.open(tmp_path / "mine", make_info()) as store:
-        assert [plain(record) for record in records] == [plain(record) for record in store.records]
+        read = store.records
     run = load_run(tmp_path / "mine")
-    assert [plain(record) for record in records[::2]] == [plain(record) for record in run.records]
-    assert [plain(record) for record in records[1::2]] == [
-        plain(record) for record in run.training_records
-    ]
+    written = [plain(record) for record in records]
+    assert written == [plain(record) for record in read]
+    assert written[::2] == [plain(record) for record in run.records]
+    assert written[1::2] == [plain(record) for record in run.training_records]
     assert (1, 2, 2) == (len(run.rows), len(run.training_rows), len(run.bucket_rows))
 
 
@@ -282,31 +255,24 @@ def test_both_kinds_of_records_come_back_as_they_were(tmp_path: Path) -> None:
         ([], set()),
         ([make_record()], {"collectives.csv"}),
         ([make_trained()], {"ddp.csv", "buckets.csv"}),
-        ([make_record(), make_trained()], {"collectives.csv", "ddp.csv", "buckets.csv"}),
     ],
 )
 def test_tables_are_written_for_what_there_is(
     tmp_path: Path, records: list[AnyRecord], tables: set[str]
 ) -> None:
-    """Write only the tables of existing record types."""
+    """Write only the tables of existing record types, as they are read."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         for record in records:
             store.append(record)
         write_tables(store)
-    assert tables == {file.name for file in (tmp_path / "mine").glob("*.csv")}
+    written = {file.name: file.read_text() for file in (tmp_path / "mine").glob("*.csv")}
     run = load_run(tmp_path / "mine")
-    for name, text in {
+    expected = {
+        "collectives.csv": csv_text(run.rows),
         "ddp.csv": csv_text(run.training_rows, DDP_COLUMNS),
         "buckets.csv": csv_text(run.bucket_rows, columns_of(BucketRow)),
-    }.items():
-        assert name not in tables or text == (tmp_path / "mine" / name).read_text()
-
-
-def test_a_damaged_line_of_training_is_named(tmp_path: Path) -> None:
-    """Refuse a training line without a valid record."""
-    path = make_run(tmp_path / "mine", [])
-    (path / "samples.jsonl").write_text('{"case": {"workload": "tiny"}, "launch": 0}\n')
-    assert "line 1 cannot be used: A line of samples.jsonl is not a record" in refusal(path)
+    }
+    assert {name: expected[name] for name in tables} == written
 
 
 def conclusion(verdict: Literal["change", "keep"]) -> Recommendation:
@@ -336,45 +302,26 @@ def test_a_recommendation_comes_back(tmp_path: Path) -> None:
     assert conclusion("change") == load_run(tmp_path / "mine").recommendation
 
 
-def test_a_foreign_recommendation_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_foreign_recommendation_is_refused(tmp_path: Path, content: str) -> None:
     """Refuse a foreign recommendation by its file."""
     path = make_run(tmp_path / "mine", [])
-    for content, words in (
-        ("{", "recommendation.json is not JSON"),
-        ("[1]", "is not one of commbench"),
-    ):
-        (path / "recommendation.json").write_text(content)
-        with pytest.raises(InputError, match=words):
-            load_run(path)
-
-
-def test_failed_recommendation_keeps_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Keep the old recommendation if writing fails."""
-
-    def fail(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with Store.open(tmp_path / "mine", make_info()) as store:
-        store.write_recommendation(conclusion("keep").to_json())
-        monkeypatch.setattr(os, "fsync", fail)
-        with pytest.raises(LaunchError, match=r"recommendation\.json"):
-            store.write_recommendation(conclusion("change").to_json())
-    assert conclusion("keep") == load_run(tmp_path / "mine").recommendation
+    (path / "recommendation.json").write_text(content)
+    with pytest.raises(InputError, match="recommendation"):
+        load_run(path)
 
 
 # ------------------------------------------------------------------------------------------- resume
 
 
 def test_resume_continues_where_it_ended(tmp_path: Path) -> None:
-    """Read the records, keep the first header, and append after them."""
+    """Read the records, also during the run; keep the first header, and append after them."""
     make_run(tmp_path / "mine", make_launches([10.0, 11.0]))
     with Store.open(tmp_path / "mine", make_info(argv=["other"])) as store:
         assert store.resumed
         assert (2, ["commbench", "run"]) == (len(store.records), store.info["argv"])
         store.append(make_record(launch=2))
-    assert [0, 1, 2] == [record.launch for record in load_run(tmp_path / "mine").records]
+        assert [0, 1, 2] == [record.launch for record in load_run(tmp_path / "mine").records]
 
 
 def test_resume_after_a_torn_line_loses_and_duplicates_nothing(tmp_path: Path) -> None:
@@ -416,37 +363,23 @@ def test_crash_before_the_first_line_is_resumed(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- refuse
 
 
-def test_another_plan_is_refused(tmp_path: Path) -> None:
-    """Refuse another plan, and name the differing entries with short values."""
-    make_run(tmp_path / "mine", [make_record()])
-    plan = {"cases": "f" * 64, "world_size": 4, "budget": "quick"}
-    assert (
-        f"--out {tmp_path / 'mine'} holds a run with another plan (cases, world_size is 2 there and"
-        " 4 here); choose another --out." == refusal(tmp_path / "mine", make_info(plan=plan))
-    )
-
-
 @pytest.mark.parametrize(
     ("kept", "asked", "words"),
     [
-        (
-            {"cases": 2, "cases_sha256": "aa"},
-            {"cases": 2, "cases_sha256": "bb"},
-            "other cases, as many as here",
-        ),
-        (
-            {"cases": 2, "cases_sha256": "aa"},
-            {"cases": 3, "cases_sha256": "bb"},
-            "cases is 2 there and 3 here",
-        ),
+        ({"world_size": 2, "cases": "a"}, {"world_size": 4, "cases": "f" * 64}, "2 .* 4"),
+        ({"cases": 2, "cases_sha256": "aa"}, {"cases": 2, "cases_sha256": "bb"}, "other cases"),
+        ({"cases": 2, "cases_sha256": "aa"}, {"cases": 3, "cases_sha256": "bb"}, "2 .* 3"),
     ],
 )
-def test_other_cases_are_refused_without_digests(
-    tmp_path: Path, kept: Any, asked: Any, words: str
+def test_another_plan_is_refused(
+    tmp_path: Path, kept: dict[str, Any], asked: dict[str, Any], words: str
 ) -> None:
-    """Report in words that cases differ, without digests."""
+    """Refuse another plan, and name the differing entries with short values, without digests."""
     make_run(tmp_path / "mine", [], plan=kept)
-    assert f"another plan ({words}); " in refusal(tmp_path / "mine", make_info(plan=asked))
+    sentence = refusal(tmp_path / "mine", make_info(plan=asked))
+    assert re.search(words, sentence.removeprefix(f"--out {tmp_path}"))
+    assert "bb" not in sentence
+    assert "fff" not in sentence
 
 
 def test_equal_plan_in_other_words_is_resumed(tmp_path: Path) -> None:
@@ -456,10 +389,13 @@ def test_equal_plan_in_other_words_is_resumed(tmp_path: Path) -> None:
 
 
 def test_second_opener_is_refused(tmp_path: Path) -> None:
-    """Refuse a second opener, and name the process that holds the run."""
+    """Refuse a second opener until the first ends, and name the process that holds the run."""
     with Store.open(tmp_path / "mine", make_info()) as store:
-        assert f"is in use by process {os.getpid()} on " in refusal(tmp_path / "mine")
+        assert f"process {os.getpid()} " in refusal(tmp_path / "mine")
+        with pytest.raises(InputError, match=f"process {os.getpid()} "):
+            check_out(tmp_path / "mine")
         store.append(make_record())
+    check_out(tmp_path / "mine")
     Store.open(tmp_path / "mine", make_info()).close()
 
 
@@ -467,34 +403,7 @@ def test_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     """Refuse a directory with foreign files, and name one."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    assert "is no run of commbench and not empty (it holds thesis.tex)" in refusal(
-        tmp_path / "mine"
-    )
-
-
-def test_newer_schema_is_refused(tmp_path: Path) -> None:
-    """Refuse a newer schema with both versions."""
-    make_run(tmp_path / "mine", [])
-    (tmp_path / "mine" / "run.json").write_text(json.dumps(make_info(schema=3)))
-    assert "has schema 3 and this commbench knows up to 2" in refusal(tmp_path / "mine")
-    with pytest.raises(InputError, match="has schema 3"):
-        load_run(tmp_path / "mine")
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ("{", "is not JSON"),
-        ("[1]", "states no schema"),
-        ('{"run_id": "mine"}', "states no schema"),
-        ("\ud800", "is not JSON"),
-    ],
-)
-def test_foreign_header_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
-    """Refuse a run.json that is not ours."""
-    make_run(tmp_path / "mine", [])
-    (tmp_path / "mine" / "run.json").write_bytes(content.encode(errors="surrogatepass"))
-    assert sentence in refusal(tmp_path / "mine")
+    assert "thesis.tex" in refusal(tmp_path / "mine")
 
 
 def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
@@ -534,37 +443,6 @@ def test_damaged_line_before_a_torn_one_is_named(tmp_path: Path) -> None:
     assert "samples.jsonl line 2 is damaged" in refusal(path)
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ('{"launch": 0}', "is not a record of commbench"),
-        ("3", "is not a record of commbench"),
-        (
-            json.dumps(make_record(make_case("all_shout")).to_json()),
-            "Unknown operation 'all_shout'",
-        ),
-    ],
-)
-def test_line_that_is_no_record_is_named(tmp_path: Path, line: str, sentence: str) -> None:
-    """Refuse JSON that is not a record, also at the end."""
-    path = make_run(tmp_path / "mine", make_launches([10.0]))
-    with (path / "samples.jsonl").open("a") as stream:
-        stream.write(line + "\n")
-    text = refusal(path)
-    assert "line 2 cannot be used" in text
-    assert sentence in text
-
-
-def test_check_out_sees_the_lock(tmp_path: Path) -> None:
-    """Refuse a run in use before a launch, until its holder ends."""
-    with (
-        Store.open(tmp_path / "mine", make_info()),
-        pytest.raises(InputError, match="is in use by process"),
-    ):
-        check_out(tmp_path / "mine")
-    check_out(tmp_path / "mine")
-
-
 def test_check_out_writes_nothing(tmp_path: Path) -> None:
     """Check a new place, a run to resume and another plan without writing."""
     path = make_run(tmp_path / "mine", make_launches([10.0]))
@@ -575,30 +453,6 @@ def test_check_out_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="another plan"):
         check_out(path, {"world_size": 3})
     assert before == snapshot(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("absent", "There is no"),
-        ("file", "is not a directory"),
-        ("empty", "holds no run of commbench"),
-    ],
-)
-def test_load_run_says_what_is_missing(tmp_path: Path, name: str, sentence: str) -> None:
-    """Refuse what is not a run in one sentence."""
-    (tmp_path / "file").touch()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=sentence):
-        load_run(tmp_path / name)
-
-
-def test_load_run_needs_no_lock(tmp_path: Path) -> None:
-    """Read a run while it is being measured."""
-    with Store.open(tmp_path / "mine", make_info()) as store:
-        store.append(make_record())
-        run = load_run(str(tmp_path / "mine"))
-    assert (1, 1) == (len(run.records), len(run.rows))
 
 
 # --------------------------------------------------------------------------------------- the tables
@@ -614,11 +468,3 @@ def test_summary_is_written_and_returned(tmp_path: Path) -> None:
     assert csv_text(rows) == (tmp_path / "mine" / "collectives.csv").read_text()
     assert rows == load_run(tmp_path / "mine").rows
     assert [8, KIB] == [row.message_bytes for row in rows]
-
-
-def test_unfinished_run_has_no_summary_but_rows(tmp_path: Path) -> None:
-    """Summarise the records of a run that was killed."""
-    with Store.open(tmp_path / "mine", make_info()) as store:
-        store.append(make_record())
-    assert not (tmp_path / "mine" / "collectives.csv").exists()
-    assert ["one_launch"] == [row.flags for row in load_run(tmp_path / "mine").rows]

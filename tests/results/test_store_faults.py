@@ -25,11 +25,11 @@ def test_a_directory_that_vanishes_is_written_again(tmp_path: Path) -> None:
         shutil.rmtree(path)
         with pytest.raises(
             LaunchError,
-            match=r"has vanished or been replaced .* written into it again, and the same",
+            match="vanished",
         ):
             store.append(make_record(launch=6))
         store.update(status="partial")
-        with pytest.raises(InputError, match="is in use by process"):
+        with pytest.raises(InputError, match="in use"):
             Store.open(path, make_info())
     assert len(records) == len(load_run(path).records)
     with Store.open(path, make_info()) as store:
@@ -49,7 +49,7 @@ def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path: Path) -> 
             other.append(make_record())
             with pytest.raises(
                 LaunchError,
-                match=r"could not be written again \(File exists\); the same command begins",
+                match="File exists",
             ):
                 store.append(make_record())
     assert (1, 8) == (len(load_run(path).records), load_run(path).info["seed"])
@@ -87,7 +87,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
 
         with pytest.raises(
             LaunchError,
-            match=r"\(No space left on device\); make room, then the same command resumes",
+            match="No space left on device",
         ):
             append_for_ever()
         with contextlib.suppress(LaunchError):
@@ -105,9 +105,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
 def test_a_disk_that_is_full_before_the_start_is_refused(small_disk: Path) -> None:
     """Refuse a full disk, and leave nothing there."""
     ballast = fill(small_disk)
-    with pytest.raises(
-        InputError, match=r"cannot be used \(No space left on device\); choose another directory"
-    ):
+    with pytest.raises(InputError, match="No space left on device"):
         Store.open(small_disk / "deep" / "mine", make_info())
     assert [ballast] == list(small_disk.iterdir())
 
@@ -119,9 +117,7 @@ def test_a_disk_that_has_become_read_only_is_refused(small_disk: Path) -> None:
     with Store.open(out, make_info()) as store:
         store.append(make_record())
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(
-        InputError, match="cannot be written; choose another --out or change its permissions"
-    ):
+    with pytest.raises(InputError, match="cannot be written"):
         Store.open(out, make_info())
     assert 1 == len(load_run(out).records)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from commbench import stats
 from commbench.engine.records import Record, Row
-from commbench.results.summary import latest, launch_medians
+from commbench.results.summary import launch_medians
 
 
 def summarise_one(records: list[Record], **info: Any) -> Row:
@@ -32,13 +32,6 @@ def summarise_one(records: list[Record], **info: Any) -> Row:
 def flags_of(row: Row) -> set[str]:
     """Return a row's flags as a set."""
     return set(filter(None, row.flags.split(";")))
-
-
-def test_last_record_of_a_pair_wins() -> None:
-    """Replace a launch's failure by its repetition."""
-    failed, other, repeated = make_record(status="hung"), make_record(launch=1), make_record()
-    latest_records = latest([failed, other, repeated])
-    assert [other, repeated] == list(latest_records.values())
 
 
 def test_time_is_median_of_launch_medians() -> None:
@@ -235,12 +228,6 @@ def test_bimodal_needs_half_of_the_launches() -> None:
     assert {"bimodal"} == flags_of(summarise_one(half))
 
 
-def test_bimodal_launches_are_flagged() -> None:
-    """Flag launches in two modes."""
-    humps = [10.0, 10.01, 10.02, 10.03, 10.04, 15.0, 15.01, 15.02, 15.03, 15.04]
-    assert "bimodal_launches" in flags_of(summarise_one(make_launches(humps)))
-
-
 def test_harness_is_flagged_above_a_twentieth() -> None:
     """Flag overhead above 5 % of the time."""
     assert "harness" not in flags_of(summarise_one(make_launches(STEADY, harness_us=0.49)))
@@ -261,44 +248,6 @@ def test_texts_that_differ_between_launches_are_both_named() -> None:
         [make_record(transport="sm"), make_record(launch=1, transport="tcp"), make_record(launch=2)]
     )
     assert "sm | tcp" == row.transport
-
-
-def test_conditions_of_the_run_are_copied() -> None:
-    """Fill the columns of the run's conditions."""
-    info: dict[str, Any] = {"world_size": 8, "nodes": 2, "ranks_per_node": 4, "ranks_per_gpu": 2}
-    row = summarise_one([make_record()], **info)
-    assert ("mine", 8, 2, 4, None) == (
-        row.run_id,
-        row.world_size,
-        row.nodes,
-        row.ranks_per_node,
-        row.ranks_per_gpu,
-    )
-    on_gpus = summarise_one([make_record(make_case(backend="nccl"))], **info)
-    assert (2, True) == (on_gpus.ranks_per_gpu, "shared_gpu" in on_gpus.flags)
-
-
-def test_rows_are_sorted() -> None:
-    """Sort by operation, dtype, place, size and backend."""
-    cases = [
-        make_case("barrier"),
-        make_case("all_gather"),
-        make_case(message_bytes=64, backend="gloo"),
-        make_case(message_bytes=64),
-        make_case(message_bytes=8),
-        make_case(message_bytes=8, in_place=False),
-        make_case(message_bytes=8, dtype="float16"),
-    ]
-    rows = summarise_run([make_record(case) for case in cases], make_info())
-    assert [
-        ("all_reduce", "float16", True, 8, "mpi"),
-        ("all_reduce", "float32", False, 8, "mpi"),
-        ("all_reduce", "float32", True, 8, "mpi"),
-        ("all_reduce", "float32", True, 64, "gloo"),
-        ("all_reduce", "float32", True, 64, "mpi"),
-        ("all_gather", "float32", None, KIB, "mpi"),
-        ("barrier", None, None, None, "mpi"),
-    ] == [(row.operation, row.dtype, row.in_place, row.message_bytes, row.backend) for row in rows]
 
 
 @given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=9))

@@ -12,36 +12,12 @@ from hypothesis import strategies as st
 from kept import RESULTS
 from pages import make_run
 
-from commbench.ddp.plan.records import DDP_COLUMNS, BucketRow, TrainingRow
+from commbench.ddp.plan.records import BucketRow, TrainingRow
 from commbench.engine.records import OverlapRow, Row, columns_of
 from commbench.results.pairs import PairRow
 from commbench.results.tables import column_dtypes, csv_text, table_csv, table_of
 
 # DESIGN's order; a change of it is a change of the schema.
-COLUMNS = (  # noqa: SIM905 - reads like the contract
-    "schema, run_id, backend, device, library, transport, operation, pattern, group, world_size,"
-    " group_size, nodes, ranks_per_node, ranks_per_gpu, dtype, redop, root, in_place,"
-    " message_bytes, osu_bytes, cadence, batch, window, buffers, sync, loop, env, launches, visits,"
-    " disturbed, state, state_share, repetitions, late_discarded, time_us, time_us_ci_low,"
-    " time_us_ci_high, time_us_min, time_us_p25, time_us_p75, time_us_p95, time_us_rank_mean,"
-    " time_us_mean, time_us_mean_min, time_us_mean_max, skew_us, algbw_GBps, busbw_GBps, wrong,"
-    " harness_us, framework_us, algorithm_requested, algorithm, energy_J, status, reason, flags"
-).split(", ")
-
-
-def test_header_is_the_contract() -> None:
-    """Write the documented columns in order."""
-    assert [COLUMNS] == list(csv.reader(io.StringIO(csv_text([]))))
-
-
-def test_every_table_has_its_columns() -> None:
-    """Write any table's header, and its rows below."""
-    for row, columns in (
-        (TrainingRow(hook="topk", density=0.01), DDP_COLUMNS),
-        (BucketRow(hook="topk"), columns_of(BucketRow)),
-    ):
-        header, line = csv.reader(io.StringIO(csv_text([row], columns)))
-        assert (list(columns), "topk") == (header, line[columns.index("hook")])
 
 
 def read_csv(rows: list[Row]) -> list[dict[str, str]]:

@@ -100,15 +100,6 @@ def test_verdicts_are_of_one_family() -> None:
     assert "inconclusive" == rows_of([*few, *many])["fp16 default"].verdict
 
 
-def test_verdict_agrees_with_the_interval() -> None:
-    """Judge nothing the same whose interval exceeds the margin."""
-    base = make_training_launches([20.0] * 3)
-    row = rows_of([*base, *make_training_launches([20.0, 20.0, 20.39], FP16)])["fp16 default"]
-    assert row.speedup_ci_low is not None
-    assert row.speedup_ci_low < 0.98
-    assert "inconclusive" == row.verdict
-
-
 def test_groups_have_their_own_baseline() -> None:
     """Compare within one number of ranks and one batch size."""
     wide = make_training_case(world_size=4)
@@ -175,14 +166,8 @@ def test_loss_at_equal_time_gives_the_slow_fewer_steps() -> None:
     """Compare losses when the fastest configuration ends."""
     down = [100.0 - step for step in range(20)]
     rows = rows_of([losing(make_training_case(), down, step_ms=20), losing(FP16, down, step_ms=10)])
-    assert (81.5, 81.5) == (
-        rows["fp16 default"].loss_equal_time,
-        rows["fp16 default"].loss_equal_steps,
-    )
-    assert (91.5, 81.5) == (
-        rows["none default"].loss_equal_time,
-        rows["none default"].loss_equal_steps,
-    )
+    assert [91.5, 81.5] == [row.loss_equal_time for row in rows.values()]
+    assert [81.5, 81.5] == [row.loss_equal_steps for row in rows.values()]
 
 
 def test_losses_of_launches_are_not_mixed() -> None:
@@ -196,17 +181,6 @@ def test_losses_of_launches_are_not_mixed() -> None:
     assert {0: (40, 62.5), 1: (10, 91.0)} == {
         launch: (loss.count, loss.steps) for (_, launch), loss in losses.items()
     }
-
-
-def test_workload_without_loss_has_none() -> None:
-    """Leave loss columns empty without losses."""
-    (row,) = training_rows(launches_of(20), {})
-    assert (None, None, None, None) == (
-        row.loss_first,
-        row.loss_equal_steps,
-        row.loss_equal_time,
-        row.metric,
-    )
 
 
 def test_metric_is_the_last_value() -> None:
@@ -359,16 +333,6 @@ def test_rows_honour_the_baseline_of_the_run() -> None:
         row for row in training_rows(records, make_training_info()) if row.speedup == 1.0
     )
     assert "default" == default.bucket_cap_mb
-
-
-def test_blocks_are_counted_in_each_launch() -> None:
-    """Return the median number of blocks over launches."""
-    records = [
-        make_training_record(launch=0),
-        *(make_training_record(launch=n, block_lengths=[10, 10]) for n in (1, 2)),
-    ]
-    (row,) = training_rows(records, make_training_info())
-    assert 2 == row.blocks
 
 
 def test_divided_blocks_are_compared_by_round() -> None:
