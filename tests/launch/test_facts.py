@@ -18,7 +18,6 @@ from commbench.launch.facts import (
     gather_places,
     header_fields,
     refuse_other_conditions,
-    remark,
     share_clock,
 )
 
@@ -117,20 +116,6 @@ def test_the_first_environment_stays_and_gains_a_library() -> None:
     fields = header_fields(session(cpu_model="other", mpi_library="Open MPI"), header)
     assert "abacus" == fields["environment"]["hosts"][0]["cpu_model"]
     assert "Open MPI" == fields["environment"]["mpi_library"]
-
-
-def test_the_selection_in_use_is_stated_if_known() -> None:
-    """Record the selection of hooks, with a remark if it is not compiled."""
-    assert "fast_selection" not in header_fields({**session(), "fast_selection": None}, {})
-    assert "cupy" == header_fields({**session(), "fast_selection": "cupy"}, {})["fast_selection"]
-    assert ["", "", ""] == [
-        remark(session() | {"fast_selection": name}) for name in (None, "cupy", "numba")
-    ]
-    slow = session() | {"fast_selection": "torch.topk"}
-    assert "numba, which is not installed: pip install numba." in remark(slow)
-    assert "cupy, which is not installed: pip install 'cupy-cuda13x[ctk]'" in remark(
-        slow | {"ranks_per_gpu": 1}
-    )
 
 
 def test_the_launch_with_the_worst_clock_is_stated() -> None:

@@ -55,15 +55,6 @@ def test_scripts_are_short_executable_and_sound(name: str, lines: int) -> None:
     assert ("", 0) == (done.stderr, done.returncode)
 
 
-@pytest.mark.parametrize("name", ["slurm.sbatch", "pbs.sh", "torchrun.sh", "mpijob.yaml"])
-def test_scripts_say_what_to_edit_and_what_comes_out(name: str) -> None:
-    """Name in comments what to edit and the files of a run."""
-    comments = " ".join(
-        line for line in (SCRIPTS / name).read_text().splitlines() if line.lstrip().startswith("#")
-    )
-    assert all(word in comments for word in ("run.json", "samples.jsonl", "collectives.csv"))
-
-
 def test_an_installed_commbench_has_them() -> None:
     """Install every script."""
     settings = configparser.ConfigParser()

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from launching import has_ended, wait_until
 from commbench.backends.fake import FakeCommunicator
 from commbench.collectives.cases import Sweep
 from commbench.ddp.plan.cases import Terms, TrainingCase
-from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
@@ -142,122 +140,43 @@ def test_no_case_begins_after_the_last_that_is_wanted() -> None:
     assert ("end", False) == listener.heard[-1]
 
 
-TERMS = Terms(seed=7, block_s=0.1, steps=5)
-TRAINED = [
-    TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, hook=h) for h in ("none", "x")
-]
-TRAINING = dataclasses.replace(
-    PLAN, cases=[PlannedCase(case=case) for case in TRAINED], training=TERMS
-)
-
-
-def train_in_turns(
-    cases: Sequence[TrainingCase],
-    terms: Terms,
-    rank: Any,
-    duty: Any,
-    *,
-    launch: int,
-) -> bool:
-    """Simulate training: two blocks of every case, then the records."""
-    assert (TRAINED, TERMS) == (
-        [dataclasses.replace(case, backend="gloo") for case in cases],
-        terms,
-    )
-    assert cases[0].backend == rank.device.backend
-    assert {"counted", "missing"} == rank.meter.facts().keys()
-    for index in (1, 0, 1, 0):
-        if duty.is_out_of_time():
-            return False
-        duty.begin(index)
-        rank.progress.counters += 1
-    for case in cases if rank.control.rank == 0 else ():
-        duty.finish(TrainingRecord(case=case, launch=launch, step_ms=[1.0]))
-    return True
-
-
-def open_device(backend: str, _control: ThreadControl) -> Any:
-    """Simulate a device: for NCCL a GPU shared by two ranks."""
-    shared = 2 if backend == "nccl" else None
-    return types.SimpleNamespace(
-        backend=backend,
-        ranks_per_gpu=shared,
-        library=lambda: "torch 2.13.0 NCCL 2.28.9",
-        close=lambda: None,
-    )
-
-
-@pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train without torch, over the fake backend instead of Gloo."""
-    session, devices = (
-        types.ModuleType("commbench.ddp.session"),
-        types.ModuleType("commbench.ddp.devices"),
-    )
-    session.train_launch = train_in_turns  # type: ignore[attr-defined]
-    session.Duty = session.TrainingRank = types.SimpleNamespace  # type: ignore[attr-defined]
-    session.fast_selection = lambda cases, device: f"{len(cases)} on {device.backend}"  # type: ignore[attr-defined]
-    devices.open_device = open_device  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "commbench.ddp", types.ModuleType("commbench.ddp"))
-    monkeypatch.setitem(sys.modules, "commbench.ddp.session", session)
-    monkeypatch.setitem(sys.modules, "commbench.ddp.devices", devices)
-    opening = "commbench.launch.rank.open_backend"
-    monkeypatch.setattr(
-        opening, lambda _, control, launch: FakeCommunicator(control, launch=launch)
-    )
-
-
-@pytest.mark.usefixtures("training")
-def test_a_rank_trains_the_planned_cases() -> None:
-    """Report every block and record, and count blocks on every rank."""
-    events, hearts = launch(TRAINING)
-    expected: list[Any] = [("session", 2)]
-    expected += [("case", index) for index in (1, 0, 1, 0)]
-    expected += [("record", case, 3, "ok") for case in TRAINED]
-    assert [*expected, ("end", True)] == events
-    assert [(3, str(TRAINED[0]), 4)] * 2 == [
-        (h.case, h.progress.case, int(h.progress.counters[0])) for h in hearts
-    ]
-
-
-@pytest.mark.usefixtures("training")
-def test_training_on_gpus_states_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open Gloo for control but no cupy NCCL, and report torch's NCCL."""
+@pytest.mark.parametrize("deadline_s", [None, 0.0])
+def test_training_on_gpus_states_its_library(
+    monkeypatch: pytest.MonkeyPatch, deadline_s: float | None
+) -> None:
+    """Open Gloo for control but no cupy NCCL, report torch's NCCL, and obey the deadline."""
     opened: list[str] = []
 
     def note(name: str, control: ThreadControl, launch: int) -> Any:
         opened.append(name)
         return FakeCommunicator(control, launch=launch)
 
+    def train(_cases: Any, _terms: Any, _rank: Any, duty: Any, **_: Any) -> bool:
+        return not duty.is_out_of_time()
+
+    device = types.SimpleNamespace(
+        backend="nccl", ranks_per_gpu=2, library=lambda: "torch NCCL 2.28.9", close=lambda: None
+    )
     monkeypatch.setattr("commbench.launch.rank.open_backend", note)
-    cases = [dataclasses.replace(case, backend="nccl") for case in TRAINED]
-    plan = dataclasses.replace(TRAINING, cases=[PlannedCase(case=case) for case in cases])
+    monkeypatch.setattr("commbench.ddp.session.train_launch", train)
+    monkeypatch.setattr("commbench.ddp.session.fast_selection", lambda *_: "cupy")
+    monkeypatch.setattr("commbench.ddp.devices.open_device", lambda *_: device)
+    case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="nccl")
+    terms = Terms(seed=7, block_s=0.1, steps=5)
+    plan = replace(PLAN, cases=[PlannedCase(case=case)], training=terms, deadline_s=deadline_s)
     listener = EventList()
 
     def work(control: ThreadControl) -> None:
-        RankWork(control, Heart(control.rank, Progress()), {}).run(
-            plan, listener if control.rank == 0 else None
-        )
+        own = listener if control.rank == 0 else None
+        RankWork(control, Heart(control.rank, Progress()), {}).run(plan, own)
 
     run_threads(2, work)
     assert ["gloo", "gloo"] == opened
-    stated = listener.facts
-    assert {"gloo": "commbench fake", "torch-nccl": "torch 2.13.0 NCCL 2.28.9"} == stated[
+    assert {"gloo": "commbench fake", "torch-nccl": "torch NCCL 2.28.9"} == listener.facts[
         "libraries"
     ]
-    assert (2, True, "2 on nccl") == (
-        stated["ranks_per_gpu"],
-        stated["training"],
-        stated["fast_selection"],
-    )
-    assert "nccl_library" not in stated["environment"]
-
-
-@pytest.mark.usefixtures("training")
-def test_no_block_begins_after_the_deadline() -> None:
-    """Stop before a training block that would exceed the deadline."""
-    events, _ = launch(dataclasses.replace(TRAINING, deadline_s=0.0))
-    assert [("session", 2), ("end", False)] == events
+    assert (2, "cupy") == (listener.facts["ranks_per_gpu"], listener.facts["fast_selection"])
+    assert ("end", deadline_s is None) == listener.heard[-1]
 
 
 def test_backends_that_are_open_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,23 +313,23 @@ def test_a_thread_that_still_runs_does_not_keep_a_rank() -> None:
     assert 0 == run(body).returncode
 
 
-def test_a_rank_that_raises_reports_the_error_and_fails() -> None:
-    """Report the error to the conductor, print the traceback, and fail."""
-    process = run("raise ValueError('boom')")
-    assert 1 == process.returncode
-    assert '"message":"boom","error":"ValueError","is_bad_input":false' in process.stderr
-    assert "Traceback" in process.stderr
-
-
 @pytest.mark.parametrize(
-    ("error", "code", "bad_input"), [("InputError", 2, "true"), ("LaunchError", 3, "false")]
+    ("error", "code", "name", "bad_input"),
+    [
+        ("ValueError", 1, "ValueError", "false"),
+        ("InputError", 2, "", "true"),
+        ("LaunchError", 3, "", "false"),
+    ],
 )
-def test_an_error_of_ours_is_one_sentence(error: str, code: int, bad_input: str) -> None:
-    """Print no traceback for our own errors."""
-    process = run(f"from commbench.errors import {error}\nraise {error}('give more')")
+def test_a_rank_that_raises_reports_the_error(
+    error: str, code: int, name: str, bad_input: str
+) -> None:
+    """Report an error to the conductor; print a traceback unless it is our own."""
+    process = run(f"from commbench.errors import InputError, LaunchError\nraise {error}('boom')")
     assert code == process.returncode
-    assert f'"message":"give more","error":"","is_bad_input":{bad_input}' in process.stderr
-    assert "Traceback" not in process.stderr
+    message = f'"message":"boom","error":"{name}","is_bad_input":{bad_input}'
+    assert message in process.stderr
+    assert bool(name) == ("Traceback" in process.stderr)
 
 
 def test_a_rank_prints_its_stacks_when_asked() -> None:

@@ -54,21 +54,6 @@ def test_differences_are_a_table_of_hosts() -> None:
     ] == table
 
 
-def test_ranks_of_one_host_that_differ_are_named() -> None:
-    """Name ranks if those of one host differ."""
-    lines = describe_differences(
-        [software(0, "a"), software(1, "a", commbench="0.1.0")]
-    ).splitlines()
-    assert ["             a rank 0  a rank 1", "  commbench  0.2.0     0.1.0"] == lines[1:]
-
-
-def test_many_hosts_are_counted() -> None:
-    """Count the hosts of a column instead of listing many."""
-    ranks = [software(2 * number, f"n{number}") for number in range(9)]
-    header = describe_differences([*ranks, software(20, "odd", torch="1.0")]).splitlines()[1]
-    assert ["n0,", "n1,", "n2", "and", "6", "more", "odd"] == header.split()
-
-
 def test_ranks_of_one_environment_agree() -> None:
     """Accept the real packages of this environment on ranks that are threads."""
     assert ["", ""] == run_threads(2, refuse_unlike_software)

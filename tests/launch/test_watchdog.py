@@ -254,10 +254,3 @@ def test_time_in_which_the_conductor_was_stopped_does_not_count() -> None:
     assert play.watchdog.stuck(play.now) is None
     assert play.go_on(TIMEOUT - 2) is None
     assert play.go_on(3) is not None
-
-
-def test_processes_are_stored_by_rank() -> None:
-    """Record the process of every rank with a heartbeat."""
-    play = Play(2)
-    play.go_on(1)
-    assert {0: 100, 1: 101} == play.watchdog.pids
