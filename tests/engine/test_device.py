@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 
 from commbench.engine.control import ThreadControl, run_threads
@@ -235,15 +234,6 @@ def test_unsynchronised_times_sum_to_the_time_of_the_stream(host_ns: float, expe
     (stamps,) = timed(device, [10], method="none")
     assert [host_ns + OPERATION_NS] + [expected] * 9 == lasting(stamps)
     assert not device.spins
-
-
-def test_stamps_are_of_the_rank_s_own_device() -> None:
-    """Count stamps from 0 through all repetitions, on no common clock."""
-    for stamps in timed(SimulatedDevice(), [1, 4])[1:] + timed(
-        SimulatedDevice(), [4], method="none"
-    ):
-        assert (0, False) == (stamps.start_ns[0], stamps.comparable)
-        assert np.all(stamps.start_ns[1:] >= stamps.end_ns[:-1])
 
 
 def test_sampling_ends_when_it_is_sure() -> None:

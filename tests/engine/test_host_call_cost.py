@@ -1,7 +1,6 @@
 """Tests of the benchmark that times a call's cost on the host."""
 
 import csv
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from commands import RunBenchmark
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "host_call_cost.py"
 
@@ -82,28 +80,3 @@ def test_only_what_nccl_launches_is_judged(
     assert program.remark(rows).startswith(
         "Ranks share a GPU" if ranks > 1 else "Nothing is judged"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--rounds", 5, "--backend", "fake"), "--rounds 5 was asked for; give 6 or more"),
-        (("--ranks", 0), "--ranks 0 was asked for; give 1 or more"),
-        (("--backend", "a,,b"), "has an empty name between commas"),
-        pytest.param(
-            ("--backend", "nccl"),
-            "Backend nccl needs cupy",
-            marks=[
-                pytest.mark.mpi,
-                pytest.mark.skipif(bool(importlib.util.find_spec("cupy")), reason="there is cupy"),
-            ],
-        ),
-    ],
-)
-def test_bad_input_gets_a_sentence(
-    run_benchmark: RunBenchmark, arguments: tuple[object, ...], sentence: str
-) -> None:
-    """Refuse bad input in a sentence with exit code 2."""
-    done = run_benchmark("host_call_cost", *map(str, arguments))
-    assert (2, True) == (done.code, sentence in done.err), done.err
-    assert 1 == len(done.err.splitlines())
