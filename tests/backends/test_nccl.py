@@ -27,9 +27,7 @@ from commbench.engine.measure import measure
 from commbench.engine.records import FixedSettings
 from commbench.engine.session import Session
 from commbench.engine.setup import GRAPH_OPERATIONS, prepare
-from commbench.engine.stopping import Sampler
 from commbench.engine.timing.loops import Call, Progress
-from commbench.engine.visits import settings_after
 from commbench.errors import InputError, UnsupportedError
 from commbench.stats.budgets import BUDGETS
 
@@ -223,30 +221,6 @@ def test_instants_are_refused(nccl: ModuleType) -> None:
     )
 
 
-def test_ranks_may_share_a_gpu(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each rank its own host id for NCCL, and TCP, only if GPUs are too few."""
-
-    def settings(devices: int) -> dict[str, str]:
-        monkeypatch.setattr(nccl.cupy.cuda.runtime, "getDeviceCount", lambda: devices)
-        for name in [name for name in os.environ if name.startswith("NCCL_")]:
-            del os.environ[name]
-        run_threads(2, lambda control: nccl.NcclCommunicator(control).close())
-        return {
-            name: os.environ[name]
-            for name in os.environ
-            if name.startswith("NCCL_") and "DEBUG" not in name
-        }
-
-    assert {} == settings(2)
-    shared = settings(1)
-    assert {
-        "NCCL_NET": "Socket",
-        "NCCL_NVLS_ENABLE": "0",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }.items() <= shared.items()
-    assert "NCCL_HOSTID" in shared
-
-
 def test_a_missing_gpu_is_bad_input(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Translate CUDA's error into a sentence."""
 
@@ -363,15 +337,6 @@ def test_a_graph_is_captured_once_and_replayed(nccl: ModuleType) -> None:
     assert (0, None) == (record.harness_us, record.framework_us)
 
 
-def test_later_launches_keep_the_batch_of_graphs(nccl: ModuleType) -> None:
-    """Reuse the batch of launch 1 for graphs."""
-    first, _ = records_of(nccl, 2, [plain_case(graph=True)])
-    second, _ = records_of(
-        nccl, 2, [plain_case(graph=True)], fixed=settings_after(first, BUDGETS["quick"])
-    )
-    assert (first.batch, first.warmups) == (second.batch, second.warmups)
-
-
 @pytest.mark.parametrize("case", [plain_case(graph=True), plain_case(graph=True, in_place=False)])
 def test_a_graph_without_operations_is_detected(
     nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, case: Case
@@ -390,13 +355,6 @@ def test_nothing_is_timed_where_nccl_does_nothing(nccl: ModuleType, redop: str) 
     assert [redop == "sum", False] == [alone(record) for record in (inside, outside)]
     assert ("unsupported" if redop == "sum" else "ok", "ok") == (inside.status, outside.status)
     assert OPERATION_NS / 1e3 == pytest.approx(median(outside.times_us))
-
-
-@pytest.mark.parametrize("graph", [False, True])
-def test_overhead_is_the_time_between_two_events(nccl: ModuleType, *, graph: bool) -> None:
-    """Measure the overhead without an operation of NCCL and without the time of the host."""
-    record, _ = records_of(nccl, 2, [plain_case(graph=graph)])
-    assert 0 == record.harness_us < OPERATION_NS / 1e3
 
 
 def test_memory_that_is_full_on_one_rank_is_a_row(nccl: ModuleType) -> None:
@@ -546,33 +504,6 @@ def test_a_slowed_gpu_is_flagged(nccl: ModuleType, monkeypatch: pytest.MonkeyPat
     assert (False, None) == ("throttled" in record.flags, record.clocks)
 
 
-def test_a_gpu_s_clock_is_read_once_it_is_warm(
-    nccl: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Read the clock after the first warm-up, and again right after the repetitions."""
-    order: list[str] = []
-
-    def noted(kind: type, name: str) -> None:
-        original = getattr(kind, name)
-
-        def wrapper(self: Any, *arguments: Any) -> Any:
-            if self.control.rank == 0:
-                order.append(name)
-            return original(self, *arguments)
-
-        monkeypatch.setattr(kind, name, wrapper)
-
-    for kind, name in (
-        (Sampler, "warm_up"),
-        (Session, "read_clock"),
-        (Sampler, "collect"),
-        (Session, "overhead"),
-    ):
-        noted(kind, name)
-    records_of(nccl, 2, [plain_case()])
-    assert ["warm_up", "read_clock", "collect", "read_clock", "overhead"] == order[:5]
-
-
 # --------------------------------------------------------------------------- ranks that share a GPU
 
 
@@ -659,13 +590,6 @@ def test_an_answer_that_cupy_cannot_name_is_a_row(nccl: ModuleType, algorithm: s
     assert "NCCL returned ncclRemoteError" in records[1].reason
 
 
-@pytest.mark.parametrize(("code", "named"), [(8, "ncclTimeout"), (99, "error 99")])
-def test_a_code_of_a_newer_nccl_has_its_sentence(nccl: ModuleType, code: int, named: str) -> None:
-    """Raise RuntimeError with the name of the code, or with its number."""
-    with pytest.raises(RuntimeError, match=f"NCCL returned {named}"), nccl._named_errors():
-        raise KeyError(code)
-
-
 def test_numbers_of_channels_need_the_other_path(nccl: ModuleType) -> None:
     """Refuse a number of channels, and name --backend torch-nccl."""
     record = by_algorithm(nccl, "ring/8ch", size=2)[1]
@@ -697,10 +621,3 @@ def test_a_row_has_the_algorithm_of_its_own_operation(
     *records, _ = records_of(nccl, 2, [plain_case(), plain_case(8192), plain_case(graph=True)])
     assert ["tree/ll/1ch", "", "nvls/simple/4ch"] == [record.algorithm for record in records]
     assert ["P2P/CUMEM", "P2P/CUMEM", "NVLS+P2P/CUMEM"] == [record.transport for record in records]
-
-
-def test_other_algorithms_queue_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
-    """Queue operations of another algorithm on the timed stream."""
-    by_algorithm(nccl, "tree")
-    streams = [made.streams for made in simulated_cupy.COMMUNICATORS if made.calls]
-    assert all(each == streams[0] for each in streams)
