@@ -118,7 +118,6 @@ def test_the_level_is_stated() -> None:
     ratios = [1.05, 1.06, 1.07, 1.08, 1.09, 1.10, 1.06, 1.07, 1.08, 1.09, 1.05, 1.07]
     plain, again = decide(ratios, 12), decide(ratios, 6)
     assert (0.95, SECOND_LOOK) == (plain.level, again.level)
-    assert "97.5 % interval" in again.reason
     assert plain.speedup_ci is not None
     assert again.speedup_ci is not None
     assert again.speedup_ci[0] <= plain.speedup_ci[0]

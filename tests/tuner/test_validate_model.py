@@ -15,11 +15,9 @@ from training_builders import make_training_info
 from tuning_world import World, make_plan, play
 
 from commbench.ddp.plan.cases import DEFAULT_CAP
-from commbench.errors import InputError
 from commbench.results import Run
 from commbench.results.record_types import collective_records, training_records
 from commbench.tuner.decision import recommend
-from commbench.tuner.validation import HeldOutPair
 
 BENCHMARKS = HERE.parent / "benchmarks"
 
@@ -97,53 +95,6 @@ def test_one_bad_scenario_fails(
     assert met == outcomes(results)
 
 
-@pytest.mark.parametrize(
-    ("part", "quantity", "aim"),
-    [
-        ("scenarios", "step_ms", 0.1),
-        ("collectives", "time_us", 0.1),
-        ("growth", "time_us", 0.2),
-    ],
-)
-def test_errors_are_medians_over_held_out_predictions(
-    findings: ModuleType, part: str, quantity: str, aim: float
-) -> None:
-    """Return the median absolute error of held-out predictions."""
-    for error, met in ((0.9 * aim, True), (1.1 * aim, False), (-1.1 * aim, False)):
-        results = findings.Findings()
-        held = [
-            HeldOutPair(what="", predicted=1 + shift, measured=1.0) for shift in (0.0, error, 5.0)
-        ]
-        results.add(part, "somewhere", quantity, "held_out", held)
-        results.add(
-            part,
-            "somewhere",
-            quantity,
-            "calibrated",
-            [HeldOutPair(what="", predicted=9.0, measured=1.0)] * 9,
-        )
-        assert [met] == outcomes(results)
-
-
-def test_everything_stands_in_a_table(findings: ModuleType) -> None:
-    """Print scenarios, errors, curves and aims, also if unknown."""
-    empty = {
-        "regret_ci": (-0.01, 0.2),
-        "regret_fair": None,
-        "rank_correlation": None,
-        "step_error": None,
-    }
-    results = findings.Findings(judged=[judged(findings, **empty)])
-    results.add(
-        "growth",
-        "a curve",
-        "time_us",
-        "held_out",
-        [HeldOutPair(what="8 B", predicted=1.0, measured=2.0)],
-    )
-    assert [1, 1, 1, 4] == [table.row_count for table in findings.tables(results)]
-
-
 def test_only_settings_that_were_not_calibrated_on_are_held_out(
     findings: ModuleType, validate_model: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,51 +142,6 @@ def test_only_settings_that_were_not_calibrated_on_are_held_out(
         names_by_use["speedup", "calibrated"],
         names_by_use["speedup", "held_out"],
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("mlp@500mbit", ("mlp", None, "500mbit")),
-        ("resnet18:16@none", ("resnet18", 16, "none")),
-        ("offloaded-resnet18:16@none", ("resnet18", 16, "none")),
-        ("mlp", None),
-        ("mlp:many@1gbit", None),
-        ("@1gbit", None),
-        ("mlp@fast", None),
-    ],
-)
-def test_scenarios_are_named(
-    validate_model: ModuleType, name: str, expected: tuple[Any, ...] | None
-) -> None:
-    """Parse a workload, a batch and a rate, and refuse anything else."""
-    if expected is None:
-        with pytest.raises(InputError):
-            validate_model.Scenario.parse(name)
-        return
-    scenario = validate_model.Scenario.parse(name)
-    assert expected == (scenario.workload, scenario.batch, scenario.rate)
-    assert name.startswith("offloaded-") == scenario.offloaded
-
-
-def test_finished_commands_are_not_run_again(
-    validate_model: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Record finished commands, repeat failed ones, and name their log."""
-    program = "import sys; sys.exit('bad' in sys.argv)"
-    monkeypatch.setattr(validate_model, "COMMBENCH", (sys.executable, "-c", program))
-    shown: list[str] = []
-    runs = validate_model.Runs(tmp_path, shown.append)
-    runs.make("first", ["run"])
-    with pytest.raises(InputError, match=r"code 1; see .*second\.log"):
-        runs.make("second", ["run", "bad"])
-    again = validate_model.Runs(tmp_path, shown.append)
-    assert ["first"] == [entry["command"][-1] for entry in again.done]
-    shown.clear()
-    again.make("first", ["run"])
-    assert [] == shown
-    again.make("first", ["run", "--launches", "3"])
-    assert 2 == len(again.done)
 
 
 @pytest.mark.slow
