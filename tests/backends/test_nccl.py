@@ -162,65 +162,6 @@ def test_groups_have_communicators_of_their_own(nccl: ModuleType) -> None:
     assert [(0, 2, 101), (0, 2, 1010), (1, 2, 101), (1, 2, 1010)] == run_threads(4, work)
 
 
-@pytest.mark.parametrize(("sync", "cadence"), [("auto", "isolated"), ("none", "pipelined")])
-def test_cases_are_measured_by_events(nccl: ModuleType, sync: str, cadence: str) -> None:
-    """Measure through the whole engine: rows name events, NCCL's version, the GPU and the start
-    method.
-    """
-    case = Case(
-        backend="nccl",
-        operation="all_reduce",
-        message_bytes=4096,
-        dtype="float32",
-        redop="sum",
-        in_place=True,
-        sync=sync,
-    )
-    budget = dataclasses.replace(BUDGETS["quick"], slice_s=0.05)
-
-    def work(control: Control) -> Any:
-        communicator = nccl.NcclCommunicator(control)
-        return measure(
-            case,
-            communicator,
-            Session(control=control, budget=budget, progress=Progress()),
-            launch=0,
-        )
-
-    record = run_threads(2, work)[0]
-    assert ("ok", 0, "event") == (record.status, record.wrong, record.loop)
-    assert ("NCCL 2.28.9", "Simulated GPU 0") == (record.library, record.device)
-    assert {"auto": "barrier", "none": "none"}[sync] == record.sync
-    assert len(record.times_us) + record.late_discarded > 5
-    assert OPERATION_NS / 1e3 == pytest.approx(median(record.times_us)), (
-        "nothing of what the host does"
-    )
-    assert ((), ()) == (tuple(record.skew_us), tuple(record.rank_arrival_us))
-    queueing_us = 0.5 if sync == "none" else 0  # half of a call: no operation is queued
-    assert (queueing_us, None) == (record.harness_us, record.framework_us)
-    assert cadence == case.mode
-
-
-def test_instants_are_refused(nccl: ModuleType) -> None:
-    """Refuse agreed instants, because events have no common clock."""
-    case = Case(backend="nccl", operation="barrier", message_bytes=0, dtype=None, sync="round-time")
-
-    def work(control: Control) -> Any:
-        communicator = nccl.NcclCommunicator(control)
-        return measure(
-            case,
-            communicator,
-            Session(control=control, budget=BUDGETS["quick"], progress=Progress()),
-            launch=0,
-        )
-
-    record = run_threads(2, work)[0]
-    assert "unsupported" == record.status
-    assert (
-        "nccl cannot start ranks by round-time; use --sync auto or barrier or none" == record.reason
-    )
-
-
 def test_a_missing_gpu_is_bad_input(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Translate CUDA's error into a sentence."""
 
@@ -290,6 +231,26 @@ def plain_case(message_bytes: int = 4096, **changes: Any) -> Case:
         **changes,
     }
     return Case(backend="nccl", message_bytes=message_bytes, **fields)
+
+
+@pytest.mark.parametrize(("sync", "start"), [("auto", "barrier"), ("none", "none")])
+def test_cases_are_measured_by_events(nccl: ModuleType, sync: str, start: str) -> None:
+    """Time the device alone; rows name events, NCCL's version, the GPU and the start method."""
+    record, _ = records_of(nccl, 2, [plain_case(sync=sync)])
+    assert ("ok", 0, "event", start) == (record.status, record.wrong, record.loop, record.sync)
+    assert ("NCCL 2.28.9", "Simulated GPU 0") == (record.library, record.device)
+    assert len(record.times_us) + record.late_discarded > 5
+    assert OPERATION_NS / 1e3 == pytest.approx(median(record.times_us))
+    assert ((), ()) == (tuple(record.skew_us), tuple(record.rank_arrival_us))
+    queueing_us = 0.5 if sync == "none" else 0  # half of a call: no operation is queued
+    assert (queueing_us, None) == (record.harness_us, record.framework_us)
+
+
+def test_instants_are_refused(nccl: ModuleType) -> None:
+    """Refuse agreed instants, because events have no common clock."""
+    record, _ = records_of(nccl, 2, [plain_case(sync="round-time")])
+    assert "unsupported" == record.status
+    assert "round-time" in record.reason
 
 
 def alone(record: Any) -> bool:
@@ -389,8 +350,7 @@ def test_memory_that_verification_lacks_is_a_row(
     assert record.reason.startswith("the GPU's memory has no room for another 4 KiB")
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "ring"])
-@pytest.mark.parametrize("ranks", [{0}, {0, 1}])
+@pytest.mark.parametrize(("algorithm", "ranks"), [("auto", {0}), ("ring", {0, 1})])
 def test_a_failing_capture_is_a_row(
     nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, ranks: set[int], algorithm: str
 ) -> None:
@@ -572,22 +532,18 @@ def test_an_algorithm_gets_a_communicator_of_its_own(nccl: ModuleType) -> None:
     assert "NCCL_ALGO" not in os.environ
 
 
-def test_what_nccl_cannot_do_is_a_row(nccl: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "error"),
+    [("nvls", "NCCL_ERROR_INVALID_USAGE"), ("collnetdirect", "ncclRemoteError")],
+)
+def test_what_nccl_cannot_do_is_a_row(nccl: ModuleType, algorithm: str, error: str) -> None:
     """Record NCCL's error, abandon the failed communicator, and continue with other cases."""
-    records = by_algorithm(nccl, "nvls")
-    assert ["ok", "unsupported", "ok"] == [record.status for record in records]
-    assert "NCCL_ERROR_INVALID_USAGE" in records[1].reason
-    assert [["abort"]] == [
-        made.calls for made in simulated_cupy.COMMUNICATORS if made.asked == "nvls"
-    ]
-
-
-@pytest.mark.parametrize("algorithm", ["nvlstree", "collnetdirect"])
-def test_an_answer_that_cupy_cannot_name_is_a_row(nccl: ModuleType, algorithm: str) -> None:
-    """Record an error code unknown to cupy, and continue with other cases."""
     records = by_algorithm(nccl, algorithm)
     assert ["ok", "unsupported", "ok"] == [record.status for record in records]
-    assert "NCCL returned ncclRemoteError" in records[1].reason
+    assert error in records[1].reason
+    if algorithm == "nvls":
+        failed = [made for made in simulated_cupy.COMMUNICATORS if made.asked == algorithm]
+        assert [["abort"]] == [made.calls for made in failed]
 
 
 def test_numbers_of_channels_need_the_other_path(nccl: ModuleType) -> None:

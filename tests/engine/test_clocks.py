@@ -3,7 +3,6 @@ time namespace.
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from commbench.engine.control import ThreadControl, run_threads
-from commbench.engine.records import Row
 from commbench.engine.timing.clocks import (
     FIT_POINTS,
     MAXIMUM_DRIFT,
@@ -30,7 +28,6 @@ from commbench.engine.timing.clocks import (
     open_clock,
 )
 from commbench.launch.launchers import MpirunLauncher
-from commbench.results import load_run
 
 HERE = Path(__file__).parents[1]
 #: Clocks count from the boot of their host.
@@ -223,7 +220,6 @@ def test_instants_lead_back_to_the_local_clock() -> None:
 
 # ------------------------------------------------------------------------ ranks in a time namespace
 
-ATTEMPTS = 2
 #: Rank 1 lives 1000 s in the future; unlike any other host, its true offset is known.
 AHEAD = """#!/bin/sh
 [ "${OMPI_COMM_WORLD_RANK:-$RANK}" = 1 ] && exec unshare --time --monotonic 1000 "$@"
@@ -280,54 +276,3 @@ def test_ranks_estimate_a_simulated_offset(
         error <= bound
         for error, bound in zip(estimate["errors_ns"], estimate["bounds_ns"], strict=True)
     )
-
-
-@pytest.mark.slow
-@pytest.mark.mpi
-@pytest.mark.usefixtures("forks")
-@pytest.mark.lab
-def test_round_time_works_between_clocks(
-    ahead: str, tmp_path: Path, mpirun: MpirunLauncher, mpi_environment: dict[str, str]
-) -> None:
-    """Start together across clocks 1000 s apart, with the times of a common clock.
-
-    Other load would prevent it.
-    """
-    program = [
-        sys.executable,
-        "-m",
-        "mpi4py",
-        "-m",
-        "commbench",
-        "run",
-        "--backend",
-        "mpi",
-        "--budget",
-        "quick",
-    ]
-    program += ["--collective", "all_reduce", "--sizes", "4M", "--sync", "round-time"]
-    start = [str(mpirun.mpirun), "-n", "2", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
-
-    def launch(name: str, *wrapper: str) -> tuple[Row, dict[str, Any]]:
-        """Measure until ranks start on time, which a busy machine may prevent."""
-        for attempt in range(ATTEMPTS):
-            out = tmp_path / f"{name}{attempt}"
-            run([*start, *wrapper, *program, "--out", str(out)], mpi_environment)
-            (row,) = load_run(out).rows
-            if row.status == "ok":
-                break
-        return row, load_run(out).info["clock"]
-
-    (common, common_clock), (shifted, shifted_clock) = launch("one"), launch("two", ahead)
-    assert ["shared", "synchronised"] == [common_clock["method"], shifted_clock["method"]]
-    assert common_clock["error_us"] == 0 < shifted_clock["error_us"]
-    assert [("round-time", "native")] * 2 == [(row.sync, row.loop) for row in (common, shifted)]
-    times = [row.time_us_min or 0.0 for row in (common, shifted)]
-    alike = 0 < max(times) < 5 * min(times)
-    if not alike and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
-        pytest.skip(
-            "ranks cannot start together on a machine this busy:"
-            f" {common.reason or shifted.reason or times}"
-        )
-    assert alike, (common, shifted)
-    assert 0 <= (shifted.skew_us or 0) < (shifted.time_us or 0)

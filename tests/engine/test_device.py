@@ -175,16 +175,6 @@ def test_what_the_host_takes_is_not_in_the_time(host_ns: float) -> None:
     assert ([OPERATION_NS] * 5, [False] * 5) == (lasting(then), then.late.tolist())
 
 
-def test_the_device_is_kept_busy_for_as_long_as_queueing_takes_and_the_slack() -> None:
-    """Spin for queueing time plus slack, at the measured device frequency."""
-    device = SimulatedDevice(host_ns=lambda _: 70_000.0)
-    timed(device, [1, 1])
-    queueing_ns = 70_000 + 4 * device.call_ns
-    assert [MINIMUM_PYTHON_SLACK_NS, queueing_ns + MINIMUM_PYTHON_SLACK_NS] == pytest.approx(
-        device.spins, rel=0.01
-    )
-
-
 def test_a_repetition_for_which_the_device_waited_is_late() -> None:
     """Mark exactly the repetition in which the host was interrupted as late."""
     device = SimulatedDevice(host_ns=lambda number: 300_000.0 if number == 7 else 5000.0)

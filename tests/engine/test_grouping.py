@@ -44,12 +44,6 @@ def test_each_group_has_its_own_times() -> None:
     assert [0, 0] == [g.wrong for g in record.groups]
 
 
-def test_one_group_of_all_ranks_is_as_ever() -> None:
-    """Record no groups if the pattern makes one of all ranks."""
-    (record,) = FakeRun(ranks=4, hosts="ABCD").launch([fake_case(pattern="cross")])
-    assert ("0-3", 4, ()) == (record.group, record.group_size, record.groups)
-
-
 def test_ranks_in_no_group_only_keep_step() -> None:
     """Measure the only group although rank 0 is idle."""
     (record,) = FakeRun(ranks=3, hosts="ABB").launch([fake_case(pattern="node")])

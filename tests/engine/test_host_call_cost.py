@@ -3,9 +3,7 @@
 import csv
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -46,37 +44,3 @@ def test_a_table_and_a_file_have_every_collective(tmp_path: Path, ranks: int) ->
     )
     assert all(row["operation"] in done.stdout for row in rows)
     assert (ranks == 1) == ("Nothing is judged" in done.stdout)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "host_us", "code"),
-    [(2, 9.0, 0), (2, 11.0, 1), (1, 11.0, 0)],
-    ids=["quick", "slow", "slow alone"],
-)
-def test_only_what_nccl_launches_is_judged(
-    load_benchmark: Callable[[str], ModuleType],
-    monkeypatch: pytest.MonkeyPatch,
-    ranks: int,
-    host_us: float,
-    code: int,
-) -> None:
-    """Fail only if an interval of NCCL on several ranks exceeds 10 us."""
-    program = load_benchmark("host_call_cost")
-    fields = {
-        "operation": "all_reduce",
-        "rounds": 50,
-        "calls": 20,
-        "ranks": ranks,
-        "ranks_per_gpu": ranks,
-    }
-    rows = [
-        program.Row(backend=name, host_us=us, host_us_ci_low=us, host_us_ci_high=us, **fields)
-        for name, us in (("nccl", host_us), ("torch-nccl", 40.0))
-    ]
-    monkeypatch.setattr(program, "start_ranks", lambda _: rows)
-    monkeypatch.setattr(program, "run_threads", lambda *_: [rows])
-    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
-    assert code == program.main(["--ranks", str(ranks)])
-    assert program.remark(rows).startswith(
-        "Ranks share a GPU" if ranks > 1 else "Nothing is judged"
-    )

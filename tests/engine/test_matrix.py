@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import records_from_lab
 
-from commbench.backends.fake import FakeTimer, Regime, Script
+from commbench.backends.fake import FakeTimer, Script
 from commbench.collectives.patterns import rounds_of
 from commbench.engine.matrix import FEWEST, MOST
 from commbench.engine.records import Record
@@ -102,14 +102,6 @@ def test_launches_are_alike_and_take_turns_otherwise() -> None:
     assert len(first.pairs) == len(second.pairs) == 30
 
 
-def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batch by the power of two that lasts 20 readings and state times of one."""
-    monkeypatch.setattr(FakeTimer, "reading_ns", lambda _: 1000.0)
-    record = matrix("latency")
-    assert 2 == record.batch  # twice 10.2 us there and back is 20 us
-    assert Script().time_us(1024) == pytest.approx(record.times_us[0], abs=1e-3)
-
-
 def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop late repetitions of one rank's pairs only."""
     original = FakeTimer.run
@@ -163,20 +155,6 @@ def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.Monke
     record = matrix(ranks=2)
     assert ("failed", []) == (record.status, list(record.pairs))
     assert "--sync dissemination" in record.reason
-
-
-@pytest.mark.parametrize(("alpha_us", "flagged"), [(40.0, True), (60.0, False)])
-def test_coarse_clocks_are_doubted(alpha_us: float, *, flagged: bool) -> None:
-    """Warn of an agreed start if a round trip is shorter than ten times the clock error."""
-    run = FakeRun(
-        ranks=3,
-        script=replace(EXACT, regimes=(Regime(alpha_us=alpha_us),)),
-        slice_s=0.05,
-        clock=Coarse,
-    )
-    (record,) = run.launch([fake_case("latency", 8, pattern="matrix", sync="round-time")])
-    assert ("round-time", 1) == (record.sync, record.batch)
-    assert (("clock",) if flagged else ()) == record.flags
 
 
 def test_stale_clocks_are_compared_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
