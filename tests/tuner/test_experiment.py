@@ -403,14 +403,6 @@ def test_the_best_safe_setting_is_confirmed_too() -> None:
     assert len(tuning.speedups[4]) == fewest_launches(tuning.level)
 
 
-def test_a_safe_setting_without_gain_is_not_confirmed() -> None:
-    """Confirm only the fastest if buckets gain nothing."""
-    settings = make_settings(3, make_training_case("fp16", cap="1"))
-    tuning = simulate([1.0, 0.9, 0.8, 1.3], NOISES["quiet"], settings=settings)
-    assert list(tuning.speedups) == [3]
-    assert tuning.level == live_level_of(1)
-
-
 def test_a_safe_setting_gets_one_more_look_when_the_best_is_decided() -> None:
     """End soon after the fastest is decided, although the other is near the margin."""
     settings = make_settings(2, make_training_case("fp16", cap="1"))
@@ -420,13 +412,6 @@ def test_a_safe_setting_gets_one_more_look_when_the_best_is_decided() -> None:
         1: LIVE_LOOKS[1],
         2: 9,
     }
-
-
-def test_a_safe_best_setting_is_confirmed_alone() -> None:
-    """Confirm one setting if the fastest has no effect on learning."""
-    settings = make_settings(3, make_training_case("fp16", cap="1"))
-    tuning = simulate([1.0, 1.4, 1.0, 1.1], NOISES["lognormal"], settings=settings)
-    assert tuning.faster == list(tuning.speedups) == [1]
 
 
 def test_the_best_of_each_effect_on_learning_is_confirmed() -> None:

@@ -197,20 +197,6 @@ def test_a_time_limit_of_one_stage_leaves_the_next_its_own(tmp_path: Path) -> No
     assert 1 == len(display.warnings)
 
 
-@pytest.mark.parametrize(("is_optional", "expected"), [(False, (3, "partial")), (True, (0, "cut"))])
-def test_a_last_stage_without_a_launch_is_missing_unless_optional(
-    tmp_path: Path, expected: tuple[int, str], *, is_optional: bool
-) -> None:
-    """Mark a run without its last stage as partial, or as cut if the stage is optional."""
-
-    def late(records: Sequence[AnyRecord]) -> RunRequest:
-        return dataclasses.replace(confirm(records), time_limit_s=0.1, is_optional=is_optional)
-
-    code, info, _ = run(tmp_path, ALL, [*single_stage(sweep()), late])
-    assert expected == (code, info["status"])
-    assert "was reached after 0 of 1 confirm launches" in info["reason"]
-
-
 @pytest.mark.parametrize("fewest", [0, 1])
 def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(
     tmp_path: Path, fewest: int

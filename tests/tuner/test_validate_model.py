@@ -11,13 +11,6 @@ from typing import Any
 import pytest
 from labs import mark  # noqa: F401 - a fixture
 from launching import HERE
-from training_builders import make_training_info
-from tuning_world import World, make_plan, play
-
-from commbench.ddp.plan.cases import DEFAULT_CAP
-from commbench.results import Run
-from commbench.results.record_types import collective_records, training_records
-from commbench.tuner.decision import recommend
 
 BENCHMARKS = HERE.parent / "benchmarks"
 
@@ -93,55 +86,6 @@ def test_one_bad_scenario_fails(
     )
     results = findings.Findings(judged=[good, judged(findings, **changes)])
     assert met == outcomes(results)
-
-
-def test_only_settings_that_were_not_calibrated_on_are_held_out(
-    findings: ModuleType, validate_model: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hold out only settings that predictions were not fitted to."""
-    world = World(plan=make_plan(caps=["2", "5", "100"]))
-    records = play(world).records
-    recommended = recommend(training_records(records), world.plan.info)
-    assert recommended is not None
-    tuned = Run(
-        path=Path("tuned"),
-        info=world.plan.info,
-        records=tuple(collective_records(records)),
-        training_records=tuple(training_records(records)),
-        recommendation=recommended,
-    )
-    swept = [world.record(case, launch) for launch in range(3) for case in world.plan.candidates]
-    sweep = Run(
-        path=Path("swept"),
-        info=make_training_info(),
-        records=(),
-        training_records=tuple(training_records(swept)),
-    )
-
-    class Kept:
-        """The runs of both."""
-
-        def load(self, name: str) -> Run:
-            return {"train_mlp@1gbit": sweep, "tune_mlp@1gbit": tuned}[name]
-
-    monkeypatch.setattr(validate_model, "measure_choice", lambda *_: None)
-    monkeypatch.setattr(validate_model, "_interleaved", lambda *_: [])
-    judged_all = findings.Findings()
-    validate_model.judge_scenario(judged_all, validate_model.Scenario.parse("mlp@1gbit"), Kept())
-    default = {str(case) for case in world.plan.candidates if case.bucket_cap_mb == DEFAULT_CAP}
-    others = {str(case) for case in world.plan.candidates} - default
-    names_by_use: dict[tuple[str, str], set[str]] = {}
-    for check in judged_all.checks:
-        names_by_use.setdefault((check.quantity, check.used), set()).add(check.what)
-    assert (default, others) == (
-        names_by_use["step_ms", "calibrated"],
-        names_by_use["step_ms", "held_out"],
-    )
-    default -= {str(world.plan.baseline)}
-    assert (default, others) == (
-        names_by_use["speedup", "calibrated"],
-        names_by_use["speedup", "held_out"],
-    )
 
 
 @pytest.mark.slow

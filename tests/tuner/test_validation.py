@@ -15,14 +15,10 @@ from commbench.errors import InputError
 from commbench.results.recommendation import Choice, Recommendation, setting_of
 from commbench.tuner.validation import (
     Exhaustive,
-    HeldOutPair,
     choice_of,
     compare_held_out_ranks,
     compare_held_out_sizes,
-    compare_speedups,
-    compare_steps,
     median_error,
-    rank_correlation,
 )
 
 BASE, FIVE = make_training_case(), make_training_case(cap="5")
@@ -159,40 +155,6 @@ def test_the_choice_is_the_recommended_setting(verdict: str, expected: TrainingC
         measured_steps=1,
     )
     assert expected == choice_of(recommendation, BASE)
-
-
-def test_predictions_stand_beside_the_sweep() -> None:
-    """Return errors of steps and of speedups, the latter without the common offset."""
-    predicted = {BASE: 40.0, FIVE: 36.0, TOPK: 22.0, make_training_case(cap="50"): 1.0}
-    steps, speedups = compare_steps(sweep(), predicted), compare_speedups(sweep(), predicted)
-    assert ([BASE, FIVE, TOPK], [FIVE, TOPK]) == (list(steps), list(speedups))
-    assert [1.0, 1.0, 1.2] == [pytest.approx(one.error) for one in steps.values()]
-    assert [0.0, 40 / 22 / 2 - 1] == [pytest.approx(one.error) for one in speedups.values()]
-    assert (18.0, True) == (
-        steps[FIVE].measured,
-        (steps[FIVE].low or 99) < 18 < (steps[FIVE].high or 0),
-    )
-    assert pytest.approx(1.0) == median_error(steps.values())
-    assert median_error([]) is None
-
-
-@pytest.mark.parametrize(
-    ("predicted", "expected"),
-    [
-        ([1.0, 2.0, 9.0], 1.0),
-        ([9.0, 2.0, 1.0], -1.0),
-        ([1.0, 3.0, 2.0], 0.5),
-        ([2.0, 2.0, 2.0], None),
-        ([1.0], None),
-    ],
-)
-def test_rank_correlation(predicted: list[float], expected: float | None) -> None:
-    """Match Spearman's correlation; return None without an order."""
-    held = [
-        HeldOutPair(what="", predicted=one, measured=float(i + 1) ** 3)
-        for i, one in enumerate(predicted)
-    ]
-    assert (None if expected is None else pytest.approx(expected)) == rank_correlation(held)
 
 
 # -------------------------------------------------------------------------------------- the network
