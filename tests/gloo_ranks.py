@@ -51,3 +51,23 @@ def found_by(results: list[tuple[int, str, str]]) -> Any:
     """Return what rank 0 printed last, as JSON."""
     assert [0] * len(results) == [status for status, _, _ in results], results
     return json.loads(results[0][1].strip().splitlines()[-1])
+
+
+#: What each check of a hook with a memory must find: a checkpoint resumes with identical bits;
+#: a scaler changes no bit, and a skipped step drops all updates; one rank's infinity is seen by
+#: all ranks and stays out of the residual.
+OF_MEMORIES = {
+    "resume": {"parameters": True, "memory": True, "without the state": False},
+    "scaled": {
+        "same memory": True,
+        "same parameters": True,
+        "memory kept": True,
+        "parameters kept": True,
+        "goes on": True,
+        "agree": True,
+        "scale": 512.0,
+        "discarded": 1,
+        "discarded later": 1,
+    },
+    "infinite": {"seen by all": True, "kept": True, "clean": True, "goes on": True},
+}

@@ -4,7 +4,6 @@ import pytest
 from training_builders import make_bucket, make_training_case, make_training_record
 
 from commbench.analysis.prediction.calibration import (
-    USUAL_CONTENTION,
     Observation,
     Setting,
     Sharing,
@@ -46,23 +45,6 @@ def fit_one(observations: list[Observation]) -> Sharing:
     return fit_sharing({"none": observations})["none"]
 
 
-@pytest.mark.parametrize(
-    "truth", [Sharing(contention=0.2), Sharing(contention=0.8), Sharing(slowdown=1.25)]
-)
-def test_simulated_contention_and_slowdown_are_recovered(truth: Sharing) -> None:
-    """Recover contention and slowdown from three settings."""
-    works = [make_work(10, 30, 60), make_work(95), make_work(5, 10, comm_ms=10)]
-    sharing = fit_one([observe(work, truth) for work in works])
-    assert sharing.contention == pytest.approx(truth.contention, abs=0.15)
-    assert sharing.slowdown == pytest.approx(truth.slowdown, rel=0.1)
-
-
-def test_one_setting_is_fitted_exactly() -> None:
-    """Fit a single step without error."""
-    observation = observe(make_work(10, 40, 80), Sharing(contention=0.1, slowdown=1.4))
-    assert observation.excess_ms(fit_one([observation])) == pytest.approx(0, abs=1e-6)
-
-
 def test_unexplained_time_is_added_to_every_step() -> None:
     """Attribute the time that sharing cannot explain to unexplained time."""
     observation = observe(make_work(10, 40, 80, comm_ms=2), Sharing(unexplained_ms=70))
@@ -70,13 +52,6 @@ def test_unexplained_time_is_added_to_every_step() -> None:
     assert observation.excess_ms(sharing) == pytest.approx(0, abs=1e-6)
     assert 60 < sharing.unexplained_ms < 75
     assert sharing.slowdown < 1.3
-
-
-def test_an_uninformative_step_keeps_the_prior() -> None:
-    """Keep the prior contention if a single bucket is sent after the backward pass."""
-    sharing = fit_one([observe(make_work(100), Sharing(contention=0.0))])
-    assert sharing.contention == pytest.approx(USUAL_CONTENTION, abs=0.05)
-    assert sharing.slowdown == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("unexplained_ms", [-30.0, 40.0])

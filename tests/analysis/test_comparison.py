@@ -12,14 +12,13 @@ from rich.console import Console
 from training_builders import launches_of, make_training_case, make_training_info
 
 from commbench.analysis.comparison import ComparisonTable, compare
-from commbench.analysis.comparison.words import further_of
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.records import Record, Stated
 from commbench.errors import InputError
 from commbench.report.comparison import render_comparison
-from commbench.results import Run, Store
-from commbench.stats import Effort, Verdict
+from commbench.results import Run
+from commbench.stats import Verdict
 
 SIZES = (8, KIB, 64 * KIB, 1024 * KIB)
 
@@ -79,24 +78,6 @@ def test_slower_and_faster_cases_are_found() -> None:
     ]
 
 
-def test_swapping_runs_inverts_the_ratio() -> None:
-    """Swapping A and B swaps the times and inverts the ratio."""
-    a, b = make_run(sweep(1)), make_run(sweep(2, slower={KIB: 1.3}), "b")
-    (forth,) = [compared for compared in compare(a, b).cases if compared.case.message_bytes == KIB]
-    (back,) = [compared for compared in compare(b, a).cases if compared.case.message_bytes == KIB]
-    assert pytest.approx(1.3, rel=0.02) == forth.comparison.ratio
-    assert pytest.approx(1 / forth.comparison.ratio) == back.comparison.ratio
-    assert (forth.time_a_us, forth.time_b_us) == (back.time_b_us, back.time_a_us)
-
-
-def test_run_against_itself_has_no_regression() -> None:
-    """Report no regression and no difference between a run and itself."""
-    run = make_run(sweep(1))
-    table = compare(run, run)
-    assert ((), (), False) == (table.regressions, table.differences, table.is_forced)
-    assert len(SIZES) == len(table.cases)
-
-
 def test_cases_are_matched_by_key() -> None:
     """Compare only cases whose keys are equal in every field."""
     a = make_run(
@@ -130,10 +111,6 @@ def test_case_that_only_one_run_could_measure_is_broken() -> None:
         (broken.case, broken.status_a, broken.status_b) for broken in table.broken
     ]
     assert (lost,) == table.regressions
-    assert (
-        "Not compared: mpi all_reduce 8 B float32 sum is ok in A and hung in B."
-        in render(table).splitlines()
-    )
 
 
 def test_only_ok_launches_count() -> None:
@@ -160,22 +137,8 @@ def test_different_conditions_are_refused() -> None:
         compare(a, b)
     table = compare(a, b, force=True)
     assert table.is_forced
-    text = render(table, width=200)
-    assert "A and B differ in these conditions" in text
-    assert "unlike conditions: transport: sm vs tcp (in 1 of 1 cases) - another one carries" in text
-    assert "differs, to be known: kernel: 6.1.7 vs 6.1.9" in text
-
-
-def test_harmless_differences_are_only_listed() -> None:
-    """Compare across commits and patch levels without --force."""
-    a, b = (
-        make_run(make_launches(STEADY), git_commit="1"),
-        make_run(make_launches(STEADY), "b", git_commit="2"),
-    )
-    table = compare(a, b)
-    assert ["git_commit: 1 vs 2"] == list(map(str, table.differences))
-    assert not table.is_forced
-    assert "differ in these conditions" not in render(table)
+    differences = [(each.name, bool(each.reason)) for each in table.differences]
+    assert {("cpu_model", True), ("transport", True), ("kernel", False)} == set(differences)
 
 
 def test_too_few_launches_for_any_detection_are_reported() -> None:
@@ -185,22 +148,8 @@ def test_too_few_launches_for_any_detection_are_reported() -> None:
     )
     assert {Verdict.INCONCLUSIVE, Verdict.SAME} >= set(verdicts(few).values())
     assert few.has_too_few_launches
-    assert "measure with more launches" in " ".join(render(few).split())
     enough = compare(make_run(sweep(1)), make_run(sweep(2), "b"))
     assert not enough.has_too_few_launches
-    assert "could not be found" not in render(enough)
-
-
-def test_directories_are_read(tmp_path: Path) -> None:
-    """Accept paths instead of runs, and refuse a path that does not exist."""
-    for name in ("a", "b"):
-        with Store.open(tmp_path / name, make_info()) as store:
-            for record in sweep(1):
-                store.append(record)
-    table = compare(tmp_path / "a", str(tmp_path / "b"))
-    assert ((str(tmp_path / "a"),), len(SIZES)) == (table.names_a, len(table.cases))
-    with pytest.raises(InputError, match="There is no"):
-        compare(tmp_path / "a", tmp_path / "c")
 
 
 def test_margin_is_honoured() -> None:
@@ -210,45 +159,12 @@ def test_margin_is_honoured() -> None:
     assert {Verdict.SAME} == set(verdicts(compare(a, b, margin=0.15)).values())
 
 
-def test_text_has_a_line_a_case_and_a_summary() -> None:
-    """Print ratio, interval, verdict and detectable difference per case, and the counts first."""
-    table = compare(make_run(sweep(1)), make_run(sweep(2, slower={KIB: 1.3}), "b"))
-    text = render(table)
-    (line,) = [line for line in text.splitlines()[1:] if " 1 KiB " in line]
-    interval = table.cases[1].comparison.interval
-    assert interval is not None
-    assert f"[{interval.low:.3f}, {interval.high:.3f}]" in line
-    assert " slower " in line
-    assert line.rstrip().endswith(f"+{100 * table.cases[1].comparison.detectable:.1f} %")
-    first = render(table, width=200).splitlines()[0]
-    assert first.startswith("1 of 4 cases slower: mpi all_reduce 1 KiB float32 sum +3")
-    assert first.endswith("]. 0 faster, 3 same, 0 inconclusive, with a margin of 2 %.")
-
-
-def test_cases_with_the_same_short_name_get_full_names() -> None:
-    """Add the differing fields to cases that share a short name."""
-    records = make_launches(STEADY, make_case(loop="native")) + make_launches(
-        STEADY, make_case(loop="python")
-    )
-    text = " ".join(render(compare(make_run(records), make_run(records, "b")), width=200).split())
-    assert "loop native, buffers hot)" in text
-    assert "loop python, buffers hot)" in text
-
-
-def test_text_fits_100_columns() -> None:
-    """Truncate no cell in a log of 100 columns."""
-    text = render(compare(make_run(sweep(1)), make_run(sweep(2), "b")), width=100)
-    assert 100 >= max(map(len, text.splitlines()))
-    assert "\u2026" not in text
-
-
 def test_runs_without_common_cases_are_compared_without_error() -> None:
     """List the unmatched cases of runs that have no case in common."""
     a = make_run([make_record(make_case(message_bytes=size)) for size in range(8, 8 + 40, 4)])
-    text = " ".join(render(compare(a, make_run([make_record(make_case("barrier"))], "b"))).split())
-    assert "0 of 0 cases slower" in text
-    assert "and 2 more." in text
-    assert "Only in B: mpi barrier." in text
+    table = compare(a, make_run([make_record(make_case("barrier"))], "b"))
+    assert ((), 10, 1) == (table.cases, len(table.only_in_a), len(table.only_in_b))
+    assert render(table)
 
 
 def test_cases_timed_in_different_batches_get_no_verdict() -> None:
@@ -297,7 +213,6 @@ def test_a_case_that_was_timed_differently_gets_no_verdict(
     table = compare(a, timed_unlike(1, **changes))
     assert [Verdict.INCONCLUSIVE] + 3 * [Verdict.SAME] == list(verdicts(table).values())
     assert not table.is_forced
-    assert f"no verdict where timed unlike: {named} (in 1 of 4 cases)" in render(table, width=200)
     with pytest.raises(
         InputError, match=f"{named} \\(in 4 of 4 cases\\), and times are taken in another way"
     ):
@@ -305,23 +220,6 @@ def test_a_case_that_was_timed_differently_gets_no_verdict(
     for cases in (1, 4):
         forced = compare(a, timed_unlike(cases, **changes), force=True)
         assert ([Verdict.SAME] * 4, True) == (list(verdicts(forced).values()), forced.is_forced)
-
-
-def test_imported_times_that_mean_different_things_are_not_compared() -> None:
-    """Refuse to compare the mean over ranks with the slowest rank of imported runs."""
-    mean, slowest = (
-        make_run(
-            [replace(record, stated=Stated(time=time), sync="", loop="") for record in sweep(1)],
-            time,
-        )
-        for time in ("mean over repetitions and ranks", "mean over repetitions of the slowest rank")
-    )
-    with pytest.raises(
-        InputError,
-        match="time: mean over repetitions and ranks vs mean over repetitions of the slow",
-    ):
-        compare(mean, slowest)
-    assert not compare(mean, mean).differences
 
 
 # -------------------------------------------------------------------------------- several baselines
@@ -341,12 +239,10 @@ def test_how_baselines_differ_enters_the_interval() -> None:
     assert {Verdict.SLOWER} == set(verdicts(compare(baselines[2], b)).values())
     table = compare(baselines, b)
     assert {Verdict.INCONCLUSIVE} == set(verdicts(table).values())
-    assert "a quieter machine or more baselines help more" in " ".join(render(table).split())
     assert {(5, 50, 10)} == {
         (compared.baselines, compared.comparison.launches_a, compared.comparison.launches_b)
         for compared in table.cases
     }
-    assert "A: results/a0" in render(table)
     assert {Verdict.SLOWER} == set(verdicts(compare(baselines, shifted("b", 9, 1.6))).values())
 
 
@@ -372,17 +268,7 @@ def test_baselines_of_one_launch_each_are_compared() -> None:
         assert len(SIZES) == sum(
             compared.comparison.interval is not None for compared in table.cases
         )
-        assert "1 of 4 cases slower" in render(table)
     assert not compare(baselines[:2], make_run(sweep(9), "b")).has_too_few_launches
-
-
-def test_fewer_than_five_baselines_give_a_hint() -> None:
-    """Warn that two baselines leave the variance between runs uncertain."""
-    table = compare([shifted("a1", 1, 1.0), shifted("a2", 2, 1.03)], shifted("b", 3, 1.0))
-    assert "2 baselines leave the variance between runs uncertain" in " ".join(
-        render(table).split()
-    )
-    assert "tell little" not in render(compare([shifted("a1", 1, 1.0)], shifted("b", 3, 1.0)))
 
 
 def test_baselines_under_different_conditions_are_refused() -> None:
@@ -444,15 +330,8 @@ def test_cases_that_an_unfinished_run_did_not_reach_are_lost() -> None:
         b = make_run(sweep(2)[:20], "b", plan=plan, status="partial")
         table = compare(a, b)
         assert (lost, 2 - lost) == (len(table.regressions), len(table.only_in_a))
-        assert "B is not complete: 2 cases of A were not measured." in " ".join(
-            render(table).split()
-        )
-    assert "Not compared: mpi all_reduce 64 KiB float32 sum is ok in A and missing in B." in render(
-        compare(a, make_run(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="interrupted"))
-    )
     whole = compare(a, make_run(sweep(2)[:20], "b", plan={"cases_sha256": "x"}, status="complete"))
     assert ((), 2) == (whole.regressions, len(whole.only_in_a))
-    assert "not complete" not in render(whole)
 
 
 # ----------------------------------------------------------------------------------------- training
@@ -487,7 +366,6 @@ def test_training_is_compared_by_configuration() -> None:
         for compared in table.cases
         if isinstance(compared.case, TrainingCase)
     ]
-    assert "mlp fp16, default buckets, 2 ranks, batch 32" in render(table)
 
 
 def test_training_with_other_threads_is_refused() -> None:
@@ -501,13 +379,6 @@ def test_training_with_other_threads_is_refused() -> None:
 
 
 # ----------------------------------------------------------------------------- thresholds and order
-
-
-def test_the_table_has_the_words_of_the_csv() -> None:
-    """Print the words of the CSV for a ratio near the margin and for noise."""
-    assert ["near", "noisy"] == [
-        further_of(Effort(forecast=forecast)) for forecast in ("near", "noisy")
-    ]
 
 
 def test_a_threshold_lets_small_regressions_pass() -> None:
@@ -549,9 +420,3 @@ def test_launches_that_would_settle_a_case_are_named() -> None:
     assert 2 < typical < 35
     again = [compare(run("a", 6 + typical), run("b", 6 + typical, 1.09)) for _ in range(60)]
     assert sum(table.counts[Verdict.SLOWER] for table in again) >= 40
-    shown = next(
-        t
-        for t in tables
-        if t.cases[0].comparison.further and t.cases[0].comparison.further.forecast == "settles"
-    )
-    assert "1 inconclusive case would be settled by" in " ".join(render(shown).split())

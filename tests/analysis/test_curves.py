@@ -4,7 +4,6 @@ read back.
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,35 +19,6 @@ from commbench.errors import InputError
 from commbench.stats import Floats
 
 # --------------------------------------------------------------------------------------- prediction
-
-
-def test_noise_is_smoothed() -> None:
-    """Predict times at measured sizes with less than 75 % of the error of the noisy
-    measurements.
-    """
-    sized = np.array(POWERS, dtype=float)
-    raw, smooth = [], []
-    for seed in range(repetitions(20)):
-        curve = fit_curve(POWERS, launches_of(three, POWERS, noise=0.2, seed=seed))
-        raw.append(np.abs(np.array(curve.times_us) / three(sized) - 1))
-        smooth.append(
-            np.abs([curve.time_us(n) / t - 1 for n, t in zip(POWERS, three(sized), strict=True)])
-        )
-    assert np.mean(smooth) < 0.75 * np.mean(raw)
-
-
-def test_residuals_beyond_noise_are_kept() -> None:
-    """Predict the measured time off the line if all launches agree."""
-    bent = [one(np.array(float(n))) * (1.5 if n == 4 * KIB else 1) for n in POWERS]
-    curve = fit_curve(POWERS, [[float(t) * 0.999, float(t), float(t) * 1.001] for t in bent])
-    assert curve.trust > 0.99
-    assert curve.time_us(4 * KIB) > 1.2 * one(np.array(4.0 * KIB))
-
-
-def test_measured_sizes_keep_their_times() -> None:
-    """Predict the measured time at each measured size of rising times."""
-    curve = fit_curve(POWERS, launches_of(three, POWERS, noise=0.0))
-    assert list(curve.times_us) == pytest.approx([curve.time_us(size) for size in POWERS])
 
 
 @pytest.mark.parametrize(("law", "worst"), [(one, 0.03), (two, 0.2), (three, 0.2)])
@@ -143,16 +113,6 @@ def test_intervals_know_that_launches_are_slow_as_a_whole() -> None:
     assert interval.half_width / curve.time_us(64 * MIB) > 0.1
 
 
-def test_intervals_are_the_same_each_time() -> None:
-    """Return the same interval for the same data, with the prediction inside it."""
-    curve = fit_curve(POWERS, launches_of(two, POWERS, launches=3))
-    assert curve.interval_us(5000) == replace(curve).interval_us(5000)
-    for n in (1, 8, 5000, 64 * MIB):
-        interval = curve.interval_us(n)
-        assert interval is not None
-        assert interval.low <= curve.time_us(n) <= interval.high
-
-
 @pytest.mark.parametrize("launches", [3, 6, 10])
 def test_intervals_of_start_up_and_rate_cover_the_truth(launches: int) -> None:
     """Cover latency and rate of a line in about 95 % of draws, and contain the fitted values."""
@@ -173,35 +133,6 @@ def test_intervals_of_start_up_and_rate_cover_the_truth(launches: int) -> None:
     assert (hits / drawn >= 0.85 - slack(0.85, 80)).all(), hits / drawn
 
 
-def test_intervals_of_lines_are_written_and_unknown_for_one_launch() -> None:
-    """Write the intervals of latency and rate to JSON; write null for one launch."""
-    several = fit_curve(POWERS, launches_of(two, POWERS, launches=4))
-    for line, intervals in zip(
-        several.to_json()["segments"], several.parameter_intervals, strict=True
-    ):
-        for name, interval in zip(("alpha_us", "beta_us_per_byte"), intervals, strict=True):
-            assert interval is not None
-            assert [interval.low, interval.high] == line[f"{name}_ci"]
-    alone = fit_curve(POWERS, [row[:1] for row in launches_of(two, POWERS)])
-    assert {(None, None)} == set(alone.parameter_intervals)
-    assert all(line["alpha_us_ci"] is None for line in alone.to_json()["segments"])
-
-
-def test_one_launch_has_no_interval() -> None:
-    """Return None if a single launch has the size."""
-    launches = launches_of(one, POWERS, launches=4)
-    curve = fit_curve(
-        POWERS,
-        [
-            row if size > 64 else [*row[:1], None, None, None]
-            for size, row in zip(POWERS, launches, strict=True)
-        ],
-    )
-    assert curve.interval_us(20) is None
-    assert curve.interval_us(MIB + 8) is not None
-    assert fit_curve(POWERS, [row[:1] for row in launches]).interval_us(MIB) is None
-
-
 # --------------------------------------------------------------------------------------- odd inputs
 
 
@@ -213,31 +144,6 @@ def test_launches_may_miss_sizes() -> None:
     assert (KIB, 2 * KIB, 4 * KIB) == curve.sizes
     assert pytest.approx([2.0, 4.1, 8.1]) == list(curve.times_us)
     assert ((2.0, None, None), (4.0, None, 4.2), (8.0, None, 8.2)) == curve.launches_us
-
-
-def test_times_of_zero_count_as_none() -> None:
-    """Ignore size 0 and times of 0, which are below the resolution of the clock."""
-    curve = fit_curve([0, KIB, 2 * KIB, 4 * KIB], [[1.0], [0.0, 0.0], [4.0, 0.0], [8.0, 8.0]])
-    assert (2 * KIB, 4 * KIB) == curve.sizes
-    assert pytest.approx([4.0, 8.0]) == list(curve.times_us)
-
-
-def test_equal_times_make_a_constant() -> None:
-    """Predict the same time at every size if all times are equal."""
-    curve = fit_curve(POWERS, [[7.0, 7.0]] * len(POWERS))
-    assert pytest.approx([7.0] * 4, rel=1e-12) == [curve.time_us(n) for n in (0, 8, 5000, 2**30)]
-    assert pytest.approx(0.0, abs=1e-12) == curve.held_out_error
-    interval = curve.interval_us(5000)
-    assert interval is not None
-    assert (7.0, 7.0) == pytest.approx((interval.low, interval.high))
-
-
-def test_two_sizes_make_a_line() -> None:
-    """Fit a line to two sizes, without a held-out error."""
-    curve = fit_curve([KIB, MIB], [[2.0], [1025.0]])
-    (segment,) = curve.segments
-    assert pytest.approx((1.0, 1 / KIB)) == (segment.alpha_us, segment.beta_us_per_byte)
-    assert curve.held_out_error is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Tests of expectations: their grammar, the four outcomes, and what never passes."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -193,20 +192,3 @@ def test_a_link_without_a_rate_is_bad_input() -> None:
         judge(make_run(*STEADY), [expectation])
     with pytest.raises(InputError, match="--link fast is not understood"):
         judge(make_run(*STEADY), [expectation], "fast")
-
-
-def test_every_metric_is_a_column() -> None:
-    """Name for each metric columns that rows have."""
-    row, training_row = (
-        make_run(*STEADY).rows[0],
-        load_run(RESULTS / "train_switches_tiny_xeon2core_20261125").training_rows[0],
-    )
-    for metric in filter(lambda metric: metric.column, METRICS.values()):
-        columns = {
-            each.name for each in dataclasses.fields(training_row if metric.of_training else row)
-        }
-        is_plain = metric.is_exact or metric.is_rate
-        assert {
-            metric.column,
-            *(() if is_plain else (f"{metric.column}_ci_low", f"{metric.column}_ci_high")),
-        } <= columns

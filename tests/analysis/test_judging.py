@@ -31,17 +31,6 @@ def test_rank_sum_counts_orders(ranks: int, launches: int) -> None:
         )
 
 
-def test_rank_sum_of_many_is_cautious() -> None:
-    """Approximate the p-value of many ranks from above."""
-    exact, limit = rank_sum_p(300, 1000, 6), rank_sum_p(301, 1001, 6)
-    assert exact < limit < 1.1 * exact
-
-
-def test_middle_sum_proves_nothing() -> None:
-    """Return 1 for rank sums at or above the middle."""
-    assert [1.0, 1.0] == [rank_sum_p(15, 4, 6), rank_sum_p(24, 4, 6)]
-
-
 def test_launches_needed() -> None:
     """Return the fewest launches that can name one of four units at 1 % and one of two at 5 %."""
     assert (4, 5) == (launches_needed(3, 0.01), launches_needed(1, 0.05))
@@ -119,8 +108,7 @@ def test_unit_that_lacks_a_launch_is_left_out() -> None:
     assert math.isnan(judgement.effects[0])
 
 
-@pytest.mark.parametrize("modes", [0.0, 0.3])
-@pytest.mark.parametrize("units", [4, 12, 100])
+@pytest.mark.parametrize(("units", "modes"), [(4, 0.0), (12, 0.3), (100, 0.3)])
 def test_equals_are_left_alone(units: int, modes: float) -> None:
     """Name a unit in at most 1 % of runs of equal units, with heavy tails and modes."""
     runs = repetitions(400)
@@ -131,8 +119,9 @@ def test_equals_are_left_alone(units: int, modes: float) -> None:
     assert (ALPHA + slack(ALPHA, 400)) * runs >= alarms
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.1])
-@pytest.mark.parametrize(("units", "launches"), [(4, 6), (12, 6), (64, 10)])
+@pytest.mark.parametrize(
+    ("units", "launches", "noise"), [(4, 6, 0.1), (12, 6, 0.02), (64, 10, 0.1)]
+)
 def test_the_detectable_difference_is_detected(units: int, launches: int, noise: float) -> None:
     """Detect the stated difference in about nine of ten runs."""
     detections, runs = 0, repetitions(200)

@@ -52,10 +52,3 @@ def test_a_faster_link_is_the_same_but_for_its_rate() -> None:
     assert (faster.rate_bps, faster.payload, faster.shared_cores) == (25e9, link.payload, 2)
     assert link.with_rate(1e9) is link
     assert Link(rate_bps=math.inf).with_rate(1e9).payload < 1
-
-
-def test_links_are_named() -> None:
-    """Format the rate with its source."""
-    assert str(link_of(network_info(2), "tcp/eth0")) == "1gbit (emulated)"
-    assert str(link_of(make_info(), "sm")) == "within one host"
-    assert str(Link()) == "a link of unknown rate"

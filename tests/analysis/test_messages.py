@@ -1,6 +1,5 @@
 """Tests of the messages of hooks and of the costs fitted to their buckets."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -39,8 +38,7 @@ def sent_bytes(messages: Sequence[Message], world_size: int) -> float:
     )
 
 
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("world_size", [2, 5])
+@pytest.mark.parametrize(("world_size", "text"), list(enumerate(TEXTS, start=2)))
 def test_messages_have_the_bytes_of_the_hook(text: str, world_size: int) -> None:
     """Messages have the hook's wire_bytes for matrices, vectors and a small tensor."""
     pytest.importorskip("torch")
@@ -53,22 +51,6 @@ def test_messages_have_the_bytes_of_the_hook(text: str, world_size: int) -> None
     messages = messages_of(case, elements, world_size, shapes=SHAPES)
     expected = hook.wire_bytes(elements, world_size, shapes=SHAPES)
     assert sent_bytes(messages, world_size) == pytest.approx(expected, abs=1)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("none", ("all_reduce", "float32", 4000)),
-        ("fp16", ("all_reduce", "float16", 2000)),
-        ("bf16", ("all_reduce", "bfloat16", 2000)),
-        ("topk:0.01", ("all_gather", "float32", 2 * 10 * 8)),
-        ("topk:0.01:values=float16", ("all_gather", "float32", 2 * 10 * 6)),
-    ],
-)
-def test_messages_of_a_bucket_of_1000_elements(text: str, expected: tuple[str, str, int]) -> None:
-    """Return operation, data type and size as in collectives.csv."""
-    messages = messages_of(make_training_case(text), 1000, 2)
-    assert [expected] == [(m.operation, m.dtype, m.message_bytes) for m in messages]
 
 
 def test_gradients_of_another_type_travel_in_it() -> None:
@@ -95,13 +77,6 @@ def test_messages_that_depend_on_shapes_need_shapes(text: str) -> None:
     """Refuse a number of elements if messages depend on shapes."""
     case = make_training_case(text)
     with pytest.raises(InputError, match="shapes"):
-        messages_of(case, 1000, 2)
-
-
-def test_an_unregistered_hook_is_refused() -> None:
-    """Refuse a hook without entry in the registry."""
-    case = dataclasses.replace(make_training_case("none"), hook="int7")
-    with pytest.raises(InputError, match="Unknown hook 'int7'"):
         messages_of(case, 1000, 2)
 
 

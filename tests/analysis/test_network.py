@@ -1,6 +1,5 @@
 """Tests of the network model: which records make which curve, substitutes, and the JSON file."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,19 +72,6 @@ def test_cases_with_too_few_sizes_make_no_curve() -> None:
     ]
     assert {} == NetworkModel.fit(records).curves
     assert NetworkModel.fit([]).held_out_error is None
-
-
-def test_repeated_cases_count_once() -> None:
-    """Use the last record of a case and launch, and pair launches by number."""
-    records = [
-        *sweep(factor=9),
-        *sweep(),
-        make_record(replace(make_case(), message_bytes=KIB), launch=7, time_us=21.0),
-    ]
-    (curve,) = NetworkModel.fit(records).curves.values()
-    assert curve.times_us[0] == pytest.approx(20 + 1.024, rel=0.01)
-    assert [7, 7, 7, 7] == [len(launches) for launches in curve.launches_us]
-    assert [21.0, None] == [pytest.approx(curve.launches_us[0][6]), curve.launches_us[1][6]]
 
 
 @pytest.mark.parametrize(
@@ -161,16 +147,6 @@ def test_a_network_that_was_not_measured_is_refused() -> None:
 
 
 # --------------------------------------------------------------------------------------------- file
-
-
-def test_model_is_written_as_json() -> None:
-    """Write a model with its variants."""
-    model = NetworkModel.fit([*sweep(), *sweep(make_case("all_gather", in_place=True))])
-    assert ["in place"] == list(model.variants.values())
-    written = json.loads(json.dumps(model.to_json()))
-    assert {"schema", "held_out_error", "worst_residual", "curves"} == written.keys()
-    assert model.worst_residual == written["worst_residual"]
-    assert ["", "in place"] == sorted(curve["variant"] for curve in written["curves"])
 
 
 def test_a_kept_run_is_predicted() -> None:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +11,6 @@ import pytest
 from labs import mark  # noqa: F401 - a fixture
 from launching import HERE
 
-from commbench.errors import LaunchError
-
 BENCHMARKS = HERE.parent / "benchmarks"
 
 
@@ -21,31 +18,6 @@ BENCHMARKS = HERE.parent / "benchmarks"
 def planted(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
     """Return the module benchmarks/planted.py."""
     return load_benchmark("planted")
-
-
-def test_runs_take_turns(planted: ModuleType) -> None:
-    """Schedule every launch of every run, each run equally often first."""
-    order = planted.turns(6)
-    assert {(launch, side) for launch in range(1, 7) for side in planted.SIDES} == set(order)
-    assert {2} == set(Counter(side for _, side in order[:: len(planted.SIDES)]).values())
-
-
-def test_a_launch_that_takes_too_long_is_asked_to_end(planted: ModuleType, tmp_path: Path) -> None:
-    """Terminate a launch that exceeds its time limit, after it cleaned up, and report it."""
-    program = "trap 'echo cleaned up; kill $!; exit 0' TERM; echo begun; sleep 60 & wait"
-    with (tmp_path / "log").open("w") as log:
-        assert planted.run_within(["sh", "-c", program], log, 1.0) is None
-        assert 3 == planted.run_within([sys.executable, "-c", "raise SystemExit(3)"], log, 30.0)
-    assert ["begun", "cleaned up"] == (tmp_path / "log").read_text().split("\n")[:2]
-
-
-def test_too_long_is_one_sentence(
-    planted: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Name the launch and its log in one sentence."""
-    monkeypatch.setattr(planted, "run_within", lambda *_: None)
-    with pytest.raises(LaunchError, match=r"Launch 2 of run b was ended after 300 s; see .*b\.log"):
-        planted.measure(tmp_path, "b", 2, "1gbit", "1M")
 
 
 @pytest.mark.lab

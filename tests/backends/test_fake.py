@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 from faking import EXACT, FakeRun, fake_case
 
-from commbench.backends.fake import Regime, Script
+from commbench.backends.fake import Regime
 from commbench.collectives.cases import Sweep
 from commbench.collectives.operations import OPERATIONS
 
@@ -46,37 +46,3 @@ def test_launches_differ_and_repetitions_within_do_not() -> None:
     assert all(
         max(record.times_us) == pytest.approx(min(record.times_us), rel=1e-3) for record in records
     )
-
-
-def test_the_tail_is_as_heavy_as_scripted() -> None:
-    """Slow down one repetition in ten, without shifting the median."""
-    run = FakeRun(script=replace(EXACT, noise=0.02, tail=0.1), relative_half_width=1e-6, ranks=1)
-    (record,) = run.launch([fake_case()])
-    slow = [time for time in record.times_us if time > 25]
-    assert 0.07 < len(slow) / len(record.times_us) < 0.13
-    assert Script().time_us(1024) == pytest.approx(median(record.times_us), rel=0.01)
-
-
-def test_arrivals_scatter_as_scripted() -> None:
-    """Draw four exponential arrivals of mean 1 us: the median range is 1.4 to 1.8 us."""
-    (record,) = FakeRun(
-        script=replace(EXACT, skew_us=1.0), ranks=4, relative_half_width=1e-6
-    ).launch([fake_case()])
-    assert 1.4 < median(record.skew_us) < 1.8
-    assert [len(record.times_us)] == [len(record.skew_us)]
-
-
-def test_warm_up_is_counted_in_repetitions() -> None:
-    """Slow down the first 30 repetitions of a call, in any chunks, and none later."""
-    case, slow = fake_case(), replace(EXACT, warmup=30)
-    (record,) = FakeRun(script=slow).launch([case])
-    assert record.warmups >= 30
-    assert [Script().time_us(1024)] * 30 == pytest.approx(record.times_us[:30], abs=1e-3)
-
-
-def test_draws_follow_from_the_seed() -> None:
-    """Draw equal times with equal seeds and different ones otherwise."""
-    run, case = FakeRun(script=Script(seed=1), ranks=1), fake_case()
-    first, second = run.launch([case])[0].times_us, run.launch([case])[0].times_us
-    assert first == second
-    assert first != FakeRun(script=Script(seed=2), ranks=1).launch([case])[0].times_us

@@ -14,7 +14,6 @@ import pytest
 from commbench.backends.mpi_report import (
     VERBOSE,
     ComponentQuery,
-    algorithm_of,
     captured,
     parse_component,
     takes_gpu_memory,
@@ -40,24 +39,6 @@ def test_the_preferred_component_is_the_enabled_one_of_highest_priority() -> Non
     """Parse the report of Open MPI 5, and return nothing for other text."""
     assert "han" == parse_component(REPORT)
     assert "" == parse_component("something else")
-
-
-@pytest.mark.parametrize(
-    ("component", "operation", "expected"),
-    [
-        ("han", "all_reduce", "coll/han"),
-        ("han", "all_to_all", ""),
-        ("tuned", "all_to_all", "coll/tuned"),
-        ("tuned", "bandwidth", ""),
-        ("ucc", "all_reduce", ""),
-        ("", "all_reduce", ""),
-    ],
-)
-def test_operations_outside_the_component_have_no_algorithm(
-    component: str, operation: str, expected: str
-) -> None:
-    """Return no algorithm for operations that another component may carry."""
-    assert expected == algorithm_of(component, operation)
 
 
 class FakeOpenMpi:

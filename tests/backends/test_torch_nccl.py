@@ -2,7 +2,6 @@
 CUDA calls.
 """
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -208,31 +207,3 @@ def test_collectives_are_begun_and_waited_for(
     assert [] == calls
     call.run()
     assert ["begun", "waited"] == calls
-
-
-def test_memory_that_was_not_registered_whole_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove a partly registered pool from torch's list, whose deregistration would fail."""
-    from commbench.errors import UnsupportedError
-
-    noted: set[str] = set()
-
-    class Backend:
-        mem_allocator = None
-
-        def register_mem_pool(self, pool: str) -> None:
-            noted.add(pool)
-            raise RuntimeError("ncclCommRegister failed")
-
-        def deregister_mem_pool(self, pool: str) -> None:
-            noted.remove(pool)
-            raise RuntimeError("a segment is not registered")
-
-    monkeypatch.setattr(torch.cuda, "MemPool", lambda _: "pool", raising=False)
-    monkeypatch.setattr(torch.cuda, "use_mem_pool", nullcontext, raising=False)
-    communicator = bare(_group=SimpleNamespace(_get_backend=lambda _: Backend()))
-    with (
-        pytest.raises(UnsupportedError, match="ncclCommRegister failed"),
-        communicator.allocating("registered"),
-    ):
-        noted.add("memory")
-    assert ({"memory"}, None) == (noted, communicator._pool)

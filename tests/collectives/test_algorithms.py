@@ -3,7 +3,7 @@
 import pytest
 
 from commbench.collectives.algorithms import Choice, transport_by
-from commbench.collectives.cases import Case, Sweep
+from commbench.collectives.cases import Sweep
 from commbench.errors import InputError
 
 
@@ -60,13 +60,6 @@ def test_an_axis_of_algorithms_is_for_operations_that_have_several() -> None:
     assert 3 == len({case.key for case in cases})
     with pytest.raises(InputError, match="is not understood"):
         Sweep(algorithms=("rings",))
-
-
-def test_older_cases_ask_for_nothing() -> None:
-    """Read a case without algorithm from an older version."""
-    assert (
-        "auto" == Case(backend="nccl", operation="barrier", message_bytes=0, dtype=None).algorithm
-    )
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from commbench.collectives.composed import (
     _hierarchy,
     operation_in_pattern,
 )
-from commbench.collectives.operations import OPERATIONS, WINDOW_BYTES, Operation, Shape, window_of
-from commbench.collectives.patterns import PATTERNS
+from commbench.collectives.operations import WINDOW_BYTES, Operation, Shape, window_of
 from commbench.collectives.primitives import Buffers
 from commbench.engine.records import Row
 from commbench.errors import UnsupportedError
@@ -29,28 +28,6 @@ from commbench.results.summary import _bandwidths
 
 RINGS_AND_FANS = [(p, name) for p in ("ring", "fan-in", "fan-out") for name in COMPOSED[p]]
 MIB = 2**20
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_a_combination_is_offered_or_refused(pattern: str, name: str) -> None:
-    """Return the composed operation, or refuse and list the operations of the pattern."""
-    if name in COMPOSED.get(pattern, OPERATIONS):
-        assert name == operation_in_pattern(name, pattern, 4).name
-    else:
-        with pytest.raises(
-            UnsupportedError, match=rf"^pattern {pattern} is for .*{name} was asked for; use"
-        ):
-            operation_in_pattern(name, pattern, 4)
-
-
-def test_groups_run_the_plain_operation() -> None:
-    """Use the plain operation for patterns that only make groups."""
-    for pattern in ("flat", "node", "cross", "split:2", "pairs:inter", "bisection"):
-        assert all(
-            OPERATIONS[name] is operation_in_pattern(name, pattern, 4) for name in OPERATIONS
-        )
-    assert OPERATIONS["sendrecv"] is operation_in_pattern("sendrecv", "ring", 4)
 
 
 @pytest.mark.parametrize(("pattern", "name"), RINGS_AND_FANS)
@@ -171,11 +148,6 @@ def test_bandwidth_is_that_of_the_busiest_rank(operation: str, pattern: str, exp
     assert (expected, expected) == _bandwidths(row)
 
 
-def test_a_hop_is_the_time_of_one() -> None:
-    """Divide the time of a token's round by the number of ranks."""
-    assert 7 == operation_in_pattern("latency", "ring", 7).operations_per_call
-
-
 def test_sweeps_vary_the_root_of_a_fan() -> None:
     """Make a case per root, also for combinations that a row then refuses."""
     sweep = Sweep(
@@ -227,12 +199,6 @@ def test_every_rank_makes_the_divisions_of_a_hierarchy_of_some(
     monkeypatch.setattr(FakeCommunicator, "_split", _split)
     FakeRun(ranks=6, hosts="aabbcc").launch([fake_case(pattern="hierarchical", world_size=4)])
     assert 6 * [[((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0, 2), (1, 3))]] == list(made.values())
-
-
-def test_a_hierarchical_message_can_be_divided() -> None:
-    """Round the message up to one element per rank."""
-    (case,) = Sweep(patterns=["hierarchical"], sizes=[20], backends=["mpi"]).cases(4)
-    assert 32 == case.message_bytes
 
 
 # --------------------------------------------------------------------------------------- real ranks

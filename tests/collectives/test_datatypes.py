@@ -8,10 +8,10 @@ from effort import cases, repetitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commbench.collectives.datatypes import DTYPES, TILE, DataType, KnownData, find_dtype
+from commbench.collectives.datatypes import DTYPES, TILE, DataType, KnownData
 from commbench.collectives.operations import REDOPS, Span
 from commbench.engine.communicator import STALE
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import UnsupportedError
 
 FOLDS = {"sum": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply, "avg": np.add}
 #: Bounds within which every whole number is exact; bfloat16 keeps 8 significant bits.
@@ -212,11 +212,3 @@ def test_values_survive_encoding(name: str) -> None:
     dtype, values = DTYPES[name], np.arange(-101.0, 102.0)
     raw = dtype.encode(values)
     assert (dtype.itemsize, True) == (raw.itemsize, bool((values == dtype.decode(raw)).all()))
-
-
-def test_an_unknown_type_is_refused_with_a_choice() -> None:
-    """Refuse an unknown type, and list the valid ones."""
-    with pytest.raises(
-        InputError, match=r"^Unknown dtype 'float8'; choose from float64, .*int8\.$"
-    ):
-        find_dtype("float8")

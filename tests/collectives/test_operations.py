@@ -3,19 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from commbench.collectives.operations import (
     OPERATIONS,
     WINDOW_BYTES,
     Shape,
-    check_ranks,
-    find_operation,
     true_message_bytes,
     window_of,
 )
-from commbench.errors import InputError, UnsupportedError
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -79,20 +74,6 @@ def test_shares_are_rounded_up_to_an_element(
     assert expected == true_message_bytes(OPERATIONS[name], requested, itemsize, size)
 
 
-@given(
-    requested=st.integers(1, 10**9),
-    itemsize=st.sampled_from([1, 2, 4, 8]),
-    size=st.integers(1, 1000),
-)
-def test_rounding_is_least(requested: int, itemsize: int, size: int) -> None:
-    """Return the least multiple of one element per rank that is not below the request."""
-    rounded = true_message_bytes(OPERATIONS["all_gather"], requested, itemsize, size)
-    assert (0, True) == (
-        rounded % (itemsize * size),
-        requested <= rounded < requested + itemsize * size,
-    )
-
-
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_pieces_fill_the_buffers(name: str, size: int) -> None:
@@ -142,13 +123,3 @@ def test_the_window_is_bounded_in_bytes(name: str, size: int, expected: int) -> 
     """Use 64 messages in flight, or fewer to stay within 64 MiB."""
     assert expected == window_of(OPERATIONS[name], size)
     assert 64 * MIB == WINDOW_BYTES
-
-
-def test_bad_requests_are_refused() -> None:
-    """Refuse an unknown operation with the choices, and a pair on one rank."""
-    with pytest.raises(
-        InputError, match=r"^Unknown operation 'allreduce'; choose from all_reduce, .*sendrecv.*\.$"
-    ):
-        find_operation("allreduce")
-    with pytest.raises(UnsupportedError, match="sendrecv needs at least 2 ranks, this run has 1"):
-        check_ranks(OPERATIONS["sendrecv"], 1)

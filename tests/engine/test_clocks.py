@@ -3,12 +3,10 @@ time namespace.
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from commbench.engine.control import ThreadControl, run_threads
-from commbench.engine.records import Row
 from commbench.engine.timing.clocks import (
     FIT_POINTS,
     MAXIMUM_DRIFT,
@@ -31,7 +28,6 @@ from commbench.engine.timing.clocks import (
     open_clock,
 )
 from commbench.launch.launchers import MpirunLauncher
-from commbench.results import load_run
 
 HERE = Path(__file__).parents[1]
 #: Clocks count from the boot of their host.
@@ -60,14 +56,6 @@ def test_an_offset_is_never_further_than_its_bound(
         now += forth + back + between
     offset = bound_offset(pings)
     assert abs(offset.offset_ns - (other(offset.at_ns) - offset.at_ns)) <= offset.error_ns
-
-
-def test_one_quick_exchange_among_slow_ones_is_enough() -> None:
-    """Bound the offset by half the fastest round trip."""
-    slow = [(i * 10**6, i * 10**6 + 900_000 + 7, i * 10**6 + 901_000) for i in range(10)]
-    offset = bound_offset([*slow, (10**8, 10**8 + 500 + 7, 10**8 + 1000)])
-    assert 7 == pytest.approx(offset.offset_ns, abs=1)
-    assert offset.error_ns < 510 + MAXIMUM_DRIFT * 10**8
 
 
 @given(
@@ -106,12 +94,6 @@ def test_drift_is_found_through_one_sided_noise(drift: float) -> None:
         for t, d in zip(at, late, strict=True)
     ]
     assert drift == pytest.approx(fit_line(points)[0].drift, abs=1e-6)
-
-
-def test_a_single_offset_is_a_line_without_drift() -> None:
-    """Return a line without drift and with the offset's own error for a single offset."""
-    line, bound = fit_line([Offset(at_ns=5, offset_ns=7, error_ns=3.0)])
-    assert (Line(origin_ns=5, offset_ns=7), 3.0) == (line, bound)
 
 
 LINES = st.builds(Line, origin_ns=TIMES, offset_ns=BOOTS, drift=DRIFTS)
@@ -177,28 +159,6 @@ def test_every_rank_reads_rank_0_s_clock(domains: str) -> None:
     assert ("synchronised", len(set(domains))) == (facts[0]["method"], facts[0]["domains"])
 
 
-class Lopsided(ThreadControl):
-    """Delays messages from lower to higher ranks."""
-
-    def send_int(self, value: int, target: int) -> None:
-        """Send after a delay."""
-        if target > self.rank:
-            time.sleep(0.0005)
-        super().send_int(value, target)
-
-
-def test_a_lopsided_network_is_within_the_bound() -> None:
-    """State a bound that includes half the difference between the two directions."""
-    clocks = Clocked("ab")
-
-    def work(control: ThreadControl) -> tuple[int, float]:
-        clock = clocks.open(Lopsided(control.rank, control.size, control._rendezvous))
-        return clocks.error_ns(clock, control.rank), clock.error_ns
-
-    (_, _), (error_ns, bound_ns) = run_threads(2, work)
-    assert 200_000 < error_ns <= bound_ns
-
-
 def test_a_refreshed_clock_follows_the_drift() -> None:
     """Stay within the bound over time after one further point."""
     clocks = Clocked("ab")
@@ -233,32 +193,6 @@ def test_a_clock_grows_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [[False, True, False]] * 2 == run_threads(2, work)
 
 
-class Asking(ThreadControl):
-    """Records which ranks this rank asks for the time."""
-
-    asked: list[int]
-
-    def send_int(self, value: int, target: int) -> None:
-        """Note a question; answers are times, and long."""
-        if value == 1:
-            self.asked.append(target)
-        super().send_int(value, target)
-
-
-def test_hosts_are_compared_along_a_binomial_tree() -> None:
-    """Ask the rank whose number lacks the highest bit, so that rounds grow with log2 of the
-    hosts.
-    """
-
-    def work(control: ThreadControl) -> set[int]:
-        asking = Asking(control.rank, control.size, control._rendezvous)
-        asking.asked = []
-        Clocked("abcdef").open(asking)
-        return set(asking.asked)
-
-    assert [set(), {0}, {0}, {1}, {0}, {1}] == run_threads(6, work)
-
-
 def test_one_clock_needs_no_comparing() -> None:
     """Use stamps unchanged if all ranks read one clock, and compare clocks otherwise."""
     exact, *_ = run_threads(2, lambda control: open_clock(control, ["x", "x"]))
@@ -286,7 +220,6 @@ def test_instants_lead_back_to_the_local_clock() -> None:
 
 # ------------------------------------------------------------------------ ranks in a time namespace
 
-ATTEMPTS = 2
 #: Rank 1 lives 1000 s in the future; unlike any other host, its true offset is known.
 AHEAD = """#!/bin/sh
 [ "${OMPI_COMM_WORLD_RANK:-$RANK}" = 1 ] && exec unshare --time --monotonic 1000 "$@"
@@ -343,60 +276,3 @@ def test_ranks_estimate_a_simulated_offset(
         error <= bound
         for error, bound in zip(estimate["errors_ns"], estimate["bounds_ns"], strict=True)
     )
-
-
-@pytest.mark.slow
-@pytest.mark.mpi
-@pytest.mark.usefixtures("forks")
-@pytest.mark.lab
-def test_round_time_works_between_clocks(
-    ahead: str, tmp_path: Path, mpirun: MpirunLauncher, mpi_environment: dict[str, str]
-) -> None:
-    """Start together across clocks 1000 s apart, with the times of a common clock.
-
-    Other load would prevent it.
-    """
-    program = [
-        sys.executable,
-        "-m",
-        "mpi4py",
-        "-m",
-        "commbench",
-        "run",
-        "--backend",
-        "mpi",
-        "--budget",
-        "quick",
-    ]
-    program += ["--collective", "all_reduce", "--sizes", "4M", "--sync", "round-time"]
-    start = [str(mpirun.mpirun), "-n", "2", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
-
-    def launch(name: str, *wrapper: str) -> tuple[Row, dict[str, Any]]:
-        """Measure until ranks start on time, which a busy machine may prevent."""
-        for attempt in range(ATTEMPTS):
-            out = tmp_path / f"{name}{attempt}"
-            run([*start, *wrapper, *program, "--out", str(out)], mpi_environment)
-            (row,) = load_run(out).rows
-            if row.status == "ok":
-                break
-        return row, load_run(out).info["clock"]
-
-    (common, common_clock), (shifted, shifted_clock) = launch("one"), launch("two", ahead)
-    assert ["shared", "synchronised"] == [common_clock["method"], shifted_clock["method"]]
-    assert common_clock["error_us"] == 0 < shifted_clock["error_us"]
-    assert [("round-time", "native")] * 2 == [(row.sync, row.loop) for row in (common, shifted)]
-    times = [row.time_us_min or 0.0 for row in (common, shifted)]
-    alike = 0 < max(times) < 5 * min(times)
-    if not alike and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
-        pytest.skip(
-            "ranks cannot start together on a machine this busy:"
-            f" {common.reason or shifted.reason or times}"
-        )
-    assert alike, (common, shifted)
-    assert 0 <= (shifted.skew_us or 0) < (shifted.time_us or 0)
-
-
-def test_stamps_of_a_wrong_clock_would_show() -> None:
-    """Show that the test detects a clock that returns its own stamps as rank 0's."""
-    assert Clocked("ab").error_ns(GlobalClock(), 1) > 10**11
-    assert all(a < b for a, b in pairwise([Clocked("ab").read(0, 1), Clocked("ab").read(1, 1)]))

@@ -1,24 +1,9 @@
 """Tests of the control plane among threads, which replace real ranks in other tests."""
 
-import threading
-
 import pytest
 
 from commbench.engine.control import ThreadControl, agree_on, gather_everywhere, run_threads
 from commbench.errors import Reason, UnsupportedError
-
-
-def test_values_are_gathered_by_rank() -> None:
-    """Return every rank's value in rank order to rank 0, and None to the others."""
-    assert [[0, 10, 20], None, None] == run_threads(
-        3, lambda control: control.gather(10 * control.rank)
-    )
-
-
-def test_broadcast_delivers_rank_0s_value() -> None:
-    """Return rank 0's object or integer on every rank."""
-    assert ["0"] * 3 == run_threads(3, lambda control: control.broadcast(str(control.rank)))
-    assert [5] * 3 == run_threads(3, lambda control: control.broadcast_int(5 + control.rank))
 
 
 def test_everybody_learns_everything() -> None:
@@ -49,20 +34,6 @@ def test_what_one_rank_cannot_do_none_does(refusing: set[int]) -> None:
         assert [0, 1, 2] == results
 
 
-def test_nobody_leaves_a_barrier_early() -> None:
-    """Block every rank in a barrier until all have entered."""
-    entered: list[int] = []
-    lock = threading.Lock()
-
-    def work(control: ThreadControl) -> int:
-        with lock:
-            entered.append(control.rank)
-        control.barrier()
-        return len(entered)
-
-    assert [8] * 8 == run_threads(8, work)
-
-
 def test_an_error_of_one_rank_is_raised() -> None:
     """Raise a rank's own error instead of the broken barrier of the waiting ranks."""
 
@@ -73,41 +44,3 @@ def test_an_error_of_one_rank_is_raised() -> None:
 
     with pytest.raises(ValueError, match="of rank 1"):
         run_threads(3, work)
-
-
-def test_abort_releases_everybody() -> None:
-    """End waiting ranks when one aborts."""
-
-    def work(control: ThreadControl) -> None:
-        if control.rank == 0:
-            control.abort(1)
-        else:
-            control.barrier()
-
-    with pytest.raises(threading.BrokenBarrierError):
-        run_threads(2, work)
-
-
-def test_integers_arrive_in_order_from_whom_they_are_expected() -> None:
-    """Receive integers in order and separately by sender."""
-
-    def work(control: ThreadControl) -> list[int]:
-        if control.rank:
-            for step in (1, 2):
-                control.send_int(10 * control.rank + step, 0)
-            return []
-        return [control.receive_int(source) for source in (2, 1, 1, 2)]
-
-    assert [21, 11, 12, 22] == run_threads(3, work)[0]
-
-
-def test_nobody_waits_for_a_letter_from_a_rank_that_failed() -> None:
-    """Raise the sender's error instead of waiting for its message."""
-
-    def work(control: ThreadControl) -> int:
-        if control.rank:
-            raise ValueError("gone")
-        return control.receive_int(1)
-
-    with pytest.raises(ValueError, match="gone"):
-        run_threads(2, work)

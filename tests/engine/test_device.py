@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 
 from commbench.engine.control import ThreadControl, run_threads
@@ -176,16 +175,6 @@ def test_what_the_host_takes_is_not_in_the_time(host_ns: float) -> None:
     assert ([OPERATION_NS] * 5, [False] * 5) == (lasting(then), then.late.tolist())
 
 
-def test_the_device_is_kept_busy_for_as_long_as_queueing_takes_and_the_slack() -> None:
-    """Spin for queueing time plus slack, at the measured device frequency."""
-    device = SimulatedDevice(host_ns=lambda _: 70_000.0)
-    timed(device, [1, 1])
-    queueing_ns = 70_000 + 4 * device.call_ns
-    assert [MINIMUM_PYTHON_SLACK_NS, queueing_ns + MINIMUM_PYTHON_SLACK_NS] == pytest.approx(
-        device.spins, rel=0.01
-    )
-
-
 def test_a_repetition_for_which_the_device_waited_is_late() -> None:
     """Mark exactly the repetition in which the host was interrupted as late."""
     device = SimulatedDevice(host_ns=lambda number: 300_000.0 if number == 7 else 5000.0)
@@ -235,15 +224,6 @@ def test_unsynchronised_times_sum_to_the_time_of_the_stream(host_ns: float, expe
     (stamps,) = timed(device, [10], method="none")
     assert [host_ns + OPERATION_NS] + [expected] * 9 == lasting(stamps)
     assert not device.spins
-
-
-def test_stamps_are_of_the_rank_s_own_device() -> None:
-    """Count stamps from 0 through all repetitions, on no common clock."""
-    for stamps in timed(SimulatedDevice(), [1, 4])[1:] + timed(
-        SimulatedDevice(), [4], method="none"
-    ):
-        assert (0, False) == (stamps.start_ns[0], stamps.comparable)
-        assert np.all(stamps.start_ns[1:] >= stamps.end_ns[:-1])
 
 
 def test_sampling_ends_when_it_is_sure() -> None:

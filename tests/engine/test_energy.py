@@ -107,23 +107,6 @@ def test_processors_that_cannot_be_read_are_missing(tmp_path: Path) -> None:
     )
 
 
-def test_counters_without_permission_give_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Name missing permission as the reason."""
-    counter, read = make_zone(tmp_path, "intel-rapl:0", "package-0", 1), Path.read_text
-
-    def refuse(path: Path, *arguments: Any, **options: Any) -> str:
-        if path == counter:
-            raise PermissionError
-        return read(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "read_text", refuse)
-    assert (
-        "only the superuser may read RAPL's counters" == EnergyMeter.find(tmp_path).missing["cpu"]
-    )
-
-
 def test_gpus_are_counted_without_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,13 +222,6 @@ def test_a_kind_is_counted_where_no_machine_misses_it(monkeypatch: pytest.Monkey
     } == meters[2].facts()
 
 
-def test_a_reason_names_a_host_and_counts_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name one host in a reason and count the others."""
-    silent: dict[Kind, str] = {"cpu": "no counters"}
-    first, *_ = on_machines(monkeypatch, *[EnergyMeter(missing=silent)] * 3)
-    assert f"no counters ({socket.gethostname()} and 2 other hosts)" == first.missing["cpu"]
-
-
 @pytest.mark.parametrize(
     ("kinds", "covered"),
     [(("cpu",), ("gloo", "mpi")), (("gpu",), ("nccl", "torch-nccl", "mpi-cuda", "mpi-staged"))],
@@ -332,12 +308,6 @@ def test_a_counter_that_stops_costs_a_case_its_energy_alone(
     assert len(record.times_us)
 
 
-def test_counters_that_never_move_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record no energy for counters that stay at zero."""
-    still = EnergyMeter({"still": Counter("cpu", lambda: 0.0)})
-    assert measured(monkeypatch, lambda: still, least_s=0.0).energy_J is None
-
-
 @pytest.mark.slow
 def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Extend a case until a counter that steps every 100 ms gives its power."""
@@ -369,12 +339,6 @@ def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> Non
     assert watts * lasted_s == pytest.approx(record.energy_J * operations, abs=watts * step_s)
 
 
-def test_nothing_goes_on_where_no_energy_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Extend no case without energy counters."""
-    monkeypatch.setattr(Sampler, "repeat_for", None)
-    assert measured(monkeypatch, EnergyMeter, least_s=0.0, energy_s=5.0).energy_J is None
-
-
 # --------------------------------------------------------------------------------------------- rows
 
 
@@ -401,15 +365,6 @@ def test_launches_that_count_different_things_have_no_energy_together() -> None:
     assert 8.0 == rows_of(trained)["none default"].energy_J
     trained[1] = dataclasses.replace(trained[1], energy_of="cpu+gpu")
     assert rows_of(trained)["none default"].energy_J is None
-
-
-def test_what_is_counted_stays_in_records() -> None:
-    """Keep the counters through JSON; older records name none."""
-    record = make_record(make_case(), energy_J=1.0, energy_of="gpu")
-    data = record.to_json()
-    assert "gpu" == Record.from_json(data).energy_of
-    del data["energy_of"]
-    assert "" == Record.from_json(data).energy_of
 
 
 def test_groups_that_run_together_have_no_energy_of_their_own() -> None:

@@ -14,18 +14,6 @@ def test_each_flag_has_its_own_mark() -> None:
     assert all(len(flag.mark) == 1 for flag in FLAGS.values())
 
 
-def test_first_screen_has_one_order() -> None:
-    """Order exactly the flags above low severity, severe ones first."""
-    shown = sorted(
-        (flag for flag in FLAGS.values() if flag.priority), key=lambda flag: flag.priority
-    )
-    assert {flag.name for flag in FLAGS.values() if flag.severity != "low"} == {
-        flag.name for flag in shown
-    }
-    assert list(range(1, len(shown) + 1)) == [flag.priority for flag in shown]
-    assert sorted(["high", "medium"]) == list(dict.fromkeys(flag.severity for flag in shown))
-
-
 def test_cell_has_each_flag_once_in_order() -> None:
     """Join flags in the order of the registry and split them again."""
     cell = join_flags(["late", "ci_wide", "same_layout", "traffic", "late"])
@@ -52,14 +40,3 @@ def test_unregistered_names_are_refused() -> None:
             action()
     with pytest.raises(InputError, match="'zeta' is unknown"):
         Record.from_json(make_record(flags=["zeta"]).to_json())
-
-
-def test_texts_depend_on_the_budget() -> None:
-    """Fill placeholders with the run's values, or with general words in documentation."""
-    wide = FLAGS["ci_wide"]
-    assert "have an interval wider than 5 % either way" == wide.warning_with(target="5 %")
-    assert (
-        "the interval is wider than the budget's target: use more launches, or use a quieter"
-        " machine" == wide.description
-    )
-    assert "are flagged late: " in FLAGS["late"].warning_with()

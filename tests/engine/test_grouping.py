@@ -14,11 +14,8 @@ from faking import EXACT, FakeRun, fake_case
 from commbench.analysis.comparison import compare
 from commbench.backends.fake import Script
 from commbench.engine.records import Record, Row
-from commbench.engine.visits import settings_after
 from commbench.results import Run
-from commbench.results.summary import overlap_rows
 from commbench.stats import Verdict
-from commbench.stats.budgets import BUDGETS
 
 TRUE_US = Script().time_us(1024)
 SLOW = replace(EXACT, slow_rank=2, slow_rank_factor=1.5)
@@ -47,12 +44,6 @@ def test_each_group_has_its_own_times() -> None:
     assert [0, 0] == [g.wrong for g in record.groups]
 
 
-def test_one_group_of_all_ranks_is_as_ever() -> None:
-    """Record no groups if the pattern makes one of all ranks."""
-    (record,) = FakeRun(ranks=4, hosts="ABCD").launch([fake_case(pattern="cross")])
-    assert ("0-3", 4, ()) == (record.group, record.group_size, record.groups)
-
-
 def test_ranks_in_no_group_only_keep_step() -> None:
     """Measure the only group although rank 0 is idle."""
     (record,) = FakeRun(ranks=3, hosts="ABB").launch([fake_case(pattern="node")])
@@ -66,12 +57,6 @@ def test_pairs_are_the_ends_of_each_group() -> None:
     (record,) = FakeRun(ranks=6, hosts="AAABBB").launch([fake_case("latency", pattern="node")])
     assert [("0,2", 2), ("3,5", 2)] == [(g.group, g.group_size) for g in record.groups]
     assert [2, 2] == [len(g.rank_median_us) for g in record.groups]
-
-
-def test_uneven_groups_round_for_themselves() -> None:
-    """Round 1024 B to shares of each group's own size."""
-    (record,) = FakeRun(ranks=5, hosts="AABBB").launch([fake_case("all_gather", pattern="node")])
-    assert [1024, 1032] == [g.message_bytes for g in record.groups]
 
 
 def test_what_cannot_be_grouped_is_a_row() -> None:
@@ -106,30 +91,6 @@ def test_wrong_data_is_named_by_group() -> None:
         (row.group, row.status, row.wrong) for row in rows
     ]
     assert {None} == {row.busbw_GBps for row in rows}
-
-
-def test_later_launches_keep_the_settings_of_the_first() -> None:
-    """Reuse warm-ups and batch of launch 1 for a case with groups."""
-    records = FakeRun(script=SLOW, ranks=4, hosts="AABB").launches([fake_case(pattern="node")], 3)
-    assert {settings_after(records[0], BUDGETS["quick"])} == {
-        settings_after(record, BUDGETS["quick"]) for record in records
-    }
-    assert [3, 3] == [row.launches for row in rows_of(records)]
-
-
-def test_overlap_is_of_all_groups_together() -> None:
-    """Measure the overlap of non-blocking groups once per case, also with idle ranks."""
-    case = fake_case("iall_gather", pattern="node")
-    records = FakeRun(ranks=5, hosts="AABBC", slice_s=0.05).launch([case])
-    (row,) = overlap_rows(records, make_info())
-    assert ("node", 1024) == (row.pattern, row.message_bytes)
-    assert row.pure_us
-
-
-def test_records_survive_the_way_through_json() -> None:
-    """Read back the groups from JSON."""
-    (record,) = FakeRun(ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
-    assert list(record.groups) == list(Record.from_json(record.to_json()).groups)
 
 
 # --------------------------------------------------------------------------------------- summarised

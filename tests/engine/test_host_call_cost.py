@@ -1,15 +1,11 @@
 """Tests of the benchmark that times a call's cost on the host."""
 
 import csv
-import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from commands import RunBenchmark
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "host_call_cost.py"
 
@@ -48,62 +44,3 @@ def test_a_table_and_a_file_have_every_collective(tmp_path: Path, ranks: int) ->
     )
     assert all(row["operation"] in done.stdout for row in rows)
     assert (ranks == 1) == ("Nothing is judged" in done.stdout)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "host_us", "code"),
-    [(2, 9.0, 0), (2, 11.0, 1), (1, 11.0, 0)],
-    ids=["quick", "slow", "slow alone"],
-)
-def test_only_what_nccl_launches_is_judged(
-    load_benchmark: Callable[[str], ModuleType],
-    monkeypatch: pytest.MonkeyPatch,
-    ranks: int,
-    host_us: float,
-    code: int,
-) -> None:
-    """Fail only if an interval of NCCL on several ranks exceeds 10 us."""
-    program = load_benchmark("host_call_cost")
-    fields = {
-        "operation": "all_reduce",
-        "rounds": 50,
-        "calls": 20,
-        "ranks": ranks,
-        "ranks_per_gpu": ranks,
-    }
-    rows = [
-        program.Row(backend=name, host_us=us, host_us_ci_low=us, host_us_ci_high=us, **fields)
-        for name, us in (("nccl", host_us), ("torch-nccl", 40.0))
-    ]
-    monkeypatch.setattr(program, "start_ranks", lambda _: rows)
-    monkeypatch.setattr(program, "run_threads", lambda *_: [rows])
-    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
-    assert code == program.main(["--ranks", str(ranks)])
-    assert program.remark(rows).startswith(
-        "Ranks share a GPU" if ranks > 1 else "Nothing is judged"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--rounds", 5, "--backend", "fake"), "--rounds 5 was asked for; give 6 or more"),
-        (("--ranks", 0), "--ranks 0 was asked for; give 1 or more"),
-        (("--backend", "a,,b"), "has an empty name between commas"),
-        pytest.param(
-            ("--backend", "nccl"),
-            "Backend nccl needs cupy",
-            marks=[
-                pytest.mark.mpi,
-                pytest.mark.skipif(bool(importlib.util.find_spec("cupy")), reason="there is cupy"),
-            ],
-        ),
-    ],
-)
-def test_bad_input_gets_a_sentence(
-    run_benchmark: RunBenchmark, arguments: tuple[object, ...], sentence: str
-) -> None:
-    """Refuse bad input in a sentence with exit code 2."""
-    done = run_benchmark("host_call_cost", *map(str, arguments))
-    assert (2, True) == (done.code, sentence in done.err), done.err
-    assert 1 == len(done.err.splitlines())

@@ -27,25 +27,11 @@ def run(calls: list[Call], *runs: tuple[int, int]) -> None:
     run_threads(1, work)
 
 
-def test_one_set_of_buffers_is_used_each_time() -> None:
-    """Make the same calls in every repetition, as often as the batch says."""
-    used_sets: list[int] = []
-    run(numbered(1, used_sets, calls=2)[0], (3, 4))
-    assert [0] * 2 * 3 * 4 == used_sets
-
-
 def test_sets_take_turns_from_run_to_run() -> None:
     """Continue with the next set in the next run, and wrap around after the last."""
     used_sets: list[int] = []
     run(Turns(numbered(4, used_sets)), (3, 1), (1, 1), (3, 1))
     assert [0, 1, 2, 3, 0, 1, 2] == used_sets
-
-
-def test_a_batch_goes_over_the_sets() -> None:
-    """Use another set for each operation of a batch, wrapping around."""
-    used_sets: list[int] = []
-    run(Turns(numbered(4, used_sets)), (3, 2), (1, 8))
-    assert [0, 1, 2, 3, 0, 1] + [0, 1, 2, 3] * 2 == used_sets
 
 
 def test_another_batch_uses_no_set_again_at_once() -> None:

@@ -3,7 +3,6 @@ ranks.
 """
 
 import importlib.util
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import records_from_lab
 
-from commbench.backends.fake import FakeTimer, Regime, Script
+from commbench.backends.fake import FakeTimer, Script
 from commbench.collectives.patterns import rounds_of
-from commbench.engine.matrix import FEWEST, MOST, _Share, _TurnTimes, turn_share
+from commbench.engine.matrix import FEWEST, MOST
 from commbench.engine.records import Record
 from commbench.engine.timing.loops import Repetitions
 
@@ -41,75 +40,7 @@ def test_every_pair_meets_once(size: int) -> None:
         assert len(taking_part) == len(set(taking_part))
 
 
-@given(size=st.integers(2, 60))
-def test_rounds_are_the_fewest(size: int) -> None:
-    """Use one round fewer than ranks, or one more if one rank must be idle."""
-    rounds = rounds_of(size)
-    assert size - 1 + size % 2 == len(rounds)
-    assert {size // 2} == {len(pairs) for pairs in rounds}
-
-
-def test_a_thousand_ranks_take_999_rounds() -> None:
-    """Compute the 999 rounds of 1000 ranks."""
-    assert 999 == len(rounds_of(1000))
-
-
 # ------------------------------------------------------------------------------------------- stamps
-
-
-def share(
-    start: list[int], end: list[int], late: list[bool] | None = None, wrong: int = 0
-) -> _Share:
-    """Return the stamps of one rank."""
-    return _Share(
-        start_ns=np.array(start),
-        end_ns=np.array(end),
-        late=np.array(late or [False] * len(start)),
-        wrong=wrong,
-    )
-
-
-#: Ranks 0 and 2 are a pair, as are 3 and 1.
-TURN = [(0, 2), (3, 1)]
-RANKS = [
-    share([0, 1000], [400, 1500]),
-    share([100, 1000], [900, 3000], [False, True]),
-    share([200, 1100], [600, 1700], wrong=5),
-    share([0, 1000], [700, 1800]),
-]
-
-
-def test_a_pair_lasts_as_long_as_its_slower_rank() -> None:
-    """Span both ranks if they share a start, else use the slower; drop late repetitions."""
-    spanning, apart = (_TurnTimes(TURN, spanning=flag) for flag in (True, False))
-    assert [0.25, 0.25] == [times.add(RANKS) for times in (spanning, apart)]
-    assert [(0, 2, 0.65, 2), (3, 1, 0.9, 1)] == [
-        (p.source, p.target, p.time_us, p.repetitions) for p in spanning.pairs(1, one_way=True)
-    ]
-    assert [(0, 2, 0.5), (3, 1, 0.8)] == [
-        (p.source, p.target, p.time_us) for p in apart.pairs(1, one_way=True)
-    ]
-    assert (2, 1, 1, 5) == (spanning.tried, spanning.valid, spanning.late, spanning.wrong)
-
-
-def test_symmetric_operations_stand_in_both_orders() -> None:
-    """Report one measurement in both orders, wrong data at the receiver, and times per
-    operation.
-    """
-    times = _TurnTimes(TURN[:1], spanning=True)
-    times.add(RANKS)
-    pairs = times.pairs(2, one_way=False)
-    assert [(0, 2, 0.325, 5), (2, 0, 0.325, 0)] == [
-        (p.source, p.target, p.time_us, p.wrong) for p in pairs
-    ]
-
-
-def test_a_pair_that_was_always_late_is_left_out() -> None:
-    """Omit a pair without valid repetitions."""
-    times = _TurnTimes(TURN, spanning=True)
-    times.add([replace(each, late=np.array([rank == 1] * 2)) for rank, each in enumerate(RANKS)])
-    assert [(0, 2)] == [(p.source, p.target) for p in times.pairs(1, one_way=True)]
-    assert 0 == times.valid
 
 
 # -------------------------------------------------------------------------------- scripted matrices
@@ -152,17 +83,6 @@ def test_pairs_with_a_slow_rank_are_slow() -> None:
     assert {(p.source, p.target) for p in record.pairs if 3 in {p.source, p.target}} == slow
 
 
-def test_pairs_are_stored_by_column() -> None:
-    """Write one list per field and read the same pairs; the row counts all repetitions."""
-    record = matrix(ranks=3)
-    stored = json.loads(json.dumps(record.to_json()))
-    assert [0, 0, 1, 1, 2, 2] == stored["pairs"]["source"]
-    assert list(record.pairs) == list(Record.from_json(stored).pairs)
-    (row,) = summarise_run([record], {})
-    assert sum(pair.repetitions for pair in record.pairs) == row.repetitions
-    assert median(record.times_us) == row.time_us
-
-
 def test_wrong_data_is_counted_by_pair() -> None:
     """Count wrong elements at the receiver; the record names the pairs and has no times."""
     record = matrix(ranks=4, script=replace(EXACT, wrong=lambda rank: 7 * (rank == 2)))
@@ -180,14 +100,6 @@ def test_launches_are_alike_and_take_turns_otherwise() -> None:
     )
     assert (first.warmups, first.batch) == (second.warmups, second.batch)
     assert len(first.pairs) == len(second.pairs) == 30
-
-
-def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batch by the power of two that lasts 20 readings and state times of one."""
-    monkeypatch.setattr(FakeTimer, "reading_ns", lambda _: 1000.0)
-    record = matrix("latency")
-    assert 2 == record.batch  # twice 10.2 us there and back is 20 us
-    assert Script().time_us(1024) == pytest.approx(record.times_us[0], abs=1e-3)
 
 
 def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,20 +157,6 @@ def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.Monke
     assert "--sync dissemination" in record.reason
 
 
-@pytest.mark.parametrize(("alpha_us", "flagged"), [(40.0, True), (60.0, False)])
-def test_coarse_clocks_are_doubted(alpha_us: float, *, flagged: bool) -> None:
-    """Warn of an agreed start if a round trip is shorter than ten times the clock error."""
-    run = FakeRun(
-        ranks=3,
-        script=replace(EXACT, regimes=(Regime(alpha_us=alpha_us),)),
-        slice_s=0.05,
-        clock=Coarse,
-    )
-    (record,) = run.launch([fake_case("latency", 8, pattern="matrix", sync="round-time")])
-    assert ("round-time", 1) == (record.sync, record.batch)
-    assert (("clock",) if flagged else ()) == record.flags
-
-
 def test_stale_clocks_are_compared_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare stale clocks on every rank in every turn of a matrix."""
     monkeypatch.setattr(Coarse, "compared", 0)
@@ -274,14 +172,6 @@ def test_collectives_have_no_pairs() -> None:
     assert "unsupported" == refused.status
     assert "pattern matrix is for latency, bandwidth" in refused.reason
     assert "latency needs at least 2 ranks" in matrix("latency", ranks=1).reason
-
-
-@pytest.mark.parametrize(
-    ("turns", "share_of_slice"), [(2, 0.5), (40, 0.25), (100, 0.1), (1998, 0.1)]
-)
-def test_turns_share_the_time(turns: int, share_of_slice: float) -> None:
-    """Give each turn between a tenth and half of a slice, and a medium matrix ten slices."""
-    assert share_of_slice == turn_share(turns)
 
 
 # --------------------------------------------------------------------------------------- real ranks

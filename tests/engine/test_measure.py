@@ -14,9 +14,8 @@ from faking import EXACT, Coarse, FakeRun, fake_case
 
 from commbench.analysis.comparison import compare
 from commbench.backends.fake import FakeBuffer, FakeCommunicator, FakeTimer, Regime, Script
-from commbench.engine import measure
 from commbench.engine.records import Record
-from commbench.engine.timing.loops import Call, Repetitions, Timer
+from commbench.engine.timing.loops import Call, Repetitions
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS
 from commbench.engine.visits import settings_after
 from commbench.errors import UnsupportedError
@@ -155,22 +154,6 @@ def test_clocks_that_agree_within_a_bound_suit_long_operations(
     assert (alpha_us > 100) == bool(record.skew_us) == bool(record.rank_arrival_us)
 
 
-@pytest.mark.parametrize(("alpha_us", "expected"), [(80.0, "dissemination"), (150.0, "round-time")])
-def test_overlap_starts_ranks_as_its_row(
-    alpha_us: float, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Measure the overlap with the start method of the operation."""
-    methods = []
-
-    def note(_: object, timer: Timer, *__: object) -> None:
-        methods.append(timer.sync.plan.method)
-
-    monkeypatch.setattr(measure, "measure_overlap", note)
-    script = replace(EXACT, regimes=(Regime(alpha_us=alpha_us),))
-    (record,) = FakeRun(script=script, clock=Coarse).launch([fake_case("iall_gather")])
-    assert [expected] * 3 == [record.sync, *methods]
-
-
 def test_later_launches_start_ranks_as_the_first_did() -> None:
     """Keep the start method of launch 1, even if the operation became shorter."""
     long, short = (replace(EXACT, regimes=(Regime(alpha_us=us),)) for us in (150.0, 80.0))
@@ -202,27 +185,12 @@ def test_more_elements_than_a_call_can_count_are_refused(
     assert ("at most 10 elements" in record.reason) == (status == "unsupported")
 
 
-def test_a_lone_rank_has_no_partner() -> None:
-    """Refuse an operation between two ranks on one."""
-    (record,) = FakeRun(ranks=1).launch([fake_case("latency")])
-    assert ("unsupported", "latency needs at least 2 ranks, this run has 1") == (
-        record.status,
-        record.reason,
-    )
-
-
 def test_warm_up_is_found_first_and_frozen_later() -> None:
     """Detect a slow start in launch 0, and discard as many repetitions in later launches."""
     records = FakeRun(script=replace(EXACT, warmup=30)).launches([fake_case()], 3)
     assert records[0].warmups >= 30
     assert {records[0].warmups} == {record.warmups for record in records}
     assert all(TRUE_US == pytest.approx(max(record.times_us), abs=1e-3) for record in records)
-
-
-def test_a_steady_beginning_is_not_discarded_for_long() -> None:
-    """Warm up for little more than two windows if times are steady."""
-    (record,) = FakeRun().launch([fake_case()])
-    assert 41 <= record.warmups <= 45
 
 
 def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,16 +249,6 @@ def test_a_case_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyP
 
 
 # ------------------------------------------------------------------------------------- when to stop
-
-
-def test_repetitions_stop_when_sure_or_at_the_most() -> None:
-    """Stop at the first 30 equal times, and at the maximum for noisy ones."""
-    (sure,) = FakeRun().launch([fake_case()])
-    unsure = FakeRun(script=replace(EXACT, noise=0.5), relative_half_width=1e-6, ranks=1).launch(
-        [fake_case()]
-    )[0]
-    assert 30 == len(sure.times_us)
-    assert 5000 == len(unsure.times_us)
 
 
 def test_out_of_time_there_is_still_an_interval() -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("numba")
 
 from commbench.engine.timing.clocks import GlobalClock, Line
 from commbench.engine.timing.loops import Call, Progress, Turns
-from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls, address_of, call_table
+from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls, address_of
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
 from commbench.errors import CommbenchError, UnsupportedError
 
@@ -70,16 +70,6 @@ def test_arguments_arrive_in_order(arity: int) -> None:
     function, arguments = Recorded(arity), tuple((-1) ** i * ((i + 1) << 33) for i in range(arity))
     make_timer()[0].run([call(function, arguments=arguments)], 1, 1)
     assert [arguments] == function.calls
-
-
-def test_every_call_is_made_batch_times_a_repetition() -> None:
-    """Make 3 calls in each of 5 repetitions, and count 5 entered and 5 left."""
-    function = Recorded(1)
-    timer, progress = make_timer()
-    stamps = timer.run([call(function)], 5, 3)
-    assert 15 == len(function.calls)
-    assert [5, 5] == progress.counters.tolist()
-    assert (5, 5, 5) == (stamps.start_ns.size, stamps.end_ns.size, stamps.late.size)
 
 
 def test_rows_run_in_order() -> None:
@@ -174,16 +164,6 @@ def test_round_time_goes_by_rank_0_s_clock() -> None:
     waited = stamps.start_ns - np.array(instants)
     assert bool((waited >= -2).all())
     assert bool((waited < 10**9).all())
-
-
-def test_a_table_holds_addresses_of_64_bits() -> None:
-    """Keep the bits of an address or handle beyond the signed range."""
-    assert [-1, 2, -(2**63), 7] == call_table([(2**64 - 1, 2**63, 7)])[0, :4].tolist()
-
-
-def test_a_reading_of_the_clock_costs_something() -> None:
-    """Measure a positive cost of a clock reading."""
-    assert make_timer()[0].reading_ns() > 0
 
 
 @pytest.mark.mpi

@@ -41,15 +41,6 @@ def test_overlap_follows_the_definition_of_osu(overall: float, percent: float) -
     )
 
 
-def test_a_record_keeps_its_overlap_on_the_way_through_json() -> None:
-    """Read back a record with an overlap from JSON."""
-    (case,) = Sweep(operations=("iall_reduce",), sizes="8", backends=("fake",)).cases(2)
-    record = Record(
-        case=case, launch=0, overlap=Overlap(pure_us=1.0, compute_us=2.0, overall_us=2.5)
-    )
-    assert record == Record.from_json(record.to_json())
-
-
 def test_scripted_communication_that_nothing_hides_overlaps_by_nothing() -> None:
     """Measure no overlap if the fake backend never overlaps."""
     (case,) = Sweep(operations=("iall_reduce",), sizes="4K", backends=("fake",)).cases(2)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from faking import FakeRun, fake_case
 
-from commbench.engine.records import Record, Stall
+from commbench.engine.records import Record
 from commbench.engine.soak import MOST_INTERRUPTIONS, MOST_KEPT, MOST_RECORDED, SoakSamples
 from commbench.engine.timing.loops import MOST_STALLS, Progress, Repetitions
 from commbench.stats.budgets import Budget
@@ -124,12 +124,6 @@ def test_a_soak_fills_its_time_with_visits() -> None:
     assert (4, first.warmups) == (len(later.points), later.warmups)
 
 
-def test_another_run_has_no_points() -> None:
-    """Write no points outside a soak."""
-    (record,) = FakeRun().launch([fake_case()])
-    assert "points" not in record.to_json()
-
-
 def test_stalls_are_taken_once_and_bounded() -> None:
     """Return the stalls since the last call, at most a fixed number."""
     progress = Progress()
@@ -137,9 +131,3 @@ def test_stalls_are_taken_once_and_bounded() -> None:
         progress.add_stall(float(number), 1.0)
     assert MOST_STALLS == len(progress.take_stalls())
     assert [] == progress.take_stalls()
-
-
-def test_stalls_of_all_ranks_are_in_the_point() -> None:
-    """Keep what ranks have noted."""
-    stall = Stall(rank=1, at_s=5.0, lasted_s=2.0)
-    assert [stall] == list(soaked(chunk(0)).point(1, [stall]).stalls)

@@ -145,13 +145,6 @@ def test_the_first_visits_of_a_long_operation_have_few_repetitions(
     assert (FEWEST_VISITS, repetitions) == (settled.visits, samples.valid)
 
 
-def test_a_long_operation_is_tried_a_few_times_only() -> None:
-    """Warm up once and start with six repetitions if one operation exceeds the time share."""
-    settled, _, chunks, _ = sample(lambda _r, _i: 2e9, slice_s=1.0)
-    assert 2 == settled.warmups
-    assert [(1, 1), (1, 1), (1, 1), (6, 1)] == chunks[0][:4]
-
-
 def test_what_is_frozen_is_obeyed() -> None:
     """Reuse warm-ups and batch of launch 1, whatever the times."""
     fixed = FixedSettings(warmups=7, batch=8)
@@ -216,15 +209,6 @@ def test_endless_lateness_ends() -> None:
     """Stop after four times the minimum repetitions without a valid one once time is up."""
     _, samples, *_ = sample(lambda _r, _i: 10_000, late=lambda _r, _i: True, slice_s=0.0)
     assert (0, 24) == (samples.valid, samples.late)
-
-
-def test_each_case_begins_with_the_calibrated_slack() -> None:
-    """Reset the slack to its calibrated value for each case."""
-    plan = SyncPlan(method="round-time", slack_ns=7, least_ns=7)
-    plan.widen()
-    assert plan.slack_ns > 7
-    plan.reset()
-    assert 7 == plan.slack_ns
 
 
 def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank() -> None:

@@ -128,37 +128,6 @@ def test_late_starts_compare_the_clocks_again() -> None:
     assert (4000, 1) == (plan.slack_ns, plan.clock.compared)  # type: ignore[attr-defined]
 
 
-def test_rank_0_s_instant_lies_ahead_by_the_slack() -> None:
-    """Propose an instant one slack after the barrier."""
-    proposed: list[int] = []
-
-    def tell(value: int) -> int:
-        proposed.append(value)
-        return 0
-
-    before = time.perf_counter_ns()
-    Synchroniser(Recording(tell=tell), SyncPlan(method="round-time", slack_ns=10**9)).align()
-    assert before + 10**9 <= proposed[0] <= time.perf_counter_ns() + 10**9
-
-
-def test_patience_is_passed_on() -> None:
-    """Wait without polling only if the backend works in its own threads."""
-    patient, polling = Recording(), Recording()
-    for control, wish in ((patient, True), (polling, False)):
-        sync = Synchroniser(control, SyncPlan(method="barrier"), patient=wish)
-        sync.align()
-        sync.finish()
-    assert [("meet", True), ("meet", True)] == patient.asked
-    assert [("meet", False)] == polling.asked
-
-
-def test_nothing_is_asked_of_ranks_that_do_not_meet() -> None:
-    """Start at once with the method none."""
-    control = Recording()
-    assert not Synchroniser(control, SyncPlan(method="none")).align()
-    assert [] == control.asked
-
-
 @pytest.mark.parametrize(
     ("yielding", "least"), [(False, MINIMUM_SLACK_NS), (True, OVERSUBSCRIBED_SLACK_NS)]
 )
@@ -179,13 +148,6 @@ def test_calibration_keeps_the_least_slack(yielding: bool, least: int) -> None:
     assert slow.plan.slack_ns >= 3 * 2_000_000
 
 
-def test_calibration_is_for_agreed_instants_only() -> None:
-    """Time no broadcasts without agreed instants."""
-    control = Recording()
-    Synchroniser(control, SyncPlan(method="barrier")).calibrate(MINIMUM_SLACK_NS)
-    assert [] == control.asked
-
-
 def test_slack_widens_to_a_limit() -> None:
     """Quadruple the slack up to the limit."""
     plan = SyncPlan(method="round-time", slack_ns=1000)
@@ -194,13 +156,6 @@ def test_slack_widens_to_a_limit() -> None:
     for _ in range(20):
         plan.widen()
     assert MAXIMUM_SLACK_NS == plan.slack_ns
-
-
-def test_widening_never_shortens_the_slack() -> None:
-    """Keep a slack beyond the limit."""
-    plan = SyncPlan(method="round-time", slack_ns=2 * MAXIMUM_SLACK_NS)
-    plan.widen()
-    assert 2 * MAXIMUM_SLACK_NS == plan.slack_ns
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from faking import EXACT, FakeRun, fake_case
 
 from commbench.backends.fake import Script
 from commbench.engine.records import FixedSettings, Record
-from commbench.engine.samples import Samples
-from commbench.engine.stopping import Sampler
 from commbench.engine.visits import (
     PILOT_VISITS,
     extended,
@@ -215,44 +213,3 @@ def test_the_kernel_counts_what_this_thread_waits() -> None:
     """Read counters that do not fall."""
     before, after = waiting_s(), waiting_s()
     assert all(0 <= early <= late for early, late in zip(before, after, strict=True))
-
-
-def test_the_cost_of_a_visit_that_only_started_late_is_not_negative(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Count the seconds of a later visit of which every repetition started late."""
-    visits: list[Record] = []
-    collect = Sampler.collect
-
-    def collect_late(self: Sampler, samples: Samples, batch: int) -> Samples | None:
-        collected = collect(self, samples, batch)
-        samples._start, samples._end = samples._start[:, :0], samples._end[:, :0]
-        samples.late = 5
-        return collected
-
-    def extend(record: Record, visit: Record) -> Record:
-        visits.append(visit)
-        monkeypatch.setattr(Sampler, "collect", collect if len(visits) > 1 else collect_late)
-        return extended(record, visit)
-
-    monkeypatch.setattr(MODULE, "extended", extend)
-    (record,) = FakeRun(visits=24, ranks=1).launch([fake_case("barrier")])
-    (late,) = (visit for visit in visits if not sum(visit.visit_lengths))
-    assert late.revisiting_s >= 0
-    assert 5 == record.late_discarded
-
-
-def test_each_visit_begins_with_the_calibrated_slack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tolerate no later start in a visit because an earlier one had late starts."""
-    collect, seen = Sampler.collect, []
-
-    def collect_and_widen(self: Sampler, samples: Samples, batch: int) -> Samples | None:
-        plan = self.timer.sync.plan
-        seen.append(plan.slack_ns - plan.least_ns)
-        collected = collect(self, samples, batch)
-        plan.widen()
-        return collected
-
-    monkeypatch.setattr(Sampler, "collect", collect_and_widen)
-    FakeRun(visits=24, ranks=1).launch([fake_case("barrier")])
-    assert [0] * PILOT_VISITS == seen

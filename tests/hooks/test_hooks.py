@@ -2,26 +2,24 @@
 bytes.
 """
 
-import inspect
 import math
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
-from effort import repetitions
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from commbench.errors import InputError, LaunchError, UnsupportedError  # noqa: E402 - needs torch
-from commbench.hooks import HOOKS, Guard, HookSpec, PowerSGD, TopK, make_hook  # noqa: E402
+from commbench.errors import InputError, LaunchError  # noqa: E402 - needs torch
+from commbench.hooks import PowerSGD, TopK, make_hook  # noqa: E402
 from commbench.hooks.feedback import Memory, is_finite  # noqa: E402
-from commbench.hooks.layout import Layout, _stride_in_bucket  # noqa: E402
-from commbench.hooks.message import BucketShape, ChunkLayout, Selection, kept_elements  # noqa: E402
+from commbench.hooks.layout import Layout  # noqa: E402
+from commbench.hooks.message import Selection, kept_elements  # noqa: E402
 from commbench.hooks.ordering import STUCK, CommThread  # noqa: E402
 from commbench.hooks.powersgd import seeded  # noqa: E402
 from commbench.hooks.selectors import NativeSelector, Selector, TorchSelector  # noqa: E402
@@ -51,61 +49,6 @@ class FakeBucket:
 # Names and options
 
 
-def test_every_name_makes_its_hook() -> None:
-    """Return each hook by name, and None for none."""
-    made = [make_hook(name) for name in HOOKS]
-    assert [
-        "none",
-        "passthrough",
-        "fp16",
-        "bf16",
-        "int8",
-        "topk",
-        "powersgd",
-    ] == list(HOOKS)
-    assert [None, *list(HOOKS)[1:]] == [hook and hook.name for hook in made]
-
-
-@pytest.mark.parametrize(
-    "spec", [spec for spec in HOOKS.values() if spec.class_name], ids=lambda spec: spec.name
-)
-def test_options_are_those_of_the_class(spec: HookSpec) -> None:
-    """List every keyword argument of the class in order, with type and default."""
-    hook = spec.load()
-    types = {
-        name: (
-            (get_args(hint), ())
-            if get_origin(hint) is Literal
-            else ((), tuple if hint == Sequence[float] else hint)
-        )
-        for name, hint in get_type_hints(hook.__init__).items()
-        if name != "return"
-    }
-    signature = {
-        name: parameter.default for name, parameter in inspect.signature(hook).parameters.items()
-    }
-    assert list(signature.items()) == [(option.name, option.default) for option in spec.options]
-    assert types == {
-        option.name: (option.choices, () if option.choices else type(option.default))
-        for option in spec.options
-    }
-
-
-@pytest.mark.parametrize(
-    "spec", [spec for spec in HOOKS.values() if spec.class_name], ids=lambda spec: spec.name
-)
-@pytest.mark.parametrize("shapes", [None, [(50, 40), (50,)]])
-def test_entry_and_class_predict_the_same_messages(
-    spec: HookSpec, shapes: list[tuple[int, ...]] | None
-) -> None:
-    """Predict the same messages from the entry's defaults and from the class."""
-    hook = make_hook(spec.name)
-    bucket = BucketShape(elements=2050, world_size=4, shapes=shapes)
-    defaults = {option.name: option.default for option in spec.options}
-    assert hook is not None
-    assert hook.messages(bucket) == spec.messages(bucket, **defaults)
-
-
 def test_options_reach_the_hook() -> None:
     """Parse each type of option from text."""
     options = {
@@ -133,62 +76,32 @@ def test_options_reach_the_hook() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "words"),
+    ("name", "options"),
     [
-        (
-            "topsy",
-            {},
-            [
-                "topsy",
-                "none, passthrough, fp16, bf16, int8, topk:DENSITY, ",
-                "powersgd:RANK",
-            ],
-        ),
-        ("fp16", {"density": 0.1}, ["fp16", "0.1", "takes none"]),
-        ("none", {"density": 0.1}, ["none", "0.1"]),
-        ("topk", {"density": 0.0}, ["topk", "density 0"]),
-        ("topk", {"density": 1.5}, ["topk", "density 1.5"]),
-        ("topk", {"density": math.nan}, ["density nan"]),
-        ("topk", {"options": {"colour": "red"}}, ["colour", "density, selection, values"]),
-        ("fp16", {"options": {"rank": "2"}}, ["rank", "none"]),
-        ("topk", {"options": {"scope": "world"}}, ["scope=world", "bucket or parameter"]),
-        ("topk", {"options": {"feedback": "perhaps"}}, ["feedback=perhaps", "true or false"]),
-        ("topk", {"options": {"momentum": "1"}}, ["momentum 1"]),
-        ("topk", {"options": {"momentum": "0.9", "feedback": "no"}}, ["momentum 0.9", "feedback"]),
-        ("topk", {"options": {"warmup": "0.5"}}, ["warmup_steps"]),
-        ("topk", {"options": {"warmup": "2", "warmup_steps": "3"}}, ["density 2"]),
-        ("topk", {"density": 0.1, "options": {"density": "0.2"}}, ["density"]),
-        ("topk", {"options": {"exchange": "ring"}}, ["exchange=ring", "gather or aligned"]),
-        (
-            "topk",
-            {"options": {"exchange": "aligned", "chunk": "0"}},
-            ["chunk=0", "a whole number of at least 1"],
-        ),
-        (
-            "topk",
-            {"options": {"exchange": "aligned", "values": "float16"}},
-            ["exchange aligned", "leave these out"],
-        ),
-        (
-            "topk",
-            {"options": {"exchange": "aligned", "dense_below": "9"}},
-            ["exchange aligned", "dense_below"],
-        ),
-        ("topk", {"options": {"chunk": "64"}}, ["chunk 64", "chunks need exchange=aligned"]),
-        ("int8", {"options": {"block": "0"}}, ["int8", "block=0", "a whole number of at least 1"]),
-        ("int8", {"options": {"block": "-8"}}, ["block=-8"]),
-        ("int8", {"options": {"block": "2.5"}}, ["block=2.5", "whole number"]),
-        ("int8", {"density": 0.1}, ["int8", "takes none"]),
-        ("powersgd", {"options": {"rank": "0"}}, ["rank 0"]),
-        ("powersgd", {"options": {"rank": "two"}}, ["rank=two", "whole number"]),
+        ("fp16", "density=0.1"),
+        ("fp16", "rank=2"),
+        ("topk", "colour=red"),
+        ("topk", "scope=world"),
+        ("topk", "feedback=perhaps"),
+        ("topk", "momentum=1"),
+        ("topk", "momentum=0.9 feedback=no"),
+        ("topk", "warmup=0.5"),
+        ("topk", "warmup=2 warmup_steps=3"),
+        ("topk", "exchange=ring"),
+        ("topk", "exchange=aligned chunk=0"),
+        ("topk", "exchange=aligned values=float16"),
+        ("topk", "exchange=aligned dense_below=9"),
+        ("topk", "chunk=64"),
+        ("int8", "block=0"),
+        ("int8", "block=2.5"),
+        ("powersgd", "rank=two"),
     ],
 )
-def test_refused_options(name: str, arguments: dict[str, Any], words: list[str]) -> None:
-    """Refuse bad options in one sentence that lists the valid ones."""
+def test_refused_options(name: str, options: str) -> None:
+    """Refuse bad options in one sentence."""
     with pytest.raises(InputError) as caught:
-        make_hook(name, **arguments)
-    assert [] == [word for word in words if word not in str(caught.value)]
-    assert str(caught.value).count(".\n") == 0
+        make_hook(name, options=dict(option.split("=") for option in options.split()))
+    assert "\n" not in str(caught.value)
 
 
 # Messages
@@ -349,22 +262,6 @@ def test_memory_scales_by_name() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("shape", "stride", "expected"),
-    [
-        ((2, 3), (3, 1), (3, 1)),
-        ((2, 3), (1, 2), (1, 2)),
-        ((2, 3), (6, 1), (3, 1)),
-        ((2, 1, 3), (3, 99, 1), (3, 99, 1)),
-        ((2, 4, 3, 3), (36, 1, 12, 4), (36, 1, 12, 4)),
-        ((), (), ()),
-    ],
-)
-def test_strides_in_a_bucket(shape: Any, stride: Any, expected: Any) -> None:
-    """Use the parameter's strides if it is dense, else contiguous order."""
-    assert expected == _stride_in_bucket(shape, stride)
-
-
 # The thread
 
 
@@ -468,35 +365,6 @@ def test_wire_bytes(name: str, options: dict[str, str], expected: int) -> None:
 def test_wire_bytes_by_tensor(hook: Any, expected: int) -> None:
     """Predict the bytes that four ranks send for a matrix and a vector."""
     assert expected == hook.wire_bytes(2050, 4, shapes=[(50, 40), (50,)])
-
-
-def test_what_an_own_hook_sends_is_not_predicted() -> None:
-    """Refuse to predict the bytes of a person's own hook."""
-    with pytest.raises(UnsupportedError, match="print sends is measured"):
-        Guard(print).wire_bytes(1000, 2)
-
-
-@settings(max_examples=repetitions(30))
-@given(st.lists(st.integers(1, 40), min_size=2, max_size=4), st.integers(1, 8), st.integers(1, 4))
-def test_powersgd_never_sends_more_than_all(shape: list[int], rank: int, rate: int) -> None:
-    """Compress a tensor only if that saves more than the minimum rate."""
-    factors = PowerSGD(rank=rank, min_compression_rate=rate)._factors(shape)
-    numel = math.prod(shape)
-    assert factors is None or (
-        rate * factors.rank * (factors.rows + factors.columns)
-        < numel
-        == factors.rows * factors.columns
-    )
-
-
-@pytest.mark.parametrize(
-    ("elements", "chunk", "chunks", "kept"),
-    [(100, 8, 13, 4), (100, 100, 1, 1), (100, 1000, 1, 1), (1, 8, 1, 1)],
-)
-def test_chunks_of_a_bucket(elements: int, chunk: int, chunks: int, kept: int) -> None:
-    """Divide a bucket into chunks, the last of which may reach beyond it."""
-    layout = ChunkLayout.of(elements, density=0.25, chunk=chunk)
-    assert (min(chunk, elements), chunks, kept) == (layout.chunk, layout.chunks, layout.sent_chunks)
 
 
 def test_chunks_larger_than_the_model_are_refused() -> None:

@@ -4,7 +4,6 @@ Compiled and by torch alike.
 """
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from commbench.errors import InputError  # noqa: E402 - needs torch
-from commbench.hooks import Int8, quantisers  # noqa: E402 - as above
+from commbench.hooks import quantisers  # noqa: E402 - as above
 from commbench.hooks.compression import quantisation  # noqa: E402 - as above
 from commbench.hooks.message import QuantisedLayout  # noqa: E402 - as above
 from commbench.hooks.quantisers import (  # noqa: E402 - as above
@@ -97,17 +95,10 @@ def half_steps(values: Any, layout: QuantisedLayout) -> Any:
     return halves
 
 
-def test_blocks_need_elements() -> None:
-    """Refuse a block without elements."""
-    with pytest.raises(
-        InputError, match="Hook int8 was given block 0: it is a number of elements, at least 1"
-    ):
-        Int8(block=0)
-
-
-@pytest.mark.parametrize("elements", [1, 3, 4, 1000, 4099])
-@pytest.mark.parametrize("shards", [1, 2, 3, 7])
-@pytest.mark.parametrize("block", [1, 6, 256, 10**9])
+@pytest.mark.parametrize(
+    ("elements", "shards", "block"),
+    [(1, 1, 1), (1, 7, 256), (3, 2, 10**9), (4, 3, 6), (1000, 2, 6), (1000, 7, 1), (4099, 3, 256)],
+)
 def test_shards_hold_every_element_once(elements: int, shards: int, block: int) -> None:
     """Divide a bucket into equal aligned shards that end with it, and shards into blocks."""
     layout = QuantisedLayout.of(elements, shards=shards, block=block)
@@ -119,7 +110,7 @@ def test_shards_hold_every_element_once(elements: int, shards: int, block: int) 
 
 
 @pytest.mark.parametrize("make", QUANTISERS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_averages_of_representable_values_are_exact(make: Any, ranks: int) -> None:
     """Lose nothing if gradients and their sum are whole multiples of one step in every block."""
     numbers = torch.Generator().manual_seed(ranks)
@@ -158,8 +149,7 @@ def test_errors_are_at_most_half_a_step_of_each_stage(
     assert bool((errors.abs() <= bounds).all())
 
 
-@pytest.mark.parametrize("make", QUANTISERS)
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("make", "ranks"), [(NativeQuantiser, 3), (TorchQuantiser, 2)])
 def test_averages_and_residuals_add_up_to_all_gradients(make: Any, ranks: int) -> None:
     """Lose nothing over 50 steps: averages times ranks plus all residuals are the sum of all
     gradients.
@@ -204,8 +194,9 @@ def test_compiled_code_sends_the_bits_of_the_reference(
 
 
 @pytest.mark.parametrize("make", QUANTISERS)
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, 2.0**127])
-@pytest.mark.parametrize("place", ["gradient", "residual"])
+@pytest.mark.parametrize(
+    ("bad", "place"), [(math.inf, "gradient"), (math.nan, "residual"), (2.0**127, "gradient")]
+)
 def test_values_that_cannot_be_sent_reach_all_ranks(make: Any, bad: float, place: str) -> None:
     """Make the block of such a value NaN and keep its residual; average all other blocks."""
     sharing, gradients = Ranks.make(make, 160, 2), draw(160, 2)
@@ -228,7 +219,7 @@ def test_a_sum_that_overflows_is_nan(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", QUANTISERS)
-@pytest.mark.parametrize("tiny", [0.0, -0.0, 1e-44, 1e-38, 2.0**-120, 1.0])
+@pytest.mark.parametrize("tiny", [-0.0, 1e-44, 2.0**-120, 1.0])
 def test_tiny_values_are_kept_or_sent(make: Any, tiny: float) -> None:
     """Send zeros in place of values too small for a scale, and keep them in the residual."""
     sharing = Ranks.make(make, 40, 2)
@@ -237,23 +228,6 @@ def test_tiny_values_are_kept_or_sent(make: Any, tiny: float) -> None:
         torch.full((40,), tiny), average + sharing.residuals[0], rtol=1e-6, atol=0.0
     )
     assert (tiny >= 2.0**-119) == bool(average.any())
-
-
-@pytest.mark.parametrize("make", QUANTISERS)
-def test_a_changed_byte_is_found(make: Any) -> None:
-    """Receive another average if one byte of one shard changes, which shows that the tests above
-    can fail.
-    """
-    layout = QuantisedLayout.of(64, shards=1, block=16)
-    quantiser, payload = make(layout), torch.zeros((1, layout.row_bytes), dtype=torch.uint8)
-    quantiser.encode(draw(64, 1)[0], None, payload, out_residual=None)
-    for changed in range(layout.row_bytes):
-        pair = torch.zeros((2, 64))
-        other = payload.clone()
-        other[0, changed] ^= 4
-        quantiser.decode(payload, pair[0])
-        quantiser.decode(other, pair[1])
-        assert not torch.equal(*pair)
 
 
 def test_only_the_residual_is_written() -> None:
@@ -353,14 +327,3 @@ def test_every_kernel_is_compiled_and_launched_beforehand(cuda: cuda_on_host.Lau
     """Compile and load all kernels before the first step."""
     quantisers._prepare_kernels(HOST)
     assert ["quantise", "combine", "dequantise"] == [name for name, _ in cuda]
-
-
-@pytest.mark.usefixtures("cuda")
-def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quote cupy's error, what to install, and the alternative."""
-    monkeypatch.setattr(sys.modules["cupy"], "RawModule", cuda_on_host.without_headers)
-    with pytest.raises(
-        InputError,
-        match=r"Hook int8 quantises on this GPU .*CUDA root.*: pip install .*x\[ctk\]', or u",
-    ):
-        quantisers._prepare_kernels(HOST)

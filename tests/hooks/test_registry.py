@@ -3,11 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
-from commbench.errors import InputError
-from commbench.hooks.registry import HOOKS, find_hook
-
 
 def test_the_table_needs_no_torch() -> None:
     """Read the messages of hooks without torch, and name what a hook's class needs."""
@@ -31,12 +26,3 @@ def test_the_table_needs_no_torch() -> None:
         "160",
         "Communication hooks need PyTorch, which is not installed: pip install torch.",
     ]
-
-
-def test_an_unknown_hook_is_refused() -> None:
-    """Refuse an unknown hook, and list the valid names."""
-    with pytest.raises(
-        InputError, match=r"Unknown hook .int7.; choose from none, .*, bf16, int8, topk:D"
-    ):
-        find_hook("int7")
-    assert HOOKS["topk"] is find_hook("topk")

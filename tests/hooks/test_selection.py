@@ -1,15 +1,11 @@
 """Tests of top-k selection with error feedback: sent elements, residual, and conservation."""
 
-import csv
-import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from commands import RunBenchmark
 from effort import repetitions
 from gradients import DISTRIBUTIONS, ELEMENTS, Floats, N, make
 from hypothesis import given, settings
@@ -82,13 +78,11 @@ def check(gradient: Floats, residual: Floats | None, sent: Sent) -> None:
         assert np.array_equal(total, arrived)
 
 
-@pytest.mark.parametrize("value_dtype", VALUE_TYPES)
-@pytest.mark.parametrize("density", DENSITIES)
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_the_largest_are_sent_and_nothing_is_lost(
-    name: str, density: float, value_dtype: Any
-) -> None:
+@pytest.mark.parametrize(("number", "name"), list(enumerate(DISTRIBUTIONS)))
+def test_the_largest_are_sent_and_nothing_is_lost(number: int, name: str) -> None:
     """Fill k slots with the largest elements; sent plus residual is exactly the input."""
+    density = DENSITIES[number % len(DENSITIES)]
+    value_dtype: Any = VALUE_TYPES[number % 2]
     selector = TopKSelector(N, math.ceil(density * N), value_dtype=value_dtype)
     for step, residual in enumerate(
         (np.zeros(N, dtype=np.float32), make(name, seed=1), make("gauss", seed=2))
@@ -123,16 +117,6 @@ def test_any_number_of_equal_elements(n: int, density: float, levels: int, seed:
     check(gradient, residual, send(selector, gradient, residual, step=seed))
 
 
-@pytest.mark.parametrize("density", DENSITIES)
-def test_without_ties_the_set_is_that_of_argpartition(density: float) -> None:
-    """Send the set that argpartition selects."""
-    k = math.ceil(density * N)
-    gradient = np.random.default_rng(0).permutation(np.arange(1, N + 1)).astype(np.float32)
-    gradient[::2] *= -1
-    expected = np.sort(np.argpartition(np.abs(gradient), N - k)[N - k :])
-    assert np.array_equal(expected, np.sort(send(TopKSelector(N, k), gradient, None).indices))
-
-
 def test_no_more_candidates_than_there_is_room_for() -> None:
     """Handle the maximum number of candidates: all of all blocks but one."""
     n, k = 100_000, 100
@@ -147,20 +131,10 @@ def test_no_more_candidates_than_there_is_room_for() -> None:
     check(gradient, residual, send(TopKSelector(n, k), gradient, residual))
 
 
-def test_ties_come_last() -> None:
-    """Send strictly larger elements before any of the equal ones."""
-    gradient = np.ones(N, dtype=np.float32)
-    larger = np.array([3, 500, N - 1])
-    gradient[larger] = [2, -3, 2.5]
-    for step in range(5):
-        sent = send(TopKSelector(N, 10), gradient, None, step=step)
-        assert [2, -3, 2.5] == sent.values[:3].tolist()
-        assert larger.tolist() == sent.indices[:3].tolist()
-        assert [1] * 7 == sent.values[3:].tolist()
-
-
-@pytest.mark.parametrize("levels", [(1.0,), (1.0, -1.0), (1.0, 0.5, 0.25), (1.0, 0.0)])
-@pytest.mark.parametrize("larger", [0, 100])
+@pytest.mark.parametrize(
+    ("levels", "larger"),
+    [((1.0,), 0), ((1.0, -1.0), 100), ((1.0, 0.5, 0.25), 100), ((1.0, 0.0), 0)],
+)
 def test_equal_elements_take_turns_without_feedback(levels: tuple[float, ...], larger: int) -> None:
     """Send each of m equal elements equally often, within ceil(m / free slots) steps."""
     k = 300
@@ -191,41 +165,10 @@ def test_equal_elements_take_turns_with_feedback(name: str) -> None:
     assert {1, 2} == set(times.tolist())
 
 
-def test_small_elements_have_their_turn_with_feedback() -> None:
-    """Send each element within twice the steps that its residual needs to reach the average."""
-    k, gradient = 400, make("few values")
-    steps = math.ceil(2 * np.abs(gradient).sum() / k / np.abs(gradient[gradient != 0]).min())
-    selector, residual, sent_elements = (
-        TopKSelector(N, k),
-        np.zeros(N, dtype=np.float32),
-        gradient == 0,
-    )
-    for step in range(steps):
-        sent = send(selector, gradient, residual, step=step)
-        assert sent.rest is not None
-        residual, sent_elements[sent.indices] = sent.rest, True
-    assert sent_elements.all()
-
-
-@pytest.mark.parametrize("value_dtype", VALUE_TYPES)
-def test_nothing_is_lost_over_steps(value_dtype: Any) -> None:
-    """Sent values of 50 steps and the last residual add up to all gradients."""
-    selector = TopKSelector(N, 200, value_dtype=value_dtype)
-    residual, arrived, expected = np.zeros(N, dtype=np.float32), np.zeros(N), np.zeros(N)
-    for step in range(50):
-        gradient = make("student t2", seed=step)
-        sent = send(selector, gradient, residual, step=step)
-        assert sent.rest is not None
-        residual = sent.rest
-        expected += gradient
-        np.add.at(arrived, sent.indices, sent.values.astype(np.float64))
-    assert arrived.any()
-    np.testing.assert_allclose(arrived + residual, expected, rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("position", [0, 5000, N - 1])
-@pytest.mark.parametrize("place", ["gradient", "residual"])
+@pytest.mark.parametrize(
+    ("place", "position", "bad"),
+    [("gradient", 0, np.nan), ("residual", 5000, np.inf), ("gradient", N - 1, -np.inf)],
+)
 def test_values_that_are_not_finite_reach_all_ranks(place: str, position: int, bad: float) -> None:
     """Send NaN in valid slots and keep the residual, for either value type."""
     inputs: dict[str, Any] = {"gradient": make("gauss"), "residual": make("gauss", seed=1)}
@@ -284,24 +227,6 @@ def test_where_the_new_residual_goes_changes_nothing_else(value_dtype: Any) -> N
     assert np.array_equal(kept[1], residual)
 
 
-def test_fewer_than_k_that_are_not_zero() -> None:
-    """Send all non-zero elements; unused slots name the first elements with zero."""
-    gradient = np.zeros(1000, dtype=np.float32)
-    gradient[[17, 801]] = [1e-44, -5]
-    sent = send(TopKSelector(1000, 5), gradient, np.zeros(1000, dtype=np.float32), step=7)
-    assert [17, 801, 0, 1, 2] == sent.indices.tolist()
-    assert np.array_equal(gradient, decoded(sent, 1000))
-
-
-def test_density_one_is_dense() -> None:
-    """Send everything if there is a slot for every element."""
-    gradient = make("few values")
-    sent = send(TopKSelector(N, N), gradient, np.zeros(N, dtype=np.float32))
-    assert np.array_equal(gradient, decoded(sent, N))
-    assert sent.rest is not None
-    assert not sent.rest.any()
-
-
 def test_float16_values_are_rounded_as_numpy_rounds() -> None:
     """Send the nearest float16, ties to even, and decode every float16."""
     rng = np.random.default_rng(0)
@@ -345,25 +270,13 @@ def test_payloads_of_several_ranks_add_up(value_dtype: Any) -> None:
     assert np.array_equal(expected, into)
 
 
-@pytest.mark.parametrize(
-    ("k", "value_dtype", "expected"), [(1, "float32", 8), (1, "float16", 8), (4, "float16", 24)]
-)
-def test_payloads_are_whole_words(k: int, value_dtype: Any, expected: int) -> None:
-    """Use 4 bytes per index and 2 or 4 per value, zero-padded to a multiple of 4."""
-    selector = TopKSelector(10, k, value_dtype=value_dtype)
-    assert expected == selector.payload_bytes == payload_bytes(k, value_dtype)
-    sent = send(selector, np.ones(10, dtype=np.float32), None)
-    used = 4 * k + sent.values.nbytes
-    assert not sent.payload[used:].any()
-
-
 @pytest.mark.parametrize("index", [-1, 1000])
 def test_indices_that_are_not_there_are_refused(index: int) -> None:
     """Refuse a payload with an index beyond the bucket before writing."""
     sent = send(TopKSelector(1000, 5), np.ones(1000, dtype=np.float32), None)
     sent.indices[3] = index
     into = np.zeros(1000, dtype=np.float32)
-    with pytest.raises(WrongDataError, match="outside of the 1000"):
+    with pytest.raises(WrongDataError):
         decode_add(sent.payload, 1000, 5, "float32", into)
     assert not into.any()
 
@@ -438,20 +351,3 @@ def test_nothing_is_compiled_after_preparing() -> None:
         decoded(sent, N)
     assert before == [len(kernel.signatures) for kernel in compiled]
     assert all(kernel.targetoptions["nogil"] for kernel in compiled)
-
-
-@pytest.mark.slow
-def test_the_benchmark_keeps_what_it_measured(tmp_path: Path, run_benchmark: RunBenchmark) -> None:
-    """Write a line per kind of data with all times and conditions, and exit by the verdict."""
-    pytest.importorskip("torch")
-    done = run_benchmark(
-        "selection", "--mib", "0.1", "--rounds", "6", "--out", str(tmp_path / "out")
-    )
-    with (tmp_path / "out" / "selection.csv").open() as stream:
-        lines = list(csv.DictReader(stream))
-    info = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert info["passed"] == all(line["passed"] == "true" for line in lines)
-    assert [not info["passed"], ""] == [bool(done.code), done.err]
-    assert list(info["times_ms"]) == [line["data"] for line in lines]
-    assert {6} == {len(times) for kind in info["times_ms"].values() for times in kind.values()}
-    assert {"26214", "262"} == {line[name] for line in lines for name in ("elements", "k")}

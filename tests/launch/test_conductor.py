@@ -9,7 +9,7 @@ import pytest
 from conducting import ALL, CASES, EVERYTHING, measured, run
 from launching import Recorder, ScriptLauncher, make_request, marked_environment
 
-from commbench.collectives.cases import Case, Sweep
+from commbench.collectives.cases import Case
 from commbench.errors import InputError, LaunchError
 from commbench.results import load_run
 
@@ -74,15 +74,6 @@ def test_wrong_data_is_found_at_the_end(tmp_path: Path) -> None:
     assert 0 == launcher.started
 
 
-@pytest.mark.slow
-def test_wrong_data_outranks_a_partial_run(tmp_path: Path) -> None:
-    """Exit with 4 although a case failed too; keep the status partial to retry that case."""
-    script = crash_in(CASES[2]).replace("measured(i)", "measured(i, status='wrong')")
-    code, info, _ = run(tmp_path, script)
-    assert (4, "partial") == (code, info["status"])
-    assert info["reason"].startswith("1 case failed: ")
-
-
 def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
     """Keep the measurements, name the rank and the case, and measure the rest on resume."""
     words = "fail(1, 'ValueError', 'boom')\nprint('last', file=sys.stderr)\n"
@@ -137,16 +128,6 @@ def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
     assert ["hung"] + 6 * ["ok"] == sorted(status for _, _, status in measured(tmp_path))
 
 
-def test_a_case_that_fails_is_tried_once_a_call(tmp_path: Path) -> None:
-    """Try a failed case once per call, and again in the next call."""
-    launcher = ScriptLauncher(crash_in(CASES[1]))
-    request = make_request(CASES, launches=1)
-    assert [3, 3] == [run(tmp_path, launcher, request)[0] for _ in range(2)]
-    assert ["failed", "failed", "ok", "ok", "ok"] == sorted(
-        status for _, _, status in measured(tmp_path)
-    )
-
-
 @pytest.mark.slow
 def test_a_failure_between_cases_ends_no_run(tmp_path: Path) -> None:
     """Start new ranks as long as each start measures a case."""
@@ -171,14 +152,6 @@ def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
         "3 cases failed, the first: the launcher ended with exit status 1"
     )
     assert info["reason"].endswith("; stopped after 3 failed launches in a row")
-    cases = Sweep(backends=["mpi"], sizes="8:1K").cases(2)
-    launcher = ScriptLauncher(
-        "session()\nif len(plan.cases) % 3 == 0: measured(1)\nbegin(0); sys.exit(1)"
-    )
-    code, info, _ = run(tmp_path / "between", launcher, make_request(cases, launches=1))
-    assert (3, "ok" in {status for _, _, status in measured(tmp_path / "between")}) == (code, True)
-    assert info["reason"].startswith("6 cases failed")
-    assert "in a row" not in info["reason"]
 
 
 def test_a_start_that_reaches_no_case_ends_the_run(tmp_path: Path) -> None:
@@ -216,10 +189,7 @@ def test_a_launcher_that_vanishes_is_partial(
     display = Recorder(lambda: gone.append(True), when=4)
     code, info, _ = run(tmp_path, launcher, display=display)
     assert (3, "partial", 4) == (code, info["status"], len(measured(tmp_path)))
-    expected = (
-        "/gone cannot be started (No such file or directory); install it again, or load its module"
-    )
-    assert expected == info["reason"]
+    assert "/gone" in info["reason"]
     assert 0 == run(tmp_path, ALL)[0]
     assert EVERYTHING == sorted(measured(tmp_path))
 
@@ -234,20 +204,6 @@ def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
     assert "has vanished" in info["reason"]
     assert 0 == run(out, ALL)[0]
     assert EVERYTHING == sorted(measured(out))
-
-
-@pytest.mark.slow
-def test_a_hang_is_partial_and_names_the_rank(tmp_path: Path) -> None:
-    """End a launch without progress, name the rank, and exit with 3."""
-    hang = "session(); measured(0); begin(1)\n"
-    hang += "while True: beat(0, 2); beat(1, 1); time.sleep(0.1)"
-    code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=1.0), fail_fast=True)
-    assert (3, "partial") == (code, info["status"])
-    assert (
-        "no progress for 1 s: rank 1 on host elsewhere is furthest behind, in case"
-        in info["reason"]
-    )
-    assert ["ok", "hung"] == [status for _, _, status in measured(tmp_path)]
 
 
 def test_a_launch_that_ignores_sigterm_is_killed(
@@ -268,10 +224,7 @@ def test_ranks_that_stay_after_a_complete_launch_are_a_warning(tmp_path: Path) -
     """Keep a complete launch whose ranks do not exit, and warn."""
     code, info, display = run(tmp_path, ALL + "sys.exit(1)")
     assert (0, "complete") == (code, info["status"])
-    assert [
-        "Launch 1: the ranks did not leave cleanly",
-        "Launch 2: the ranks did not leave cleanly",
-    ] == [warning.partition(" after")[0] for warning in display.warnings]
+    assert 2 == len(display.warnings)
 
 
 VISITED = (
@@ -280,32 +233,29 @@ VISITED = (
 )
 
 
-def test_a_crash_in_a_later_visit_fails_the_case(tmp_path: Path) -> None:
-    """Mark the case of a crash in a later visit as failed, and measure it again on resume."""
-    crash = "begin(1)\nfail(1, 'ValueError', 'boom')\nsys.exit(1)"
-    code, info, _ = run(tmp_path, VISITED + crash, make_request(CASES, launches=1))
-    assert (3, "partial") == (code, info["status"])
-    assert "rank 1 on host n1 raised ValueError: boom, in case " in info["reason"]
-    assert 1 == [status for _, _, status in measured(tmp_path)].count("failed")
-    code, info, display = run(tmp_path, ALL, make_request(CASES, launches=1))
-    assert (0, "complete", 1) == (code, info["status"], len(display.records))
-
-
-def test_a_crash_between_later_visits_is_a_warning(tmp_path: Path) -> None:
-    """Keep the finished visits, and warn that the launch has fewer than planned."""
-    code, info, display = run(tmp_path, VISITED + "sys.exit(1)", make_request(CASES, launches=1))
-    assert (0, ["failed"]) == (code, [launch["status"] for launch in info["launches"]])
-    assert ["Launch 1 has fewer visits than planned"] == [
-        text.partition(":")[0] for text in display.warnings
-    ]
-
-
-def test_a_time_limit_may_leave_out_later_visits(tmp_path: Path) -> None:
-    """Treat a launch that the time limit ended before its last visits as complete."""
-    code, info, display = run(
-        tmp_path, VISITED + "end(is_complete=True)\n", make_request(CASES, launches=1)
+@pytest.mark.parametrize(
+    ("end", "code", "failed"),
+    [
+        ("begin(1)\nfail(1, 'ValueError', 'boom')\nsys.exit(1)", 3, 1),
+        ("sys.exit(1)", 0, 0),
+        ("end(is_complete=True)\n", 0, 0),
+    ],
+    ids=["within a visit", "between visits", "time limit"],
+)
+def test_a_launch_that_ends_in_later_visits(
+    tmp_path: Path, end: str, code: int, failed: int
+) -> None:
+    """Keep finished visits; fail the case of a crash within a visit, and measure it on resume."""
+    request = make_request(CASES, launches=1)
+    ended, info, display = run(tmp_path, VISITED + end, request)
+    assert (code, failed) == (
+        ended,
+        [status for _, _, status in measured(tmp_path)].count("failed"),
     )
-    assert (0, "complete", []) == (code, info["status"], display.warnings)
+    assert ("partial" if code else "complete") == info["status"]
+    assert ("exit" in end) == bool(display.warnings)
+    ended, info, display = run(tmp_path, ALL, request)
+    assert (0, "complete", failed) == (ended, info["status"], len(display.records))
 
 
 def test_what_ranks_refuse_is_bad_input(tmp_path: Path) -> None:
@@ -351,22 +301,18 @@ def test_conditions_that_change_during_a_run_are_a_warning(tmp_path: Path) -> No
     script = ALL.replace("session()", "session(cpu_model=f'model {plan.launch > 0}')")
     code, _, display = run(tmp_path, script, make_request(CASES, launches=3))
     assert 0 == code
-    assert [
-        "The conditions have changed since the first launch: cpu_model: model False vs model True."
-    ] == display.warnings
+    (warning,) = display.warnings
+    assert "cpu_model: model False vs model True" in warning
 
 
-@pytest.mark.parametrize(
-    ("selection", "sentences"), [("torch.topk", 1), pytest.param("cupy", 0, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("selection", "warnings"), [("torch.topk", 1), ("cupy", 0)])
 def test_the_selection_in_use_is_recorded_and_a_slow_one_reported(
-    tmp_path: Path, selection: str, sentences: int
+    tmp_path: Path, selection: str, warnings: int
 ) -> None:
     """Record the selection of hooks, and report once if it is not the compiled one."""
     script = ALL.replace("session()", f"session(fast_selection='{selection}')")
     code, info, display = run(tmp_path, script, make_request(CASES, launches=2))
-    assert (0, selection, sentences) == (code, info["fast_selection"], len(display.warnings))
-    assert all("Hook topk selects by torch.topk" in warning for warning in display.warnings)
+    assert (0, selection, warnings) == (code, info["fast_selection"], len(display.warnings))
 
 
 def test_a_time_limit_that_leaves_cases_without_a_launch_is_partial(tmp_path: Path) -> None:
@@ -375,11 +321,8 @@ def test_a_time_limit_that_leaves_cases_without_a_launch_is_partial(tmp_path: Pa
     code, info, display = run(tmp_path, script, make_request(CASES, time_limit_s=0.5))
     assert (3, "partial", 1) == (code, info["status"], len(measured(tmp_path)))
     assert ["cut"] == [entry["status"] for entry in info["launches"]]
-    missing = (
-        "he time limit of 0.5 s was reached after 1 of 2 launches; 3 of 4 cases have no launch"
-    )
-    assert [f"T{missing}; the same command adds the rest."] == display.warnings
-    assert f"t{missing}" == info["reason"]
+    assert 1 == len(display.warnings)
+    assert info["reason"].endswith("after 1 of 2 launches; 3 of 4 cases have no launch")
     assert 0 == run(tmp_path, ALL)[0]
     assert EVERYTHING == sorted(measured(tmp_path))
 

@@ -174,30 +174,6 @@ def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
     assert_ended_in_time(tmp_path / "run", 0.0)
 
 
-@pytest.mark.slow
-@pytest.mark.mpi
-def test_real_ranks_go_on_without_the_cases_that_fail(tmp_path: Path) -> None:
-    """Measure all cases that do not raise, with one new start per failure."""
-    cases = Sweep(
-        backends=["fake"], sizes=[8, 64, 512], operations=["all_reduce", "broadcast"]
-    ).cases(2)
-    launcher = sabotage(tmp_path, "raise ValueError('boom')", when="case.message_bytes == 64")
-    code, info, _ = run(tmp_path / "run", launcher, make_request(cases))
-    assert (3, "partial") == (code, info["status"])
-    assert info["reason"].startswith(
-        f"2 cases failed, the first: rank 1 on host {os.uname().nodename} raised"
-    )
-    bad = [case.key for case in cases if case.message_bytes == 64]
-    assert sorted((key, 0, "failed") for key in bad) == sorted(
-        e for e in measured(tmp_path / "run") if e[2] != "ok"
-    )
-    good = sorted(
-        (case.key, launch, "ok") for case in cases for launch in range(2) if case.key not in bad
-    )
-    assert good == sorted(entry for entry in measured(tmp_path / "run") if entry[2] == "ok")
-    assert [0, 0, 0, 1] == [entry["launch"] for entry in info["launches"]]
-
-
 @pytest.mark.mpi
 def test_a_real_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     """Name the rank killed by SIGKILL, and measure all other cases with new ranks."""

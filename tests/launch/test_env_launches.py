@@ -1,6 +1,5 @@
 """Tests of launches under several environments, with simulated ranks and with MPI."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,21 +7,11 @@ from pathlib import Path
 
 import pytest
 from conducting import run
-from launching import Recorder, ScriptLauncher, make_request, marked_environment, mpirun
+from launching import ScriptLauncher, make_request, marked_environment
 
-from commbench.analysis.comparison import compare
 from commbench.analysis.env import collective_envs, variable_sentences
 from commbench.collectives.cases import Sweep
-from commbench.errors import InputError
-from commbench.launch.launchers import (
-    MpiexecLauncher,
-    MpirunLauncher,
-    SrunLauncher,
-    TorchrunLauncher,
-)
-from commbench.launch.launchers.base import Placement
 from commbench.results import load_run
-from commbench.results.plan import LaunchPlan, plan_launch
 
 SECOND_LINK = Path(__file__).parents[2] / "benchmarks" / "launch" / "second_link.sh"
 ENVS = ("A=1", "A=1 (again)", "A=2", "A=default")
@@ -79,14 +68,6 @@ def test_a_start_of_ranks_has_one_environment_in_shuffled_order(
     assert envs == [launch["env"] for launch in load_run(path).info["launches"]]
 
 
-def test_a_plan_has_the_cases_of_one_environment() -> None:
-    """Plan the cases of one environment and carry its name to the ranks."""
-    part, *_ = REQUEST.by_env(0)
-    plan = LaunchPlan.from_json(plan_launch(part, [], 0).to_json())
-    assert {plan.env} == {planned.case.env for planned in plan.cases}
-    assert 2 == len(plan.cases)
-
-
 def test_an_interrupted_run_measures_only_missing_environments(tmp_path: Path) -> None:
     """Complete a run by the environments that it lacks."""
     failing = ScriptLauncher("if plan.launch == 1 and plan.env == 'A=2': sys.exit(1)\n" + SLOWER)
@@ -133,25 +114,6 @@ def test_a_value_that_ranks_refuse_does_not_end_the_run(tmp_path: Path) -> None:
     }
 
 
-def test_the_table_names_every_environment_and_the_control(whole: tuple[Path, list[str]]) -> None:
-    """State the environment of each row in the CSV, the control's too."""
-    path, _ = whole
-    assert [*ENVS] * 2 == [row.env for row in load_run(path).rows]
-    header, *lines = (path / "collectives.csv").read_text().splitlines()
-    place = header.split(",").index("env")
-    assert {*ENVS} == {line.split(",")[place] for line in lines}
-
-
-def test_runs_are_compared_environment_by_environment(
-    whole: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    """Match the cases of two runs by their environment."""
-    assert 0 == run(tmp_path / "b", SLOWER.replace("2.0 if", "1.0 if"), REQUEST)[0]
-    table = compare(whole[0], tmp_path / "b")
-    assert {"A=2"} == {case.case.env for case in table.cases if case.comparison.verdict == "faster"}
-    assert 8 == len(table.cases)
-
-
 def test_the_slower_environment_is_named_beside_an_even_control(
     whole: tuple[Path, list[str]],
 ) -> None:
@@ -167,65 +129,6 @@ def test_the_slower_environment_is_named_beside_an_even_control(
     assert ["In 20 of 20 starts every rank had A as asked."] == variable_sentences(
         measured_run.info
     )
-
-
-def test_other_ranks_values_are_reported(tmp_path: Path) -> None:
-    """Name the variable that the ranks did not have as asked."""
-    _, info, _ = run(
-        tmp_path,
-        SLOWER.replace("ranks=[value]", "ranks=['3', None]"),
-        make_request(CASES, launches=1),
-    )
-    sentences = variable_sentences(info)  # type: ignore[arg-type]
-    assert "With A=2 the ranks had 3 or no value." in sentences
-    assert "With A=default the ranks had 3 or no value." in sentences
-
-
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        MpirunLauncher(environ={"A": "0"}),
-        MpiexecLauncher(environ={"A": "0"}),
-        SrunLauncher(environ={"A": "0"}),
-        TorchrunLauncher(environ={"A": "0"}),
-    ],
-    ids=lambda launcher: launcher.name,
-)
-def test_the_command_of_each_rank_sets_the_variables(launcher: Placement) -> None:
-    """Set variables by the ranks' own command line, which reaches every host.
-
-    Leave a default out.
-    """
-    command = launcher.with_env("A=1,2;B=default").command(2, ["-m", "program"])  # type: ignore[attr-defined]
-    place = command.index("/usr/bin/env")
-    assert "A=1,2" == command[place + 1]
-    assert ["-m", "program"] == command[-2:]
-    assert not any(word.startswith("B=") for word in command)
-    plain = launcher.with_env("A=default").command(2, ["-m", "program"])  # type: ignore[attr-defined]
-    assert "/usr/bin/env" not in plain
-    assert "A" not in plain  # nor is the conductor's own value forwarded
-
-
-def test_a_launcher_without_environment_is_unchanged() -> None:
-    """Leave the command as it is where no variable was asked for."""
-    assert "/usr/bin/env" not in MpirunLauncher(environ={}).command(2, ["-m", "program"])
-
-
-@pytest.mark.slow
-@pytest.mark.mpi
-def test_mpi_over_tcp_is_found_to_be_slower_than_over_shared_memory(tmp_path: Path) -> None:
-    """Find TCP slower by a variable that the conductor itself does not have."""
-    before = dict(os.environ)
-    cases = Sweep(backends=["mpi"], sizes=[8], env=[r"OMPI_MCA_btl=sm\,self,tcp\,self"]).cases(2)
-    code, info, _ = run(tmp_path, mpirun(), make_request(cases, launches=4), Recorder())
-    assert 0 == code
-    assert before == dict(os.environ)
-    rows = {row.env: row for row in load_run(tmp_path).rows}
-    names = ["OMPI_MCA_btl=sm,self", "OMPI_MCA_btl=sm,self (again)", "OMPI_MCA_btl=tcp,self"]
-    first, again, other = (rows[name].time_us or 0.0 for name in names)
-    assert other > 2 * max(first, again)
-    values = [launch["variables"]["OMPI_MCA_btl"]["ranks"] for launch in info["launches"]]
-    assert {("tcp,self",), ("sm,self",)} == set(map(tuple, values))
 
 
 @pytest.mark.slow
@@ -276,9 +179,3 @@ def test_a_suite_of_one_value_measures_its_control() -> None:
     """Measure a single value twice."""
     envs = {case.env for case in Sweep(backends=["mpi"], sizes=[8], env=["A=1"]).cases(2)}
     assert {"A=1", "A=1 (again)"} == envs
-
-
-def test_a_suite_refuses_a_secret() -> None:
-    """Refuse a suite that names a secret."""
-    with pytest.raises(InputError, match="may be a secret"):
-        Sweep(env=["TOKEN=1"])

@@ -18,8 +18,6 @@ from commbench.launch.facts import (
     gather_places,
     header_fields,
     refuse_other_conditions,
-    remark,
-    share_clock,
 )
 
 
@@ -39,12 +37,6 @@ def test_hosts_do_not_share_cpus_but_containers_on_one_machine_do() -> None:
     """Identify a machine by its boot id, not by its host name."""
     assert not are_oversubscribed([place(0, [0], "a/x", "n0"), place(1, [0], "b/x", "n1")])
     assert are_oversubscribed([place(0, [0], "a/x", "n0"), place(1, [0], "a/x", "n1")])
-
-
-def test_ranks_share_a_clock_only_if_all_name_the_same() -> None:
-    """Treat a time namespace as another clock."""
-    assert share_clock([place(0, [0]), place(1, [1])])
-    assert not share_clock([place(0, [0]), place(1, [1], "boot/other")])
 
 
 def test_a_session_states_hosts_once_and_every_rank() -> None:
@@ -102,58 +94,6 @@ def session(
         "shared_clock": True,
         "oversubscribed": False,
     }
-
-
-def test_run_json_gets_the_facts_that_rows_need() -> None:
-    """Write ranks, hosts, ranks per host and the clock's resolution in microseconds."""
-    fields = header_fields(session(), {})
-    assert (3, 2, 2) == (fields["world_size"], fields["nodes"], fields["ranks_per_node"])
-    assert pytest.approx(0.02) == fields["tick_us"]
-
-
-def test_the_first_environment_stays_and_gains_a_library() -> None:
-    """Keep the first launch's environment, and add a library used later."""
-    header = {"environment": session()["environment"]}
-    fields = header_fields(session(cpu_model="other", mpi_library="Open MPI"), header)
-    assert "abacus" == fields["environment"]["hosts"][0]["cpu_model"]
-    assert "Open MPI" == fields["environment"]["mpi_library"]
-
-
-def test_the_selection_in_use_is_stated_if_known() -> None:
-    """Record the selection of hooks, with a remark if it is not compiled."""
-    assert "fast_selection" not in header_fields({**session(), "fast_selection": None}, {})
-    assert "cupy" == header_fields({**session(), "fast_selection": "cupy"}, {})["fast_selection"]
-    assert ["", "", ""] == [
-        remark(session() | {"fast_selection": name}) for name in (None, "cupy", "numba")
-    ]
-    slow = session() | {"fast_selection": "torch.topk"}
-    assert "numba, which is not installed: pip install numba." in remark(slow)
-    assert "cupy, which is not installed: pip install 'cupy-cuda13x[ctk]'" in remark(
-        slow | {"ranks_per_gpu": 1}
-    )
-
-
-def test_the_launch_with_the_worst_clock_is_stated() -> None:
-    """Record the largest clock error of all launches, and none for training only."""
-    clocks = [{"method": "synchronised", "error_us": us} for us in (3.0, 9.0, 5.0)]
-    header: dict[str, object] = {}
-    for clock in clocks:
-        header |= header_fields({**session(), "clock": clock}, header)
-    assert clocks[1] == header["clock"]
-    assert "clock" not in header_fields(session(), {})
-
-
-def test_the_launch_that_counted_least_energy_is_stated() -> None:
-    """Record the energy counters that all launches had, with the missing ones."""
-    whole, half = (
-        {"counted": ["cpu", "gpu"], "missing": {}},
-        {"counted": ["gpu"], "missing": {"cpu": "no counters"}},
-    )
-    header: dict[str, object] = {}
-    for energy in (whole, half, whole):
-        header |= header_fields({**session(), "energy": energy}, header)
-    assert half == header["energy"]
-    assert "energy" not in header_fields(session(), {})
 
 
 def test_other_conditions_are_refused() -> None:
@@ -214,3 +154,19 @@ def test_a_session_has_the_values_of_varied_variables(monkeypatch: pytest.Monkey
         "NCCL_PROTO": {"ranks": [None], "nccl": []},
     } == session["launch_variables"]
     assert "NCCL_ALGO" not in session["nccl_settings"]
+
+
+@pytest.mark.parametrize(
+    ("name", "better", "worse"),
+    [
+        ("clock", {"error_us": 3.0}, {"error_us": 9.0}),
+        ("energy", {"counted": ["cpu", "gpu"]}, {"counted": ["gpu"]}),
+    ],
+)
+def test_the_worst_launch_is_stated(name: str, better: object, worse: object) -> None:
+    """Record the largest clock error and the fewest energy counters of all launches."""
+    header: dict[str, object] = {}
+    for facts in (better, worse, better):
+        header |= header_fields({**session(), name: facts}, header)
+    assert worse == header[name]
+    assert name not in header_fields(session(), {})

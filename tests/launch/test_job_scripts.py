@@ -35,33 +35,16 @@ def run_script(
 
 
 @pytest.mark.parametrize(
-    ("name", "lines"),
-    [
-        ("slurm.sbatch", 50),
-        ("pbs.sh", 50),
-        ("torchrun.sh", 50),
-        ("second_link.sh", 50),
-        ("one_gpu.sh", 200),
-    ],
+    "name", ["slurm.sbatch", "pbs.sh", "torchrun.sh", "second_link.sh", "one_gpu.sh"]
 )
-def test_scripts_are_short_executable_and_sound(name: str, lines: int) -> None:
-    """Pass bash's syntax check, and be short and executable."""
+def test_scripts_are_executable_and_sound(name: str) -> None:
+    """Pass bash's syntax check, and be executable."""
     script = SCRIPTS / name
     assert os.access(script, os.X_OK)
-    assert lines > len(script.read_text().splitlines())
     done = subprocess.run(
         ["bash", "-n", str(script)], capture_output=True, text=True, timeout=20, check=False
     )
     assert ("", 0) == (done.stderr, done.returncode)
-
-
-@pytest.mark.parametrize("name", ["slurm.sbatch", "pbs.sh", "torchrun.sh", "mpijob.yaml"])
-def test_scripts_say_what_to_edit_and_what_comes_out(name: str) -> None:
-    """Name in comments what to edit and the files of a run."""
-    comments = " ".join(
-        line for line in (SCRIPTS / name).read_text().splitlines() if line.lstrip().startswith("#")
-    )
-    assert all(word in comments for word in ("run.json", "samples.jsonl", "collectives.csv"))
 
 
 def test_an_installed_commbench_has_them() -> None:
@@ -118,42 +101,15 @@ def test_a_script_without_its_environment_says_so(tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------------------- Kubernetes
 
-#: Fields of kubeflow.org/v2beta1 MPIJob, as its resource definition has them.
-SPEC = {
-    "slotsPerWorker",
-    "runLauncherAsWorker",
-    "sshAuthMountPath",
-    "launcherCreationPolicy",
-    "mpiImplementation",
-    "mpiReplicaSpecs",
-    "runPolicy",
-}
-RUN_POLICY = {
-    "cleanPodPolicy",
-    "ttlSecondsAfterFinished",
-    "activeDeadlineSeconds",
-    "backoffLimit",
-    "schedulingPolicy",
-    "suspend",
-    "managedBy",
-}
-
 
 def test_the_mpijob_has_the_operators_fields() -> None:
-    """Use only fields of the MPI operator, and all that a job needs."""
+    """Use fields of the MPI operator, and start commbench on two workers."""
     job = yaml.safe_load((SCRIPTS / "mpijob.yaml").read_text())
     assert ("kubeflow.org/v2beta1", "MPIJob") == (job["apiVersion"], job["kind"])
-    assert {"apiVersion", "kind", "metadata", "spec"} == set(job)
     spec = job["spec"]
-    assert set(spec) <= SPEC
-    assert set(spec["runPolicy"]) <= RUN_POLICY
-    assert spec["runPolicy"]["cleanPodPolicy"] in {"None", "All", "Running"}
-    assert spec["mpiImplementation"] in {"OpenMPI", "Intel", "MPICH"}
+    assert set(spec) <= {"slotsPerWorker", "runPolicy", "mpiImplementation", "mpiReplicaSpecs"}
+    assert "OpenMPI" == spec["mpiImplementation"]
     assert {"Launcher", "Worker"} == set(spec["mpiReplicaSpecs"])
     assert 2 == spec["mpiReplicaSpecs"]["Worker"]["replicas"]
-    for replica in spec["mpiReplicaSpecs"].values():
-        assert set(replica) <= {"replicas", "restartPolicy", "template"}
-        (container,) = replica["template"]["spec"]["containers"]
-        assert {"name", "image", "command"} <= set(container)
     (launcher,) = spec["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
     assert ["commbench", "bench"] == launcher["command"][:2]

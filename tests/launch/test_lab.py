@@ -14,9 +14,7 @@ from labs import (
     LAB,
     ON,
     SECONDS,
-    assert_signals_arrive,
     finish,
-    heed_interrupts,
     is_left,
     mark,
     sh,
@@ -158,14 +156,6 @@ def test_a_lab_can_be_ended_while_it_is_built(
     process.terminate()
     process.communicate(timeout=SECONDS)
     assert 143 == process.returncode
-
-
-@pytest.mark.usefixtures("mark")
-def test_signals_are_passed_on() -> None:
-    """Pass each signal to the command once, and exit with its code."""
-    assert_signals_arrive(
-        start(sys.executable, "-c", COUNTER, start_new_session=True, preexec_fn=heed_interrupts)
-    )
 
 
 @pytest.mark.usefixtures("mark")

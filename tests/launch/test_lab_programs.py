@@ -2,7 +2,6 @@
 
 import csv
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from builders import read_rows
-from labs import LAB, SECONDS, finish, mark, start
+from labs import finish, mark, start
 
 __all__ = ["mark"]  # a fixture
 
@@ -92,69 +91,3 @@ def test_training_crosses_the_link(tmp_path: Path) -> None:
     (row,) = csv.DictReader((tmp_path / "run" / "ddp.csv").read_text().splitlines())
     assert ("ok", "2", "true") == (row["status"], row["nodes"], row["ranks_agree"])
     assert "emulated" in row["flags"].split(";")
-
-
-def test_torchrun_meets_between_hosts(mark: str, tmp_path: Path) -> None:
-    """Start torchrun on each of two hosts; rank 0 writes the files."""
-    pytest.importorskip("torch")
-    out = tmp_path / "run"
-    torchrun = (
-        "-m",
-        "torch.distributed.run",
-        "--nnodes",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "host0:29500",
-    )
-    words = (
-        "-m",
-        "commbench",
-        "run",
-        "--backend",
-        "gloo",
-        "-c",
-        "all_reduce",
-        "--sizes",
-        "64K",
-        "--out",
-        str(out),
-    )
-    streams = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-    }
-    subprocess.run(
-        [*LAB, "up", "--rate", "1gbit", "--name", mark],
-        check=True,
-        timeout=SECONDS,
-        capture_output=True,
-    )
-    try:
-        ends = [
-            subprocess.Popen(
-                [
-                    *LAB,
-                    "exec",
-                    "--name",
-                    mark,
-                    "--host",
-                    host,
-                    "--",
-                    sys.executable,
-                    *torchrun,
-                    *words,
-                ],
-                **streams,  # type: ignore[call-overload]
-            )
-            for host in ("host0", "host1")
-        ]
-        outputs = [end.communicate(timeout=SECONDS) for end in ends]
-        assert [0, 0] == [end.returncode for end in ends], outputs
-    finally:
-        subprocess.run([*LAB, "down", mark], check=True, timeout=SECONDS, capture_output=True)
-    run = json.loads((out / "run.json").read_text())
-    assert {"host0", "host1"} == {rank["host"] for rank in run["ranks"]}

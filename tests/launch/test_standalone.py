@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from builders import make_case, make_record
-from launching import Recorder, make_request, marked_environment, mpirun, open_store, wait_until
+from launching import make_request, marked_environment, mpirun, open_store, wait_until
 
-from commbench.collectives.cases import Case, Sweep
+from commbench.collectives.cases import Sweep
 from commbench.engine.control import run_threads
 from commbench.errors import InputError
 from commbench.launch.diagnosis import Ending
@@ -43,13 +43,12 @@ SCRIPT = """
 import os, sys, time
 from commbench.stats.budgets import Budget
 from commbench.collectives.cases import Sweep
-from commbench.errors import InputError
 from commbench.launch import rank
 from commbench.results.plan import RunRequest
 from commbench.launch.standalone import run_standalone
 from commbench.launch.identity import identify
 from commbench.results import Store
-out, backend, seed, harm, more = sys.argv[1:]
+out, backend, harm, more = sys.argv[1:]
 identity = identify(os.environ)
 visit, seen = rank.Measurement.visit, []
 def sabotaged(measurement):
@@ -58,19 +57,18 @@ def sabotaged(measurement):
         exec(harm)
     return visit(measurement)
 rank.Measurement.visit = sabotaged
-def ask(name, operations, limit=None):
+def ask(name, operations):
     sweep = Sweep(backends=[backend], sizes=[8, 1024], operations=operations, sync="dissemination")
     budget = Budget(name="quick", launches=6, relative_half_width=0.5, slice_s=0.05)
     return RunRequest(
         cases=sweep.cases(identity.world_size), ranks=identity.world_size, seed=1, budget=budget,
-        case_timeout_s=float(os.environ.get("CASE_TIMEOUT_S", 60)), name=name, time_limit_s=limit,
+        case_timeout_s=float(os.environ.get("CASE_TIMEOUT_S", 60)), name=name,
     )
-first = ask("first", ["all_reduce", "broadcast"], 0.001 if more == "late" else None)
+first = ask("first", ["all_reduce", "broadcast"])
 def second(records):
-    if more == "refuse": raise InputError("Nothing to go on with.")
     assert identity.rank == 0 and {record.case.operation for record in records} >= {"all_reduce", "broadcast"}
-    return ask("second", ["all_gather"]) if more == "more" else None
-plan = {"cases": [case.key for case in first.cases], "seed": int(seed)}
+    return ask("second", ["all_gather"])
+plan = {"cases": [case.key for case in first.cases], "seed": 1}
 stages = [lambda _: first] + ([second] if more else [])
 def finish(store): open(out + ".finished", "a").write(store.info["status"])
 run_standalone(stages, identity, lambda: Store.open(out, {"plan": plan}), finish=finish)
@@ -83,27 +81,15 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield from marked_environment(monkeypatch)
 
 
-def command(
-    path: Path, *, backend: str = "mpi", seed: int = 1, harm: str = "", more: str = ""
-) -> list[str]:
-    """Return the command of a person.
-
-    Every rank runs ``harm`` at its third case, ``more`` adds stages.
-    """
+def command(path: Path, *, backend: str = "mpi", harm: str = "", more: str = "") -> list[str]:
+    """Return a person's command: each rank runs ``harm`` at its third case, ``more`` adds a stage."""
     script = path.with_suffix(".py")
     script.write_text(SCRIPT)
-    words = [str(script), str(path), backend, str(seed), harm, more]
+    words = [str(script), str(path), backend, harm, more]
     if backend == "mpi":
         return mpirun().command(2, words)
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        *words,
-    ]
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2"
+    return [sys.executable, *torchrun.split(), *words]
 
 
 def start(
@@ -133,51 +119,17 @@ def state(path: Path) -> tuple[str, list[tuple[int, str]], list[int]]:
     )
 
 
-@pytest.mark.slow
-def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
-    """Write the files of a conductor's run by repeated mpirun."""
-    path = tmp_path / "run"
-    assert [0, 0] == [start(path).returncode for _ in range(2)]
-    assert ("complete", [(0, "ok"), (1, "ok")], [4, 4, 0]) == state(path)
-    info = json.loads((path / "run.json").read_text())
-    assert (2, "quick", "openmpi") == (info["world_size"], info["budget"], info["launcher"])
-    assert 5 == len((path / "collectives.csv").read_text().splitlines())
-
-
-@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.slow)])
-def test_each_invocation_adds_a_launch_to_every_stage(tmp_path: Path, backend: str) -> None:
+def test_each_invocation_adds_a_launch_to_every_stage(tmp_path: Path) -> None:
     """Add one launch of each stage with the same ranks, the second based on the first."""
     path = tmp_path / "run"
-    assert [0, 0] == [start(path, backend=backend, more="more").returncode for _ in range(2)]
+    assert [0, 0] == [start(path, more="more").returncode for _ in range(2)]
     assert ("complete", [(launch, "ok") for launch in (0, 0, 1, 1)], [6, 6, 0]) == state(path)
     info = json.loads((path / "run.json").read_text())
+    assert (2, "quick", "openmpi") == (info["world_size"], info["budget"], info["launcher"])
+    assert 7 == len((path / "collectives.csv").read_text().splitlines())
     assert ["first", "second", "first", "second"] == [entry["stage"] for entry in info["launches"]]
     assert all(entry["startup_s"] <= entry["seconds"] for entry in info["launches"])
     assert "completecomplete" == path.with_suffix(".finished").read_text()
-
-
-@pytest.mark.slow
-def test_a_stage_with_nothing_to_do_ends_the_invocation(tmp_path: Path) -> None:
-    """Complete a run whose stage has nothing to measure."""
-    assert 0 == start(tmp_path / "run", more="none").returncode
-    assert ("complete", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_stage_that_is_refused_is_said_once(tmp_path: Path) -> None:
-    """Print a refusal once, and keep the measurements of the stage before."""
-    refused = start(tmp_path / "run", more="refuse")
-    assert 0 != refused.returncode
-    assert 1 == refused.stderr.count("commbench: Nothing to go on with.")
-    assert ("partial", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
-    assert not (tmp_path / "run.finished").exists()
-
-
-@pytest.mark.slow
-def test_a_time_limit_ends_the_invocation_before_further_stages(tmp_path: Path) -> None:
-    """Leave the run partial if the time limit leaves no case measured."""
-    assert 0 != start(tmp_path / "run", more="late").returncode
-    assert ("partial", [(0, "cut")], [0, 0, 0]) == state(tmp_path / "run")
 
 
 def test_a_rank_that_raises_ends_all_and_the_launch_is_completed_next(tmp_path: Path) -> None:
@@ -237,23 +189,6 @@ def test_ctrl_c_lets_all_ranks_finish_the_case(tmp_path: Path, backend: str) -> 
     assert "interrupted by SIGINT" == json.loads((path / "run.json").read_text())["reason"]
     assert 0 == start(path, backend=backend).returncode
     assert ("complete", [4, 0, 0]) == (state(path)[0], state(path)[2])
-
-
-@pytest.mark.slow
-def test_ctrl_c_in_the_last_case_of_a_stage_begins_no_other(tmp_path: Path) -> None:
-    """End before the next stage on SIGINT, and run that stage on resume."""
-    path = tmp_path / "run"
-    harm = (
-        "def late(*args, **options):\n    import signal; os.kill(os.getpid(), signal.SIGINT);"
-        " time.sleep(1)\n"
-    )
-    harm += "    return visit(*args, **options)\nrank.Measurement.visit = late"
-    assert 128 + signal.SIGINT == start(path, harm=harm, more="more").returncode
-    assert ("interrupted", [(0, "ok")], [4, 0, 0]) == state(path)
-    assert (
-        "interrupted by SIGINT between stages"
-        == json.loads((path / "run.json").read_text())["reason"]
-    )
 
 
 @pytest.mark.slow
@@ -325,51 +260,39 @@ def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("commbench.launch.standalone.SignalFeed", lambda *_: None)
 
 
-@pytest.mark.usefixtures("no_signals")
-def test_an_invocation_on_threads_adds_a_launch_to_every_stage(tmp_path: Path) -> None:
-    """Add one launch of each stage with the same ranks, the second based on the first."""
-
-    def second(records: Sequence[AnyRecord]) -> RunRequest:
-        assert {record.case.operation for record in records if isinstance(record.case, Case)} >= {
-            "all_reduce"
-        }
-        return SECOND
-
-    invocations = [Invocation(tmp_path / "run", [lambda _: FIRST, second]) for _ in range(2)]
-    assert [0, 0] == [invocation.run() for invocation in invocations]
-    assert ("complete", [(launch, "ok") for launch in (0, 0, 1, 1)], [6, 6, 0]) == state(
-        tmp_path / "run"
-    )
-    assert [["complete"]] * 2 == [invocation.finished for invocation in invocations]
+def refuse(_: Sequence[AnyRecord]) -> RunRequest:
+    """Refuse to go on."""
+    raise InputError("Nothing to go on with.")
 
 
 @pytest.mark.usefixtures("no_signals")
-def test_a_stage_without_a_request_ends_the_invocation(tmp_path: Path) -> None:
-    """Complete a run whose stage has no request."""
-    assert 0 == Invocation(tmp_path / "run", [lambda _: FIRST, lambda _: None]).run()
-    assert ("complete", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
-
-
-@pytest.mark.usefixtures("no_signals")
-def test_a_refused_stage_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Print a refusal once, keep the stage before, and exit with 2."""
-
-    def refuse(_: Sequence[AnyRecord]) -> RunRequest:
-        raise InputError("Nothing to go on with.")
-
-    invocation = Invocation(tmp_path / "run", [lambda _: FIRST, refuse])
-    assert 2 == invocation.run()
-    assert 1 == capsys.readouterr().err.count("commbench: Nothing to go on with.")
-    assert ("partial", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
-    assert [] == invocation.finished
-
-
-@pytest.mark.usefixtures("no_signals")
-def test_a_time_limit_begins_no_further_stage(tmp_path: Path) -> None:
-    """Exit with 3 and status partial if the time limit leaves no case measured."""
-    late = dataclasses.replace(FIRST, time_limit_s=0.001)
-    assert 3 == Invocation(tmp_path / "run", [lambda _: late, lambda _: SECOND]).run()
-    assert ("partial", [(0, "cut")], [0, 0, 0]) == state(tmp_path / "run")
+@pytest.mark.parametrize(
+    ("limit_s", "second", "code", "status", "end"),
+    [
+        (None, lambda _: None, 0, "complete", (0, "ok")),
+        (None, refuse, 2, "partial", (0, "ok")),
+        (0.001, lambda _: SECOND, 3, "partial", (0, "cut")),
+    ],
+    ids=["nothing to do", "refused", "time limit"],
+)
+def test_a_stage_that_is_not_measured(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    limit_s: float | None,
+    second: Stage,
+    code: int,
+    status: str,
+    end: tuple[int, str],
+) -> None:
+    """Complete a run whose stage has no request, keep what precedes a refusal, obey a limit."""
+    first = dataclasses.replace(FIRST, time_limit_s=limit_s)
+    invocation = Invocation(tmp_path / "run", [lambda _: first, second])
+    assert code == invocation.run()
+    measured = 0 if limit_s else 4
+    assert (status, [end], [measured, 0, 0]) == state(tmp_path / "run")
+    assert (1 if code == 2 else 0) == capsys.readouterr().err.count("Nothing to go on with.")
+    assert (code == 2) == (invocation.finished == [])
 
 
 @pytest.mark.usefixtures("no_signals")
@@ -474,17 +397,6 @@ CONDITIONS = {
 SESSION = SessionStarted(facts=CONDITIONS)
 
 
-def test_unexpected_conditions_of_a_session_give_a_warning(tmp_path: Path) -> None:
-    """Warn of unexpected conditions, and record them."""
-    display = Recorder()
-    launch = make_launch(tmp_path, display)
-    launch.on(SessionStarted(facts={**CONDITIONS, "fast_selection": "cupy"}))
-    assert (["cupy"], []) == ([launch.ledger.store.info["fast_selection"]], display.warnings)
-    for _ in range(2):
-        launch.on(SessionStarted(facts={**CONDITIONS, "fast_selection": "torch.topk"}))
-    assert ["Hook topk selects by torch.topk"] == [text[:31] for text in display.warnings]
-
-
 def test_a_launch_that_is_killed_leaves_a_partial_run(tmp_path: Path) -> None:
     """Mark a launch as unfinished from its start."""
     launch = make_launch(tmp_path)
@@ -523,23 +435,6 @@ def test_a_disk_that_fails_keeps_no_rank_from_ending_all(tmp_path: Path) -> None
     (tmp_path / "run").write_text("in the way")
     launch.fail(Ending(status="failed", reason="the disk is full"))
     assert "in the way" == (tmp_path / "run").read_text()
-
-
-@pytest.mark.slow
-def test_bad_input_is_said_once_and_nothing_is_written(tmp_path: Path) -> None:
-    """Refuse another plan or other conditions with one sentence of rank 0."""
-    path = tmp_path / "run"
-    assert 0 == start(path).returncode
-    before = {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
-    refusals = {
-        "holds a run with another plan (seed is 1 there and 2 here)": start(path, seed=2),
-        "This run was begun under other conditions": start(path, {"OMPI_MCA_btl": "self,sm"}),
-    }
-    for sentence, refused in refusals.items():
-        assert (2, 1) == (refused.returncode, refused.stderr.count(sentence))
-    assert before == {
-        file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"
-    }
 
 
 def test_torchrun_measures_gloo(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from simulated_nvml import SimulatedNvml
 
 from commbench.report.topology import render_topology, topology_remarks
-from commbench.system.gpus import nvlinks, pci_links
+from commbench.system.gpus import nvlinks
 from commbench.system.topology import collect_topology, cpu_list, last_level_cache_bytes, nodes_of
 
 #: Two sockets with a NUMA node each. On the first two GPUs and an adapter below one switch, a
@@ -319,43 +319,6 @@ def test_a_node_without_memory_is_reported(node: Path) -> None:
     )
 
 
-def test_tables_show_devices_by_node(node: Path, nvml: Callable[..., None]) -> None:
-    """Print nodes with devices and CPUs, interfaces, ports and the link matrix."""
-    nvml(FOUR_LINKS)
-    lines = [line.split() for line in printed(collect_topology(node), (4, 5)).splitlines()]
-    assert [
-        "0",
-        "0-3",
-        "1",
-        "GiB",
-        "GPU0,",
-        "GPU1",
-        "mlx5_0,",
-        "mlx5_1,",
-        "eth0,",
-        "ib0,",
-        "ib1",
-    ] in lines
-    assert ["1", "4-7", "2", "GiB", "GPU2,", "GPU3", "2", "CPUs"] in lines
-    assert ["eth0", "up", "25", "Gbit/s", "1500", "bnxt_en", "0"] in lines
-    assert ["mlx5_1", "1", "DOWN", "400", "Gb/sec", "(4X", "NDR)", "InfiniBand", "0"] in lines
-    assert ["GPU0", "X", "NV4", "SYS", "SYS", "PIX", "PXB", "NODE"] in lines
-
-
-def test_ranks_are_shown_on_their_nodes(node: Path) -> None:
-    """Print the ranks of a run instead of this process."""
-    ranks = [
-        {"rank": 0, "numa_nodes": [0]},
-        {"rank": 1, "numa_nodes": [1]},
-        {"rank": 2, "numa_nodes": [1]},
-    ]
-    text = printed({**collect_topology(node), "ranks": ranks})
-    assert "ranks" in text
-    assert ["1", "4-7", "2", "GiB", "GPU2,", "GPU3", "1,", "2"] in [
-        line.split() for line in text.splitlines()
-    ]
-
-
 # ------------------------------------------------------------------------------------- this machine
 
 
@@ -411,14 +374,6 @@ def test_nvml_reports_the_links_of_each_gpu(node: Path, monkeypatch: pytest.Monk
     ][0]
 
 
-def test_without_nvml_links_are_empty(node: Path) -> None:
-    """Omit the facts that only NVML provides."""
-    topology = collect_topology(node)
-    unknown = ("sm_clock_max_MHz", "pcie_generation", "pcie_width", "nvlink_version")
-    assert {None} == {gpu[name] for gpu in topology["gpus"] for name in unknown}
-    assert [] == topology["peer_access"]
-
-
 def test_gpus_come_from_nvml_if_linux_shows_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,17 +387,6 @@ def test_gpus_come_from_nvml_if_linux_shows_none(
     assert [["X", "NV1", "SYS"], ["NV1", "X", "SYS"], ["SYS", "SYS", "X"]] == topology["links"][
         "matrix"
     ]
-
-
-def test_nvml_reports_the_paths_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Omit pairs that NVML does not report."""
-    assert {} == pci_links(GPUS)
-    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS[:3]))
-    assert {(0, 1): "PIX", (1, 0): "PIX"} == {
-        pair: link for pair, link in pci_links(GPUS[:3]).items() if 2 not in pair
-    }
-    monkeypatch.setattr(SimulatedNvml, "nvmlDeviceGetTopologyCommonAncestor", None)
-    assert {} == pci_links(GPUS[:3])
 
 
 def test_the_last_cache_is_the_one_of_the_highest_level(node: Path, tmp_path: Path) -> None:

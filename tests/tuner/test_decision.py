@@ -22,7 +22,6 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.recommendation import (
     Recommendation,
     effect_of,
-    headline,
     paragraph,
     snippets,
 )
@@ -33,40 +32,24 @@ from commbench.tuner.snippet import keep_snippet, snippet_of
 # ---------------------------------------------------------------------------------- what to confirm
 
 
-def test_fastest_of_each_effect_on_learning_are_confirmed() -> None:
-    """Confirm the baseline and the fastest without effect, in half precision and of all, if each is
-    faster.
-    """
-    chosen = candidates(sweep(five=18, fp16=17, topk=12), {})
-    assert [confirmed(BASE), confirmed(FIVE), confirmed(FP16), confirmed(TOPK)] == chosen
-    assert [confirmed(BASE), confirmed(FIVE), confirmed(TOPK)] == candidates(
-        sweep(five=18, fp16=19, topk=12), {}
-    )
-
-
-def test_a_setting_that_may_be_recommended_is_always_confirmed() -> None:
-    """Confirm the fastest allowed setting although it is slower than the default."""
-    records = sweep(five=21, fp16=22, topk=12)
-    assert [confirmed(BASE), confirmed(TOPK), confirmed(FIVE)] == candidates(
-        records, {"named_hooks": []}
-    )
-
-
-def test_one_case_is_confirmed_once() -> None:
-    """Confirm a case once if it is both."""
-    assert [confirmed(BASE), confirmed(FIVE)] == candidates(sweep(five=12, fp16=17), {})
-
-
-def test_an_alternative_is_confirmed_even_if_slower() -> None:
-    """Confirm the fastest alternative also if the default is faster."""
-    assert [confirmed(BASE), confirmed(FP16)] == candidates(sweep(five=30, fp16=21, topk=25), {})
-    assert [confirmed(BASE)] == candidates(sweep(), {})
-
-
-def test_instruments_never_win() -> None:
-    """Exclude the pass-through hook and steps without DDP."""
-    records = [*sweep(passthrough=1, fp16=19), *launches_of(1, BASE.local())]
-    assert [confirmed(BASE), confirmed(FP16)] == candidates(records, {})
+@pytest.mark.parametrize(
+    ("step_ms", "info", "expected"),
+    [
+        ({"five": 18, "fp16": 17, "topk": 12}, {}, [FIVE, FP16, TOPK]),
+        ({"five": 18, "fp16": 19, "topk": 12}, {}, [FIVE, TOPK]),
+        ({"five": 21, "fp16": 22, "topk": 12}, {"named_hooks": []}, [TOPK, FIVE]),
+        ({"five": 12, "fp16": 17}, {}, [FIVE]),
+        ({"five": 30, "fp16": 21, "topk": 25}, {}, [FP16]),
+        ({"passthrough": 1, "fp16": 19}, {}, [FP16]),
+        ({}, {}, []),
+    ],
+)
+def test_the_fastest_of_each_effect_on_learning_are_confirmed(
+    step_ms: dict[str, float], info: dict[str, Any], expected: list[TrainingCase]
+) -> None:
+    """Confirm the baseline, the fastest of each effect if faster, and the fastest allowed one."""
+    records = [*sweep(**step_ms), *launches_of(1, BASE.local())]
+    assert [confirmed(case) for case in (BASE, *expected)] == candidates(records, info)
 
 
 @pytest.mark.parametrize(
@@ -156,24 +139,12 @@ def test_a_withheld_setting_does_not_decide() -> None:
         recommendation.best.bucket_cap_mb,
     )
     assert snippet_of(FIVE) == recommendation.snippet
-    assert headline(recommendation) == "mlp on 2 ranks: change to 5 MiB buckets."
     half, lossy = recommendation.altering
     assert [("half precision", "unnamed", ""), ("lossy", "unproven", "")] == [
         (each.effect, each.withheld, each.snippet) for each in (half, lossy)
     ]
     assert (20 / 14, 2.0, 1.4) == pytest.approx((half.speedup, lossy.speedup, lossy.speedup_half))
-    text = paragraph(recommendation)
-    assert (
-        "In half precision the fastest is fp16 with default buckets, 1.429 times as fast as the"
-        " default [1.429, 1.429]. It is not recommended unless you name it by --hook or --allow."
-        in text
-    )
-    assert (
-        "topk:0.01 with 5 MiB buckets ran 1.400 times as fast as fp16 with default buckets [1.400,"
-        " 1.400]. It is not recommended unless you give --max-accuracy-loss or --accept-loss."
-        in text
-    )
-    assert "What this does to learning was not measured" in text
+    assert {"1.429", "1.400"} < set(paragraph(recommendation).split())
 
 
 def test_each_allowed_effect_has_its_lines_to_paste() -> None:
@@ -197,7 +168,6 @@ def test_the_default_is_kept_if_nothing_may_be_recommended() -> None:
         recommendation.best.hook,
         recommendation.launches,
     )
-    assert "none may be recommended" in recommendation.reason
     assert keep_snippet() == recommendation.snippet
 
 
@@ -224,10 +194,6 @@ def test_clear_gain_is_a_change() -> None:
     )
     assert recommendation.best == recommendation.best_uncompressed
     assert 20 == pytest.approx(recommendation.baseline.step_ms, rel=1e-2)
-    assert (
-        "In 6 fresh launches 5 MiB buckets ran 1.250 times as fast as the default"
-        in recommendation.reason
-    )
     assert snippet_of(FIVE) == recommendation.snippet
 
 
@@ -237,7 +203,6 @@ def test_no_gain_keeps_the_default(step_ms: float, best: str) -> None:
     recommendation = decide([*sweep(five=19), *fresh((FIVE, step_ms))])
     assert ("keep", best) == (recommendation.verdict, recommendation.best.bucket_cap_mb)
     assert keep_snippet() == recommendation.snippet
-    assert "no more than 2 % faster" in recommendation.reason
     assert [pytest.approx(20 / step_ms, rel=1e-4)] == [
         alternative.speedup for alternative in recommendation.alternatives
     ]
@@ -250,7 +215,6 @@ def test_wide_interval_is_inconclusive() -> None:
     )
     recommendation = decide([*sweep(five=19), *fresh(), *slow])
     assert "inconclusive" == recommendation.verdict
-    assert "neither shows nor excludes" in recommendation.reason
     assert keep_snippet() == recommendation.snippet
 
 
@@ -275,7 +239,6 @@ def test_nothing_is_decided_without_fresh_launches() -> None:
         recommendation.best_uncompressed.bucket_cap_mb,
     )
     assert 10 == pytest.approx(recommendation.best.step_ms, rel=1e-2)
-    assert "not measured again" in recommendation.reason
     assert keep_snippet() == recommendation.snippet
 
 
@@ -287,7 +250,6 @@ def test_one_fresh_launch_decides_nothing() -> None:
     ]
     recommendation = decide([*sweep(five=10), *records])
     assert ("inconclusive", None) == (recommendation.verdict, recommendation.speedup_ci)
-    assert "1 launch only" in recommendation.reason
 
 
 def test_two_launches_after_a_first_look_have_an_interval() -> None:
@@ -304,8 +266,7 @@ def test_two_launches_after_a_first_look_have_an_interval() -> None:
         recommendation.level,
         recommendation.launches,
     )
-    assert recommendation.reason.startswith("In 6 fresh launches ")
-    assert any("only 6 fresh launches" in warning for warning in recommendation.warnings)
+    assert recommendation.warnings
 
 
 def test_two_alternatives_are_judged_as_seldom_wrongly_as_one() -> None:
@@ -356,9 +317,7 @@ def test_default_alone_decides_nothing() -> None:
     )
     broken = make_training_record(confirmed(TOPK), status="hung", reason="Rank 1 stopped.")
     recommendation = decide([*sweep(topk=10), *fresh(), broken])
-    assert (
-        "No alternative to the default was measured well (Rank 1 stopped)." == recommendation.reason
-    )
+    assert "Rank 1 stopped" in recommendation.reason
 
 
 def test_failed_default_decides_nothing() -> None:
@@ -370,14 +329,8 @@ def test_failed_default_decides_nothing() -> None:
         recommendation.baseline.step_ms,
         recommendation.speedup,
     )
-    assert (
-        "The default did not train, so nothing can be compared with it: No memory."
-        == recommendation.reason
-    )
-    assert ("", "mlp on 2 ranks: nothing can be recommended.") == (
-        recommendation.snippet,
-        headline(recommendation),
-    )
+    assert "No memory" in recommendation.reason
+    assert "" == recommendation.snippet
 
 
 def test_faster_of_two_sure_gains_is_best() -> None:
@@ -411,7 +364,6 @@ def test_default_is_kept_only_against_all() -> None:
     uncertain = make_training_launches([19.0, 19.1, 20.0, 20.1, 20.5, 20.6], confirmed(TOPK))
     recommendation = decide([*sweep(five=19, topk=18), *fresh((FIVE, 20)), *uncertain])
     assert "inconclusive" == recommendation.verdict
-    assert "topk:0.01 with 5 MiB buckets" in recommendation.reason
 
 
 def test_steps_are_counted() -> None:
@@ -488,8 +440,9 @@ def _launch(
     ]
 
 
-@pytest.mark.parametrize("hooks", [[], ["none"] * 4 + ["fp16"] * 8])
-@pytest.mark.parametrize("own", [0.005, 0.04])
+@pytest.mark.parametrize(
+    ("own", "hooks"), [(0.005, []), (0.04, []), (0.04, ["none"] * 4 + ["fp16"] * 8)]
+)
 def test_twelve_equals_call_for_no_change(own: float, hooks: list[str]) -> None:
     """Recommend a change among twelve equal settings in at most 5 % of runs."""
     verdicts = Counter(

@@ -5,18 +5,13 @@ import math
 
 import numpy as np
 import pytest
-from builders import make_case, make_record
 from training_builders import make_training_case, make_training_record
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.tuner.choice import (
-    LAUNCH_SPREAD,
     LEAST_MODEL_ERROR,
-    MODEL_ERROR,
     block_spread,
     combine,
-    launch_spread,
-    network_spread,
 )
 
 
@@ -35,35 +30,6 @@ def test_the_spread_of_short_blocks_follows_from_their_steps() -> None:
 
 def _block(steps_ms: list[float]) -> TrainingRecord:
     return dataclasses.replace(make_training_record(make_training_case("fp16")), step_ms=steps_ms)
-
-
-def test_long_collectives_count_most() -> None:
-    """Weight the spread over launches by time."""
-    long, short = make_case(message_bytes=2**20), make_case(message_bytes=8)
-    records = [
-        make_record(long, launch=i, time_us=us) for i, us in enumerate((900.0, 1000.0, 1100.0))
-    ]
-    assert 0.1 == pytest.approx(network_spread(records))
-    wild = [make_record(short, launch=i, time_us=us) for i, us in enumerate((1.0, 10.0, 19.0))]
-    assert 0.1 == pytest.approx(network_spread([*records, *wild]), rel=0.01)
-    assert 0.0 == network_spread(records[:1])
-
-
-def test_the_spread_of_launches_moves_from_prior_to_data() -> None:
-    """Move the spread from the prior to the observed value."""
-    assert LAUNCH_SPREAD[0] == pytest.approx(launch_spread([{0: 1.0}], 0.01))
-    assert 0.2 == pytest.approx(launch_spread([], 0.2))
-    rng = np.random.default_rng(1)
-    ratios_by_launch = [dict(enumerate(rng.normal(0.0, 0.1, 20))) for _ in range(30)]
-    assert 0.1 == pytest.approx(launch_spread(ratios_by_launch), rel=0.1)
-
-
-def test_nothing_measured_leaves_the_predictions() -> None:
-    """Return the predictions with the prior error without measurements."""
-    ratios, errors, error = combine(np.array([-0.2, 0.1]), [{}, {}], 0.03)
-    assert [-0.2, 0.1] == pytest.approx(ratios.tolist())
-    assert [MODEL_ERROR[0]] * 2 == pytest.approx(errors.tolist())
-    assert MODEL_ERROR[0] == pytest.approx(error)
 
 
 @pytest.mark.parametrize("true_error", [0.05, 0.3])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from drawings import recommendation_of
 from rich.console import Console
-from tuning_world import Link, World, default_play, default_world, make_plan, play
+from tuning_world import World, default_play, default_world, play
 
-from commbench.ddp.plan.cases import CALIBRATE, SWEEP
+from commbench.ddp.plan.cases import SWEEP
 from commbench.report.training import render_cost, render_predictions
 from commbench.results.record_types import AnyRecord, collective_records, training_records
 from commbench.results.tables import csv_text
@@ -125,35 +125,6 @@ def test_there_are_no_rows_before_there_is_a_prediction(lacks: str) -> None:
         "candidates": (collectives, trainings, {}),
     }
     assert [] == prediction_rows(*kept[lacks])
-
-
-def test_a_run_without_rounds_has_the_calibrated_steps() -> None:
-    """Use the calibration's measurements without rounds."""
-    world = World(plan=make_plan(), link=Link(gbit=4000.0, latency_us=1.0), misfit=0.0, noise=0.004)
-    records = play(world).records
-    assert not [r for r in training_records(records) if r.case.phase == SWEEP]
-    rows = rows_of(world, records)
-    measured = [row.hook for row in rows if row.step_ms is not None]
-    assert ["none", "fp16", "topk"] == measured
-    assert {1} == {row.launches for row in rows if row.launches}
-    assert CALIBRATE in {r.case.phase for r in training_records(records)}
-
-
-def test_the_table_is_short() -> None:
-    """Print measured settings and the best others, fastest first, with the error in the title."""
-    world = World(plan=make_plan(), misfit=0.0)
-    rows = rows_of(world, play(world).records)
-    text = printed(rows)
-    measured = sum(row.used != "not_measured" for row in rows)
-    lines = [line for line in text.splitlines() if line.startswith(("none", "fp16", "topk"))]
-    assert measured + 3 == len(lines)
-    assert "held-out settings)" in text
-    assert "(step ±" in text
-    assert "no.: launches" in text
-    assert "*: predictions were fitted to this setting" in text
-    assert f"{len(rows) - measured - 3} more settings not measured, slower by prediction" in text
-    assert all(len(line) <= 100 for line in text.splitlines())
-    assert [] == render_predictions([])
 
 
 def test_the_cost_is_stated() -> None:

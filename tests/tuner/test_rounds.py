@@ -1,6 +1,5 @@
 """Tests of which settings are measured next, with given predictions and launches."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -8,10 +7,9 @@ import pytest
 from training_builders import make_training_case, make_training_record
 
 from commbench.analysis.prediction.steps import StepPrediction
-from commbench.analysis.prediction.timeline import BucketPrediction
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.tuner.choice import LAUNCH_SPREAD, MODEL_ERROR, Standing, can_gain
+from commbench.tuner.choice import Standing, can_gain
 
 BASE = make_training_case()
 #: By hook, a number each: milliseconds predicted; the default takes 100.
@@ -70,19 +68,6 @@ def names(cases: Sequence[TrainingCase]) -> list[tuple[str, str]]:
     return [(case.hook_name, case.bucket_cap_mb) for case in cases]
 
 
-def test_unmeasured_settings_stand_as_predicted() -> None:
-    """Order unmeasured settings by prediction, with the prior error."""
-    standing = stand()
-    assert [name for name, _ in sorted(PREDICTED.items(), key=lambda item: item[1])] == names(
-        [one.case for one in standing.estimates]
-    )
-    assert MODEL_ERROR[0] == pytest.approx(standing.model_error)
-    assert LAUNCH_SPREAD[0] == pytest.approx(standing.launch_spread)
-    first = standing.estimates[0]
-    assert math.log(0.78) == pytest.approx(first.log_ratio)
-    assert MODEL_ERROR[0] == pytest.approx(first.error)
-
-
 def test_measurements_outweigh_predictions_the_more_there_are() -> None:
     """Move from predictions to measurements as these increase."""
     moved = []
@@ -92,20 +77,6 @@ def test_measurements_outweigh_predictions_the_more_there_are() -> None:
         ]
         moved.append((one.log_ratio - math.log(0.80)) / (math.log(0.95) - math.log(0.80)))
     assert 0.8 < moved[0] < moved[1] < moved[2] < 1.0
-
-
-def test_an_accurate_model_gets_more_weight() -> None:
-    """Estimate the model's error and the launches' spread from measurements."""
-    exact = {name: [ms, ms] for name, ms in PREDICTED.items()}
-    standing = stand(measured=exact)
-    assert standing.model_error < 0.07
-    assert standing.launch_spread < LAUNCH_SPREAD[0]
-    wild = {
-        name: [ms * (0.7 + 0.2 * i), ms * (0.9 + 0.2 * i)]
-        for i, (name, ms) in enumerate(PREDICTED.items())
-    }
-    assert stand(measured=wild).model_error > 0.2
-    assert stand(measured=wild).launch_spread > 0.05
 
 
 def test_a_disturbed_default_is_one_miss_and_shifts_all() -> None:
@@ -121,26 +92,6 @@ def test_a_disturbed_default_is_one_miss_and_shifts_all() -> None:
     assert (
         math.log(0.78) + 0.7 * math.log(1.4) < unmeasured.log_ratio < math.log(0.78) + math.log(1.4)
     )
-
-
-def test_short_blocks_and_an_unsteady_network_are_believed_less() -> None:
-    """Include the observed noise of blocks and collectives in the prior."""
-    steps = [60.0, 100.0, 140.0]
-    block = [make_training_record(BASE, step_ms=ms, block_lengths=[3]) for ms in steps]
-    noisy = [dataclasses.replace(record, step_ms=steps) for record in block]
-    measured = measure({("fp16", "25"): [95.0]})
-    quiet, loud = (
-        Standing.of(predict(PREDICTED), [*more, *measured], BASE) for more in ([], noisy * 3)
-    )
-    assert loud.launch_spread > 5 * quiet.launch_spread
-    moved = [
-        next(e for e in standing.estimates if e.by_launch).log_ratio for standing in (quiet, loud)
-    ]
-    assert math.log(0.78) < moved[1] < moved[0] < math.log(0.95)
-    unsteady = Standing.of(predict(PREDICTED), measured, BASE, network=10.0)
-    assert 0.1 == pytest.approx(
-        unsteady.launch_spread, rel=0.01
-    )  # of the default's step 1 % is exposed communication
 
 
 def test_effects_on_a_whole_launch_cancel() -> None:
@@ -180,21 +131,6 @@ def test_a_hook_far_behind_is_not_measured() -> None:
     assert [("topk:0.01", "5"), ("none", "25"), ("topk:0.01", "6")] == names(standing.promising(3))
 
 
-def test_different_layouts_come_before_nearly_equal_ones() -> None:
-    """Prefer different numbers of buckets among equally fast predictions."""
-    predicted = predict(
-        {("fp16", "5"): 80.0, ("fp16", "6"): 80.1, ("fp16", "25"): 80.2, ("none", "25"): 97.0}
-    )
-    numbers = {"5": 9, "6": 9, "25": 2, "default": 2}
-    bucket = BucketPrediction(size_bytes=1, ready_ms=0.0, start_ms=0.0, done_ms=1.0)
-    split = {
-        case: dataclasses.replace(one, buckets=[bucket] * numbers[case.bucket_cap_mb])
-        for case, one in predicted.items()
-    }
-    promising = names(Standing.of(split, [], BASE).promising(8))
-    assert [("fp16", "5"), ("none", "25"), ("fp16", "25"), ("fp16", "6")] == promising
-
-
 def test_the_better_half_survives_without_room() -> None:
     """Keep at least the faster half of measured settings."""
     measured = {
@@ -229,18 +165,6 @@ def test_a_setting_that_is_now_predicted_to_be_best_joins() -> None:
     assert [("topk:0.01", "5")] == names(standing.survivors(previous, 1))
     worse = stand(measured={("topk:0.01", "5"): [60.0], ("none", "25"): [130.0]})
     assert [("topk:0.01", "5")] == names(worse.survivors(previous, 2))
-
-
-def test_unfit_settings_are_left_out() -> None:
-    """Skip unfit settings."""
-    standing = stand().without([make_training_case("fp16", "25")])
-    best = standing.best()
-    assert best is not None
-    assert ("fp16", "5") == names([best.case])[0]
-    plain = standing.best(is_plain=True)
-    assert plain is not None
-    assert ("none", "25") == names([plain.case])[0]
-    assert standing.best([]) is None
 
 
 def test_nothing_can_gain_where_even_perfect_overlap_would_not() -> None:

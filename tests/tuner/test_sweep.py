@@ -9,11 +9,10 @@ from training_builders import make_training_record
 
 from commbench.ddp.plan.cases import CONFIRM, LOCAL, TrainingCase, TrainingSweep
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
-from commbench.errors import InputError
 from commbench.results.plan import RunRequest, exceeds_aim
 from commbench.results.record_types import AnyRecord
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
-from commbench.tuner.sweep import FEWEST_LAUNCHES, OVERHEAD, SWEEP_SHARE, TrainingPlan
+from commbench.tuner.sweep import FEWEST_LAUNCHES, SWEEP_SHARE, TrainingPlan
 
 MIB = 1 << 20
 QUICK = TRAINING_BUDGETS["quick"]
@@ -105,22 +104,6 @@ def test_a_small_model_has_one_layout() -> None:
     ]
 
 
-def test_nothing_is_left_out_where_all_buckets_differ() -> None:
-    """Report no merged sizes if all buckets differ."""
-    plan = make_plan(TrainingSweep(bucket_caps=("default", "5")))
-    assert ([], {}) == (plan.left_out, plan.same_layout)
-    assert list(plan.cases) == plan.measured
-
-
-def test_search_for_unused_parameters_is_explained() -> None:
-    """Say which parameters need the search, in one sentence."""
-    facts = dataclasses.replace(make_facts(1.0, 1.0), unused=("p1",))
-    sweep = TrainingSweep(bucket_caps=("default",), unused_parameters=(True,))
-    (sentence,) = TrainingPlan(sweep=sweep, facts=facts, ranks=2, seed=5, budget=QUICK).left_out
-    assert sentence.startswith("The parameter p1 got no gradient in a backward pass")
-    assert "find_unused_parameters=True" in sentence
-
-
 def test_run_json_lists_cases_with_the_same_layout() -> None:
     """Write the keys of merged cases, and the first batch."""
     sweep = dataclasses.replace(CAPS, batches=(32, 4))
@@ -134,36 +117,6 @@ def test_run_json_lists_cases_with_the_same_layout() -> None:
     assert [32] == plan.info["batches"]
     assert plan.info["facts"] == plan.facts.to_json()
     assert [8] == make_plan(CAPS).info["batches"]
-    layouts = make_plan(CAPS).info["layouts"]
-    assert isinstance(layouts, dict)
-    sizes = {key: [size // MIB for size in layout] for key, layout in layouts.items()}
-    sizes_by_setting = {
-        (c.hook, c.bucket_cap_mb): sizes[c.key] for c in make_plan(CAPS).measured if c.uses_ddp
-    }
-    assert ([1, 9], [5, 5], [10]) == (
-        sizes_by_setting["none", "default"],
-        sizes_by_setting["fp16", "5"],
-        sizes_by_setting["none", "25"],
-    )
-
-
-def test_the_sweep_trains_everything_in_the_launches_of_the_budget() -> None:
-    """Train the baseline first and local steps last, one block each, within its time share."""
-    plan = make_plan(CAPS, steps=9, threads=2, case_timeout_s=7.0, time_limit_s=100.0)
-    request = plan.sweep_request()
-    assert ("sweep", plan.measured, 2, 5) == (
-        request.name,
-        request.cases,
-        request.ranks,
-        request.seed,
-    )
-    assert ("none", "default") == (request.cases[0].hook, request.cases[0].bucket_cap_mb)  # type: ignore[union-attr]
-    assert LOCAL == request.cases[-1].hook  # type: ignore[union-attr]
-    assert (QUICK.launches, QUICK.name) == (request.budget.launches, request.budget.name)
-    assert 7.0 == request.case_timeout_s
-    assert request.training is not None
-    assert (5, QUICK.block_s, 1, False, 9, 2, (), True) == dataclasses.astuple(request.training)
-    assert OVERHEAD * QUICK.block_s == request.budget.slice_s
 
 
 def test_the_sweep_leaves_time_for_the_confirmation() -> None:
@@ -196,15 +149,6 @@ def test_launches_are_left_out_rather_than_exceed_the_aim() -> None:
     assert not exceeds_aim(request, took(share_s / 3.1, share_s / 3.1), 2)
 
 
-def test_other_budgets_have_no_aim() -> None:
-    """Make all launches of both stages in other budgets."""
-    plan = make_plan(CAPS, budget=TRAINING_BUDGETS["standard"])
-    assert plan.sweep_request().aim_s is None
-    _, confirm = requests_of(plan, records_of(plan, {}))
-    assert confirm is not None
-    assert confirm.aim_s is None
-
-
 def test_the_winners_are_confirmed_against_the_baseline() -> None:
     """Confirm baseline and winners with more launches and blocks, on the same terms."""
     plan = make_plan(CAPS, steps=9, threads=2)
@@ -225,18 +169,6 @@ def test_the_winners_are_confirmed_against_the_baseline() -> None:
         == confirm.training
     )
     assert confirm.budget.slice_s == pytest.approx(QUICK.confirm_blocks * sweep.budget.slice_s)
-
-
-def test_an_alternative_is_confirmed_also_where_the_baseline_won() -> None:
-    """Confirm an alternative also if the baseline was fastest."""
-    plan = make_plan(CAPS)
-    _, confirm = requests_of(
-        plan, records_of(plan, {("none", "default"): 5.0, ("fp16", "5"): 18.0})
-    )
-    assert confirm is not None
-    assert [("none", "default"), ("fp16", "5")] == [
-        (c.hook, c.bucket_cap_mb) for c in confirm.cases
-    ]  # type: ignore[union-attr]
 
 
 def test_a_confirmation_that_has_begun_keeps_its_winners() -> None:
@@ -266,28 +198,6 @@ def test_there_is_nothing_to_confirm_without_a_baseline_or_alternative() -> None
     assert requests_of(plan, others)[1] is None
     alone = make_plan(TrainingSweep())
     assert requests_of(alone, records_of(alone, {}))[1] is None
-
-
-def test_what_failed_is_not_confirmed() -> None:
-    """Confirm the fastest valid case."""
-    plan = make_plan(CAPS)
-    records = records_of(plan, {("fp16", "25"): 10.0, ("none", "5"): 15.0})
-    fastest = [case for case in plan.measured if (case.hook, case.bucket_cap_mb) == ("fp16", "25")]
-    went_well = [record for record in records if record.case not in fastest]
-    failed = [
-        make_training_record(case, launch=0, status="failed", reason="boom") for case in fastest
-    ]
-    _, confirm = requests_of(plan, [*went_well, *failed])
-    assert confirm is not None
-    assert [("none", "default"), ("none", "5")] == [
-        (c.hook, c.bucket_cap_mb) for c in confirm.cases
-    ]  # type: ignore[union-attr]
-
-
-def test_a_world_size_beyond_the_ranks_is_refused() -> None:
-    """Refuse a world size above the ranks, and name the option."""
-    with pytest.raises(InputError, match=r"world size of 4 .* 2 ranks .*raise -n"):
-        make_plan(TrainingSweep(world_sizes=(2, 4)))
 
 
 def test_each_world_size_and_batch_has_its_own_baseline() -> None:

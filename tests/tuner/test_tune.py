@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Command
 from launching import HERE, marked_environment
 
 from commbench.results import load_run
@@ -197,35 +196,6 @@ def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
     assert "Not finished: stage network has got 1 of its 2 launches" in messages[0]
     assert ["Not finished" in text for text in messages] == [number < last for number in range(4)]
     assert "complete" == info_of(tmp_path / "r")["status"]
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("--allow passthrough", "--allow passthrough is never recommended"),
-        ("--allow topk:2", "density of hook 'topk:2' is not in (0, 1]"),
-        ("--allow none,,fp16", "empty name"),
-        ("--bucket-cap-mb fast", "Bucket size 'fast' is not understood"),
-        ("--budget endless", "Unknown budget 'endless'; choose from quick, standard, rigorous"),
-        ("--steps 0", "--steps 0 was asked for; give at least 1"),
-        ("--steps 5", "--steps 5 was asked for; the first 3 are not timed, so give at least 6"),
-        ("--batch -1", "--batch -1 was asked for; give at least 1"),
-        ("--confirm-launches 0", "--confirm-launches 0 was asked for; give at least 1"),
-        ("--time-limit -3", "--time-limit -3 was asked for; give more than 0 s"),
-        ("--max-accuracy-loss -1", "--max-accuracy-loss -1 was asked for"),
-        ("--backend mpi", "Unknown training backend 'mpi'"),
-        ("-n 1", "takes 2 ranks or more"),
-        ("--workload no_such", "no_such"),
-    ],
-)
-def test_bad_input_gets_one_sentence(commbench: Command, words: str, sentence: str) -> None:
-    """Refuse bad input in one sentence, and write nothing."""
-    ranks = [] if words == "-n 1" else ["-n", "2", "--oversubscribe"]
-    done = commbench(" ".join(["tune", *TINY, *words.split(), *ranks]))
-    assert 2 == done.code, done.out + done.err
-    assert sentence in done.err
-    assert 1 == done.err.count("commbench:")
-    assert not (commbench.home / "r").exists()
 
 
 def test_a_dry_run_measures_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,20 @@ from commbench.cli.options import Settings
 from commbench.cli.train import write_recommendation
 from commbench.cli.tune import known_facts, tuning_task
 from commbench.collectives.datatypes import DTYPES
-from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
-from commbench.errors import InputError
+from commbench.ddp.plan.cases import CONFIRM, LOCAL, SWEEP, TrainingCase
 from commbench.launch.events import SilentListener
 from commbench.launch.identity import Identity
 from commbench.launch.ledger import Ledger
 from commbench.launch.standalone import _Standalone
-from commbench.report.training import render_predictions
 from commbench.results import Store
 from commbench.results.plan import RunRequest, missing_cases, next_launch
 from commbench.results.recommendation import Recommendation, setting_of
 from commbench.results.record_types import AnyRecord, collective_records, training_records
-from commbench.results.writing import check_plan
 from commbench.stats.budgets import TUNING_BUDGETS
 from commbench.tuner.decision import recommend
 from commbench.tuner.learning import Permission
 from commbench.tuner.predictions import prediction_rows, with_search
 from commbench.tuner.stages import TuningPlan
-
-#: Rates of a link at which communication decides, matters, and does not.
-RATES = (1.0, 10.0, 1000.0)
-#: Budgets and rates of the tests that are not slow.
-USUAL = (("quick", 1.0),)
 
 
 def names(cases: Sequence[object]) -> list[tuple[str, str]]:
@@ -86,10 +78,7 @@ def test_the_stages_follow_each_other() -> None:
     assert ["network", "calibrate", "round 1", "round 2", "round 3", "confirm"] == stage_names(
         played.requests
     )[:6]
-    network, calibrate, first, second, third, confirm = played.requests[:6]
-    hooks = ["none", "fp16", "topk:0.01", LOCAL]
-    assert [(hook, "default") for hook in hooks] == names(calibrate.cases)
-    assert {CALIBRATE} == {case.phase for case in calibrate.cases if isinstance(case, TrainingCase)}
+    network, _, first, second, third, confirm = played.requests[:6]
     assert network.training is None
     assert [(0, 2), (2, 4), (4, 6)] == [
         (r.first_launch, r.budget.launches) for r in (first, second, third)
@@ -105,26 +94,12 @@ def test_the_stages_follow_each_other() -> None:
     ]
 
 
-@pytest.mark.slow
-def test_the_rounds_hold_the_best_of_the_best_hooks_and_without_one() -> None:
-    """Measure the predicted fastest, the fastest without compression, and the second-best
-    hook's.
-    """
-    world = World(plan=make_plan(), link=Link(gbit=10.0), misfit=0.0)
-    first = play(world).requests[2]
-    hooks = {hook for hook, _ in names(first.cases)}
-    assert {"none", "fp16", "topk:0.01", LOCAL} == hooks
-    plain = min((c for c in world.plan.candidates if c.hook == "none"), key=world.true_ms)
-    assert world.best() in first.cases
-    assert plain in first.cases
-
-
 @pytest.mark.parametrize(
     ("budget", "gbit"),
     [
-        pytest.param(budget, gbit, marks=[] if (budget, gbit) in USUAL else pytest.mark.slow)
-        for budget in sorted(TUNING_BUDGETS)
-        for gbit in RATES
+        ("quick", 1.0),
+        pytest.param("standard", 10.0, marks=pytest.mark.slow),
+        pytest.param("rigorous", 1000.0, marks=pytest.mark.slow),
     ],
 )
 def test_the_choice_is_nearly_the_best_at_a_quarter_of_the_steps(budget: str, gbit: float) -> None:
@@ -137,13 +112,9 @@ def test_the_choice_is_nearly_the_best_at_a_quarter_of_the_steps(budget: str, gb
     assert recommendation.measured_steps <= full_sweep / 4
 
 
-@pytest.mark.parametrize(
-    "budget",
-    ["quick", *(pytest.param(name, marks=pytest.mark.slow) for name in ("standard", "rigorous"))],
-)
-def test_one_disturbed_block_does_not_cost_the_best_hook_its_place(budget: str) -> None:
+def test_one_disturbed_block_does_not_cost_the_best_hook_its_place() -> None:
     """Measure every hook again after calibration, and choose the disturbed best one."""
-    world = World(plan=make_plan(budget=budget), link=Link(gbit=1.0), disturbed="topk:0.01")
+    world = World(plan=make_plan(budget="quick"), link=Link(gbit=1.0), disturbed="topk:0.01")
     played = play(world)
     assert "topk:0.01" in {hook for hook, _ in names(played.requests[2].cases)}
     assert ("change", "topk") == (
@@ -188,18 +159,8 @@ def test_a_hook_of_a_file_is_measured_instead_of_predicted(tmp_path: Path) -> No
     assert ("change", "mine.py:hook") == (recommendation.verdict, recommendation.best.hook)
     trainings = training_records(played.records)
     rows = prediction_rows(collective_records(played.records), trainings, plan.info)
-    own = [row for row in rows if row.hook == "mine.py:hook"]
-    assert own
-    assert {(None, False)} == {(row.predicted_step_ms, row.is_fitted) for row in own}
-    assert all(row.step_ms for row in own)
-    assert all(row.predicted_step_ms for row in rows if row.hook == "none")
-    searched = with_search(recommendation, collective_records(played.records), trainings, plan.info)
-    assert searched.search is not None
-    assert (
-        searched.search.settings
-        == searched.search.afresh + searched.search.in_rounds + searched.search.predicted
-    )
-    assert render_predictions(rows)
+    for row in rows:
+        assert (row.hook == "none") == bool(row.predicted_step_ms)
 
 
 def test_a_gain_that_matters_is_found() -> None:
@@ -212,24 +173,6 @@ def test_a_gain_that_matters_is_found() -> None:
         world.true_ms(case) for case in world.plan.candidates
     )
     assert true == pytest.approx(recommendation.speedup, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("changes", "least"),
-    [({}, 6), pytest.param({"confirm_launches": 12}, 12, marks=pytest.mark.slow)],
-)
-def test_beside_a_compressed_winner_stands_the_best_without(
-    changes: dict[str, Any], least: int
-) -> None:
-    """Confirm the best without compression too if six launches of three settings fit."""
-    world = World(plan=make_plan(**changes), link=Link(gbit=3.0), misfit=0.0)
-    played = play(world)
-    request, *_ = [r for r in played.requests if r.name == "confirm"]
-    assert ["none", "topk:0.01", "none"] == [hook for hook, _ in names(request.cases)]
-    assert request.budget.launches >= least
-    recommendation = conclude(world, played.records)
-    assert recommendation.best_uncompressed is not None
-    assert recommendation.best_uncompressed.bucket_cap_mb == request.cases[2].bucket_cap_mb  # type: ignore[union-attr]
 
 
 def test_the_default_is_kept_where_communication_does_not_matter() -> None:
@@ -257,42 +200,6 @@ def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
     assert whole.records == again.records
 
 
-@pytest.mark.slow
-def test_a_cut_round_is_decided_by_all_estimates() -> None:
-    """Choose by the posterior, not by the order of measuring."""
-    world = World(plan=make_plan(), link=Link(gbit=3.0), misfit=0.0)
-    played = play(world)
-    for number in (1, 2):
-        contenders = world.plan.contenders(number, played.records)[-3:]
-        launch = (number - 1) * world.plan.budget.round_launches
-        phases = [r.case.phase if isinstance(r.case, TrainingCase) else "" for r in played.records]
-        earlier = [
-            record
-            for record, phase in zip(played.records, phases, strict=True)
-            if phase != CONFIRM and (phase != SWEEP or record.launch < launch)
-        ]
-        cuts = [
-            [*earlier, *(world.record(case, launch) for case in (world.plan.baseline, only))]
-            for only in contenders
-        ]
-        winners = {world.plan.winners(cut)[0] for cut in cuts}
-        assert len(winners) < len(contenders)
-        assert max(map(world.regret, winners)) < 0.03
-
-
-def test_the_confirmation_keeps_its_winners() -> None:
-    """Keep the winners of a started confirmation."""
-    world, records = default_world(), default_play().records
-    confirm = world.plan.confirm_request(records)
-    assert confirm is not None
-    slower = [
-        dataclasses.replace(r, step_ms=[9.0 * ms for ms in r.step_ms])
-        for r in training_records(records)
-        if r.case.phase == SWEEP and dataclasses.replace(r.case, phase=CONFIRM) in confirm.cases[1:]
-    ]
-    assert world.plan.confirm_request([*records, *slower]) == confirm
-
-
 def test_a_hook_that_cannot_be_trained_is_left_out() -> None:
     """Choose among the hooks that can be trained."""
     world = World(plan=make_plan(budget="quick"), failing="topk:0.01")
@@ -313,23 +220,12 @@ def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
         recommendation.best.bucket_cap_mb,
         recommendation.best.hook,
     )
-    assert (
-        "The default did not train, so nothing can be compared with it: boom."
-        == recommendation.reason
-    )
+    assert "boom" in recommendation.reason
 
 
-@pytest.mark.parametrize(
-    "dtypes",
-    [
-        ("bfloat16", "float32"),
-        pytest.param(("bfloat16",), marks=pytest.mark.slow),
-        pytest.param(("float64",), marks=pytest.mark.slow),
-    ],
-)
-def test_parameters_of_any_type_are_tuned(dtypes: tuple[str, ...]) -> None:
-    """Time the network in the gradients' type, and reach a verdict."""
-    facts = make_facts()
+def test_parameters_of_mixed_types_are_tuned() -> None:
+    """Time the network in the gradients' types, and reach a verdict."""
+    facts, dtypes = make_facts(), ("bfloat16", "float32")
     kinds = [(dtypes[i % len(dtypes)], DTYPES[dtypes[i % len(dtypes)]].itemsize) for i in range(40)]
     typed = [
         dataclasses.replace(p, dtype=dtype, itemsize=itemsize)
@@ -354,32 +250,18 @@ def test_an_unmeasured_network_ends_with_a_warning() -> None:
         conclude(world, records), [], training_records(records), world.plan.info
     )
     assert "inconclusive" == recommendation.verdict
-    assert (
-        "fastest alternative of the calibration but was not measured again" in recommendation.reason
-    )
-    assert any(
-        warning.startswith("no setting could be predicted: No curve was measured")
-        for warning in recommendation.warnings
-    )
+    assert recommendation.warnings
 
 
 def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:
     """Measure two settings and the default before confirmation."""
     world = World(plan=make_plan(budget="quick", caps=["default", "5"], hooks=["none", "fp16"]))
     assert (4, (2,)) == (len(world.plan.candidates), world.plan.round_sizes)
-    assert world.plan.then.endswith("in 1 round, then the best again in 4 fresh launches")
     played = play(world)
     assert ["network", "calibrate", "round 1", "confirm"] == stage_names(played.requests)
     assert 4 == world.plan.first_look
     recommendation = conclude(world, played.records)
     assert (2 + 3 + 2 * 4) * BLOCK_STEPS == recommendation.measured_steps
-
-
-def test_the_only_alternative_is_confirmed_without_a_round() -> None:
-    """Confirm a single alternative without rounds."""
-    world = World(plan=make_plan(budget="quick", caps=["default"], hooks=["none", "fp16"]))
-    assert () == world.plan.round_sizes
-    assert ["network", "calibrate", "confirm"] == stage_names(play(world).requests)
 
 
 def planned_blocks(plan: TuningPlan) -> int:
@@ -389,9 +271,16 @@ def planned_blocks(plan: TuningPlan) -> int:
     return calibration + rounds + plan._most_confirmed * plan.first_look
 
 
-@pytest.mark.parametrize("budget", sorted(TUNING_BUDGETS))
-@pytest.mark.parametrize("caps", [3, 5, 8, 12])
-@pytest.mark.parametrize("hooks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("budget", "caps", "hooks"),
+    [
+        ("quick", 3, 4),
+        ("quick", 12, 1),
+        ("standard", 5, 2),
+        ("standard", 8, 3),
+        ("rigorous", 12, 4),
+    ],
+)
 def test_a_plan_keeps_to_a_quarter_wherever_a_round_and_four_fresh_launches_fit(
     budget: str, caps: int, hooks: int
 ) -> None:
@@ -410,22 +299,6 @@ def test_a_plan_keeps_to_a_quarter_wherever_a_round_and_four_fresh_launches_fit(
         half == math.ceil(whole / 2)
         for whole, half in zip(plan.round_sizes, plan.round_sizes[1:], strict=False)
     )
-
-
-@pytest.mark.parametrize(("budget", "caps"), [("standard", 4), ("rigorous", 3), ("quick", 6)])
-def test_three_hooks_with_a_round_are_within_a_quarter(budget: str, caps: int) -> None:
-    """Keep within the cost limit on ordinary grids, for quick from six layouts on."""
-    plan = make_plan(budget=budget, caps=["default", "2", "3", "4", "5", "6", "7"][:caps])
-    assert planned_blocks(plan) <= plan.allowance
-    assert plan.round_sizes[0] >= 3
-
-
-def test_named_bucket_sizes_with_equal_layouts_are_one() -> None:
-    """Replace named sizes with equal layouts by the default."""
-    plan = make_plan(make_facts(4, 1.0), caps=["25", "100", "2"])
-    assert ["default", "25", "2"] == [
-        case.bucket_cap_mb for case in plan.candidates if case.hook == "none"
-    ]
 
 
 def test_an_undecided_first_look_is_followed_by_a_second_one() -> None:
@@ -461,68 +334,6 @@ def test_more_fresh_launches_may_be_asked_for_later() -> None:
     assert {CONFIRM} == {r.case.phase for r in training_records(added)}
     assert set(range(world.plan.first_look, 20)) >= {r.launch for r in added}
     assert 19 == max(r.launch for r in added)
-
-
-def test_a_time_limit_is_shared_out() -> None:
-    """Divide the time limit among the stages, with one launch of network and calibration."""
-    world = World(plan=make_plan(budget="quick", time_limit_s=100.0))
-    requests = play(world).requests
-    limits = {request.name: request.time_limit_s for request in requests}
-    assert (25.0, 65.0, 65.0) == (limits["network"], limits["calibrate"], limits["round 1"])
-    assert 100.0 == limits["confirm"]
-    vital = {request.name: request.fewest_launches for request in requests}
-    assert (1, 1, 0, 1) == (
-        vital["network"],
-        vital["calibrate"],
-        vital["round 1"],
-        vital["confirm"],
-    )
-    assert {100.0} == {request.whole_limit_s for request in requests}
-
-
-@pytest.mark.slow
-def test_the_first_blocks_leave_time_for_all_that_is_planned() -> None:
-    """Include all planned blocks when calibration fixes their length."""
-    world = World(plan=make_plan(budget="standard"), misfit=0.0)
-    first, *later = play(world).requests[1:]
-    planned = [r for r in later if r.first_launch < r.budget.launches and r.name != "confirm"]
-    confirm = next(r for r in later if r.name == "confirm")
-    assert first.training is not None
-    assert confirm.training is not None
-    rounds = sum(len(r.cases) * (r.budget.launches - r.first_launch) for r in planned)
-    fresh = len(confirm.cases) * confirm.training.blocks * confirm.budget.launches
-    assert rounds + fresh == pytest.approx(first.later_slices, rel=0.35)
-    assert first.later_launches == sum(
-        r.budget.launches - r.first_launch for r in [*planned, confirm]
-    )
-    slices = first.slices(first.cases) + first.later_slices
-    assert world.plan.estimate_s() > slices * first.budget.slice_s
-
-
-def kept_plan(**changes: Any) -> Mapping[str, Any]:
-    """Return the fields that must be equal to resume a tuning."""
-    plan: Mapping[str, Any] = tuning_task(make_plan(**changes)).header()["plan"]
-    return plan
-
-
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
-        ({"max_accuracy_loss": 0.01}, "max_accuracy_loss is null there and 0.01 here"),
-        (
-            {"facts": dataclasses.replace(make_facts(), batch_size=64)},
-            "batch is 8 there and 64 here",
-        ),
-        ({"workload": "digits"}, 'workload is "mlp" there and "digits" here'),
-        ({"hooks": ["none", "bf16"]}, "candidates"),
-    ],
-)
-def test_what_was_asked_for_is_part_of_the_plan(changes: dict[str, Any], difference: str) -> None:
-    """Refuse to resume under other options."""
-    check_plan(Path("r"), {"plan": kept_plan()}, kept_plan())
-    with pytest.raises(InputError, match="holds a run with another plan") as refused:
-        check_plan(Path("r"), {"plan": kept_plan()}, kept_plan(**changes))
-    assert difference in str(refused.value)
 
 
 def test_facts_are_reused_for_the_same_workload_and_batch_only(tmp_path: Path) -> None:
@@ -592,23 +403,13 @@ def test_manual_launches_of_required_stages_use_the_whole_limit() -> None:
 def test_launches_by_hand_come_to_the_same_as_the_conductor() -> None:
     """Make one training launch per invocation, and reach the conductor's choice."""
     world = World(plan=make_plan(budget="quick"), link=Link(gbit=1.0))
-    run, made, reasons = KeptRun(), [], []
+    run, made = KeptRun(), []
     while run.info.get("status") != "complete":
         made.append(invoke(world, run))
-        reasons.append(run.info["reason"])
     assert [("network", 0), ("calibrate", 0)] == made[0]
     assert [("network", 1), ("round 1", 0)] == made[1]
     assert [[("round 2", 1)], *([("confirm", launch)] for launch in range(6))] == made[2:]
-    assert reasons[0].startswith(
-        "stage network has got 1 of its 2 launches, which takes this command 1 more time,"
-    )
-    assert reasons[1].startswith(
-        "stage round 2 comes next, launch 2 of 2, which takes this command 1 more time,"
-    )
-    assert reasons[2].startswith(
-        "stage confirm comes next, launch 1 of 6, which takes this command 6 more times,"
-    )
-    assert "" == reasons[-1]
+    assert "" == run.info["reason"]
     assert [] == invoke(world, run)
     conducted = play(world).records
     assert {(r.case.key, r.launch) for r in conducted} == {

@@ -1,7 +1,6 @@
 """Tests of comparing predictions and the tuner's choice with a full sweep."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,14 +15,10 @@ from commbench.errors import InputError
 from commbench.results.recommendation import Choice, Recommendation, setting_of
 from commbench.tuner.validation import (
     Exhaustive,
-    HeldOutPair,
     choice_of,
     compare_held_out_ranks,
     compare_held_out_sizes,
-    compare_speedups,
-    compare_steps,
     median_error,
-    rank_correlation,
 )
 
 BASE, FIVE = make_training_case(), make_training_case(cap="5")
@@ -81,16 +76,6 @@ def test_fresh_launches_decide_the_regret() -> None:
     )
     assert 0.25 == pytest.approx(sweep().regret(FIVE, fresh).against_best)
     assert sweep().regret(FIVE).fair == sweep().regret(FIVE, fresh).fair
-
-
-def test_a_sweep_has_two_further_blocks_of_the_default_however_many_were_made() -> None:
-    """Count one block per setting and launch, plus the planned drift blocks."""
-    settings = sweep().settings
-    drifting = [
-        dataclasses.replace(r, block_lengths=[*r.block_lengths] * 2) for r in settings[BASE].records
-    ]
-    others = [r for case, setting in settings.items() if case != BASE for r in setting.records]
-    assert (4 + 2) * 3 * 22 == Exhaustive.of([*drifting, *others], {}).steps
 
 
 def test_regret_is_a_ratio_of_steps() -> None:
@@ -172,48 +157,6 @@ def test_the_choice_is_the_recommended_setting(verdict: str, expected: TrainingC
     assert expected == choice_of(recommendation, BASE)
 
 
-def test_predictions_stand_beside_the_sweep() -> None:
-    """Return errors of steps and of speedups, the latter without the common offset."""
-    predicted = {BASE: 40.0, FIVE: 36.0, TOPK: 22.0, make_training_case(cap="50"): 1.0}
-    steps, speedups = compare_steps(sweep(), predicted), compare_speedups(sweep(), predicted)
-    assert ([BASE, FIVE, TOPK], [FIVE, TOPK]) == (list(steps), list(speedups))
-    assert [1.0, 1.0, 1.2] == [pytest.approx(one.error) for one in steps.values()]
-    assert [0.0, 40 / 22 / 2 - 1] == [pytest.approx(one.error) for one in speedups.values()]
-    assert (18.0, True) == (
-        steps[FIVE].measured,
-        (steps[FIVE].low or 99) < 18 < (steps[FIVE].high or 0),
-    )
-    assert pytest.approx(1.0) == median_error(steps.values())
-    assert median_error([]) is None
-
-
-@pytest.mark.parametrize(
-    ("predicted", "expected"),
-    [
-        ([1.0, 2.0, 9.0], 1.0),
-        ([9.0, 2.0, 1.0], -1.0),
-        ([1.0, 3.0, 2.0], 0.5),
-        ([2.0, 2.0, 2.0], None),
-        ([1.0], None),
-    ],
-)
-def test_rank_correlation(predicted: list[float], expected: float | None) -> None:
-    """Match Spearman's correlation; return None without an order."""
-    held = [
-        HeldOutPair(what="", predicted=one, measured=float(i + 1) ** 3)
-        for i, one in enumerate(predicted)
-    ]
-    assert (None if expected is None else pytest.approx(expected)) == rank_correlation(held)
-
-
-def test_rank_correlation_shares_ranks_of_equals() -> None:
-    """Match the textbook with ties: 0.949 for 1 2 2 3 against 1 2 3 4."""
-    held = [
-        HeldOutPair(what="", predicted=p, measured=m) for p, m in ((1, 1), (2, 2), (2, 3), (3, 4))
-    ]
-    assert pytest.approx(0.9487, abs=1e-4) == rank_correlation(held)
-
-
 # -------------------------------------------------------------------------------------- the network
 
 
@@ -264,10 +207,3 @@ def test_more_ranks_are_held_out() -> None:
     ]
     again = compare_held_out_ranks(spoilt, info, 4)
     assert [one.predicted for one in held.values()] == [one.predicted for one in again.values()]
-
-
-def test_keys_of_the_same_layout_are_read_from_json() -> None:
-    """Read the keys back from run.json."""
-    info = json.loads(json.dumps({"same_layout": {make_training_case(cap="10").key: FIVE.key}}))
-    records = [r for one in sweep().settings.values() for r in one.records]
-    assert {make_training_case(cap="10"): FIVE} == Exhaustive.of(records, info).same_layout
