@@ -1,11 +1,11 @@
 """Tests of the registry of flags and of their CSV cell."""
 
 import pytest
+from builders import make_record
 
 from commbench.engine.flags import FLAGS, has_flag, join_flags, raised_flags, split_flags
 from commbench.engine.records import Record
 from commbench.errors import InputError
-from tests.builders import make_record
 
 
 def test_each_flag_has_its_own_mark() -> None:

@@ -164,9 +164,9 @@ def apply(tmp_path: Path) -> Callable[[str], Copy]:
 
 
 def test_every_step_is_applied() -> None:
-    """Apply all Python code of the page except the hook in a file and the example for a script."""
+    """Apply all Python code of the page except the hook in a file."""
     others = re.findall(r"^```python\n(.*?)^```", STEP.sub("", PAGE), re.MULTILINE | re.DOTALL)
-    assert ["# compress.py", "import commbench"] == [code.splitlines()[0] for code in others]
+    assert ["# compress.py"] == [code.splitlines()[0] for code in others]
 
 
 def test_the_hooks_of_a_file_are_made(tmp_path: Path) -> None:

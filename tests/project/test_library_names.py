@@ -82,6 +82,7 @@ def named_by(source: str) -> set[str]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of old modules of torch
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_name_of_torch_exists(path: Path) -> None:
     """Find each dotted name of torch in the installed version."""
