@@ -1,7 +1,6 @@
 """Tests of NCCL's log during operations, on a simulated library whose log can be reset."""
 
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from commbench.backends import nccl_library as nccl_runtime
 from commbench.backends.nccl_library import (
     NcclLog,
-    loaded_library,
     set_defaults,
     variables_set,
     version_text,
@@ -153,31 +151,6 @@ def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_versions_are_read(number: int, text: str) -> None:
     """Format both of NCCL's version numberings."""
     assert text == version_text(number)
-
-
-def test_of_several_libraries_none_is_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Return the library if exactly one is loaded."""
-    loadable = re.search(r"(/\S*libc\.so\S*)", Path("/proc/self/maps").read_text())
-    assert loadable
-    maps, libraries = (
-        tmp_path / "maps",
-        [tmp_path / name / "libnccl.so.2" for name in ("torch", "cupy")],
-    )
-    for path in libraries:
-        path.parent.mkdir()
-        path.symlink_to(loadable[1])
-    monkeypatch.setattr(nccl_runtime, "_MAPS", maps)
-    is_found = []
-    for number in range(3):
-        maps.write_text(
-            "".join(
-                f"7f00-7f01 r-xp 00000000 08:01 42    {path}\n" * 2 for path in libraries[:number]
-            )
-        )
-        is_found.append(loaded_library() is not None)
-    assert [False, True, False] == is_found
 
 
 def test_settings_are_kept_from_every_file_of_the_log(library: Library) -> None:

@@ -372,3 +372,9 @@ def test_groups_that_run_together_have_no_energy_of_their_own() -> None:
     records = make_grouped(make_case(pattern="split:2"), {"0-1": [1.0], "2-3": [1.0]})
     records = [dataclasses.replace(record, energy_J=1.0, energy_of="cpu") for record in records]
     assert {None} == {row.energy_J for row in summarise_run(records, {})}
+
+
+def test_counters_that_never_move_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record no energy for counters that stay at zero."""
+    still = EnergyMeter({"still": Counter("cpu", lambda: 0.0)})
+    assert measured(monkeypatch, lambda: still, least_s=0.0).energy_J is None

@@ -14,7 +14,6 @@ import pytest
 from builders import read_rows
 from launching import marked_environment
 
-from commbench.launch.launchers import MpirunLauncher
 from commbench.results import load_run
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("mark", "mpirun")]
@@ -66,49 +65,6 @@ def test_a_run_in_groups_resumes(tmp_path: Path) -> None:
     for record in run.records:
         warmups.setdefault(record.case.key, set()).add(record.warmups)
     assert {1} == set(map(len, warmups.values()))
-
-
-@pytest.mark.slow
-def test_ranks_started_by_hand_make_groups_too(
-    tmp_path: Path,
-    mpirun: MpirunLauncher,
-    mpi_environment: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Add one launch of Gloo groups per mpirun, and summarise over both."""
-    pytest.importorskip("torch")
-    for name, value in mpi_environment.items():
-        monkeypatch.setenv(name, value)
-    ranks = (
-        mpirun.mpirun,
-        "-n",
-        "3",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        *RUN[:1],
-        "-m",
-        "mpi4py",
-        *RUN[1:-1],
-    )
-    options = (
-        "-c",
-        "broadcast",
-        "--root",
-        "1",
-        "--pattern",
-        "bisection",
-        "--sizes",
-        "1K",
-        "--backend",
-        "gloo",
-    )
-    for _ in range(2):
-        finish(*ranks, *options, "--out", str(tmp_path / "run"))
-    (row,) = read_rows(tmp_path / "run")
-    assert ("0,2", "2", "2", "ok", "0") == tuple(
-        row[name] for name in ("group", "group_size", "launches", "status", "wrong")
-    )
 
 
 @pytest.fixture(scope="module")

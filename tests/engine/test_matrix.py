@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import records_from_lab
 
-from commbench.backends.fake import FakeTimer, Script
+from commbench.backends.fake import FakeTimer, Regime, Script
 from commbench.collectives.patterns import rounds_of
 from commbench.engine.matrix import FEWEST, MOST
 from commbench.engine.records import Record
@@ -257,3 +257,17 @@ def test_pairs_with_a_slow_host_stand_out(backend: str, tmp_path: Path) -> None:
     others = [pair.time_us for pair in record.pairs if 2 not in {pair.source, pair.target}]
     assert 2.5 < median(slow) / median(others) < 6
     assert min(slow) > median(others)
+
+
+@pytest.mark.parametrize(("alpha_us", "flagged"), [(40.0, True), (60.0, False)])
+def test_coarse_clocks_are_doubted(alpha_us: float, *, flagged: bool) -> None:
+    """Warn of an agreed start if a round trip is shorter than ten times the clock error."""
+    run = FakeRun(
+        ranks=3,
+        script=replace(EXACT, regimes=(Regime(alpha_us=alpha_us),)),
+        slice_s=0.05,
+        clock=Coarse,
+    )
+    (record,) = run.launch([fake_case("latency", 8, pattern="matrix", sync="round-time")])
+    assert ("round-time", 1) == (record.sync, record.batch)
+    assert (("clock",) if flagged else ()) == record.flags

@@ -11,6 +11,8 @@ from faking import EXACT, FakeRun, fake_case
 
 from commbench.backends.fake import Script
 from commbench.engine.records import FixedSettings, Record
+from commbench.engine.samples import Samples
+from commbench.engine.stopping import Sampler
 from commbench.engine.visits import (
     PILOT_VISITS,
     extended,
@@ -213,3 +215,19 @@ def test_the_kernel_counts_what_this_thread_waits() -> None:
     """Read counters that do not fall."""
     before, after = waiting_s(), waiting_s()
     assert all(0 <= early <= late for early, late in zip(before, after, strict=True))
+
+
+def test_each_visit_begins_with_the_calibrated_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tolerate no later start in a visit because an earlier one had late starts."""
+    collect, seen = Sampler.collect, []
+
+    def collect_and_widen(self: Sampler, samples: Samples, batch: int) -> Samples | None:
+        plan = self.timer.sync.plan
+        seen.append(plan.slack_ns - plan.least_ns)
+        collected = collect(self, samples, batch)
+        plan.widen()
+        return collected
+
+    monkeypatch.setattr(Sampler, "collect", collect_and_widen)
+    FakeRun(visits=24, ranks=1).launch([fake_case("barrier")])
+    assert [0] * PILOT_VISITS == seen

@@ -116,40 +116,6 @@ def test_a_gpu_quantises_as_the_host(mib: int, block: int) -> None:
         assert all(torch.equal(*pair) for pair in zip(results[HOST], results[DEVICE], strict=True))
 
 
-@pytest.mark.parametrize(
-    "kind", ["all zero", "all equal", "few values", "descending", "denormals", "not finite"]
-)
-def test_any_data(kind: str) -> None:
-    """Send the host's bytes for equal, zero, sorted, denormal and non-finite elements."""
-    n, k = 3_000_001, 30_001
-    gradient = {
-        "all zero": torch.zeros(n),
-        "all equal": torch.full((n,), -0.3),
-        "few values": torch.arange(n).remainder(5).float(),
-        "descending": torch.linspace(1, 0, n),
-        "denormals": torch.arange(n, dtype=torch.int32).remainder(1001).view(torch.float32),
-        "not finite": torch.ones(n).index_fill(0, torch.tensor([12345]), torch.nan),
-    }[kind]
-    before = gradient.flip(0) if kind == "denormals" else torch.ones(n)
-    payloads, residuals, sums = [], [], []
-    for device in (HOST, DEVICE):
-        selector = selectors.make_selector(n, k, "float32", fast=True, device=device)
-        payload, residual = (
-            torch.zeros(8 * k, dtype=torch.uint8, device=device),
-            before.clone().to(device),
-        )
-        selector.encode(
-            gradient.clone().to(device), residual, payload, out_residual=residual, step=7
-        )
-        selector.add(payload, total := before.clone().to(device))
-        payloads.append(payload.cpu())
-        residuals.append(residual.cpu())
-        sums.append(total.cpu().nan_to_num(nan=-1.0))
-    assert torch.equal(*payloads)
-    assert torch.equal(*residuals)
-    assert torch.equal(*sums)
-
-
 def test_the_stream_under_way_is_used() -> None:
     """Wait in another stream for pending work of this stream."""
     n, k = 5_000_000, 50_000

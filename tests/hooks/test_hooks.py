@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from commbench.errors import InputError, LaunchError  # noqa: E402 - needs torch
 from commbench.hooks import PowerSGD, TopK, make_hook  # noqa: E402
 from commbench.hooks.feedback import Memory, is_finite  # noqa: E402
-from commbench.hooks.layout import Layout  # noqa: E402
+from commbench.hooks.layout import Layout, _stride_in_bucket  # noqa: E402
 from commbench.hooks.message import Selection, kept_elements  # noqa: E402
 from commbench.hooks.ordering import STUCK, CommThread  # noqa: E402
 from commbench.hooks.powersgd import seeded  # noqa: E402
@@ -262,6 +262,22 @@ def test_memory_scales_by_name() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("shape", "stride", "expected"),
+    [
+        ((2, 3), (3, 1), (3, 1)),
+        ((2, 3), (1, 2), (1, 2)),
+        ((2, 3), (6, 1), (3, 1)),
+        ((2, 1, 3), (3, 99, 1), (3, 99, 1)),
+        ((2, 4, 3, 3), (36, 1, 12, 4), (36, 1, 12, 4)),
+        ((), (), ()),
+    ],
+)
+def test_strides_in_a_bucket(shape: Any, stride: Any, expected: Any) -> None:
+    """Use the parameter's strides if it is dense, else contiguous order."""
+    assert expected == _stride_in_bucket(shape, stride)
+
+
 # The thread
 
 
@@ -359,6 +375,7 @@ def test_wire_bytes(name: str, options: dict[str, str], expected: int) -> None:
         (TopK(density=0.1), 3 * 8 * 205),
         (PowerSGD(rank=2), ring(4 * (2 * (50 + 40) + 50), 4)),
         (PowerSGD(rank=30), ring(4 * 2050, 4)),
+        (PowerSGD(rank=2, min_compression_rate=30), ring(4 * 2050, 4)),
         (PowerSGD(rank=2, values="bfloat16"), ring(2 * (2 * (50 + 40) + 50), 4)),
     ],
 )

@@ -23,7 +23,6 @@ from commbench.hooks.quantisers import (  # noqa: E402 - as above
     NativeQuantiser,
     Quantiser,
     TorchQuantiser,
-    make_quantiser,
     prepare,
 )
 
@@ -253,32 +252,6 @@ def test_nothing_is_compiled_after_preparing() -> None:
 
 
 HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
-
-
-def made_with(
-    monkeypatch: pytest.MonkeyPatch, installed: str, device: Any, *, block: int = 4
-) -> Quantiser:
-    """Return a quantiser of 5000 elements in two shards, with one package installed."""
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: name if name == installed else None
-    )
-    return make_quantiser(QuantisedLayout.of(10_000, shards=2, block=block), device)
-
-
-def test_which_quantisation_serves_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use compiled code if its compiler is installed, else torch.
-
-    Kernels also need short blocks and CUDA.
-    """
-    monkeypatch.setattr(quantisers, "CudaQuantiser", lambda *arguments: arguments[1])
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert isinstance(made_with(monkeypatch, "numba", HOST), NativeQuantiser)
-    assert made_with(monkeypatch, "cupy", GPU) is GPU
-    assert made_with(monkeypatch, "cupy", GPU, block=4096) is GPU
-    for installed, device, block in (("cupy", HOST, 4), ("numba", GPU, 4), ("cupy", GPU, 4097)):
-        assert isinstance(made_with(monkeypatch, installed, device, block=block), TorchQuantiser)
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert isinstance(made_with(monkeypatch, "cupy", GPU), TorchQuantiser)
 
 
 @pytest.fixture

@@ -107,7 +107,8 @@ def test_the_mpijob_has_the_operators_fields() -> None:
     job = yaml.safe_load((SCRIPTS / "mpijob.yaml").read_text())
     assert ("kubeflow.org/v2beta1", "MPIJob") == (job["apiVersion"], job["kind"])
     spec = job["spec"]
-    assert set(spec) <= {"slotsPerWorker", "runPolicy", "mpiImplementation", "mpiReplicaSpecs"}
+    names = "slotsPerWorker runPolicy mpiImplementation mpiReplicaSpecs sshAuthMountPath"
+    assert set(spec) <= {*names.split(), "launcherCreationPolicy"}
     assert "OpenMPI" == spec["mpiImplementation"]
     assert {"Launcher", "Worker"} == set(spec["mpiReplicaSpecs"])
     assert 2 == spec["mpiReplicaSpecs"]["Worker"]["replicas"]

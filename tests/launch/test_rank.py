@@ -411,3 +411,18 @@ def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
         [sys.executable, "-c", orphan], capture_output=True, text=True, check=False, timeout=60
     )
     assert wait_until(lambda: has_ended(int(process.stdout)))
+
+
+def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Extend the interpreter's own timeout when the limit grows."""
+    armed: list[float] = []
+    monkeypatch.setattr(
+        "faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds)
+    )
+    heart = Heart(0, Progress(), patience=Patience(timeout_s=1.0, startup_timeout_s=1.0))
+    heart.start()
+    assert wait_until(lambda: len(armed) == 1)
+    heart.timeout_s = 100.0
+    assert wait_until(lambda: len(armed) == 2)
+    heart.stop()
+    assert 198.0 == armed[1] - armed[0]

@@ -334,16 +334,6 @@ def test_a_clearly_slower_setting_is_tried_once() -> None:
     assert Counter(block.setting for block in tuning.blocks)[1] == 1
 
 
-@pytest.mark.parametrize(
-    ("step_ms", "steps"), [(2.0, 60), (5.0, 38), (20.0, 8), (100.0, 3), (5000.0, 3)]
-)
-def test_blocks_of_fast_steps_are_longer(step_ms: float, steps: int) -> None:
-    """Make blocks long relative to their end of about 3 ms."""
-    tuning = simulate([1.0, 1.2], Noise(), step_ms=step_ms)
-    assert {block.steps for block in tuning.blocks[1:]} == {steps}
-    assert tuning.ending == "decided"
-
-
 # --------------------------------------------------------------------------------------- the limits
 
 
@@ -370,14 +360,6 @@ def test_no_limit_of_time_is_exceeded(time_limit_s: float) -> None:
     assert tuning.ending == "time"
     screening = [block for block in tuning.blocks if block.phase == SWEEP]
     assert 0.1 * steps_of(screening[2:]) <= 0.45 * max(time_limit_s, 0)
-
-
-def test_a_tuning_without_limits_ends() -> None:
-    """End after 2000 steps or the last look."""
-    tunings = simulate_many([1.0, 1 + MARGIN], NOISES["all"], 8)
-    assert {tuning.ending for tuning in tunings} <= {"undecided", "decided"}
-    assert "undecided" in {tuning.ending for tuning in tunings}
-    assert max(tuning.steps for tuning in tunings) <= 2000
 
 
 def test_the_last_look_ends_a_tuning() -> None:

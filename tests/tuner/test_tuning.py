@@ -22,7 +22,6 @@ from tuning_world import (
 from commbench.cli.options import Settings
 from commbench.cli.train import write_recommendation
 from commbench.cli.tune import known_facts, tuning_task
-from commbench.collectives.datatypes import DTYPES
 from commbench.ddp.plan.cases import CONFIRM, LOCAL, SWEEP, TrainingCase
 from commbench.launch.events import SilentListener
 from commbench.launch.identity import Identity
@@ -221,23 +220,6 @@ def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
         recommendation.best.hook,
     )
     assert "boom" in recommendation.reason
-
-
-def test_parameters_of_mixed_types_are_tuned() -> None:
-    """Time the network in the gradients' types, and reach a verdict."""
-    facts, dtypes = make_facts(), ("bfloat16", "float32")
-    kinds = [(dtypes[i % len(dtypes)], DTYPES[dtypes[i % len(dtypes)]].itemsize) for i in range(40)]
-    typed = [
-        dataclasses.replace(p, dtype=dtype, itemsize=itemsize)
-        for p, (dtype, itemsize) in zip(facts.parameters, kinds, strict=True)
-    ]
-    plan = make_plan(
-        dataclasses.replace(facts, parameters=tuple(typed)), "quick", hooks=["none", "fp16"]
-    )
-    world = World(plan=plan, link=Link(gbit=1.0), misfit=0.0)
-    played = play(world)
-    assert "confirm" == played.requests[-1].name
-    assert "change" == conclude(world, played.records).verdict
 
 
 def test_an_unmeasured_network_ends_with_a_warning() -> None:

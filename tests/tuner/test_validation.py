@@ -8,14 +8,11 @@ import pytest
 from builders import make_case, make_launches
 from training_builders import make_training_case, make_training_info, make_training_launches
 
-from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
 from commbench.errors import InputError
-from commbench.results.recommendation import Choice, Recommendation, setting_of
 from commbench.tuner.validation import (
     Exhaustive,
-    choice_of,
     compare_held_out_ranks,
     compare_held_out_sizes,
     median_error,
@@ -64,20 +61,6 @@ def test_the_best_is_found_launch_by_launch() -> None:
     assert swept.gain_interval.low <= 1 + swept.gain <= swept.gain_interval.high
 
 
-def test_fresh_launches_decide_the_regret() -> None:
-    """Compare with the sweep's best in confirmation if both were confirmed."""
-    fresh = Exhaustive.of(
-        [
-            r
-            for case, ms in ((BASE, 10.0), (FIVE, 5.0), (TOPK, 4.0))
-            for r in make_training_launches([ms] * 3, case)
-        ],
-        make_training_info(),
-    )
-    assert 0.25 == pytest.approx(sweep().regret(FIVE, fresh).against_best)
-    assert sweep().regret(FIVE).fair == sweep().regret(FIVE, fresh).fair
-
-
 def test_regret_is_a_ratio_of_steps() -> None:
     """Return no regret for the best, and the ratio of steps for others."""
     swept = sweep()
@@ -86,18 +69,6 @@ def test_regret_is_a_ratio_of_steps() -> None:
     lost = swept.regret(FP16)
     assert (0.5, 0.5) == (pytest.approx(lost.against_best), pytest.approx(lost.fair))
     assert "slower" == lost.outcome
-
-
-def test_noise_shows_nothing() -> None:
-    """Ignore 2 %, and larger differences that launches contradict."""
-    assert "within" == sweep(fp16=(10.1, 10.1, 10.1)).regret(FP16).outcome
-    unclear = sweep(fp16=(10.6, 10.3, 9.95)).regret(FP16)
-    assert unclear.against_best > 0.02
-    assert "not shown" == unclear.outcome
-    noisy = sweep(fp16=(13.0, 9.0, 11.0)).regret(FP16)
-    assert noisy.against_best > 0.05
-    assert "too noisy" == noisy.outcome
-    assert "slower" == sweep(fp16=(11.0, 11.0, 11.1)).regret(FP16).outcome
 
 
 def test_fair_regret_is_free_of_luck() -> None:
@@ -132,29 +103,6 @@ def test_choice_with_the_same_buckets_counts() -> None:
         swept.find(make_training_case(cap="50"))
     with pytest.raises(InputError, match="default"):
         Exhaustive.of(make_training_launches([1.0], FIVE), {})
-
-
-@pytest.mark.parametrize(
-    ("verdict", "expected"), [("change", TOPK), ("keep", BASE), ("inconclusive", BASE)]
-)
-def test_the_choice_is_the_recommended_setting(verdict: str, expected: TrainingCase) -> None:
-    """Return the default unless the verdict is change."""
-    choices = {
-        name: Choice(**setting_of(case)) for name, case in (("baseline", BASE), ("best", TOPK))
-    }
-    recommendation = Recommendation(
-        workload="mlp",
-        world_size=2,
-        **choices,
-        best_uncompressed=choices["baseline"],
-        speedup=2.0,
-        speedup_ci=(1.9, 2.1),
-        verdict=verdict,  # type: ignore[arg-type] # of the three
-        reason="",
-        snippet="",
-        measured_steps=1,
-    )
-    assert expected == choice_of(recommendation, BASE)
 
 
 # -------------------------------------------------------------------------------------- the network
