@@ -137,17 +137,6 @@ def test_a_quick_bench_makes_more_launches_than_a_quick_run(
     assert f"cases on 2 ranks in {launches}, " in outcome.out
 
 
-@pytest.mark.parametrize(("options", "launches"), [("", 8), ("--budget standard", 10)])
-def test_a_quick_bench_makes_more_fresh_launches_than_a_quick_sweep(
-    commbench: Command, options: str, launches: int
-) -> None:
-    """Confirm in eight launches where no budget was named."""
-    pytest.importorskip("torch")
-    outcome = commbench(f"bench --backend gloo -n 2 {options} --dry-run")
-    assert 0 == outcome.code
-    assert f"the fastest again in {launches} fresh launches, " in outcome.out
-
-
 @pytest.mark.parametrize(
     ("words", "command"),
     [

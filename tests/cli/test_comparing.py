@@ -108,18 +108,6 @@ def test_a_run_named_twice_is_one_baseline(
     assert expected == capsys.readouterr().out
 
 
-def test_a_file_obeys_no_escape_sequences(tmp_path: Path) -> None:
-    """Escape control characters of runs in text files."""
-    runs = [
-        write_run(tmp_path / str(seed), seed, git_commit=f"\x1b[31m{seed}\x1b]0;title\x07")
-        for seed in (1, 2)
-    ]
-    compare(runs, out=tmp_path / "x.txt")
-    text = (tmp_path / "x.txt").read_text()
-    assert "\x1b" not in text
-    assert "\\x1b[31m1" in text
-
-
 def test_runs_that_cannot_be_compared_are_refused(good: Path, new: Path, tmp_path: Path) -> None:
     """Refuse a missing baseline, the run itself, other conditions and disjoint cases."""
     other = write_run(tmp_path / "other", 1, nodes=2)
@@ -251,3 +239,15 @@ def test_a_spreadsheet_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert 0 == compare([tmp_path / "a", tmp_path / "b"], output_format="csv")
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert row["case"].startswith("'=HYPERLINK(1) none")
+
+
+def test_a_file_obeys_no_escape_sequences(tmp_path: Path) -> None:
+    """Escape control characters of runs in text files."""
+    runs = [
+        write_run(tmp_path / str(seed), seed, git_commit=f"\x1b[31m{seed}\x1b]0;title\x07")
+        for seed in (1, 2)
+    ]
+    compare(runs, out=tmp_path / "x.txt")
+    text = (tmp_path / "x.txt").read_text()
+    assert "\x1b" not in text
+    assert "\\x1b[31m1" in text

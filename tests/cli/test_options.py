@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -273,3 +274,10 @@ def test_a_gpu_is_tried_in_a_process_of_its_own() -> None:
         r"Backend torch-nccl needs a (GPU|torch built for CUDA), .*\.",
         try_device("torch-nccl").refusal or "",
     )
+
+
+def test_gpus_that_are_tried_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the number of GPUs from the last line of the trial process."""
+    done = subprocess.CompletedProcess([], 0, stdout="a library says hello\n4\n", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    assert DeviceTrial(gpus=4) == try_device.__wrapped__("nccl")

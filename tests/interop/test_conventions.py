@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 from builders import read_records
-from commands import Command
 
 from commbench.collectives.cases import all_cases
 from commbench.engine.records import FixedSettings
-from commbench.errors import InputError
 from commbench.interop.conventions import CONVENTIONS
 from commbench.interop.imports.gathering import Source, import_outputs
 from commbench.interop.imports.reading import ImportOptions
@@ -27,38 +25,29 @@ def settings_of(tool: str, operation: str, size: str, ranks: int = 2) -> FixedSe
 
 
 @pytest.mark.parametrize(
-    ("operation", "size", "warmups", "repetitions"),
+    ("tool", "operation", "size", "warmups", "repetitions"),
     [
-        ("all_reduce", "8192", 100, 1000),
-        ("all_reduce", "16384", 10, 100),
-        ("latency", "1", 100, 10_000),
-        ("latency", "1048576", 10, 1000),
-        ("bandwidth", "64", 10, 100),
-        ("bandwidth", "65536", 2, 20),
+        ("osu", "all_reduce", "8192", 100, 1000),
+        ("osu", "all_reduce", "16384", 10, 100),
+        ("osu", "latency", "1", 100, 10_000),
+        ("osu", "latency", "1048576", 10, 1000),
+        ("osu", "bandwidth", "64", 10, 100),
+        ("osu", "bandwidth", "65536", 2, 20),
+        ("imb", "all_reduce", "4", 1100, 1000),
+        ("imb", "all_reduce", "65536", 704, 640),
+        ("imb", "all_reduce", "4194304", 20, 10),
     ],
 )
-def test_osu_repeats_as_its_header_says(
-    operation: str, size: str, warmups: int, repetitions: int
+def test_tools_repeat_as_their_sources_say(
+    tool: str, operation: str, size: str, warmups: int, repetitions: int
 ) -> None:
-    """Take the loops of osu_util.h, fewer above 8 KiB."""
-    expected = FixedSettings(
-        warmups=warmups, batch=1, visits=1, repetitions=repetitions, is_probed=False
-    )
-    assert expected == settings_of("osu", operation, size)
-
-
-@pytest.mark.parametrize(
-    ("size", "warmups", "repetitions"),
-    [("4", 1100, 1000), ("65536", 704, 640), ("4194304", 20, 10)],
-)
-def test_imb_repeats_up_to_a_volume(size: str, warmups: int, repetitions: int) -> None:
-    """Repeat at most 1000 times and 40 MiB, after as many trials and a tenth, at least 10 times, of
-    warm-up.
+    """Take the loops of osu_util.h, fewer above 8 KiB; IMB repeats at most 1000 times and 40 MiB,
+    after as many trials and a tenth, at least 10 times, of warm-up.
     """
     expected = FixedSettings(
         warmups=warmups, batch=1, visits=1, repetitions=repetitions, is_probed=False
     )
-    assert expected == settings_of("imb", "all_reduce", size)
+    assert expected == settings_of(tool, operation, size)
 
 
 def test_imb_reads_the_clock_around_its_loop_of_messages() -> None:
@@ -121,34 +110,6 @@ def test_given_axes_replace_the_tools() -> None:
         case.message_bytes,
         case.sync,
     )
-
-
-def test_an_operation_that_the_tool_lacks_is_refused() -> None:
-    """Name the tool and its tests."""
-    with pytest.raises(
-        InputError, match=r"IMB has no test of bandwidth; choose from all_reduce, .*sendrecv"
-    ):
-        CONVENTIONS["imb"].suite({"operations": ("bandwidth",)}, 2)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("--as omb", "Unknown tool 'omb'; choose from nccl-tests, osu, imb."),
-        ("--as osu --visits 3", "--as osu and --visits were both given; leave one of them out."),
-        ("--as imb -c bibandwidth", "IMB has no test of bibandwidth; choose from "),
-        ("collectives --as osu", "--as osu and SUITE were both given; leave one of them out."),
-        (
-            "--as imb --world-sizes 2",
-            "--as imb and --world-sizes were both given; leave one of them out.",
-        ),
-    ],
-)
-def test_bad_requests_are_one_sentence(commbench: Command, words: str, sentence: str) -> None:
-    """Refuse what contradicts the conventions, with exit code 2."""
-    done = commbench(f"run {words} -n 2")
-    assert (2, "") == (done.code, done.out)
-    assert sentence in done.err
 
 
 @pytest.mark.mpi

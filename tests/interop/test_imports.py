@@ -4,7 +4,6 @@ files.
 
 import contextlib
 import json
-import math
 import re
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
 from commbench.errors import InputError
 from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
-from commbench.interop.imports.nccl_tests import nccl_version
 from commbench.report.text_formats import render
 
 DATA = Path(__file__).parents[1] / "data" / "imports"
@@ -59,58 +57,38 @@ def test_nccl_tests_gives_both_halves_and_the_header() -> None:
     """Read sizes, times and checks of both halves, and ranks, hosts, GPU, library and
     iterations.
     """
-    imported = load("nccl_tests_all_reduce.txt")
-    rows = {(row.in_place, row.message_bytes): row for row in rows_of(imported)}
+    rows = {
+        (row.in_place, row.message_bytes): row for row in rows_of(load("nccl_tests_all_reduce.txt"))
+    }
     assert {(place, size) for place in (False, True) for size in (8, 262144, 8388608)} == set(rows)
+    expected = {
+        "time_us": 90.12,
+        "time_us_rank_mean": 90.12,
+        "time_us_ci_low": None,
+        "time_us_p95": None,
+        "skew_us": None,
+        "wrong": 0,
+        "flags": "imported",
+        "backend": "nccl",
+        "library": "NCCL 2.28.7",
+        "device": "NVIDIA H100 80GB HBM3",
+        "world_size": 4,
+        "group_size": 4,
+        "nodes": 1,
+        "ranks_per_node": 4,
+        "batch": 20,
+        "cadence": "pipelined",
+    }
     row = rows[False, 8388608]
-    assert (90.12, 90.12, 0, "imported") == (
-        row.time_us,
-        row.time_us_rank_mean,
-        row.wrong,
-        row.flags,
-    )
-    assert [pytest.approx(93.08, abs=0.005), pytest.approx(139.62, abs=0.005)] == [
-        row.algbw_GBps,
-        row.busbw_GBps,
-    ]
-    assert ("nccl", "NCCL 2.28.7", "NVIDIA H100 80GB HBM3") == (
-        row.backend,
-        row.library,
-        row.device,
-    )
-    assert (4, 4, 1, 4, 20, "pipelined") == (
-        row.world_size,
-        row.group_size,
-        row.nodes,
-        row.ranks_per_node,
-        row.batch,
-        row.cadence,
-    )
+    assert expected == {name: getattr(row, name) for name in expected}
+    assert pytest.approx([93.08, 139.62], abs=0.005) == [row.algbw_GBps, row.busbw_GBps]
     unverified = rows[True, 8388608]
     assert (None, "unverified;imported") == (unverified.wrong, unverified.flags)
 
 
-def test_one_output_has_no_interval_and_no_quantiles() -> None:
-    """Leave interval and quantiles of a mean empty."""
-    row = rows_of(load("nccl_tests_all_reduce.txt"))[0]
-    empty = (
-        "time_us_ci_low",
-        "time_us_ci_high",
-        "time_us_min",
-        "time_us_p25",
-        "time_us_p75",
-        "time_us_p95",
-    )
-    assert [None] * 9 == [
-        getattr(row, name) for name in (*empty, "skew_us", "late_discarded", "harness_us")
-    ]
-
-
 def test_old_nccl_tests_needs_the_operation() -> None:
     """Ask for the operation, which old versions do not print, and read their footer's check."""
-    with pytest.raises(
-        InputError, match="does not say which operation was timed; say so with --operation"
-    ):
+    with pytest.raises(InputError, match="--operation"):
         load("nccl_tests_old.txt")
     rows = rows_of(load("nccl_tests_old.txt", operation="all_reduce"))
     assert [(2, 2, 1, 0)] * 4 == [
@@ -122,38 +100,28 @@ def test_nccl_tests_with_more_columns() -> None:
     """Read minima, roots, blocking and time stamps; omit what has no case."""
     imported = load("nccl_tests_broadcast.txt")
     good, wrong = rows_of(imported)
-    assert ("bfloat16", 1, None, 101.0, "isolated") == (
-        good.dtype,
-        good.root,
-        good.in_place,
-        good.time_us_min,
-        good.cadence,
-    )
+    assert ("bfloat16", 1, None) == (good.dtype, good.root, good.in_place)
+    assert (101.0, "isolated") == (good.time_us_min, good.cadence)
     assert ("wrong", 12, None) == (wrong.status, wrong.wrong, wrong.busbw_GBps)
-    assert "element type f8e4m3 is unknown to commbench" in left_out(imported)
-    assert "broadcast in place has no counterpart in commbench" in left_out(imported)
+    assert "f8e4m3" in left_out(imported)
+    assert "broadcast in place" in left_out(imported)
 
 
 def test_nccl_tests_json() -> None:
     """Count ranks of processes with several GPUs; read single iterations and missing checks."""
     imported = load("nccl_tests.json")
     first, larger, in_place = rows_of(imported)
-    assert (4, 2, 2, "all_gather") == (
+    assert ("all_gather", 4, 2, 2) == (
+        first.operation,
         first.world_size,
         first.nodes,
         first.ranks_per_node,
-        first.operation,
     )
-    assert (40.0, 38.0, 43.0, 3, 0) == (
-        first.time_us,
-        first.time_us_min,
-        first.time_us_p95,
-        first.repetitions,
-        first.wrong,
-    )
-    assert [pytest.approx(19.6608), pytest.approx(26.2144)] == [first.busbw_GBps, larger.busbw_GBps]
+    assert (40.0, 38.0, 43.0) == (first.time_us, first.time_us_min, first.time_us_p95)
+    assert (3, 0) == (first.repetitions, first.wrong)
+    assert pytest.approx([19.6608, 26.2144]) == [first.busbw_GBps, larger.busbw_GBps]
     assert (True, None) == (in_place.in_place, in_place.wrong)
-    assert "'nan' is no number that was measured" in left_out(imported)
+    assert "'nan'" in left_out(imported)
 
 
 def test_json_that_is_cut_off_gives_its_whole_results() -> None:
@@ -168,14 +136,6 @@ def test_json_that_is_cut_off_gives_its_whole_results() -> None:
         load_text(text[: text.index('"results":') + 20])
 
 
-@pytest.mark.parametrize(
-    ("code", "version"), [(22807, "2.28.7"), (23007, "2.30.7"), (2708, "2.7.8")]
-)
-def test_nccl_versions(code: int, version: str) -> None:
-    """Format NCCL's version number."""
-    assert version == nccl_version(code)
-
-
 def test_operations_in_graphs_are_of_that_cadence() -> None:
     """Read the cadence of CUDA graphs from text and JSON."""
     texts = [(DATA / name).read_text() for name in ("nccl_tests_all_reduce.txt", "nccl_tests.json")]
@@ -188,20 +148,19 @@ def test_operations_in_graphs_are_of_that_cadence() -> None:
         ]
 
 
-def test_groups_and_cpu_times_are_left_out() -> None:
-    """Omit averages over groups and CPU times, with reasons."""
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("Rank  3 Group  0", "Rank  3 Group  1", "2 groups"),
+        ("  time   algbw", "cputime   algbw", "CPU"),
+        ("all_reduce_perf", "hypercube_perf", "hypercube_perf"),
+    ],
+)
+def test_groups_and_cpu_times_are_left_out(old: str, new: str, words: str) -> None:
+    """Omit averages over groups, CPU times and other operations, with reasons."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
-    for old, new, words in (
-        ("Rank  3 Group  0", "Rank  3 Group  1", "2 groups ran at the same time"),
-        ("  time   algbw", "cputime   algbw", "times are of the CPU only"),
-        (
-            "all_reduce_perf",
-            "hypercube_perf",
-            "hypercube_perf of nccl-tests has no counterpart in commbench",
-        ),
-    ):
-        with pytest.raises(InputError, match=words):
-            load_text(text.replace(old, new))
+    with pytest.raises(InputError, match=words):
+        load_text(text.replace(old, new))
 
 
 def test_processes_that_each_ran_alone_are_no_launches() -> None:
@@ -209,14 +168,9 @@ def test_processes_that_each_ran_alone_are_no_launches() -> None:
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     twice = re.sub(r"Rank  [1-3]", "Rank  0", text)
     alone = "\n".join(line for line in text.split("\n") if not re.search(r"Rank  [1-3]", line))
-    for each in (
-        twice,
-        alone + alone.replace("Pid   4242", "Pid   4243").replace("90.12", "90.13"),
-    ):
-        with pytest.raises(
-            InputError,
-            match="several processes each ran alone, as where nccl-tests was built without",
-        ):
+    other = alone.replace("Pid   4242", "Pid   4243").replace("90.12", "90.13")
+    for each in (twice, alone + other):
+        with pytest.raises(InputError, match="alone"):
             load_text(each)
     assert {1} == {record.group_size for record in load_text(alone).records}
 
@@ -224,22 +178,15 @@ def test_processes_that_each_ran_alone_are_no_launches() -> None:
 def test_nccl_tests_that_waited_without_a_barrier_are_left_out() -> None:
     """Read -z 1 and 3 as isolated, omit -z 2, and print the assumption."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
-    blocking = "# Blocking Enabled: {how} \n# Using devices"
-    barrier = blocking.format(
-        how="wait and barrier after each outer iteration (-n); time excludes barrier"
-    )
-    assert {"barrier"} == {
-        record.case.sync for record in load_text(text.replace("# Using devices", barrier)).records
-    }
-    with pytest.raises(InputError, match=r"waited for without a barrier \(-z 2\)"):
-        load_text(
-            text.replace(
-                "# Using devices",
-                blocking.format(how="wait after each inner iteration, no barrier"),
-            )
-        )
-    assert "back to back, as is nccl-tests' default (-z 0)" in assumed(load_text(text))
-    assert "mean over ranks, nccl-tests' default (-a 1)" in assumed(load_text(text))
+    blocking = "# Blocking Enabled: {} \n# Using devices"
+    barrier = blocking.format("wait and barrier after each outer iteration; time excludes barrier")
+    none = blocking.format("wait after each inner iteration, no barrier")
+    imported = load_text(text.replace("# Using devices", barrier))
+    assert {"barrier"} == {record.case.sync for record in imported.records}
+    with pytest.raises(InputError, match="-z 2"):
+        load_text(text.replace("# Using devices", none))
+    assert "-z 0" in assumed(load_text(text))
+    assert "-a 1" in assumed(load_text(text))
 
 
 @pytest.mark.parametrize(
@@ -261,37 +208,25 @@ def test_nccl_tests_json_states_what_its_times_mean(option: str, *, slowest: boo
     assert slowest is ("slowest rank" in record.stated.time)
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ('"-a","0"', "of rank 0 only"),
-        ('"-a","2"', "of the fastest rank"),
-        ('"-z","2"', "without a barrier"),
-    ],
-)
-def test_nccl_tests_json_of_what_has_no_counterpart_is_left_out(option: str, words: str) -> None:
+@pytest.mark.parametrize("option", ['"-a","0"', '"-a","2"', '"-z","2"'])
+def test_nccl_tests_json_of_what_has_no_counterpart_is_left_out(option: str) -> None:
     """Omit times of one rank, of the fastest rank, and of unknown cadence."""
     text = (DATA / "nccl_tests.json").read_text().replace('"-I","1"', option)
-    with pytest.raises(InputError, match=words):
-        load_text(
-            text.replace(
-                '"blocking_collectives":"false"',
-                f'"blocking_collectives":"{str("z" in option).lower()}"',
-            )
-        )
+    if "z" in option:
+        text = text.replace('"blocking_collectives":"false"', '"blocking_collectives":"true"')
+    with pytest.raises(InputError):
+        load_text(text)
 
 
 def test_ranks_that_are_not_listed_must_be_given() -> None:
     """Ask for the number of ranks if their list has gaps, and check it against the busbw."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     text = "\n".join(line for line in text.split("\n") if "Rank  2" not in line)
-    with pytest.raises(
-        InputError, match="does not say on how many ranks all_reduce ran; say so with -n"
-    ):
+    with pytest.raises(InputError, match="-n"):
         load_text(text)
-    assert "busbw" not in assumed(load_text(text, ranks=4))
-    assert "prints is that of another number of them" in assumed(load_text(text, ranks=8))
-    with pytest.raises(InputError, match=r"ran on 4 ranks, and -n 2 was given"):
+    assert "another number" not in assumed(load_text(text, ranks=4))
+    assert "another number" in assumed(load_text(text, ranks=8))
+    with pytest.raises(InputError, match=r"4 ranks, and -n 2"):
         load("nccl_tests_all_reduce.txt", ranks=2)
 
 
@@ -303,79 +238,53 @@ def test_osu_full_output() -> None:
     message.
     """
     small, large = rows_of(load("osu_allgather_full.txt", ranks=4))
-    assert (16, 4, 4.6, 4.2, 1000, 5.0) == (
-        small.message_bytes,
-        small.osu_bytes,
-        small.time_us,
-        small.time_us_rank_mean,
-        small.repetitions,
-        small.time_us_p95,
-    )
+    assert (16, 4, 1000) == (small.message_bytes, small.osu_bytes, small.repetitions)
+    assert (4.6, 4.2, 5.0) == (small.time_us, small.time_us_rank_mean, small.time_us_p95)
     assert pytest.approx(4 * 1048576 / 1260.10 / 1e3) == large.algbw_GBps
-    assert ("mpi", "float32", False, "barrier") == (
-        small.backend,
-        small.dtype,
-        small.in_place,
-        small.sync,
-    )
+    assert ("mpi", "float32") == (small.backend, small.dtype)
+    assert (False, "barrier") == (small.in_place, small.sync)
 
 
 def test_osu_of_old_versions_with_several_tests() -> None:
     """Read several tests in one file; print assumptions; omit what has no counterpart."""
     imported = load("osu_old.txt", ranks=4)
     rows = {(row.operation, row.message_bytes): row for row in rows_of(imported)}
-    assert (1.68, "float32") == (rows["all_reduce", 4].time_us, rows["all_reduce", 4].dtype)
-    assert (0.97, None) == (rows["barrier", None].time_us, rows["barrier", None].algbw_GBps)
-    assert (2, 88.10) == (rows["latency", 1048576].group_size, rows["latency", 1048576].time_us)
-    assert [pytest.approx(11.89025), 64] == [
-        rows["bandwidth", 1048576].algbw_GBps,
-        rows["bandwidth", 1048576].window,
-    ]
-    assert pytest.approx(20.0) == rows["bibandwidth", 1048576].algbw_GBps
-    assert "all_reduce were MPI_FLOAT (float32)" in assumed(imported)
-    assert "64 messages were in flight" in assumed(imported)
-    assert "messages of 0 bytes" in left_out(imported)
-    assert "'MPI Multiple Bandwidth / Message Rate Test' has no counterpart" in left_out(imported)
+    times = {("all_reduce", 4): 1.68, ("barrier", None): 0.97, ("latency", 1048576): 88.10}
+    assert times == {key: rows[key].time_us for key in times}
+    assert "float32" == rows["all_reduce", 4].dtype
+    assert 2 == rows["latency", 1048576].group_size
+    bandwidth, both_ways = (rows[name, 1048576] for name in ("bandwidth", "bibandwidth"))
+    assert pytest.approx([11.89025, 20.0]) == [bandwidth.algbw_GBps, both_ways.algbw_GBps]
+    assert 64 == bandwidth.window
+    assert "float32" in assumed(imported)
+    assert "64 messages" in assumed(imported)
+    assert "0 bytes" in left_out(imported)
+    assert "Multiple Bandwidth" in left_out(imported)
 
 
 def test_osu_validation() -> None:
     """Read Pass as verified and Fail as wrong data."""
     passed, failed = rows_of(load("osu_validated.txt", ranks=3))
     assert (0, "ok", 3) == (passed.wrong, passed.status, passed.message_bytes)
-    assert ("wrong", "OSU's validation failed.", None) == (
-        failed.status,
-        failed.reason,
-        failed.busbw_GBps,
-    )
+    assert ("wrong", None) == (failed.status, failed.busbw_GBps)
 
 
-def test_osu_non_blocking() -> None:
-    """Read the overlap with its parts."""
+def test_osu_other_forms() -> None:
+    """Read the overlap of non-blocking collectives, and OSU's Python benchmarks."""
     record = load("osu_non_blocking.txt", ranks=2).records[1]
     assert record.overlap is not None
-    assert (150.0, pytest.approx(20.0)) == (record.times_us[0], record.overlap.percent)
-
-
-def test_omb_py() -> None:
-    """Read the output of OSU's Python benchmarks."""
+    assert pytest.approx([150.0, 20.0]) == [record.times_us[0], record.overlap.percent]
     rows = rows_of(load("omb_py.txt", ranks=2))
-    assert [("all_gather", 8, 6.2, "pipelined"), ("all_gather", 2048, 12.0, "pipelined")] == [
-        (row.operation, row.message_bytes, row.time_us, row.cadence) for row in rows
-    ]
+    assert {8: 6.2, 2048: 12.0} == {row.message_bytes: row.time_us for row in rows}
+    assert {("all_gather", "pipelined")} == {(row.operation, row.cadence) for row in rows}
 
 
 def test_osu_needs_the_ranks() -> None:
     """Ask for the number of ranks of a collective; a pair has two."""
-    with pytest.raises(
-        InputError, match=r"osu_validated.txt does not say on how many ranks all_to_all ran"
-    ):
+    with pytest.raises(InputError, match="all_to_all"):
         load("osu_validated.txt")
-    assert (
-        2
-        == load_text("# OSU MPI Latency Test v7.4\n# Size  Latency (us)\n8   1.50\n")
-        .records[0]
-        .group_size
-    )
+    [record] = load_text("# OSU MPI Latency Test v7.4\n# Size  Latency (us)\n8   1.50\n").records
+    assert 2 == record.group_size
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
@@ -401,55 +310,44 @@ OSU_TYPES = """
 
 def test_osu_of_several_types() -> None:
     """Give each type (-T) its own rows, not launches of another."""
-    imported = load_text(OSU_TYPES.format(device=""), ranks=4)
-    assert [
-        ("int32", 4, 1.5, 0),
-        ("int32", 8, 1.6, 0),
-        ("float32", 4, 2.5, 0),
-        ("float32", 8, 2.6, 0),
-    ] == [
-        (record.case.dtype, record.case.message_bytes, record.times_us[0], record.launch)
-        for record in imported.records
-    ]
+    records = load_text(OSU_TYPES.format(device=""), ranks=4).records
+    assert {0} == {record.launch for record in records}
+    times = {(r.case.dtype, r.case.message_bytes): r.times_us[0] for r in records}
+    expected = {("int32", 4): 1.5, ("int32", 8): 1.6, ("float32", 4): 2.5, ("float32", 8): 2.6}
+    assert expected == times
 
 
 @pytest.mark.parametrize(
-    ("title", "words"),
+    "title",
     [
-        ("MPI_Put Latency Test v5.8", "OSU's 'MPI_Put Latency Test' has no counterpart"),
-        ("MPI_Get-CUDA Bandwidth Test v7.4", "OSU's 'MPI_Get Bandwidth Test' has no counterpart"),
-        (
-            "OpenSHMEM Broadcast Latency Test v7.4",
-            "OSU's 'OpenSHMEM Broadcast Latency Test' has no counterpart",
-        ),
-        ("UPC++ Reduce Latency Test v7.4", "has no counterpart"),
-        ("MPI-FPGA Latency Test v9", "library 'MPI-FPGA' is unknown"),
+        "MPI_Put Latency Test v5.8",
+        "MPI_Get-CUDA Bandwidth Test v7.4",
+        "OpenSHMEM Broadcast Latency Test v7.4",
+        "UPC++ Reduce Latency Test v7.4",
+        "MPI-FPGA Latency Test v9",
     ],
 )
-def test_osu_one_sided_and_shared_memory_have_no_counterpart(title: str, words: str) -> None:
+def test_osu_one_sided_and_shared_memory_have_no_counterpart(title: str) -> None:
     """Omit one-sided and shared-memory tests."""
-    with pytest.raises(InputError, match=re.escape(words)):
+    with pytest.raises(InputError, match=r"no counterpart|unknown"):
         load_text(f"# OSU {title}\n# Size   Latency (us)\n8   1.50\n", ranks=2)
 
 
-def test_osu_says_where_buffers_are() -> None:
-    """Distinguish buffers of host and GPU."""
-    device, host = (load_text(OSU_TYPES.format(device=name), ranks=4) for name in ("-CUDA", ""))
-    assert [{"CUDA"}, {"cpu"}] == [
-        {record.device for record in each.records} for each in (device, host)
-    ]
-    pair = "# OSU MPI-CUDA Latency Test v7.4\n{buffers}# Size  Latency (us)\n8   1.50\n"
-    for buffers, expected in (
+@pytest.mark.parametrize(
+    ("buffers", "device"),
+    [
         ("# Rank 0 Memory on HOST (H) and Rank 1 Memory on HOST (H)\n", "cpu"),
         ("# Rank 0 Memory on DEVICE (D) and Rank 1 Memory on HOST (H)\n", "CUDA"),
         ("", "CUDA"),
-    ):
-        assert expected == load_text(pair.format(buffers=buffers)).records[0].device
-    with pytest.raises(
-        InputError,
-        match="buffers are on CUDA in one output and on cpu in another; import them apart",
-    ):
-        load_text(OSU_TYPES.format(device="-CUDA") + OSU_TYPES.format(device=""), ranks=4)
+    ],
+)
+def test_osu_says_where_buffers_are(buffers: str, device: str) -> None:
+    """Distinguish buffers of host and GPU, and refuse a mixture."""
+    text = f"# OSU MPI-CUDA Latency Test v7.4\n{buffers}# Size  Latency (us)\n8   1.50\n"
+    assert device == load_text(text).records[0].device
+    on_gpu, on_host = (OSU_TYPES.format(device=name) for name in ("-CUDA", ""))
+    with pytest.raises(InputError, match=r"CUDA .* cpu"):
+        load_text(on_gpu + on_host, ranks=4)
 
 
 # --------------------------------------------------------------------------------------- IMB, PARAM
@@ -459,26 +357,33 @@ def test_imb() -> None:
     """Read pairs, rings, collectives on several numbers of processes, defects and barriers."""
     imported = load("imb.txt")
     rows = {(row.operation, row.group_size, row.message_bytes): row for row in rows_of(imported)}
-    assert (400.0, pytest.approx(10.48576)) == (
-        rows["latency", 2, 4194304].time_us,
-        rows["latency", 2, 4194304].algbw_GBps,
+    times = {
+        ("latency", 2, 4194304): 400.0,
+        ("all_gather", 4, 4096): 2.8,
+        ("all_gather", 2, 2048): 1.6,
+        ("barrier", 4, None): 1.3,
+    }
+    assert times == {key: rows[key].time_us for key in times}
+    assert pytest.approx(10.48576) == rows["latency", 2, 4194304].algbw_GBps
+    # IMB counts what goes in and out
+    assert pytest.approx(8.192) == rows["sendrecv", 4, 4194304].busbw_GBps
+    gathered, reduced = rows["all_gather", 4, 4096], rows["all_reduce", 4, 1024]
+    assert (2.65, 1024, 1000) == (
+        gathered.time_us_rank_mean,
+        gathered.osu_bytes,
+        gathered.repetitions,
     )
-    assert (
-        pytest.approx(8.192) == rows["sendrecv", 4, 4194304].busbw_GBps
-    )  # IMB counts what goes in and out
-    assert (2.8, 2.65, 1024, 1000) == (
-        rows["all_gather", 4, 4096].time_us,
-        rows["all_gather", 4, 4096].time_us_rank_mean,
-        rows["all_gather", 4, 4096].osu_bytes,
-        rows["all_gather", 4, 4096].repetitions,
-    )
-    assert 1.6 == rows["all_gather", 2, 2048].time_us
-    assert ("float32", 0) == (rows["all_reduce", 4, 1024].dtype, rows["all_reduce", 4, 1024].wrong)
+    assert ("float32", 0) == (reduced.dtype, reduced.wrong)
     assert "wrong" == rows["all_reduce", 4, 2048].status
-    assert 1.3 == rows["barrier", 4, None].time_us
-    assert "Exchange is left out: each rank exchanges" in left_out(imported)
-    assert "did not measure this size (time-out" in left_out(imported)
-    assert "MPI_BYTE is counted as int8" in assumed(imported)
+    sizes = {
+        (record.case.world_size, record.group_size)
+        for record in imported.records
+        if record.case.operation == "all_gather"
+    }
+    assert {(2, 2), (None, 4)} == sizes
+    assert "Exchange" in left_out(imported)
+    assert "time-out" in left_out(imported)
+    assert "int8" in assumed(imported)
 
 
 def test_imb_states_that_buffers_were_out_of_the_cache() -> None:
@@ -491,68 +396,42 @@ def test_imb_states_that_buffers_were_out_of_the_cache() -> None:
     assert {"hot"} == {record.case.buffers for record in away if not record.case.dtype}
 
 
-def test_imb_states_its_types() -> None:
+@pytest.mark.parametrize(
+    ("is_stated", "dtypes"), [(True, {"float32", "int8"}), (False, {"float64"})]
+)
+def test_imb_states_its_types(is_stated: bool, dtypes: set[str]) -> None:
     """Apply --dtype only if the output does not state the type."""
-    text = (DATA / "imb.txt").read_text()
-    stated = {
-        record.case.operation: record.case.dtype
-        for record in load("imb.txt", dtype="float64").records
-    }
-    assert ("float32", "int8") == (stated["all_reduce"], stated["all_gather"])
-    silent = "\n".join(line for line in text.split("\n") if "MPI_Datatype" not in line)
-    types = {
-        record.case.operation: record.case.dtype
-        for record in load_text(silent, dtype="float64").records
-    }
-    assert ("float64", "float64") == (types["all_reduce"], types["all_gather"])
+    lines = (DATA / "imb.txt").read_text().split("\n")
+    text = "\n".join(line for line in lines if is_stated or "MPI_Datatype" not in line)
+    records = load_text(text, dtype="float64").records
+    chosen = [r for r in records if r.case.operation in {"all_reduce", "all_gather"}]
+    assert dtypes == {record.case.dtype for record in chosen}
 
 
 def test_imb_beside_outputs_that_do_not_state_their_ranks() -> None:
     """Apply -n to other outputs if IMB has tables of that size; else refuse."""
     imported = load("imb.txt", "osu_validated.txt", ranks=4)
     assert {2, 4} == {record.group_size for record in imported.records}
-    with pytest.raises(
-        InputError, match=r"imb.txt says that its largest table ran on 4 ranks, and -n 16 was given"
-    ):
+    with pytest.raises(InputError, match=r"imb.txt .* 4 ranks, and -n 16"):
         load("imb.txt", "osu_validated.txt", ranks=16)
-
-
-def test_fewer_ranks_are_a_scaling_study() -> None:
-    """Distinguish the same size on fewer ranks."""
-    records = [
-        record for record in load("imb.txt").records if record.case.operation == "all_gather"
-    ]
-    assert [(2, 2), (None, 4)] == [
-        (record.case.world_size, record.group_size) for record in records
-    ]
 
 
 def test_param() -> None:
     """Read the slowest rank's time; ignore percentiles, which are over ranks."""
     imported = load("param.txt")
     reduce, exchange = rows_of(imported)
-    assert (124.0, None, None, 8, True) == (
-        reduce.time_us,
-        reduce.time_us_p95,
-        reduce.time_us_rank_mean,
-        reduce.world_size,
-        reduce.in_place,
-    )
-    assert ("bfloat16", 1048576, 131072) == (
-        exchange.dtype,
-        exchange.message_bytes,
-        exchange.osu_bytes,
-    )
-    assert "PARAM's all_to_allv has no counterpart in commbench" in left_out(imported)
+    assert (124.0, None, None) == (reduce.time_us, reduce.time_us_p95, reduce.time_us_rank_mean)
+    assert (8, True) == (reduce.world_size, reduce.in_place)
+    assert ("bfloat16", 1048576) == (exchange.dtype, exchange.message_bytes)
+    assert 131072 == exchange.osu_bytes
+    assert "all_to_allv" in left_out(imported)
 
 
 def test_param_of_old_versions() -> None:
     """Recognise float32 by its element size, and ask for the type otherwise."""
-    imported = load("param_old.txt", ranks=8, backend="gloo")
-    assert [("gloo", "float32")] == [
-        (record.case.backend, record.case.dtype) for record in imported.records
-    ]
-    with pytest.raises(InputError, match="not of 4 bytes; give --dtype"):
+    [record] = load("param_old.txt", ranks=8, backend="gloo").records
+    assert ("gloo", "float32") == (record.case.backend, record.case.dtype)
+    with pytest.raises(InputError, match="--dtype"):
         load("param_old.txt", ranks=4)
 
 
@@ -560,41 +439,25 @@ def test_param_of_old_versions() -> None:
 
 
 def test_several_outputs_are_launches() -> None:
-    """Return an interval over several outputs of the same case."""
+    """Return an interval over several outputs of the same case; a file may hold two."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     texts = [text.replace("90.12", f"{time:.2f}") for time in (89.0, 90.0, 91.0, 92.0, 90.5, 91.5)]
-    sources = [Source(name=f"{place}.txt", data=text.encode()) for place, text in enumerate(texts)]
-    imported = import_outputs(sources, options=ImportOptions())
-    row = next(
-        row for row in rows_of(imported) if (row.in_place, row.message_bytes) == (False, 8388608)
-    )
+    texts[:2] = ["".join(texts[:2])]
+    sources = [Source(name=f"{place}.txt", data=each.encode()) for place, each in enumerate(texts)]
+    rows = rows_of(import_outputs(sources, options=ImportOptions()))
+    row = {(row.in_place, row.message_bytes): row for row in rows}[False, 8388608]
     assert (6, 90.75, "") == (row.launches, row.time_us, row.flags)
-    assert (row.time_us_ci_low or math.inf) < 90.75 < (row.time_us_ci_high or 0)
-
-
-def test_one_file_with_several_tests_has_several_launches() -> None:
-    """Count a case twice in a file as two launches."""
-    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
-    assert {0, 1} == {
-        record.launch for record in load_text(text + text.replace("90.12", "91.00")).records
-    }
-
-
-def test_the_same_output_twice_is_refused() -> None:
-    """Refuse the same file twice."""
-    with pytest.raises(InputError, match="are the same output, which is one launch"):
-        load("imb.txt", "imb.txt")
+    assert row.time_us_ci_low
+    assert row.time_us_ci_high
+    assert row.time_us_ci_low < 90.75 < row.time_us_ci_high
 
 
 def test_times_of_different_meaning_do_not_mix() -> None:
     """Refuse to mix means over ranks and the slowest rank's times."""
-    plain = (
-        "# OSU MPI Allgather Latency Test v7.4\n# Datatype: MPI_FLOAT.\n# Size  Avg Latency(us)\n4 "
-        "  4.00\n"
-    )
+    plain = "# OSU MPI Allgather Latency Test v7.4\n# Datatype: MPI_FLOAT.\n# Size  Avg Latency(us)"
     sources = [
         Source(name="full.txt", data=(DATA / "osu_allgather_full.txt").read_bytes()),
-        Source(name="plain.txt", data=plain.encode()),
+        Source(name="plain.txt", data=f"{plain}\n4   4.00\n".encode()),
     ]
     with pytest.raises(InputError, match="import them apart"):
         import_outputs(sources, options=ImportOptions(ranks=4))
@@ -602,59 +465,34 @@ def test_times_of_different_meaning_do_not_mix() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "hello\n",
-        "\0\1\2",
-        "{}",
-        '{"results": 1, "nccl_version": 2}',
-        "# size\n",
-        "size,time\n8,1.0\n",
-    ],
+    ["", "\0\1\2", "{}", '{"results": 1, "nccl_version": 2}', "# size\n", "size,time\n8,1\n"],
 )
 def test_foreign_files_are_refused(text: str) -> None:
     """Refuse a foreign file in one sentence."""
-    with pytest.raises(InputError, match=r"is no output of|is no JSON of|Nothing was found"):
+    with pytest.raises(InputError):
         load_text(text)
 
 
-def test_unknown_tool() -> None:
-    """Refuse an unknown tool, and list the valid ones."""
-    with pytest.raises(
-        InputError, match="Unknown tool 'x'; choose from nccl-tests-json, nccl-tests, osu"
-    ):
-        load("imb.txt", tool="x")
+#: Files that do not state their ranks, by the number of these.
+RANKS = {"param_old.txt": 8, "omb_py.txt": 4, "osu_allgather_full.txt": 4, "osu_old.txt": 4}
+RANKS |= {"osu_non_blocking.txt": 4, "osu_validated.txt": 4}
+
+
+def times_of(name: str, data: bytes) -> set[tuple[str, int, float]]:
+    """Return operation, size and time of each record."""
+    options = ImportOptions(ranks=RANKS.get(name), operation="all_reduce")
+    records = import_outputs([Source(name=name, data=data)], options=options).records
+    return {(r.case.operation, r.case.message_bytes, r.times_us[0]) for r in records}
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in DATA.iterdir()))
 def test_every_cut_is_read_or_refused(name: str) -> None:
     """Return only figures of the whole file wherever it is truncated."""
     data = (DATA / name).read_bytes()
-    options = ImportOptions(
-        ranks=None if name in RANKS_STATED else 8 if "param" in name else 4, operation="all_reduce"
-    )
-    whole = import_outputs([Source(name=name, data=data)], options=options)
-    figures = {
-        (record.case.operation, record.case.message_bytes, record.times_us[0])
-        for record in whole.records
-    }
+    whole = times_of(name, data)
     for end in range(0, len(data), 37):
-        try:
-            part = import_outputs([Source(name=name, data=data[:end])], options=options)
-        except InputError:
-            continue
-        assert {
-            (r.case.operation, r.case.message_bytes, r.times_us[0]) for r in part.records
-        } <= figures
-
-
-RANKS_STATED = {
-    "nccl_tests_all_reduce.txt",
-    "nccl_tests_old.txt",
-    "nccl_tests_broadcast.txt",
-    "nccl_tests.json",
-}
-RANKS_STATED |= {"imb.txt", "param.txt"}
+        with contextlib.suppress(InputError):
+            assert times_of(name, data[:end]) <= whole
 
 
 @given(data=st.data(), name=st.sampled_from(sorted(path.name for path in DATA.iterdir())))
@@ -670,16 +508,6 @@ def test_edited_files_are_read_or_refused(data: st.DataObject, name: str) -> Non
         assert rows_of(
             import_outputs([source], tool=tool, options=ImportOptions(operation="all_reduce"))
         )
-
-
-def test_a_heading_without_its_halves_is_refused() -> None:
-    """Refuse a heading with only one time."""
-    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
-    broken = "\n".join(
-        line.replace("time", "tim", 1) if "algbw" in line else line for line in text.splitlines()
-    )
-    with pytest.raises(InputError, match="no two halves"):
-        load_text(broken)
 
 
 def test_what_launchers_put_before_lines_is_ignored() -> None:

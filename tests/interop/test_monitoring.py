@@ -54,40 +54,28 @@ def test_the_dashboard_asks_for_every_metric_there_is_and_no_other() -> None:
     assert set(METRICS) == set(re.findall(r"\bcommbench_\w+", " ".join(queries())))
 
 
-def test_alerts_ask_for_metrics_that_there_are() -> None:
-    """Query only metrics of an export."""
-    assert set() == set(re.findall(r"\bcommbench_\w+", " ".join(ASKED))) - set(METRICS)
+def labels_of(query: str) -> set[str]:
+    """Return the labels of the metrics that a query names, which all have to exist."""
+    names = re.findall(r"commbench_\w+", query)
+    return {"benchmark", *ADDED}.union(*(METRICS[name].labels for name in names))
 
 
 @pytest.mark.parametrize("query", ASKED)
 def test_selectors_and_groupings_name_labels_that_the_metrics_have(query: str) -> None:
     """Select and group by labels of the queried metrics."""
     for name, selector in re.findall(r"(commbench_\w+)\{([^}]*)\}", query):
-        existing = {"benchmark", *METRICS[name].labels, *ADDED}
-        assert set() == set(re.findall(r"(\w+)(?:=~|!=|!~|=)", selector)) - existing
-    labels = {
-        label for name in re.findall(r"commbench_\w+", query) for label in METRICS[name].labels
-    }
-    grouped = {
-        label for used in re.findall(r"\bby \(([^)]*)\)", query) for label in used.split(", ")
-    }
-    assert set() == grouped - labels - {"benchmark", *ADDED}
+        assert set(re.findall(r"(\w+)(?:=~|!=|!~|=)", selector)) <= labels_of(name)
+    for used in re.findall(r"\bby \(([^)]*)\)", query):
+        assert set(used.split(", ")) <= labels_of(query)
 
 
 def test_legends_and_summaries_name_labels_that_the_metrics_have() -> None:
     """Use only placeholders of existing labels."""
-    shown = [
-        (t["expr"], t["legendFormat"])
-        for panel in DASHBOARD["panels"]
-        for t in panel.get("targets", ())
-    ]
-    shown += [(rule["expr"], rule["annotations"]["summary"]) for rule in rules()]
+    shown = [(rule["expr"], rule["annotations"]["summary"]) for rule in rules()]
+    for panel in DASHBOARD["panels"]:
+        shown += [(each["expr"], each["legendFormat"]) for each in panel.get("targets", ())]
     for query, text in shown:
-        labels = {
-            label for name in re.findall(r"commbench_\w+", query) for label in METRICS[name].labels
-        }
-        named = set(re.findall(r"\{\{ ?(?:\$labels\.)?(\w+) ?\}\}", text))
-        assert set() == named - labels - {"benchmark", *ADDED}, (query, text)
+        assert set(re.findall(r"\{\{ ?(?:\$labels\.)?(\w+) ?\}\}", text)) <= labels_of(query), query
 
 
 def test_variables_of_queries_are_defined() -> None:
@@ -102,26 +90,6 @@ def test_variables_of_queries_are_defined() -> None:
     ]
     assert all({"type": "prometheus", "uid": "${datasource}"} == source for source in sources)
     assert "datasource" == VARIABLES["datasource"]["type"]
-
-
-def test_the_dashboard_has_the_form_that_grafana_imports() -> None:
-    """Follow the classic schema: numbered panels within 24 columns without overlap."""
-    assert 36 <= DASHBOARD["schemaVersion"] <= 42
-    assert "id" not in DASHBOARD, "Grafana gives the number itself"
-    panels = DASHBOARD["panels"]
-    assert len(panels) == len({panel["id"] for panel in panels})
-    assert {"row", "stat", "table", "timeseries", "bargauge"} == {panel["type"] for panel in panels}
-    taken: set[tuple[int, int]] = set()
-    for panel in panels:
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken, panel["title"]
-        taken |= cells
 
 
 def test_an_installed_commbench_has_them() -> None:

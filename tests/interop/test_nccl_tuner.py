@@ -77,13 +77,9 @@ def test_ranges_meet_in_the_middle_and_equals_are_one() -> None:
     assert ("allreduce", 1024, 3072, "tree", "ll", 2, 1, 2, -1, -1) == first.line
 
 
-def test_without_the_library_s_own_choice_there_is_no_rule() -> None:
-    """Write no rule without a measurement of NCCL's own choice."""
-    assert [] == choices(measured({key: time for key, time in TIMES.items() if key[1] != "auto"}))
-
-
-def test_channels_that_nobody_knows_are_no_rule() -> None:
-    """Write no rule without a known number of channels."""
+def test_without_the_library_s_own_choice_or_channels_there_is_no_rule() -> None:
+    """Write no rule without NCCL's own choice, or without a known number of channels."""
+    assert [] == choices(measured({(KIB, "tree"): 10.0, (KIB, "ring/ll"): 15.0}))
     assert [] == choices(measured({(KIB, "auto"): 20.0, (KIB, "nvls/simple"): 10.0}))
     assert ["ring/ll/2ch"] == choices(measured({(KIB, "auto"): 20.0, (KIB, "ring/ll"): 10.0}))
 
@@ -136,16 +132,12 @@ def test_the_file_is_what_the_plugin_reads(tmp_path: Path) -> None:
     assert max(map(len, lines)) < 255, (
         "the plugin's buffer: what is beyond it would be a line of its own"
     )
-    with pytest.raises(
-        InputError, match="shows no algorithm of NCCL to be faster than its own choice"
-    ):
+    with pytest.raises(InputError, match="no algorithm"):
         write_nccl_tuner(load_run(tmp_path / "not"), None)
 
 
 def test_ranks_that_share_a_gpu_rule_nothing(tmp_path: Path) -> None:
     """Refuse to write rules from ranks that shared a GPU."""
     write_run(tmp_path / "shared", measured(TIMES), **make_info(ranks_per_gpu=2))
-    with pytest.raises(
-        InputError, match=r"The ranks of run shared shared a GPU, .* with a GPU for each rank"
-    ):
+    with pytest.raises(InputError, match="shared a GPU"):
         write_nccl_tuner(load_run(tmp_path / "shared"), None)

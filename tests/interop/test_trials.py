@@ -2,6 +2,7 @@
 MLflow.
 """
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -60,21 +61,14 @@ def points(trial: Trial, metric: str) -> dict[int, float]:
 def test_a_curve_is_a_trial_whose_steps_are_sizes() -> None:
     """Order a curve's times by message size, and name it by its constant fields."""
     run = make_both()
-    trial = next(
-        trial for trial in trials_of(run) if trial.settings.get("operation") == "all_reduce"
-    )
+    trials = {trial.name: trial for trial in trials_of(run)}
+    assert len(trials) == len(trials_of(run))
+    trial = trials["mpi all_reduce flat 2 ranks float32"]
     times = {row.message_bytes: row.time_us for row in run.rows if row.status == "ok"}
     assert [8, 1024] == list(points(trial, "all_reduce/time_us"))
     assert times == points(trial, "all_reduce/time_us")
-    settings = {
-        "backend": "mpi",
-        "operation": "all_reduce",
-        "pattern": "flat",
-        "ranks": "2",
-        "dtype": "float32",
-    }
-    assert settings == trial.settings
-    assert "mpi all_reduce flat 2 ranks float32" == trial.name
+    settings = {"backend": "mpi", "operation": "all_reduce", "pattern": "flat", "ranks": "2"}
+    assert {**settings, "dtype": "float32"} == trial.settings
 
 
 def test_a_configuration_is_a_trial_with_its_losses() -> None:
@@ -104,12 +98,6 @@ def test_what_has_no_time_is_a_trial_that_says_so() -> None:
     """Keep a hung case without points."""
     (hung,) = [trial for trial in trials_of(make_both()) if trial.notes["status"] == "hung"]
     assert ("broadcast", []) == (hung.settings["operation"], list(hung.points))
-
-
-def test_names_tell_trials_apart() -> None:
-    """Give every trial of a run its own name."""
-    names = [trial.name for trial in trials_of(make_both())]
-    assert len(names) == len(set(names))
 
 
 # -------------------------------------------------------------------------------------- TensorBoard
@@ -208,38 +196,23 @@ def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, store: Pat
 
 @pytest.mark.programs
 @pytest.mark.filterwarnings("ignore")  # as above
-def test_mlflow_takes_a_run_once(store: Path, tmp_path: Path) -> None:
-    """Refuse a run logged before, and log another run of the same name."""
+def test_mlflow_takes_a_run_once(mlflow: Any, store: Path, tmp_path: Path) -> None:
+    """Refuse a run logged before; log another run of the same name, and an imported one."""
     copy = shutil.copy(store, tmp_path / "runs.db")
     run = make_run([])
     with pytest.raises(InputError, match="already"):
         write_mlflow(run, copy)
-    later = Run(
-        path=run.path,
-        info={**run.info, "started": "2026-11-22T00:00:00+00:00"},
-        records=run.records,
-    )
-    write_mlflow(later, copy)
-
-
-@pytest.mark.programs
-@pytest.mark.filterwarnings("ignore")  # as above
-def test_mlflow_takes_an_imported_run_once(mlflow: Any, store: Path, tmp_path: Path) -> None:
-    """Identify and date an imported run by its import."""
-    copy = shutil.copy(store, tmp_path / "runs.db")
-    run = make_run([])
-    info = {name: value for name, value in run.info.items() if name != "started"}
-    imported = Run(
-        path=run.path,
-        info={**info, "imported_at": "2026-11-22T00:00:00+00:00"},
-        records=run.records,
-    )
+    date = "2026-11-22T00:00:00+00:00"
+    write_mlflow(dataclasses.replace(run, info={**run.info, "started": date}), copy)
+    info = {**run.info, "imported_at": "2026-11-23T00:00:00+00:00"}
+    del info["started"]
+    imported = dataclasses.replace(run, info=info)
     address = write_mlflow(imported, copy)
     with pytest.raises(InputError, match="already"):
         write_mlflow(imported, copy)
     client = mlflow.MlflowClient(tracking_uri=address)
     latest, *_ = client.search_runs([client.get_experiment_by_name("commbench").experiment_id])
-    assert 1795305600000 == latest.info.start_time
+    assert 1795392000000 == latest.info.start_time
 
 
 @pytest.mark.programs

@@ -101,24 +101,13 @@ class Copy:
         return done.stdout
 
     def measure(
-        self, *options: str, role: str = "rank", path: Path | None = None
+        self, options: str, role: str = "rank", path: Path | None = None
     ) -> list[dict[str, str]]:
         """Return the rows of a run with these options, by default on this process as the only
         rank.
         """
-        self.run(
-            "-m",
-            "commbench",
-            "run",
-            *options,
-            "--sizes",
-            "1K",
-            "--role",
-            role,
-            "--out",
-            "out",
-            path=path,
-        )
+        line = f"-m commbench run {options} --sizes 1K --role {role} --out out"
+        self.run(*line.split(), path=path)
         with (self.folder / "out" / "collectives.csv").open(newline="") as table:
             return list(csv.DictReader(table))
 
@@ -184,7 +173,7 @@ def test_an_operation_is_measured(apply: Callable[[str], Copy]) -> None:
     """Measure the new operation with each of its reductions, and list it."""
     pytest.importorskip("mpi4py", reason="connects the only rank")
     copy = apply("An operation")
-    rows = copy.measure("-c", "reduce_broadcast", "--backend", "fake", "--redop", "sum,max")
+    rows = copy.measure("-c reduce_broadcast --backend fake --redop sum,max")
     assert {("reduce_broadcast", "sum", "ok"), ("reduce_broadcast", "max", "ok")} == {
         (row["operation"], row["redop"], row["status"]) for row in rows
     }
@@ -198,7 +187,7 @@ def test_a_backend_is_measured(apply: Callable[[str], Copy]) -> None:
     State as unsupported what it leaves out.
     """
     pytest.importorskip("mpi4py", reason="connects the only rank")
-    rows = apply("A backend").measure("-c", "all_reduce,all_gather", "--backend", "memcpy")
+    rows = apply("A backend").measure("-c all_reduce,all_gather --backend memcpy")
     assert [("memcpy", "memory", "ok", "0"), ("memcpy", "", "unsupported", "")] == [
         (row["backend"], row["transport"], row["status"], row["wrong"]) for row in rows
     ]
@@ -274,18 +263,8 @@ def test_a_launcher_starts_ranks(apply: Callable[[str], Copy], tmp_path: Path) -
     program.write_text(START)
     program.chmod(0o755)
     copy = apply("A launcher")
-    options = [
-        "-c",
-        "all_reduce",
-        "--backend",
-        "fake",
-        "-n",
-        "2",
-        "--oversubscribe",
-        "--launcher",
-        "start",
-    ]
-    (row,) = copy.measure(*options, "--launches", "1", role="conductor", path=program.parent)
+    options = "-c all_reduce --backend fake -n 2 --oversubscribe --launcher start --launches 1"
+    (row,) = copy.measure(options, role="conductor", path=program.parent)
     assert ("2", "1", "ok") == (row["world_size"], row["launches"], row["status"])
 
 

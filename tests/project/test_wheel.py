@@ -89,11 +89,3 @@ def test_the_recipe_of_spack_has_the_dependencies() -> None:
         re.search(r"for _name in \((.*)\)", recipe)[1].replace('"', "").split(", ")
     )
     assert settings["options"]["python_requires"].strip(">=") in recipe
-
-
-@pytest.mark.parametrize("name", ["Containerfile", "apptainer.def"])
-def test_images_install_all_that_measures_on_cpus(name: str) -> None:
-    """Install the extras for MPI and torch by the tested versions, and start commbench."""
-    text = (LAUNCH / name).read_text()
-    assert '-c /source/constraints.txt "/source[mpi,mpi-wheel,torch]"' in text
-    assert "commbench" in text.splitlines()[-1]

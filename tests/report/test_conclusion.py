@@ -63,15 +63,6 @@ def test_paragraph_of_a_compressed_best() -> None:
     assert "learnt no more" in paragraph(compressed(loss=2.99, step_ms=18))
 
 
-def test_paragraph_of_an_uncompressed_best() -> None:
-    """Omit accuracy if only the bucket size changes."""
-    records = [*learning(BASE, [2.0] * 10, step_ms=20), *learning(FIVE, [2.01] * 10, step_ms=15)]
-    text = paragraph(decide([*sweep(five=15), *records]))
-    assert "change to 5 MiB buckets" in text
-    assert "loss" not in text
-    assert "Without compression" not in text
-
-
 def test_paragraph_names_the_uncompressed_gain() -> None:
     """State the gain without compression with its interval, and unknown accuracy."""
     text = paragraph(decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))]))

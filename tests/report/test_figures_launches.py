@@ -68,10 +68,3 @@ def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:
         s.name for s in training_spreads(training_run_of([*sweep, *fresh]), "")
     ]
     assert [] == training_spreads(training_run_of([make_training_record()]), "")
-
-
-def test_several_runs_stand_beside_each_other() -> None:
-    """Prefix names with the run's."""
-    runs = [run_of(make_launches(STEADY), name) for name in ("old", "new")]
-    (drawing,) = launch_figures(runs)
-    assert {"old: mpi all_reduce 1 KiB", "new: mpi all_reduce 1 KiB"} <= set(texts_of(drawing.svg))

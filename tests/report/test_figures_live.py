@@ -109,11 +109,3 @@ def test_other_runs_have_no_such_figures(tuned: Run) -> None:
     assert [] == live_figures([dataclasses.replace(tuned, training_records=())])
     (drawing,) = live_figures([dataclasses.replace(tuned, path=Path("/nowhere"))])
     assert "live" == drawing.name
-
-
-def test_two_runs_have_figures_of_their_own(tuned: Run) -> None:
-    """Give the drawings of two runs different names."""
-    one, other = (
-        dataclasses.replace(tuned, path=Path("/runs") / name) for name in ("one", "other")
-    )
-    assert ["live-1", "live-2"] == [drawing.name for drawing in live_figures([one, other])]

@@ -122,11 +122,3 @@ def test_a_wide_range_gets_a_logarithmic_scale() -> None:
         isinstance(painted(paint_heat, one).axes[0].get_images()[0].norm, LogNorm)
         for one in (wide, narrow)
     ]
-
-
-def test_every_run_has_its_own() -> None:
-    """Draw a heat map per matrix and run."""
-    runs = [run_of(make_matrix(3), 3, name=name) for name in ("old", "new")]
-    names = [drawing.name for drawing in matrix_figures(runs)]
-    assert ["matrix-1-bandwidth-1", "matrix-2-bandwidth-1"] == names
-    assert [] == matrix_figures([run_of([], 3)])

@@ -1,14 +1,10 @@
 """Tests of a soak on the page: its time line, tables and sentences."""
 
-import io
-
 from drawings import painted, run_of
 from matplotlib.axes import Axes
-from rich.console import Console
 from soaks import at_s, even, soak_info, soak_records, waiting_for
 
 from commbench.analysis.runs import soak_results
-from commbench.cli.presentation import print_run
 from commbench.report.figures import all_figures
 from commbench.report.figures.soak import paint_timeline, soak_figures
 from commbench.report.page.contents import make_page
@@ -64,10 +60,3 @@ def test_the_page_names_events_and_drift() -> None:
     assert "rank 2 on host n1" in [cell.text for cell in section.tables[0].lines[1]]
     (finding,) = [finding for finding in page.findings if finding.label == "Soak"]
     assert finding.texts[0].endswith("20 launches and 240 visits: 2 spikes.")
-
-
-def test_the_terminal_names_events() -> None:
-    """Print the sentences below the table."""
-    stream = io.StringIO()
-    print_run(soaked(), "table", Console(file=stream, width=300))
-    assert "0.4 s: rank 2 on host n1 (the others waited for it)" in stream.getvalue()

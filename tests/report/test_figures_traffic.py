@@ -51,10 +51,3 @@ def test_unknown_bytes_are_not_drawn() -> None:
     """Draw nothing without counted bytes."""
     assert [] == traffic_figures([training_run_of(launches_of(10.0, sent_bytes=None))])
     assert [] == traffic_figures([training_run_of([])])
-
-
-def test_runs_stand_beside_each_other() -> None:
-    """Prefix names with the run's."""
-    runs = [training_run_of(records({"none": 40e6}), name) for name in ("old", "new")]
-    (group,) = groups(runs)
-    assert ["old: none", "new: none"] == list(bars_of(group))

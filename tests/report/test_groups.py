@@ -18,8 +18,7 @@ from builders import (
 from rich.console import Console
 
 from commbench.engine.records import Record, Row
-from commbench.report.groups import chosen, rates_together
-from commbench.report.table import render_table, warnings_for
+from commbench.report.table import render_table
 from commbench.report.text_formats import render
 
 HOSTS = ("host0", "host0", "host1", "host1")
@@ -126,12 +125,6 @@ def test_groups_of_many_ranks_fit_the_line(count: int) -> None:
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
 
 
-def test_backends_stand_side_by_side_in_groups_too() -> None:
-    """Print the groups of backends side by side."""
-    both = [*two(), *two(backend="gloo")]
-    assert 2 == line_with(table(both, width=120), "1 KiB", " 0-1 ").count("10.0 us")
-
-
 def test_groups_without_a_result_say_why() -> None:
     """Print the status; name only groups with wrong data wrong."""
     case = make_case(pattern="cross")
@@ -142,19 +135,6 @@ def test_groups_without_a_result_say_why() -> None:
     text = table([Record.from_json({**wrong, "status": "wrong", "reason": "7 differ"})])
     assert "wrong (7 elements)" in line_with(text, " 2-3 ", "wrong (")
     assert "not timed" in line_with(text, " 0-1 ")
-
-
-def test_sums_need_every_group() -> None:
-    """Print no sum if a group has no rate."""
-    rows = rows_of(two())[:1]
-    assert (None, None) == rates_together(rows, 2)
-    assert {"0-1"} == chosen(rows, 2).keys()
-
-
-def test_the_slow_are_counted_in_a_warning() -> None:
-    """Count the rows of a slow group in a warning, without flagging their times."""
-    (warning,) = warnings_for(rows_of(two()), make_info())
-    assert warning.startswith("2 of 4 rows are of a group that was slower")
 
 
 @pytest.mark.parametrize("style", ["nccl-tests", "osu"])

@@ -3,19 +3,17 @@
 import io
 import json
 import re
-import sys
 from pathlib import Path
 
-import pytest
 from builders import KIB, MIB, make_case, make_info
+from commands import Command
 from laws import SIZES, sweep
 from rich.console import Console
 
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.runs import network_model
-from commbench.cli import main
 from commbench.launch.tables import write_tables
-from commbench.report.model import conclude_model, render_model
+from commbench.report.model import render_model
 from commbench.results import MODEL, Store, load_run
 
 
@@ -24,14 +22,6 @@ def printed(model: NetworkModel) -> str:
     console = Console(file=io.StringIO(), width=120)
     console.print(render_model(model))
     return console.file.getvalue()  # type: ignore[attr-defined] - it is the StringIO given
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """Return the exit code of a command."""
-    monkeypatch.setattr(sys, "argv", ["commbench", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def make_run(path: Path, sizes: tuple[int, ...] = SIZES) -> Path:
@@ -70,23 +60,10 @@ def test_table_shows_lines_and_errors() -> None:
     assert "needs 3 message sizes" in printed(NetworkModel.fit([]))
 
 
-def test_one_line_says_how_good_it_is() -> None:
-    """Print the number of curves and their errors in one line, or nothing."""
-    model = NetworkModel.fit(sweep())
-    assert conclude_model(model).startswith("Fitted: 1 curve; median error at sizes left out ")
-    assert conclude_model(NetworkModel.fit([])) == ""
-
-
-def test_report_prints_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Print one line below the rows, the table on request, and refuse other formats."""
-    path = str(make_run(tmp_path / "mine"))
-    assert 0 == command(monkeypatch, "report", path)
-    assert "Fitted: 1 curve" in capsys.readouterr().out
-    assert 0 == command(monkeypatch, "report", path, "--model")
-    shown = capsys.readouterr().out
+def test_report_prints_the_model(commbench: Command) -> None:
+    """Print one line below the rows, and the table on request."""
+    make_run(commbench.home / "mine")
+    assert "1 curve" in commbench("report mine").out
+    shown = commbench("report mine --model").out
     assert "start-up" in shown
     assert "Results:" not in shown
-    assert 2 == command(monkeypatch, "report", path, "--model", "--format", "csv")
-    assert "--model and --format csv were asked for; choose one" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from builders import MIB, STEADY, make_case, make_launches, make_record
-from kept import KEPT_RUNS, RESULTS
+from kept import RESULTS
 from matrices import make_hosts, make_matrix, touching
 from pages import make_run, read
 from training_builders import (
@@ -17,7 +17,6 @@ from training_builders import (
     make_training_record,
 )
 
-from commbench.analysis.runs import network_model
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Overlap, Record
 from commbench.report.columns import MOST_LINES
@@ -216,40 +215,20 @@ def test_the_network_is_the_same_whatever_case_came_first() -> None:
 
 def test_failed_wrong_and_unsupported_rows_are_shown_and_explained() -> None:
     """List rows without results with their status, and their reasons in a section."""
+    operations = {"unsupported": "all_gather", "failed": "reduce_scatter", "hung": "all_to_all"}
     records = [
-        make_record(make_case("all_gather"), status="unsupported", reason="gloo has none"),
-        make_record(make_case("broadcast", root=0), status="failed", reason="rank 1 died"),
-        make_record(make_case("gather", root=0), status="hung", reason="rank 0 is silent"),
-        make_record(make_case(), status="wrong", wrong=3, reason="3 elements differ"),
+        make_record(make_case(operation), status=status, reason=f"{status} here")
+        for status, operation in operations.items()
     ]
+    records.append(make_record(make_case(), status="wrong", wrong=3, reason="3 differ"))
     page = read(make_run(records, left_out=["Gloo needs torch."]))
     reasons = page.table_with("status", "reason", "what")[1:]
-    assert ["failed", "1", "mpi broadcast", "rank 1 died"] in reasons
-    statuses = {"unsupported", "failed", "hung", "wrong"}
+    assert ["failed", "1", "mpi reduce_scatter", "failed here"] in reasons
+    statuses = {*operations, "wrong"}
     assert statuses == {line[0] for line in reasons}
     assert statuses <= {cell for table in page.tables for line in table for cell in line}
     assert "Gloo needs torch." in page.text
     assert page.text.index("wrong data") < page.text.index("Collectives")
-
-
-def test_model_states_for_each_segment_its_own_error() -> None:
-    """State residuals per segment, the held-out error per curve, and no interval of parameters
-    fixed at 0.
-    """
-    run = load_run(next(path for path in KEPT_RUNS if path.name.startswith("bench")))
-    heading, *lines = read(run).table_with("start-up", "rate")
-    place = {
-        text: heading.index(text)
-        for text in ("worst residual %", "held-out error %", "start-up us")
-    }
-    curves = list(network_model(run).curves.values())
-    assert any(len(curve.segments) > 1 for curve in curves)
-    assert len(curves) == sum(bool(line[place["held-out error %"]]) for line in lines)
-    worst = {line[place["worst residual %"]] for line in lines}
-    assert len(worst) > len(curves)
-    held = [line for line in lines if line[place["start-up us"]] == "0"]
-    assert held
-    assert all(not line[place["start-up us"] + 1] for line in held)
 
 
 def test_an_overlap_of_nothing_has_ends_like_any_other() -> None:

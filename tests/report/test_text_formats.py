@@ -95,13 +95,6 @@ def test_nccl_count_is_of_one_rank(
     assert expected == line[:5]
 
 
-def test_nccl_missing_half_is_not_available() -> None:
-    """Print N/A for an unmeasured half."""
-    (line,) = parse_nccl(render(summarise(measure([make_case()])), "nccl-tests"))
-    assert ["N/A"] * 4 == line[5:9]
-    assert "5.50" == line[9]
-
-
 def test_nccl_footer_averages_bus_bandwidth() -> None:
     """Print the average bus bandwidth, and no value out of bounds."""
     rows = summarise(measure([make_case(message_bytes=size) for size in SIZES]))
@@ -164,14 +157,6 @@ def test_osu_lines_have_its_widths() -> None:
     assert f"{1024:<10d}{4.95:18.2f}" in text.splitlines()
 
 
-def test_osu_sizes_are_per_rank_for_all_gather() -> None:
-    """Print one rank's block."""
-    ((_, lines),) = parse_osu(
-        render(summarise(measure([make_case("all_gather")], group_size=4)), "osu")
-    )
-    assert [256] == [size for size, _ in lines]
-
-
 @pytest.mark.parametrize(
     ("operation", "title", "factor"),
     [
@@ -227,3 +212,13 @@ def test_means_are_over_repetitions_and_ranks() -> None:
 
 
 # -------------------------------------------------------------------------------------------- style
+
+
+def test_osu_prints_no_wrong_data() -> None:
+    """Print a wrong result as a comment."""
+    text = render(summarise([make_record(status="wrong", wrong=12)]), "osu")
+    assert [] == parse_osu(text)[0][1]
+    assert (
+        "# mpi all_reduce 1024 B float32: wrong: 12 elements were wrong in 1 of 1 launches."
+        in text.splitlines()
+    )

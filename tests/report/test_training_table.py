@@ -106,13 +106,6 @@ def test_tables_fit_the_console(width: int) -> None:
     assert ("No space for" in text) == (width < 120)
 
 
-def test_least_telling_columns_give_way_first() -> None:
-    """Omit time to target before exposed communication, and never the step time."""
-    text = render(run_of(FULL), width=90)
-    assert "to target" in line_with(text, "No space for")
-    assert "exposed" not in line_with(text, "No space for")
-
-
 def test_settings_other_than_buckets_stand_beside_the_hook() -> None:
     """Print other settings beside the hook."""
     case = make_training_case(
@@ -131,15 +124,6 @@ def test_lines_are_ordered() -> None:
     assert ["fp16 default", "none default", "none 5"] == names_in(
         render(run_of(records), by_speed=True)
     )
-
-
-def test_groups_have_tables_of_their_own() -> None:
-    """Print a table per number of ranks and batch."""
-    records = [*launches_of(20), *launches_of(40, make_training_case(world_size=4))]
-    text = render(run_of(records))
-    assert "2 ranks on 1 host" in text
-    assert "4 ranks on 1 host" in text
-    assert 2 == text.count("verdict") or 2 == text.count("speedup")
 
 
 def test_step_without_ddp_is_told() -> None:

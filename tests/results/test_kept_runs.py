@@ -89,20 +89,6 @@ def test_a_kept_run_states_the_command_of_the_table(name: str) -> None:
     assert "complete" == stated.get("status", "complete")
 
 
-@pytest.mark.parametrize("name", [name for name in KEPT if (RESULTS / name / "run.json").exists()])
-def test_an_emulated_cluster_is_that_of_the_table(name: str) -> None:
-    """Record the hosts and rates of ``lab run`` in the environment, and none without it."""
-    emulated = (statement_of(name).get("environment") or {}).get("emulated")
-    command = TABLE[name][1]
-    words = command[: command.index("--")] if "--" in command else []
-    options = dict(zip(words[3::2], words[4::2], strict=True))
-    expected: dict[str, Any] = {}
-    if options:
-        expected = {"hosts": int(options["--hosts"]), "rate": options["--rate"]}
-        expected |= {"slow": dict([options["--slow"].split("=")])} if "--slow" in options else {}
-    assert expected == (emulated or {})
-
-
 # ----------------------------------------------------------------------------------- what pages say
 
 

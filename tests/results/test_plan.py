@@ -17,6 +17,7 @@ from commbench.results.plan import (
     RunRequest,
     exceeds_aim,
     fixed_settings,
+    launch_times,
     missing_cases,
     next_launch,
     plan_launch,
@@ -50,12 +51,10 @@ def make_trained(
 @pytest.mark.parametrize("terms", [None, TERMS])
 def test_a_plan_comes_back_as_it_went(terms: Terms | None) -> None:
     """Read a plan back from one line of JSON."""
-    planned = [
-        PlannedCase(case=CASES[0], fixed=FixedSettings(warmups=3, batch=8)),
-        PlannedCase(case=CASES[1]),
-    ]
-    if terms:
-        planned = [PlannedCase(case=case) for case in TRAINED]
+    planned = [PlannedCase(case=case) for case in (TRAINED if terms else CASES)]
+    if terms is None:
+        fixed = FixedSettings(warmups=3, batch=8)
+        planned[0] = PlannedCase(case=CASES[0], fixed=fixed)
     plan = LaunchPlan(
         launch=2, budget=BUDGETS["quick"], cases=planned, training=terms, deadline_s=7.5
     )
@@ -127,15 +126,6 @@ def test_blocks_that_were_made_tell_how_long_others_take() -> None:
     assert slice_seconds(make_request(CASES), records) is None
 
 
-def test_a_stage_counts_its_own_launches() -> None:
-    """Start with the first launch of a stage, whatever other stages measured."""
-    records = [make_record(case, launch=launch) for case in CASES for launch in range(3)]
-    assert (0, 3) == (
-        next_launch(make_training_request(), records),
-        next_launch(make_request(CASES), records),
-    )
-
-
 def test_missing_cases_keep_the_order_of_their_launch() -> None:
     """Omit measured cases, and shuffle by seed and launch."""
     request = make_request(CASES)
@@ -194,16 +184,10 @@ def test_a_planned_launch_has_the_time_slice_and_fixed_settings() -> None:
     request = make_request(CASES[:2], case_timeout_s=9)
     records = [make_record(CASES[0], launch=0, warmups=4, batch=2)]
     plan = plan_launch(request, records, 1, slice_s=0.01, deadline_s=3.0)
-    assert {
-        CASES[0]: FixedSettings(warmups=4, batch=2, sync="round-time", visits=1),
-        CASES[1]: None,
-    } == {p.case: p.fixed for p in plan.cases}
-    assert (1, 0.01, 9, 3.0) == (
-        plan.launch,
-        plan.budget.slice_s,
-        plan.case_timeout_s,
-        plan.deadline_s,
-    )
+    fixed = FixedSettings(warmups=4, batch=2, sync="round-time", visits=1)
+    assert {CASES[0]: fixed, CASES[1]: None} == {each.case: each.fixed for each in plan.cases}
+    assert (1, 9, 3.0) == (plan.launch, plan.case_timeout_s, plan.deadline_s)
+    assert 0.01 == plan.budget.slice_s
     assert request.budget == plan_launch(request, [], 0).budget
 
 
@@ -267,10 +251,7 @@ def test_settings_fixed_by_another_run_take_precedence() -> None:
     assert FixedSettings(warmups=9, batch=4) == planned.fixed
 
 
-def test_what_cannot_be_trained_does_not_hold_a_launch_open() -> None:
-    """Start a new launch despite a failed case, but complete one that lacks another case."""
-    request = make_training_request()
-    whole = [make_trained(case) for case in TRAINED]
-    failed = dataclasses.replace(whole[1], status="failed")
-    assert 1 == next_launch(request, [whole[0], failed, *whole[2:]])
-    assert 0 == next_launch(request, [whole[0], failed])
+def test_the_times_of_a_launch_add_up() -> None:
+    """Divide a launch's time into start, measuring and the rest."""
+    times = launch_times(seconds=5.0, startup_s=1.5, measuring_s=3.0)
+    assert {"seconds": 5.0, "startup_s": 1.5, "measuring_s": 3.0, "other_s": 0.5} == times

@@ -17,6 +17,8 @@ from commbench.results.record_types import Records
 from commbench.results.states import divide, find_states
 
 LAUNCHES, VISITS, REPETITIONS = 6, 8, 10
+#: Visits of a run.
+ALL_VISITS = 2 * LAUNCHES * VISITS
 #: Times of the probe, and of the cases, in us.
 PROBE_US, TIMES_US = 0.3, {8: 0.3, 65536: 20.0}
 
@@ -64,7 +66,7 @@ def make_states(share: float, seed: int = 0) -> list[bool]:
     several visits.
     """
     random = np.random.default_rng(seed)
-    visits = LAUNCHES * VISITS * len(TIMES_US)
+    visits = ALL_VISITS
     slow = [bool(random.random() < share)]
     while len(slow) < visits:
         changes = random.random() < 0.2
@@ -80,13 +82,12 @@ def run_of(records: Sequence[Record], name: str = "run") -> Run:
     return make_run(Path(name), {"run_id": name}, collected)
 
 
-@pytest.mark.parametrize("ratio", [1.3, 2.0])
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+@pytest.mark.parametrize(("ratio", "share"), [(1.3, 0.3), (2.0, 0.5), (1.3, 0.7)])
 def test_two_states_are_found_and_both_are_reported(ratio: float, share: float) -> None:
     """Find the probe's time in each state, and state both times of each case, the fast one
     first.
     """
-    slow = [number % 10 < 10 * share for number in range(LAUNCHES * VISITS * len(TIMES_US))]
+    slow = [number % 10 < 10 * share for number in range(ALL_VISITS)]
     run = run_of(make_records(slow, ratio=ratio))
     found = run.divided.states["mpi"]
     assert pytest.approx([PROBE_US, ratio * PROBE_US, 1 - sum(slow) / len(slow)], rel=0.03) == [
@@ -104,7 +105,7 @@ def test_two_states_are_found_and_both_are_reported(ratio: float, share: float) 
 
 def test_one_state_changes_nothing() -> None:
     """Return the very records, with empty columns, where all probes are alike."""
-    records = make_records([False] * LAUNCHES * VISITS * len(TIMES_US))
+    records = make_records([False] * ALL_VISITS)
     assert divide(records).records is records
     table = run_of(records).collectives
     assert table["state"].isna().all() or (table["state"] == "").all()
@@ -115,7 +116,7 @@ def test_one_state_changes_nothing() -> None:
 def test_noise_of_one_state_is_seldom_divided(noise: str) -> None:
     """Find two states in at most 2 % of runs of a machine with one."""
     random = np.random.default_rng(3)
-    runs, visits = 200, LAUNCHES * VISITS * len(TIMES_US)
+    runs, visits = 200, ALL_VISITS
     draw = {
         "normal": lambda: 0.2 * random.standard_normal(visits),
         "skewed": lambda: 0.1 * np.exp(0.8 * random.standard_normal(visits)),
@@ -191,10 +192,10 @@ def test_like_states_are_compared() -> None:
     fast one.
     """
     both = run_of(
-        make_records([number % 2 == 0 for number in range(LAUNCHES * VISITS * len(TIMES_US))]),
+        make_records([number % 2 == 0 for number in range(ALL_VISITS)]),
         "both",
     )
-    slow = run_of(make_records([True] * LAUNCHES * VISITS * len(TIMES_US), seed=1), "slow")
+    slow = run_of(make_records([True] * ALL_VISITS, seed=1), "slow")
     for a, b in ((both, slow), (slow, both)):
         table = compare(a, b)
         assert pytest.approx([1.0, 1.0], abs=0.03) == [
@@ -214,7 +215,7 @@ def test_a_difference_within_a_state_is_found() -> None:
 
 def test_states_without_a_match_are_named() -> None:
     """Compare the better states and say so if the probe shows no state that both runs met."""
-    half = [number % 2 == 0 for number in range(LAUNCHES * VISITS * len(TIMES_US))]
+    half = [number % 2 == 0 for number in range(ALL_VISITS)]
     other = [
         dataclasses.replace(record, probes_us=[4 * probe_us for probe_us in record.probes_us])
         for record in make_records(half, seed=1)

@@ -242,14 +242,6 @@ def test_flags_of_records_are_kept_in_order() -> None:
     assert "few_launches;oversubscribed;late" == summarise_one(records).flags
 
 
-def test_texts_that_differ_between_launches_are_both_named() -> None:
-    """Show differing transports of launches."""
-    row = summarise_one(
-        [make_record(transport="sm"), make_record(launch=1, transport="tcp"), make_record(launch=2)]
-    )
-    assert "sm | tcp" == row.transport
-
-
 @given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=9))
 def test_time_lies_within_its_interval(medians: list[float]) -> None:
     """Keep time within its interval, minimum and 95th percentile."""

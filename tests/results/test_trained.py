@@ -66,18 +66,6 @@ def test_speedup_counts_samples_not_steps() -> None:
     assert [1.0, pytest.approx(2.0)] == [row.speedup for row in rows]
 
 
-def test_baseline_is_one_and_has_no_verdict() -> None:
-    """Give the baseline speedup 1 without verdict, and no speedups without baseline."""
-    rows = rows_of([*launches_of(20), *launches_of(10, FP16)])
-    assert (1.0, None, "") == (
-        rows["none default"].speedup,
-        rows["none default"].speedup_ci_low,
-        rows["none default"].verdict,
-    )
-    alone = rows_of(launches_of(10, FP16))["fp16 default"]
-    assert (None, "") == (alone.speedup, alone.verdict)
-
-
 @pytest.mark.parametrize(
     ("step_ms", "verdict"),
     [(16.0, "faster"), (25.0, "slower"), (20.05, "same"), (20.4, "inconclusive")],
@@ -181,17 +169,6 @@ def test_losses_of_launches_are_not_mixed() -> None:
     assert {0: (40, 62.5), 1: (10, 91.0)} == {
         launch: (loss.count, loss.steps) for (_, launch), loss in losses.items()
     }
-
-
-def test_metric_is_the_last_value() -> None:
-    """Return the median over launches of the last metric."""
-    ends = [0.7, 0.9, 0.8]
-    records = [
-        make_training_record(launch=i, metric_name="accuracy", metrics=[(5, 0.99), (10, end)])
-        for i, end in enumerate(ends)
-    ]
-    (row,) = training_rows(records, {})
-    assert ("accuracy", 0.8) == (row.metric_name, row.metric)
 
 
 @pytest.mark.parametrize(

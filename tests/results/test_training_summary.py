@@ -42,22 +42,6 @@ def test_step_is_the_median_over_launches() -> None:
     assert 1e3 * 64 / 21.5 == pytest.approx(row.samples_per_s)
 
 
-def test_one_launch_has_the_interval_within() -> None:
-    """Return the interval within one launch, and flag it."""
-    (row,) = training_rows([make_training_record()], make_training_info())
-    assert row.step_ms_ci_low is not None
-    assert 19.8 <= row.step_ms_ci_low < 20 < (row.step_ms_ci_high or 0) <= 20.2
-    assert "one_launch" in row.flags
-
-
-def test_confirming_launches_make_no_row() -> None:
-    """Summarise only the sweep, and no steps without DDP."""
-    confirm = make_training_case("fp16", phase="confirm")
-    rows = rows_of([*launches_of(20), *launches_of(15, LOCAL), *launches_of(10, confirm)])
-    assert ["none default"] == list(rows)
-    assert 20 == pytest.approx(rows["none default"].step_ms)
-
-
 @pytest.mark.parametrize(("ranks_per_gpu", "shared"), [(1, False), (4, True)])
 def test_ranks_that_share_a_gpu_are_flagged(ranks_per_gpu: int, *, shared: bool) -> None:
     """Record the GPU and the ranks on it, flag sharing, and count no bytes."""
@@ -239,12 +223,6 @@ def test_same_layout_as_the_baseline_is_the_same() -> None:
     assert ("same", 1.0) == (rows["none 25"].verdict, rows["none 25"].speedup)
 
 
-def test_an_unmeasured_layout_gives_no_row() -> None:
-    """Write no row before the equal layout was measured."""
-    copy = make_training_case("fp16", "25")
-    assert ["none default"] == list(rows_of(launches_of(20), **same_layout(copy, FP16)))
-
-
 def test_same_layout_does_not_move_the_baseline() -> None:
     """Choose a group's baseline among all settings, copied ones included."""
     copy = make_training_case(cap="25", accumulation=2)
@@ -375,3 +353,17 @@ def test_a_tuning_without_rounds_shows_its_calibration() -> None:
     assert all(row.local_step_ms is not None for row in rows)
     swept = launches_of(10.0, FP16)
     assert ["fp16"] == [row.hook for row in training_rows([*records, *swept], make_training_info())]
+
+
+def test_one_launch_has_the_interval_within() -> None:
+    """Return the interval within one launch, and flag it."""
+    (row,) = training_rows([make_training_record()], make_training_info())
+    assert row.step_ms_ci_low is not None
+    assert 19.8 <= row.step_ms_ci_low < 20 < (row.step_ms_ci_high or 0) <= 20.2
+    assert "one_launch" in row.flags
+
+
+def test_an_unmeasured_layout_gives_no_row() -> None:
+    """Write no row before the equal layout was measured."""
+    copy = make_training_case("fp16", "25")
+    assert ["none default"] == list(rows_of(launches_of(20), **same_layout(copy, FP16)))
