@@ -1,4 +1,4 @@
-"""Every attribute of torch that the code names exists: mypy does not look into torch."""
+"""Every attribute of torch and cupy that the code names exists: mypy looks into neither."""
 
 import ast
 import importlib
@@ -71,14 +71,14 @@ def absent(name: str) -> str:
     return ""
 
 
-def named_by(source: str) -> set[str]:
-    """Return the names of torch in a source text, in full."""
+def named_by(source: str, library: str = "torch") -> set[str]:
+    """Return the names of a library in a source text, in full."""
     tree = ast.parse(source)
     names = imported(tree)
-    found = {name for name in names.values() if name.partition(".")[0] == "torch"}
+    found = {name for name in names.values() if name.partition(".")[0] == library}
     for first, *rest in chains(tree):
         whole = ".".join([names.get(first, ""), *rest])
-        if whole.partition(".")[0] == "torch":
+        if whole.partition(".")[0] == library:
             found.add(whole)
     return found
 
@@ -88,6 +88,17 @@ def test_every_name_of_torch_exists(path: Path) -> None:
     """Find each dotted name of torch in the installed version."""
     found = {absent(name) for name in named_by(path.read_text(encoding="utf-8"))}
     assert found <= {"", *ASKED}
+
+
+def test_every_name_of_cupy_exists() -> None:
+    """Find each dotted name of cupy among those that were looked up in cupy 14.2.
+
+    cupy is not installed where there is no GPU.
+    """
+    looked_up = (ROOT / "tests" / "data" / "cupy_names.txt").read_text().split()
+    named = {name for path in FILES for name in named_by(path.read_text("utf-8"), "cupy")}
+    assert "cupy.cuda.nccl.NcclCommunicator" in named
+    assert named <= set(looked_up)
 
 
 def test_a_wrong_name_is_found() -> None:
