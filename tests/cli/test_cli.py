@@ -400,3 +400,14 @@ def test_a_lab_runs_what_follows_the_dashes(
     slow = ["host1=1mbit", "host2=none"]
     plan = LabPlan.parse(3, "200mbit", ranks_per_host=2, slow=slow, racks=3, uplink="none")
     assert [(plan, ["commbench", "bench", "-n", "6", "--seed", "1"], "mine")] == calls
+
+
+@pytest.mark.parametrize(("options", "launches"), [("", 8), ("--budget standard", 10)])
+def test_a_quick_bench_makes_more_fresh_launches_than_a_quick_sweep(
+    commbench: Command, options: str, launches: int
+) -> None:
+    """Confirm in eight launches where no budget was named."""
+    pytest.importorskip("torch")
+    outcome = commbench(f"bench --backend gloo -n 2 {options} --dry-run")
+    assert 0 == outcome.code
+    assert f"the fastest again in {launches} fresh launches, " in outcome.out

@@ -255,3 +255,21 @@ def test_the_times_of_a_launch_add_up() -> None:
     """Divide a launch's time into start, measuring and the rest."""
     times = launch_times(seconds=5.0, startup_s=1.5, measuring_s=3.0)
     assert {"seconds": 5.0, "startup_s": 1.5, "measuring_s": 3.0, "other_s": 0.5} == times
+
+
+def test_a_stage_counts_its_own_launches() -> None:
+    """Start with the first launch of a stage, whatever other stages measured."""
+    records = [make_record(case, launch=launch) for case in CASES for launch in range(3)]
+    assert (0, 3) == (
+        next_launch(make_training_request(), records),
+        next_launch(make_request(CASES), records),
+    )
+
+
+def test_what_cannot_be_trained_does_not_hold_a_launch_open() -> None:
+    """Start a new launch despite a failed case, but complete one that lacks another case."""
+    request = make_training_request()
+    whole = [make_trained(case) for case in TRAINED]
+    failed = dataclasses.replace(whole[1], status="failed")
+    assert 1 == next_launch(request, [whole[0], failed, *whole[2:]])
+    assert 0 == next_launch(request, [whole[0], failed])

@@ -253,3 +253,11 @@ def test_time_lies_within_its_interval(medians: list[float]) -> None:
     else:
         assert row.time_us_ci_low <= row.time_us <= row.time_us_ci_high
     assert row.time_us_min <= row.time_us <= row.time_us_p95
+
+
+def test_texts_that_differ_between_launches_are_both_named() -> None:
+    """Show differing transports of launches."""
+    row = summarise_one(
+        [make_record(transport="sm"), make_record(launch=1, transport="tcp"), make_record(launch=2)]
+    )
+    assert "sm | tcp" == row.transport

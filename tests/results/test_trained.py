@@ -343,3 +343,14 @@ def test_six_launches_of_divided_blocks_have_students_interval() -> None:
     assert interval.low == pytest.approx(student_interval(factors).low)  # type: ignore[union-attr]
     few = [dataclasses.replace(record, block_lengths=[6, 6], total_steps=0) for record in records]
     assert (0.98, 1.02) == pytest.approx((paired(*few).interval.low, paired(*few).interval.high))  # type: ignore[union-attr]
+
+
+def test_metric_is_the_last_value() -> None:
+    """Return the median over launches of the last metric."""
+    ends = [0.7, 0.9, 0.8]
+    records = [
+        make_training_record(launch=i, metric_name="accuracy", metrics=[(5, 0.99), (10, end)])
+        for i, end in enumerate(ends)
+    ]
+    (row,) = training_rows(records, {})
+    assert ("accuracy", 0.8) == (row.metric_name, row.metric)
