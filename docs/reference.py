@@ -40,7 +40,9 @@ PYTHON_HEAD = """# From Python
 from commbench import compare, load_run
 
 run = load_run("results/mine")
-print(run.collectives[["operation", "message_bytes", "time_us", "time_us_ci_low", "time_us_ci_high"]])
+print(
+    run.collectives[["operation", "message_bytes", "time_us", "time_us_ci_low", "time_us_ci_high"]]
+)
 print(compare("results/monday", "results/friday").counts)
 ```
 
