@@ -255,7 +255,7 @@ def _draw_page(run: Run, messages: Console) -> None:
         print_page(write_page([run], run.path), messages)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is measured and printed
         messages.print(
-            f"No page was drawn: {error or type(error).__name__}", markup=False, soft_wrap=True
+            f"No page was drawn: {str(error) or type(error).__name__}", markup=False, soft_wrap=True
         )
 
 
