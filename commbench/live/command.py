@@ -277,5 +277,5 @@ def _conclude(options: LiveOptions) -> None:
     except KeyboardInterrupt:
         lines = [f"{results} were not completed, because of a second Ctrl-C."]
     except Exception as error:  # noqa: BLE001 - as the docstring says
-        lines = [f"{results} could not be completed: {error or type(error).__name__}"]
+        lines = [f"{results} could not be completed: {str(error) or type(error).__name__}"]
     say("\n".join(lines))
