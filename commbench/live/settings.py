@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from commbench.analysis.prediction.bucketing import candidate_caps, unique_layouts
+from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 from commbench.errors import InputError

@@ -28,13 +28,7 @@ GAP_FACTOR, GAP_SHARE = 3.0, 0.1
 class Tune(Programme):
     """Finds the best setting.
 
-    Args:
-        ddp_model: the script's model.
-        options: the settings that may be tried, and the directory of the results.
-        facts: of the training.
-
-    Raises:
-        CommbenchError: the run directory cannot be used.
+    Arguments and errors as of `Programme`.
     """
 
     def __init__(

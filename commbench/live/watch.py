@@ -42,13 +42,7 @@ class Watch(Programme):
     """Times some steps with the script's own setting, then the buckets in one block with the
     pass-through hook.
 
-    Args:
-        ddp_model: the script's model.
-        options: how long to watch, and where results go.
-        facts: of the training.
-
-    Raises:
-        CommbenchError: the run directory cannot be used.
+    Arguments and errors as of `Programme`.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from commbench.analysis.prediction.bucketing import candidate_caps, unique_layouts
+from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import (
     CALIBRATE,
     CONFIRM,

@@ -6,7 +6,7 @@ import pytest
 from step_builders import make_facts
 from training_builders import make_training_case
 
-from commbench.analysis.prediction.bucketing import (
+from commbench.ddp.plan.candidates import (
     candidate_caps,
     unique_layouts,
 )
