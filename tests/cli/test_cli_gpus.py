@@ -44,13 +44,15 @@ def test_a_first_run_on_a_single_gpu_measures_it(
     monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
     monkeypatch.setattr("commbench.cli.measure.try_device", lambda _: DeviceTrial(gpus=1))
     monkeypatch.setattr("commbench.cli.train.probe_workload", probe_on_host)
+    words = "--oversubscribe --dry-run --confirm-launches 3"
     for gpus, ranks in ((1, 2), (2, 2), (2, 3)):
         monkeypatch.setattr(
             "commbench.cli.request.try_device", lambda _, gpus=gpus: DeviceTrial(gpus=gpus)
         )
-        output = " ".join(commbench(f"bench -n {ranks} --oversubscribe --dry-run").out.split())
+        output = " ".join(commbench(f"bench -n {ranks} {words}").out.split())
         assert (gpus < ranks) == ("Left out:" in output)
         assert (gpus == 1) == ("a second one is missing" in output)
+        assert "in 3 fresh launches" in output
         assert (ranks == 2) == ("nccl all_reduce" in output)
         assert (ranks == 2) == ("5 MiB buckets, 2 ranks over NCCL, batch 32" in output)
 
