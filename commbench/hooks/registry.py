@@ -374,7 +374,8 @@ def find_hook(name: str) -> HookSpec:
             is_from_file=True,
         )
     if name not in HOOKS:
-        raise unknown_choice("hook", name, [spec.usage for spec in HOOKS.values()])
+        usages = [spec.usage for spec in HOOKS.values()]
+        raise unknown_choice("hook", name, [*usages, "FILE.py:CALLABLE"])
     return HOOKS[name]
 
 
