@@ -1,13 +1,13 @@
 """The sentences of findings, one for each code, and how a number reads in them.
 
 A field such as ``{speedup:ratio}`` names a format of `FORMATS`, ``{launches:launch}`` the noun of a
-count; other formats are Python's own.
+count; other formats are Python's own. A list may hold findings, which are clauses then.
 """
 
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -30,8 +30,44 @@ def _ratio(ratio: float | Estimate) -> str:
     return f"{ratio.value:.3g} [{ratio.low:.3g}, {ratio.high:.3g}]"
 
 
+def _thousandths(ratio: float | Estimate) -> str:
+    if not isinstance(ratio, Estimate):
+        return f"{ratio:.3f}"
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.3f}"
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _change(ratio: Estimate) -> str:
+    change = f"{_signed(ratio.value)} %"
+    if ratio.low is None or ratio.high is None:
+        return change
+    return f"{change} [{_signed(ratio.low)}, {_signed(ratio.high)}]"
+
+
+def _signed(ratio: float) -> str:
+    percent = 100 * (ratio - 1)
+    if abs(percent) < 1000:  # noqa: PLR2004 - beyond, three digits would need an exponent
+        return f"{percent:+.3g}"
+    return f"{percent:+.0f}"
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 60:  # noqa: PLR2004 - a minute
+        return f"{seconds:.3g} s"
+    return format_duration(seconds)
+
+
+def _list(items: Sequence[object]) -> str:
+    texts = [str(item) for item in items[:MOST_LISTED]]
+    more = len(items) - MOST_LISTED
+    if more > 0:
+        texts[-1] += f" and {more} more"
+    return ", ".join(texts)
 
 
 def _microseconds(time_us: float) -> str:
@@ -41,16 +77,40 @@ def _microseconds(time_us: float) -> str:
 #: How a field of a sentence is written, by the name after its colon.
 FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {
+        "change": _change,
         "digits": three_digits,
         "duration": format_duration,
+        "list": _list,
         "percent": _percent,
         "ratio": _ratio,
+        "seconds": _seconds,
         "size": format_size,
+        "thousandths": _thousandths,
         "us": _microseconds,
     }
 )
 #: Nouns that a field's name of a format counts.
-NOUNS = frozenset({"block", "case", "event", "host", "launch", "rank", "row", "step"})
+NOUNS = frozenset(
+    {
+        "block",
+        "case",
+        "event",
+        "expectation",
+        "group",
+        "host",
+        "launch",
+        "link",
+        "rank",
+        "row",
+        "spike",
+        "start",
+        "step",
+        "straggler",
+        "visit",
+    }
+)
+#: The most items of a list; further ones are counted.
+MOST_LISTED = 8
 
 
 class _Words(string.Formatter):
@@ -183,6 +243,61 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "rank_raised": "{subject} raised {error}",
         "rank_stuck": "{subject} {state}{others}",
         "ranks_not_started": "the ranks could not be started: {remedy}",
+        # Stragglers: hosts, ranks, links and groups that are slower than their peers.
+        "slow_both": "Slow: {subject}: its links take longer than the others': {seen:list}.",
+        "slow_evidence": (
+            "{measured}, slower than the typical {kind} in {slower} of {launches} launches, p ="
+            " {p_value:.1g}"
+        ),
+        "slow_few_pairs": "With so few pairs no straggler can be identified.",
+        "slow_hint": (
+            "{subject} came out slowest, {factor:ratio} times the typical {kind}, maybe by chance."
+        ),
+        "slow_late": (
+            "Slow: {subject}: it arrives late, and operations take longer by it: {seen:list}."
+        ),
+        "slow_link": "Slow: {subject}: it takes longer than the typical link: {seen:list}.",
+        "slow_more": "Slow, too: {more:straggler} more, in run.json.",
+        "slow_none": (
+            "None of {count:{kind}} differs from its peers by more than noise; one that is"
+            " {slowdown:percent} slower would have been seen."
+        ),
+        "slow_observation": "{factor:ratio} times in {measured}",
+        "slow_operations": (
+            "Slow: {subject}: operations take longer than those of the others: {seen:list}."
+        ),
+        "slow_receives": "Slow: {subject}: receiving takes it longer than the others: {seen:list}.",
+        "slow_sends": "Slow: {subject}: sending takes it longer than the others: {seen:list}.",
+        "slow_two_hosts": "With two hosts it cannot be told which of the two is slow; add a third.",
+        "slow_two_ranks": "With two ranks it cannot be told which of the two is slow; add a third.",
+        "slow_unjudged": (
+            "{count:{kind}} are not judged: {launches:launch} cannot distinguish slowness from"
+            " chance, and {needed} would."
+        ),
+        "slow_uplink": "Slow: {subject}: they take longer than the typical link: {seen:list}.",
+        "slow_uplink_evidence": "{measured}, all {links} are slow",
+        "slow_way_back": (
+            "{subject} takes {factor:.2g} times as long as back, but with two hosts it cannot be"
+            " told which of the two is slow; add a third."
+        ),
+        "slow_within": (
+            "Slow: {subject}: pairs of its own ranks take longer than the others': {seen:list}."
+        ),
+        # Concurrent groups.
+        "groups_even": "{subject}: no group is slower than the median one beyond noise.",
+        "groups_slowest": "{subject}: slowest group {group}: {ratio:.2f} times the median.",
+        "groups_slowest_at": (
+            "{subject}: slowest group {group}: {ratio:.2f} times the median at {at}."
+        ),
+        "groups_slowest_often": (
+            "{subject}: slowest group {group}: {ratio:.2f} times the median at {at}; the slowest in"
+            " {often} of {cases:case}."
+        ),
+        # Matrices of pairs.
+        "pairs_untimed": (
+            "{untimed} of {pairs} pairs of ranks could not be timed: none of their repetitions"
+            " started on time; use --sync dissemination"
+        ),
         # A prediction that cannot be made.
         "hook_unmeasured": (
             "A step with hook {subject} was to be predicted, but only {hooks} can be: measure one"
