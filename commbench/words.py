@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from commbench.units import counted, format_duration, format_size, format_time, three_digits
+from commbench.units import (
+    clock_time,
+    counted,
+    format_duration,
+    format_seconds,
+    format_size,
+    format_time,
+    three_digits,
+)
 
 
 class Estimate(NamedTuple):
@@ -30,9 +38,8 @@ def _ratio(ratio: float | Estimate) -> str:
     return f"{ratio.value:.3g} [{ratio.low:.3g}, {ratio.high:.3g}]"
 
 
-def _thousandths(ratio: float | Estimate) -> str:
-    if not isinstance(ratio, Estimate):
-        return f"{ratio:.3f}"
+def thousandths(ratio: Estimate) -> str:
+    """Return a ratio with three decimals and its interval: ``0.821 [0.811, 0.835]``."""
     if ratio.low is None or ratio.high is None:
         return f"{ratio.value:.3f}"
     return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
@@ -56,12 +63,6 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _seconds(seconds: float) -> str:
-    if seconds < 60:  # noqa: PLR2004 - a minute
-        return f"{seconds:.3g} s"
-    return format_duration(seconds)
-
-
 def _list(items: Sequence[object]) -> str:
     texts = [str(item) for item in items[:MOST_LISTED]]
     more = len(items) - MOST_LISTED
@@ -83,10 +84,11 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "list": _list,
         "percent": _percent,
         "ratio": _ratio,
-        "seconds": _seconds,
+        "seconds": format_seconds,
         "size": format_size,
-        "thousandths": _thousandths,
+        "thousandths": thousandths,
         "us": _microseconds,
+        "utc": clock_time,
     }
 )
 #: Nouns that a field's name of a format counts.
@@ -243,6 +245,44 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "rank_raised": "{subject} raised {error}",
         "rank_stuck": "{subject} {state}{others}",
         "ranks_not_started": "the ranks could not be started: {remedy}",
+        # A soak: spikes, failed launches, drift; who caused them, and the evidence.
+        "evidence_late": "the others waited for it",
+        "evidence_late_all": "all ranks waited, and none was late by itself",
+        "evidence_stalled": "its process did not run: it was stopped, or had no CPU",
+        "evidence_stalled_all": "no process ran",
+        "soak_drift_faster": (
+            "Drift: {subject} became {change:.1f} % faster from the first launch to the last"
+            " (interval {low:+.1f} to {high:+.1f} %)."
+        ),
+        "soak_drift_none": "Drift: {cases:case} stayed within 2 %.",
+        "soak_drift_slower": (
+            "Drift: {subject} became {change:.1f} % slower from the first launch to the last"
+            " (interval {low:+.1f} to {high:+.1f} %)."
+        ),
+        "soak_drift_unclear": (
+            "Drift: {cases:case} with too few launches, or too wide an interval, to tell."
+        ),
+        "soak_events": (
+            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: {spikes:spike} and"
+            " {failures:launch} that failed or hung."
+        ),
+        "soak_failed": "{began:utc} UTC, {lasted:seconds}: launch {launch} failed: {cause}.",
+        "soak_hung": "{began:utc} UTC, {lasted:seconds}: launch {launch} hung: {cause}.",
+        "soak_more": "{more} more events are in events.csv.",
+        "soak_quiet": (
+            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: no spike, no"
+            " failure."
+        ),
+        "soak_spike": "{began:utc} UTC, {lasted:seconds}: {subject} ({cause}), during {case}.",
+        "soak_spikes": (
+            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: {spikes:spike}."
+        ),
+        "who_all": "system-wide",
+        "who_host": "host {host}",
+        "who_rank": "rank {ranks}",
+        "who_rank_on": "rank {ranks} on host {host}",
+        "who_ranks": "ranks {ranks}",
+        "who_ranks_on": "ranks {ranks} on host {host}",
         # Stragglers: hosts, ranks, links and groups that are slower than their peers.
         "slow_both": "Slow: {subject}: its links take longer than the others': {seen:list}.",
         "slow_evidence": (
@@ -317,6 +357,46 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " ranks, which fit on one host of {ranks_per_node}; measure it within a host, too, and"
             " give both runs."
         ),
+        # A watched training.
+        "watched_bound": (
+            "Without exposed communication of gradients a step would be {gain:.2f} times as fast;"
+            " that is the bound. To try: commbench tune -- {command}"
+        ),
+        "watched_even": "No rank is slower than the others beyond noise.",
+        "watched_exposed": "{share:percent} of a step is exposed communication of gradients.",
+        "watched_ranks": (
+            "Between two exchanges of gradients a rank computes for {fastest_ms:digits} ms (rank"
+            " {fastest}) to {slowest_ms:digits} ms (rank {slowest})."
+        ),
+        "watched_step": (
+            "A step takes {mean_ms:digits} ms on average over {steps:step}, {median_ms:digits} ms"
+            " in the median. The parts are of the rank that the others wait for."
+        ),
+        "watched_straggler": (
+            "The straggler is {subject}: the others wait {late_ms:digits} ms for its gradients."
+        ),
+        # Environments of launches.
+        "env_fastest": (
+            "Fastest: {env} took {best:thousandths} of the time under {subject}; the control, which"
+            " is {subject} again, took {control:thousandths} of it."
+        ),
+        "env_few_launches": (
+            "No verdict: {subject} and its control take 2 launches each; add launches."
+        ),
+        "env_none": (
+            "No environment is shown to be faster than {subject}; the control, which is {subject}"
+            " again, took {control:thousandths} of its time."
+        ),
+        "env_unsound": (
+            "No verdict on any environment: the control, which is {subject} again, took"
+            " {control:thousandths} of its time, a difference without a cause; measure with more"
+            " launches on a machine without other work."
+        ),
+        "variables_nccl_read": "With {subject} NCCL read {read:list}.",
+        "variables_logged": "NCCL's log states that it read {names:list}.",
+        "variables_ranks_had": "With {subject} the ranks had {had}.",
+        "variables_set": "In {right} of {starts:start} every rank had {names:list} as asked.",
+        "variables_unlogged": "NCCL's log does not mention {names:list}.",
     }
 )
 

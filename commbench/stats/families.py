@@ -70,6 +70,13 @@ class Comparison:
     further: Effort | None = None
     """Launches of each run that would settle an inconclusive case; None if unknown."""
 
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The ends of the interval; None without one."""
+        if self.interval is None:
+            return None, None
+        return self.interval.low, self.interval.high
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Sides:
