@@ -127,6 +127,7 @@ NOUNS = frozenset(
         "event",
         "expectation",
         "fresh launch",
+        "more fresh launch",
         "group",
         "host",
         "launch",
@@ -369,10 +370,117 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "setting_inconclusive": "{subject}: keep {baseline} for now.",
         "setting_keep": "{subject}: keep {baseline}.",
         "setting_none": "{subject}: nothing can be recommended.",
-        # A recommendation: what it rests on, and what would decide; written by the decision.
-        "decide": "{sentence}",
-        "env_chosen": "{sentence}",
+        # A recommendation: what it rests on.
         "reason": "{sentence}",
+        "reason_all_withheld": (
+            "Every alternative to {baseline} that was measured alters learning, and none may be"
+            " recommended."
+        ),
+        "reason_baseline_failed": (
+            "Nothing can be compared with {baseline}, which did not train: {cause}."
+        ),
+        "reason_change": (
+            "In {extent} {subject} ran {speedup:thousandths} times as fast as {baseline}; the"
+            " {level:level} interval lies wholly above the margin of {margin:level}."
+        ),
+        "reason_inconclusive": (
+            "In {extent} {subject} ran {speedup:thousandths} times as fast as {baseline}; the"
+            " {level:level} interval neither shows nor excludes a gain beyond {margin:level}."
+        ),
+        "reason_keep": (
+            "In {extent} {subject} ran {speedup:thousandths} times as fast as {baseline}; by the"
+            " {level:level} interval it is no more than {margin:level} faster."
+        ),
+        "reason_none": "No alternative to {baseline} was measured well.",
+        "reason_none_because": "No alternative to {baseline} was measured well ({cause}).",
+        "reason_one_block": (
+            "{subject} was measured again in {blocks:block} only, which says nothing about the next"
+            " one."
+        ),
+        "reason_one_launch": (
+            "{subject} was measured again in {launches:launch} only, which says nothing about the"
+            " next one."
+        ),
+        "reason_unconfirmed": (
+            "{subject} was the fastest alternative of the {stage} but was not measured again in"
+            " fresh {fresh}."
+        ),
+        # A recommendation: what would decide.
+        "decide": "{sentence}",
+        "decide_about": (
+            "About {low:more fresh launch} would show on which side of {margin:level} the gain"
+            " lies, if the estimate holds: the same command with --confirm-launches {launches} and"
+            " the same --out makes them."
+        ),
+        "decide_at_least": (
+            "At least {low:more fresh launch} would show on which side of {margin:level} the gain"
+            " lies, if the estimate holds: the same command with --confirm-launches {launches} and"
+            " the same --out makes them."
+        ),
+        "decide_between": (
+            "About {low} to {high:more fresh launch} would show on which side of {margin:level} the"
+            " gain lies, if the estimate holds: the same command with --confirm-launches {launches}"
+            " and the same --out makes them."
+        ),
+        "decide_near": (
+            "The gain lies too near the margin of {margin:level} for more launches to decide."
+        ),
+        "decide_noisy": (
+            "Launches differ by {spread:.2g} %, too much to show a gain beyond {margin:level} with"
+            " {most} of them: a quieter machine helps more than further launches."
+        ),
+        "decide_time": "That takes up to {seconds:duration}.",
+        "decide_time_at_least": "That takes {seconds:duration} at least.",
+        # A recommendation: of which environment it is.
+        "env_chosen": "{sentence}",
+        "env_unconfirmed": (
+            "Settings are of {subject}: no environment was measured again in fresh launches."
+        ),
+        # A recommendation: its limits, each a clause.
+        "limit": "Warning: {sentence}.",
+        "limit_bimodal_launches": "launches are bimodal, and a training is one launch",
+        "limit_emulated": "the network was emulated",
+        "limit_few_blocks": "only {blocks} fresh blocks, so the interval assumes log-normal times",
+        "limit_few_fresh_launches": (
+            "only {launches:fresh launch}, so the interval assumes log-normal launches"
+        ),
+        "limit_few_launches": "only {launches:launch}, so the interval assumes log-normal launches",
+        "limit_launches": (
+            "only {launches:launch}, and launches differ: the same command with the same --out adds"
+            " one"
+        ),
+        "limit_left_out": "{subject} is left out because {cause}",
+        "limit_oversubscribed": "more ranks than cores took turns",
+        "limit_shared_gpu": "ranks shared a GPU and sent by TCP",
+        "limit_throttled": "a GPU was slowed down",
+        "limit_unpredicted": "no setting could be predicted: {cause}",
+        # A setting that may not be recommended, and why, each a clause.
+        "accuracy_is_costlier": (
+            "its {subject} is {worst:.2g} % higher and {allowed:.2g} % is allowed"
+        ),
+        "accuracy_is_higher": "its {subject} is {worst:.3g} higher and {allowed:.3g} is allowed",
+        "accuracy_is_lower": "its {subject} is {worst:.3g} lower and {allowed:.3g} is allowed",
+        "accuracy_may_be_costlier": (
+            "its {subject} may be {worst:.2g} % higher and {allowed:.2g} % is allowed"
+        ),
+        "accuracy_may_be_higher": (
+            "its {subject} may be {worst:.3g} higher and {allowed:.3g} is allowed"
+        ),
+        "accuracy_may_be_lower": (
+            "its {subject} may be {worst:.3g} lower and {allowed:.3g} is allowed"
+        ),
+        "accuracy_not_finite": "its {subject} or the default's is not finite",
+        "accuracy_unbounded": "a single launch cannot bound its effect on its {subject}",
+        "accuracy_unknown": (
+            "its effect on learning is unknown: there is neither a metric nor a loss"
+        ),
+        "too_costly": "{subject}, for {cause}",
+        "unfit_diverged": "its loss is not finite",
+        "unfit_skipped": "the gradient scaler skipped every step",
+        "unfit_unknown": "no reason is known",
+        "unfit_unpaired": "no launch has both it and the default",
+        "unfit_untimed": "it was not timed",
+        "unfit_untrained": "it was not trained",
         # A recommendation: settings that are not recommended, and what it takes.
         "withheld_half_precision_unnamed": (
             "In half precision the fastest is {subject}, {speedup:thousandths} times as fast as"
@@ -463,7 +571,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "Of {settings:alternative}, {afresh} measured in fresh launches, {in_rounds} in rounds"
             " only, and {predicted} judged by prediction (of unknown error)."
         ),
-        "limit": "Warning: {sentence}.",
         # Rows with a flag or without a result; the subject counts them.
         "flag_ci_wide": "{subject} have an interval wider than {target:level} either way.",
         "flag_few_launches": (
