@@ -52,9 +52,9 @@ def unfinished(run: Run) -> list[Finding]:
     why = run.info.get("reason") or status
     if why == "running":
         why = "it is running, or was killed"
-    code = "run_cut" if status == "cut" else "run_unfinished"
-    if is_live(run.info):
-        code += "_live"
+    code = "run_unfinished_live" if is_live(run.info) else "run_unfinished"
+    if status == "cut":
+        code = "run_cut_live" if is_live(run.info) else "run_cut"
     numbers = {"why": why.rstrip("."), "path": str(run.path)}
     return [Finding(code=code, numbers=numbers, level="warning")]
 
@@ -324,7 +324,8 @@ def precision(run: Run) -> list[Finding]:
     """
     target = target_of(run.info)
     findings = []
-    for backend, rows in rows_by(run.rows, lambda row: row.backend).items():
+    sound = [row for row in run.rows if measures_interconnect(row)]
+    for backend, rows in rows_by(sound, lambda row: row.backend).items():
         half_widths = _half_widths(rows)
         if half_widths:
             numbers: dict[str, Value] = {

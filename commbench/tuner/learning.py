@@ -86,21 +86,20 @@ def accuracy_warning(
         return Finding(code="accuracy_unknown")
     if not all(map(math.isfinite, accuracy_losses)):
         return Finding(code="accuracy_not_finite", subject=quantity)
-    worst, code = median(accuracy_losses), "accuracy_is"
+    worst, verb = median(accuracy_losses), "is"
     if is_decision:
         interval = difference_interval(accuracy_losses)
         if interval is None:
             return Finding(code="accuracy_unbounded", subject=quantity)
-        worst, code = interval.high, "accuracy_may_be"
+        worst, verb = interval.high, "may_be"
     if worst <= allowed:
         return None
+    numbers = {"worst": worst, "allowed": allowed}
+    direction = "higher" if falls(quantity) else "lower"
     if not _has_metric(base):
+        direction = "costlier"
         numbers = {"worst": 100 * worst, "allowed": 100 * allowed}
-        code += "_costlier"
-    else:
-        numbers = {"worst": worst, "allowed": allowed}
-        code += "_higher" if falls(quantity) else "_lower"
-    return Finding(code=code, subject=quantity, numbers=numbers)
+    return Finding(code=f"accuracy_{verb}_{direction}", subject=quantity, numbers=numbers)
 
 
 def _has_metric(candidate: Trained) -> bool:
