@@ -119,6 +119,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
 #: Nouns that a field's name of a format counts.
 NOUNS = frozenset(
     {
+        "GPU",
         "alternative",
         "block",
         "case",
@@ -570,6 +571,102 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "search_of_unknown_error": (
             "Of {settings:alternative}, {afresh} measured in fresh launches, {in_rounds} in rounds"
             " only, and {predicted} judged by prediction (of unknown error)."
+        ),
+        # Conditions of a host that distort a measurement, and what helps.
+        "host_clock": "The kernel's clock source is '{source}' instead of 'tsc'.",
+        "host_clock_of_cost": (
+            "The kernel's clock source is '{source}' instead of 'tsc', and reading the clock costs"
+            " {cost:.0f} ns."
+        ),
+        "host_clock_remedy": (
+            "Where `dmesg | grep -i tsc` shows nothing against it, boot with clocksource=tsc;"
+            " operations shorter than some twenty readings are timed in batches either way."
+        ),
+        "host_fabric_unused": "The data went over {transport} although {fabric} is active.",
+        "host_fabric_unused_remedy": (
+            "See whether the MPI or NCCL in use was built for this fabric and may open its devices"
+            " (`ucx_info -d`, `fi_info`, NCCL_DEBUG=INFO), else use the site's."
+        ),
+        "host_governor": (
+            "The CPU frequency governor is '{governor}', so short operations may be timed at a low"
+            " clock rate."
+        ),
+        "host_governor_remedy": (
+            "Set it to 'performance' while measuring, e.g. `sudo cpupower frequency-set -g"
+            " performance`."
+        ),
+        "host_gpu_unused": "{gpus:GPU} ({model}) present, but no cupy and no torch.",
+        "host_gpu_unused_remedy": (
+            "Install the extra `cuda13` (`cuda12` before driver 580), as `make install` does where"
+            " there are GPUs, or a CUDA build of torch to measure NCCL; without either only host"
+            " memory is."
+        ),
+        "host_gpu_unwatched": (
+            "{gpus:GPU} ({model}) present, but nvidia-ml-py is missing, so throttling and energy"
+            " cannot be read."
+        ),
+        "host_gpu_unwatched_remedy": "pip install nvidia-ml-py",
+        "host_gpu_without_cuda": (
+            "{gpus:GPU} ({model}) present, but no cupy and only the CPU build of torch ({torch})."
+        ),
+        "host_load": (
+            "The load average of the last minute was {load:.1f} on {cpus} CPUs at the start."
+        ),
+        "host_load_remedy": (
+            "End other programs, or wait until the load average has fallen, and measure again."
+        ),
+        "host_oversubscribed": (
+            "{ranks} ranks share {cpus} CPUs, so waiting ranks delay working ones."
+        ),
+        "host_oversubscribed_remedy": (
+            "Use at most {cpus} ranks on this host, or treat these times as times of an"
+            " oversubscribed host."
+        ),
+        "host_quota": (
+            "A control group limits this job to {quota:g} CPUs' worth of time for {cpus} CPUs, and"
+            " pauses it when the quota of a period is used up."
+        ),
+        "host_quota_of_ranks": (
+            "A control group limits this job to {quota:g} CPUs' worth of time for {ranks} ranks,"
+            " and pauses it when the quota of a period is used up."
+        ),
+        "host_quota_remedy": (
+            "Ask for whole CPUs (a CPU set instead of a quota), or for a quota of at least one CPU"
+            " per rank."
+        ),
+        "host_shared_cores": (
+            "{ranks} ranks run on {cores} physical cores, so some share a core with another rank."
+        ),
+        "host_shared_cores_remedy": (
+            "Use at most {cores} ranks on this host, each bound to a core of its own."
+        ),
+        "host_slow_init": "MPI_Init of Open MPI took {seconds:.1f} s.",
+        "host_slow_init_remedy": (
+            "On one host OMPI_MCA_btl=^ofi may save about a second of it; keep it on a fabric,"
+            " which may need it."
+        ),
+        "host_slow_init_remedy_of_fabric": (
+            "On one host OMPI_MCA_btl=^ofi may save about a second of it; keep it here if ranks on"
+            " several hosts talk over {fabric}, which may need it."
+        ),
+        "host_superuser": "This is root, and 1 is not the value of {variables}.",
+        "host_superuser_remedy": (
+            "Use an ordinary account, or, where there is none, set both variables to 1: without"
+            " them (or --allow-run-as-root) Open MPI's mpirun refuses root."
+        ),
+        "host_virtual": "This is a virtual machine.",
+        "host_virtual_remedy": (
+            "Its neighbours can change from minute to minute: use more launches, and compare runs"
+            " that were taken interleaved."
+        ),
+        "host_virtual_shared": (
+            "This is a virtual machine, and {steal:.1f} % of its CPU time since boot went to other"
+            " guests."
+        ),
+        "host_wheel": "{fabric} is active and the wheel {wheel} {version} is installed.",
+        "host_wheel_remedy": (
+            "A wheel is built for no particular fabric: look at the column `transport`, and prefer"
+            " the site's MPI (`make install MPI=system`) where there is one."
         ),
         # Rows with a flag or without a result; the subject counts them.
         "flag_ci_wide": "{subject} have an interval wider than {target:level} either way.",

@@ -73,7 +73,8 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
             console.print(part)
     if run_.info.get("candidates"):
         _print_conclusion(run_, console)
-    lines = [*variable_sentences(run_.info), *(f"- {advice}" for advice in advise_run(run_.info))]
+    lines = variable_sentences(run_.info)
+    lines += [f"- {advice.in_full}" for advice in advise_run(run_.info)]
     lines += map(str, [*time_spent(run_), *origins(run_)])
     for line in lines:
         console.print(line, markup=False)
