@@ -37,8 +37,9 @@ from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, gather_everywhere, run_threads
 from commbench.engine.setup import prepare
 from commbench.engine.timing.loops import quiet_interpreter
-from commbench.errors import CommbenchError, InputError, LaunchError, UnsupportedError
+from commbench.errors import CommbenchError, InputError, LaunchError
 from commbench.fields import as_names
+from commbench.findings import UnsupportedError
 from commbench.launch.identity import identify
 from commbench.launch.launchers import Placement, choose_launcher
 from commbench.launch.rank import leave

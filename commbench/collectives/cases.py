@@ -23,8 +23,9 @@ from commbench.collectives.operations import (
     true_message_bytes,
 )
 from commbench.collectives.patterns import PATTERNS, check_pattern, shares_of
-from commbench.errors import InputError, UnsupportedError, check_choice
+from commbench.errors import InputError, check_choice
 from commbench.fields import as_names, as_numbers, join_names, option
+from commbench.findings import UnsupportedError
 from commbench.schema import Ranks
 from commbench.system.env import parse_env
 from commbench.units import format_size, parse_sizes

@@ -18,7 +18,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import FLAGS, NOISE, join_flags, split_flags
 from commbench.engine.records import OverlapRow, Row
-from commbench.errors import shared_cause
+from commbench.findings import shared_cause
 from commbench.report.columns import (
     Cell,
     Column,

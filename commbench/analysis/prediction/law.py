@@ -27,7 +27,8 @@ from commbench.analysis.prediction.links import WITHIN_HOST, Link, link_of
 from commbench.analysis.prediction.network import CurveKey, NetworkModel
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
-from commbench.errors import InputError, UnpredictedError
+from commbench.errors import InputError
+from commbench.findings import UnpredictedError
 from commbench.results.info import RunInfo
 
 #: Operations in which all ranks send alike, and those with a root.
