@@ -312,7 +312,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "slow_operations": (
             "Slow: {subject}: operations take longer than those of the others: {seen:clauses}."
         ),
-        "Slow: {subject}: receiving takes it longer than the others: {seen:clauses}."
+        "slow_receives": (
+            "Slow: {subject}: receiving takes it longer than the others: {seen:clauses}."
+        ),
         "slow_sends": "Slow: {subject}: sending takes it longer than the others: {seen:clauses}.",
         "slow_two_hosts": "With two hosts it cannot be told which of the two is slow; add a third.",
         "slow_two_ranks": "With two ranks it cannot be told which of the two is slow; add a third.",
@@ -456,7 +458,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "compare_slower": "{slower} of {cases:case} slower: {changes:clauses}.",
         "condition_known": "differs, to be known: {subject}: {values}",
-        "condition_of_cases": "no verdict where timed unlike: {subject}: {values}, and {why}",
+        "condition_of_cases": "no verdict where timed unlike: {subject}: {values} - {why}",
         "condition_unsound": "{subject}: {values}, and {why}",
         # Environments of launches.
         "env_fastest": (
