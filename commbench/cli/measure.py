@@ -143,7 +143,7 @@ def bench(
             limit_s *= COLLECTIVES_SHARE
         limited = replace(settings, time_limit=limit_s)
         collectives = plan_suite(suite, limited, timing, like, is_named=backends is not None)
-        task = replace(collectives(place), draws_page=True)
+        task = replace(collectives(place), draws_page=True, is_brief=True)
         if budget == "quick" and launches is None:
             task = _with_more_launches(task)
         if requested is None:
