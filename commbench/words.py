@@ -30,6 +30,29 @@ def _ratio(ratio: float | Estimate) -> str:
     return f"{ratio.value:.3g} [{ratio.low:.3g}, {ratio.high:.3g}]"
 
 
+def _speedup(speedup: Estimate) -> str:
+    if speedup.low is None or speedup.high is None:
+        return f"{speedup.value:.3f}"
+    return f"{speedup.value:.3f} [{speedup.low:.3f}, {speedup.high:.3f}]"
+
+
+def _rate(rate_GBps: Estimate) -> str:  # noqa: N803 - a unit
+    text = f"{three_digits(rate_GBps.value)} GB/s"
+    if rate_GBps.low is None or rate_GBps.high is None:
+        return text
+    return f"{text} [{three_digits(rate_GBps.low)}, {three_digits(rate_GBps.high)}]"
+
+
+def _signed(difference: Estimate) -> str:
+    if difference.low is None or difference.high is None:
+        return f"{difference.value:+.2g}"
+    return f"{difference.value:+.2g} [{difference.low:+.2g}, {difference.high:+.2g}]"
+
+
+def _level(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
@@ -41,16 +64,40 @@ def _microseconds(time_us: float) -> str:
 #: How a field of a sentence is written, by the name after its colon.
 FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {
+        "GBps": _rate,
         "digits": three_digits,
         "duration": format_duration,
+        "level": _level,
         "percent": _percent,
         "ratio": _ratio,
+        "signed": _signed,
         "size": format_size,
+        "speedup": _speedup,
         "us": _microseconds,
+        "verdict": {
+            "change": "a gain",
+            "keep": "no gain beyond 2 %",
+            "inconclusive": "inconclusive",
+        }.__getitem__,
     }
 )
 #: Nouns that a field's name of a format counts.
-NOUNS = frozenset({"block", "case", "event", "host", "launch", "rank", "row", "step"})
+NOUNS = frozenset(
+    {
+        "alternative",
+        "block",
+        "case",
+        "configuration",
+        "event",
+        "fresh launch",
+        "host",
+        "launch",
+        "rank",
+        "row",
+        "setting",
+        "step",
+    }
+)
 
 
 class _Words(string.Formatter):
@@ -183,6 +230,229 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "rank_raised": "{subject} raised {error}",
         "rank_stuck": "{subject} {state}{others}",
         "ranks_not_started": "the ranks could not be started: {remedy}",
+        # A run: its state, its time, its origin.
+        "energy_missing": "Energy of {subject}: {error}.",
+        "imported_from": "Measured by {subject}, imported from {files}.",
+        "in_place": (
+            "In place: {operations}. OSU and IMB use a second buffer, as --in-place out does over"
+            " MPI; nccl-tests prints both."
+        ),
+        "run_cut": (
+            "Cut short: {why}. Everything measured is kept; the same command with --out {path} goes"
+            " on from there."
+        ),
+        "run_cut_live": "Cut short: {why}. The same command with --out {path} adds a launch.",
+        "run_empty": "Nothing has been measured yet.",
+        "run_undecided": "No verdict yet: {launches} of {planned:fresh launch} made.",
+        "run_unfinished": (
+            "Not finished: {why}. Everything measured is kept; the same command with --out {path}"
+            " goes on from there."
+        ),
+        "run_unfinished_live": (
+            "Not finished: {why}. The same command with --out {path} adds a launch."
+        ),
+        "runs_unlike": (
+            "Unlike in {conditions}: these conditions can explain differences between the runs."
+        ),
+        "time": (
+            "Where {seconds:duration} went: starting ranks {starting:percent}, measuring"
+            " {measuring:percent}, preparation, verification and collecting samples"
+            " {other:percent}."
+        ),
+        "time_live": ("Tuning took {seconds:duration} of the training, in {launches:launch}."),
+        "time_of_hung": "That includes waiting for hung ranks in {launches:launch}.",
+        "time_watched": ("Watching took {seconds:duration} of the training, in {launches:launch}."),
+        # Speed of the network, and how exactly it is known.
+        "slow": "{sentence}",
+        "slow_none": "{sentence}",
+        "bandwidth": "{subject} {operation} {busbw:GBps} at {size:size}",
+        "bandwidth_best_of_cases": ("Bus bandwidth of {subject}, the best of its {count} cases."),
+        "bandwidth_best_of_groups": ("Bus bandwidth of {subject}, the best of its {count} groups."),
+        "bandwidth_best_of_sizes": ("Bus bandwidth of {subject}, the best of its {count} sizes."),
+        "bandwidth_of_link": (
+            "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of the link's"
+            " {link}"
+        ),
+        "bandwidth_of_links": (
+            "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of {link}"
+        ),
+        "bandwidth_of_one": "Bus bandwidth of {subject}, measured at one size.",
+        "brief_bimodal": "{subject}: times are bimodal within a launch.",
+        "brief_bimodal_launches": "{subject}: launches are bimodal.",
+        "brief_harness": (
+            "{subject}: {overhead:percent} is time of commbench's loop around an empty call."
+        ),
+        "brief_late": (
+            "{subject}: more than a fifth of the repetitions started late and were dropped."
+        ),
+        "brief_unsteady": "{subject}: times drifted within launches.",
+        "latency": "{subject} {time}",
+        "latency_is_half": "Half the round trip of {size:size}.",
+        "pairs": "{subject}: {range}",
+        "pairs_meaning": (
+            "From the slowest to the fastest pair, each the median of {launches:launch}."
+        ),
+        "pairs_of_hosts": "{subject}: {between} between hosts, {within} within hosts",
+        "precision": (
+            "Over {subject} {within} of {rows:row} have an interval within {target:level} either"
+            " way (median {median:.2g} %)."
+        ),
+        "precision_none": (
+            "Over {subject} {within} of {rows:row} have an interval within {target:level} either"
+            " way (median over 100 %)."
+        ),
+        "states": (
+            "The machine was in two states: over {subject} {share:percent} of visits met the fast"
+            " one; in the slow one the probe took {ratio:.2f} times as long. The table shows the"
+            " fast state, collectives.csv both."
+        ),
+        # A recommendation: what to do.
+        "setting_change": "{subject}: change to {setting}.",
+        "setting_change_altering": (
+            "{subject}: keep {baseline}, or change to {setting}, which alters learning."
+        ),
+        "setting_change_either": (
+            "{subject}: change to {safe}, which leaves learning as it is, or change to {setting},"
+            " which alters learning."
+        ),
+        "setting_inconclusive": "{subject}: keep {baseline} for now.",
+        "setting_keep": "{subject}: keep {baseline}.",
+        "setting_none": "{subject}: nothing can be recommended.",
+        # A recommendation: what it rests on, and what would decide; written by the decision.
+        "decide": "{sentence}",
+        "env_chosen": "{sentence}",
+        "reason": "{sentence}",
+        # A recommendation: settings that are not recommended, and what it takes.
+        "withheld_half_precision_unnamed": (
+            "In half precision the fastest is {subject}, {speedup:speedup} times as fast as"
+            " {baseline} ({verdict:verdict}); it is not recommended unless you name it by --hook or"
+            " --allow."
+        ),
+        "withheld_lossy_unnamed": (
+            "Of lossy hooks the fastest is {subject}, {speedup:speedup} times as fast as {baseline}"
+            " ({verdict:verdict}); it is not recommended unless you name it by --hook or --allow"
+            " and give {proofs}."
+        ),
+        "withheld_lossy_unproven": (
+            "Of lossy hooks the fastest is {subject}, {speedup:speedup} times as fast as {baseline}"
+            " ({verdict:verdict}); it is not recommended unless you give {proofs}."
+        ),
+        # A recommendation: the fastest setting of each effect on learning.
+        "fastest_batch": (
+            "With another accumulation the fastest is {subject}, {speedup:speedup} times as fast as"
+            " {baseline} ({verdict:verdict})."
+        ),
+        "fastest_buffers": (
+            "Without the broadcast of buffers the fastest is {subject}, {speedup:speedup} times as"
+            " fast as {baseline} ({verdict:verdict})."
+        ),
+        "fastest_compiled": (
+            "With torch.compile the fastest is {subject}, {speedup:speedup} times as fast as"
+            " {baseline} ({verdict:verdict})."
+        ),
+        "fastest_half_precision": (
+            "In half precision the fastest is {subject}, {speedup:speedup} times as fast as"
+            " {baseline} ({verdict:verdict})."
+        ),
+        "fastest_lossy": (
+            "Of lossy hooks the fastest is {subject}, {speedup:speedup} times as fast as {baseline}"
+            " ({verdict:verdict})."
+        ),
+        "fastest_over_half": "{subject} ran {speedup:speedup} times as fast as {half}.",
+        "fastest_safe": (
+            "Of those that leave learning as it is the fastest is {subject}, {speedup:speedup}"
+            " times as fast as {baseline} ({verdict:verdict})."
+        ),
+        "fastest_safe_none": (
+            "No setting that leaves learning as it is was faster than {baseline}."
+        ),
+        "fastest_safe_unmeasured": (
+            "Of those that leave learning as it is the fastest is {subject}, not measured again."
+        ),
+        # A recommendation: the effect on learning.
+        "learning_few_steps": "{steps:step} are too few to judge the effect on learning.",
+        "learning_loss": (
+            "After {steps} steps the training loss of {subject} is {loss:.4g} against"
+            " {loss_baseline:.4g} (paired by launch: {difference:signed}), after equal time"
+            " {equal_time:.4g} against {equal_time_baseline:.4g} (paired:"
+            " {equal_time_difference:signed})."
+        ),
+        "learning_metric": (
+            "Its {metric} is {value:.4g} against {value_baseline:.4g} (paired:"
+            " {difference:signed})."
+        ),
+        "learning_no_more": "In equal time {subject} learnt no more than {baseline}.",
+        "learning_of_other_batch": (
+            "Speed is per sample: with another accumulation a step of the optimiser sees other"
+            " numbers of them."
+        ),
+        "learning_unmeasured": (
+            "What {subject} does to learning was not measured: the workload has no loss."
+        ),
+        "learning_unmeasured_live": (
+            "What {subject} does to learning was not measured: all settings trained the same model"
+            " in turn."
+        ),
+        # A recommendation: how the choice was limited, and found.
+        "accuracy_limit": (
+            "Left out, as no more than {limit:g} of accuracy may be lost: {settings}."
+        ),
+        "accuracy_limit_met": (
+            "As asked, no more than {limit:g} of accuracy may be lost; nothing was left out for"
+            " that."
+        ),
+        "accuracy_limit_more": (
+            "Left out, as no more than {limit:g} of accuracy may be lost: {settings}; and {more}"
+            " more."
+        ),
+        "search": (
+            "Of {settings:alternative}, {afresh} measured in fresh launches, {in_rounds} in rounds"
+            " only, and {predicted} judged by prediction (median error {error:.1f} % at"
+            " {held_out:setting} measured later)."
+        ),
+        "search_of_unknown_error": (
+            "Of {settings:alternative}, {afresh} measured in fresh launches, {in_rounds} in rounds"
+            " only, and {predicted} judged by prediction (of unknown error)."
+        ),
+        "limit": "Warning: {sentence}.",
+        # Rows with a flag or without a result; the subject counts them.
+        "flag_ci_wide": "{subject} have an interval wider than {target:level} either way.",
+        "flag_few_launches": (
+            "{subject} come from fewer than 6 launches; intervals assume log-normal launches."
+        ),
+        "flag_imported": (
+            "{subject} are figures of another tool, without raw repetitions and intervals, with"
+            " time as it defines it."
+        ),
+        "flag_one_launch": (
+            "{subject} come from one launch, but launches differ more than repetitions."
+        ),
+        "flag_short": "{subject} have fewer than 3 timed steps in a launch.",
+        "flag_slowest_group": (
+            "{subject} are of a group that was slower than the median one of its pattern, beyond"
+            " noise."
+        ),
+        "flagged": "{subject} are flagged {flag}: {meaning}.",
+        "flagged_noisy": "{subject} are noisy ({flags}).",
+        "launches_undecidable": (
+            "{launches:launch} cannot show one of {settings:configuration} to be faster or slower,"
+            " whatever the difference: go by the fresh launches of the recommendation, or add"
+            " launches."
+        ),
+        "remedy": "To try: {remedy}.",
+        "remedy_budget": "To try: --budget {budget} with a new --out, or a quieter machine.",
+        "remedy_launches": (
+            "To try: more launches, as --budget {budget} is in use already, or a quieter machine."
+        ),
+        "rows_failed": "{subject} failed: the same command measures them again.",
+        "rows_hung": "{subject} hung: the same command measures them again.",
+        "rows_unsupported": "{subject} are not supported by their backend.",
+        "rows_why": "The reason: {error}.",
+        "rows_why_first": "The first of {causes} reasons: {error}.",
+        "rows_wrong": (
+            "{subject} hold wrong data and no bandwidth: do not trust this library and transport"
+            " with these sizes."
+        ),
         # A prediction that cannot be made.
         "hook_unmeasured": (
             "A step with hook {subject} was to be predicted, but only {hooks} can be: measure one"

@@ -17,18 +17,25 @@ from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import check_choice
 from commbench.report.advice import advise_run
 from commbench.report.env import render_envs
+from commbench.report.findings import (
+    Kind,
+    in_place,
+    origins,
+    precision,
+    row_warnings,
+    setting,
+    time_spent,
+    unfinished,
+)
 from commbench.report.matrix import conclude, render_matrices
 from commbench.report.model import conclude_model
 from commbench.report.soak import describe_soak
-from commbench.report.state import origins, result_files, time_spent, undecided, unfinished
+from commbench.report.state import result_files
 from commbench.report.table import (
-    precision_of,
     render_growths,
     render_overheads,
     render_overlap,
     render_table,
-    unlike_peers,
-    warnings_for,
 )
 from commbench.report.text_formats import STYLES, render
 from commbench.report.training import (
@@ -66,8 +73,8 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     if run_.info.get("candidates"):
         _print_conclusion(run_, console)
     lines = [*variable_sentences(run_.info), *(f"- {advice}" for advice in advise_run(run_.info))]
-    lines += [time_spent(run_), *origins(run_)]
-    for line in filter(None, lines):
+    lines += map(str, [*time_spent(run_), *origins(run_)])
+    for line in lines:
         console.print(line, markup=False)
     command = shlex.join(["commbench", "report", str(run_.path)])
     page_hint = f"; `{command}` draws a page of them" if hint else ""
@@ -82,11 +89,10 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
 
 def _print_conclusion(run_: Run, console: Console) -> None:
     """Print the recommendation and its cost; nothing for a tuning without its first decision."""
-    recommendation = run_.recommendation
+    recommendation = run_.decision
     if not recommendation:
-        return
-    if sentence := undecided(run_):
-        console.print(sentence)
+        for finding in setting(run_):
+            console.print(str(finding))
         return
     for part in render_recommendation(recommendation):
         console.print(part)
@@ -128,13 +134,10 @@ def _print_collectives(run_: Run, console: Console) -> None:
         *render_matrices(run_.matrices, straggler_findings(run_)),
     ]:
         console.print(part)
-    for sentence in [
-        *precision_of(run_.rows, run_.info, run_.divided.states),
-        *unlike_peers(run_.rows, run_.info),
-    ]:
-        console.print(sentence, markup=False)
-    for warning in warnings_for(run_.rows, run_.info):
-        console.print(f"! {warning}", markup=False)
+    for finding in [*precision(run_), *in_place(run_)]:
+        console.print(str(finding), markup=False)
+    for warning in row_warnings([Kind(section="collectives", rows=run_.rows)], run_.info):
+        console.print(f"! {warning.in_full}", markup=False)
     conclusions = (
         conclude(straggler_findings(run_)),
         conclude_model(network_model(run_)),
@@ -147,8 +150,8 @@ def _print_collectives(run_: Run, console: Console) -> None:
 
 def print_unfinished(run_: Run, console: Console) -> None:
     """Print why a run is incomplete and how to resume it; nothing for a complete run."""
-    if sentence := unfinished(run_):
-        console.print(sentence, markup=False, soft_wrap=True)
+    for finding in unfinished(run_):
+        console.print(str(finding), markup=False, soft_wrap=True)
 
 
 def print_page(page: Path, console: Console) -> None:

@@ -460,7 +460,7 @@ def write_recommendation(store: Store, permission: Permission) -> None:
         completed = with_search(
             recommendation, collective_records(store.records), trainings, store.info
         )
-        store.write_recommendation(completed.to_json())
+        store.write_recommendation(completed)
 
 
 def _switch(option: str, text: str) -> tuple[bool, ...]:

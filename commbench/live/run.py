@@ -32,13 +32,10 @@ from commbench.results.reading import read_info
 from commbench.results.recommendation import (
     Choice,
     Recommendation,
-    altering_sentences,
-    headline,
-    safe_sentences,
     setting_of,
-    snippets,
 )
 from commbench.results.record_types import Records, training_records
+from commbench.results.verdict import paragraph, snippets
 from commbench.schema import JsonObject
 from commbench.system.software import git_commit
 from commbench.tuner.decision import recommend
@@ -285,7 +282,7 @@ def _conclusion_of(records: Sequence[TrainingRecord], info: RunInfo) -> Recommen
 def _finish(store: Store, conclusion: Recommendation | None) -> None:
     """Write everything that follows from the records; the status of the run comes last."""
     if conclusion is not None:
-        store.write_recommendation(conclusion.to_json())
+        store.write_recommendation(conclusion)
     write_tables(store)
     last = store.info["launches"][-1]
     status = "cut"
@@ -347,14 +344,10 @@ def _completed(path: Path) -> list[str]:
 
 def _conclusion_lines(conclusion: Recommendation) -> list[str]:
     """Return the conclusion of a tuning for people, with what to paste."""
-    sentences = [headline(conclusion), *safe_sentences(conclusion), conclusion.reason]
-    for each in conclusion.altering:
-        sentences += altering_sentences(each, conclusion)
-    lines = [" ".join(sentences)]
+    lines = [paragraph(conclusion)]
     if conclusion.verdict == "change":
         for title, text in snippets(conclusion):
-            if title:
-                lines.append(title)
+            lines.append(f"{title}:")
             lines += [f"    {line}" for line in text.splitlines() if line]
     return lines
 
