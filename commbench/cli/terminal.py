@@ -156,7 +156,9 @@ class LineDisplay:
     def close(self) -> None:
         """End the stage: print how many launches it took, and how long."""
         if self._launches:
-            self._print(f"{counted(self._launches, 'launch'):<12}  {format_duration(self._seconds)}")
+            self._print(
+                f"{counted(self._launches, 'launch'):<12}  {format_duration(self._seconds)}"
+            )
         self._launches, self._seconds = 0, 0.0
 
     def _print(self, text: str) -> None:
@@ -183,7 +185,9 @@ class BarDisplay(LineDisplay):
         super().case_started(event)
         ends = time.strftime("%H:%M:%S", time.localtime(time.time() + event.eta_s))
         time_left = f"{format_duration(event.eta_s)} left, ends {ends}"
-        self._update(f"{self._stage} {self._launch}: {event.case}", event.done, event.total, time_left)
+        self._update(
+            f"{self._stage} {self._launch}: {event.case}", event.done, event.total, time_left
+        )
 
     def launch_finished(self, seconds: float) -> None:
         """Remove the bar, so that the result can follow."""

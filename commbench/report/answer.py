@@ -8,7 +8,7 @@ verdict of at most four lines. `commbench report` shows the rest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -18,7 +18,16 @@ from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
+from commbench.findings import Finding
 from commbench.report.columns import Cell, Column, Table, number, plain_table, printed, tone_of
+from commbench.report.findings import (
+    half_widths_of,
+    kinds_of,
+    machine_states,
+    row_warnings,
+    setting,
+    without_mild,
+)
 from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
 from commbench.report.table import columns_of
 from commbench.report.training import named_setting
@@ -31,6 +40,7 @@ from commbench.results.recommendation import (
     setting_of,
 )
 from commbench.results.tables import rows_by
+from commbench.results.verdict import verdict_lines
 from commbench.stats import median
 from commbench.tuner.predictions import predictions
 from commbench.units import counted, format_size, three_digits
@@ -39,6 +49,10 @@ from commbench.units import counted, format_size, three_digits
 FEWEST_LAUNCHES = 4
 #: The most settings of a sweep that the first answer shows.
 MOST_SETTINGS = 5
+#: The most warnings of the first answer.
+MOST_WARNINGS = 2
+#: Flags of a sweep that is short because its fastest settings are compared again.
+_OF_SWEEPS = frozenset({"one_launch", "few_launches", "ci_wide", "unsteady", "drift"})
 #: A width that every table fits into.
 _UNLIMITED = 10_000
 
@@ -152,23 +166,16 @@ def _precision(rows: Sequence[Row]) -> str:
     """State the typical half-width of each library's intervals, and whether data were right."""
     parts = []
     for backend, of_backend in rows_by(rows, lambda row: row.backend).items():
-        widths = [width for row in of_backend if (width := _half_width(row)) is not None]
-        if widths:
-            parts.append(f"{backend} ±{percent(median(widths))}")
+        repeated = [row for row in of_backend if (row.launches or 0) >= FEWEST_LAUNCHES]
+        half_widths = half_widths_of(repeated)
+        if half_widths:
+            parts.append(f"{backend} ±{percent(median(half_widths))}")
     sentences = []
     if parts:
         sentences.append(f"Half-width of a typical 95 % interval: {', '.join(parts)}.")
     if all(row.wrong == 0 for row in rows if row.status == "ok"):
         sentences.append("Every result was verified.")
     return " ".join(sentences)
-
-
-def _half_width(row: Row) -> float | None:
-    """Return half an interval's width as a share of the time; None without an interval."""
-    low, high = row.time_us_ci_low, row.time_us_ci_high
-    if not row.time_us or low is None or high is None or (row.launches or 0) < FEWEST_LAUNCHES:
-        return None
-    return (high - low) / 2 / row.time_us
 
 
 def answer_settings(run: Run) -> list[RenderableType]:
@@ -233,7 +240,9 @@ def _remarks(run: Run, advice: Recommendation) -> list[RenderableType]:
             others += 1
         elif place == settings[0] and row.exposed_comm_ms is not None and row.step_ms:
             share = percent(row.exposed_comm_ms / row.step_ms)
-            remarks.append(Text(f"Of a step of {advice.baseline_name} {share} waits for gradients."))
+            remarks.append(
+                Text(f"Of a step of {advice.baseline_name} {share} waits for gradients.")
+            )
     return [*remarks, *_others(others)]
 
 
@@ -241,3 +250,21 @@ def _others(count: int) -> list[RenderableType]:
     if count < 1:
         return []
     return [Text(f"{counted(count, 'setting')} more, less exact: see the report.")]
+
+
+def answer_warnings(run: Run) -> list[Finding]:
+    """Return the gravest warnings, at most `MOST_WARNINGS`: two states of the machine first."""
+    kinds = []
+    for kind in kinds_of(run):
+        shown = without_mild(kind)
+        if kind.section == "training" and run.decision is not None:
+            shown = replace(shown, hidden=shown.hidden | _OF_SWEEPS)
+        kinds.append(shown)
+    return [*machine_states(run), *row_warnings(kinds, run.info)][:MOST_WARNINGS]
+
+
+def answer_verdict(run: Run) -> list[str]:
+    """Return the verdict on a run's training, or why there is none yet; empty without training."""
+    if run.decision is None:
+        return [str(finding) for finding in setting(run)]
+    return verdict_lines(run.decision)

@@ -37,8 +37,6 @@ def _sentence(rows: list[AnyForecast]) -> str:
 
 
 _AS_MEASURED = "as measured"
-#: An interval whose end exceeds this multiple of the prediction is shown as wide.
-_UNBOUNDED = 1000
 #: Above this median error, a prediction is too uncertain for a decision.
 _USELESS = 0.5
 _WITHIN_HOST = (
@@ -184,7 +182,7 @@ def _time(row: CollectiveForecast) -> str:
     if row.time_us is None:
         return "-"
     low_us, high_us = row.time_us_low or 0.0, row.time_us_high or 0.0
-    return time_with_interval(row.time_us, low_us, high_us, most=_UNBOUNDED)
+    return time_with_interval(row.time_us, low_us, high_us, should_bound=False)
 
 
 def _digits(value: float | None) -> str:
