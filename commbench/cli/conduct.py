@@ -258,7 +258,7 @@ def _print_results(
     if task.is_brief and settings.style == "table":
         print_answer(run, console, page)
     else:
-        print_run(run, settings.style, console)
+        print_run(run, settings.style, console, hint=page is None)
 
 
 def _draw_page(run: Run, messages: Console) -> Path | None:
