@@ -105,14 +105,11 @@ def print_answer(run_: Run, console: Console, page: Path | None) -> None:
     for line in answer_verdict(run_):
         console.print(line, soft_wrap=True)
     console.print()
-    tables = shlex.join(["commbench", "report", str(run_.path)])
-    if page is None:
-        console.print(f"All numbers: {run_.path}; `{tables}` draws a page.", soft_wrap=True)
-    else:
-        console.print(
-            f"All numbers and figures: {page} (all tables: `{tables} --format table`)",
-            soft_wrap=True,
-        )
+    command = shlex.join(["commbench", "report", str(run_.path)])
+    where = f"All numbers: {run_.path} (tables and a page of figures: {command})"
+    if page is not None:
+        where = f"All numbers and figures: {page} (tables: {command})"
+    console.print(where, soft_wrap=True)
 
 
 def _print_conclusion(run_: Run, console: Console) -> None:
