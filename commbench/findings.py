@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from string import Formatter
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from commbench.errors import CommbenchError, InputError
 from commbench.words import SENTENCES, Estimate, sentence_of
 
 #: How much a finding matters: a conclusion, a limit of it, or a further fact.
 Level = Literal["verdict", "warning", "note"]
-#: What a field of a sentence may hold.
-Value = str | int | float | Estimate
+#: What a field of a sentence may hold; a tuple has names, or further findings.
+Value: TypeAlias = "str | int | float | Estimate | tuple[str, ...] | tuple[Finding, ...]"
 #: Fields with text from outside: reasons that differ in these have different causes.
 _QUOTED = frozenset({"cause", "error", "last_line", "remedy", "sentence"})
 #: Fields of one prediction: reasons that differ in these alone are alike.

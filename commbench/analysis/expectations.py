@@ -549,11 +549,12 @@ def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:
 def _judge_stragglers(run: Run) -> Finding:
     findings = straggler_findings(run)
     if findings.stragglers:
-        names = "; ".join(str(straggler) for straggler in findings.stragglers)
+        names = ", ".join(dict.fromkeys(straggler.name for straggler in findings.stragglers))
         return Finding(name="all ranks", outcome=Outcome.NOT_MET, value=names)
     if not findings.comparisons:
         reason = (
-            " ".join(findings.remarks) or "The run compares no ranks; measure the suite matrix."
+            " ".join(map(str, findings.remarks))
+            or "The run compares no ranks; measure the suite matrix."
         )
         return Finding(name="all ranks", outcome=Outcome.NOT_TESTED, reason=reason)
     return Finding(name="all ranks", outcome=Outcome.MET, value="none")

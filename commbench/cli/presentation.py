@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.env import collective_envs, training_envs, variable_sentences
-from commbench.analysis.runs import all_rank_rows, growths, network_model, straggler_findings
+from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import check_choice
 from commbench.report.advice import advise_run
@@ -26,16 +26,17 @@ from commbench.report.env import render_envs
 from commbench.report.findings import (
     Kind,
     in_place,
+    model_error,
     origins,
     precision,
     row_warnings,
     setting,
+    soak,
+    stragglers,
     time_spent,
     unfinished,
 )
-from commbench.report.matrix import conclude, render_matrices
-from commbench.report.model import conclude_model
-from commbench.report.soak import describe_soak
+from commbench.report.matrix import render_matrices
 from commbench.report.state import result_files
 from commbench.report.table import (
     render_growths,
@@ -65,8 +66,8 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
         sys.stdout.write("\n".join(_texts(run_, style)))
         return
     if predictions(run_):  # collectives are an input of the tuning, so one line suffices
-        if sentence := conclude_model(network_model(run_)):
-            console.print(sentence, markup=False)
+        for finding in model_error(run_):
+            console.print(str(finding), markup=False)
     elif run_.records or not run_.training_records:
         _print_collectives(run_, console)
     if run_.training_records:
@@ -78,7 +79,8 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
             console.print(part)
     if run_.info.get("candidates"):
         _print_conclusion(run_, console)
-    lines = [*variable_sentences(run_.info), *(f"- {advice}" for advice in advise_run(run_.info))]
+    lines = variable_sentences(run_.info)
+    lines += [f"- {advice.in_full}" for advice in advise_run(run_.info)]
     lines += map(str, [*time_spent(run_), *origins(run_)])
     for line in lines:
         console.print(line, markup=False)
@@ -163,14 +165,8 @@ def _print_collectives(run_: Run, console: Console) -> None:
         console.print(str(finding), markup=False)
     for warning in row_warnings([Kind(section="collectives", rows=run_.rows)], run_.info):
         console.print(f"! {warning.in_full}", markup=False)
-    conclusions = (
-        conclude(straggler_findings(run_)),
-        conclude_model(network_model(run_)),
-        *describe_soak(run_),
-    )
-    for sentence in conclusions:
-        if sentence:
-            console.print(sentence, markup=False)
+    for finding in [*stragglers(run_), *model_error(run_), *soak(run_)]:
+        console.print(finding.in_full, markup=False)
 
 
 def print_unfinished(run_: Run, console: Console) -> None:

@@ -9,8 +9,8 @@ from operator import itemgetter
 from types import MappingProxyType
 
 from commbench.analysis.prediction.links import limit_of
-from commbench.analysis.runs import all_rank_rows, straggler_findings
-from commbench.analysis.watched import watched_headline, watched_sentences
+from commbench.analysis.runs import all_rank_rows, network_model, soak_results, straggler_findings
+from commbench.analysis.watched import watched_findings, watched_headline
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
@@ -20,10 +20,9 @@ from commbench.engine.records import Row
 from commbench.findings import Finding, Value, shared_cause
 from commbench.report.columns import Flagged
 from commbench.report.formats import time_with_interval
-from commbench.report.matrix import conclude, name_range
-from commbench.report.soak import describe_soak
+from commbench.report.matrix import name_range
 from commbench.report.state import KINDS_OF_ENERGY, tools_of
-from commbench.results import Run
+from commbench.results import MODEL, Run
 from commbench.results.info import (
     RunInfo,
     is_live,
@@ -53,9 +52,9 @@ def unfinished(run: Run) -> list[Finding]:
     why = run.info.get("reason") or status
     if why == "running":
         why = "it is running, or was killed"
-    code = "run_cut" if status == "cut" else "run_unfinished"
-    if is_live(run.info):
-        code += "_live"
+    code = "run_unfinished_live" if is_live(run.info) else "run_unfinished"
+    if status == "cut":
+        code = "run_cut_live" if is_live(run.info) else "run_cut"
     numbers = {"why": why.rstrip("."), "path": str(run.path)}
     return [Finding(code=code, numbers=numbers, level="warning")]
 
@@ -78,31 +77,28 @@ def watched(run: Run) -> list[Finding]:
     if not is_watched(run.info) or not run.training_records:
         return []
     record = run.training_records[-1]
-    return _with_details([watched_headline(record), *watched_sentences(record, run.info)])
+    return [_headed([watched_headline(record), *watched_findings(record, run.info)])]
 
 
 def soak(run: Run) -> list[Finding]:
     """Return the events and the drift of a soak."""
-    return _with_details(describe_soak(run))
+    results = soak_results(run)
+    if results is None:
+        return []
+    return [_headed(results.findings())]
 
 
-def _with_details(sentences: Sequence[str]) -> list[Finding]:
-    """Return sentences as a verdict: the first, with the others as its details."""
-    findings = [
-        Finding(code="stated", numbers={"sentence": each}, level="verdict") for each in sentences
-    ]
-    return [replace(first, details=tuple(findings[1:])) for first in findings[:1]]
+def _headed(findings: Sequence[Finding]) -> Finding:
+    """Return the first as a verdict, with the others as its details."""
+    return replace(findings[0], level="verdict", details=tuple(findings[1:]))
 
 
 def stragglers(run: Run) -> list[Finding]:
     """Return what is slow, or that nothing was found to be."""
-    found = straggler_findings(run)
-    sentence = conclude(found)
-    if not sentence:
-        return []
-    if not found.stragglers:
-        return [Finding(code="slow_none", numbers={"sentence": sentence})]
-    return [Finding(code="slow", numbers={"sentence": sentence}, level="verdict")]
+    search = straggler_findings(run)
+    if not search.stragglers:
+        return search.findings()
+    return [replace(finding, level="verdict") for finding in search.findings()]
 
 
 def time_spent(run: Run) -> list[Finding]:
@@ -308,13 +304,28 @@ def _pairs(matrix: Matrix) -> list[Finding]:
     ]
 
 
+def model_error(run: Run) -> list[Finding]:
+    """Return the errors of the fitted network; nothing without curves."""
+    model = network_model(run)
+    if not model.curves:
+        return []
+    numbers: dict[str, Value] = {"curves": len(model.curves), "file": MODEL}
+    numbers["worst"] = 100 * (model.worst_residual or 0.0)
+    code = "model_of_unknown_error"
+    if model.held_out_error is not None:
+        code = "model"
+        numbers["held_out"] = 100 * model.held_out_error
+    return [Finding(code=code, numbers=numbers)]
+
+
 def precision(run: Run) -> list[Finding]:
     """Return how many rows of each backend have an interval within the target, and the states of
     the machine if there were two.
     """
     target = target_of(run.info)
     findings = []
-    for backend, rows in rows_by(run.rows, lambda row: row.backend).items():
+    sound = [row for row in run.rows if measures_interconnect(row)]
+    for backend, rows in rows_by(sound, lambda row: row.backend).items():
         half_widths = half_widths_of(rows)
         if half_widths:
             numbers: dict[str, Value] = {

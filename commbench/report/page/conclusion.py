@@ -39,7 +39,6 @@ _TONES: Mapping[str, Tone] = {
     "run_unfinished": "bad",
     "run_unfinished_live": "bad",
     "setting_none": "bad",
-    "slow": "bad",
     "run_undecided": "warning",
     "setting_change": "good",
     "setting_change_altering": "good",
@@ -54,6 +53,8 @@ class Group(NamedTuple):
     find: Callable[[Run], list[Finding]]
     more: tuple[str, str] | None = None
     """The id of the section with more about it, and the text of the link."""
+    tone: Tone = ""
+    """Of a verdict; `_TONES` has those of single codes."""
 
 
 #: Entries in their order; the first with a verdict leads the page.
@@ -62,7 +63,7 @@ GROUPS = (
     Group("DDP settings", setting, ("training", "What it costs, and all that was tried")),
     Group("Steps", watched, ("training", "The parts of a step, and each rank")),
     Group("Soak", soak, ("soak", "The time line, and every event")),
-    Group("Stragglers", stragglers),
+    Group("Stragglers", stragglers, tone="bad"),
     Group("Bandwidth", bandwidths),
     Group("Pairs of ranks", pairs, ("pairs", "Every pair of ranks")),
     Group("Latency", latencies),
@@ -112,7 +113,10 @@ def _entry(group: Group, findings: Mapping[str, Sequence[Finding]], *, is_lead: 
         details.append((name, [str(detail) for head in heads for detail in head.details]))
         folded.append((name, [other.in_full for other in others]))
         for head in heads:
-            tones.append(_TONES.get(head.code, "warning" if head.level == "warning" else ""))
+            tone = group.tone if has_verdict else ""
+            if head.level == "warning":
+                tone = "warning"
+            tones.append(_TONES.get(head.code, tone))
     return Entry(
         label=group.label,
         texts=named(texts),

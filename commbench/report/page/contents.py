@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from commbench.analysis.expectations import Answer
-from commbench.analysis.runs import network_model, straggler_findings
-from commbench.analysis.watched import Part, RankTime, parts_of, rank_times, watched_sentences
+from commbench.analysis.watched import Part, RankTime, parts_of, rank_times
 from commbench.collectives.composed import MATRIX
 from commbench.ddp.plan.records import TrainingRow
 from commbench.findings import Finding
@@ -33,21 +32,24 @@ from commbench.report.expectations import answer_sentences, answer_table
 from commbench.report.figures.drawing import Drawing
 from commbench.report.findings import (
     kinds_of,
+    model_error,
     origins,
     row_warnings,
     setting,
+    soak,
+    stragglers,
     time_spent,
     training_warnings,
     unmetered,
+    watched,
 )
-from commbench.report.matrix import conclude
-from commbench.report.model import conclude_model, model_tables
+from commbench.report.model import model_tables
 from commbench.report.page import collectives, conditions
 from commbench.report.page.collectives import energy_column
 from commbench.report.page.conclusion import BUSBW, find_conclusion
 from commbench.report.page.conditions import commands, find_facts, when
 from commbench.report.page.parts import Code, Page, Section, named, said
-from commbench.report.soak import describe_soak, soak_tables
+from commbench.report.soak import soak_tables
 from commbench.report.state import explain_time
 from commbench.report.topology import topology_remarks
 from commbench.report.training import (
@@ -214,7 +216,7 @@ def make_page(
         Section(
             name="soak",
             title="Soak",
-            sentences=_each(runs, describe_soak),
+            sentences=_each(runs, soak),
             figures=_of(drawings, "soak"),
             tables=soak_tables(runs),
         ),
@@ -331,7 +333,7 @@ def _pairs(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
     return Section(
         name="pairs",
         title="Pairs of ranks",
-        sentences=_each(runs, lambda run: [conclude(straggler_findings(run))]),
+        sentences=_each(runs, stragglers),
         warnings=_each(runs, _warnings_of("pairs")),
         figures=_of(drawings, "matrix"),
         tables=[*collectives.straggler_tables(runs), *collectives.pair_tables(runs)],
@@ -385,9 +387,7 @@ _RANKS: list[Column[RankTime]] = [
 
 
 def _verdict(run: Run) -> list[Finding | str]:
-    if is_watched(run.info) and run.training_records:
-        return [*watched_sentences(run.training_records[-1], run.info)]
-    findings: list[Finding | str] = [*setting(run)]
+    findings: list[Finding | str] = [*watched(run), *setting(run)]
     if run.recommendation and predictions(run):
         findings.append(render_cost(run.recommendation, run.info.get("launches") or ()).plain)
     return findings
@@ -410,7 +410,7 @@ def _predicted(runs: Sequence[Run]) -> Section:
     return Section(
         name="prediction",
         title="Prediction",
-        sentences=_each(runs, lambda run: [conclude_model(network_model(run))]),
+        sentences=_each(runs, model_error),
         tables=[*prediction_tables(runs), *model_tables(runs)],
     )
 
