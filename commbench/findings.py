@@ -6,7 +6,7 @@ JSON and rows show the same finding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from string import Formatter
 from typing import Literal, TypeAlias
@@ -84,6 +84,11 @@ class Finding:
             "" if self.subject == subject else self.subject,
             tuple(sorted(shared.items())),
         )
+
+
+def paragraph(findings: Iterable[Finding]) -> str:
+    """Return the sentences of findings, one behind the other."""
+    return " ".join(map(str, findings))
 
 
 def shared_cause(code: str, sentence: str) -> str:

@@ -80,12 +80,16 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _list(items: Sequence[object]) -> str:
+def _list(items: Sequence[object], separator: str = ", ") -> str:
     texts = [str(item) for item in items[:MOST_LISTED]]
     more = len(items) - MOST_LISTED
     if more > 0:
         texts[-1] += f" and {more} more"
-    return ", ".join(texts)
+    return separator.join(texts)
+
+
+def _clauses(items: Sequence[object]) -> str:
+    return _list(items, "; ")
 
 
 def _microseconds(time_us: float) -> str:
@@ -96,6 +100,7 @@ def _microseconds(time_us: float) -> str:
 FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {
         "change": _change,
+        "clauses": _clauses,
         "digits": three_digits,
         "duration": format_duration,
         "GBps": _rate,
@@ -745,7 +750,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "who_ranks": "ranks {ranks}",
         "who_ranks_on": "ranks {ranks} on host {host}",
         # Stragglers: hosts, ranks, links and groups that are slower than their peers.
-        "slow_both": "Slow: {subject}: its links take longer than the others': {seen:list}.",
+        "slow_both": "Slow: {subject}: its links take longer than the others': {seen:clauses}.",
+        "slow_detectable": "{slowdown:percent} among {count:{kind}}",
         "slow_evidence": (
             "{measured}, slower than the typical {kind} in {slower} of {launches} launches, p ="
             " {p_value:.1g}"
@@ -755,34 +761,36 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "{subject} came out slowest, {factor:ratio} times the typical {kind}, maybe by chance."
         ),
         "slow_late": (
-            "Slow: {subject}: it arrives late, and operations take longer by it: {seen:list}."
+            "Slow: {subject}: it arrives late, and operations take longer by it: {seen:clauses}."
         ),
-        "slow_link": "Slow: {subject}: it takes longer than the typical link: {seen:list}.",
+        "slow_link": "Slow: {subject}: it takes longer than the typical link: {seen:clauses}.",
         "slow_more": "Slow, too: {more:straggler} more, in run.json.",
         "slow_none": (
-            "None of {count:{kind}} differs from its peers by more than noise; one that is"
-            " {slowdown:percent} slower would have been seen."
+            "Nothing is slower than its peers by more than noise; a slowdown would have been seen"
+            " of {detectable:list}."
         ),
         "slow_observation": "{factor:ratio} times in {measured}",
         "slow_operations": (
-            "Slow: {subject}: operations take longer than those of the others: {seen:list}."
+            "Slow: {subject}: operations take longer than those of the others: {seen:clauses}."
         ),
-        "slow_receives": "Slow: {subject}: receiving takes it longer than the others: {seen:list}.",
-        "slow_sends": "Slow: {subject}: sending takes it longer than the others: {seen:list}.",
+        "slow_receives": (
+            "Slow: {subject}: receiving takes it longer than the others: {seen:clauses}."
+        ),
+        "slow_sends": "Slow: {subject}: sending takes it longer than the others: {seen:clauses}.",
         "slow_two_hosts": "With two hosts it cannot be told which of the two is slow; add a third.",
         "slow_two_ranks": "With two ranks it cannot be told which of the two is slow; add a third.",
         "slow_unjudged": (
             "{count:{kind}} are not judged: {launches:launch} cannot distinguish slowness from"
             " chance, and {needed} would."
         ),
-        "slow_uplink": "Slow: {subject}: they take longer than the typical link: {seen:list}.",
+        "slow_uplink": "Slow: {subject}: they take longer than the typical link: {seen:clauses}.",
         "slow_uplink_evidence": "{measured}, all {links} are slow",
         "slow_way_back": (
             "{subject} takes {factor:.2g} times as long as back, but with two hosts it cannot be"
             " told which of the two is slow; add a third."
         ),
         "slow_within": (
-            "Slow: {subject}: pairs of its own ranks take longer than the others': {seen:list}."
+            "Slow: {subject}: pairs of its own ranks take longer than the others': {seen:clauses}."
         ),
         # Concurrent groups.
         "groups_even": "{subject}: no group is slower than the median one beyond noise.",
@@ -836,6 +844,83 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "watched_straggler": (
             "The straggler is {subject}: the others wait {late_ms:digits} ms for its gradients."
         ),
+        # Expectations of a run, and why a row is not tested or not shown.
+        "check_empty": "The row has no {column}.",
+        "check_holds_bound": "The interval holds the bound.",
+        "check_link": "Link: {limit}.",
+        "check_link_given": "Link: {rate} (--link).",
+        "check_no_interval": "The row has no interval.",
+        "check_no_ranks": "The run compares no ranks; measure the suite matrix.",
+        "check_no_row": "The run has no such row.",
+        "check_one_launch": "One launch does not show how much launches differ.",
+        "check_outcomes": "{expectations:expectation}: {outcomes:list}.",
+        "check_reason": "{subject}: {outcome}. {reason}",
+        "check_status": "The row's status is {status}.",
+        "check_unverified": "The result was not verified.",
+        # A comparison of runs: the answer, what is beyond a threshold, conditions, advice.
+        "compare_beyond": "Beyond {limit:g} %: {cases:clauses}.",
+        "compare_broken": "Not compared: {subject} is {status_a} in A and {status_b} in B.",
+        "compare_change": "{subject} {change:change}",
+        "compare_few_baselines": (
+            "{baselines} baselines leave the variance between runs uncertain, so intervals are"
+            " wide, and the wider the more cases there are: keep {enough}."
+        ),
+        "compare_few_launches": (
+            "A single changed case among {cases} could not be detected with so few launches,"
+            " however large the change: measure with more launches (--budget standard or rigorous)"
+            " or compare fewer cases."
+        ),
+        "compare_forced": "A and B were measured under different conditions.",
+        "compare_incomplete": "B is not complete: {cases:case} of A not measured.",
+        "compare_lost": "{cases:case} lost: ok in A and not in B.",
+        "compare_lost_cases": "Lost: {cases:clauses}.",
+        "compare_near": ("{cases:case} so near the margin that no number of launches would tell."),
+        "compare_noisy": (
+            "{cases:case} too noisy for {launches} launches to tell: a quieter machine helps more"
+            " than further launches."
+        ),
+        "compare_noisy_runs": (
+            "{cases:case} too noisy for {launches} launches to tell: a quieter machine or more"
+            " baselines help more than further launches."
+        ),
+        "compare_none": "{slower} of {cases:case} slower.",
+        "compare_none_beyond": "None beyond {limit:g} %.",
+        "compare_none_seen": (
+            "None beyond {limit:g} %; half of the cases would have shown {slowdown:+.1f} %."
+        ),
+        "compare_none_visible": (
+            "None beyond {limit:g} %; half of the cases would have shown no slowdown."
+        ),
+        "compare_only_a": "Only in A: {cases:clauses}.",
+        "compare_only_b": "Only in B: {cases:clauses}.",
+        "compare_others": (
+            "{faster} faster, {same} same, {inconclusive} inconclusive, with a margin of {margin:g}"
+            " %."
+        ),
+        "compare_refused": (
+            "{subject} were measured under different conditions ({differences:clauses}), which"
+            " could explain a difference of times: measure again under the same conditions, or add"
+            " --force to compare anyway."
+        ),
+        "compare_settled": (
+            "{cases} of the inconclusive cases would be settled by {low} to {high} more launches of"
+            " each run (column more), if the estimates hold: the commands that made the runs add"
+            " them, with a larger --launches and the same --out."
+        ),
+        "compare_settled_by": (
+            "{cases} of the inconclusive cases would be settled by {high:launch} more of each run"
+            " (column more), if the estimates hold: the commands that made the runs add them, with"
+            " a larger --launches and the same --out."
+        ),
+        "compare_settled_open": (
+            "{cases} of the inconclusive cases would be settled by {low} to {high} more launches of"
+            " each run or more (column more), if the estimates hold: the commands that made the"
+            " runs add them, with a larger --launches and the same --out."
+        ),
+        "compare_slower": "{slower} of {cases:case} slower: {changes:clauses}.",
+        "condition_known": "differs, to be known: {subject}: {values}",
+        "condition_of_cases": "no verdict where timed unlike: {subject}: {values} - {why}",
+        "condition_unsound": "{subject}: {values}, and {why}",
         # Environments of launches.
         "env_fastest": (
             "Fastest: {env} took {best:thousandths} of the time under {subject}; the control, which"

@@ -356,17 +356,15 @@ def _name(stragglers: Iterable[Straggler]) -> list[Finding]:
 
 
 def _exclude(families: Iterable[Family]) -> list[Finding]:
-    """Return, for each kind of unit, the ratio that would have been detected in any family."""
-    findings = []
+    """Return, for each kind of unit, the slowdown that would have been detected in any family."""
+    clauses = []
     for kind, of_kind in _by_kind(families).items():
-        detectable = max(family.judgement.detectable for family in of_kind)
-        numbers: dict[str, Value] = {
-            "kind": kind,
-            "count": _most(of_kind),
-            "slowdown": detectable - 1,
-        }
-        findings.append(Finding(code="slow_none", numbers=numbers))
-    return findings
+        slowdown = max(family.judgement.detectable for family in of_kind) - 1
+        numbers: dict[str, Value] = {"kind": kind, "count": _most(of_kind), "slowdown": slowdown}
+        clauses.append(Finding(code="slow_detectable", numbers=numbers))
+    if not clauses:
+        return []
+    return [Finding(code="slow_none", numbers={"detectable": tuple(clauses)})]
 
 
 def _leave_open(families: Sequence[Family]) -> list[Finding]:
