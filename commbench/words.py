@@ -46,13 +46,13 @@ def thousandths(ratio: Estimate) -> str:
 
 
 def _change(ratio: Estimate) -> str:
-    change = f"{_signed(ratio.value)} %"
+    change = f"{_percent_change(ratio.value)} %"
     if ratio.low is None or ratio.high is None:
         return change
-    return f"{change} [{_signed(ratio.low)}, {_signed(ratio.high)}]"
+    return f"{change} [{_percent_change(ratio.low)}, {_percent_change(ratio.high)}]"
 
 
-def _signed(ratio: float) -> str:
+def _percent_change(ratio: float) -> str:
     percent = 100 * (ratio - 1)
     if abs(percent) < 1000:  # noqa: PLR2004 - beyond, three digits would need an exponent
         return f"{percent:+.3g}"
@@ -105,6 +105,7 @@ NOUNS = frozenset(
         "expectation",
         "group",
         "host",
+        "inconclusive case",
         "launch",
         "link",
         "rank",
@@ -442,18 +443,18 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " --force to compare anyway."
         ),
         "compare_settled": (
-            "{cases} of the inconclusive cases would be settled by {low} to {high} more launches of"
+            "{cases:inconclusive case} would be settled by {low} to {high} more launches of"
             " each run (column more), if the estimates hold: the commands that made the runs add"
             " them, with a larger --launches and the same --out."
         ),
         "compare_settled_by": (
-            "{cases} of the inconclusive cases would be settled by {high:launch} more of each run"
+            "{cases:inconclusive case} would be settled by {high:launch} more of each run"
             " (column more), if the estimates hold: the commands that made the runs add them, with"
             " a larger --launches and the same --out."
         ),
         "compare_settled_open": (
-            "{cases} of the inconclusive cases would be settled by {low} to {high} more launches of"
-            " each run or more (column more), if the estimates hold: the commands that made the"
+            "{cases:inconclusive case} would be settled by {low} to {high} more launches or"
+            " more of each run (column more), if the estimates hold: the commands that made the"
             " runs add them, with a larger --launches and the same --out."
         ),
         "compare_slower": "{slower} of {cases:case} slower: {changes:clauses}.",

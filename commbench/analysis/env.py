@@ -93,14 +93,14 @@ class EnvComparison:
     def finding(self) -> Finding:
         """The conclusion: which environment is the fastest, and how far the control differs."""
         if self.control is None or self.control.comparison.interval is None:
-            return Finding(code="env_few_launches", subject=self.first)
+            return Finding("env_few_launches", self.first)
         numbers: dict[str, Value] = {"control": self.control.estimate}
         if not self.is_sound:
-            return Finding(code="env_unsound", subject=self.first, numbers=numbers)
+            return Finding("env_unsound", self.first, numbers)
         if self.best is None:
-            return Finding(code="env_none", subject=self.first, numbers=numbers)
+            return Finding("env_none", self.first, numbers)
         numbers |= {"env": self.best.env, "best": self.best.estimate}
-        return Finding(code="env_fastest", subject=self.first, numbers=numbers)
+        return Finding("env_fastest", self.first, numbers)
 
 
 def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvComparison | None:
@@ -251,14 +251,19 @@ def variable_findings(info: RunInfo) -> list[Finding]:
             names[name] = None
             if values["nccl"]:
                 logged.add(name)
-    extent: dict[str, Value] = {"right": right, "starts": len(launches), "names": tuple(names)}
-    findings = [Finding(code="variables_set", numbers=extent), *unlike]
+    findings = [
+        Finding(
+            "variables_set",
+            numbers={"right": right, "starts": len(launches), "names": tuple(names)},
+        ),
+        *unlike,
+    ]
     read = tuple(name for name in names if name in logged)
     if read:
-        findings.append(Finding(code="variables_logged", numbers={"names": read}))
+        findings.append(Finding("variables_logged", numbers={"names": read}))
     unread = tuple(name for name in names if name.startswith("NCCL_") and name not in logged)
     if unread:
-        findings.append(Finding(code="variables_unlogged", numbers={"names": unread}))
+        findings.append(Finding("variables_unlogged", numbers={"names": unread}))
     return findings
 
 
@@ -278,9 +283,9 @@ def _unlike(launch: Launch) -> list[Finding]:
         if list(values["ranks"]) != [value]:
             had = [each or "no value" for each in values["ranks"]]
             numbers = {"had": " or ".join(had)}
-            findings.append(Finding(code="variables_ranks_had", subject=setting, numbers=numbers))
+            findings.append(Finding("variables_ranks_had", setting, numbers))
         read = {text.lower() for text in values["nccl"]}
         if value is not None and read and read != {value.lower()}:
             texts = {"read": tuple(values["nccl"])}
-            findings.append(Finding(code="variables_nccl_read", subject=setting, numbers=texts))
+            findings.append(Finding("variables_nccl_read", setting, texts))
     return findings

@@ -431,7 +431,7 @@ def _judge(run: Run, expectation: Expectation, rate_bps: int | None) -> list[Jud
 
 
 def _untested(name: str, code: str, **numbers: str) -> Judged:
-    reason = Finding(code=code, numbers=numbers)
+    reason = Finding(code, numbers=numbers)
     return Judged(name=name, outcome=Outcome.NOT_TESTED, reason=reason)
 
 
@@ -471,7 +471,7 @@ def _judge_row(
     outcome, code = _outcome(expectation.comparison, bound, low, high)
     if outcome is Outcome.MET and "one_launch" in row.flags.split(";"):
         outcome, code = Outcome.NOT_SHOWN, "check_one_launch"
-    reason = Finding(code=code) if code else None
+    reason = Finding(code) if code else None
     return Judged(
         name=name, outcome=outcome, value=value, low=low, high=high, bound=bound, reason=reason
     )
@@ -528,7 +528,7 @@ def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:
 def _judge_stragglers(run: Run) -> Judged:
     search = straggler_findings(run)
     if not search.comparisons:
-        reason = search.remarks[0] if search.remarks else Finding(code="check_no_ranks")
+        reason = search.remarks[0] if search.remarks else Finding("check_no_ranks")
         return Judged(name="all ranks", outcome=Outcome.NOT_TESTED, reason=reason)
     names = dict.fromkeys(straggler.name for straggler in search.stragglers)
     if names:
@@ -569,9 +569,9 @@ def link_used(link: str, run: Run) -> Finding | None:
     """Return the link's rate that was used; None if it is unknown."""
     if link:
         rate = format_link_rate(parse_link_rate(link) or 0)
-        return Finding(code="check_link_given", numbers={"rate": rate})
+        return Finding("check_link_given", numbers={"rate": rate})
     for row in run.rows:
         limit = limit_of(row, run.info)
         if limit is not None:
-            return Finding(code="check_link", numbers={"limit": str(limit)})
+            return Finding("check_link", numbers={"limit": str(limit)})
     return None

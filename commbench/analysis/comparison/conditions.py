@@ -69,7 +69,7 @@ class Difference:
         elif self.is_of_cases:
             code = "condition_of_cases"
         numbers = {"values": self.text, "why": self.reason}
-        return Finding(code=code, subject=self.name, numbers=numbers)
+        return Finding(code, self.name, numbers)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.text}"

@@ -349,7 +349,7 @@ def _refuse_unsound(differences: Sequence[Difference], subject: str) -> None:
     if not unsound:
         return
     numbers = {"differences": unsound}
-    raise InputError(str(Finding(code="compare_refused", subject=subject, numbers=numbers)))
+    raise InputError(str(Finding("compare_refused", subject, numbers)))
 
 
 def _too_few(sides: Sequence[Pooled], comparisons: Sequence[Comparison], q: float) -> bool:
