@@ -9,6 +9,7 @@ tested is never met.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -101,6 +102,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
     }
 )
 COMPARISONS = ("<=", ">=", "<", ">", "=")
+_HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -498,13 +500,15 @@ def _outcome(
     """
     if low is None or high is None:
         return Outcome.NOT_SHOWN, "check_no_interval"
-    is_below = {"<=": high <= bound, "<": high < bound, ">=": high < bound, ">": high <= bound}
-    is_above = {"<=": low > bound, "<": low >= bound, ">=": low >= bound, ">": low > bound}
-    below, above = is_below[comparison], is_above[comparison]
-    if not below and not above:
-        return Outcome.NOT_SHOWN, "check_holds_bound"
-    is_met = below if comparison in {"<=", "<"} else above
-    return Outcome.MET if is_met else Outcome.NOT_MET, ""
+    holds = _HOLDS[comparison]
+    best, worst = low, high
+    if comparison in {">", ">="}:
+        best, worst = high, low
+    if holds(worst, bound):
+        return Outcome.MET, ""
+    if not holds(best, bound):
+        return Outcome.NOT_MET, ""
+    return Outcome.NOT_SHOWN, "check_holds_bound"
 
 
 def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:  # noqa: N802 - a unit

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import NormalDist
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from commbench import stats
 from commbench.findings import Finding
+from commbench.results.tables import rows_by
 from commbench.schema import JsonObject
 from commbench.stats import Floats
 from commbench.words import Estimate
@@ -340,12 +342,9 @@ class Search:
 
 def _name(stragglers: Iterable[Straggler]) -> list[Finding]:
     """Return one finding for each straggler, also if several quantities show it."""
-    by_name: dict[tuple[str, str], list[Straggler]] = {}
-    for straggler in stragglers:
-        by_name.setdefault((straggler.code, straggler.name), []).append(straggler)
     findings = []
-    for (code, name), observed in by_name.items():
-        observed.sort(key=lambda straggler: -straggler.factor)
+    for (code, name), observed in rows_by(stragglers, attrgetter("code", "name")).items():
+        observed.sort(key=attrgetter("factor"), reverse=True)
         seen = tuple(straggler.observation for straggler in observed)
         findings.append(Finding(code, name, {"seen": seen}))
     more = findings[MOST_NAMED:]
@@ -357,7 +356,7 @@ def _name(stragglers: Iterable[Straggler]) -> list[Finding]:
 def _exclude(families: Iterable[Family]) -> list[Finding]:
     """Return, for each kind of unit, the slowdown that would have been detected in any family."""
     clauses = []
-    for kind, of_kind in _by_kind(families).items():
+    for kind, of_kind in rows_by(families, attrgetter("kind")).items():
         slowdown = max(family.judgement.detectable for family in of_kind) - 1
         clauses.append(
             Finding(
@@ -373,7 +372,7 @@ def _exclude(families: Iterable[Family]) -> list[Finding]:
 def _leave_open(families: Sequence[Family]) -> list[Finding]:
     """Return the kinds of unit with too few launches, and the slowest unit as a hint."""
     findings = []
-    for kind, of_kind in _by_kind(families).items():
+    for kind, of_kind in rows_by(families, attrgetter("kind")).items():
         launches = max(family.launches for family in of_kind)
         needed = max(family.needed for family in of_kind)
         findings.append(
@@ -394,13 +393,6 @@ def _leave_open(families: Sequence[Family]) -> list[Finding]:
                 findings.append(family.slowest)
             break
     return findings
-
-
-def _by_kind(families: Iterable[Family]) -> dict[str, list[Family]]:
-    by_kind: dict[str, list[Family]] = {}
-    for family in families:
-        by_kind.setdefault(family.kind, []).append(family)
-    return by_kind
 
 
 def _most(families: Iterable[Family]) -> int:
