@@ -401,6 +401,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "compare_beyond": "Beyond {limit:g} %: {cases:clauses}.",
         "compare_broken": "Not compared: {subject} is {status_a} in A and {status_b} in B.",
         "compare_change": "{subject} {change:change}",
+        "compare_conditions": (
+            "A and B differ in these conditions, which could explain a difference of times:"
+        ),
         "compare_few_baselines": (
             "{baselines} baselines leave the variance between runs uncertain, so intervals are"
             " wide, and the wider the more cases there are: keep {enough}."
