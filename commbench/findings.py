@@ -6,15 +6,16 @@ JSON and rows show the same finding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from string import Formatter
+from typing import TypeAlias
 
 from commbench.errors import CommbenchError, InputError
 from commbench.words import SENTENCES, Estimate, sentence_of
 
-#: What a field of a sentence may hold.
-Value = str | int | float | Estimate
+#: What a field of a sentence may hold; a tuple has names, or further findings.
+Value: TypeAlias = "str | int | float | Estimate | tuple[str, ...] | tuple[Finding, ...]"
 #: Fields with text from outside: reasons that differ in these have different causes.
 _QUOTED = frozenset({"cause", "error", "last_line", "remedy", "sentence"})
 #: Fields of one prediction: reasons that differ in these alone are alike.
@@ -71,6 +72,11 @@ class Finding:
             "" if self.subject == subject else self.subject,
             tuple(sorted(shared.items())),
         )
+
+
+def paragraph(findings: Iterable[Finding]) -> str:
+    """Return the sentences of findings, one behind the other."""
+    return " ".join(map(str, findings))
 
 
 def shared_cause(code: str, sentence: str) -> str:

@@ -1,17 +1,25 @@
 """The sentences of findings, one for each code, and how a number reads in them.
 
 A field such as ``{speedup:ratio}`` names a format of `FORMATS`, ``{launches:launch}`` the noun of a
-count; other formats are Python's own.
+count; other formats are Python's own. A list may hold findings, which are clauses then.
 """
 
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from commbench.units import counted, format_duration, format_size, format_time, three_digits
+from commbench.units import (
+    clock_time,
+    counted,
+    format_duration,
+    format_seconds,
+    format_size,
+    format_time,
+    three_digits,
+)
 
 
 class Estimate(NamedTuple):
@@ -30,8 +38,41 @@ def _ratio(ratio: float | Estimate) -> str:
     return f"{ratio.value:.3g} [{ratio.low:.3g}, {ratio.high:.3g}]"
 
 
+def thousandths(ratio: Estimate) -> str:
+    """Return a ratio with three decimals and its interval: ``0.821 [0.811, 0.835]``."""
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.3f}"
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _change(ratio: Estimate) -> str:
+    change = f"{_signed(ratio.value)} %"
+    if ratio.low is None or ratio.high is None:
+        return change
+    return f"{change} [{_signed(ratio.low)}, {_signed(ratio.high)}]"
+
+
+def _signed(ratio: float) -> str:
+    percent = 100 * (ratio - 1)
+    if abs(percent) < 1000:  # noqa: PLR2004 - beyond, three digits would need an exponent
+        return f"{percent:+.3g}"
+    return f"{percent:+.0f}"
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def _list(items: Sequence[object], separator: str = ", ") -> str:
+    texts = [str(item) for item in items[:MOST_LISTED]]
+    more = len(items) - MOST_LISTED
+    if more > 0:
+        texts[-1] += f" and {more} more"
+    return separator.join(texts)
+
+
+def _clauses(items: Sequence[object]) -> str:
+    return _list(items, "; ")
 
 
 def _microseconds(time_us: float) -> str:
@@ -41,16 +82,42 @@ def _microseconds(time_us: float) -> str:
 #: How a field of a sentence is written, by the name after its colon.
 FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {
+        "change": _change,
+        "clauses": _clauses,
         "digits": three_digits,
         "duration": format_duration,
+        "list": _list,
         "percent": _percent,
         "ratio": _ratio,
+        "seconds": format_seconds,
         "size": format_size,
+        "thousandths": thousandths,
         "us": _microseconds,
+        "utc": clock_time,
     }
 )
 #: Nouns that a field's name of a format counts.
-NOUNS = frozenset({"block", "case", "event", "host", "launch", "rank", "row", "step"})
+NOUNS = frozenset(
+    {
+        "block",
+        "case",
+        "event",
+        "expectation",
+        "group",
+        "host",
+        "launch",
+        "link",
+        "rank",
+        "row",
+        "spike",
+        "start",
+        "step",
+        "straggler",
+        "visit",
+    }
+)
+#: The most items of a list; further ones are counted.
+MOST_LISTED = 8
 
 
 class _Words(string.Formatter):
@@ -183,6 +250,102 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "rank_raised": "{subject} raised {error}",
         "rank_stuck": "{subject} {state}{others}",
         "ranks_not_started": "the ranks could not be started: {remedy}",
+        # A soak: spikes, failed launches, drift; who caused them, and the evidence.
+        "evidence_late": "the others waited for it",
+        "evidence_late_all": "all ranks waited, and none was late by itself",
+        "evidence_stalled": "its process did not run: it was stopped, or had no CPU",
+        "evidence_stalled_all": "no process ran",
+        "soak_drift_faster": (
+            "Drift: {subject} became {change:.1f} % faster from the first launch to the last"
+            " (interval {low:+.1f} to {high:+.1f} %)."
+        ),
+        "soak_drift_none": "Drift: {cases:case} stayed within 2 %.",
+        "soak_drift_slower": (
+            "Drift: {subject} became {change:.1f} % slower from the first launch to the last"
+            " (interval {low:+.1f} to {high:+.1f} %)."
+        ),
+        "soak_drift_unclear": (
+            "Drift: {cases:case} with too few launches, or too wide an interval, to tell."
+        ),
+        "soak_events": (
+            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: {spikes:spike} and"
+            " {failures:launch} that failed or hung."
+        ),
+        "soak_failed": "{began:utc} UTC, {lasted:seconds}: launch {launch} failed: {cause}.",
+        "soak_hung": "{began:utc} UTC, {lasted:seconds}: launch {launch} hung: {cause}.",
+        "soak_more": "{more} more events are in events.csv.",
+        "soak_quiet": (
+            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: no spike, no"
+            " failure."
+        ),
+        "soak_spike": "{began:utc} UTC, {lasted:seconds}: {subject} ({cause}), during {case}.",
+        "soak_spikes": (
+            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: {spikes:spike}."
+        ),
+        "who_all": "system-wide",
+        "who_host": "host {host}",
+        "who_rank": "rank {ranks}",
+        "who_rank_on": "rank {ranks} on host {host}",
+        "who_ranks": "ranks {ranks}",
+        "who_ranks_on": "ranks {ranks} on host {host}",
+        # Stragglers: hosts, ranks, links and groups that are slower than their peers.
+        "slow_both": "Slow: {subject}: its links take longer than the others': {seen:clauses}.",
+        "slow_detectable": "{slowdown:percent} among {count:{kind}}",
+        "slow_evidence": (
+            "{measured}, slower than the typical {kind} in {slower} of {launches} launches, p ="
+            " {p_value:.1g}"
+        ),
+        "slow_few_pairs": "With so few pairs no straggler can be identified.",
+        "slow_hint": (
+            "{subject} came out slowest, {factor:ratio} times the typical {kind}, maybe by chance."
+        ),
+        "slow_late": (
+            "Slow: {subject}: it arrives late, and operations take longer by it: {seen:clauses}."
+        ),
+        "slow_link": "Slow: {subject}: it takes longer than the typical link: {seen:clauses}.",
+        "slow_more": "Slow, too: {more:straggler} more, in run.json.",
+        "slow_none": (
+            "Nothing is slower than its peers by more than noise; a slowdown would have been seen"
+            " of {detectable:list}."
+        ),
+        "slow_observation": "{factor:ratio} times in {measured}",
+        "slow_operations": (
+            "Slow: {subject}: operations take longer than those of the others: {seen:clauses}."
+        ),
+        "slow_receives": (
+            "Slow: {subject}: receiving takes it longer than the others: {seen:clauses}."
+        ),
+        "slow_sends": "Slow: {subject}: sending takes it longer than the others: {seen:clauses}.",
+        "slow_two_hosts": "With two hosts it cannot be told which of the two is slow; add a third.",
+        "slow_two_ranks": "With two ranks it cannot be told which of the two is slow; add a third.",
+        "slow_unjudged": (
+            "{count:{kind}} are not judged: {launches:launch} cannot distinguish slowness from"
+            " chance, and {needed} would."
+        ),
+        "slow_uplink": "Slow: {subject}: they take longer than the typical link: {seen:clauses}.",
+        "slow_uplink_evidence": "{measured}, all {links} are slow",
+        "slow_way_back": (
+            "{subject} takes {factor:.2g} times as long as back, but with two hosts it cannot be"
+            " told which of the two is slow; add a third."
+        ),
+        "slow_within": (
+            "Slow: {subject}: pairs of its own ranks take longer than the others': {seen:clauses}."
+        ),
+        # Concurrent groups.
+        "groups_even": "{subject}: no group is slower than the median one beyond noise.",
+        "groups_slowest": "{subject}: slowest group {group}: {ratio:.2f} times the median.",
+        "groups_slowest_at": (
+            "{subject}: slowest group {group}: {ratio:.2f} times the median at {at}."
+        ),
+        "groups_slowest_often": (
+            "{subject}: slowest group {group}: {ratio:.2f} times the median at {at}; the slowest in"
+            " {often} of {cases:case}."
+        ),
+        # Matrices of pairs.
+        "pairs_untimed": (
+            "{untimed} of {pairs} pairs of ranks could not be timed: none of their repetitions"
+            " started on time; use --sync dissemination"
+        ),
         # A prediction that cannot be made.
         "hook_unmeasured": (
             "A step with hook {subject} was to be predicted, but only {hooks} can be: measure one"
@@ -202,6 +365,123 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " ranks, which fit on one host of {ranks_per_node}; measure it within a host, too, and"
             " give both runs."
         ),
+        # A watched training.
+        "watched_bound": (
+            "Without exposed communication of gradients a step would be {gain:.2f} times as fast;"
+            " that is the bound. To try: commbench tune -- {command}"
+        ),
+        "watched_even": "No rank is slower than the others beyond noise.",
+        "watched_exposed": "{share:percent} of a step is exposed communication of gradients.",
+        "watched_ranks": (
+            "Between two exchanges of gradients a rank computes for {fastest_ms:digits} ms (rank"
+            " {fastest}) to {slowest_ms:digits} ms (rank {slowest})."
+        ),
+        "watched_step": (
+            "A step takes {mean_ms:digits} ms on average over {steps:step}, {median_ms:digits} ms"
+            " in the median. The parts are of the rank that the others wait for."
+        ),
+        "watched_straggler": (
+            "The straggler is {subject}: the others wait {late_ms:digits} ms for its gradients."
+        ),
+        # Expectations of a run, and why a row is not tested or not shown.
+        "check_empty": "The row has no {column}.",
+        "check_holds_bound": "The interval holds the bound.",
+        "check_link": "Link: {limit}.",
+        "check_link_given": "Link: {rate} (--link).",
+        "check_no_interval": "The row has no interval.",
+        "check_no_ranks": "The run compares no ranks; measure the suite matrix.",
+        "check_no_row": "The run has no such row.",
+        "check_one_launch": "One launch does not show how much launches differ.",
+        "check_outcomes": "{expectations:expectation}: {outcomes:list}.",
+        "check_reason": "{subject}: {outcome}. {reason}",
+        "check_status": "The row's status is {status}.",
+        "check_unverified": "The result was not verified.",
+        # A comparison of runs: the answer, what is beyond a threshold, conditions, advice.
+        "compare_beyond": "Beyond {limit:g} %: {cases:clauses}.",
+        "compare_broken": "Not compared: {subject} is {status_a} in A and {status_b} in B.",
+        "compare_change": "{subject} {change:change}",
+        "compare_few_baselines": (
+            "{baselines} baselines leave the variance between runs uncertain, so intervals are"
+            " wide, and the wider the more cases there are: keep {enough}."
+        ),
+        "compare_few_launches": (
+            "A single changed case among {cases} could not be detected with so few launches,"
+            " however large the change: measure with more launches (--budget standard or rigorous)"
+            " or compare fewer cases."
+        ),
+        "compare_forced": "A and B were measured under different conditions.",
+        "compare_incomplete": "B is not complete: {cases:case} of A not measured.",
+        "compare_lost": "{cases:case} lost: ok in A and not in B.",
+        "compare_lost_cases": "Lost: {cases:clauses}.",
+        "compare_near": ("{cases:case} so near the margin that no number of launches would tell."),
+        "compare_noisy": (
+            "{cases:case} too noisy for {launches} launches to tell: a quieter machine helps more"
+            " than further launches."
+        ),
+        "compare_noisy_runs": (
+            "{cases:case} too noisy for {launches} launches to tell: a quieter machine or more"
+            " baselines help more than further launches."
+        ),
+        "compare_none": "{slower} of {cases:case} slower.",
+        "compare_none_beyond": "None beyond {limit:g} %.",
+        "compare_none_seen": (
+            "None beyond {limit:g} %; half of the cases would have shown {slowdown:+.1f} %."
+        ),
+        "compare_none_visible": (
+            "None beyond {limit:g} %; half of the cases would have shown no slowdown."
+        ),
+        "compare_only_a": "Only in A: {cases:clauses}.",
+        "compare_only_b": "Only in B: {cases:clauses}.",
+        "compare_others": (
+            "{faster} faster, {same} same, {inconclusive} inconclusive, with a margin of {margin:g}"
+            " %."
+        ),
+        "compare_refused": (
+            "{subject} were measured under different conditions ({differences:clauses}), which"
+            " could explain a difference of times: measure again under the same conditions, or add"
+            " --force to compare anyway."
+        ),
+        "compare_settled": (
+            "{cases} of the inconclusive cases would be settled by {low} to {high} more launches of"
+            " each run (column more), if the estimates hold: the commands that made the runs add"
+            " them, with a larger --launches and the same --out."
+        ),
+        "compare_settled_by": (
+            "{cases} of the inconclusive cases would be settled by {high:launch} more of each run"
+            " (column more), if the estimates hold: the commands that made the runs add them, with"
+            " a larger --launches and the same --out."
+        ),
+        "compare_settled_open": (
+            "{cases} of the inconclusive cases would be settled by {low} to {high} more launches of"
+            " each run or more (column more), if the estimates hold: the commands that made the"
+            " runs add them, with a larger --launches and the same --out."
+        ),
+        "compare_slower": "{slower} of {cases:case} slower: {changes:clauses}.",
+        "condition_known": "differs, to be known: {subject}: {values}",
+        "condition_of_cases": "no verdict where timed unlike: {subject}: {values} - {why}",
+        "condition_unsound": "{subject}: {values}, and {why}",
+        # Environments of launches.
+        "env_fastest": (
+            "Fastest: {env} took {best:thousandths} of the time under {subject}; the control, which"
+            " is {subject} again, took {control:thousandths} of it."
+        ),
+        "env_few_launches": (
+            "No verdict: {subject} and its control take 2 launches each; add launches."
+        ),
+        "env_none": (
+            "No environment is shown to be faster than {subject}; the control, which is {subject}"
+            " again, took {control:thousandths} of its time."
+        ),
+        "env_unsound": (
+            "No verdict on any environment: the control, which is {subject} again, took"
+            " {control:thousandths} of its time, a difference without a cause; measure with more"
+            " launches on a machine without other work."
+        ),
+        "variables_nccl_read": "With {subject} NCCL read {read:list}.",
+        "variables_logged": "NCCL's log states that it read {names:list}.",
+        "variables_ranks_had": "With {subject} the ranks had {had}.",
+        "variables_set": "In {right} of {starts:start} every rank had {names:list} as asked.",
+        "variables_unlogged": "NCCL's log does not mention {names:list}.",
     }
 )
 

@@ -14,8 +14,8 @@ import typer
 from commbench.analysis.expectations import (
     EXIT_CODES,
     Expectation,
-    describe_link,
     judge,
+    link_used,
     read_expectations,
     worst,
 )
@@ -101,7 +101,7 @@ def check(
         }
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
     else:
-        make_console().print(render_answers(answers, describe_link(link, loaded_run)))
+        make_console().print(render_answers(answers, link_used(link, loaded_run)))
     return exit_code
 
 

@@ -169,11 +169,11 @@ def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list
     groups = len(groups_in(rows))
     columns = columns_of(rows, lambda row: (row.message_bytes, row.group if groups > 1 else ""))
     tables = (_build_table(part, groups) for part in _fitting(columns, width, groups))
-    slowest_sentences = name_slowest(columns, hosts) if groups > 1 else []
+    slowest = name_slowest(columns, hosts) if groups > 1 else []
     return [
         Text(f"\n{title_of(rows)}", style="bold"),
         *(part for table in tables for part in (Text(""), printed(table))),
-        *(Text(sentence) for sentence in slowest_sentences),
+        *(Text(str(finding)) for finding in slowest),
         *reasons((name, row) for name, column in columns.items() for row in column),
     ]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
-from commbench.analysis.prediction.fits import LEVEL, log_half_width
+from commbench.analysis.prediction.fits import log_half_width
 from commbench.analysis.prediction.law import (
     KEPT_STEP_ERROR,
     OVER_KEPT_RUNS,
@@ -21,6 +21,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.schema import JsonObject
+from commbench.stats import DEFAULT_LEVEL
 from commbench.units import algbw_GBps, format_link_rate
 
 PREDICTED = "predicted"
@@ -209,7 +210,7 @@ def _step(
     if replay.interval:
         low = math.log(step_ms / replay.interval.low)
         high = math.log(replay.interval.high / step_ms)
-        columns["level"] = LEVEL
+        columns["level"] = DEFAULT_LEVEL
     doublings = trained.place.doublings(place)
     if doublings or place.is_within_host != trained.place.is_within_host:
         of_law = log_half_width(KEPT_STEP_ERROR, max(1.0, doublings))
