@@ -29,7 +29,7 @@ _OF_ONE_PREDICTION = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """A fact, with the numbers that its sentence names.
 

@@ -46,13 +46,13 @@ def thousandths(ratio: Estimate) -> str:
 
 
 def _change(ratio: Estimate) -> str:
-    change = f"{_signed(ratio.value)} %"
+    change = f"{_percent_change(ratio.value)} %"
     if ratio.low is None or ratio.high is None:
         return change
-    return f"{change} [{_signed(ratio.low)}, {_signed(ratio.high)}]"
+    return f"{change} [{_percent_change(ratio.low)}, {_percent_change(ratio.high)}]"
 
 
-def _signed(ratio: float) -> str:
+def _percent_change(ratio: float) -> str:
     percent = 100 * (ratio - 1)
     if abs(percent) < 1000:  # noqa: PLR2004 - beyond, three digits would need an exponent
         return f"{percent:+.3g}"
@@ -136,6 +136,7 @@ NOUNS = frozenset(
         "more fresh launch",
         "group",
         "host",
+        "inconclusive case",
         "launch",
         "link",
         "rank",
@@ -861,6 +862,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "compare_beyond": "Beyond {limit:g} %: {cases:clauses}.",
         "compare_broken": "Not compared: {subject} is {status_a} in A and {status_b} in B.",
         "compare_change": "{subject} {change:change}",
+        "compare_conditions": (
+            "A and B differ in these conditions, which could explain a difference of times:"
+        ),
         "compare_few_baselines": (
             "{baselines} baselines leave the variance between runs uncertain, so intervals are"
             " wide, and the wider the more cases there are: keep {enough}."
@@ -903,18 +907,18 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " --force to compare anyway."
         ),
         "compare_settled": (
-            "{cases} of the inconclusive cases would be settled by {low} to {high} more launches of"
+            "{cases:inconclusive case} would be settled by {low} to {high} more launches of"
             " each run (column more), if the estimates hold: the commands that made the runs add"
             " them, with a larger --launches and the same --out."
         ),
         "compare_settled_by": (
-            "{cases} of the inconclusive cases would be settled by {high:launch} more of each run"
+            "{cases:inconclusive case} would be settled by {high:launch} more of each run"
             " (column more), if the estimates hold: the commands that made the runs add them, with"
             " a larger --launches and the same --out."
         ),
         "compare_settled_open": (
-            "{cases} of the inconclusive cases would be settled by {low} to {high} more launches of"
-            " each run or more (column more), if the estimates hold: the commands that made the"
+            "{cases:inconclusive case} would be settled by {low} to {high} more launches or"
+            " more of each run (column more), if the estimates hold: the commands that made the"
             " runs add them, with a larger --launches and the same --out."
         ),
         "compare_slower": "{slower} of {cases:case} slower: {changes:clauses}.",

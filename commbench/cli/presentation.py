@@ -17,6 +17,12 @@ from commbench.cli.terminal import make_console
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import check_choice
 from commbench.report.advice import advise_run
+from commbench.report.answer import (
+    answer_settings,
+    answer_times,
+    answer_verdict,
+    answer_warnings,
+)
 from commbench.report.env import render_envs
 from commbench.report.findings import (
     Kind,
@@ -88,6 +94,25 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     )
     if not run_.info.get("candidates"):
         _print_conclusion(run_, console)
+
+
+def print_answer(run_: Run, console: Console, page: Path | None) -> None:
+    """Print the first answer of a run: times, compared settings, warnings, verdict, where the rest
+    is.
+    """
+    for part in [*answer_times(run_, console.width), *answer_settings(run_)]:
+        console.print(part)
+    console.print()
+    for warning in answer_warnings(run_):
+        console.print(f"! {warning.in_full}", soft_wrap=True)
+    for line in answer_verdict(run_):
+        console.print(line, soft_wrap=True)
+    console.print()
+    command = shlex.join(["commbench", "report", str(run_.path)])
+    where = f"All numbers: {run_.path} (tables and a page of figures: {command})"
+    if page is not None:
+        where = f"All numbers and figures: {page} (tables: {command})"
+    console.print(where, soft_wrap=True)
 
 
 def _print_conclusion(run_: Run, console: Console) -> None:

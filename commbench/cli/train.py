@@ -229,6 +229,7 @@ def join_training(task: Task, training: TrainingPlan) -> Task:
             task.estimate_s() + training.estimate_s() if task.requests else training.estimate_s()
         ),
         conclude=functools.partial(write_recommendation, permission=training.permission),
+        is_brief=True,
     )
 
 

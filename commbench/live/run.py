@@ -35,7 +35,7 @@ from commbench.results.recommendation import (
     setting_of,
 )
 from commbench.results.record_types import Records, training_records
-from commbench.results.verdict import paragraph, snippets
+from commbench.results.verdict import verdict_lines
 from commbench.schema import JsonObject
 from commbench.system.software import git_commit
 from commbench.tuner.decision import recommend
@@ -333,23 +333,13 @@ def _completed(path: Path) -> list[str]:
     if is_watched(info) and records:
         lines = watched_lines(records[-1], info)
     elif conclusion is not None:
-        lines = _conclusion_lines(conclusion)
+        lines = verdict_lines(conclusion)
     else:
         doing, reason = DOING[mode_of(info)].capitalize(), ""
         if info.get("reason"):
             reason = f": {info['reason']}"
         lines = [f"{doing} ended before {_NOTHING[mode_of(info)]}{reason}."]
     return [*lines, last_line]
-
-
-def _conclusion_lines(conclusion: Recommendation) -> list[str]:
-    """Return the conclusion of a tuning for people, with what to paste."""
-    lines = [paragraph(conclusion)]
-    if conclusion.verdict == "change":
-        for title, text in snippets(conclusion):
-            lines.append(f"{title}:")
-            lines += [f"    {line}" for line in text.splitlines() if line]
-    return lines
 
 
 def mode_of(info: RunInfo) -> Mode:

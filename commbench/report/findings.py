@@ -326,7 +326,7 @@ def precision(run: Run) -> list[Finding]:
     findings = []
     sound = [row for row in run.rows if measures_interconnect(row)]
     for backend, rows in rows_by(sound, lambda row: row.backend).items():
-        half_widths = _half_widths(rows)
+        half_widths = half_widths_of(rows)
         if half_widths:
             numbers: dict[str, Value] = {
                 "within": sum(width <= target for width in half_widths),
@@ -336,16 +336,22 @@ def precision(run: Run) -> list[Finding]:
             }
             code = "precision" if median(half_widths) < 1 else "precision_none"
             findings.append(Finding(code=code, subject=backend, numbers=numbers))
+    return [*findings, *machine_states(run)]
+
+
+def machine_states(run: Run) -> list[Finding]:
+    """Return the two states of the machine under each backend that met both."""
+    findings = []
     for backend, levels in run.divided.states.items():
         numbers = {
             "share": levels["fast_share"],
             "ratio": levels["slow_us"] / levels["fast_us"],
         }
-        findings.append(Finding(code="states", subject=backend, numbers=numbers))
+        findings.append(Finding(code="states", subject=backend, numbers=numbers, level="warning"))
     return findings
 
 
-def _half_widths(rows: Iterable[Row]) -> list[float]:
+def half_widths_of(rows: Iterable[Row]) -> list[float]:
     """Return half the width of each row's interval, as a share of its time."""
     half_widths = []
     for row in rows:
@@ -401,7 +407,7 @@ def warnings_of(run: Run) -> list[Finding]:
 
     They are failures, severe flags, and medium ones that most rows of a kind have.
     """
-    return row_warnings([_without_mild(kind) for kind in kinds_of(run)], run.info)
+    return row_warnings([without_mild(kind) for kind in kinds_of(run)], run.info)
 
 
 def kinds_of(run: Run) -> list[Kind]:
@@ -423,7 +429,7 @@ def kinds_of(run: Run) -> list[Kind]:
     return [kind for kind in kinds if kind.rows]
 
 
-def _without_mild(kind: Kind) -> Kind:
+def without_mild(kind: Kind) -> Kind:
     """Hide flags that only the section of these rows names."""
     counts = Counter(flag for row in kind.rows for flag in kind.flags_of(row))
     hidden = set(kind.hidden)

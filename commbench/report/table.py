@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -426,4 +425,4 @@ def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
 def growth_text(growth: Growth) -> str:
     """Return the growth with its interval, e.g. ``1.84 [1.80, 1.88]``."""
     low, high = (growth.interval.low, growth.interval.high) if growth.interval else (None, None)
-    return with_interval(growth.ratio, low, high, 2, most=math.inf)
+    return with_interval(growth.ratio, low, high, 2, should_bound=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name, switch_words
+from commbench.ddp.plan.records import TrainingRow
 from commbench.errors import InputError
 from commbench.hooks.registry import Effect, find_hook
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
@@ -321,6 +322,6 @@ _SETTING = tuple(
 )
 
 
-def setting_of(of: TrainingCase | Choice) -> JsonObject:
+def setting_of(of: TrainingCase | Choice | TrainingRow) -> JsonObject:
     """Return the fields that identify a setting."""
     return {name: getattr(of, name) for name in _SETTING}

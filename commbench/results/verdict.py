@@ -22,12 +22,35 @@ from commbench.words import Estimate
 
 #: The most left-out settings that a sentence names.
 NAMED = 3
+#: The most lines of a verdict in a first answer.
+MOST_LINES = 4
 
 
 def verdict_findings(recommendation: Recommendation) -> list[Finding]:
     """Return what to do, the reason, which settings are withheld and why, and what would decide."""
     headline = _headline(recommendation)
     return [headline, *headline.details]
+
+
+def verdict_lines(recommendation: Recommendation) -> list[str]:
+    """Return `verdict_findings` in at most `MOST_LINES` lines, and below them what to paste for a
+    change.
+    """
+    headline, *details = verdict_findings(recommendation)
+    lines = [str(headline)]
+    for finding in details[: MOST_LINES - 1]:
+        lines.append(f"  {finding}")
+    if recommendation.verdict != "change":
+        return lines
+    codes = snippets(recommendation)
+    if recommendation.safe.verdict != "change":  # the first is the baseline
+        codes = codes[-1:]
+    for title, text in codes:
+        lines.append(f"{title}:")
+        for line in text.splitlines():
+            if line:
+                lines.append(f"    {line}")
+    return lines
 
 
 def recommendation_findings(recommendation: Recommendation) -> list[Finding]:
