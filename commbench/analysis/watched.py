@@ -68,10 +68,10 @@ def rank_times(record: TrainingRecord, info: RunInfo) -> list[RankTime]:
     return [RankTime(rank, hosts.get(rank, ""), ms) for rank, ms in enumerate(medians_ms)]
 
 
-def watched_headline(record: TrainingRecord) -> str:
+def watched_headline(record: TrainingRecord) -> Finding:
     """Return the share of a watched step that hiding communication could save."""
     share = (record.exposed_comm_ms or 0.0) / fmean(record.step_ms)
-    return str(Finding("watched_exposed", numbers={"share": share}))
+    return Finding(code="watched_exposed", numbers={"share": share})
 
 
 def watched_findings(record: TrainingRecord, info: RunInfo) -> list[Finding]:
@@ -119,16 +119,11 @@ def _computing_ms(rank: RankTime) -> float:
     return rank.computing_ms
 
 
-def watched_sentences(record: TrainingRecord, info: RunInfo) -> list[str]:
-    """Return `watched_findings` in words."""
-    return [str(finding) for finding in watched_findings(record, info)]
-
-
 def watched_lines(record: TrainingRecord, info: RunInfo) -> list[str]:
     """Return `watched_findings` in words, with the parts of a step as a table, for a terminal."""
     parts = parts_of(record)
     width = max(len(part.name) for part in parts)
-    first, *others = watched_sentences(record, info)
+    first, *others = map(str, watched_findings(record, info))
     lines = [first]
     for part in parts:
         lines.append(f"    {part.name:<{width}} {part.ms:10.2f} ms {100 * part.share:5.1f} %")
