@@ -25,6 +25,8 @@ from commbench.schema import JsonMapping, JsonObject, Ranks, check_as, read_as
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from commbench.stats import Interval
+
 SCHEMA = 2
 
 Status = Literal["ok", "unsupported", "failed", "hung", "wrong"]
@@ -501,6 +503,18 @@ def columns_of(row_class: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(row_class) if f.metadata.get("is_column", True))
 
 
+def copied(row_class: type[DataclassInstance], source: object) -> dict[str, Any]:
+    """Return the columns of such rows that another object has, too, with its values."""
+    return {name: getattr(source, name) for name in columns_of(row_class) if hasattr(source, name)}
+
+
+def interval_columns(name: str, interval: Interval | None) -> dict[str, float]:
+    """Return the columns with the ends of an interval of column ``name``; none without one."""
+    if interval is None:
+        return {}
+    return {f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One line of ``collectives.csv``: a case summarised over launches. None is an empty cell."""
@@ -595,6 +609,7 @@ class Row:
     energy_J: float | None = column(  # noqa: N815 - a unit
         "energy of one operation, of what energy_of in samples.jsonl names"
     )
+    energy_of: str = no_column()
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
     reason_code: str = no_column()

@@ -16,7 +16,6 @@ from rich.text import Text
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.report.formats import between, digits, grouped
 from commbench.results import Run
-from commbench.results.summary import HasStatus
 from commbench.units import format_size
 
 Tone = Literal["", "good", "warning", "bad", "quiet", "strong"]
@@ -36,8 +35,20 @@ _UNLIMITED = 10_000
 R = TypeVar("R")
 
 
-class Flagged(HasStatus, Protocol):
-    """A row of any table, with its flags."""
+class Flagged(Protocol):
+    """A row of any table, with its status, the reason for it, and its flags."""
+
+    @property
+    def status(self) -> str:
+        """Its status, e.g. ``ok``."""
+
+    @property
+    def reason(self) -> str:
+        """One sentence unless the status is ok."""
+
+    @property
+    def reason_code(self) -> str:
+        """The code of the reason."""
 
     @property
     def flags(self) -> str:

@@ -34,14 +34,10 @@ def unfinished(run: Run) -> str:
 
 def undecided(run: Run) -> str:
     """State that a tuning's first decision is still missing; empty otherwise."""
-    recommendation, planned = run.recommendation, run.info.get("first_look") or 0
-    if (
-        not recommendation
-        or run.info.get("status") != "partial"
-        or recommendation.launches >= planned
-    ):
+    if run.recommendation is None or not run.awaits_first_look:
         return ""
-    return f"No verdict yet: {recommendation.launches} of {counted(planned, 'fresh launch')} made."
+    planned = counted(run.info["first_look"] or 0, "fresh launch")
+    return f"No verdict yet: {run.recommendation.launches} of {planned} made."
 
 
 def time_spent(run: Run) -> str:

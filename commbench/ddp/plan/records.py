@@ -315,6 +315,7 @@ class TrainingRow:
     energy_J: float | None = column(  # noqa: N815 - a unit
         "energy of one step; energy_of in samples.jsonl names the meters"
     )
+    energy_of: str = no_column()
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
     reason_code: str = no_column()

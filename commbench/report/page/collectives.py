@@ -13,6 +13,7 @@ from commbench.analysis.scaling import Growth, order_of
 from commbench.analysis.stragglers.judging import Straggler
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.patterns import makes_groups
+from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import OverlapRow, Row
 from commbench.report.columns import (
     MOST_LINES,
@@ -270,7 +271,7 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
         size_column("message_bytes", Row),
         outcome("time", "time_us", Row, unit="us", about=explain_time(runs)),
         number("energy", "energy_J", Row, unit="J"),
-        energy_column(runs),
+        energy_column(),
         number("energy a byte", _nanojoule, unit="nJ"),
     ]
 
@@ -280,13 +281,16 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
     return make_tables("Energy of one operation", runs, metered, columns, rest_in=SUMMARY)
 
 
-def energy_column(runs: Iterable[Run]) -> Column[Any]:
+def energy_column() -> Column[Any]:
     """Return the column that names the counted devices of a row's energy."""
-    counts = {
-        row: counted_energy(energy_of) for run in runs for row, energy_of in run.energy_of.items()
-    }
     meaning = "what is counted: idle GPUs and other programs there, too"
-    return Column("energy of", lambda row: counts.get(row, ""), about=meaning)
+    return Column("energy of", _counted, about=meaning)
+
+
+def _counted(row: Row | TrainingRow) -> str | None:
+    if row.energy_J is None:
+        return None
+    return counted_energy(row.energy_of)
 
 
 def _nanojoule(row: Row) -> float | None:

@@ -69,7 +69,7 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
             named_rows = [(run.name, row) for row in rows]
             notes = [*baseline_sentences(run), *without_ddp(rows)]
             title = f"{of_run}{training_title(rows)}"
-            columns = [*_COLUMNS, energy_column([run]), flag_column()]
+            columns = [*_COLUMNS, energy_column(), flag_column()]
             tables.append(make_table(title, named_rows, columns, notes=notes, rest_in=DDP))
     return tables
 
