@@ -13,7 +13,7 @@ from typing import Any
 
 from commbench.analysis.prediction.links import link_of
 from commbench.ddp.plan.cases import setting_name
-from commbench.errors import shared_cause
+from commbench.findings import shared_cause
 from commbench.report.columns import (
     Cell,
     Column,
