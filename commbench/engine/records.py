@@ -489,9 +489,12 @@ def without_result(record: RecordT, status: Status, reason: Finding) -> RecordT:
     )
 
 
-def column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
-    """Return the field of a column: its documentation and its default."""
-    return field(default=default, metadata={"about": about})
+def column(about: str, default: Any = None, *, heading: str = "") -> Any:  # noqa: ANN401 - a field of any type
+    """Return the field of a column: its documentation and its default.
+
+    The ``heading`` of its tables is the name without the unit, unless it is given.
+    """
+    return field(default=default, metadata={"about": about, "heading": heading})
 
 
 def no_column() -> Any:  # noqa: ANN401 - as `column`
@@ -540,7 +543,7 @@ class Row:
     redop: str | None = column("reduction")
     root: int | None = column("root rank of a rooted operation")
     in_place: bool | None = column("send and receive share memory")
-    message_bytes: int | None = column("nccl-tests' size: the larger buffer")
+    message_bytes: int | None = column("nccl-tests' size: the larger buffer", heading="size")
     osu_bytes: int | None = column("the size OSU prints for the same case")
     cadence: str = column("isolated, pipelined, graph or persistent", "")
     batch: int | None = column("operations timed together")
@@ -581,7 +584,7 @@ class Row:
     time_us_min: float | None = column("median over launches of the launch's minimum")
     time_us_p25: float | None = column("median over launches of the launch's quartile")
     time_us_p75: float | None = column("median over launches of the launch's quartile")
-    time_us_p95: float | None = column("median over launches of the launch's p95")
+    time_us_p95: float | None = column("median over launches of the launch's p95", heading="p95")
     time_us_rank_mean: float | None = column(
         "time_us with the mean over ranks, nccl-tests' default"
     )
@@ -599,11 +602,13 @@ class Row:
     wrong: int | None = column("wrong elements found")
     harness_us: float | None = column(
         f"{OVERHEAD}, per operation; never subtracted; in older Gloo rows, without framework_us,"
-        " with torch's call"
+        " with torch's call",
+        heading="overhead",
     )
     framework_us: float | None = column(
         "what torch adds to a call: 8-byte all_reduce of one rank, less harness_us; empty without"
-        " torch or with events"
+        " torch or with events",
+        heading="torch's call",
     )
     algorithm_requested: str = column("algorithm asked for", "")
     algorithm: str = column("algorithm that ran", "")
@@ -632,13 +637,15 @@ class OverlapRow:
     dtype: str | None = column("element type")
     redop: str | None = column("reduction")
     in_place: bool | None = column("send and receive share memory")
-    message_bytes: int | None = column("as in collectives.csv")
+    message_bytes: int | None = column("as in collectives.csv", heading="size")
     osu_bytes: int | None = column("the size OSU prints for the same case")
     env: str = column("as in collectives.csv", "")
     launches: int | None = column("launches behind the row")
     overall_us: float | None = column("started, computed, completed")
     compute_us: float | None = column("computing alone, as long as the communication")
-    pure_us: float | None = column("started and completed at once, Python loop")
+    pure_us: float | None = column(
+        "started and completed at once, Python loop", heading="pure comm."
+    )
     overlap_percent: float | None = column(
         "max(0, 100 (1 - (overall - compute) / pure)), OSU's definition"
     )

@@ -39,10 +39,10 @@ class Overhead:
     backend: str = column("of the path through the framework")
     operation: str = column("what was timed")
     pattern: str = column("who talks to whom")
-    message_bytes: int | None = column("nccl-tests' size: the larger buffer")
+    message_bytes: int | None = column("nccl-tests' size: the larger buffer", heading="size")
     ranks_per_gpu: int | None = column("most ranks on one GPU")
-    direct_us: float = column("time by the library's own call")
-    through_us: float = column("time through the framework")
+    direct_us: float = column("time by the library's own call", heading="NCCL alone")
+    through_us: float = column("time through the framework", heading="through torch")
     added_us: float = column("what the framework adds")
     added_us_ci_low: float | None = column(
         "from the 95 % intervals of both times: where the addition is least"

@@ -72,10 +72,13 @@ class PairRow:
         "95 % confidence interval of time_us over launches, low end; empty for one"
     )
     time_us_ci_high: float | None = column("and its high end")
-    time_us_p95: float | None = column("median over launches of the launch's p95")
-    algbw_GBps: float | None = column("bytes of one operation over time_us, GB = 1e9 bytes")  # noqa: N815 - a unit
+    time_us_p95: float | None = column("median over launches of the launch's p95", heading="p95")
+    algbw_GBps: float | None = column(  # noqa: N815 - a unit
+        "bytes of one operation over time_us, GB = 1e9 bytes", heading="bandwidth"
+    )
     ratio_to_typical: float | None = column(
-        "time_us over the median pair's: of those within hosts, or between hosts"
+        "time_us over the median pair's: of those within hosts, or between hosts",
+        heading="over the typical",
     )
     wrong: int | None = column("wrong elements found")
     status: str = column("ok or wrong", "ok")
