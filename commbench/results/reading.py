@@ -54,7 +54,7 @@ class Run:
     training_records: tuple[TrainingRecord, ...] = ()
     """Records of training in ``samples.jsonl``, in the order of writing."""
     recommendation: Recommendation | None = None
-    """None if the run concluded nothing."""
+    """None if the run concluded nothing; `decision` is what people may see."""
     divided: Divided = NO_STATES
     """What `records` leave out where the machine was in two states."""
     alias: str = ""
@@ -66,11 +66,12 @@ class Run:
         return self.alias or self.path.resolve().name
 
     @property
-    def awaits_first_look(self) -> bool:
-        """Whether its recommendation is of a tuning that has not decided for the first time."""
-        if self.recommendation is None or self.info.get("status") != "partial":
-            return False
-        return self.recommendation.launches < (self.info.get("first_look") or 0)
+    def decision(self) -> Recommendation | None:
+        """The recommendation; None before its first look, which needs the planned launches."""
+        planned = self.info.get("first_look") or 0
+        made = self.recommendation.launches if self.recommendation else 0
+        is_early = self.info.get("status") == "partial" and made < planned
+        return None if is_early else self.recommendation
 
     @cached_property
     def overlaps(self) -> list[OverlapRow]:

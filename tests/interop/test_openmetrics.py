@@ -1,6 +1,5 @@
 """Tests of runs as metrics: their content, and text that Prometheus' tools and parsers accept."""
 
-import dataclasses
 import shutil
 import stat
 import subprocess
@@ -153,18 +152,6 @@ def test_the_recommendation_of_a_kept_run() -> None:
     for name in ("speedup_ratio", "speedup_ci_low_ratio", "speedup_ci_high_ratio"):
         speedups += values(samples, f"commbench_recommendation_{name}").values()
     assert [stated.speedup, *stated.speedup_ci] == speedups
-
-
-def test_nothing_is_recommended_before_the_first_look() -> None:
-    """Withhold a recommendation of fewer fresh launches than a tuning decides after."""
-    decided = load_run(RESULTS / KEPT[0])
-    assert decided.recommendation is not None
-    looked = decided.recommendation.launches
-    for planned, is_withheld in ((looked, False), (looked + 1, True)):
-        info = {**decided.info, "status": "partial", "first_look": planned}
-        samples = samples_of(dataclasses.replace(decided, info=info))
-        names = {sample.name for sample in samples}
-        assert is_withheld is not any(name.startswith("commbench_recomm") for name in names)
 
 
 def test_when_the_run_began_is_a_value() -> None:

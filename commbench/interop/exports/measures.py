@@ -309,8 +309,8 @@ def _of_stragglers(run: Run) -> list[Sample]:
 
 def _of_recommendation(run: Run) -> Iterator[Sample]:
     """Yield what the run recommends; nothing before the first look of a tuning."""
-    found = run.recommendation
-    if found is None or run.awaits_first_look:
+    found = run.decision
+    if found is None:
         return
     labels = texts({"workload": found.workload, "ranks": found.world_size})
     setting = found.best.name
