@@ -7,8 +7,9 @@ from soaks import at_s, even, soak_info, soak_records, waiting_for
 from commbench.analysis.runs import soak_results
 from commbench.report.figures import all_figures
 from commbench.report.figures.soak import paint_timeline, soak_figures
+from commbench.report.findings import soak
 from commbench.report.page.contents import make_page
-from commbench.report.soak import describe_soak, soak_tables
+from commbench.report.soak import soak_tables
 from commbench.results import Run
 
 PLANTED = {(3, 2): even(at_s(3, 2), 5.0), (8, 1): waiting_for([2], at_s(8, 1), 0.4)}
@@ -27,9 +28,9 @@ def count_dots(axes: Axes, label: str) -> int:
 
 def test_the_time_line_shows_medians_and_events() -> None:
     """Draw a dot for each visit, the slowest rank below, and shade each event in both."""
-    soak = soak_results(soaked())
-    assert soak
-    times, ranks = painted(paint_timeline, soak.timeline, soak.events).axes
+    results = soak_results(soaked())
+    assert results
+    times, ranks = painted(paint_timeline, results.timeline, results.events).axes
     counts = [
         count_dots(axes, name)
         for axes, name in ((times, "median"), (times, "longest"), (ranks, "slowest"))
@@ -43,7 +44,7 @@ def test_the_time_line_shows_medians_and_events() -> None:
 def test_another_run_has_no_time_line() -> None:
     """Draw nothing, and add no section."""
     run = run_of([])
-    assert ([], [], []) == (soak_figures([run]), soak_tables([run]), describe_soak(run))
+    assert ([], [], []) == (soak_figures([run]), soak_tables([run]), soak(run))
     assert "soak" not in {section.name for section in make_page([run], [], beside=False).sections}
 
 

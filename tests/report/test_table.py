@@ -147,7 +147,7 @@ def test_interval_shares_unit_and_digits(
     )
 
 
-@given(st.floats(1e-3, 1e9), st.floats(0.5, 1.0), st.floats(1.0, 2.0))
+@given(st.floats(1e-3, 1e9), st.floats(0.6, 1.0), st.floats(1.0, 1.5))
 def test_interval_encloses_the_printed_time(time_us: float, below: float, above: float) -> None:
     """Keep the order of low, time and high within one unit of the last digit."""
     row = Row(time_us=time_us, time_us_ci_low=below * time_us, time_us_ci_high=above * time_us)
