@@ -58,7 +58,7 @@ class Run:
     training_records: tuple[TrainingRecord, ...] = ()
     """Records of training in ``samples.jsonl``, in the order of writing."""
     recommendation: Recommendation | None = None
-    """None if the run concluded nothing."""
+    """None if the run concluded nothing; `decision` is what people may see."""
     divided: Divided = NO_STATES
     """What `records` leave out where the machine was in two states."""
     alias: str = ""
@@ -68,6 +68,14 @@ class Run:
     def name(self) -> str:
         """The alias, or the name of the directory."""
         return self.alias or self.path.resolve().name
+
+    @property
+    def decision(self) -> Recommendation | None:
+        """The recommendation; None before its first look, which needs the planned launches."""
+        planned = self.info.get("first_look") or 0
+        made = self.recommendation.launches if self.recommendation else 0
+        is_early = self.info.get("status") == "partial" and made < planned
+        return None if is_early else self.recommendation
 
     @cached_property
     def overlaps(self) -> list[OverlapRow]:

@@ -14,6 +14,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import SCHEMA, Record, column
 from commbench.errors import InputError
+from commbench.findings import Finding
 from commbench.results import Run, once_per_run
 from commbench.results.info import RunInfo
 from commbench.results.recommendation import Choice, Recommendation, Search, setting_of
@@ -296,7 +297,8 @@ def _unpredicted(
                 trainings,
             )
     except InputError as error:
-        return f"no setting could be predicted: {str(error).rstrip('.')}"
+        cause = str(error).rstrip(".")
+        return str(Finding(code="limit_unpredicted", numbers={"cause": cause}))
     return ""
 
 

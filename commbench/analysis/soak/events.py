@@ -182,7 +182,7 @@ def _spike(parts: Sequence[_Part], info: RunInfo, begun_s: float) -> EventRow:
         host=host,
         launch=longest.record.launch,
         case=str(longest.record.case),
-        reason=str(Finding(code=_EVIDENCE[causes[0].is_stall, bool(ranks)])),
+        reason=str(Finding(_EVIDENCE[causes[0].is_stall, bool(ranks)])),
     )
 
 

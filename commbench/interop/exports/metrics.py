@@ -218,8 +218,8 @@ def metrics_of(run: Run, answers: Iterable[Answer] = ()) -> list[Sample]:
         *_of_training(run.training_rows),
         *_of_stragglers(run),
     ]
-    if run.recommendation:
-        samples += _of_recommendation(run.recommendation)
+    if run.decision:
+        samples += _of_recommendation(run.decision)
     samples += [*samples_of_soak(soak_results(run)), *samples_of_answers(answers)]
     order = {name: position for position, name in enumerate(METRICS)}
     return sorted(samples, key=lambda each: order[each.name])

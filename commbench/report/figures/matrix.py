@@ -343,4 +343,4 @@ def _typical(matrix: Matrix, heat: Heat) -> list[str]:
 
 def _slow(heat: Heat) -> str:
     """State what is marked; without marks, whether stragglers were searched."""
-    return conclude(Search(families=heat.families)) or str(Finding(code="slow_few_pairs"))
+    return conclude(Search(families=heat.families)) or str(Finding("slow_few_pairs"))

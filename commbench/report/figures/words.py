@@ -13,7 +13,6 @@ from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.report.figures.drawing import Estimate
 from commbench.report.formats import listed
-from commbench.report.state import undecided
 from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.info import is_live
@@ -216,9 +215,9 @@ def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
 
     None if a tuning has not made its confirmation launches yet.
     """
-    if run.recommendation is None or undecided(run):
+    recommendation = run.decision
+    if recommendation is None:
         return None
-    recommendation = run.recommendation
     workload, backend, ranks, batch, env = key
     about = (recommendation.workload, recommendation.world_size, recommendation.env)
     is_same_workload = about == (workload, ranks, env)
