@@ -8,7 +8,7 @@ from commbench.analysis.runs import soak_results
 from commbench.report.figures import all_figures
 from commbench.report.figures.soak import paint_timeline, soak_figures
 from commbench.report.page.contents import make_page
-from commbench.report.soak import describe_soak, soak_tables
+from commbench.report.soak import soak_tables
 from commbench.results import Run
 
 PLANTED = {(3, 2): even(at_s(3, 2), 5.0), (8, 1): waiting_for([2], at_s(8, 1), 0.4)}
@@ -43,7 +43,7 @@ def test_the_time_line_shows_medians_and_events() -> None:
 def test_another_run_has_no_time_line() -> None:
     """Draw nothing, and add no section."""
     run = run_of([])
-    assert ([], [], []) == (soak_figures([run]), soak_tables([run]), describe_soak(run))
+    assert ([], []) == (soak_figures([run]), soak_tables([run]))
     assert "soak" not in {section.name for section in make_page([run], [], beside=False).sections}
 
 
