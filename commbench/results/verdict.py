@@ -195,12 +195,18 @@ def _over_half(recommendation: Recommendation) -> list[Finding]:
 def _learning(recommendation: Recommendation) -> list[Finding]:
     """Return the effect on learning of the best setting, and of the fastest lossy one."""
     best, baseline = recommendation.best, recommendation.baseline
-    findings = []
+    judged: list[tuple[Choice, Cost | None]] = []
     if alters_learning(best, baseline):
-        findings += _cost(best, recommendation.cost, recommendation)
-    for choice in recommendation.altering:
-        if choice.effect == "lossy" and setting_of(choice) != setting_of(best):
-            findings += _cost(choice, choice.cost, recommendation)
+        judged.append((best, recommendation.cost))
+    for lossy in recommendation.altering:
+        if lossy.effect == "lossy" and setting_of(lossy) != setting_of(best):
+            judged.append((lossy, lossy.cost))
+    findings = []
+    for choice, cost in judged:
+        findings += _cost(choice, cost, recommendation)
+    steps = [cost.steps for _, cost in judged if cost]
+    if steps:
+        findings.append(Finding(code="learning_few_steps", numbers={"steps": max(steps)}))
     if best.accumulation != baseline.accumulation:
         findings.append(Finding(code="learning_of_other_batch"))
     return findings
@@ -236,7 +242,6 @@ def _cost(choice: Choice, cost: Cost | None, recommendation: Recommendation) -> 
     if time.difference >= 0:
         numbers = {"baseline": recommendation.baseline_name}
         findings.append(Finding(code="learning_no_more", subject=subject, numbers=numbers))
-    findings.append(Finding(code="learning_few_steps", numbers={"steps": cost.steps}))
     return findings
 
 
