@@ -14,10 +14,10 @@ from commbench.analysis.runs import straggler_findings
 from commbench.analysis.stragglers.judging import ANY, Family, Search, Straggler
 from commbench.analysis.stragglers.matrix import numbered_hosts
 from commbench.collectives.operations import OPERATIONS
-from commbench.findings import Finding
+from commbench.findings import Finding, paragraph
 from commbench.report.figures.drawing import BAD, PAPER, Drawing, Style, plain, plain_time, slug
 from commbench.report.figures.words import prefixes, sentences
-from commbench.report.matrix import conclude, name_range, rate_unit
+from commbench.report.matrix import name_range, rate_unit
 from commbench.results import Run
 from commbench.results.info import shares_gpu
 from commbench.results.pairs import Matrix
@@ -343,4 +343,5 @@ def _typical(matrix: Matrix, heat: Heat) -> list[str]:
 
 def _slow(heat: Heat) -> str:
     """State what is marked; without marks, whether stragglers were searched."""
-    return conclude(Search(families=heat.families)) or str(Finding("slow_few_pairs"))
+    search = Search(families=heat.families)
+    return paragraph(search.findings()) or str(Finding("slow_few_pairs"))
