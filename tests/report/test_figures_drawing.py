@@ -119,14 +119,12 @@ def test_what_xml_cannot_hold_is_replaced() -> None:
 
 
 def test_ids_are_of_the_drawing_alone() -> None:
-    """Prefix every id and reference with the drawing's name."""
-    svg = drawn().svg
-    ids = re.findall(r'\bid="([^"]*)"', svg)
+    """Share no id with another drawing, and refer to own ids only."""
+    svg, other = drawn().svg, drawn(name="other").svg
+    ids, theirs = (re.findall(r'\bid="([^"]*)"', text) for text in (svg, other))
     used = re.findall(r'(?:url\(|")#([^")]+)', svg)
-
-    assert ids
     assert len(set(ids)) == len(ids)
-    assert all(identity.startswith("some-figure-") for identity in ids)
+    assert not set(ids) & set(theirs)
     assert set(used) <= set(ids)
 
 

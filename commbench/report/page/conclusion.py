@@ -17,8 +17,8 @@ from commbench.collectives.patterns import makes_groups
 from commbench.engine.flags import FLAGS, NOISE, join_flags, split_flags
 from commbench.engine.records import Row
 from commbench.report.columns import Flagged, Tone
+from commbench.report.figures.charts import number_text
 from commbench.report.figures.sizes import busbw_of
-from commbench.report.figures.words import number_text
 from commbench.report.matrix import conclude, name_range
 from commbench.report.page.parts import Code, Finding
 from commbench.report.soak import describe_soak
