@@ -177,28 +177,22 @@ class Panel:
         limits = [series.limit for series in self.series if series.limit is not None]
         return list(dict.fromkeys(limits))
 
-    @property
-    def measured(self) -> list[tuple[str, Estimate, Limit | None]]:
-        """Each value that is not predicted: what it is of, the value, and what bounds it."""
-        measured = []
-        for series in self.series:
-            for x, point in series.points.items():
-                name = series.name
-                if self.x == "size":
-                    name = f"{name} at {format_size(int(x))}"
-                elif self.x == "place":
-                    name = f"{name} at {self.places[x]}"
-                if not series.is_predicted:
-                    measured.append((name, point, series.limit))
-        return measured
-
 
 def best(panel: Panel) -> list[str]:
-    """Return a sentence on the best value; none without values."""
-    ranked = sorted(panel.measured, key=lambda measured: measured[1].value)
-    if not ranked:
+    """Return a sentence on the best of the measured values; none without any."""
+    values = []
+    for series in panel.series:
+        for x, point in series.points.items():
+            name = series.name
+            if panel.x == "size":
+                name = f"{name} at {format_size(int(x))}"
+            elif panel.x == "place":
+                name = f"{name} at {panel.places[x]}"
+            if not series.is_predicted:
+                values.append((point.value, name, point, series.limit))
+    if not values:
         return []
-    name, point, limit = ranked[-1] if panel.is_rate else ranked[0]
+    _, name, point, limit = max(values) if panel.is_rate else min(values)
     text = f"Best {panel.quantity}: {number_text(point, panel.unit)}, {name}"
     if limit is None:
         return [f"{text}."]
@@ -263,13 +257,9 @@ class Chart:
 
     @property
     def alt(self) -> str:
-        """Title, series and values of rows, for readers who cannot see the figure."""
-        parts = []
-        for panel in self.panels:
-            for name, point, _ in panel.measured:
-                if panel.x == "rows":
-                    parts.append(f"{name} {number_text(point, panel.unit)}")
-        return f"{self.title}: {', '.join(parts or self.names[:MOST_SERIES])}."
+        """Title, and the names of panels or else of series, for readers who cannot see it."""
+        names = [panel.title for panel in self.panels if panel.title] or self.names
+        return f"{self.title}: {listed(names, MOST_ROWS)}."
 
     @property
     def drawing(self) -> Drawing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 from commbench import stats
@@ -66,7 +65,7 @@ def spread_of(name: str, medians: Sequence[float], flags: Collection[str], colou
 
 
 def launch_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return the launches of the main cases, and of the settings that the decision compared."""
+    """Return the launches of collectives, and of the settings that the decision compared."""
     charts = []
     for kind, spreads_of in (("collectives", collective_spreads), ("training", training_spreads)):
         spreads = []
@@ -102,28 +101,19 @@ def _chart(kind: str, spreads: Sequence[Spread]) -> Chart:
 
 
 def collective_spreads(run: Run, prefix: str) -> list[Spread]:
-    """Return each kind's largest size, and every row with flags about its launches."""
-    records = keyed_records(run.records)
+    """Return every row of several launches; of a matrix none, whose times pool all pairs."""
     cases = {record.case.key: record.case for record in run.records}
-    backends = list(dict.fromkeys(cases[key].backend for key, _ in run.keyed_rows))
-    largest: dict[object, int] = {}
-    for (key, _), row in run.keyed_rows.items():
-        largest[_kind(row)] = max(largest.get(_kind(row), 0), cases[key].message_bytes)
+    backends = list(dict.fromkeys(case.backend for case in cases.values()))
+    records = keyed_records(run.records)
     spreads = []
     for (key, group), row in run.keyed_rows.items():
         case = cases[key]
-        if case.pattern == MATRIX:  # its times pool all pairs
-            continue
-        flags = {flag.name for flag in split_flags(row.flags)}
         medians = launch_medians(records[key, group])
-        matters = case.message_bytes == largest[_kind(row)] or flags & set(_MARKS)
-        if matters and len(medians) > 1 and min(medians) > 0:
+        if case.pattern != MATRIX and len(medians) > 1 and min(medians) > 0:
+            flags = {flag.name for flag in split_flags(row.flags)}
             colour = backends.index(case.backend)
             spreads.append(spread_of(prefix + _name(case, row), medians, flags, colour))
     return spreads
-
-
-_kind = attrgetter("operation", "backend", "pattern", "group", "dtype", "world_size", "env")
 
 
 def _name(case: Case, row: Row) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -204,17 +203,15 @@ def _name_axes(axes: Axes, heat: Heat) -> None:
     from matplotlib.ticker import MaxNLocator
 
     hosts, place = numbered_hosts(heat.hosts)
-    edges = np.flatnonzero(np.diff(place)) + 0.5
-    if 1 < len(hosts) <= _NAMED and len(edges) == len(hosts) - 1:
-        bounds = [-0.5, *edges, len(heat.hosts) - 0.5]
-        middles = [(low + high) / 2 for low, high in itertools.pairwise(bounds)]
+    are_together = bool(np.all(np.diff(place) >= 0))
+    if are_together and 1 < len(hosts) <= _NAMED:
+        middles = [np.flatnonzero(place == number).mean() for number in range(len(hosts))]
         longest = max(len(host) for host in hosts)
         axes.set_xticks(middles, hosts, rotation=45 if longest * len(hosts) > _LETTERS else 0)
         axes.set_yticks(middles, hosts)
-        if len(heat.hosts) > len(hosts):
-            for edge in edges:
-                axes.axhline(edge, color=PAPER, linewidth=1)
-                axes.axvline(edge, color=PAPER, linewidth=1)
+        for edge in np.flatnonzero(np.diff(place)) + 0.5:
+            axes.axhline(edge, color=PAPER, linewidth=1)
+            axes.axvline(edge, color=PAPER, linewidth=1)
     else:
         axes.set(xlabel="to rank", ylabel="from rank")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -193,18 +192,16 @@ def _panel(quantity: str, readings: Sequence[Reading], *, has_curves: bool) -> P
         failed = [float(reading.size_bytes) for reading in members if reading.has_failed]
         limit = members[0].limit if quantity == RATE else None
         series.append(Series(name=name, points=points, failed=failed, limit=limit))
-    panel = Panel(
+    return Panel(
         series=series,
         quantity=quantity,
         unit=_UNITS.get(quantity, "J"),
         has_zero=quantity == RATE,
         is_rate=quantity == RATE,
-        x="size",
+        x="size" if has_curves else "rows",
         x_label="message size",
+        height_in=2.2 if has_curves else rows_height_in(len(series)),
     )
-    if has_curves:
-        return panel
-    return dataclasses.replace(panel, x="rows", x_label="", height_in=rows_height_in(len(series)))
 
 
 def _by_series(readings: Sequence[Reading]) -> dict[str, list[Reading]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -31,10 +32,9 @@ def run_names(runs: Sequence[Run]) -> list[str]:
     names = [path.name for path in paths]
     if len(set(names)) < len(names):
         names = [f"{path.parent.name}/{path.name}" for path in paths]
-    words = [_WORDS.split(name) for name in names]
-    words = _without_shared_beginning(words)
-    words = [line[::-1] for line in _without_shared_beginning([line[::-1] for line in words])]
-    names = ["".join(line) for line in words]
+    words = _unshared([_WORDS.split(name) for name in names])
+    words = _unshared([line[::-1] for line in words])
+    names = ["".join(line[::-1]) for line in words]
     counts = Counter(names)
     for place, name in enumerate(names):
         if counts[name] > 1:
@@ -42,13 +42,13 @@ def run_names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-def _without_shared_beginning(names: list[list[str]]) -> list[list[str]]:
-    """Remove the first words, each with its separator, that all names share; one word remains."""
-    if len(names) < 2:  # noqa: PLR2004 - one name shares nothing
-        return names
-    while all(line[:2] == names[0][:2] and len(line) > 2 for line in names):  # noqa: PLR2004
-        names = [line[2:] for line in names]
-    return names
+def _unshared(names: Sequence[list[str]]) -> list[list[str]]:
+    """Remove the first words, each with its separator, that several names share; one remains."""
+    if len(names) < 2:  # noqa: PLR2004 - one shares nothing
+        return list(names)
+    shared = len(os.path.commonprefix(names)) // 2 * 2  # noqa: RUF071 - words, no paths
+    least = min(len(line) for line in names)
+    return [line[min(shared, least - 1) :] for line in names]
 
 
 def prefixes(runs: Sequence[Run]) -> list[str]:
