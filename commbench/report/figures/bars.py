@@ -28,7 +28,7 @@ def traffic_charts(runs: Sequence[Run]) -> list[Chart]:
     for group in groups(runs):
         rows = _sent(group)
         if rows:
-            panel = _panel(rows, "sent by a rank in a step", "MB")
+            panel = _panel(rows, "traffic of a rank in a step", "MB")
             chart = Chart(
                 name=slug("traffic", group.key),
                 section="training",

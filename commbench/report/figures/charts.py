@@ -192,8 +192,13 @@ def best(panel: Panel) -> list[str]:
                 values.append((point.value, name, point, series.limit))
     if not values:
         return []
-    _, name, point, limit = max(values) if panel.is_rate else min(values)
-    text = f"Best {panel.quantity}: {number_text(point, panel.unit)}, {name}"
+    values.sort(key=lambda value: value[0])
+    word = "Lowest"
+    if panel.is_rate:
+        word = "Highest"
+        values.reverse()
+    _, name, point, limit = values[0]
+    text = f"{word} {panel.quantity}: {number_text(point, panel.unit)}, {name}"
     if limit is None:
         return [f"{text}."]
     return [f"{text}, {100 * point.value / limit.value:.3g} % of {limit.name}."]
