@@ -16,12 +16,13 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from commbench.cli.options import Settings, join_names
+from commbench.cli.options import Settings
 from commbench.cli.presentation import check_style, print_page, print_run, print_unfinished
 from commbench.cli.request import default_out, run_header
 from commbench.cli.terminal import make_console, make_display
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
+from commbench.fields import join_names
 from commbench.launch.conductor import conduct
 from commbench.launch.identity import Identity, identify
 from commbench.launch.launchers import (

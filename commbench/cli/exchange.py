@@ -13,13 +13,14 @@ import typer
 from rich.console import Console
 
 from commbench.analysis.expectations import judge, read_expectations
-from commbench.cli.options import Expect, LinkRate, join_names
+from commbench.cli.options import Expect, LinkRate
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES, find_dtype
 from commbench.collectives.operations import find_operation
 from commbench.engine.records import Record
 from commbench.errors import InputError, check_choice
+from commbench.fields import join_names
 from commbench.interop.exports import EXPORTS
 from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
 from commbench.interop.imports.param import PARAM_BACKENDS

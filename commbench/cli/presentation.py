@@ -13,6 +13,7 @@ from rich.text import Text
 
 from commbench.analysis.env import collective_envs, training_envs, variable_sentences
 from commbench.analysis.runs import all_rank_rows, growths, network_model, straggler_findings
+from commbench.cli.terminal import make_console
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import check_choice
 from commbench.report.advice import advise_run
@@ -49,7 +50,7 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     ``hint``: also print the command that draws a page.
     """
     if style != "table":
-        sys.stdout.write("\n".join(_texts(run_, style)))
+        sys.stdout.write(_text(run_, style))
         return
     if predictions(run_):  # collectives are an input of the tuning, so one line suffices
         if sentence := conclude_model(network_model(run_)):
@@ -94,20 +95,20 @@ def _print_conclusion(run_: Run, console: Console) -> None:
         console.print(render_cost(recommendation, run_.info.get("launches") or ()))
 
 
-def _texts(run_: Run, style: str) -> list[str]:
-    """Return the tables of each kind as text that ends in a newline."""
-    means = "as" in run_.info.get("plan", {})
-    collectives = (
-        [render(run_.rows, style, means=means)] if run_.records or not run_.training_records else []
-    )
-    if not run_.training_records:
-        return collectives
-    if style == "csv":
-        return [*collectives, csv_text(run_.training_rows, DDP_COLUMNS)]
-    return [
-        *collectives,
-        "# training configurations have no place in this format; use --format table or csv\n",
-    ]
+def _text(run_: Run, style: str) -> str:
+    """Return one table of a run as text: its collectives, else as CSV its training.
+
+    A message on stderr says where rows of training are that the table leaves out.
+    """
+    has_collectives = run_.records or not run_.training_records
+    if style == "csv" and not has_collectives:
+        return csv_text(run_.training_rows, DDP_COLUMNS)
+    if run_.training_records:
+        message = f"The rows of training are not in this table; {run_.path / 'ddp.csv'} has them."
+        make_console(sys.stderr).print(message, soft_wrap=True)
+    if not has_collectives:
+        return ""
+    return render(run_.rows, style, means="as" in run_.info.get("plan", {}))
 
 
 def _print_collectives(run_: Run, console: Console) -> None:

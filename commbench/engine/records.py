@@ -19,7 +19,8 @@ import numpy as np
 from commbench.collectives.cases import Case, check_case
 from commbench.collectives.composed import operation_in_pattern
 from commbench.engine.flags import OVERHEAD, check_flags
-from commbench.errors import InputError, Reason, UnsupportedError
+from commbench.errors import InputError
+from commbench.findings import Finding, UnsupportedError
 from commbench.schema import JsonMapping, JsonObject, Ranks, check_as, read_as
 
 if TYPE_CHECKING:
@@ -479,7 +480,7 @@ class FixedSettings:
     """Whether the state of the machine is probed around each visit."""
 
 
-def without_result(record: RecordT, status: Status, reason: Reason) -> RecordT:
+def without_result(record: RecordT, status: Status, reason: Finding) -> RecordT:
     """Return the record of a case without result, with the ``reason``."""
     return dataclasses.replace(
         record, status=status, reason=str(reason or ""), reason_code=reason.code if reason else ""

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.engine.records import without_result
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.live.agreement import Measured
 from commbench.live.options import LiveOptions, say
 from commbench.live.programme import Facts, Programme
@@ -100,7 +100,7 @@ class Tune(Programme):
         """Leave out a setting that a rank could not prepare."""
         say(f"{self._name_of(setting)} is left out: {reason}")
         record = self._record(setting)
-        self.run.append(without_result(record, "failed", Reason.stated(reason)))
+        self.run.append(without_result(record, "failed", Finding.stated(reason)))
         self._experiment.leave_out(self.settings.index(setting))
 
     def finish(self, step: int) -> TrainingCase:

@@ -18,7 +18,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import FLAGS, NOISE, join_flags, split_flags
 from commbench.engine.records import OverlapRow, Row
-from commbench.errors import shared_cause
+from commbench.findings import shared_cause
 from commbench.report.columns import (
     Cell,
     Column,
@@ -169,11 +169,11 @@ def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list
     groups = len(groups_in(rows))
     columns = columns_of(rows, lambda row: (row.message_bytes, row.group if groups > 1 else ""))
     tables = (_build_table(part, groups) for part in _fitting(columns, width, groups))
-    slowest_sentences = name_slowest(columns, hosts) if groups > 1 else []
+    slowest = name_slowest(columns, hosts) if groups > 1 else []
     return [
         Text(f"\n{title_of(rows)}", style="bold"),
         *(part for table in tables for part in (Text(""), printed(table))),
-        *(Text(sentence) for sentence in slowest_sentences),
+        *(Text(str(finding)) for finding in slowest),
         *reasons((name, row) for name, column in columns.items() for row in column),
     ]
 

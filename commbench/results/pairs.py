@@ -16,7 +16,7 @@ from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
 from commbench.engine.records import SCHEMA, PairTable, Record, column
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.results.info import RunInfo
 from commbench.results.summary import MANY_LAUNCHES, condition_flags, joined_texts, records_by_case
 from commbench.results.tables import column_dtypes, table_of
@@ -31,7 +31,7 @@ Integers = NDArray[np.int64]
 #: Flags of a launch that also hold for each of its pairs; others are about the times of all pairs
 #: together.
 _SHARED_FLAGS = frozenset({"oversubscribed", "late", "clock", "throttled"})
-_WRONG = str(Reason(code="pair_wrong"))
+_WRONG = str(Finding(code="pair_wrong"))
 _TEXTS = ("device", "library", "transport", "sync", "loop")
 
 

@@ -305,7 +305,7 @@ def _chosen_env(records: Sequence[TrainingRecord], info: RunInfo) -> tuple[str, 
             first,
             f"Settings are of {first}: no environment was measured again in fresh launches.",
         )
-    return (comparison.best.env if comparison.best else first), comparison.sentence
+    return (comparison.best.env if comparison.best else first), str(comparison.finding)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,14 @@ from builders import KIB, make_case, make_info, make_launches
 from pages import Reader
 from training_builders import launches_of, make_training_case, make_training_info
 
-from commbench.cli.compare import compare
+from commbench.cli.compare import compare as compare_command
 from commbench.errors import InputError
 from commbench.launch.tables import write_tables
 from commbench.report.comparison.formats import COMPARISON_COLUMNS
 from commbench.results import Store
 
 SIZES = (8, KIB, 64 * KIB)
+compare = compare_command.__wrapped__
 
 
 def write_run(path: Path, seed: int, slower: dict[int, float] | None = None, **info: Any) -> Path:

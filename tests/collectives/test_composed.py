@@ -23,7 +23,7 @@ from commbench.collectives.composed import (
 from commbench.collectives.operations import WINDOW_BYTES, Operation, Shape, window_of
 from commbench.collectives.primitives import Buffers
 from commbench.engine.records import Row
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 from commbench.results.summary import _bandwidths
 
 RINGS_AND_FANS = [(p, name) for p in ("ring", "fan-in", "fan-out") for name in COMPOSED[p]]

@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 
 from commbench.report.figures.charts import (
     Chart,
-    Estimate,
     Limit,
     Panel,
     Series,
@@ -18,6 +17,7 @@ from commbench.report.figures.charts import (
     near,
     number_text,
 )
+from commbench.words import Estimate
 
 
 def curve(*values: float, name: str = "one", **changes: Any) -> Series:

@@ -27,6 +27,10 @@ TABLE = table_of_kept_runs()
 Fact = tuple[str, str]
 
 
+#: The run whose tunings had equal settings to choose from.
+EQUAL_SETTINGS = "live_tuning_xeon2core_20261123"
+
+
 def page(name: str) -> str:
     """Return a page as one line without emphasis marks."""
     return " ".join((ROOT / name).read_text(encoding="utf-8").replace("*", "").split())
@@ -244,7 +248,8 @@ def facts_of_live_tuning() -> Iterator[Fact]:
     for question in ("after", "while", "watching"):
         low, high = costs[question]["interval"]
         yield name, f"| {costs[question]['ratio']:.3f} [{low:.3f}, {high:.3f}] |"
-    verdicts = costs["equal"]["verdicts"]
+    equal = json.loads((RESULTS / EQUAL_SETTINGS / "live_tuning.json").read_text())["equal"]
+    verdicts = equal["verdicts"]
     assert "change" not in verdicts
     yield name, f"Of {len(verdicts)} tunings among twelve equal settings"
     for theme in ("live_narrow", "live_narrow_launches"):

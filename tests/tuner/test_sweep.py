@@ -196,7 +196,7 @@ def test_there_is_nothing_to_confirm_without_a_baseline_or_alternative() -> None
     assert requests_of(plan, baseline)[1] is None
     others = [record for record in records_of(plan, {}) if record.case != plan.measured[0]]
     assert requests_of(plan, others)[1] is None
-    alone = make_plan(TrainingSweep())
+    alone = make_plan(TrainingSweep(bucket_caps=("default",), hooks=("none",)))
     assert requests_of(alone, records_of(alone, {}))[1] is None
 
 

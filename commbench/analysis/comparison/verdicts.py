@@ -25,16 +25,16 @@ from commbench.analysis.comparison.sides import (
 )
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
+from commbench.findings import Finding
 from commbench.results import Run, load_run
 from commbench.results.info import is_complete
 from commbench.results.summary import RowKey
 from commbench.stats import MARGIN, Comparison, Verdict
+from commbench.words import Estimate
 
 FALSE_DISCOVERY_RATE = 0.05
 #: With fewer baselines the variance between runs is poorly known (see `commbench.stats.hierarchy`).
 ENOUGH_BASELINES = 5
-#: Number of differences that an error message names.
-_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,11 @@ class ComparedCase:
     baselines: int = 1
     """Number of baselines with times."""
     comparison: Comparison
+
+    @property
+    def estimate(self) -> Estimate:
+        """B's time over A's, with the interval that decided."""
+        return Estimate(self.comparison.ratio, *self.comparison.bounds)
 
     def is_beyond(self, threshold: float) -> bool:
         """Return whether it is slower, with the interval wholly beyond ``threshold``."""
@@ -340,16 +345,11 @@ def _differences(
 
 
 def _refuse_unsound(differences: Sequence[Difference], subject: str) -> None:
-    unsound = [difference for difference in differences if difference.is_unsound]
+    unsound = tuple(each.finding for each in differences if each.is_unsound)
     if not unsound:
         return
-    reasons = "; ".join(f"{difference}, and {difference.reason}" for difference in unsound[:_NAMED])
-    more = f"; and {len(unsound) - _NAMED} more" if len(unsound) > _NAMED else ""
-    raise InputError(
-        f"{subject} were measured under different conditions ({reasons}{more}), which could explain"
-        " a difference of times: measure again under the same conditions, or add --force to"
-        " compare anyway."
-    )
+    numbers = {"differences": unsound}
+    raise InputError(str(Finding(code="compare_refused", subject=subject, numbers=numbers)))
 
 
 def _too_few(sides: Sequence[Pooled], comparisons: Sequence[Comparison], q: float) -> bool:

@@ -12,6 +12,7 @@ from commbench.analysis.soak.points import hosts_of, points_of
 from commbench.analysis.soak.rows import EventRow
 from commbench.collectives.patterns import rank_list, ranks_of
 from commbench.engine.records import Interruption, Point, Record
+from commbench.findings import Finding
 from commbench.results.info import Launch, RunInfo
 from commbench.units import utc_text
 
@@ -34,6 +35,13 @@ _SMALL_SAMPLE = 6.0
 TOGETHER_S = 1.0
 #: A rank causes an event if it is late for, or does not run for, this share of it.
 CAUSE_SHARE = 0.5
+#: Code of the evidence of a spike, by whether processes did not run and whether ranks are named.
+_EVIDENCE = {
+    (False, False): "evidence_late_all",
+    (False, True): "evidence_late",
+    (True, False): "evidence_stalled_all",
+    (True, True): "evidence_stalled",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,19 +182,7 @@ def _spike(parts: Sequence[_Part], info: RunInfo, begun_s: float) -> EventRow:
         host=host,
         launch=longest.record.launch,
         case=str(longest.record.case),
-        reason=_evidence(is_stall=causes[0].is_stall, has_ranks=bool(ranks)),
-    )
-
-
-def _evidence(*, is_stall: bool, has_ranks: bool) -> str:
-    if is_stall:
-        return (
-            "its process did not run: it was stopped, or had no CPU"
-            if has_ranks
-            else "no process ran"
-        )
-    return (
-        "the others waited for it" if has_ranks else "all ranks waited, and none was late by itself"
+        reason=str(Finding(code=_EVIDENCE[causes[0].is_stall, bool(ranks)])),
     )
 
 

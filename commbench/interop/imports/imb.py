@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commbench.collectives.operations import OPERATIONS, Operation
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
     PAIR_MEAN,
@@ -196,5 +196,5 @@ def _timed(
         rank_mean_us=number(line["t_avg[usec]"]) if "t_avg[usec]" in line else None,
         repetitions=whole_number(line["#repetitions"]),
         wrong=0 if defects == 0 else None,
-        failure=Reason(code="imported_defects") if defects else None,
+        failure=Finding(code="imported_defects") if defects else None,
     )

@@ -12,7 +12,7 @@ from typing import Any
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS, WINDOW_MESSAGES, Operation
 from commbench.engine.records import Overlap
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
     PAIR_MEAN,
@@ -244,7 +244,7 @@ def _timed(
         "message_bytes": message_bytes,
         "repetitions": whole_number(line["Iterations"]) if "Iterations" in line else None,
         "wrong": 0 if passed == "pass" else None,
-        "failure": Reason(code="imported_failure") if passed == "fail" else None,
+        "failure": Finding(code="imported_failure") if passed == "fail" else None,
         **_quantiles(line),
     }
     return Timed(**{**fields, **_time(line, operation, message_bytes, fields["conditions"])})

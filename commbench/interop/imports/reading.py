@@ -17,7 +17,8 @@ from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import check_pattern, makes_groups
 from commbench.engine.records import Record, Stated, without_result
-from commbench.errors import InputError, Reason, UnsupportedError
+from commbench.errors import InputError
+from commbench.findings import Finding, UnsupportedError
 
 #: Prefixes that launchers add to lines: mpirun --tag-output and srun --label.
 _LABEL = re.compile(r"^(\[\d+,\d+\]<std(out|err)>:|\s{0,3}\d+: ) ?")
@@ -237,7 +238,7 @@ class Timed:
     persistent: bool = False
     rank_mean_us: float | None = None
     wrong: int | None = None
-    failure: Reason | None = None
+    failure: Finding | None = None
     """Why the data is wrong, where the tool states no number of wrong elements."""
     repetitions: int | None = None
     min_us: float | None = None

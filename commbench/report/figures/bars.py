@@ -8,7 +8,6 @@ from commbench.ddp.plan.records import TrainingRow
 from commbench.report.figures.charts import (
     MOST_ROWS,
     Chart,
-    Estimate,
     Limit,
     Panel,
     Series,
@@ -20,6 +19,7 @@ from commbench.report.figures.words import Group, groups, setting_name
 from commbench.report.state import counted_energy
 from commbench.report.training import hook_label
 from commbench.results import Run
+from commbench.words import Estimate
 
 
 def traffic_charts(runs: Sequence[Run]) -> list[Chart]:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.records import TrainingRow
-from commbench.report.figures.charts import Chart, Estimate, Panel, Series, best, estimate
+from commbench.report.figures.charts import Chart, Panel, Series, best, estimate
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import Group, Trial, groups
 from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.tables import rows_by
 from commbench.tuner.predictions import PredictionRow, predictions
+from commbench.words import Estimate
 
 _READING = (
     "Median step of the slowest rank (lower is better) with 95 % intervals, which the frame may"

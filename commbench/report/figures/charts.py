@@ -29,6 +29,7 @@ from commbench.report.figures.drawing import (
 )
 from commbench.report.formats import listed
 from commbench.units import format_size, format_time, three_digits
+from commbench.words import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,22 +49,6 @@ _ASIDE, _ASIDE_MOST = 0.12, 0.6
 MOST_ROWS = 16
 #: Heights of successive dots of a row: dots of equal values stay apart.
 _HEIGHTS = (0.0, -0.16, 0.16, -0.08, 0.08)
-
-
-class Estimate(NamedTuple):
-    """A value with its interval."""
-
-    value: float
-    low: float | None = None
-    """None without an interval."""
-    high: float | None = None
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The ends of the interval; the value itself without one."""
-        if self.low is None or self.high is None:
-            return self.value, self.value
-        return self.low, self.high
 
 
 def estimate(

@@ -14,7 +14,6 @@ from commbench.engine.records import Row
 from commbench.report.figures.charts import (
     MOST_ROWS,
     Chart,
-    Estimate,
     Panel,
     Series,
     rows_height_in,
@@ -25,6 +24,7 @@ from commbench.results import Run
 from commbench.results.summary import keyed_records, launch_flags, launch_medians
 from commbench.results.trained import Trained, trained
 from commbench.units import format_size, three_digits
+from commbench.words import Estimate
 
 _READING = (
     "Each dot is the median of one launch, grey bars are the 95 % intervals of the median launch;"

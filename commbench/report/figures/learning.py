@@ -15,7 +15,6 @@ from commbench.ddp.plan.cases import CONFIRM, SWEEP
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
 from commbench.report.figures.charts import (
     Chart,
-    Estimate,
     Limit,
     Panel,
     Series,
@@ -28,6 +27,7 @@ from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.trained import Trained, equal_losses, median, paired_losses, trained
 from commbench.units import three_digits
+from commbench.words import Estimate
 
 _READING = (
     "Lines are the mean over fresh launches, bands their range; fewer than 50 steps show little"

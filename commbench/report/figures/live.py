@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.report.figures.charts import Chart, Estimate, Panel, Series, rows_height_in
+from commbench.report.figures.charts import Chart, Panel, Series, rows_height_in
 from commbench.report.figures.learning import windows_of
 from commbench.report.figures.words import prefixes
 from commbench.results import Run
@@ -18,6 +18,7 @@ from commbench.results.recommendation import Choice, setting_of
 from commbench.results.summary import latest
 from commbench.results.tables import rows_by
 from commbench.results.trained import block_medians_ms, median
+from commbench.words import Estimate
 
 _READING = (
     "The steps that each setting trained, the script's own first; the median step of each block in"

@@ -53,8 +53,8 @@ _HALF = (0.25, 0.75)
 _READING = (
     "Median over launches of each pair, from the row's rank to the column's; dark is slow. Pairs"
     " that could not be timed or delivered wrong data are blank. Frames mark what is"
-    f" slower than its peers. With more than {MOST_CELLS} ranks a cell shows the slowest of several"
-    " pairs."
+    " slower than its peers, which few pairs cannot show. With more than"
+    f" {MOST_CELLS} ranks a cell shows the slowest of several pairs."
 )
 
 

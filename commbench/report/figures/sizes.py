@@ -14,7 +14,6 @@ from commbench.engine.records import Row
 from commbench.report.figures.charts import (
     MICROSECONDS,
     Chart,
-    Estimate,
     Limit,
     Panel,
     Series,
@@ -29,6 +28,7 @@ from commbench.results import Run
 from commbench.results.info import measures_interconnect
 from commbench.results.tables import rows_by
 from commbench.units import counted, format_size
+from commbench.words import Estimate
 
 #: Fields of `Case` that distinguish series, and how their values are spoken.
 _SPOKEN = {

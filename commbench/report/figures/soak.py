@@ -7,11 +7,12 @@ from datetime import datetime
 
 from commbench.analysis.runs import soak_results
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
-from commbench.report.figures.charts import MICROSECONDS, Chart, Estimate, Panel, Series, Shade
+from commbench.report.figures.charts import MICROSECONDS, Chart, Panel, Series, Shade
 from commbench.report.figures.drawing import BAD, SERIES, slug
 from commbench.report.figures.words import prefixes
 from commbench.results import Run
 from commbench.results.tables import rows_by
+from commbench.words import Estimate
 
 #: The most cases of a run that are drawn: those with the largest drift.
 _MOST_CASES = 6

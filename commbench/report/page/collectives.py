@@ -38,7 +38,7 @@ from commbench.results.info import measures_interconnect
 from commbench.results.overhead import Overhead, overheads
 from commbench.results.pairs import PairRow, pair_table
 from commbench.results.summary import order_of_row
-from commbench.results.tables import rows_of
+from commbench.results.tables import rows_by, rows_of
 from commbench.units import format_size
 
 #: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
@@ -97,23 +97,20 @@ def _backend_names(rows: Sequence[Named[Row]]) -> dict[int, str]:
 
 
 def slowest_groups(run: Run) -> list[str]:
-    """Return the name the slowest group of each pattern that makes groups, in one sentence for each
+    """Return the slowest group of each pattern that makes groups, in one sentence for each
     backend.
     """
-    hosts = [
-        rank["host"] for rank in sorted(run.info.get("ranks") or [], key=lambda rank: rank["rank"])
-    ]
+    ranks = sorted(run.info.get("ranks") or [], key=lambda rank: rank["rank"])
+    hosts = [rank["host"] for rank in ranks]
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
-    sentences = []
-    for (operation, pattern), members in itertools.groupby(
-        grouped, key=lambda row: (row.operation, row.pattern)
-    ):
-        rows = list(members)
+    sentences: list[str] = []
+    for (operation, pattern), rows in rows_by(
+        grouped, lambda row: (row.operation, row.pattern)
+    ).items():
         if len(groups_in(rows)) > 1:
             columns = columns_of(rows, attrgetter(*_UNIQUE))
-            sentences += [
-                f"{operation}, {pattern}, {sentence}" for sentence in name_slowest(columns, hosts)
-            ]
+            named = {f"{operation}, {pattern}, {name}": of for name, of in columns.items()}
+            sentences += map(str, name_slowest(named, hosts))
     return sentences
 
 

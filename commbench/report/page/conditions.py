@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from commbench.analysis.prediction.links import link_of
-from commbench.errors import shared_cause
+from commbench.findings import shared_cause
 from commbench.report.columns import (
     Cell,
     Column,
