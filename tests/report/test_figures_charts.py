@@ -12,6 +12,7 @@ from commbench.report.figures.charts import (
     Panel,
     Series,
     Shade,
+    Span,
     best,
     estimate,
     near,
@@ -154,9 +155,10 @@ def test_rows_are_bars_from_zero_or_dots() -> None:
 
 
 def test_rows_have_dots_and_spans() -> None:
-    """Draw dots of equal values apart, and the spans of one name in one row."""
+    """Draw dots of equal values apart, and spans of several colours in one row."""
     dots = drawn(Series(name="one", dots=[5.0, 5.0]), x="rows").get_lines()[0]
-    spans = drawn(*[Series(name="one", spans=[span]) for span in ((1, 3), (3, 4))], x="rows")
+    spans = drawn(Series(name="one", spans=[Span(1, 3), Span(3, 4, 5)]), x="rows")
+    assert 2 == len({bars.get_facecolor().tobytes() for bars in spans.collections})
     boxes = [bars.get_paths()[0].vertices[[0, 2]].tolist() for bars in spans.collections]
     assert 2 == len(set(dots.get_ydata()))
     assert [[[1.0, -0.4], [3.0, 0.4]], [[3.0, -0.4], [4.0, 0.4]]] == boxes
@@ -164,7 +166,7 @@ def test_rows_have_dots_and_spans() -> None:
 
 def test_of_many_rows_some_are_named() -> None:
     """Thin the names of many rows."""
-    rows = [Series(name=f"{number}", spans=[(0, 1)]) for number in range(40)]
+    rows = [Series(name=f"{number}", spans=[Span(0, 1)]) for number in range(40)]
     assert 14 == len(ticks_of(drawn(*rows, x="rows"), "y"))
 
 

@@ -16,14 +16,16 @@ def names_in(run: Run) -> list[str]:
     return chart.names
 
 
-def test_what_is_flagged_is_marked() -> None:
-    """Draw a row for each case, and mark two modes."""
+def test_every_case_has_a_row_and_two_modes_a_mark() -> None:
+    """Draw a row for each case, also of one name, and mark two modes."""
     records = [
         *make_launches(STEADY, make_case(message_bytes=MIB)),
+        *make_launches(STEADY, make_case(message_bytes=MIB, dtype="float64")),
         *make_launches(TWO_HUMPS, make_case(message_bytes=4096)),
     ]
-    names = [name.removesuffix(" ~") for name in names_in(run_of(records))]
-    assert ["mpi all_reduce 1 MiB", "mpi all_reduce 4 KiB *"] == sorted(names)
+    (chart,) = launch_charts([run_of(records)])
+    names = [series.name.removesuffix(" ~") for series in chart.panels[0].series]
+    assert ["mpi all_reduce 1 MiB"] * 2 + ["mpi all_reduce 4 KiB *"] == sorted(names)
 
 
 def test_dots_are_shares_of_the_median_launch() -> None:

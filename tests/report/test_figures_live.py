@@ -8,7 +8,7 @@ import pytest
 from live_builders import OWN, STEPS_MS, make_blocks, make_live_run, open_run, with_cap
 
 from commbench.ddp.plan.cases import CONFIRM
-from commbench.report.figures.charts import Chart
+from commbench.report.figures.charts import Chart, Span
 from commbench.report.figures.live import live_charts
 from commbench.results import Run, load_run
 
@@ -27,7 +27,7 @@ def chart_of(run: Run) -> Chart:
     return chart
 
 
-def spans_in(chart: Chart) -> list[tuple[float, float]]:
+def spans_in(chart: Chart) -> list[Span]:
     """Return begin and end of the blocks in the order of steps."""
     return sorted(span for row in chart.panels[0].series for span in row.spans)
 
@@ -38,7 +38,7 @@ def test_spans_follow_the_blocks(tuned: Run) -> None:
     spans = spans_in(chart)
     records = {record.case: record for record in tuned.training_records}.values()
     assert sum(len(record.block_at) for record in records) == len(spans)
-    assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+    assert all(one.end <= other.begin for one, other in itertools.pairwise(spans))
     medians = chart.panels[1].series[0].points
     assert len(chart.panels[0].series[0].spans) == len(medians)
     assert pytest.approx(STEPS_MS["default"], rel=0.1) == next(iter(medians.values())).value
@@ -68,7 +68,7 @@ def test_the_script_s_own_setting_comes_first(tuned: Run, tmp_path: Path) -> Non
 def test_every_change_is_marked_below_the_loss(tuned: Run) -> None:
     """Mark every change of setting, and draw each loss."""
     rows, _, losses = chart_of(tuned).panels
-    name_by_begin = {begin: row.name for row in rows.series for begin, _ in row.spans}
+    name_by_begin = {begin: row.name for row in rows.series for begin, _, _ in row.spans}
     names = [row.name for row in rows.series]
     changes = {}
     before = names[0]
@@ -88,7 +88,7 @@ def test_the_last_of_several_launches_is_drawn(tmp_path: Path) -> None:
     chart = chart_of(run)
     last = [record for record in run.training_records if record.launch == 1]
     begins = {begin for record in last for begin in record.block_at}
-    assert begins == {begin for begin, _ in spans_in(chart)}
+    assert begins == {span.begin for span in spans_in(chart)}
     assert len(chart.panels[2].background) == sum(loss.launch for loss in run.losses)
 
 

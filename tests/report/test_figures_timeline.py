@@ -34,8 +34,8 @@ def bars(chart: Chart, part: str) -> list[float]:
     """Return begin and end of each bar of a colour in the first panel, in milliseconds."""
     ends: list[float] = []
     for series in chart.panels[0].series:
-        for begin, end in series.spans:
-            if series.colour == chart.key[part] and begin < end:
+        for begin, end, colour in series.spans:
+            if colour == chart.key[part] and begin < end:
                 ends += [begin, end]
     return ends
 

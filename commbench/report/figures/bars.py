@@ -12,7 +12,6 @@ from commbench.report.figures.charts import (
     Panel,
     Series,
     best,
-    rows_height_in,
 )
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import Group, groups, setting_name
@@ -98,12 +97,4 @@ def _row(name: str, value: float, limit: Limit | None) -> Series:
 
 
 def _panel(rows: Sequence[Series], quantity: str, unit: str) -> Panel:
-    shown = rows[:MOST_ROWS]
-    return Panel(
-        series=shown,
-        quantity=quantity,
-        unit=unit,
-        has_zero=True,
-        x="rows",
-        height_in=rows_height_in(len(shown)),
-    )
+    return Panel(series=rows[:MOST_ROWS], quantity=quantity, unit=unit, has_zero=True, x="rows")

@@ -60,7 +60,7 @@ def _panel(group: Group) -> Panel:
         x="place",
         x_label="bucket_cap_mb, MiB",
         places={place: cap.replace("+", "+\n") for cap, place in places.items()},
-        height_in=2.7,
+        curves_height_in=2.7,
     )
 
 

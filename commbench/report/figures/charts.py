@@ -82,6 +82,15 @@ class Limit(NamedTuple):
     name: str
 
 
+class Span(NamedTuple):
+    """A bar of a row."""
+
+    begin: float
+    end: float
+    colour: int | None = None
+    """The number of its colour; None: the row's."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Series:
     """A curve, or a row. Series of one name share a colour; one without a name is black."""
@@ -101,8 +110,8 @@ class Series:
     """What bounds its values."""
     dots: Sequence[float] = ()
     """Values of a row around the one that its interval is of."""
-    spans: Sequence[tuple[float, float]] = ()
-    """Begins and ends of a row's bars."""
+    spans: Sequence[Span] = ()
+    """The bars of a row."""
     colour: int | None = None
     """The number of its colour; None: of its own."""
 
@@ -130,8 +139,8 @@ class Panel:
     is_rate: bool = False
     """Whether more is better."""
     x: Literal["size", "place", "number", "time", "rows"]
-    """Sizes in bytes; named places; numbers from zero on; days since 1970; or rows, one for each
-    name."""
+    """Sizes in bytes; named places; numbers from zero on; days since 1970; or a row for each
+    series."""
     x_label: str = ""
     places: Mapping[float, str] = field(default_factory=dict)
     """The names of places by x."""
@@ -141,8 +150,20 @@ class Panel:
     """Values behind the series, by x."""
     ticks: Mapping[float, int] = field(default_factory=dict)
     """Marks on the x axis: numbers of colours by x."""
-    height_in: float = 2.2
+    curves_height_in: float = 2.2
     title: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the series, each once."""
+        return list(dict.fromkeys(series.name for series in self.series))
+
+    @property
+    def height_in(self) -> float:
+        """The height, which suits the number of rows; of many only some are named."""
+        if self.x == "rows":
+            return 0.55 + 0.26 * min(len(self.series), MOST_ROWS)
+        return self.curves_height_in
 
     @property
     def label(self) -> str:
@@ -210,7 +231,7 @@ class Chart:
     @property
     def names(self) -> list[str]:
         """The names of all series, each once."""
-        return list(dict.fromkeys(series.name for panel in self.panels for series in panel.series))
+        return list(dict.fromkeys(name for panel in self.panels for name in panel.names))
 
     @property
     def has_rows(self) -> bool:
@@ -299,7 +320,7 @@ def _draw_curves(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
     axes.set_ylabel(panel.label)
     axes.plot(list(panel.background), list(panel.background.values()), color=GRID, linewidth=0.8)
     visible = [series for series in panel.series if series.name in looks]
-    names = list(dict.fromkeys(series.name for series in visible))
+    names = [name for name in panel.names if name in looks]
     peaks = []
     for series in visible:
         aside = 0.0
@@ -384,24 +405,19 @@ def _scale_x(axes: Axes, panel: Panel, visible: Sequence[Series]) -> None:
 # -------------------------------------------------------------------------------------------- rows
 
 
-def rows_height_in(count: int) -> float:
-    """Return the height in inches that suits a number of rows; of many only some are named."""
-    return 0.55 + 0.26 * min(count, MOST_ROWS)
-
-
 def _draw_rows(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
-    """Draw a row for each name, the first on top."""
+    """Draw a row for each series, the first on top."""
     values: list[float] = []
     for series in panel.series:
         values += series.dots
         values += [point.value for point in series.points.values()]
     has_bars = panel.has_zero and not _is_wide(values)
-    names = list(dict.fromkeys(series.name for series in panel.series))
-    for series in panel.series:
+    for place, series in enumerate(panel.series):
         looks_as = looks[series.name]
         if series.colour is not None:
             looks_as = look(series.colour)
-        _draw_row(axes, series, names.index(series.name), looks_as, has_bars=has_bars)
+        _draw_row(axes, series, place, looks_as, has_bars=has_bars)
+    names = [series.name for series in panel.series]
     step = math.ceil(len(names) / MOST_ROWS)
     axes.set_yticks(range(0, len(names), step), names[::step])
     axes.set_ylim(len(names) - 0.4, -1.0 if panel.limits else -0.6)
@@ -422,8 +438,9 @@ def _draw_row(axes: Axes, row: Series, place: int, looks_as: Look, *, has_bars: 
         axes.plot(point.bounds, [place, place], **interval)
     heights = [place + _HEIGHTS[number % len(_HEIGHTS)] for number in range(len(row.dots))]
     axes.plot(row.dots, heights, marker="o", markersize=3.5, **style)
-    bars = [(begin, end - begin) for begin, end in row.spans]
-    axes.broken_barh(bars, (place - 0.4, 0.8), color=looks_as.colour, linewidth=0)
+    for begin, end, colour in row.spans:
+        own = looks_as if colour is None else look(colour)
+        axes.broken_barh([(begin, end - begin)], (place - 0.4, 0.8), color=own.colour, linewidth=0)
     if row.failed:
         axes.plot([0.0], [place], "x", transform=axes.get_yaxis_transform(), color=BAD)
 

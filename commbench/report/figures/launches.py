@@ -16,7 +16,6 @@ from commbench.report.figures.charts import (
     Chart,
     Panel,
     Series,
-    rows_height_in,
 )
 from commbench.report.figures.words import cap_name, prefixes
 from commbench.report.groups import brief
@@ -81,11 +80,10 @@ def _chart(kind: str, spreads: Sequence[Spread]) -> Chart:
     rows = [spread.row for spread in spreads if spread in worst]
     panel = Panel(
         series=rows,
-        quantity="time, share of the median launch's",
+        quantity="share of the median time",
         unit="%",
         includes=(95.0, 105.0),  # a smaller range would make noise look like a difference
         x="rows",
-        height_in=rows_height_in(len(rows)),
     )
     widest = max(spreads, key=lambda spread: spread.ratio)
     name, ratio = widest.row.name, three_digits(widest.ratio)

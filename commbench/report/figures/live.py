@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.report.figures.charts import Chart, Panel, Series, rows_height_in
+from commbench.report.figures.charts import Chart, Panel, Series, Span
 from commbench.report.figures.learning import windows_of
 from commbench.report.figures.words import prefixes
 from commbench.results import Run
@@ -30,7 +30,7 @@ _READING = (
 _STEPS = "optimiser step of the training"
 
 
-class Span(NamedTuple):
+class Block(NamedTuple):
     """A block of steps with one setting."""
 
     begin: int
@@ -51,10 +51,10 @@ def live_charts(runs: Sequence[Run]) -> list[Chart]:
         if is_live(run.info) and not is_watched(run.info) and records:
             launch = max(record.launch for record in records)
             own = Choice(**setting_of(TrainingCase.from_key(run.info["baseline"])))
-            spans = spans_of([record for record in records if record.launch == launch], own)
-            fresh = [span for span in spans if span.is_confirmation]
-            screened = len(spans) - len(fresh)
-            panels = _course(spans, own.name_beside(own))
+            blocks = blocks_of([record for record in records if record.launch == launch], own)
+            fresh = [block for block in blocks if block.is_confirmation]
+            screened = len(blocks) - len(fresh)
+            panels = _course(blocks, own.name_beside(own))
             losses = {float(loss.step): loss.loss for loss in run.losses if loss.launch == launch}
             chart = Chart(
                 name="live" if len(runs) == 1 else f"live-{number}",
@@ -62,47 +62,54 @@ def live_charts(runs: Sequence[Run]) -> list[Chart]:
                 title=f"{prefix}Settings during the training",
                 reading=_READING,
                 results=[f"Blocks: {screened} of the screening, {len(fresh)} of the confirmation."],
-                panels=[*panels, *_losses(losses, spans, panels[0])],
+                panels=[*panels, *_losses(losses, blocks, panels[0])],
                 moments={"confirmation": float(fresh[0].begin)} if fresh else {},
             )
             charts.append(chart)
     return charts
 
 
-def spans_of(records: Sequence[TrainingRecord], own: Choice) -> list[Span]:
+def blocks_of(records: Sequence[TrainingRecord], own: Choice) -> list[Block]:
     """Return the blocks of one launch in the order of steps; each ends before the next begins."""
-    spans = []
+    blocks = []
     for record in records:
         name = Choice(**setting_of(record.case)).name_beside(own)
         is_confirmation = record.case.phase == CONFIRM
-        blocks = zip(record.block_at, record.block_lengths, block_medians_ms(record), strict=True)
-        for begin, length, step_ms in blocks:
+        parts = zip(record.block_at, record.block_lengths, block_medians_ms(record), strict=True)
+        for begin, length, step_ms in parts:
             end = begin + record.discarded + length
-            spans.append(Span(begin, end, name, step_ms, is_confirmation))
-    spans.sort()
-    for place, (span, following) in enumerate(itertools.pairwise(spans)):
-        spans[place] = span._replace(end=min(span.end, following.begin))
-    return spans
+            blocks.append(Block(begin, end, name, step_ms, is_confirmation))
+    blocks.sort()
+    for place, (block, following) in enumerate(itertools.pairwise(blocks)):
+        blocks[place] = block._replace(end=min(block.end, following.begin))
+    return blocks
 
 
-def _course(spans: Sequence[Span], own: str) -> list[Panel]:
+def _course(blocks: Sequence[Block], own: str) -> list[Panel]:
     """Return the steps and the step time of each setting, the script's own first."""
-    by_name = rows_by(spans, lambda span: span.name)
-    ranked = sorted(by_name, key=lambda name: median([span.step_ms for span in by_name[name]]))
+    by_name = rows_by(blocks, lambda block: block.name)
+    ranked = sorted(by_name, key=lambda name: median([block.step_ms for block in by_name[name]]))
     rows = []
     steps = []
     for name in [own, *(name for name in ranked if name != own)]:
-        blocks = by_name.get(name, [])
-        rows.append(Series(name=name, spans=[(span.begin, span.end) for span in blocks]))
-        medians = {(span.begin + span.end) / 2: Estimate(span.step_ms) for span in blocks}
+        members = by_name.get(name, [])
+        rows.append(Series(name=name, spans=[Span(block.begin, block.end) for block in members]))
+        medians = {(block.begin + block.end) / 2: Estimate(block.step_ms) for block in members}
         steps.append(Series(name=name, points=medians, is_joined=False))
     return [
-        Panel(series=rows, quantity=_STEPS, x="rows", height_in=rows_height_in(len(rows))),
-        Panel(series=steps, quantity="step", unit="ms", x="number", x_label=_STEPS, height_in=1.7),
+        Panel(series=rows, quantity=_STEPS, x="rows"),
+        Panel(
+            series=steps,
+            quantity="step",
+            unit="ms",
+            x="number",
+            x_label=_STEPS,
+            curves_height_in=1.7,
+        ),
     ]
 
 
-def _losses(losses: Mapping[float, float], spans: Sequence[Span], rows: Panel) -> list[Panel]:
+def _losses(losses: Mapping[float, float], blocks: Sequence[Block], rows: Panel) -> list[Panel]:
     """Return the loss with a mark at each change of the setting; none without losses."""
     finite = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
     if len(finite) < 2:  # noqa: PLR2004 - no curve
@@ -110,10 +117,10 @@ def _losses(losses: Mapping[float, float], spans: Sequence[Span], rows: Panel) -
     names = [series.name for series in rows.series]
     before = names[0]
     ticks = {}
-    for span in spans:
-        if span.name != before:
-            ticks[float(span.begin)] = names.index(span.name)
-        before = span.name
+    for block in blocks:
+        if block.name != before:
+            ticks[float(block.begin)] = names.index(block.name)
+        before = block.name
     panel = Panel(
         series=[Series(name="", points=windows_of([finite]))],
         quantity="training loss",
@@ -121,6 +128,6 @@ def _losses(losses: Mapping[float, float], spans: Sequence[Span], rows: Panel) -
         x_label=_STEPS,
         background=finite,
         ticks=ticks,
-        height_in=1.7,
+        curves_height_in=1.7,
     )
     return [panel]

@@ -19,7 +19,6 @@ from commbench.report.figures.charts import (
     Series,
     best,
     estimate,
-    rows_height_in,
 )
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import prefixes
@@ -200,7 +199,6 @@ def _panel(quantity: str, readings: Sequence[Reading], *, has_curves: bool) -> P
         is_rate=quantity == RATE,
         x="size" if has_curves else "rows",
         x_label="message size",
-        height_in=2.2 if has_curves else rows_height_in(len(series)),
     )
 
 

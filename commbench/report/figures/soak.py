@@ -72,7 +72,7 @@ def _panels(rows: Sequence[TimelineRow]) -> list[Panel]:
             includes=(-0.5,),
             x="time",
             x_label=label,
-            height_in=0.8,
+            curves_height_in=0.8,
         ),
     ]
 

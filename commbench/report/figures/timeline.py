@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from commbench.ddp.plan.records import BucketRow, TrainingRow
-from commbench.report.figures.charts import Chart, Panel, Series, rows_height_in
+from commbench.report.figures.charts import Chart, Panel, Series, Span
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import Trial, case_of, groups, setting_name
 from commbench.results import Run
@@ -42,7 +42,7 @@ def timeline_charts(runs: Sequence[Run]) -> list[Chart]:
                     section="timeline",
                     title=f"{trial.prefix}Timeline of a step: {group.name}",
                     reading=_READING,
-                    results=[exposed(row) for row in rows],
+                    results=[step_of(row) for row in rows],
                     panels=[_panel(row, _buckets_of(trial.run, row)) for row in rows],
                     key=_COLOURS,
                 )
@@ -58,7 +58,7 @@ def steps_of(trial: Trial) -> list[TrainingRow]:
     return [row for row in rows if row.backward_ms is not None]
 
 
-def exposed(row: TrainingRow) -> str:
+def step_of(row: TrainingRow) -> str:
     """Return a sentence on the time of a step, and on its exposed communication."""
     step_ms, exposed_ms = row.step_ms or 0.0, row.exposed_comm_ms
     text = f"{setting_name(row)}: a step takes {three_digits(step_ms)} ms"
@@ -83,36 +83,37 @@ def _buckets_of(run: Run, row: TrainingRow) -> list[BucketRow]:
 def _panel(row: TrainingRow, buckets: Sequence[BucketRow]) -> Panel:
     """Return a step in milliseconds since its backward pass began: its passes, then buckets."""
     backward = row.backward_ms or 0.0
-    series = [
-        _bar("step", "forward", -(row.forward_ms or 0.0), 0.0),
-        _bar("step", "backward", 0.0, backward),
-        _bar("step", "optimiser", backward, backward + (row.optimizer_ms or 0.0)),
-        _bar("exposed", "exposed", backward - (row.exposed_comm_ms or 0.0), backward),
+    passes = [
+        _span("forward", -(row.forward_ms or 0.0), 0.0),
+        _span("backward", 0.0, backward),
+        _span("optimiser", backward, backward + (row.optimizer_ms or 0.0)),
     ]
+    exposed = [_span("exposed", backward - (row.exposed_comm_ms or 0.0), backward)]
+    series = [Series(name="step", spans=passes), Series(name="exposed", spans=exposed)]
     for place, bucket in enumerate(buckets):
-        series += _parts(f"{place}: {three_digits((bucket.size_bytes or 0) / 1e6)} MB", bucket)
+        name = f"{place}: {three_digits((bucket.size_bytes or 0) / 1e6)} MB"
+        series.append(Series(name=name, spans=_parts(bucket)))
     return Panel(
         series=series,
         quantity="ms since the backward pass began",
         x="rows",
         title=setting_name(row),
-        height_in=rows_height_in(len(buckets) + 2),
     )
 
 
-def _parts(name: str, bucket: BucketRow) -> list[Series]:
+def _parts(bucket: BucketRow) -> list[Span]:
     """Return waiting and compressing until the start, communicating, and decompressing."""
     ready, start, done = bucket.ready_ms or 0.0, bucket.start_ms or 0.0, bucket.done_ms or 0.0
     compress = bucket.compress_ms or 0.0
     before = min(compress, start - ready)
     after = min(compress - before, done - start)
     return [
-        _bar(name, "waits", ready, start - before),
-        _bar(name, "hook's own work", start - before, start),
-        _bar(name, "communicate", start, done - after),
-        _bar(name, "hook's own work", done - after, done),
+        _span("waits", ready, start - before),
+        _span("hook's own work", start - before, start),
+        _span("communicate", start, done - after),
+        _span("hook's own work", done - after, done),
     ]
 
 
-def _bar(row: str, part: str, begin: float, end: float) -> Series:
-    return Series(name=row, spans=[(begin, end)], colour=_COLOURS[part])
+def _span(part: str, begin: float, end: float) -> Span:
+    return Span(begin, end, _COLOURS[part])
