@@ -268,8 +268,9 @@ class Chart:
 
     @property
     def alt(self) -> str:
-        """Title, and the names of panels or else of series, for readers who cannot see it."""
-        names = [panel.title for panel in self.panels if panel.title] or self.names
+        """Title, and the names of panels and of series, for readers who cannot see it."""
+        titles = [panel.title for panel in self.panels]
+        names = [name for name in (*titles, *self.names) if name]
         return f"{self.title}: {listed(names, MOST_ROWS)}."
 
     @property
