@@ -10,8 +10,7 @@ CommbenchError
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -59,15 +58,6 @@ def find_entry(what: str, name: str, entries: Mapping[str, EntryT]) -> EntryT:
     """
     check_choice(what, name, entries)
     return entries[name]
-
-
-@contextlib.contextmanager
-def noting(note: Callable[[str], object]) -> Iterator[None]:
-    """Hand over the text of an `InputError` instead of raising it."""
-    try:
-        yield
-    except InputError as error:
-        note(str(error))
 
 
 class LaunchError(CommbenchError):

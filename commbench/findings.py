@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from string import Formatter
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from commbench.errors import CommbenchError, InputError
 from commbench.words import SENTENCES, Estimate, sentence_of
 
+#: How much a finding matters: a conclusion, a limit of it, or a further fact.
+Level = Literal["verdict", "warning", "note"]
 #: What a field of a sentence may hold; a tuple has names, or further findings.
 Value: TypeAlias = "str | int | float | Estimate | tuple[str, ...] | tuple[Finding, ...]"
 #: Fields with text from outside: reasons that differ in these have different causes.
@@ -27,7 +29,7 @@ _OF_ONE_PREDICTION = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """A fact, with the numbers that its sentence names.
 
@@ -40,6 +42,11 @@ class Finding:
     """An operation of a backend (``gloo all_reduce``), a hook, a workload or a rank."""
     numbers: Mapping[str, Value] = field(default_factory=dict)
     """The other fields of the sentence."""
+    level: Level = "note"
+    section: str = ""
+    """The section of a page with more about it; empty: none of its own."""
+    details: tuple[Finding, ...] = ()
+    """What belongs to it: a cause, or what to try."""
 
     def __post_init__(self) -> None:
         str(self)
@@ -58,6 +65,11 @@ class Finding:
 
     def __str__(self) -> str:
         return sentence_of(self.code, self.subject, self.numbers)
+
+    @property
+    def in_full(self) -> str:
+        """The sentence, and those of its details."""
+        return " ".join(map(str, (self, *self.details)))
 
     def key(self, subject: str) -> tuple[object, ...]:
         """Return what alike reasons have in common, for a prediction of ``subject``.

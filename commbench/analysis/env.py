@@ -28,6 +28,8 @@ from commbench.words import Estimate
 KeyT = TypeVar("KeyT", bound=Hashable)
 #: Time by case and launch, of one environment.
 _Times = dict[Hashable, dict[int, float]]
+#: Times of launches under the first environment and under another.
+_Pair = tuple[Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +95,14 @@ class EnvComparison:
     def finding(self) -> Finding:
         """The conclusion: which environment is the fastest, and how far the control differs."""
         if self.control is None or self.control.comparison.interval is None:
-            return Finding(code="env_few_launches", subject=self.first)
+            return Finding("env_few_launches", self.first)
         numbers: dict[str, Value] = {"control": self.control.estimate}
         if not self.is_sound:
-            return Finding(code="env_unsound", subject=self.first, numbers=numbers)
+            return Finding("env_unsound", self.first, numbers)
         if self.best is None:
-            return Finding(code="env_none", subject=self.first, numbers=numbers)
+            return Finding("env_none", self.first, numbers)
         numbers |= {"env": self.best.env, "best": self.best.estimate}
-        return Finding(code="env_fastest", subject=self.first, numbers=numbers)
+        return Finding("env_fastest", self.first, numbers)
 
 
 def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvComparison | None:
@@ -113,38 +115,41 @@ def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvCompari
         envs: the environments in the requested order.
     """
     first, *others = envs
-    shared = {env: _shared_cases(by_env.get(first, {}), by_env.get(env, {})) for env in others}
-    others = [env for env in others if shared[env]]
-    if not others:
+    shared: dict[str, list[Hashable]] = {}
+    for env in others:
+        cases = _shared_cases(by_env.get(first, {}), by_env.get(env, {}))
+        if cases:
+            shared[env] = cases
+    if not shared:
         return None
-    pairs = {env: [_means(by_env[each], shared[env]) for each in (first, env)] for env in others}
-    controls, values = (
-        [env for env in others if is_control(env)],
-        [env for env in others if not is_control(env)],
-    )
-    comparisons = _comparisons(pairs, controls) | _comparisons(pairs, values)
-    cases = {
-        (env, case): [list(by_env[each][case].values()) for each in (first, env)]
-        for env in others
-        for case in shared[env]
-    }
-    counts = Counter(
-        (env, each.verdict) for (env, _), each in _comparisons(cases, list(cases)).items()
-    )
+    controls: dict[str, _Pair] = {}
+    values: dict[str, _Pair] = {}
+    times: dict[tuple[str, Hashable], _Pair] = {}
+    for env, cases in shared.items():
+        means = values
+        if is_control(env):
+            means = controls
+        means[env] = _means(by_env[first], cases), _means(by_env[env], cases)
+        for case in cases:
+            times[env, case] = [*by_env[first][case].values()], [*by_env[env][case].values()]
+    comparisons = _comparisons(controls) | _comparisons(values)
+    counts = Counter((env, each.verdict) for (env, _), each in _comparisons(times).items())
     comparison = EnvComparison(
         first=first,
         ratios=[
             EnvRatio(
                 env=env,
-                cases=len(shared[env]),
+                cases=len(cases),
                 faster=counts[env, Verdict.FASTER],
                 slower=counts[env, Verdict.SLOWER],
                 comparison=comparisons[env],
             )
-            for env in others
+            for env, cases in shared.items()
         ],
     )
-    return comparison if comparison.is_sound else _without_verdicts(comparison)
+    if not comparison.is_sound:
+        return _without_verdicts(comparison)
+    return comparison
 
 
 def _without_verdicts(comparison: EnvComparison) -> EnvComparison:
@@ -157,12 +162,10 @@ def _without_verdicts(comparison: EnvComparison) -> EnvComparison:
     return replace(comparison, ratios=ratios)
 
 
-def _comparisons(
-    pairs: Mapping[KeyT, Sequence[Sequence[float]]], keys: Sequence[KeyT]
-) -> dict[KeyT, Comparison]:
-    """Return the comparisons of some pairs, judged as one family."""
-    comparisons = stats.compare_family([(pairs[key][0], pairs[key][1]) for key in keys])
-    return dict(zip(keys, comparisons, strict=True))
+def _comparisons(pairs: Mapping[KeyT, _Pair]) -> dict[KeyT, Comparison]:
+    """Return the comparisons of pairs, judged as one family."""
+    comparisons = stats.compare_family(list(pairs.values()))
+    return dict(zip(pairs, comparisons, strict=True))
 
 
 def _shared_cases(first: _Times, other: _Times) -> list[Hashable]:
@@ -251,14 +254,19 @@ def variable_findings(info: RunInfo) -> list[Finding]:
             names[name] = None
             if values["nccl"]:
                 logged.add(name)
-    extent: dict[str, Value] = {"right": right, "starts": len(launches), "names": tuple(names)}
-    findings = [Finding(code="variables_set", numbers=extent), *unlike]
+    findings = [
+        Finding(
+            "variables_set",
+            numbers={"right": right, "starts": len(launches), "names": tuple(names)},
+        ),
+        *unlike,
+    ]
     read = tuple(name for name in names if name in logged)
     if read:
-        findings.append(Finding(code="variables_logged", numbers={"names": read}))
+        findings.append(Finding("variables_logged", numbers={"names": read}))
     unread = tuple(name for name in names if name.startswith("NCCL_") and name not in logged)
     if unread:
-        findings.append(Finding(code="variables_unlogged", numbers={"names": unread}))
+        findings.append(Finding("variables_unlogged", numbers={"names": unread}))
     return findings
 
 
@@ -278,9 +286,9 @@ def _unlike(launch: Launch) -> list[Finding]:
         if list(values["ranks"]) != [value]:
             had = [each or "no value" for each in values["ranks"]]
             numbers = {"had": " or ".join(had)}
-            findings.append(Finding(code="variables_ranks_had", subject=setting, numbers=numbers))
+            findings.append(Finding("variables_ranks_had", setting, numbers))
         read = {text.lower() for text in values["nccl"]}
         if value is not None and read and read != {value.lower()}:
             texts = {"read": tuple(values["nccl"])}
-            findings.append(Finding(code="variables_nccl_read", subject=setting, numbers=texts))
+            findings.append(Finding("variables_nccl_read", setting, texts))
     return findings

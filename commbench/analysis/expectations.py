@@ -9,6 +9,7 @@ tested is never met.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -101,6 +102,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
     }
 )
 COMPARISONS = ("<=", ">=", "<", ">", "=")
+_HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,7 +433,7 @@ def _judge(run: Run, expectation: Expectation, rate_bps: int | None) -> list[Jud
 
 
 def _untested(name: str, code: str, **numbers: str) -> Judged:
-    reason = Finding(code=code, numbers=numbers)
+    reason = Finding(code, numbers=numbers)
     return Judged(name=name, outcome=Outcome.NOT_TESTED, reason=reason)
 
 
@@ -471,7 +473,7 @@ def _judge_row(
     outcome, code = _outcome(expectation.comparison, bound, low, high)
     if outcome is Outcome.MET and "one_launch" in row.flags.split(";"):
         outcome, code = Outcome.NOT_SHOWN, "check_one_launch"
-    reason = Finding(code=code) if code else None
+    reason = Finding(code) if code else None
     return Judged(
         name=name, outcome=outcome, value=value, low=low, high=high, bound=bound, reason=reason
     )
@@ -498,13 +500,15 @@ def _outcome(
     """
     if low is None or high is None:
         return Outcome.NOT_SHOWN, "check_no_interval"
-    is_below = {"<=": high <= bound, "<": high < bound, ">=": high < bound, ">": high <= bound}
-    is_above = {"<=": low > bound, "<": low >= bound, ">=": low >= bound, ">": low > bound}
-    below, above = is_below[comparison], is_above[comparison]
-    if not below and not above:
-        return Outcome.NOT_SHOWN, "check_holds_bound"
-    is_met = below if comparison in {"<=", "<"} else above
-    return Outcome.MET if is_met else Outcome.NOT_MET, ""
+    holds = _HOLDS[comparison]
+    best, worst = low, high
+    if comparison in {">", ">="}:
+        best, worst = high, low
+    if holds(worst, bound):
+        return Outcome.MET, ""
+    if not holds(best, bound):
+        return Outcome.NOT_MET, ""
+    return Outcome.NOT_SHOWN, "check_holds_bound"
 
 
 def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:  # noqa: N802 - a unit
@@ -528,7 +532,7 @@ def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:
 def _judge_stragglers(run: Run) -> Judged:
     search = straggler_findings(run)
     if not search.comparisons:
-        reason = search.remarks[0] if search.remarks else Finding(code="check_no_ranks")
+        reason = search.remarks[0] if search.remarks else Finding("check_no_ranks")
         return Judged(name="all ranks", outcome=Outcome.NOT_TESTED, reason=reason)
     names = dict.fromkeys(straggler.name for straggler in search.stragglers)
     if names:
@@ -569,9 +573,9 @@ def link_used(link: str, run: Run) -> Finding | None:
     """Return the link's rate that was used; None if it is unknown."""
     if link:
         rate = format_link_rate(parse_link_rate(link) or 0)
-        return Finding(code="check_link_given", numbers={"rate": rate})
+        return Finding("check_link_given", numbers={"rate": rate})
     for row in run.rows:
         limit = limit_of(row, run.info)
         if limit is not None:
-            return Finding(code="check_link", numbers={"limit": str(limit)})
+            return Finding("check_link", numbers={"limit": str(limit)})
     return None

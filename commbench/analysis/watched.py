@@ -15,7 +15,7 @@ import numpy as np
 
 from commbench.analysis.stragglers.judging import ALPHA, RELEVANT, judge, rank_sum_p
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.results.info import RunInfo
 from commbench.stats import median
 
@@ -68,10 +68,10 @@ def rank_times(record: TrainingRecord, info: RunInfo) -> list[RankTime]:
     return [RankTime(rank, hosts.get(rank, ""), ms) for rank, ms in enumerate(medians_ms)]
 
 
-def watched_headline(record: TrainingRecord) -> str:
+def watched_headline(record: TrainingRecord) -> Finding:
     """Return the share of a watched step that hiding communication could save."""
     share = (record.exposed_comm_ms or 0.0) / fmean(record.step_ms)
-    return str(Finding(code="watched_exposed", numbers={"share": share}))
+    return Finding(code="watched_exposed", numbers={"share": share})
 
 
 def watched_findings(record: TrainingRecord, info: RunInfo) -> list[Finding]:
@@ -82,30 +82,36 @@ def watched_findings(record: TrainingRecord, info: RunInfo) -> list[Finding]:
         info: contents of ``run.json``.
     """
     step_ms = fmean(record.step_ms)
-    step: dict[str, Value] = {
-        "mean_ms": step_ms,
-        "median_ms": median(record.step_ms),
-        "steps": len(record.step_ms),
-    }
     ranks = rank_times(record, info)
     fastest = min(ranks, key=_computing_ms)
     slowest = max(ranks, key=_computing_ms)
-    skew: dict[str, Value] = {
-        "fastest": fastest.rank,
-        "fastest_ms": fastest.computing_ms,
-        "slowest": slowest.rank,
-        "slowest_ms": slowest.computing_ms,
-    }
     words = itertools.dropwhile(lambda word: word != "--", info["argv"])
-    bound: dict[str, Value] = {
-        "gain": step_ms / (step_ms - (record.exposed_comm_ms or 0.0)),
-        "command": shlex.join(itertools.islice(words, 1, None)),
-    }
     return [
-        Finding(code="watched_step", numbers=step),
-        Finding(code="watched_ranks", numbers=skew),
+        Finding(
+            "watched_step",
+            numbers={
+                "mean_ms": step_ms,
+                "median_ms": median(record.step_ms),
+                "steps": len(record.step_ms),
+            },
+        ),
+        Finding(
+            "watched_ranks",
+            numbers={
+                "fastest": fastest.rank,
+                "fastest_ms": fastest.computing_ms,
+                "slowest": slowest.rank,
+                "slowest_ms": slowest.computing_ms,
+            },
+        ),
         _straggler(find_straggler(record.computing_ms), ranks),
-        Finding(code="watched_bound", numbers=bound),
+        Finding(
+            "watched_bound",
+            numbers={
+                "gain": step_ms / (step_ms - (record.exposed_comm_ms or 0.0)),
+                "command": shlex.join(itertools.islice(words, 1, None)),
+            },
+        ),
     ]
 
 
@@ -113,16 +119,11 @@ def _computing_ms(rank: RankTime) -> float:
     return rank.computing_ms
 
 
-def watched_sentences(record: TrainingRecord, info: RunInfo) -> list[str]:
-    """Return `watched_findings` in words."""
-    return [str(finding) for finding in watched_findings(record, info)]
-
-
 def watched_lines(record: TrainingRecord, info: RunInfo) -> list[str]:
     """Return `watched_findings` in words, with the parts of a step as a table, for a terminal."""
     parts = parts_of(record)
     width = max(len(part.name) for part in parts)
-    first, *others = watched_sentences(record, info)
+    first, *others = map(str, watched_findings(record, info))
     lines = [first]
     for part in parts:
         lines.append(f"    {part.name:<{width}} {part.ms:10.2f} ms {100 * part.share:5.1f} %")
@@ -160,10 +161,10 @@ def find_straggler(computing_ms: Sequence[Sequence[float]]) -> int | None:
 
 def _straggler(straggler: int | None, ranks: Sequence[RankTime]) -> Finding:
     if straggler is None:
-        return Finding(code="watched_even")
+        return Finding("watched_even")
     others_ms = [each.computing_ms for each in ranks if each.rank != straggler]
     name = f"rank {straggler}"
     if ranks[straggler].host:
         name = f"{name} on {ranks[straggler].host}"
     late_ms = ranks[straggler].computing_ms - median(others_ms)
-    return Finding(code="watched_straggler", subject=name, numbers={"late_ms": late_ms})
+    return Finding("watched_straggler", name, {"late_ms": late_ms})

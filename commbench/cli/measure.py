@@ -110,7 +110,7 @@ def bench(
         if trains_over is not None and not lack and settings.time_limit is not None:
             limited = replace(settings, time_limit=settings.time_limit * COLLECTIVES_SHARE)
         collectives = plan_suite(suite, limited, timing, like, is_named=backends is not None)
-        task = replace(collectives(place), draws_page=True)
+        task = replace(collectives(place), draws_page=True, is_brief=True)
         if budget == "quick" and launches is None:
             task = _with_more_launches(task)
         if lack:

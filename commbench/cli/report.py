@@ -184,7 +184,7 @@ def env(
         style="bold",
     )
     for item in advice:
-        console.print(f"- {item}", markup=False)
+        console.print(f"- {item.in_full}", markup=False)
     return 0
 
 

@@ -229,6 +229,7 @@ def join_training(task: Task, training: TrainingPlan) -> Task:
             task.estimate_s() + training.estimate_s() if task.requests else training.estimate_s()
         ),
         conclude=functools.partial(write_recommendation, permission=training.permission),
+        is_brief=True,
     )
 
 
@@ -299,7 +300,7 @@ def write_recommendation(store: Store, permission: Permission) -> None:
         completed = with_search(
             recommendation, collective_records(store.records), trainings, store.info
         )
-        store.write_recommendation(completed.to_json())
+        store.write_recommendation(completed)
 
 
 def short_name(command: str, workload: str) -> str:

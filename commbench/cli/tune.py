@@ -293,6 +293,7 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
         then=plan.then,
         seconds=plan.estimate_s(),
         conclude=functools.partial(write_recommendation, permission=plan.permission),
+        is_brief=True,
     )
 
 

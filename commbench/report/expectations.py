@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from commbench.analysis.expectations import Answer, Judged, Outcome
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.report.columns import Cell, Column, Table, Tone, printed, tabulate
 
 _TONES: Mapping[Outcome, Tone] = {
@@ -80,13 +80,17 @@ def answer_sentences(answers: Sequence[Answer]) -> list[str]:
         for row in answer.rows:
             if row.reason:
                 numbers = {"outcome": str(row.outcome), "reason": str(row.reason)}
-                reasons.add(str(Finding(code="check_reason", subject=row.name, numbers=numbers)))
+                reasons.add(str(Finding("check_reason", row.name, numbers)))
     counts = Counter(answer.outcome for answer in answers)
     outcomes = tuple(
         f"{counts[outcome]} {outcome}" for outcome in reversed(Outcome) if counts[outcome]
     )
-    total: dict[str, Value] = {"expectations": len(answers), "outcomes": outcomes}
-    return [*sorted(reasons), str(Finding(code="check_outcomes", numbers=total))]
+    return [
+        *sorted(reasons),
+        str(
+            Finding("check_outcomes", numbers={"expectations": len(answers), "outcomes": outcomes})
+        ),
+    ]
 
 
 def _shortened(rows: Sequence[Judged]) -> list[Judged]:

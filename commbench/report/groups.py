@@ -104,7 +104,7 @@ def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Sequence[str]) ->
             if has_flag(row.flags, "slowest_group"):
                 slow_groups.append(((row.time_us or 0.0) / median_us, row))
     if not slow_groups:
-        return Finding(code="groups_even", subject=name)
+        return Finding("groups_even", name)
     often = Counter(row.group for _, row in slow_groups)
     ratio, worst = max(slow_groups, key=lambda pair: (often[pair[1].group], pair[0]))
     numbers: dict[str, Value] = {
@@ -114,14 +114,14 @@ def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Sequence[str]) ->
         "cases": len(cases),
     }
     if not worst.message_bytes:
-        return Finding(code="groups_slowest", subject=name, numbers=numbers)
+        return Finding("groups_slowest", name, numbers)
     numbers["at"] = format_size(worst.message_bytes)
     if len({of_case[0].dtype for of_case in cases}) > 1:
         numbers["at"] = f"{numbers['at']} {worst.dtype}"
     code = "groups_slowest_at"
     if len(cases) > 1:
         code = "groups_slowest_often"
-    return Finding(code=code, subject=name, numbers=numbers)
+    return Finding(code, name, numbers)
 
 
 def _on(group: str, hosts: Sequence[str]) -> str:

@@ -56,7 +56,7 @@ def _render(matrix: Matrix, stragglers: Sequence[Straggler]) -> list[RenderableT
     parts: list[RenderableType] = [Text(title, style="bold"), table]
     if matrix.untimed:
         numbers = {"untimed": matrix.untimed, "pairs": matrix.untimed + len(matrix.source)}
-        parts.append(Text(str(Finding(code="pairs_untimed", numbers=numbers)), style="yellow"))
+        parts.append(Text(str(Finding("pairs_untimed", numbers=numbers)), style="yellow"))
     return parts
 
 

@@ -45,14 +45,6 @@ _DRIFT: list[Column[DriftRow]] = [
 ]
 
 
-def describe_soak(run: Run) -> list[str]:
-    """Return the conclusion of a soak in sentences; empty for another run."""
-    soak = soak_results(run)
-    if soak is None:
-        return []
-    return [str(finding) for finding in soak.findings()]
-
-
 def soak_tables(runs: Iterable[Run]) -> list[Table]:
     """Return the tables of events and of drift; empty without a soak."""
     events: list[Named[EventRow]] = []

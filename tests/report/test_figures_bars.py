@@ -58,10 +58,10 @@ def test_the_most_frugal_setting_comes_first() -> None:
     ]
     processors, gpus = energy_charts([training_run_of(records)])
     (panel,) = processors.panels
-    assert ["fp16, default buckets", "none, default buckets"] == list(values_of(panel))
+    assert ["fp16 with default buckets", "default buckets"] == list(values_of(panel))
     assert [8.0] == [limit.value for limit in panel.limits]
     assert "75 %" in processors.caption
-    assert ["bf16, default buckets"] == list(values_of(gpus.panels[0]))
+    assert ["bf16 with default buckets"] == list(values_of(gpus.panels[0]))
 
 
 def test_without_counts_there_is_no_figure() -> None:

@@ -57,5 +57,5 @@ def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:
     """Draw confirmation launches instead of the sweep's."""
     sweep = [*launches_of(20.0), *launches_of(10.0, make_training_case("fp16"))]
     fresh = launches_of(20.0, make_training_case(phase="confirm"))
-    assert ["none, default buckets", "fp16, default buckets"] == names_in(training_run_of(sweep))
-    assert ["none, default buckets"] == names_in(training_run_of([*sweep, *fresh]))
+    assert ["default buckets", "fp16 with default buckets"] == names_in(training_run_of(sweep))
+    assert ["default buckets"] == names_in(training_run_of([*sweep, *fresh]))

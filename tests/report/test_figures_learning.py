@@ -33,7 +33,7 @@ def test_curves_are_the_mean_over_launches_and_bands_the_range() -> None:
     """Draw mean and range over launches that have values, over steps and over time."""
     run = run_with_losses({"none": [[4.0, 2.0, 1.0], [6.0, 4.0, 1.0], [float("nan")]]})
     by_steps, by_time = chart_of(run).panels
-    assert {"none, default buckets": {1.0: 5.0, 2.0: 3.0, 3.0: 1.0}} == values_of(by_steps)
+    assert {"default buckets": {1.0: 5.0, 2.0: 3.0, 3.0: 1.0}} == values_of(by_steps)
     assert (4.0, 6.0) == by_steps.series[0].points[1.0].bounds
     assert [0.02, 0.04, 0.06] == [pytest.approx(x) for x in by_time.series[0].points]
 
@@ -57,9 +57,9 @@ def test_one_bucket_size_stands_for_each_hook() -> None:
     for (hook, cap), step_ms in steps.items():
         records += launches_of(step_ms, make_training_case(hook, cap), losses=[2.0, 1.0])
     chosen = recommendation_of({"bucket_cap_mb": "25"})
-    shown = ["none, default buckets", "fp16, 25 MiB buckets"]
+    shown = ["default buckets", "fp16 with 25 MiB buckets"]
     assert shown == chart_of(training_run_of(records)).names
-    shown.insert(1, "none, 25 MiB buckets")
+    shown.insert(1, "25 MiB buckets")
     assert shown == chart_of(training_run_of(records, recommendation=chosen)).names
 
 
@@ -89,7 +89,7 @@ def test_who_is_ahead_is_said_only_beyond_noise() -> None:
     }
     captions = [chart_of(run_with_losses(losses)).caption for losses in (paired, few, noisy)]
     assert [True, False, False] == ["2.00 [2.00, 2.00]" in caption for caption in captions]
-    assert "11.5 with none" in captions[0]
+    assert "11.5 with default" in captions[0]
     assert "9.50 with fp16" in captions[0]
 
 
@@ -98,7 +98,7 @@ def test_equal_time_is_when_the_first_is_through() -> None:
     falling = [float(value) for value in range(100, 0, -1)]
     losses = {"none": [falling] * 6, "fp16": [falling] * 6}
     caption = chart_of(run_with_losses(losses, {"none": 20.0, "fp16": 10.0})).caption
-    for words in ("55.5 with none", "5.50 with fp16", "50.0 [50.0, 50.0]"):
+    for words in ("55.5 with default", "5.50 with fp16", "50.0 [50.0, 50.0]"):
         assert words in caption
 
 
@@ -107,7 +107,7 @@ def test_metrics_have_a_figure_with_their_target() -> None:
     metrics = [(10, 0.5), (20, 0.75)]
     records = launches_of(20.0, metrics=metrics, metric_name="accuracy", target=0.7)
     panel, _ = chart_of(training_run_of(records)).panels
-    assert {"none, default buckets": {10.0: 0.5, 20.0: 0.75}} == values_of(panel)
+    assert {"default buckets": {10.0: 0.5, 20.0: 0.75}} == values_of(panel)
     assert ("accuracy", [0.7]) == (panel.label, [limit.value for limit in panel.limits])
 
 

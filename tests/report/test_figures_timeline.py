@@ -45,8 +45,8 @@ def test_the_default_stands_above_the_recommended_setting() -> None:
     keep = recommendation_of({"hook": "fp16", "bucket_cap_mb": "25"}, verdict="keep")
     both = chart_of(training_run_of(records()))
     alone = chart_of(training_run_of(records(), recommendation=keep))
-    default = "none, default buckets"
-    assert [default, "fp16, 25 MiB buckets"] == [panel.title for panel in both.panels]
+    default = "default buckets"
+    assert [default, "fp16 with 25 MiB buckets"] == [panel.title for panel in both.panels]
     assert [default] == [panel.title for panel in alone.panels]
 
 
@@ -82,7 +82,7 @@ def test_a_lone_setting_is_named_where_the_default_failed() -> None:
     failed = make_training_record(status="failed", reason="No memory.")
     other = launches_of(10.0, make_training_case("fp16", "25"), buckets=BUCKETS[:1])
     chart = chart_of(training_run_of([failed, *other]))
-    assert ["fp16, 25 MiB buckets"] == [panel.title for panel in chart.panels]
+    assert ["fp16 with 25 MiB buckets"] == [panel.title for panel in chart.panels]
 
 
 def test_without_times_there_is_no_timeline() -> None:

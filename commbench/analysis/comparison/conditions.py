@@ -68,11 +68,7 @@ class Difference:
             code = "condition_unsound"
         elif self.is_of_cases:
             code = "condition_of_cases"
-        numbers = {"values": self.text, "why": self.reason}
-        return Finding(code=code, subject=self.name, numbers=numbers)
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.text}"
+        return Finding(code, self.name, {"values": self.text, "why": self.reason})
 
 
 def differences(

@@ -25,24 +25,24 @@ def answer(table: ComparisonTable) -> list[Finding]:
     changes = []
     for each in slower:
         name, change = name_of(each, names), {"change": each.estimate}
-        changes.append(Finding(code="compare_change", subject=name, numbers=change))
+        changes.append(Finding("compare_change", name, change))
     numbers: dict[str, Value] = {
         **{str(verdict): count for verdict, count in table.counts.items()},
         "cases": len(table.cases),
         "changes": tuple(changes),
         "margin": 100 * table.margin,
     }
-    findings = [Finding(code="compare_slower" if slower else "compare_none", numbers=numbers)]
+    findings = [Finding("compare_slower" if slower else "compare_none", numbers=numbers)]
     lost = sum(broken.is_regression for broken in table.broken)
     if lost:
-        findings.append(Finding(code="compare_lost", numbers={"cases": lost}))
-    findings.append(Finding(code="compare_others", numbers=numbers))
+        findings.append(Finding("compare_lost", numbers={"cases": lost}))
+    findings.append(Finding("compare_others", numbers=numbers))
     if not table.is_complete:
         missing = sum(broken.status_b == "missing" for broken in table.broken)
         missing += len(table.only_in_a)
-        findings.append(Finding(code="compare_incomplete", numbers={"cases": missing}))
+        findings.append(Finding("compare_incomplete", numbers={"cases": missing}))
     if table.is_forced:
-        findings.append(Finding(code="compare_forced"))
+        findings.append(Finding("compare_forced"))
     return findings
 
 
@@ -63,9 +63,9 @@ def beyond(table: ComparisonTable, threshold: float) -> list[Finding]:
         typical = sizes[(len(sizes) - 1) // 2]
         numbers["slowdown"] = 100 * typical
         code = "compare_none_seen" if math.isfinite(typical) else "compare_none_visible"
-    findings = [Finding(code=code, numbers=numbers)]
+    findings = [Finding(code, numbers=numbers)]
     if lost:
-        findings.append(Finding(code="compare_lost_cases", numbers={"cases": tuple(lost)}))
+        findings.append(Finding("compare_lost_cases", numbers={"cases": tuple(lost)}))
     return findings
 
 
@@ -99,17 +99,17 @@ def closing(table: ComparisonTable) -> list[Finding]:
     for broken in table.broken:
         statuses = {"status_a": broken.status_a, "status_b": broken.status_b}
         subject = name_of(broken, names)
-        findings.append(Finding(code="compare_broken", subject=subject, numbers=statuses))
+        findings.append(Finding("compare_broken", subject, statuses))
     only = (("compare_only_a", table.only_in_a), ("compare_only_b", table.only_in_b))
     for code, cases in only:
         if cases:
-            findings.append(Finding(code=code, numbers={"cases": tuple(map(str, cases))}))
+            findings.append(Finding(code, numbers={"cases": tuple(map(str, cases))}))
     baselines = len(table.names_a)
     if 1 < baselines < ENOUGH_BASELINES:
         numbers = {"baselines": baselines, "enough": ENOUGH_BASELINES}
-        findings.append(Finding(code="compare_few_baselines", numbers=numbers))
+        findings.append(Finding("compare_few_baselines", numbers=numbers))
     if table.has_too_few_launches:
-        findings.append(Finding(code="compare_few_launches", numbers={"cases": len(table.cases)}))
+        findings.append(Finding("compare_few_launches", numbers={"cases": len(table.cases)}))
     return findings + _inconclusive(table)
 
 
@@ -122,11 +122,11 @@ def _inconclusive(table: ComparisonTable) -> list[Finding]:
     if settled:
         findings.append(_settled(settled))
     if counts["near"]:
-        findings.append(Finding(code="compare_near", numbers={"cases": counts["near"]}))
+        findings.append(Finding("compare_near", numbers={"cases": counts["near"]}))
     if counts["noisy"]:
         code = "compare_noisy" if len(table.names_a) == 1 else "compare_noisy_runs"
         noisy = {"cases": counts["noisy"], "launches": MOST_LAUNCHES}
-        findings.append(Finding(code=code, numbers=noisy))
+        findings.append(Finding(code, numbers=noisy))
     return findings
 
 
@@ -138,4 +138,4 @@ def _settled(efforts: Sequence[Effort]) -> Finding:
         code = "compare_settled_open"
     elif low == high:
         code = "compare_settled_by"
-    return Finding(code=code, numbers={"cases": len(efforts), "low": low, "high": high})
+    return Finding(code, numbers={"cases": len(efforts), "low": low, "high": high})

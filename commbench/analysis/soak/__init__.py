@@ -13,7 +13,7 @@ from commbench.analysis.soak.events import find_events
 from commbench.analysis.soak.points import hosts_of, points_of
 from commbench.analysis.soak.rows import DRIFTS, DriftRow, EventRow, TimelineRow
 from commbench.engine.records import Record
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.results.info import RunInfo
 from commbench.units import utc_text
 
@@ -40,12 +40,12 @@ class Soak:
         findings += [event.finding for event in self.events[:MOST_NAMED]]
         more = len(self.events) - MOST_NAMED
         if more > 0:
-            findings.append(Finding(code="soak_more", numbers={"more": more}))
+            findings.append(Finding("soak_more", numbers={"more": more}))
         findings += [row.finding for row in self.drifts if row.verdict in DRIFTS]
         verdicts = Counter(row.verdict for row in self.drifts)
         for code, verdict in (("soak_drift_none", "same"), ("soak_drift_unclear", "inconclusive")):
             if verdicts[verdict]:
-                findings.append(Finding(code=code, numbers={"cases": verdicts[verdict]}))
+                findings.append(Finding(code, numbers={"cases": verdicts[verdict]}))
         return findings
 
     def _extent(self) -> Finding:
@@ -56,14 +56,16 @@ class Soak:
             code = "soak_events"
         elif spikes:
             code = "soak_spikes"
-        numbers: dict[str, Value] = {
-            "seconds": self.seconds,
-            "launches": len({row.launch for row in self.timeline}),
-            "visits": len(self.timeline),
-            "spikes": spikes,
-            "failures": failures,
-        }
-        return Finding(code=code, numbers=numbers)
+        return Finding(
+            code,
+            numbers={
+                "seconds": self.seconds,
+                "launches": len({row.launch for row in self.timeline}),
+                "visits": len(self.timeline),
+                "spikes": spikes,
+                "failures": failures,
+            },
+        )
 
 
 def soak_of(records: Iterable[Record], info: RunInfo) -> Soak | None:

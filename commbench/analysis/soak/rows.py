@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from commbench.engine.records import SCHEMA, column
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 
 #: Codes of events by kind, and of drifts by verdict.
 _KINDS = {"spike": "soak_spike", "failed": "soak_failed", "hung": "soak_hung"}
@@ -69,19 +69,22 @@ class EventRow:
             code = _WHO[self.scope == "rank", bool(self.host)]
         elif self.host:
             code = "who_host"
-        return Finding(code=code, numbers={"ranks": self.ranks, "host": self.host})
+        return Finding(code, numbers={"ranks": self.ranks, "host": self.host})
 
     @property
     def finding(self) -> Finding:
         """When it began, how long it lasted, who caused it, and the evidence."""
-        numbers: dict[str, Value] = {
-            "began": self.time,
-            "lasted": self.duration_s or 0.0,
-            "launch": (self.launch or 0) + 1,
-            "case": self.case,
-            "cause": self.reason,
-        }
-        return Finding(code=_KINDS[self.kind], subject=str(self.who), numbers=numbers)
+        return Finding(
+            _KINDS[self.kind],
+            str(self.who),
+            {
+                "began": self.time,
+                "lasted": self.duration_s or 0.0,
+                "launch": (self.launch or 0) + 1,
+                "case": self.case,
+                "cause": self.reason,
+            },
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +111,12 @@ class DriftRow:
     @property
     def finding(self) -> Finding:
         """The change with its interval, of a case that became slower or faster."""
-        numbers: dict[str, Value] = {
-            "change": abs(self.change_percent or 0.0),
-            "low": self.change_percent_ci_low or 0.0,
-            "high": self.change_percent_ci_high or 0.0,
-        }
-        return Finding(code=DRIFTS[self.verdict], subject=self.case, numbers=numbers)
+        return Finding(
+            DRIFTS[self.verdict],
+            self.case,
+            {
+                "change": abs(self.change_percent or 0.0),
+                "low": self.change_percent_ci_low or 0.0,
+                "high": self.change_percent_ci_high or 0.0,
+            },
+        )

@@ -7,13 +7,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from commbench import stats
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
+from commbench.results.tables import rows_by
 from commbench.schema import JsonObject
 from commbench.stats import Floats
 from commbench.words import Estimate
@@ -259,8 +261,7 @@ class Straggler:
         """The factor and where it was measured."""
         low, high = self.ci or (None, None)
         factor = Estimate(self.factor, low, high)
-        numbers: dict[str, Value] = {"factor": factor, "measured": self.measured}
-        return Finding(code="slow_observation", numbers=numbers)
+        return Finding("slow_observation", numbers={"factor": factor, "measured": self.measured})
 
     def to_json(self) -> JsonObject:
         """Return its entry in ``run.json``."""
@@ -341,45 +342,50 @@ class Search:
 
 def _name(stragglers: Iterable[Straggler]) -> list[Finding]:
     """Return one finding for each straggler, also if several quantities show it."""
-    by_name: dict[tuple[str, str], list[Straggler]] = {}
-    for straggler in stragglers:
-        by_name.setdefault((straggler.code, straggler.name), []).append(straggler)
     findings = []
-    for (code, name), observed in by_name.items():
-        observed.sort(key=lambda straggler: -straggler.factor)
+    for (code, name), observed in rows_by(stragglers, attrgetter("code", "name")).items():
+        observed.sort(key=attrgetter("factor"), reverse=True)
         seen = tuple(straggler.observation for straggler in observed)
-        findings.append(Finding(code=code, subject=name, numbers={"seen": seen}))
+        findings.append(Finding(code, name, {"seen": seen}))
     more = findings[MOST_NAMED:]
     if more:
-        findings[MOST_NAMED:] = [Finding(code="slow_more", numbers={"more": len(more)})]
+        findings[MOST_NAMED:] = [Finding("slow_more", numbers={"more": len(more)})]
     return findings
 
 
 def _exclude(families: Iterable[Family]) -> list[Finding]:
     """Return, for each kind of unit, the slowdown that would have been detected in any family."""
     clauses = []
-    for kind, of_kind in _by_kind(families).items():
+    for kind, of_kind in rows_by(families, attrgetter("kind")).items():
         slowdown = max(family.judgement.detectable for family in of_kind) - 1
-        numbers: dict[str, Value] = {"kind": kind, "count": _most(of_kind), "slowdown": slowdown}
-        clauses.append(Finding(code="slow_detectable", numbers=numbers))
+        clauses.append(
+            Finding(
+                "slow_detectable",
+                numbers={"kind": kind, "count": _most(of_kind), "slowdown": slowdown},
+            )
+        )
     if not clauses:
         return []
-    return [Finding(code="slow_none", numbers={"detectable": tuple(clauses)})]
+    return [Finding("slow_none", numbers={"detectable": tuple(clauses)})]
 
 
 def _leave_open(families: Sequence[Family]) -> list[Finding]:
     """Return the kinds of unit with too few launches, and the slowest unit as a hint."""
     findings = []
-    for kind, of_kind in _by_kind(families).items():
+    for kind, of_kind in rows_by(families, attrgetter("kind")).items():
         launches = max(family.launches for family in of_kind)
         needed = max(family.needed for family in of_kind)
-        numbers: dict[str, Value] = {
-            "kind": kind,
-            "count": _most(of_kind),
-            "launches": launches,
-            "needed": needed,
-        }
-        findings.append(Finding(code="slow_unjudged", numbers=numbers))
+        findings.append(
+            Finding(
+                "slow_unjudged",
+                numbers={
+                    "kind": kind,
+                    "count": _most(of_kind),
+                    "launches": launches,
+                    "needed": needed,
+                },
+            )
+        )
     largest = [float(np.nanmax(each.judgement.effects, initial=0.0)) for each in families]
     for family, effect in zip(families, largest, strict=True):
         if effect >= 0.8 * max(largest):  # of near-equals the coarsest: a slow host slows each link
@@ -387,13 +393,6 @@ def _leave_open(families: Sequence[Family]) -> list[Finding]:
                 findings.append(family.slowest)
             break
     return findings
-
-
-def _by_kind(families: Iterable[Family]) -> dict[str, list[Family]]:
-    by_kind: dict[str, list[Family]] = {}
-    for family in families:
-        by_kind.setdefault(family.kind, []).append(family)
-    return by_kind
 
 
 def _most(families: Iterable[Family]) -> int:
@@ -436,13 +435,6 @@ def make_family(
     for unit in judgement.slow:
         interval = judgement.interval(unit)
         launches = judgement.launches[:, unit]
-        evidence: dict[str, Value] = {
-            "measured": measured,
-            "kind": kind,
-            "slower": int((launches > 0).sum()),
-            "launches": len(launches),
-            "p_value": judgement.p_values[unit],
-        }
         straggler = Straggler(
             kind=kind,
             name=names[unit],
@@ -450,7 +442,16 @@ def make_family(
             measured=measured,
             factor=math.exp(float(judgement.effects[unit])),
             ci=(interval.low, interval.high) if interval else None,
-            evidence=Finding(code="slow_evidence", numbers=evidence),
+            evidence=Finding(
+                "slow_evidence",
+                numbers={
+                    "measured": measured,
+                    "kind": kind,
+                    "slower": int((launches > 0).sum()),
+                    "launches": len(launches),
+                    "p_value": judgement.p_values[unit],
+                },
+            ),
         )
         stragglers.append(straggler)
     return Family(
@@ -472,5 +473,4 @@ def _slowest(kind: str, names: Sequence[str], judgement: Judgement) -> Finding |
     unit = int(effects.argmax())
     if effects[unit] < math.log(RELEVANT):
         return None
-    numbers: dict[str, Value] = {"kind": kind, "factor": math.exp(effects[unit])}
-    return Finding(code="slow_hint", subject=names[unit], numbers=numbers)
+    return Finding("slow_hint", names[unit], {"kind": kind, "factor": math.exp(effects[unit])})

@@ -30,7 +30,7 @@ from commbench.analysis.stragglers.judging import (
     Straggler,
     make_family,
 )
-from commbench.findings import Finding, Value
+from commbench.findings import Finding
 from commbench.results.pairs import Matrix
 from commbench.stats import Floats
 
@@ -113,7 +113,6 @@ def _uplink(
     interval = stats.launch_interval(np.exp(in_launches))
     ends = [_listed([names[host] for host in part]) for part in parts]
     measured = merged[0].measured
-    evidence: dict[str, Value] = {"measured": measured, "links": len(merged)}
     return Straggler(
         kind="uplink",
         name=f"links between {' and '.join(ends)}",
@@ -121,7 +120,9 @@ def _uplink(
         measured=measured,
         factor=math.exp(float(np.median(in_launches))),
         ci=(interval.low, interval.high) if interval else None,
-        evidence=Finding(code="slow_uplink_evidence", numbers=evidence),
+        evidence=Finding(
+            "slow_uplink_evidence", numbers={"measured": measured, "links": len(merged)}
+        ),
         links=[link for straggler in merged for link in straggler.links],
     )
 
@@ -388,12 +389,12 @@ class _Levels:
         if len(self.names) == 2:  # noqa: PLR2004 - the two ends of one link
             return [self._two_hosts()]
         if len(self.host) == 2:  # noqa: PLR2004 - as above
-            return [Finding(code="slow_two_ranks")]
+            return [Finding("slow_two_ranks")]
         return []
 
     def _two_hosts(self) -> Finding:
         """Return whether one direction between two hosts is slower than the other."""
-        unknown = Finding(code="slow_two_hosts")
+        unknown = Finding("slow_two_hosts")
         links = self.inter.gathered(self.host)
         if links.is_symmetric or len(links) != 2:  # noqa: PLR2004 - there and back, unless one could not be timed
             return unknown
@@ -408,8 +409,7 @@ class _Levels:
         first, second = self.names
         if middle < 0:
             first, second = second, first
-        numbers: dict[str, Value] = {"factor": math.exp(abs(middle))}
-        return Finding(code="slow_way_back", subject=f"{first} to {second}", numbers=numbers)
+        return Finding("slow_way_back", f"{first} to {second}", {"factor": math.exp(abs(middle))})
 
 
 def _way(unit: int, sends: Floats, receives: Floats, judgement: Judgement) -> str:

@@ -22,7 +22,7 @@ from commbench.analysis.comparison.verdicts import BrokenCase, ComparedCase, Com
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.records import column
-from commbench.findings import paragraph
+from commbench.findings import Finding, paragraph
 from commbench.report.columns import Column, printed, tabulate, verdict_cell
 from commbench.report.formats import microseconds
 from commbench.results.tables import csv_text
@@ -45,7 +45,7 @@ def case_columns(table: ComparisonTable) -> tuple[Column[ComparedCase], ...]:
 
 
 def _slowdown(share: float) -> str:
-    if math.isinf(share):
+    if not math.isfinite(share):
         return "none"
     return f"+{100 * share:.1f} %"
 
@@ -77,9 +77,7 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
     lines += [f"A: {name}" for name in table.names_a]
     lines.append(f"B: {table.name_b}")
     if table.is_forced:
-        lines.append(
-            "A and B differ in these conditions, which could explain a difference of times:"
-        )
+        lines.append(str(Finding("compare_conditions")))
     lines += [str(difference.finding) for difference in table.differences]
     parts: list[RenderableType] = [Text("\n".join(lines)), Text("")]
     if table.cases:

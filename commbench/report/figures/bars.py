@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.report.figures.charts import (
     MOST_ROWS,
@@ -14,7 +15,7 @@ from commbench.report.figures.charts import (
     best,
 )
 from commbench.report.figures.drawing import slug
-from commbench.report.figures.words import Group, groups, setting_name
+from commbench.report.figures.words import Group, groups
 from commbench.report.state import counted_energy
 from commbench.report.training import hook_label
 from commbench.results import Run
@@ -87,8 +88,7 @@ def _joules(group: Group) -> dict[str, list[Series]]:
         for row in sorted(trial.ok, key=lambda row: row.energy_J or 0.0):
             if row.energy_J is not None:
                 name = trial.prefix + setting_name(row)
-                counters = trial.run.energy_of[row]
-                rows.setdefault(counters, []).append(_row(name, row.energy_J, limit))
+                rows.setdefault(row.energy_of, []).append(_row(name, row.energy_J, limit))
     return rows
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from commbench import stats
 from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
-from commbench.ddp.plan.cases import CONFIRM, hook_position
+from commbench.ddp.plan.cases import CONFIRM, hook_position, setting_name
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row
 from commbench.report.figures.charts import (
@@ -17,7 +17,7 @@ from commbench.report.figures.charts import (
     Panel,
     Series,
 )
-from commbench.report.figures.words import cap_name, prefixes
+from commbench.report.figures.words import prefixes
 from commbench.report.groups import brief
 from commbench.results import Run
 from commbench.results.summary import keyed_records, launch_flags, launch_medians
@@ -131,7 +131,7 @@ def training_spreads(run: Run, prefix: str) -> list[Spread]:
     for setting in sorted(settings.values(), key=_order):
         medians = list(setting.steps_ms.values())
         if setting.case.uses_ddp and len(medians) > 1 and min(medians) > 0:
-            name = f"{prefix}{setting.case.hook_name}, {cap_name(setting.case.bucket_cap_mb)}"
+            name = prefix + setting_name(setting.case)
             colour = hook_position(setting.case.hook)
             spreads.append(spread_of(name, medians, launch_flags(medians), colour))
     return spreads

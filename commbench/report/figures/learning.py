@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commbench import stats
-from commbench.ddp.plan.cases import CONFIRM, SWEEP
+from commbench.ddp.plan.cases import CONFIRM, SWEEP, setting_name
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
 from commbench.report.figures.charts import (
     Chart,
@@ -21,7 +21,7 @@ from commbench.report.figures.charts import (
     number_text,
 )
 from commbench.report.figures.drawing import MOST_SERIES, slug
-from commbench.report.figures.words import Group, Trial, case_of, groups, setting_name
+from commbench.report.figures.words import Group, Trial, case_of, groups
 from commbench.report.formats import listed
 from commbench.report.training import hook_label
 from commbench.results import Run

@@ -114,8 +114,8 @@ def _reading(run: Run, prefix: str, case: Case, rows: Sequence[Row]) -> Reading:
         TIME: estimate(slowest.time_us, slowest.time_us_ci_low, slowest.time_us_ci_high),
         RATE: _together([busbw_of(row) for row in rows]),
     }
-    if slowest in run.energy_of:
-        values[f"energy of {counted_energy(run.energy_of[slowest])}"] = estimate(slowest.energy_J)
+    if slowest.energy_J is not None:
+        values[f"energy of {counted_energy(slowest.energy_of)}"] = estimate(slowest.energy_J)
     has_failed = any(row.status != "ok" for row in rows)
     link = limit_of(slowest, run.info)
     limit = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import BucketRow, TrainingRow
 from commbench.report.figures.charts import Chart, Panel, Series, Span
 from commbench.report.figures.drawing import slug
-from commbench.report.figures.words import Trial, case_of, groups, setting_name
+from commbench.report.figures.words import Trial, case_of, groups
 from commbench.results import Run
 from commbench.units import three_digits
 

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRow
-from commbench.report.state import undecided
-from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.recommendation import Choice, setting_of
 from commbench.results.tables import rows_by
@@ -71,8 +69,8 @@ class Trial:
     @property
     def chosen(self) -> Choice | None:
         """The recommended setting; the default if none was shown to be faster."""
-        advice = self.run.recommendation
-        if advice is None or not advice.is_compared or undecided(self.run):
+        advice = self.run.decision
+        if advice is None or not advice.is_compared:
             return None
         first = self.rows[0]
         about = (advice.workload, advice.backend, advice.world_size, advice.env)
@@ -144,15 +142,3 @@ _CASE_FIELDS = [field.name for field in dataclasses.fields(TrainingCase) if fiel
 def case_of(row: TrainingRow) -> TrainingCase:
     """Return the case of a row."""
     return TrainingCase(**{name: getattr(row, name) for name in _CASE_FIELDS})
-
-
-def cap_name(bucket_cap_mb: str) -> str:
-    """Return a bucket size as text, e.g. ``default buckets`` or ``25 MiB buckets``."""
-    if bucket_cap_mb == DEFAULT_CAP:
-        return "default buckets"
-    return f"{bucket_cap_mb} MiB buckets"
-
-
-def setting_name(row: TrainingRow) -> str:
-    """Return a setting as text, e.g. ``topk:0.01, 25 MiB buckets``."""
-    return f"{hook_label(row)}, {cap_name(row.bucket_cap_mb)}"
