@@ -20,7 +20,7 @@ from rich.console import Console
 
 from commbench.analysis.comparison import ComparisonTable, compare
 from commbench.cli.options import Settings
-from commbench.cli.request import make_request, run_header
+from commbench.cli.request import Place, make_request, run_header
 from commbench.cli.terminal import LineDisplay, make_console
 from commbench.collectives.cases import Sweep
 from commbench.collectives.suites import Suite
@@ -73,7 +73,7 @@ def launch_order(launches: int) -> list[tuple[str, int]]:
 
 def make_side(suite: Suite, budget: Budget) -> RunRequest:
     """Return the request of one side, with a random seed, as for two independent runs."""
-    return make_request(suite, Settings(), budget, ranks=RANKS, ranks_here=RANKS)
+    return make_request(suite, Settings(), budget, Place(ranks=RANKS, ranks_here=RANKS))
 
 
 def measure_pair(

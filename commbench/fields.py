@@ -28,7 +28,7 @@ def option(
         metavar: the name of its value in the help.
         read: makes the value from the text on the command line; None: the text is the value.
         kind: the type of the option where only given values count, see
-            `commbench.cli.options.takes_options`.
+            `commbench.cli.command_line.takes_options`.
     """
     value, text = default, None
     if read is not None and isinstance(default, str):

@@ -29,6 +29,13 @@ class Estimate(NamedTuple):
     low: float | None = None
     high: float | None = None
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The ends of the interval; the value itself without one."""
+        if self.low is None or self.high is None:
+            return self.value, self.value
+        return self.low, self.high
+
 
 def _ratio(ratio: float | Estimate) -> str:
     if not isinstance(ratio, Estimate):
@@ -757,7 +764,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "{measured}, slower than the typical {kind} in {slower} of {launches} launches, p ="
             " {p_value:.1g}"
         ),
-        "slow_few_pairs": "With so few pairs no straggler can be identified.",
         "slow_hint": (
             "{subject} came out slowest, {factor:ratio} times the typical {kind}, maybe by chance."
         ),

@@ -1,9 +1,7 @@
-"""Figures for tests: painted without being drawn, so that their lines and texts can be looked at,
-and runs to paint.
-"""
+"""Panels for tests, drawn so that their lines and texts can be looked at, and runs to draw."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -16,31 +14,35 @@ from training_builders import make_training_info
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
+from commbench.report.figures.charts import Chart, Panel, draw
 from commbench.results import Run
 from commbench.results.recommendation import Recommendation
 
 
-def painted(paint: Callable[..., None], *arguments: Any) -> Figure:
-    """Return an empty figure into which ``paint`` has put its axes."""
+def axes_of(*panels: Panel) -> list[Axes]:
+    """Return the axes into which the panels of a chart are drawn."""
+    chart = Chart(name="some", section="energy", title="Some", reading="Read it.", panels=panels)
     figure = Figure()
-    paint(figure, *arguments)
-    return figure
+    draw(chart, figure)
+    return list(figure.axes)
 
 
-def points_of(axes: Axes, label: str) -> list[tuple[float, float]]:
-    """Return the points of the line with this name."""
-    line = next(line for line in axes.get_lines() if line.get_label() == label)
-    return [(float(x), float(y)) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+def values_of(panel: Panel) -> dict[str, dict[float, float]]:
+    """Return the values by x of each series that has some, by its name."""
+    values: dict[str, dict[float, float]] = {}
+    for series in panel.series:
+        for x, point in series.points.items():
+            values.setdefault(series.name, {})[x] = point.value
+    return values
 
 
 def marked(axes: Axes, gid: str) -> list[tuple[float, float]]:
-    """Return the points of everything marked as this."""
-    lines = [line for line in axes.get_lines() if line.get_gid() == gid]
-    return [
-        (float(x), float(y))
-        for line in lines
-        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
-    ]
+    """Return the points of every line that is marked as this."""
+    points = []
+    for line in axes.get_lines():
+        if line.get_gid() == gid:
+            points += list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+    return points
 
 
 def texts_of(svg: str) -> list[str]:

@@ -270,11 +270,6 @@ def variable_findings(info: RunInfo) -> list[Finding]:
     return findings
 
 
-def variable_sentences(info: RunInfo) -> list[str]:
-    """Return `variable_findings` in words."""
-    return [str(finding) for finding in variable_findings(info)]
-
-
 def _unlike(launch: Launch) -> list[Finding]:
     """Return how the variables of a launch's ranks, and the values that NCCL read, differ from what
     was asked.

@@ -19,17 +19,10 @@ from commbench.analysis.expectations import (
     read_expectations,
     worst,
 )
+from commbench.cli.command_line import Given, refuse, takes_options
 from commbench.cli.conduct import carry_out
 from commbench.cli.measure import plan_suite
-from commbench.cli.options import (
-    BudgetName,
-    Expect,
-    Given,
-    LinkRate,
-    Settings,
-    refuse,
-    takes_options,
-)
+from commbench.cli.options import BudgetName, Expect, LinkRate, Settings
 from commbench.cli.request import default_out, find_budget
 from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Sweep

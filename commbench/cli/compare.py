@@ -14,8 +14,8 @@ import typer
 
 from commbench.analysis.comparison import ComparisonTable
 from commbench.analysis.comparison import compare as compare_runs
+from commbench.cli.command_line import Given, check_needed, takes_options
 from commbench.cli.interleave import SIDES, measure_until_decided, parse_side
-from commbench.cli.options import Given, check_needed, takes_options
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError, check_choice

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from commbench.cli.options import Settings
 from commbench.cli.presentation import check_style, print_answer, print_run, print_unfinished
-from commbench.cli.request import default_out, run_header
+from commbench.cli.request import Place, default_out, run_header
 from commbench.cli.terminal import make_console, make_display
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
@@ -44,17 +44,6 @@ from commbench.units import counted, format_duration
 
 #: The most ranks on one host by default, if GPUs do not decide.
 DEFAULT_RANKS = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """The place of a run: number of ranks, ranks on this host, and whether MPI sees the ranks."""
-
-    ranks: int
-    ranks_here: int
-    carries_mpi: bool = True
-    started: bool = False
-    """Whether the ranks run already; each may then see different GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +76,25 @@ class Task:
     @property
     def extent(self) -> str:
         """Text such as ``60 cases on 2 ranks in 6 launches, then ...``."""
-        parts = [
-            f"{counted(len(request.cases), 'case')} on {counted(request.ranks, 'rank')} "
-            f"in {'' if request.aim_s is None else 'up to '}"
-            f"{counted(request.budget.launches, 'launch')}"
-            + (f" of each of {len(request.envs)} environments" if len(request.envs) > 1 else "")
-            for request in self.requests
-        ]
-        return ", then ".join([*parts, *([self.then] if self.then else [])])
+        parts = []
+        for request in self.requests:
+            launches = counted(request.budget.launches, "launch")
+            if request.aim_s is not None:
+                launches = f"up to {launches}"
+            if len(request.envs) > 1:
+                launches += f" of each of {len(request.envs)} environments"
+            cases, ranks = counted(len(request.cases), "case"), counted(request.ranks, "rank")
+            parts.append(f"{cases} on {ranks} in {launches}")
+        if self.then:
+            parts.append(self.then)
+        return ", then ".join(parts)
 
     def header(self) -> RunInfo:
         """Return the initial entries of run.json."""
         header = run_header(self.name, self.requests, self.info, self.identity)
-        return {**header, "left_out": list(self.left_out)} if self.left_out else header
+        if self.left_out:
+            header["left_out"] = list(self.left_out)
+        return header
 
     def estimate_s(self) -> float:
         """Return an upper estimate of the run's time, in seconds."""
@@ -134,15 +129,15 @@ def carry_out(
     if identity.role == "rank":
         _be_rank(settings, identity, plan)
     launcher = find_launcher(settings)
-    ranks = default_ranks(launcher, by_gpus) if settings.ranks is None else settings.ranks
+    ranks = settings.ranks
+    if ranks is None:
+        ranks = default_ranks(launcher, by_gpus)
     ranks_here = launcher.ranks_per_host(ranks)
     task = plan(Place(ranks=ranks, ranks_here=ranks_here, carries_mpi=launcher.carries_mpi))
     check_slots(ranks, launcher)
-    messages = (
-        make_console()
-        if settings.style == "table" and settings.prints_rows
-        else make_console(sys.stderr)
-    )
+    messages = make_console(sys.stderr)
+    if settings.style == "table" and settings.prints_rows:
+        messages = make_console()
     _print_left_out(task, messages)
     if settings.dry_run:
         return _print_plan(task, messages)
@@ -174,9 +169,9 @@ def default_ranks(launcher: Launcher, by_gpus: Callable[[], int | None] = lambda
     limit = launcher.limit()
     if limit is not None:
         return limit
-    return (
-        min(launcher.slots(), by_gpus() or DEFAULT_RANKS) if launcher.is_local else launcher.slots()
-    )
+    if launcher.is_local:
+        return min(launcher.slots(), by_gpus() or DEFAULT_RANKS)
+    return launcher.slots()
 
 
 def print_error(error: BaseException) -> None:
@@ -281,18 +276,11 @@ def _apply_interface(settings: Settings, ranks: int) -> None:
     Raises:
         InputError: such an option was given, or this host has no such interface.
     """
-    launcher_options = (
-        ("--launcher", settings.launcher),
-        ("--hostfile", settings.hostfile),
-        ("--ranks-per-node", settings.ranks_per_node),
-        ("--bind-to", settings.bind_to),
-        ("--launcher-arg", settings.launcher_arg),
-    )
-    for option, value in launcher_options:
-        if value:
+    for name in ("launcher", "hostfile", "ranks_per_node", "bind_to", "launcher_arg"):
+        if getattr(settings, name):
             raise InputError(
-                f"{option} was given to ranks that are started already; give it to what started"
-                " them."
+                f"--{name.replace('_', '-')} was given to ranks that are started already; give it"
+                " to what started them."
             )
     if settings.ranks not in {None, ranks}:
         raise InputError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -13,8 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from commbench.cli.command_line import takes_options
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
+from commbench.fields import option
 from commbench.launch.lab import (
     DEFAULT_NAME,
     MAX_HOSTS,
@@ -38,39 +41,49 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Hosts = Annotated[
-    int, typer.Option("--hosts", metavar="N", help=f"Hosts to emulate, at most {MAX_HOSTS}.")
-]
-Rate = Annotated[
-    str, typer.Option("--rate", metavar="RATE", help=f"Rate of each host's link: {RATE_HINT}.")
-]
-RanksPerHost = Annotated[
-    int, typer.Option("--ranks-per-host", metavar="N", help="Slots of each host.")
-]
-Slow = Annotated[
-    list[str] | None,
-    typer.Option(
+
+@dataclass(frozen=True, kw_only=True)
+class LabShape:
+    """The hosts and links of a lab."""
+
+    hosts: int = option(2, "--hosts", metavar="N", about=f"Hosts to emulate, at most {MAX_HOSTS}.")
+    rate: str = option(
+        "1gbit", "--rate", metavar="RATE", about=f"Rate of each host's link: {RATE_HINT}."
+    )
+    ranks_per_host: int = option(1, "--ranks-per-host", metavar="N", about="Slots of each host.")
+    slow: list[str] | None = option(
+        None,
         "--slow",
         metavar="HOST=RATE",
-        help="A different rate for one host's link, both ways; may be repeated.",
-    ),
-]
-Racks = Annotated[
-    int,
-    typer.Option(
+        about="A different rate for one host's link, both ways; may be repeated.",
+    )
+    racks: int = option(
+        1,
         "--racks",
         metavar="K",
-        help="Connect the hosts to K rack switches, in order, and the racks to a core switch.",
-    ),
-]
-Uplink = Annotated[
-    str | None,
-    typer.Option(
+        about="Connect the hosts to K rack switches, in order, and the racks to a core switch.",
+    )
+    uplink: str | None = option(
+        None,
         "--uplink",
         metavar="RATE",
-        help="Rate of each rack's uplink, both ways; by default the rate of a host.",
-    ),
-]
+        about="Rate of each rack's uplink, both ways; by default the rate of a host.",
+    )
+
+    def plan(self) -> LabPlan:
+        """Return the plan.
+
+        Raises:
+            InputError: a number or a rate is out of range.
+        """
+        return LabPlan.parse(
+            self.hosts,
+            self.rate,
+            ranks_per_host=self.ranks_per_host,
+            slow=self.slow or (),
+            racks=self.racks,
+            uplink=self.uplink,
+        )
 
 
 Name = Annotated[
@@ -79,17 +92,14 @@ Name = Annotated[
 
 
 @app.command(epilog=NOT_EMULATED)
+@takes_options
 def run(
+    *,
     command: Annotated[
         list[str],
         typer.Argument(metavar="COMMAND", help="The command to run on the first host, after --."),
     ],
-    hosts: Hosts = 2,
-    rate: Rate = "1gbit",
-    ranks_per_host: RanksPerHost = 1,
-    slow: Slow = None,
-    racks: Racks = 1,
-    uplink: Uplink = None,
+    shape: LabShape,
     name: Annotated[
         str | None,
         typer.Option("--name", metavar="NAME", help="Name of the lab; by default a new one."),
@@ -99,20 +109,14 @@ def run(
 
     The exit code is the command's.
     """
-    plan = LabPlan.parse(
-        hosts, rate, ranks_per_host=ranks_per_host, slow=slow or (), racks=racks, uplink=uplink
-    )
-    return run_in_lab(plan, command, name)
+    return run_in_lab(shape.plan(), command, name)
 
 
 @app.command(epilog=NOT_EMULATED)
+@takes_options
 def up(
-    hosts: Hosts = 2,
-    rate: Rate = "1gbit",
-    ranks_per_host: RanksPerHost = 1,
-    slow: Slow = None,
-    racks: Racks = 1,
-    uplink: Uplink = None,
+    *,
+    shape: LabShape,
     name: Annotated[
         str, typer.Option("--name", metavar="NAME", help="What to call the lab.")
     ] = DEFAULT_NAME,
@@ -120,16 +124,21 @@ def up(
     """Start an emulated cluster that stays until `commbench lab down`, even after this terminal
     closes.
     """
-    plan = LabPlan.parse(
-        hosts, rate, ranks_per_host=ranks_per_host, slow=slow or (), racks=racks, uplink=uplink
-    )
+    plan = shape.plan()
     lab = start_lab(plan, name)
-    option, console = _option(lab), make_console()
+    console = make_console()
     _print(lab, console)
+    name_option = ""
+    if lab.name != DEFAULT_NAME:
+        name_option = f" --name {lab.name}"
+    first = plan.hosts[0].name
     for use, purpose in (
-        (f"exec{option} -- COMMAND", f"runs a command on {plan.hosts[0].name}, or on --host HOST"),
-        (f"link{option} HOST down", "cuts a host's link; up restores it, a rate changes it"),
-        (f"status{option}", "shows the hosts and their processes"),
+        (
+            f"exec{name_option} -- COMMAND",
+            f"runs a command on {first}, or on --host HOST",
+        ),
+        (f"link{name_option} HOST down", "cuts a host's link; up restores it, a rate changes it"),
+        (f"status{name_option}", "shows the hosts and their processes"),
         (f"down {name}", "ends everything"),
     ):
         console.print(f"  commbench lab {use}  {purpose}", markup=False, soft_wrap=True)
@@ -209,45 +218,40 @@ def down(
     check_machine()
     if everything and name is not None:
         raise InputError(f"The lab {name!r} and --all were both given; choose one of them.")
-    for lab in (
-        [lab for lab in find_all() if lab.stays] if everything else [Lab.find(name or DEFAULT_NAME)]
-    ):
+    if everything:
+        labs = [lab for lab in find_all() if lab.stays]
+    else:
+        labs = [Lab.find(name or DEFAULT_NAME)]
+    for lab in labs:
         lab.end()
         make_console().print(f"The emulated cluster {lab.name} has ended.", markup=False)
     check_machine()  # also remains of earlier labs
     return 0
 
 
-def _option(lab: Lab) -> str:
-    return "" if lab.name == DEFAULT_NAME else f" --name {lab.name}"
-
-
 def _print(lab: Lab, console: Console) -> None:
     """Print a lab: its shape, and its hosts with their processes, one on each line."""
     plan, running = lab.plan, lab.running()
-    uplinks = (
-        f", {plan.racks} racks with uplinks of {format_rate(plan.uplink_bps)}"
-        if plan.racks > 1
-        else ""
-    )
-    end = f"until `commbench lab down {lab.name}`" if lab.stays else "until its command ends"
-    head = f"{lab.name}: {counted(len(plan.hosts), 'emulated host')}{uplinks}, process {lab.pid}, "
-    console.print(
-        f"{head}since {lab.since:%Y-%m-%d %H:%M:%S} {end}",
-        markup=False,
-        soft_wrap=True,
-        style="bold",
-    )
+    words = [f"{lab.name}: {counted(len(plan.hosts), 'emulated host')}"]
+    if plan.racks > 1:
+        words.append(f"{plan.racks} racks with uplinks of {format_rate(plan.uplink_bps)}")
+    words.append(f"process {lab.pid}")
+    end = "until its command ends"
+    if lab.stays:
+        end = f"until `commbench lab down {lab.name}`"
+    words.append(f"since {lab.since:%Y-%m-%d %H:%M:%S} {end}")
+    console.print(", ".join(words), markup=False, soft_wrap=True, style="bold")
     table = Table(box=None, pad_edge=False)
     for column in ("host", "address", "rate", "rack", "slots", "runs"):
         table.add_column(column, overflow="fold")
     for host in plan.hosts:
-        rate = format_rate(host.rate_bps) if host.is_up else "cut"
-        commands = [
-            f"{shlex.join(process.command)} ({process.pid})"
-            for process in running
-            if process.host == host.name
-        ]
+        rate = "cut"
+        if host.is_up:
+            rate = format_rate(host.rate_bps)
+        commands = []
+        for process in running:
+            if process.host == host.name:
+                commands.append(f"{shlex.join(process.command)} ({process.pid})")
         facts = (host.name, host.address, rate, str(host.rack), str(host.slots))
         table.add_row(*facts, Text("\n".join(commands) or "nothing"))
     console.print(table)

@@ -10,18 +10,12 @@ from typing import Annotated
 import typer
 
 from commbench.backends import try_device
-from commbench.cli.conduct import Place, Task, carry_out
-from commbench.cli.options import (
-    BudgetName,
-    Format,
-    Given,
-    Like,
-    Settings,
-    refuse,
-    takes_options,
-)
+from commbench.cli.command_line import Given, refuse, takes_options
+from commbench.cli.conduct import Task, carry_out
+from commbench.cli.options import BudgetName, Format, Like, Settings
 from commbench.cli.request import (
     AUTO_BACKEND,
+    Place,
     find_budget,
     foreign_sizes,
     make_request,
@@ -137,7 +131,7 @@ def _training_lack(trains_over: str, place: Place) -> str:
     """Return a sentence on why training is left out; empty if it is not."""
     if place.ranks == 1:
         return "Training with DDP takes 2 ranks or more."
-    lack = unusable_reason("gloo")
+    lack = unusable_reason("gloo", place)
     trainer = TRAINING_BACKENDS.get(trains_over)
     if lack is None and trainer is not None and trainer.uses_gpu:
         # a launcher that is named for collectives may lack torch or start ranks on other hosts
@@ -363,16 +357,8 @@ def plan_suite(
     """
 
     def plan(place: Place) -> Task:
-        suite, left_out = usable_suite(
-            full_suite,
-            is_named=is_named,
-            carries_mpi=place.carries_mpi,
-            ranks_here=place.ranks_here,
-            started=place.started,
-        )
-        request = make_request(
-            suite, settings, budget, ranks=place.ranks, ranks_here=place.ranks_here, like=like
-        )
+        suite, left_out = usable_suite(full_suite, place, is_named=is_named)
+        request = make_request(suite, settings, budget, place, like)
         return Task(
             name=suite.name, requests=(request,), stages=single_stage(request), left_out=left_out
         )

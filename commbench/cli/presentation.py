@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from commbench.analysis.env import collective_envs, training_envs, variable_sentences
+from commbench.analysis.env import collective_envs, training_envs, variable_findings
 from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
 from commbench.cli.terminal import make_console
 from commbench.ddp.plan.records import DDP_COLUMNS
@@ -80,7 +80,7 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
             console.print(part)
     if run_.info.get("candidates"):
         _print_conclusion(run_, console)
-    lines = variable_sentences(run_.info)
+    lines = [str(finding) for finding in variable_findings(run_.info)]
     lines += [f"- {advice.in_full}" for advice in advise_run(run_.info)]
     lines += map(str, [*time_spent(run_), *origins(run_)])
     for line in lines:

@@ -15,15 +15,8 @@ from rich.console import Console
 
 from commbench.analysis.expectations import Answer, judge, read_expectations
 from commbench.analysis.runs import network_model
-from commbench.cli.options import (
-    Expect,
-    Format,
-    Given,
-    LinkRate,
-    check_needed,
-    refuse,
-    takes_options,
-)
+from commbench.cli.command_line import Given, check_needed, refuse, takes_options
+from commbench.cli.options import Expect, Format, LinkRate
 from commbench.cli.presentation import (
     check_style,
     facts_table,

@@ -11,7 +11,8 @@ import math
 import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +30,7 @@ from commbench.collectives.backends import (
 )
 from commbench.collectives.cases import Case, all_cases
 from commbench.collectives.suites import Suite
+from commbench.engine.records import FixedSettings
 from commbench.errors import InputError, check_choice, find_entry
 from commbench.launch.facts import emulated_conditions
 from commbench.results import load_run
@@ -43,6 +45,8 @@ BudgetT = TypeVar("BudgetT", Budget, TrainingBudget, TuningBudget)
 
 #: Send and receive buffers of every rank count twice: libraries also stage messages.
 BUFFERS_PER_RANK = 3
+#: Begins the sentence on why a training does not use GPUs.
+ON_CPUS = "Training on GPUs: this trains over Gloo on CPUs."
 #: The option value that trains over the backend that suits the machine.
 AUTO_BACKEND = "auto"
 
@@ -69,14 +73,19 @@ def foreign_sizes(
     return parse_sizes(f"{low}:{high}:{step_factor or 2}")
 
 
-def usable_suite(
-    suite: Suite,
-    *,
-    is_named: bool,
-    carries_mpi: bool = True,
-    ranks_here: int | None = None,
-    started: bool = False,
-) -> tuple[Suite, list[str]]:
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The place of a run: number of ranks, ranks on this host, and whether MPI sees the ranks."""
+
+    ranks: int
+    ranks_here: int
+    """Ranks that use the GPUs of a host like this one; 0: unknown."""
+    carries_mpi: bool = True
+    started: bool = False
+    """Whether the ranks run already; each may then see different GPUs."""
+
+
+def usable_suite(suite: Suite, place: Place, *, is_named: bool) -> tuple[Suite, list[str]]:
     """Return the suite without backends that this machine lacks, and a sentence for each that was
     left out.
 
@@ -85,66 +94,56 @@ def usable_suite(
 
     Args:
         suite: what to measure.
+        place: where.
         is_named: whether the user named the backends.
-        carries_mpi: see `unusable_reason`.
-        ranks_here: see `unusable_reason`.
-        started: see `unusable_reason`.
 
     Raises:
         InputError: a named backend is missing, or none is left.
     """
     on_hosts = [backend for backend in suite.backends if backend not in NCCL_BACKENDS]
-    candidates = suite.backends if is_named or has_gpus() or not on_hosts else on_hosts
-    # a suite only for GPUs counts as naming its backends
-    sharing = ranks_here if on_hosts else None
-    remark = _single_gpu_remark(candidates, sharing, started=started) if not is_named else ""
-    if remark:
-        sharing = None
-    reasons = {
-        backend: unusable_reason(
-            backend, is_named=is_named, carries_mpi=carries_mpi, ranks_here=sharing, started=started
-        )
-        for backend in candidates
-    }
-    sentences = list(dict.fromkeys(sentence for sentence in reasons.values() if sentence))
-    usable = [backend for backend, sentence in reasons.items() if not sentence]
+    candidates: Sequence[str] = suite.backends
+    remark = ""
+    if on_hosts and not is_named:  # a suite only for GPUs counts as naming its backends
+        remark = _single_gpu_remark(candidates, place)
+        if not has_gpus():
+            candidates = on_hosts
+    if remark or not on_hosts:
+        place = dataclasses.replace(place, ranks_here=0)
+    usable, reasons = [], {}
+    for backend in candidates:
+        reason = unusable_reason(backend, place, is_named=is_named)
+        if reason:
+            reasons[reason] = backend
+        else:
+            usable.append(backend)
+    sentences = list(reasons)
     if sentences and (is_named or not usable):
         raise InputError(sentences[0])
     if remark and any(backend in NCCL_BACKENDS for backend in usable):
         sentences = [remark, *sentences]
-    if usable == list(suite.backends):
-        return suite, sentences
-    sweeps_and_backends = [
-        (sweep, tuple(backend for backend in sweep.backends if backend in usable))
-        for sweep in suite.sweeps
-    ]
-    sweeps = [
-        dataclasses.replace(sweep, backends=backends)
-        for sweep, backends in sweeps_and_backends
-        if backends
-    ]
-    return Suite(name=suite.name, sweeps=sweeps), sentences
+    return _only_with(suite, usable), sentences
 
 
-def unusable_reason(
-    backend: str,
-    *,
-    is_named: bool = True,
-    carries_mpi: bool = True,
-    ranks_here: int | None = None,
-    started: bool = False,
-) -> str | None:
+def _only_with(suite: Suite, usable: Collection[str]) -> Suite:
+    """Return the suite without other backends, and without sweeps that have none left."""
+    sweeps = []
+    for sweep in suite.sweeps:
+        backends = tuple(backend for backend in sweep.backends if backend in usable)
+        if backends:
+            sweeps.append(dataclasses.replace(sweep, backends=backends))
+    return Suite(name=suite.name, sweeps=sweeps)
+
+
+def unusable_reason(backend: str, place: Place, *, is_named: bool = True) -> str | None:
     """Return a sentence on why ``backend`` cannot be used on this machine; None if it can.
 
     Args:
         backend: the backend's name.
+        place: where it is to be used.
         is_named: whether the user named it: GPUs are then not checked here, because ranks may run
             on other machines.
-        carries_mpi: whether MPI sees the ranks.
-        ranks_here: number of ranks that use the GPUs of a host like this one; None: unknown.
-        started: whether the ranks run already: a launcher may then show each rank different GPUs.
     """
-    if backend in MPI_BACKENDS and not carries_mpi:
+    if backend in MPI_BACKENDS and not place.carries_mpi:
         return WITHOUT_MPI
     sentence = missing_library(backend)
     if sentence or is_named or backend not in NCCL_BACKENDS:
@@ -155,32 +154,37 @@ def unusable_reason(
             " tries it there."
         )
     refusal = try_device(backend).refusal
-    gpus = _gpus_here(backend, started=started)
-    if refusal or (ranks_here or 0) <= gpus:
+    gpus = _gpus_here(backend, place)
+    if refusal or place.ranks_here <= gpus:
         return refusal
     return (
-        f"{ranks_here} ranks of a host would share {counted(gpus, 'GPU')}: start {gpus} on each"
-        f" (--ranks-per-node {gpus}), or let them share by --backend nccl."
+        f"{place.ranks_here} ranks of a host would share {counted(gpus, 'GPU')}: start {gpus} on"
+        f" each (--ranks-per-node {gpus}), or let them share by --backend nccl."
     )
 
 
-def _gpus_here(backend: str, *, started: bool) -> int:
-    """Return how many GPUs the ranks of this host can use."""
+def _gpus_here(backend: str, place: Place) -> int:
+    """Return how many GPUs the ranks of this host can use.
+
+    A launcher may show each rank that it has started different GPUs.
+    """
     gpus = try_device(backend).gpus
-    return max(gpus, len(gpu_addresses())) if started else gpus
+    if place.started:
+        return max(gpus, len(gpu_addresses()))
+    return gpus
 
 
-def _single_gpu_remark(backends: Sequence[str], ranks_here: int | None, *, started: bool) -> str:
+def _single_gpu_remark(backends: Sequence[str], place: Place) -> str:
     """Return what rows of NCCL leave out if all ranks of a host share its only GPU; else ""."""
-    if not has_gpus() or emulated_conditions() or (ranks_here or 0) < 2:  # noqa: PLR2004 - a pair
+    if not has_gpus() or emulated_conditions() or place.ranks_here < 2:  # noqa: PLR2004 - a pair
         return ""
     usable = [name for name in backends if name in NCCL_BACKENDS and not missing_library(name)]
-    if max((_gpus_here(name, started=started) for name in usable), default=0) != 1:
+    if max((_gpus_here(name, place) for name in usable), default=0) != 1:
         return ""
     return (
-        f"the links between GPUs. This machine has 1 GPU and a second one is missing: {ranks_here}"
-        " ranks share it and take turns, so that rows of NCCL (flag shared_gpu) show that every"
-        " collective is right, not how fast an interconnect is."
+        "the links between GPUs. This machine has 1 GPU and a second one is missing:"
+        f" {place.ranks_here} ranks share it and take turns, so that rows of NCCL (flag shared_gpu)"
+        " show that every collective is right, not how fast an interconnect is."
     )
 
 
@@ -190,16 +194,13 @@ def check_training_backend(name: str) -> str:
     return name
 
 
-def choose_training_backend(
-    requested: str, *, ranks_here: int, started: bool = False
-) -> tuple[str, list[str]]:
+def choose_training_backend(requested: str, place: Place) -> tuple[str, list[str]]:
     """Return the training backend: the requested one, or for ``auto`` NCCL if each rank has a GPU,
     else Gloo.
 
     Args:
         requested: one of `commbench.collectives.backends.TRAINING_BACKENDS`, or ``auto``.
-        ranks_here: see `unusable_reason`.
-        started: see `unusable_reason`.
+        place: where the ranks train.
 
     Returns:
         Its name, and a sentence on why ``auto`` does not use existing GPUs.
@@ -207,16 +208,12 @@ def choose_training_backend(
     if requested != AUTO_BACKEND:
         return requested, []
     on_cpus, on_gpus = TRAINING_BACKENDS.values()
-    reason = (
-        unusable_reason(on_gpus.name, is_named=False, ranks_here=ranks_here, started=started)
-        if has_gpus()
-        else ""
-    )
+    if not has_gpus():
+        return on_cpus.training_name, []
+    reason = unusable_reason(on_gpus.name, place, is_named=False)
     if reason is None:
         return on_gpus.training_name, []
-    return on_cpus.training_name, (
-        [f"Training on GPUs: this trains over Gloo on CPUs. {reason}"] if reason else []
-    )
+    return on_cpus.training_name, [f"{ON_CPUS} {reason}"]
 
 
 def ranks_by_gpus(backends: Sequence[str]) -> int | None:
@@ -228,8 +225,11 @@ def ranks_by_gpus(backends: Sequence[str]) -> int | None:
     using = [backend for backend in backends if backend in GPU_BACKENDS]
     if not using or not has_gpus():
         return None
-    gpus = max(0 if missing_library(backend) else try_device(backend).gpus for backend in using)
-    return gpus if gpus > 1 or (gpus and len(using) == len(backends)) else None
+    installed = [backend for backend in using if not missing_library(backend)]
+    gpus = max((try_device(backend).gpus for backend in installed), default=0)
+    if gpus > 1 or (gpus == 1 and len(using) == len(backends)):
+        return gpus
+    return None
 
 
 def check_counts(counts: Mapping[str, int | None]) -> None:
@@ -255,39 +255,38 @@ def find_budget(budgets: Mapping[str, BudgetT], name: str, **changes: float | No
 
 
 def make_request(
-    suite: Suite,
-    settings: Settings,
-    budget: Budget,
-    *,
-    ranks: int,
-    ranks_here: int,
-    like: Path | None = None,
+    suite: Suite, settings: Settings, budget: Budget, place: Place, like: Path | None = None
 ) -> RunRequest:
-    """Return the request for a suite on ``ranks`` ranks, ``ranks_here`` of them on this host.
+    """Return the request for a suite.
 
     ``like``: a run whose batch sizes and warm-ups are reused, so that every case can be compared.
 
     Raises:
         InputError: nothing to measure, or a message exceeds this host's memory.
     """
-    if ranks < 1:
-        raise InputError(f"-n {ranks} was asked for; give at least 1 rank.")
-    cases = all_cases(suite.sweeps, ranks)
-    check_memory(cases, ranks_here)
+    if place.ranks < 1:
+        raise InputError(f"-n {place.ranks} was asked for; give at least 1 rank.")
+    cases = all_cases(suite.sweeps, place.ranks)
+    check_memory(cases, place.ranks_here)
+    fixed: Mapping[str, FixedSettings] = {}
+    if like is not None:
+        fixed = fixed_settings(load_run(like).records, budget)
     return RunRequest(
         cases=cases,
-        ranks=ranks,
+        ranks=place.ranks,
         seed=draw_seed(settings.seed_or_resumed()),
         budget=budget,
         case_timeout_s=settings.case_timeout,
         time_limit_s=settings.time_limit,
-        fixed=fixed_settings(load_run(like).records, budget) if like else {},
+        fixed=fixed,
     )
 
 
 def draw_seed(seed: int | None) -> int:
     """Return the given seed, including 0, else a random one."""
-    return secrets.randbelow(2**31) if seed is None else seed
+    if seed is None:
+        return secrets.randbelow(2**31)
+    return seed
 
 
 def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
@@ -298,13 +297,10 @@ def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
     Raises:
         InputError: the largest message does not fit; the sentence states the available memory.
     """
-    largest = max(
-        (case.message_bytes for case in cases if case.backend not in NCCL_BACKENDS), default=0
-    )
-    needed_bytes, available = (
-        largest * BUFFERS_PER_RANK * ranks_here,
-        psutil.virtual_memory().available,
-    )
+    on_host = [case.message_bytes for case in cases if case.backend not in NCCL_BACKENDS]
+    largest = max(on_host, default=0)
+    needed_bytes = largest * BUFFERS_PER_RANK * ranks_here
+    available = psutil.virtual_memory().available
     if needed_bytes > available:
         raise InputError(
             f"Messages of {format_size(largest)} on {ranks_here} ranks of this host need about"
@@ -318,17 +314,20 @@ def plan_identity(requests: Sequence[RunRequest]) -> dict[str, object]:
     advance.
     """
     keys = [case.key for request in requests for case in request.cases]
-    digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
-    terms = next((request.training for request in requests if request.training), None)
-    energy_s = requests[0].budget.energy_s
-    return {
-        **({"energy_s": energy_s} if energy_s else {}),
-        **({"steps": terms.steps, "threads": terms.threads} if terms else {}),
+    budget = requests[0].budget
+    identity: dict[str, object] = {
         "ranks": requests[0].ranks,
-        "budget": requests[0].budget.name,
+        "budget": budget.name,
         "cases": len(keys),
-        "cases_sha256": digest[:16],
+        "cases_sha256": hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16],
     }
+    if budget.energy_s:
+        identity["energy_s"] = budget.energy_s
+    trainings = [request.training for request in requests if request.training]
+    if trainings:
+        identity["steps"] = trainings[0].steps
+        identity["threads"] = trainings[0].threads
+    return identity
 
 
 def run_header(
@@ -345,10 +344,8 @@ def run_header(
         info: further entries.
         identity: further entries that must be equal to resume the run.
     """
-    envs = list(dict.fromkeys(env for request in requests for env in request.envs if env))
-    return {
+    header: RunInfo = {
         **(info or RunInfo()),
-        **(RunInfo(env=envs) if envs else RunInfo()),
         "suite": name,
         "argv": ["commbench", *sys.argv[1:]],
         "seed": requests[0].seed,
@@ -357,6 +354,11 @@ def run_header(
         "plan": {**plan_identity(requests), **identity},
         "status": "running",
     }
+    envs = dict.fromkeys(env for request in requests for env in request.envs)
+    envs.pop("", None)
+    if envs:
+        header["env"] = list(envs)
+    return header
 
 
 def default_out(name: str) -> Path:
@@ -365,7 +367,9 @@ def default_out(name: str) -> Path:
     """
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     stem = f"{stamp}-{name}-{socket.gethostname().split('.')[0]}"
-    numbered = (Path("results") / f"{stem}-{number}" for number in itertools.count(2))
-    return next(
-        path for path in itertools.chain([Path("results") / stem], numbered) if not path.exists()
-    )
+    path = Path("results") / stem
+    for number in itertools.count(2):
+        if not path.exists():
+            break
+        path = Path("results") / f"{stem}-{number}"
+    return path

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from commbench.cli.conduct import Place, Task
+from commbench.cli.conduct import Task
+from commbench.cli.request import Place
 from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.errors import InputError

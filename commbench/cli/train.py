@@ -10,10 +10,13 @@ from typing import Annotated
 
 import typer
 
-from commbench.cli.conduct import Place, Task, carry_out
-from commbench.cli.options import Given, Settings, takes_options
+from commbench.cli.command_line import Given, takes_options
+from commbench.cli.conduct import Task, carry_out
+from commbench.cli.options import Settings
 from commbench.cli.request import (
     AUTO_BACKEND,
+    ON_CPUS,
+    Place,
     check_counts,
     check_training_backend,
     choose_training_backend,
@@ -172,19 +175,14 @@ def train(
 
 def backend_at(place: Place, requested: str, workload: str) -> tuple[str, list[str]]:
     """Return the training backend of a workload at a place, see `choose_training_backend`."""
-    backend, left_out = choose_training_backend(
-        requested, ranks_here=place.ranks_here, started=place.started
-    )
-    if (
-        requested == AUTO_BACKEND
-        and TRAINING_BACKENDS[backend].uses_gpu
-        and _computes_on_hosts(workload)
-    ):
+    backend, left_out = choose_training_backend(requested, place)
+    uses_gpu = TRAINING_BACKENDS[backend].uses_gpu
+    if requested == AUTO_BACKEND and uses_gpu and _computes_on_hosts(workload):
         sentence = (
             f"{workload} was recorded on CPUs, which replay it; --backend nccl sends its gradients"
             " by NCCL."
         )
-        return "gloo", [f"Training on GPUs: this trains over Gloo on CPUs. {sentence}"]
+        return "gloo", [f"{ON_CPUS} {sentence}"]
     return backend, left_out
 
 
@@ -205,7 +203,9 @@ def training_ranks(backend: str) -> int | None:
     if backend == AUTO_BACKEND:
         return ranks_by_gpus([trainer.name for trainer in TRAINING_BACKENDS.values()])
     trainer = TRAINING_BACKENDS[backend]
-    ranks = ranks_by_gpus([trainer.name]) if trainer.uses_gpu else None
+    if not trainer.uses_gpu:
+        return None
+    ranks = ranks_by_gpus([trainer.name])
     if ranks == 1:
         raise InputError(
             "Training with DDP takes 2 ranks or more, and this machine has 1 GPU for them; give -n"
@@ -246,7 +246,7 @@ def plan_training(
     Raises:
         InputError: the workload cannot be trained with DDP, or a number is out of range.
     """
-    batch = sweep.batches[0] if sweep.batches else None
+    batch = (*sweep.batches, None)[0]
     facts = probe_workload(sweep.workload, batch, sweep.hooks, backend=sweep.backend)
     if facts.unused:  # DDP fails without the search
         sweep = dataclasses.replace(sweep, unused_parameters=(True,))
@@ -284,7 +284,9 @@ def permission_of(hooks: Sequence[str], *, is_given: bool, accepts_loss: bool) -
         is_given: whether the user gave that option.
         accepts_loss: whether the user gave ``--accept-loss``.
     """
-    names = list(map(canonical_hook, hooks)) if is_given else []
+    names = []
+    if is_given:
+        names = [canonical_hook(hook) for hook in hooks]
     return Permission(named_hooks=names, accepts_loss=accepts_loss)
 
 

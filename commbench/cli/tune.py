@@ -13,10 +13,12 @@ from typing import Annotated
 
 import typer
 
-from commbench.cli.conduct import Place, Task, carry_out
-from commbench.cli.options import Given, Settings, check_needed, refuse, takes_options
+from commbench.cli.command_line import Given, check_needed, refuse, takes_options
+from commbench.cli.conduct import Task, carry_out
+from commbench.cli.options import Settings
 from commbench.cli.request import (
     AUTO_BACKEND,
+    Place,
     check_counts,
     check_training_backend,
     default_out,
@@ -187,13 +189,15 @@ def tune(
             then=checked_then(then),
         )
         return _start(settings, command, options)
-    tuning_budget, requested = find_budget(TUNING_BUDGETS, budget), check_training_backend(backend)
+    tuning_budget = find_budget(TUNING_BUDGETS, budget)
+    requested = check_training_backend(backend)
     workload: str = axes["workload"]
     allowed = check_accuracy_loss(max_accuracy_loss)
     permission = permission_of(hooks, is_given="--allow" in given, accepts_loss=accept_loss)
 
     def plan(place: Place) -> Task:
-        _check_ranks(place)
+        if place.ranks < 2:  # noqa: PLR2004 - the fewest that exchange gradients
+            raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
         trains_over, left_out = backend_at(place, requested, workload)
         facts = known_facts(settings, workload, batch) or probe_workload(
             workload, batch, hooks, backend=trains_over
@@ -242,16 +246,6 @@ def check_time_limit(time_limit_s: float | None) -> None:
     """
     if time_limit_s is not None and not time_limit_s > 0:
         raise InputError(f"--time-limit {time_limit_s:g} was asked for; give more than 0 s.")
-
-
-def _check_ranks(place: Place) -> None:
-    """Check that there are at least 2 ranks, which exchange gradients.
-
-    Raises:
-        InputError: there are fewer.
-    """
-    if place.ranks < 2:  # noqa: PLR2004 - the fewest that exchange gradients
-        raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
 
 
 def _start(settings: Settings, command: Sequence[str], options: LiveOptions) -> int:
@@ -309,4 +303,6 @@ def known_facts(settings: Settings, workload: str, batch: int | None) -> Workloa
     if not info.get("facts") or (info.get("plan") or {}).get("workload") != workload:
         return None
     facts = WorkloadFacts.from_json(info["facts"])
-    return facts if batch in {None, facts.batch_size} else None
+    if batch in {None, facts.batch_size}:
+        return facts
+    return None

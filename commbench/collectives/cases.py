@@ -45,6 +45,17 @@ BUFFERS = ("hot", "rotated", *REGISTERED)
 #: time.
 DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 2**20)
 
+#: Fields that the name of a case states in phrases: the value that is not named, and the phrase.
+_PHRASES: Mapping[str, tuple[object, str]] = {
+    "root": (0, "root {}"),
+    "pattern": ("flat", "pattern {}"),
+    "world_size": (None, "on {} ranks"),
+    "algorithm": (AUTO, "by {}"),
+    "mode": ("isolated", "{}"),
+    "buffers": ("hot", "in {} buffers"),
+    "env": ("", "under {}"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -118,25 +129,17 @@ class Case:
         if self.dtype is not None:
             words.append(format_size(self.message_bytes))
             words.append(self.dtype)
-        words += [word for word in (self.redop,) if word]
+        if self.redop:
+            words.append(self.redop)
         if (
             self.in_place is not None
             and self.in_place != OPERATIONS[self.operation].default_in_place
         ):
             words.append("in place" if self.in_place else "out of place")
-        if self.root:
-            words.append(f"root {self.root}")
-        if self.pattern != "flat":
-            words.append(f"pattern {self.pattern}")
-        if self.world_size is not None:
-            words.append(f"on {self.world_size} ranks")
-        if self.algorithm != AUTO:
-            words.append(f"by {self.algorithm}")
-        words += {"graph": ["from a graph"], "isolated": []}.get(self.mode, [self.mode])
-        words += [f"in {self.buffers} buffers"] * (
-            self.buffers not in {"hot", ""}
-        )  # None: a row of another tool, which does not state it
-        words += [f"under {self.env}"] * bool(self.env)
+        for name, (default, phrase) in _PHRASES.items():
+            value = getattr(self, name)
+            if value and value != default:
+                words.append(phrase.format(value))
         return " ".join(words)
 
 

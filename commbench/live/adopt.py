@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch.nn.parallel import DistributedDataParallel
@@ -185,8 +185,8 @@ class _Queue:
 
     def __init__(self, options: LiveOptions) -> None:
         self._options = options
-        self._current: Callable[[], Director | None] = _nobody
-        """The one that is tuned, on rank 0; None if its model is gone."""
+        self._current: weakref.ref[Director] | None = None
+        """The one that is tuned, on rank 0."""
         self._runs = 0
         """Run directories that were begun."""
         self._seen: dict[int, int] = {}
@@ -194,7 +194,9 @@ class _Queue:
 
     def may_begin(self, director: Director) -> bool:
         """Return on rank 0 whether a model is the next one; give it a directory of its own."""
-        current = self._current()
+        current = None
+        if self._current is not None:
+            current = self._current()  # None if its model is gone
         if current is not None and not current.is_over:
             seen = self._seen.get(id(director))
             self._seen[id(director)] = current.passes
@@ -208,10 +210,6 @@ class _Queue:
             out = f"{self._options.out}-{self._runs}"
             director.options = dataclasses.replace(self._options, out=out)
         return True
-
-
-def _nobody() -> None:
-    """Stand for no director."""
 
 
 #: Those of this process, by their options.

@@ -193,6 +193,7 @@ class Director:
         if self.passes or name == "join_hook":
             with contextlib.suppress(Exception):
                 self.release(INTERVENTIONS[name])
+                self._exchange()  # if the decision has just been made
         return getattr(type(self._model), name)(self._model, *arguments, **keywords)
 
     def _state(self) -> StateDict:
@@ -524,7 +525,7 @@ def _say_if_too_short(reference: weakref.ref[Director]) -> None:
     if director is None or director.is_over or not director.is_root:
         return
     needed = WARM_UP_PASSES + AGREEING + 1
-    if 0 < director.passes < needed:
+    if director.passes < needed:
         say(
             f"the training made {counted(director.passes, 'backward pass')} with"
             f" synchronisation, and {director.doing} begins after {needed}."

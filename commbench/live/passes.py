@@ -12,7 +12,7 @@ import operator
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,12 +178,12 @@ class Passes:
                 self.open.batch = max(1, batch_length((inputs, keywords)))
         self._on_forward()
 
-    def before_update(self, optimizer: Optimizer) -> None:
+    def before_update(self, optimizer: Optimizer, *_: object) -> None:
         """Take the begin of an optimiser step."""
         if self._is_of_model(optimizer):
             self._update_begun = self.clock()
 
-    def after_update(self, optimizer: Optimizer) -> None:
+    def after_update(self, optimizer: Optimizer, *_: object) -> None:
         """Take the end of an optimiser step."""
         if self._is_of_model(optimizer):
             self._forget_much()
@@ -277,8 +277,10 @@ class _Calls:
         if torch.autograd.backward is not cls._wrapper:
             cls._wrapper = torch.autograd.backward = _wrapped(torch.autograd.backward)
         if not cls._handles:
-            cls._handles.append(register_optimizer_step_pre_hook(_before_update))
-            cls._handles.append(register_optimizer_step_post_hook(_after_update))
+            before = functools.partial(cls.tell, Passes.before_update)
+            after = functools.partial(cls.tell, Passes.after_update)
+            cls._handles.append(register_optimizer_step_pre_hook(before))
+            cls._handles.append(register_optimizer_step_post_hook(after))
         cls._observers.append(weakref.ref(observer))
 
     @classmethod
@@ -293,24 +295,13 @@ class _Calls:
             cls._handles.pop().remove()
 
     @classmethod
-    def living(cls) -> Iterator[Passes]:
-        """Yield the observers in the order in which their models were made."""
+    def tell(cls, method: Callable[..., None], *arguments: object) -> None:
+        """Call a method of every observer, in the order in which their models were made."""
         for reference in cls._observers:
             observer = reference()
             if observer is not None:
-                yield observer
-
-
-def _before_update(optimizer: Optimizer, _inputs: object, _keywords: object) -> None:
-    with contextlib.suppress(Exception):  # as above
-        for observer in _Calls.living():
-            observer.before_update(optimizer)
-
-
-def _after_update(optimizer: Optimizer, _inputs: object, _keywords: object) -> None:
-    with contextlib.suppress(Exception):  # as above
-        for observer in _Calls.living():
-            observer.after_update(optimizer)
+                with contextlib.suppress(Exception):  # as above
+                    method(observer, *arguments)
 
 
 def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -321,12 +312,9 @@ def _wrapped(backward: Callable[..., Any]) -> Callable[..., Any]:
     def call(tensors: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - torch's
         if task_under_way() != -1:  # an inner call
             return backward(tensors, *arguments, **keywords)
-        with contextlib.suppress(Exception):  # as above
-            for observer in _Calls.living():
-                observer.before_backward()
+        _Calls.tell(Passes.before_backward)
         result = backward(tensors, *arguments, **keywords)
-        for observer in _Calls.living():
-            observer.after_backward(tensors)
+        _Calls.tell(Passes.after_backward, tensors)
         return result
 
     return call

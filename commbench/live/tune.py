@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.ddp.plan.cases import CONFIRM, TrainingCase
+from commbench.ddp.plan.cases import CONFIRM, TrainingCase, setting_name
 from commbench.engine.records import without_result
 from commbench.findings import Finding
 from commbench.live.agreement import Measured
@@ -15,7 +15,7 @@ from commbench.live.options import LiveOptions, say
 from commbench.live.programme import Facts, Programme
 from commbench.live.settings import settings_of
 from commbench.live.switching import own_hooks
-from commbench.results.recommendation import Choice, Recommendation, setting_of
+from commbench.results.recommendation import Recommendation, setting_of
 from commbench.tuner.experiment import UNTIMED, Block, Experiment
 from commbench.tuner.learning import withheld
 from commbench.units import counted
@@ -118,7 +118,7 @@ class Tune(Programme):
 
     def _name_of(self, setting: TrainingCase) -> str:
         """Return a setting in words, beside the script's own."""
-        return Choice(**setting_of(setting)).name_beside(Choice(**setting_of(self.settings[0])))
+        return setting_name(setting, self.settings[0])
 
 
 def _conclusion(recommendation: Recommendation | None) -> str:

@@ -16,6 +16,7 @@ from rich.text import Text
 from commbench.analysis.runs import all_rank_rows
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
+from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
 from commbench.findings import Finding
@@ -30,7 +31,6 @@ from commbench.report.findings import (
 )
 from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
 from commbench.report.table import columns_of
-from commbench.report.training import named_setting
 from commbench.results import Run
 from commbench.results.recommendation import (
     Choice,
@@ -221,7 +221,7 @@ def _sweep(rows: Sequence[TrainingRow]) -> list[RenderableType]:
         speedup = with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
         if (row.launches or 0) < FEWEST_LAUNCHES:
             speedup = with_interval(row.speedup, None, None, 2)
-        lines.append((named_setting(row), _milliseconds(row.step_ms), speedup))
+        lines.append((setting_name(row), _milliseconds(row.step_ms), speedup))
     first = rows[0]
     extent = launches_of(row.launches for row in rows)
     title = f"DDP step: {first.workload}, {first.backend}, {extent}"

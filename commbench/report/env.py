@@ -14,7 +14,7 @@ from commbench.analysis.env import (
     EnvRatio,
     collective_envs,
     training_envs,
-    variable_sentences,
+    variable_findings,
 )
 from commbench.report.columns import (
     Cell,
@@ -70,7 +70,7 @@ def env_tables(runs: Iterable[Run], *, of_training: bool = False) -> list[Table]
         comparison = compare(run)
         if comparison is not None:
             rows = [(run.name, ratio) for ratio in comparison.ratios]
-            notes = [str(comparison.finding), *variable_sentences(run.info)]
+            notes = [str(comparison.finding), *map(str, variable_findings(run.info))]
             tables.append(make_table(_title(comparison), rows, _COLUMNS, notes=notes))
     return tables
 

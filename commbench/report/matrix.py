@@ -14,7 +14,7 @@ from rich.text import Text
 from commbench.analysis.stragglers.judging import Search, Straggler
 from commbench.analysis.stragglers.matrix import Links, numbered_hosts
 from commbench.collectives.operations import OPERATIONS
-from commbench.findings import Finding, paragraph
+from commbench.findings import Finding
 from commbench.report.columns import Cell, plain_table, printed
 from commbench.results.pairs import Matrix
 from commbench.units import counted, format_time, three_digits, time_unit
@@ -188,8 +188,3 @@ def _cell(text_of: Callable[[float], str], time_us: float, *, slow: bool) -> Cel
     if slow:
         return Cell(f"{text_of(time_us)}{_MARK}", tone="bad")
     return Cell(text_of(time_us))
-
-
-def conclude(search: Search) -> str:
-    """Return the stragglers in one paragraph; empty if nothing could be compared."""
-    return paragraph(search.findings())

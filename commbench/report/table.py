@@ -22,10 +22,10 @@ from commbench.report.columns import (
     Column,
     Flagged,
     Table,
+    declared,
     number,
     plain_table,
     printed,
-    size_column,
     tabulate,
     tone_of,
 )
@@ -128,23 +128,14 @@ def render_overheads(overheads: Sequence[Overhead]) -> RenderableType:
     )
 
 
-def _times(**headings: str) -> list[Column[Any]]:
-    """Return columns of times in microseconds: headings by field."""
-    return [number(heading, name, text_of=microseconds) for name, heading in headings.items()]
-
-
 _OVERLAP: tuple[Column[OverlapRow], ...] = (
-    Column("backend", "backend"),
-    Column("operation", "operation"),
-    size_column(lambda row: row.message_bytes or 0),
-    *_times(overall_us="overall", compute_us="compute", pure_us="pure comm."),
+    *declared(OverlapRow, "backend operation message_bytes"),
+    *declared(OverlapRow, "overall_us compute_us pure_us", text_of=microseconds),
     number("overlap", "overlap_percent", text_of="{:.0f} %".format),
 )
 _OVERHEADS: tuple[Column[Overhead], ...] = (
-    Column("operation", "operation"),
-    Column("pattern", "pattern"),
-    size_column(lambda row: row.message_bytes or None),
-    *_times(direct_us="NCCL alone", through_us="through torch"),
+    *declared(Overhead, "operation pattern message_bytes"),
+    *declared(Overhead, "direct_us through_us", text_of=microseconds),
     number("added", "added_us", text_of="{:.1f} us".format),
     number("share", "share", text_of=percent),
 )

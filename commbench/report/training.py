@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from commbench.analysis.watched import watched_lines
-from commbench.ddp.plan.cases import TrainingCase, changed_switches
+from commbench.ddp.plan.cases import TrainingCase, changed_switches, setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.hooks.registry import hook_words
 from commbench.report.columns import (
@@ -31,7 +31,7 @@ from commbench.report.formats import launches_of, microseconds, percent, short, 
 from commbench.report.table import legend, marks_of, reasons, without_shared_flags
 from commbench.results import DDP, PREDICTIONS, Run
 from commbench.results.info import Launch, is_live, is_watched
-from commbench.results.recommendation import Choice, Recommendation, setting_of
+from commbench.results.recommendation import Recommendation
 from commbench.results.tables import rows_by
 from commbench.results.verdict import paragraph, snippets
 from commbench.tuner.predictions import Accuracy, PredictionRow, held_out_accuracy
@@ -59,7 +59,7 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
             FittedTable(table=tabulate(ordered_rows, _COLUMNS), file=DDP),
         ]
         parts += map(Text, [*baseline_sentences(run), *without_ddp(group)])
-        parts += reasons((named_setting(row), row) for row in ordered_rows)
+        parts += reasons((setting_name(row), row) for row in ordered_rows)
     parts += legend(rows)
     if is_watched(run.info):
         parts += map(Text, ["", *watched_lines(run.training_records[-1], run.info)])
@@ -81,7 +81,7 @@ def baseline_sentences(run: Run) -> list[str]:
     if not is_live(run.info) or is_watched(run.info):
         return []
     baseline = TrainingCase.from_key(run.info["baseline"])
-    name = Choice(**setting_of(baseline)).name
+    name = setting_name(baseline)
     of_screening = (
         "Times and speedups are of the screening; what is recommended rests on fresh blocks."
     )
@@ -107,10 +107,13 @@ def hook_label(row: TrainingRow | PredictionRow) -> str:
     buckets.
     """
     words = [hook_words(row.hook, row.density, row.hook_options)]
-    words += [] if row.precision == "fp32" else [row.precision]
-    words += [f"x{row.accumulation}"] if (row.accumulation or 1) > 1 else []
+    if row.precision != "fp32":
+        words.append(row.precision)
+    if (row.accumulation or 1) > 1:
+        words.append(f"x{row.accumulation}")
     words += [switch.label for switch in changed_switches(row)]
-    words += [row.compile] if row.compile else []
+    if row.compile:
+        words.append(row.compile)
     return " ".join(words)
 
 
@@ -191,17 +194,9 @@ def without_ddp(rows: Sequence[TrainingRow]) -> list[str]:
     alone = microseconds(1e3 * (first.local_step_ms or 0.0))
     settings = [first, *([best] if best is not first else [])]
     efficiencies = " and ".join(
-        f"{percent(row.scaling_efficiency)} for {named_setting(row)}" for row in settings
+        f"{percent(row.scaling_efficiency)} for {setting_name(row)}" for row in settings
     )
     return [f"Without DDP a step takes {alone}; scaling efficiency is {efficiencies}."]
-
-
-def named_setting(row: TrainingRow) -> str:
-    """Return a setting as text: its hook and its buckets."""
-    return (
-        f"{hook_label(row)} with"
-        f" {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
-    )
 
 
 #: The most settings in the table that were only predicted; the file has all.

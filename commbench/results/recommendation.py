@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name, switch_words
+from commbench.ddp.plan.cases import TrainingCase, baseline_name, setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.errors import InputError
 from commbench.hooks.registry import Effect, find_hook
@@ -64,16 +64,7 @@ class Choice:
 
     def name_beside(self, baseline: Choice | None) -> str:
         """Return the setting in words; switches that the baseline has too are left out."""
-        case = self.case
-        cap = (
-            "default buckets"
-            if self.bucket_cap_mb == DEFAULT_CAP
-            else f"{self.bucket_cap_mb} MiB buckets"
-        )
-        words = [cap if case.is_plain else f"{case.hook_name} with {cap}"]
-        words += [] if self.precision == "fp32" else [self.precision]
-        words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
-        return ", ".join([*words, *switch_words(self, baseline)])
+        return setting_name(self, baseline)
 
     def gain_over(self, baseline: str) -> str:
         """Return the speedup with its interval: ``1.31 times as fast as the default [1.28,

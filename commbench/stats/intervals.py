@@ -87,6 +87,8 @@ def median_interval(values: Values, level: float = DEFAULT_LEVEL) -> Interval | 
 #: Student's t at 0.975 by sample size n, for n - 1 degrees of freedom, as tables print it; here
 #: scipy is not needed.
 STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+#: The logarithm of the largest end of an interval: result files hold numbers up to 1e18.
+LARGEST_LOG = 41.0
 
 
 def fewest_launches(level: float) -> int:
@@ -128,9 +130,8 @@ def student_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval 
         else round(student_t(level, n - 1), 3)
     )
     centre, half_width = float(logs.mean()), t * float(logs.std(ddof=1)) / math.sqrt(n)
-    ends = Interval(
-        low=math.exp(centre - half_width), high=math.exp(centre + half_width), level=level
-    )
+    high = math.exp(min(centre + half_width, LARGEST_LOG))
+    ends = Interval(low=math.exp(centre - half_width), high=high, level=level)
     return ends.including(median(values))
 
 

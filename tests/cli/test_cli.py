@@ -265,7 +265,7 @@ def test_without_training_collectives_have_all_of_the_time(
         return 0
 
     monkeypatch.setattr("commbench.cli.conduct.conduct", note)
-    monkeypatch.setattr("commbench.cli.measure.unusable_reason", lambda _: "No torch.")
+    monkeypatch.setattr("commbench.cli.measure.unusable_reason", lambda *_: "No torch.")
     assert 0 == commbench("bench -n 2 --time-limit 100").code
     assert [100.0] == limits
 

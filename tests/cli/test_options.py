@@ -19,6 +19,7 @@ from commbench.backends import DeviceTrial, count_gpus, has_gpus, try_device
 from commbench.cli.options import Settings
 from commbench.cli.request import (
     BUFFERS_PER_RANK,
+    Place,
     check_memory,
     choose_training_backend,
     find_budget,
@@ -82,7 +83,7 @@ def request(**changes: Any) -> Any:
     suite = Suite(name="s", sweeps=[Sweep(sizes=[8], backends=["mpi"])])
     settings = Settings(seed=changes.pop("seed", 5), time_limit=changes.pop("time_limit", None))
     budget = changes.pop("budget", BUDGETS["quick"])
-    return make_request(suite, settings, budget, **{"ranks": 2, "ranks_here": 2, **changes})
+    return make_request(suite, settings, budget, Place(**{"ranks": 2, "ranks_here": 2, **changes}))
 
 
 def test_a_seed_is_drawn_where_none_is_given() -> None:
@@ -106,9 +107,14 @@ def test_the_identity_of_a_plan_is_what_is_measured() -> None:
     assert all(identities.count(identity) == 1 for identity in identities)
 
 
+def at(ranks_here: int, *, started: bool = False) -> Place:
+    """Return a place of so many ranks, or of an unknown number on this host."""
+    return Place(ranks=ranks_here or 2, ranks_here=ranks_here, started=started)
+
+
 def suite_of(*backends: Sequence[str]) -> Suite:
     """Return a suite of one sweep for each choice of backends."""
-    return Suite(name="s", sweeps=[Sweep(backends=names) for names in backends])
+    return Suite(name="s", sweeps=[Sweep(backends=tuple(names)) for names in backends])
 
 
 def test_a_missing_backend_is_left_out_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,18 +122,20 @@ def test_a_missing_backend_is_left_out_unless_asked_for(monkeypatch: pytest.Monk
     missing = {"gloo": "gloo needs torch."}
     monkeypatch.setattr("commbench.cli.request.missing_library", missing.get)
     suite = suite_of(["mpi", "gloo"], ["gloo"], ["fake"])
-    usable, sentences = usable_suite(suite, is_named=False)
+    usable, sentences = usable_suite(suite, at(0), is_named=False)
     assert [("mpi",), ("fake",)] == [tuple(sweep.backends) for sweep in usable.sweeps]
     assert [missing["gloo"]] == sentences
     for refused, is_named in ((suite, True), (suite_of(["gloo"]), False)):
         with pytest.raises(InputError, match="gloo"):
-            usable_suite(refused, is_named=is_named)
+            usable_suite(refused, at(0), is_named=is_named)
 
 
 def test_mpi_under_torchrun_is_refused() -> None:
     """Refuse to measure MPI under torchrun."""
     with pytest.raises(InputError, match="torchrun"):
-        usable_suite(suite_of(["mpi"]), is_named=True, carries_mpi=False)
+        usable_suite(
+            suite_of(["mpi"]), Place(ranks=2, ranks_here=2, carries_mpi=False), is_named=True
+        )
 
 
 @pytest.mark.parametrize(("gpus", "backends"), [(2, ("mpi", "gloo", "nccl")), (0, ("mpi", "gloo"))])
@@ -139,12 +147,14 @@ def test_nccl_is_measured_without_being_asked_where_there_are_gpus(
     trials = {"nccl": DeviceTrial(gpus=gpus), "torch-nccl": DeviceTrial(refusal="no NCCL.")}
     monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
     monkeypatch.setattr("commbench.cli.request.try_device", trials.get)
-    usable, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), is_named=False)
+    usable, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), at(0), is_named=False)
     assert (backends, ["no NCCL."] * (gpus > 0)) == (usable.backends, sentences)
     alone = suite_of(["torch-nccl"])
     with pytest.raises(InputError, match="no NCCL"):
-        usable_suite(alone, is_named=False)
-    assert (alone, []) == usable_suite(alone, is_named=True), "ranks may run on other machines"
+        usable_suite(alone, at(0), is_named=False)
+    assert (alone, []) == usable_suite(alone, at(0), is_named=True), (
+        "ranks may run on other machines"
+    )
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
@@ -195,7 +205,7 @@ def test_training_is_on_gpus_where_each_rank_has_one(
 ) -> None:
     """Train on GPUs by default if each rank has its own; else report why not."""
     machine(monkeypatch, gpus)
-    backend, sentences = choose_training_backend(requested, ranks_here=ranks_here)
+    backend, sentences = choose_training_backend(requested, at(ranks_here))
     assert expected == (backend, any("5 ranks" in sentence for sentence in sentences))
 
 
@@ -203,30 +213,28 @@ def test_emulated_hosts_do_not_share_a_gpu_unasked(monkeypatch: pytest.MonkeyPat
     """Omit NCCL on emulated hosts by default, but allow it if named."""
     machine(monkeypatch, 4)
     monkeypatch.setenv(EMULATED, '{"hosts": 2}')
-    usable, sentences = usable_suite(
-        Suite(name="s", sweeps=[Sweep()]), is_named=False, ranks_here=1
-    )
+    usable, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), at(1), is_named=False)
     assert "torch-nccl" not in usable.backends
     assert ["emulated hosts" in sentence for sentence in sentences].count(True) == 1
-    assert "gloo" == choose_training_backend("auto", ranks_here=1)[0]
-    assert unusable_reason("torch-nccl") is None
+    assert "gloo" == choose_training_backend("auto", at(1))[0]
+    assert unusable_reason("torch-nccl", at(1)) is None
 
 
-@pytest.mark.parametrize("ranks_here", [4, 5, None])
+@pytest.mark.parametrize("ranks_here", [4, 5, 0])
 def test_ranks_that_would_share_gpus_leave_nccl_out(
-    monkeypatch: pytest.MonkeyPatch, ranks_here: int | None
+    monkeypatch: pytest.MonkeyPatch, ranks_here: int
 ) -> None:
     """Omit NCCL if ranks would share GPUs, unless it is named or the only backend."""
     machine(monkeypatch, 4)
     usable, sentences = usable_suite(
-        Suite(name="s", sweeps=[Sweep()]), is_named=False, ranks_here=ranks_here
+        Suite(name="s", sweeps=[Sweep()]), at(ranks_here), is_named=False
     )
     shares = ranks_here == 5
     assert ("torch-nccl" in usable.backends) == (not shares)
     assert shares == any("--ranks-per-node 4" in sentence for sentence in sentences)
     alone = suite_of(["torch-nccl"])
-    assert (alone, []) == usable_suite(alone, is_named=False, ranks_here=ranks_here)
-    assert (alone, []) == usable_suite(alone, is_named=True, ranks_here=ranks_here)
+    assert (alone, []) == usable_suite(alone, at(ranks_here), is_named=False)
+    assert (alone, []) == usable_suite(alone, at(ranks_here), is_named=True)
 
 
 def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,11 +243,9 @@ def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         "commbench.cli.request.gpu_addresses", lambda: ["0000:17:00.0", "0000:65:00.0"]
     )
-    chosen = [
-        choose_training_backend("auto", ranks_here=ranks, started=True)[0] for ranks in (2, 3)
-    ]
+    chosen = [choose_training_backend("auto", at(ranks, started=True))[0] for ranks in (2, 3)]
     assert ["nccl", "gloo"] == chosen
-    assert "gloo" == choose_training_backend("auto", ranks_here=2)[0]
+    assert "gloo" == choose_training_backend("auto", at(2))[0]
 
 
 def test_what_cannot_be_imported_is_one_sentence(

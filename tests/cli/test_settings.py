@@ -9,7 +9,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from commbench.cli import request
-from commbench.cli.options import Given, Settings, check_needed, refuse, takes_options
+from commbench.cli.command_line import Given, check_needed, refuse, takes_options
+from commbench.cli.options import Settings
 from commbench.collectives.cases import Axes, Sweep
 from commbench.ddp.plan.cases import TrainingSweep
 from commbench.errors import InputError

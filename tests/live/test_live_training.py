@@ -108,18 +108,6 @@ def test_models_are_tuned_one_by_one(check: Check) -> None:
         assert 0 == outcome[name]["left"]
 
 
-def test_uneven_inputs_end_the_tuning(check: Check) -> None:
-    """End tuning at join(), because ranks without data cannot switch settings."""
-    outcome = check("uneven")
-    assert outcome["same"]
-    assert any("join()" in line for line in outcome["messages"])
-
-
-def test_copies_and_checkpoints_hold_nothing_of_the_tuning(check: Check) -> None:
-    """Copy and save a DDP object without tuning hooks while it is tuned."""
-    assert [0, 0] == check("copied")["left"]
-
-
 def test_what_cannot_be_tuned_says_why(check: Check) -> None:
     """Train models that cannot be tuned, with one sentence each."""
     outcome = check("refused")

@@ -54,10 +54,19 @@ OTHERS = (
 #: Kinds whose steps cannot be tuned: too few, compiled with the buckets, or without DDP's exchange.
 UNTUNED = ("few", "compiled_whole", "by_own_exchange")
 #: Kinds whose watching once went wrong, and others.
-WATCHED = (
-    *("plain", "reentrant", "sharpness", "sparse", "thawed", "halves", "late_hook", "wrapped_anew"),
+WATCHED_SLOWLY = (
+    *("reentrant", "sharpness", "sparse", "thawed", "halves", "late_hook", "wrapped_anew"),
     *("twice", "adapted", "restarted", "leaving"),
 )
+WATCHED = ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in WATCHED_SLOWLY)]
+#: What is said of a kind.
+SAID = {
+    "uneven": "the script uses join()",
+    "late_hook": "the script registers a communication hook",
+    "compiled_whole": "torch.compile was applied to the DDP object",
+    "few": "made 6 backward passes with synchronisation",
+    "by_own_exchange": "made 0 backward passes with synchronisation",
+}
 KINDS = [*FIRST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
 #: A method, the call that raises, and the rank: before, while and after ranks agree. From ``4+`` on
 #: all calls raise. ``stop`` stops the rank for some seconds.
@@ -134,18 +143,21 @@ def test_a_tuned_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> None
     before = commbench("tune", "--allow", "none", "--out", str(tmp_path / "run"))
     code, digests, errors = run("kinds.py", kind, before=before)
     assert (code, digests) == plain_end(kind), errors
+    assert SAID.get(kind, "on 2 ranks") in errors
     assert "Traceback" not in errors or kind in {"leaving", "restarted"}
     assert (tmp_path / "run" / "ddp.csv").exists() == (kind not in UNTUNED)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", WATCHED)
 def test_a_watched_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> None:
     """End with the same bits and exit code, and leave a run."""
     before = commbench("watch", "--steps", "60", "--out", str(tmp_path / "run"))
     code, digests, errors = run("kinds.py", kind, before=before)
     assert (code, digests) == plain_end(kind), errors
-    assert (tmp_path / "run" / "ddp.csv").exists()
+    watched = load_run(tmp_path / "run")
+    assert watched.info["suite"] == "watch"
+    assert watched.training_rows
+    assert kind not in {"plain", "halves"} or watched.bucket_rows
 
 
 def test_a_training_stops_after_the_decision_and_another_launch_is_added(tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 explained.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,22 +19,6 @@ WAYS = cases(
     ["plain", "accumulation", "own_hook", "late", "unused"],
     ["views", "zeroed_late", "scaler", "evaluation"],
 )
-#: An unmodified training of 60 steps on two ranks.
-SCRIPT = """
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(64, 64))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(120):
-    optimizer.zero_grad()
-    model(torch.ones(8, 64)).square().mean().backward()
-    optimizer.step()
-if not dist.get_rank():
-    print("trained")
-dist.barrier()
-dist.destroy_process_group()
-"""
 Start = Callable[[str], tuple[Path, list[tuple[int, str, str]]]]
 
 
@@ -128,51 +109,3 @@ def test_a_killed_rank_ends_the_training_as_without_watching(start: Start) -> No
         run.info["reason"],
     )
     assert 20 == len(run.training_records[-1].step_ms)
-
-
-@pytest.mark.mpi
-@pytest.mark.timeout(300)
-def test_a_command_is_watched_to_its_end(tmp_path: Path) -> None:
-    """Run an unmodified script under torchrun: its output and exit code stay, and stderr says where
-    the steps go.
-    """
-    (tmp_path / "train.py").write_text(SCRIPT)
-    training = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "train.py",
-    ]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "commbench",
-            "watch",
-            "--steps",
-            "20",
-            "--out",
-            "mine",
-            "--",
-            *training,
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert (0, "trained\n") == (done.returncode, done.stdout), done.stderr
-    assert "commbench: watching 20 steps of Linear on 2 ranks" in done.stderr
-    assert "on average over 20 steps" in done.stderr
-    run = load_run(tmp_path / "mine")
-    assert ("watch", "complete") == (run.info["suite"], run.info["status"])
-    assert ["commbench", "watch", "--steps", "20", "--out", "mine", "--", *training] == [
-        *run.info["argv"]
-    ]
-    assert 1 == len(run.training_rows)
-    assert run.bucket_rows

@@ -1,7 +1,6 @@
 """Run on Gloo ranks: train tuned, watched or alone, and compare the final states."""
 
 import contextlib
-import copy
 import io
 import os
 import signal
@@ -303,41 +302,6 @@ def in_turn() -> dict[str, Any]:
     return results
 
 
-def uneven() -> dict[str, Any]:
-    """Return how a training with join() ends with and without tuning, with different numbers of
-    batches per rank.
-    """
-    ends = []
-    messages = io.StringIO()
-    for is_tuned in (False, True):
-        model = make(Way())
-        if is_tuned:
-            commbench.autotune(model, out=directory("uneven"), workload="uneven")
-        train(model, Way(), steps=20)
-        with contextlib.redirect_stderr(messages), model.join():
-            ends.append(train(model, Way(), steps=10 + 5 * dist.get_rank()))
-    return {
-        "same": all(everywhere(all(torch.equal(*pair) for pair in zip(*ends, strict=True)))),
-        "messages": messages.getvalue().splitlines(),
-    }
-
-
-def copied() -> dict[str, Any]:
-    """Return how many tuning hooks a copy and a checkpoint of the DDP object contain."""
-    model = make(Way())
-    commbench.autotune(model, out=directory("copied"), workload="copied", steps=TUNED)
-    train(model, Way(), steps=20)
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    duplicates = [copy.deepcopy(model), torch.load(buffer, weights_only=False)]
-    return {
-        "left": [
-            len(each._forward_pre_hooks) + ("join_hook" in each.__dict__) for each in duplicates
-        ]
-    }
-
-
 def refused() -> dict[str, Any]:
     """Return the message for each training that is not tuned."""
     makers: dict[str, Callable[[], Any]] = {
@@ -373,8 +337,6 @@ CHECKS: dict[str, Callable[..., Any]] = {
     "killed": killed,
     "compressed": compressed,
     "in_turn": in_turn,
-    "uneven": uneven,
-    "copied": copied,
     "refused": refused,
 }
 

@@ -1,12 +1,17 @@
 """Tests of the heat map of rank pairs."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 from builders import make_case
-from drawings import marked, painted, texts_of
+from drawings import texts_of
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from matrices import INTER_US, make_hosts, make_matrix, receiving, touching, without
 
-from commbench.analysis.runs import straggler_findings
 from commbench.engine.records import Record
 from commbench.report.figures import matrix as matrix_drawing
 from commbench.report.figures.matrix import Heat, heat_of, matrix_figures, paint_heat
@@ -16,8 +21,6 @@ from commbench.results.pairs import matrices
 
 def run_of(records: list[Record], hosts: int, ranks_per_host: int = 1, name: str = "mine") -> Run:
     """Return a run of a matrix between host1, host2, ..."""
-    from pathlib import Path
-
     return Run(
         path=Path("/runs") / name, info=make_hosts(hosts, ranks_per_host), records=tuple(records)
     )
@@ -26,7 +29,20 @@ def run_of(records: list[Record], hosts: int, ranks_per_host: int = 1, name: str
 def heat(run: Run) -> Heat:
     """Return the cells of the only matrix."""
     (matrix,) = run.matrices
-    return heat_of(matrix, straggler_findings(run).families)
+    return heat_of(matrix, run)
+
+
+def painted(heat: Heat) -> Axes:
+    """Return the axes of a heat map."""
+    figure = Figure()
+    paint_heat(figure, heat)
+    return figure.axes[0]
+
+
+def frames(axes: Axes) -> list[tuple[float, ...]]:
+    """Return left, top, width and height of the frames around slow cells."""
+    boxes = [patch for patch in axes.patches if patch.get_gid() == "slow"]
+    return sorted((*box.get_xy(), box.get_width(), box.get_height()) for box in boxes)
 
 
 def test_cells_are_from_row_to_column() -> None:
@@ -44,26 +60,21 @@ def test_cells_are_from_row_to_column() -> None:
     assert ("us", pytest.approx(INTER_US)) == (latency.unit, latency.cells[0, 1])
 
 
-def test_the_slow_host_is_marked() -> None:
-    """Mark the row and column of a host slow in both directions."""
-    run = run_of(make_matrix(6, host_slowness=touching(2, 2.0), launches=10), 6)
-    axes = painted(paint_heat, heat(run)).axes[0]
-    assert {(1.02, 2.0), (2.0, 1.02)} <= set(marked(axes, "slow"))
+@pytest.mark.parametrize(
+    ("slowness", "host", "expected"),
+    [
+        (touching(2, 2.0), "host3", [(-0.5, 3.5, 12, 2), (3.5, -0.5, 2, 12)]),
+        (receiving(4, 2.0), "host5", [(7.5, -0.5, 2, 12)]),
+    ],
+)
+def test_the_slow_host_is_framed(
+    slowness: Callable[[int, int], float], host: str, expected: list[tuple[float, ...]]
+) -> None:
+    """Frame the rows of a host that sends slowly, the columns of one that receives so; name it."""
+    run = run_of(make_matrix(6, 2, host_slowness=slowness, launches=10), 6, 2)
+    assert set(expected) <= set(frames(painted(heat(run))))
     (drawing,) = matrix_figures([run])
-    assert "host3" in drawing.alt
-
-
-def test_a_host_that_receives_slowly_has_its_column_marked() -> None:
-    """Mark only the column of a host slow as receiver."""
-    run = run_of(make_matrix(6, host_slowness=receiving(4, 2.0), launches=10), 6)
-    assert [(4.0, 1.02)] == marked(painted(paint_heat, heat(run)).axes[0], "slow")
-
-
-def test_all_ranks_of_a_slow_host_are_marked() -> None:
-    """Mark all ranks of a slow host."""
-    run = run_of(make_matrix(5, 2, host_slowness=touching(1, 3.0), launches=10), 5, 2)
-    rows = {y for x, y in marked(painted(paint_heat, heat(run)).axes[0], "slow") if x == 1.02}
-    assert {2.0, 3.0} <= rows
+    assert host in drawing.alt
 
 
 def test_typical_is_what_pairs_have_that_nothing_slow_explains() -> None:
@@ -103,7 +114,7 @@ def test_very_many_ranks_share_cells_that_show_the_slowest_pair(
     )
     run = run_of(records, 2 * cells_a_side)
     (matrix,) = matrices(run.records, run.info)
-    cells = heat_of(matrix)
+    cells = heat_of(matrix, run)
 
     assert (2, (cells_a_side, cells_a_side)) == (cells.per_cell, cells.cells.shape)
     assert (4, 2) == np.unravel_index(np.nanargmin(cells.cells), cells.cells.shape)
@@ -114,11 +125,8 @@ def test_very_many_ranks_share_cells_that_show_the_slowest_pair(
 
 def test_a_wide_range_gets_a_logarithmic_scale() -> None:
     """Use a logarithmic scale for a wide range."""
-    from matplotlib.colors import LogNorm
-
     wide = heat(run_of(make_matrix(4, noise=0.0, host_slowness=touching(1, 30.0)), 4))
     narrow = heat(run_of(make_matrix(4), 4))
     assert [True, False] == [
-        isinstance(painted(paint_heat, one).axes[0].get_images()[0].norm, LogNorm)
-        for one in (wide, narrow)
+        isinstance(painted(one).get_images()[0].norm, LogNorm) for one in (wide, narrow)
     ]

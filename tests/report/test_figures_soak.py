@@ -1,12 +1,11 @@
 """Tests of a soak on the page: its time line, tables and sentences."""
 
-from drawings import painted, run_of
-from matplotlib.axes import Axes
+import pytest
+from drawings import run_of
 from soaks import at_s, even, soak_info, soak_records, waiting_for
 
-from commbench.analysis.runs import soak_results
 from commbench.report.figures import all_figures
-from commbench.report.figures.soak import paint_timeline, soak_figures
+from commbench.report.figures.soak import soak_charts
 from commbench.report.findings import soak
 from commbench.report.page.contents import make_page
 from commbench.report.soak import soak_tables
@@ -21,30 +20,19 @@ def soaked() -> Run:
     return run_of(soak_records(planted=PLANTED), **info)
 
 
-def count_dots(axes: Axes, label: str) -> int:
-    """Return the number of dots of a series over the time of day."""
-    return next(len(line.get_xdata()) for line in axes.get_lines() if line.get_label() == label)
-
-
 def test_the_time_line_shows_medians_and_events() -> None:
-    """Draw a dot for each visit, the slowest rank below, and shade each event in both."""
-    results = soak_results(soaked())
-    assert results
-    times, ranks = painted(paint_timeline, results.timeline, results.events).axes
-    counts = [
-        count_dots(axes, name)
-        for axes, name in ((times, "median"), (times, "longest"), (ranks, "slowest"))
-    ]
-    assert [240, 240, 240] == counts
-    assert [2, 2] == [
-        sum(patch.get_gid() == "event" for patch in axes.patches) for axes in (times, ranks)
-    ]
+    """Draw a dot for each visit, the slowest rank below, and shade each event."""
+    (chart,) = soak_charts([soaked()])
+    points = {series.name: len(series.points) for panel in chart.panels for series in panel.series}
+    assert {"median": 240, "longest": 240, "slowest rank": 240} == points
+    begins_s = [86400 * shade.begin for shade in chart.shades]
+    assert pytest.approx([at_s(3, 2), at_s(8, 1)], abs=1.0) == begins_s
 
 
 def test_another_run_has_no_time_line() -> None:
     """Draw nothing, and add no section."""
     run = run_of([])
-    assert ([], [], []) == (soak_figures([run]), soak_tables([run]), soak(run))
+    assert ([], [], []) == (soak_charts([run]), soak_tables([run]), soak(run))
     assert "soak" not in {section.name for section in make_page([run], [], beside=False).sections}
 
 

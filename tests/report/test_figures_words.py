@@ -1,11 +1,10 @@
-"""Tests of the words of captions."""
+"""Tests of the names of runs in figures."""
 
 from pathlib import Path
 
 import pytest
 
-from commbench.report.figures.drawing import Estimate
-from commbench.report.figures.words import left_out, number_text, run_names, shown_apart, time_text
+from commbench.report.figures.words import run_names
 from commbench.report.formats import listed
 from commbench.results import Run
 
@@ -32,22 +31,4 @@ def test_long_lists_are_counted() -> None:
     """Name the first items of a long list, and count the others."""
     assert ["", "a", "a and b", "a, b, c, d and 2 more"] == [
         listed(text) for text in ("", "a", "ab", "abcdef")
-    ]
-    assert "" == left_out(["a", "b"], 2)
-    assert "told apart: c." in left_out(["a", "b", "c"], 2)
-
-
-def test_estimates_have_their_interval() -> None:
-    """Write the interval of an estimate if known."""
-    assert "10.0 us [9.00 us, 12.0 us]" == time_text(Estimate(value=10.0, low=9.0, high=12.0))
-    assert "2.00 GB/s" == number_text(Estimate(value=2.0), "GB/s")
-
-
-def test_only_intervals_that_do_not_meet_are_apart() -> None:
-    """Claim a difference only for disjoint intervals."""
-    low, high = Estimate(value=1.0, low=0.9, high=1.1), Estimate(value=2.0, low=1.5, high=2.5)
-    wide = Estimate(value=2.0, low=1.0, high=4.0)
-    assert [True, True, False, False] == [
-        shown_apart(*pair)
-        for pair in ((low, high), (high, low), (low, wide), (low, Estimate(value=9.0)))
     ]

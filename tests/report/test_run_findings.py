@@ -9,7 +9,7 @@ from drawings import recommendation_of, run_of, training_run_of
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Row
 from commbench.findings import Finding
-from commbench.interop.exports.metrics import metrics_of
+from commbench.interop.exports.measures import samples_of
 from commbench.report.findings import Kind, precision, row_warnings, setting, unfinished
 from commbench.results.info import RunInfo
 
@@ -108,7 +108,7 @@ def test_a_recommendation_is_withheld_before_its_first_look() -> None:
     late = training_run_of([], recommendation=advice, status="complete", first_look=6)
     assert "setting_change" == setting(late)[0].code
     for run, is_exported in ((early, False), (late, True)):
-        names = {each.name for each in metrics_of(run)}
+        names = {each.name for each in samples_of(run)}
         assert is_exported == ("commbench_recommendation_info" in names)
 
 

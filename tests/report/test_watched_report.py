@@ -7,7 +7,7 @@ import pytest
 from live_builders import OWN, make_blocks, make_options, open_run
 from pages import read
 
-from commbench.report.figures.live import live_figures
+from commbench.report.figures.live import live_charts
 from commbench.report.findings import time_spent
 from commbench.report.training import baseline_sentences, render_training
 from commbench.results import Run, load_run
@@ -70,7 +70,7 @@ def test_the_page_has_the_parts_and_the_ranks(watched: Run) -> None:
     assert ["30.0", "40.0", "20.0", "6.00", "4.00"] == [line[1] for line in parts[1:]]
     ranks = next(table for table in page.tables if table[0][0].startswith("rank"))
     assert [["0", "60.0"], ["1", "80.0"]] == [[line[0], line[-1]] for line in ranks[1:]]
-    assert not live_figures([watched])
+    assert not live_charts([watched])
 
 
 def test_a_training_that_ends_early_says_so(tmp_path: Path) -> None:

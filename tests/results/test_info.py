@@ -12,7 +12,7 @@ from commbench.engine.flags import FLAGS
 from commbench.engine.records import Record
 from commbench.launch.tables import write_tables
 from commbench.report.figures.matrix import matrix_figures
-from commbench.report.figures.sizes import families
+from commbench.report.figures.sizes import size_charts
 from commbench.report.findings import bandwidths, latencies, pairs
 from commbench.report.page.conclusion import find_conclusion
 from commbench.results import MODEL, PAIRS, Run, Store
@@ -71,7 +71,7 @@ def test_nothing_is_concluded_about_an_interconnect(
     made = {
         "rates": [*bandwidths(run), *latencies(run)],
         "pairs": list(pairs(run)),
-        "curves": families([run]),
+        "curves": size_charts([run]),
         "heat maps": matrix_figures([run]),
         "suspects": straggler_findings(run).stragglers,
         "model": network_model(run).curves,

@@ -113,6 +113,9 @@ def test_launch_interval_of_two_launches_by_hand() -> None:
     centre, reach = math.log(100 * 102) / 2, 12.706 * math.log(1.02) / 2
     assert pytest.approx(math.exp(centre - reach)) == interval.low
     assert pytest.approx(math.exp(centre + reach)) == interval.high
+    apart = launch_interval([1.0, 1e9], 0.99)
+    assert apart is not None
+    assert 1e17 < apart.high < 1e18  # the largest number in result files
 
 
 @pytest.mark.parametrize(

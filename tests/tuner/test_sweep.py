@@ -93,7 +93,7 @@ def test_the_same_buckets_are_measured_once() -> None:
     }
     assert {("none", "100"): ("none", "25"), ("fp16", "100"): ("fp16", "25")} == same
     (sentence,) = plan.left_out
-    assert "mlp none, 100 MiB buckets, 2 ranks, batch 8 as 25" in sentence
+    assert "mlp, 100 MiB buckets, 2 ranks, batch 8 as 25" in sentence
 
 
 def test_a_small_model_has_one_layout() -> None:

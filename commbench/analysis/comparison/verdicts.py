@@ -1,7 +1,7 @@
 """The comparison of run B with one baseline or several, case by case."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -208,27 +208,28 @@ def compare(
         _refuse_unsound(among_baselines, "The baselines")
         _refuse_unsound(unlike, "A and B")
     comparisons = _verdicts(pairs, margin=margin, q=q, looks=looks, seed=seed, force=force)
-    was_cut_short = _was_cut_short(run_b, baselines)
-    only_in_a = []
-    for key, row in side_a.items():
-        if key not in side_b:
-            if was_cut_short and row.timed:
-                broken.append(key)
-            else:
-                only_in_a.append(row.case)
-    only_in_b = [row.case for key, row in side_b.items() if key not in side_a]
+    lost: list[RowKey] = []
+    if _was_cut_short(run_b, baselines):
+        lost = [key for key in side_a if key not in side_b and side_a[key].timed]
     return ComparisonTable(
         names_a=tuple(str(run.path) for run in baselines),
         name_b=str(run_b.path),
         is_complete=is_complete(run_b.info),
         margin=margin,
         cases=tuple(map(_compared, well, pairs, comparisons)),
-        broken=_broken(side_a, side_b, broken),
-        only_in_a=tuple(dict.fromkeys(only_in_a)),
-        only_in_b=tuple(dict.fromkeys(only_in_b)),
+        broken=_broken(side_a, side_b, broken + lost),
+        only_in_a=_cases_beside(side_a, {*side_b, *lost}),
+        only_in_b=_cases_beside(side_b, {*side_a}),
         differences=tuple(unlike),
         has_too_few_launches=_too_few([side_a[key] for key in well], comparisons, q),
     )
+
+
+def _cases_beside(
+    side: Mapping[RowKey, Pooled] | Mapping[RowKey, Measured], keys: Collection[RowKey]
+) -> tuple[AnyCase, ...]:
+    """Return the cases of a side that have none of these keys."""
+    return tuple(dict.fromkeys(row.case for key, row in side.items() if key not in keys))
 
 
 def _compared(key: RowKey, pair: tuple[Pooled, Measured], comparison: Comparison) -> ComparedCase:

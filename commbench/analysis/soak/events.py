@@ -190,11 +190,9 @@ def _scope(ranks: Sequence[int], host: str, hosts: Mapping[int, str]) -> str:
     """Return ``system``, ``rank``, ``host`` if they are all of its ranks, or ``ranks``."""
     if len(ranks) < 2:  # noqa: PLR2004 - a single rank
         return "rank" if ranks else "system"
-    return (
-        "host"
-        if host and {rank for rank, name in hosts.items() if name == host} == {*ranks}
-        else "ranks"
-    )
+    if host and {rank for rank, name in hosts.items() if name == host} == {*ranks}:
+        return "host"
+    return "ranks"
 
 
 def _failures(records: Sequence[Record], info: RunInfo, begun_s: float) -> list[EventRow]:
@@ -222,10 +220,15 @@ def _failure(entry: Launch, points: Sequence[Point], info: RunInfo, begun_s: flo
     next_s = min((point.at_s for point in points if point.at_s >= ended_s), default=ended_s)
     failed_rank = entry.get("culprit") or {}
     rank, host = failed_rank.get("rank"), failed_rank.get("host") or ""
+    scope = "system"
+    if rank is not None:
+        scope = "rank"
+    elif host:
+        scope = "host"
     return EventRow(
         run_id=str(info.get("run_id", "")),
         kind=entry.get("status", ""),
-        scope="system" if rank is None and not host else "host" if rank is None else "rank",
+        scope=scope,
         time=utc_text(last_s),
         elapsed_s=round(last_s - begun_s, 3),
         duration_s=round(next_s - last_s, 3),

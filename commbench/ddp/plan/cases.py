@@ -98,9 +98,30 @@ def switch_words(setting: Any, baseline: Any = None) -> list[str]:  # noqa: ANN4
     words = [switch.words for switch in changed if switch not in shared]
     words += [f"without {switch.words}" for switch in shared if switch not in changed]
     is_alike = baseline is not None and setting.compile == baseline.compile
-    return (
-        words if is_alike or not setting.compile else [*words, f"compiled with {setting.compile}"]
-    )
+    if setting.compile and not is_alike:
+        words.append(f"compiled with {setting.compile}")
+    return words
+
+
+def setting_name(setting: Any, baseline: Any = None) -> str:  # noqa: ANN401 - as above
+    """Return a setting of DDP in words, e.g. ``topk:0.01 with 25 MiB buckets, amp-bf16``.
+
+    Switches that the baseline has, too, are left out.
+    """
+    name = "default buckets"
+    if setting.bucket_cap_mb != DEFAULT_CAP:
+        name = f"{setting.bucket_cap_mb} MiB buckets"
+    if setting.hook == LOCAL:
+        name = "without DDP"
+    elif setting.hook != NONE:
+        hook = hook_words(setting.hook, setting.density, setting.hook_options)
+        name = f"{hook} with {name}"
+    words = [name]
+    if setting.precision != "fp32":
+        words.append(setting.precision)
+    if (setting.accumulation or 1) > 1:
+        words.append(f"accumulation {setting.accumulation}")
+    return ", ".join([*words, *switch_words(setting, baseline)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,29 +300,20 @@ class TrainingCase:
 
     def __str__(self) -> str:
         """Return a name of the settings that differ from the defaults."""
-        if not self.uses_ddp:
-            return f"{self.workload} without DDP" + self._but()
-        cap = (
-            "default buckets"
-            if self.bucket_cap_mb == DEFAULT_CAP
-            else f"{self.bucket_cap_mb} MiB buckets"
-        )
-        return f"{self.workload} {self.hook_name}, {cap}" + self._but()
+        ranks = f"{self.world_size} ranks"
+        if self.trains_on_gpu:
+            ranks = f"{ranks} over {self.backend.upper()}"
+        words = [self.workload, setting_name(self), ranks, f"batch {self.batch_per_rank}"]
+        if self.env:
+            words.append(f"under {self.env}")
+        if self.phase != SWEEP:
+            words.append(self.phase)
+        return ", ".join(words)
 
     @property
     def hook_name(self) -> str:
         """The hook as ``--hook`` takes it, e.g. ``topk:0.01:values=float16``."""
         return hook_words(self.hook, self.density, self.hook_options)
-
-    def _but(self) -> str:
-        words = [] if self.precision == "fp32" else [self.precision]
-        words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
-        words += switch_words(self)
-        over = f" over {self.backend.upper()}" if self.trains_on_gpu else ""
-        words += [f"{self.world_size} ranks{over}, batch {self.batch_per_rank}"]
-        words += [f"under {self.env}"] if self.env else []
-        words += [] if self.phase == SWEEP else [self.phase]
-        return "".join(f", {word}" for word in words)
 
 
 def _as_compile_modes(text: str) -> tuple[str, ...]:

@@ -1,33 +1,40 @@
-"""Figures of runs, each with a computed caption: an SVG that follows the page's theme, and a
-PNG.
-"""
+"""Figures of runs, each with a caption: an SVG that follows the page's theme, and a PNG."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from commbench.report.figures.buckets import bucket_figures
+from commbench.report.figures.bars import energy_charts, traffic_charts
+from commbench.report.figures.buckets import bucket_charts
+from commbench.report.figures.charts import Chart
 from commbench.report.figures.drawing import Drawing
-from commbench.report.figures.energy import energy_figures
-from commbench.report.figures.launches import launch_figures
-from commbench.report.figures.learning import learning_figures
-from commbench.report.figures.live import live_figures
+from commbench.report.figures.launches import launch_charts
+from commbench.report.figures.learning import learning_charts
+from commbench.report.figures.live import live_charts
 from commbench.report.figures.matrix import matrix_figures
-from commbench.report.figures.sizes import size_figures
-from commbench.report.figures.soak import soak_figures
-from commbench.report.figures.timeline import timeline_figures
-from commbench.report.figures.traffic import traffic_figures
+from commbench.report.figures.sizes import size_charts
+from commbench.report.figures.soak import soak_charts
+from commbench.report.figures.timeline import timeline_charts
 from commbench.results import Run
 
 __all__ = ["Drawing", "all_figures"]
 
-_KINDS: tuple[Callable[[Sequence[Run]], list[Drawing]], ...] = (
-    *(bucket_figures, live_figures, timeline_figures, traffic_figures, learning_figures),
-    *(soak_figures, size_figures, launch_figures, matrix_figures, energy_figures),
+_KINDS = (
+    bucket_charts,
+    live_charts,
+    timeline_charts,
+    traffic_charts,
+    learning_charts,
+    soak_charts,
+    size_charts,
+    launch_charts,
+    matrix_figures,
+    energy_charts,
 )
 
 
 def all_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return every figure for which the runs have data, in page order.
-
-    Several runs are overlaid.
-    """
-    return [drawing for figures in _KINDS for drawing in figures(runs)]
+    """Return every figure that the runs have data for, in page order; several runs are overlaid."""
+    drawings = []
+    for kind in _KINDS:
+        for figure in kind(runs):
+            drawings.append(figure.drawing if isinstance(figure, Chart) else figure)
+    return drawings

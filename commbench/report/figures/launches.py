@@ -1,264 +1,142 @@
-"""The spread of launches: one dot for each launch median, beside the overall median and its
-interval.
-"""
+"""The spread of launches: a dot for each launch, beside the interval of the median launch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from commbench import stats
 from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
-from commbench.ddp.plan.cases import CONFIRM, hook_position
+from commbench.ddp.plan.cases import CONFIRM, hook_position, setting_name
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row
-from commbench.report.figures.drawing import INK, MUTED, Drawing, log_axis, look
-from commbench.report.figures.words import cap_name, prefixes, sentences
-from commbench.report.formats import launches_of, listed
+from commbench.report.figures.charts import (
+    MOST_ROWS,
+    Chart,
+    Panel,
+    Series,
+)
+from commbench.report.figures.words import prefixes
 from commbench.report.groups import brief
 from commbench.results import Run
 from commbench.results.summary import keyed_records, launch_flags, launch_medians
 from commbench.results.trained import Trained, trained
-from commbench.units import counted, format_size, three_digits
+from commbench.units import format_size, three_digits
+from commbench.words import Estimate
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-#: The most lines in the figure.
-_MOST_LINES = 16
-#: Flags about the spread of launches, the most severe first.
-_SHOWN_FLAGS = ("bimodal_launches", "ci_wide")
-#: Vertical offsets of the dots of successive launches.
-_OFFSETS = (0.0, -0.16, 0.16, -0.08, 0.08)
-#: A larger ratio between launches gets a logarithmic axis.
-_WIDE = 5.0
-_TICKS = 5
+_READING = (
+    "Each dot is the median of one launch, grey bars are the 95 % intervals of the median launch;"
+    " dots far from 100 % are why one launch proves little. Rows with * are in two modes, those"
+    f" with ~ have intervals wider than the budget's target; of more than {MOST_ROWS} rows these"
+    " and the widest are shown."
+)
+#: Flags about the spread of launches, and their marks.
+_MARKS = {"bimodal_launches": "*", "ci_wide": "~"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spread:
+class Spread(NamedTuple):
     """The launches of one case or setting."""
 
-    name: str
-    medians: Sequence[float]
-    """The median of each launch, at least two, in any unit."""
-    flags: frozenset[str]
-    colour: str
-
-    @property
-    def shares(self) -> list[float]:
-        """The median of each launch in percent of the median over launches."""
-        return [100 * value / self.middle for value in self.medians]
-
-    @property
-    def middle(self) -> float:
-        """The median over launches."""
-        return stats.median(self.medians)
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval over launches, in percent of the median."""
-        interval = stats.launch_interval(list(self.medians))
-        return (
-            (100 * interval.low / self.middle, 100 * interval.high / self.middle)
-            if interval
-            else None
-        )
-
-    @property
-    def range(self) -> float:
-        """The slowest launch over the fastest."""
-        return max(self.medians) / min(self.medians)
+    is_flagged: bool
+    """Whether it has a flag about launches."""
+    ratio: float
+    """The slowest launch over the fastest."""
+    row: Series
+    """The launches in percent of the median launch."""
 
 
-def launch_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return the launches of the most important cases, and of the settings that the decision
-    compared.
-    """
-    drawings = []
-    for name, content, spreads_of in (
-        ("launches-collectives", "collectives", collective_spreads),
-        ("launches-training", "training steps", training_spreads),
-    ):
-        spreads = [
-            spread
-            for run, prefix in zip(runs, prefixes(runs), strict=True)
-            for spread in spreads_of(run, prefix)
-        ]
+def spread_of(name: str, medians: Sequence[float], flags: Collection[str], colour: int) -> Spread:
+    """Return the spread of the medians of two launches or more, in any unit."""
+    scale = 100 / stats.median(medians)
+    point = Estimate(100.0)
+    interval = stats.launch_interval(list(medians))
+    if interval is not None:
+        point = Estimate(100.0, scale * interval.low, scale * interval.high)
+    marks = [mark for flag, mark in _MARKS.items() if flag in flags]
+    row = Series(
+        name=" ".join([name, *marks]),
+        points={0.0: point},
+        dots=[scale * median for median in medians],
+        colour=colour,
+    )
+    return Spread(is_flagged=bool(marks), ratio=max(medians) / min(medians), row=row)
+
+
+def launch_charts(runs: Sequence[Run]) -> list[Chart]:
+    """Return the launches of collectives, and of the settings that the decision compared."""
+    charts = []
+    for kind, spreads_of in (("collectives", collective_spreads), ("training", training_spreads)):
+        spreads = []
+        for run, prefix in zip(runs, prefixes(runs), strict=True):
+            spreads += spreads_of(run, prefix)
         if spreads:
-            drawings.append(
-                _drawing(name, f"Launches of {content}", _foremost(spreads), len(spreads))
-            )
-    return drawings
+            charts.append(_chart(kind, spreads))
+    return charts
 
 
-def _foremost(spreads: Sequence[Spread]) -> list[Spread]:
-    """Keep the lines that fit: flagged ones first, then the widest intervals, in the given
-    order.
-    """
-    if len(spreads) <= _MOST_LINES:
-        return list(spreads)
-
-    def rank(spread: Spread) -> tuple[int, float]:
-        worst = next(
-            (place for place, flag in enumerate(_SHOWN_FLAGS) if flag in spread.flags),
-            len(_SHOWN_FLAGS),
-        )
-        return worst, -spread.range
-
-    selected = sorted(range(len(spreads)), key=lambda place: rank(spreads[place]))[:_MOST_LINES]
-    return [spreads[place] for place in sorted(selected)]
-
-
-# --------------------------------------------------------------------------------------------- what
-
-
-def collective_spreads(run: Run, prefix: str) -> list[Spread]:
-    """Return the largest size of each operation, backend and pattern, and every row with flags
-    about its launches.
-    """
-    if not run.records:
-        return []
-    records = keyed_records(run.records)
-    cases = {record.case.key: record.case for record in run.records}
-    rows = [(cases[key[0]], key, row) for key, row in run.keyed_rows.items()]
-    rows = [line for line in rows if line[0].pattern != MATRIX]  # its times pool all pairs
-    backends = list(dict.fromkeys(case.backend for case, _, _ in rows))
-    largest: dict[tuple[str, ...], int] = {}
-    for case, _, row in rows:
-        kind = _kind(case, row)
-        largest[kind] = max(largest.get(kind, 0), case.message_bytes)
-    spreads = []
-    for case, key, row in rows:
-        medians, flags = (
-            launch_medians(records[key]),
-            frozenset(flag.name for flag in split_flags(row.flags)),
-        )
-        matters = case.message_bytes == largest[_kind(case, row)] or flags & set(_SHOWN_FLAGS)
-        if matters and len(medians) > 1 and min(medians) > 0:
-            colour = look(backends.index(case.backend)).colour
-            spreads.append(
-                Spread(name=prefix + _name(case, row), medians=medians, flags=flags, colour=colour)
-            )
-    return spreads
-
-
-def _kind(case: Case, row: Row) -> tuple[str, ...]:
-    return (
-        case.operation,
-        case.backend,
-        case.pattern,
-        row.group,
-        str(case.dtype),
-        str(case.world_size),
-        case.env,
+def _chart(kind: str, spreads: Sequence[Spread]) -> Chart:
+    worst = sorted(spreads, key=lambda spread: spread[:2], reverse=True)[:MOST_ROWS]
+    rows = [spread.row for spread in spreads if spread in worst]
+    panel = Panel(
+        series=rows,
+        quantity="share of the median time",
+        unit="%",
+        includes=(95.0, 105.0),  # a smaller range would make noise look like a difference
+        x="rows",
+    )
+    widest = max(spreads, key=lambda spread: spread.ratio)
+    name, ratio = widest.row.name, three_digits(widest.ratio)
+    return Chart(
+        name=f"launches-{kind}",
+        section="launches",
+        title=f"Launches of {kind}: {len(rows)} of {len(spreads)} rows",
+        reading=_READING,
+        results=[f"The launches of {name} differ most: by a factor of {ratio}."],
+        panels=[panel],
+        moments={"": 100.0},
     )
 
 
+def collective_spreads(run: Run, prefix: str) -> list[Spread]:
+    """Return every row of several launches; of a matrix none, whose times pool all pairs."""
+    cases = {record.case.key: record.case for record in run.records}
+    backends = list(dict.fromkeys(case.backend for case in cases.values()))
+    records = keyed_records(run.records)
+    spreads = []
+    for (key, group), row in run.keyed_rows.items():
+        case = cases[key]
+        medians = launch_medians(records[key, group])
+        if case.pattern != MATRIX and len(medians) > 1 and min(medians) > 0:
+            flags = {flag.name for flag in split_flags(row.flags)}
+            colour = backends.index(case.backend)
+            spreads.append(spread_of(prefix + _name(case, row), medians, flags, colour))
+    return spreads
+
+
 def _name(case: Case, row: Row) -> str:
-    words = [
-        case.backend,
-        case.operation,
-        format_size(case.message_bytes) if case.message_bytes else "",
-    ]
-    words += [case.pattern, brief(row.group)] if case.pattern != "flat" else []
-    words += [case.env]
-    return " ".join(filter(None, words))
+    words = [case.backend, case.operation]
+    if case.message_bytes:
+        words.append(format_size(case.message_bytes))
+    if case.pattern != "flat":
+        words += [case.pattern, brief(row.group)]
+    words.append(case.env)
+    return " ".join(word for word in words if word)
 
 
 def training_spreads(run: Run, prefix: str) -> list[Spread]:
     """Return the settings measured in fresh launches; without these, the settings of the sweep."""
     settings = trained(run.training_records, CONFIRM) or trained(run.training_records)
-    return [
-        Spread(
-            name=f"{prefix}{setting.case.hook_name}, {cap_name(setting.case.bucket_cap_mb)}",
-            medians=list(setting.steps_ms.values()),
-            flags=frozenset(launch_flags(list(setting.steps_ms.values()))),
-            colour=look(_order(setting)[0]).colour,
-        )
-        for setting in sorted(settings.values(), key=_order)
-        if setting.case.uses_ddp
-        and len(setting.steps_ms) > 1
-        and min(setting.steps_ms.values()) > 0
-    ]
+    spreads = []
+    for setting in sorted(settings.values(), key=_order):
+        medians = list(setting.steps_ms.values())
+        if setting.case.uses_ddp and len(medians) > 1 and min(medians) > 0:
+            name = prefix + setting_name(setting.case)
+            colour = hook_position(setting.case.hook)
+            spreads.append(spread_of(name, medians, launch_flags(medians), colour))
+    return spreads
 
 
 def _order(setting: Trained) -> tuple[int, tuple[float, ...]]:
     """Return a sort key: the default first, then by hook and bucket size."""
     return hook_position(setting.case.hook), setting.case.caps_mb
-
-
-# ---------------------------------------------------------------------------------------------- how
-
-
-def _drawing(name: str, title: str, spreads: Sequence[Spread], total: int) -> Drawing:
-    return Drawing(
-        paint=lambda figure: paint_spreads(figure, spreads),
-        name=name,
-        section="launches",
-        title=title,
-        caption=caption_of(spreads, total),
-        alt=(
-            f"{title}: {counted(len(spreads), 'case')}, each with a dot a launch around its median."
-        ),
-        height_in=0.75 + 0.24 * len(spreads),
-    )
-
-
-def paint_spreads(figure: Figure, spreads: Sequence[Spread]) -> None:
-    """Draw a line for each case: dots slightly apart if they overlap, the interval below them."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes = figure.subplots()
-    for place, spread in enumerate(spreads):
-        if spread.interval is not None:
-            low, high = spread.interval
-            axes.plot(
-                [low, high],
-                [place, place],
-                color=MUTED,
-                linewidth=5,
-                alpha=0.35,
-                solid_capstyle="butt",
-            )
-        heights = [
-            place + _OFFSETS[launch % len(_OFFSETS)] for launch in range(len(spread.medians))
-        ]
-        axes.plot(
-            spread.shares, heights, "o", color=spread.colour, markersize=3.5, markeredgewidth=0
-        )
-    axes.axvline(100, color=INK, linewidth=0.8)
-    axes.set_yticks(range(len(spreads)), [_marked(spread) for spread in spreads])
-    axes.set_ylim(len(spreads) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("time, share of the median launch's")
-    shares = [share for spread in spreads for share in spread.shares]
-    if max(shares) > _WIDE * min(shares):
-        log_axis(axes.xaxis)
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(_TICKS))
-        axes.set_xlim(min(95.0, *axes.get_xlim()), max(105.0, *axes.get_xlim()))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g} %"))
-
-
-def _marked(spread: Spread) -> str:
-    return f"{spread.name} *" if "bimodal_launches" in spread.flags else spread.name
-
-
-def caption_of(spreads: Sequence[Spread], total: int) -> str:
-    """Return the caption: how to read the figure, and which launches differ most."""
-    widest = max(spreads, key=lambda spread: spread.range)
-    bimodal = [spread.name for spread in spreads if "bimodal_launches" in spread.flags]
-    wide = [spread.name for spread in spreads if "ci_wide" in spread.flags]
-    launches = launches_of(len(spread.medians) for spread in spreads)
-    return sentences(
-        f"Each dot is the median of one launch ({launches}), grey bars are the 95 % intervals of"
-        " the median launch; dots far from 100 % are why one launch proves little.",
-        f"They differ most in {widest.name}: the slowest takes {three_digits(widest.range)} times"
-        " as long as the fastest.",
-        f"In two modes (*): {listed(bimodal)}." if bimodal else "",
-        f"Intervals wider than the budget's target: {listed(wide)}." if wide else "",
-        f"Shown are {len(spreads)} of {total}, flagged ones first." if total > len(spreads) else "",
-    )

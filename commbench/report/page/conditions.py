@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from commbench.analysis.prediction.links import link_of
+from commbench.ddp.plan.cases import setting_name
 from commbench.findings import shared_cause
 from commbench.report.columns import (
     Cell,
@@ -28,7 +29,6 @@ from commbench.report.columns import (
 from commbench.report.formats import grouped
 from commbench.report.page.parts import Code, Fact
 from commbench.report.state import tools_of
-from commbench.report.training import named_setting
 from commbench.results import Run
 from commbench.results.files import FILES
 from commbench.results.info import FailedRank, Launch, RunInfo, is_live
@@ -314,7 +314,7 @@ def _unmeasured(run: Run) -> Iterable[tuple[str, Flagged]]:
             yield " ".join(word for word in words if word), row
     for training in run.training_rows:
         if training.status != "ok":
-            yield f"{training.workload}, {named_setting(training)}", training
+            yield f"{training.workload}, {setting_name(training)}", training
 
 
 def _listed(texts: Iterable[str]) -> str:

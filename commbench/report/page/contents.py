@@ -18,6 +18,7 @@ from commbench.report.columns import (
     Column,
     Table,
     about,
+    declared,
     ends,
     flag_column,
     interval,
@@ -79,7 +80,7 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
             named_rows = [(run.name, row) for row in rows]
             notes = [*baseline_sentences(run), *without_ddp(rows)]
             title = f"{of_run}{training_title(rows)}"
-            columns = [*_COLUMNS, energy_column([run]), flag_column()]
+            columns = [*_COLUMNS, energy_column(), flag_column()]
             tables.append(make_table(title, named_rows, columns, notes=notes, rest_in=DDP))
     return tables
 
@@ -100,21 +101,15 @@ def _bucket_column(about: str) -> Column[Any]:
 _COLUMNS: list[Column[TrainingRow]] = [
     Column("hook", hook_label, about="DDP communication hook, as it is typed"),
     _bucket_column(about(TrainingRow, "bucket_cap_mb")),
-    number("count", "bucket_count", TrainingRow),
-    outcome("step", "step_ms", TrainingRow, unit="ms"),
-    interval("step_ms", TrainingRow, unit="ms"),
-    number("speedup", "speedup", TrainingRow),
+    *declared(TrainingRow, "bucket_count"),
+    outcome("step_ms", TrainingRow),
+    interval("step_ms", TrainingRow),
+    *declared(TrainingRow, "speedup"),
     interval("speedup", TrainingRow),
     Column("verdict", lambda row: verdict_cell(row.verdict), about=about(TrainingRow, "verdict")),
     number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100),
-    number("exposed", "exposed_comm_ms", TrainingRow, unit="ms"),
-    number("sent", "sent_MB_per_step", TrainingRow, unit="MB"),
-    number("loss, equal steps", "loss_equal_steps", TrainingRow),
-    number("loss, equal time", "loss_equal_time", TrainingRow),
-    number("metric", "metric", TrainingRow),
-    number("to target", "time_to_target_s", TrainingRow, unit="s"),
-    number("memory", "peak_memory_MB", TrainingRow, unit="MB"),
-    number("energy", "energy_J", TrainingRow, unit="J"),
+    *declared(TrainingRow, "exposed_comm_ms sent_MB_per_step loss_equal_steps loss_equal_time"),
+    *declared(TrainingRow, "metric time_to_target_s peak_memory_MB energy_J"),
 ]
 
 
@@ -153,15 +148,15 @@ def _error(row: PredictionRow) -> str:
 _PREDICTED: list[Column[PredictionRow]] = [
     Column("hook", hook_label, about="as in ddp.csv"),
     _bucket_column(""),
-    number("predicted step", "predicted_step_ms", PredictionRow, unit="ms"),
+    *declared(PredictionRow, "predicted_step_ms"),
     ends(
         _overlap,
         heading="full to no overlap",
         unit="ms",
         about="with perfect overlap of communication and computation, and with none",
     ),
-    number("measured step", "step_ms", PredictionRow, unit="ms"),
-    interval("step_ms", PredictionRow, unit="ms"),
+    *declared(PredictionRow, "step_ms"),
+    interval("step_ms", PredictionRow),
     Column(
         "error",
         unit="%",
@@ -172,9 +167,7 @@ _PREDICTED: list[Column[PredictionRow]] = [
         value_of=lambda row: Cell(_error(row), value=row.error),
         is_number=True,
     ),
-    number("predicted speedup", "predicted_speedup", PredictionRow),
-    number("measured speedup", "speedup", PredictionRow),
-    number("launches", "launches", PredictionRow),
+    *declared(PredictionRow, "predicted_speedup speedup launches"),
 ]
 
 

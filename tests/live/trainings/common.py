@@ -16,8 +16,18 @@ WIDTH = 64
 
 
 def begin() -> int:
-    """Join the other ranks; return this one's number."""
-    dist.init_process_group("gloo")
+    """Join the other ranks; return this one's number.
+
+    In a second attempt torch would find addresses of the first one in the store of torchrun.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0":
+        dist.init_process_group("gloo")
+    else:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.PrefixStore(attempt, dist.TCPStore(address, port, is_master=False))
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     torch.manual_seed(0)
     return dist.get_rank()
 

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import io
 import os
 import sys
 import time
@@ -367,14 +368,18 @@ def compiled_whole(rank: int) -> list[nn.Module]:
 
 
 def averaged(rank: int) -> list[nn.Module]:
-    """Average copies of the DDP object while it trains."""
+    """Average copies of the DDP object while it trains, and save and load it."""
     ddp = DistributedDataParallel(network())
     means = [AveragedModel(ddp)]
 
     def average(step: int) -> None:
         if step == 70:
             means.append(copy.deepcopy(means[0]))
-            means.append(AveragedModel(ddp))
+            file = io.BytesIO()
+            torch.save(ddp, file)
+            file.seek(0)
+            means.append(AveragedModel(torch.load(file, weights_only=False)))
+            assert not means[0].module._forward_pre_hooks | means[2].module._forward_pre_hooks
         for mean in means:
             mean.update_parameters(ddp)
 

@@ -1,0 +1,201 @@
+"""Tests of charts: how panels of curves and of rows are drawn, and what their captions say."""
+
+from typing import Any
+
+import pytest
+from drawings import axes_of, marked, texts_of
+from matplotlib.axes import Axes
+
+from commbench.report.figures.charts import (
+    Chart,
+    Limit,
+    Panel,
+    Series,
+    Shade,
+    Span,
+    best,
+    estimate,
+    near,
+    number_text,
+)
+from commbench.words import Estimate
+
+
+def curve(*values: float, name: str = "one", **changes: Any) -> Series:
+    """Return a series over 1, 2, ... with intervals of a tenth."""
+    points = {}
+    for x, value in enumerate(values, start=1):
+        points[float(x)] = Estimate(value, 0.9 * value, 1.1 * value)
+    return Series(name=name, points=points, **changes)
+
+
+def panel_of(*series: Series, **changes: Any) -> Panel:
+    """Return a panel, of curves over numbers unless changed."""
+    return Panel(series=series, quantity="y", **{"x": "number", "x_label": "x", **changes})
+
+
+def drawn(*series: Series, **changes: Any) -> Axes:
+    """Return the axes of a single panel."""
+    (axes,) = axes_of(panel_of(*series, **changes))
+    return axes
+
+
+def ticks_of(axes: Axes, axis: str) -> list[str]:
+    """Return the texts at the ticks of an axis."""
+    return [label.get_text() for label in getattr(axes, f"get_{axis}ticklabels")()]
+
+
+def test_a_line_has_a_band() -> None:
+    """Draw values as a line, and intervals as a band."""
+    axes = drawn(curve(10.0, 20.0), unit="ms")
+    line = axes.get_lines()[1]
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert ([1.0, 2.0], [10.0, 20.0]) == (list(line.get_xdata()), list(line.get_ydata()))
+    assert (9.0, 22.0) == (band.min(), pytest.approx(band.max()))
+    assert ("x", "y, ms") == (axes.get_xlabel(), axes.get_ylabel())
+
+
+def test_sizes_are_powers_of_two() -> None:
+    """Name at most six sizes on an axis in powers of two, and draw every single point."""
+    axes = drawn(curve(*range(1, 99), is_joined=False), x="size")
+    line = axes.get_lines()[1]
+    assert ("log", "None", None) == (axes.get_xscale(), line.get_linestyle(), line.get_markevery())
+    assert 6 == len(ticks_of(axes, "x"))
+
+
+def test_places_are_named() -> None:
+    """Name places, and draw series beside each other with bars instead of bands."""
+    axes = drawn(curve(1.0), curve(1.0, name="two"), x="place", places={1.0: "here"})
+    first, second = (line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1)
+    assert ["here"] == ticks_of(axes, "x")
+    assert first < 1.0 < second
+    assert not axes.collections
+
+
+def test_times_of_day_are_named() -> None:
+    """Name days since 1970 by their time, and shade what happened."""
+    panel = panel_of(Series(name="one", points={0.5: Estimate(1.0), 0.6: Estimate(1.0)}), x="time")
+    chart = Chart(
+        name="some",
+        section="soak",
+        title="",
+        reading="",
+        panels=[panel],
+        shades=[Shade(0.5, 0.55, "#ff0000")],
+    )
+    assert "13:00" in texts_of(chart.drawing.svg)
+
+
+@pytest.mark.parametrize(
+    ("changes", "values", "scale"),
+    [
+        ({"unit": "us"}, [1.0, 2.0], "log"),
+        ({"has_zero": True}, [1.0, 90.0], "linear"),
+        ({}, [1.0, 2.0], "linear"),
+        ({}, [1.0, 90.0], "log"),
+        ({}, [-1.0, 90.0], "linear"),
+        ({"includes": [-0.5]}, [1.0, 90.0], "linear"),
+    ],
+)
+def test_scales(changes: dict[str, Any], values: list[float], scale: str) -> None:
+    """Draw times, and values that differ widely, on a logarithmic axis."""
+    assert scale == drawn(curve(*values), **changes).get_yscale()
+
+
+def test_from_zero_series_are_compared() -> None:
+    """Begin at zero, unless one series is far below another."""
+    for lowest, scale in ((80.0, "linear"), (2.0, "log")):
+        axes = drawn(curve(1.0, 90.0), curve(lowest, name="two"), has_zero=True)
+        assert scale == axes.get_yscale()
+
+
+def test_wide_intervals_leave_the_frame() -> None:
+    """Show all values, and cut intervals that would make them unreadable."""
+    least, most = near([Estimate(10.0, 0.0, 90.0), Estimate(11.0)])
+    assert 8.0 < least < 10.0
+    assert 11.0 < most < 13.0
+
+
+def test_marks_of_a_curve() -> None:
+    """Draw failures as crosses, predictions hollow in their series' colour, a ring, and ticks."""
+    measured = Series(name="one", points={1.0: Estimate(1.0)}, failed=[2.0], ringed=1.0)
+    predicted = Series(name="one", points={2.0: Estimate(2.0)}, is_predicted=True)
+    axes = drawn(measured, predicted, ticks={3.0: 0}, background={4.0: 5.0})
+    (hollow,) = [line for line in axes.get_lines() if line.get_gid() == "predicted"]
+    assert "none" == hollow.get_markerfacecolor()
+    assert axes.get_lines()[1].get_color() == hollow.get_color()
+    assert [(2.0, 0.0)] == marked(axes, "crosses")
+    assert [(1.0, 1.0)] == marked(axes, "ring")
+    assert [(3.0, 0.0), (3.0, 0.06)] == marked(axes, "tick")
+    assert axes.get_ylim()[1] > 5.0
+
+
+def test_limits_are_lines_with_names() -> None:
+    """Draw a limit once across a panel, and show it in its range."""
+    limit = Limit(3.0, "the most")
+    axes = drawn(curve(1.0, limit=limit), curve(1.0, name="two", limit=limit), unit="J")
+    assert ["3.00 J: the most"] == [text.get_text() for text in axes.texts if text.get_text()]
+    assert axes.get_ylim()[1] > 3.0
+
+
+def test_nothing_measured_is_said() -> None:
+    """Write into an empty frame."""
+    for x in ("size", "rows"):
+        axes = drawn(Series(name="one", failed=[1.0]), x=x)
+        assert ["nothing was measured"] == [text.get_text() for text in axes.texts]
+
+
+def test_rows_are_bars_from_zero_or_dots() -> None:
+    """Draw a bar for each value from zero, dots if values differ widely."""
+    bars = drawn(curve(2.0), curve(2.0, name="two"), x="rows", has_zero=True)
+    dots = drawn(curve(1.0), curve(90.0, name="two"), x="rows", has_zero=True)
+    assert [2.0, 2.0] == [patch.get_width() for patch in bars.patches]
+    assert ["one", "two"] == ticks_of(bars, "y")
+    assert ("log", 0) == (dots.get_xscale(), len(dots.patches))
+
+
+def test_rows_have_dots_and_spans() -> None:
+    """Draw dots of equal values apart, and spans of several colours in one row."""
+    dots = drawn(Series(name="one", dots=[5.0, 5.0]), x="rows").get_lines()[0]
+    spans = drawn(Series(name="one", spans=[Span(1, 3), Span(3, 4, 5)]), x="rows")
+    assert 2 == len({bars.get_facecolor().tobytes() for bars in spans.collections})
+    boxes = [bars.get_paths()[0].vertices[[0, 2]].tolist() for bars in spans.collections]
+    assert 2 == len(set(dots.get_ydata()))
+    assert [[[1.0, -0.4], [3.0, 0.4]], [[3.0, -0.4], [4.0, 0.4]]] == boxes
+
+
+def test_of_many_rows_some_are_named() -> None:
+    """Thin the names of many rows."""
+    rows = [Series(name=f"{number}", spans=[Span(0, 1)]) for number in range(40)]
+    assert 14 == len(ticks_of(drawn(*rows, x="rows"), "y"))
+
+
+def test_a_ninth_series_is_named_in_the_caption() -> None:
+    """Draw eight curves and name the others, but draw every row."""
+    series = [curve(1.0, 2.0, name=name) for name in "abcdefghi"]
+    for x, are_all_drawn in (("number", False), ("rows", True)):
+        chart = Chart(
+            name="some", section="energy", title="", reading="", panels=[panel_of(*series, x=x)]
+        )
+        texts = texts_of(chart.drawing.svg)
+        assert "h" in texts
+        assert are_all_drawn == ("i" in texts) == (": i." not in chart.caption)
+
+
+def test_the_best_value_is_stated() -> None:
+    """State the best of the measured values, where it is, and its share of a limit."""
+    foreseen = Series(name="two", points={1.0: Estimate(0.1)}, is_predicted=True)
+    (lowest,) = best(panel_of(curve(4.0, 2.0), foreseen, unit="ms", x="size"))
+    (highest,) = best(panel_of(curve(4.0, limit=Limit(5.0, "the most")), unit="J", is_rate=True))
+    for text in ("2.00 ms [1.80, 2.20]", "one at 2 B"):
+        assert text in lowest
+    assert "80 % of the most" in highest
+    assert [] == best(panel_of())
+
+
+def test_numbers_have_their_interval() -> None:
+    """Write times in a fitting unit, and an interval if it is known and finite."""
+    assert "10.0 us [9.00 us, 12.0 us]" == number_text(Estimate(10.0, 9.0, 12.0), "us")
+    assert estimate(2.0, 1.0, float("inf")) == Estimate(2.0)
+    assert estimate(None) is None
+    assert "2.00 GB/s" == number_text(Estimate(2.0), "GB/s")
