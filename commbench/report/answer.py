@@ -186,7 +186,7 @@ def answer_settings(run: Run) -> list[RenderableType]:
     rows = [row for row in run.training_rows if row.step_ms is not None]
     if not rows:
         return []
-    advice = run.recommendation
+    advice = run.decision
     if advice is None or not advice.is_compared or not advice.has_baseline:
         return _sweep(rows)
     lines = [(advice.baseline_name, _milliseconds(advice.baseline.step_ms), "1")]
