@@ -19,7 +19,7 @@ from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES, find_dtype
 from commbench.collectives.operations import find_operation
 from commbench.engine.records import Record
-from commbench.errors import InputError, check_choice
+from commbench.errors import InputError, WrongDataError, check_choice
 from commbench.interop.exports import EXPORTS
 from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
 from commbench.interop.imports.param import PARAM_BACKENDS
@@ -143,6 +143,9 @@ def import_(
     path = out or default_out("import")
     rows = _write(path, imported, sources)
     _print_import(imported, rows, path, make_console())
+    is_wrong = any(record.status == "wrong" for record in imported.records)
+    if is_wrong or any(reading.is_wrong for _, reading in imported.readings):
+        return WrongDataError.exit_code
     return 0
 
 
@@ -229,6 +232,7 @@ def _print_import(imported: Imported, rows: int, path: Path, console: Console) -
             " get them."
         )
     wrong = sum(record.status == "wrong" for record in imported.records)
+    _list(console, "! ", filter(None, [imported.remark]))
     if wrong:
         console.print(f"! {counted(wrong, 'measurement')} of wrong data: without bandwidths.")
     console.print(f"Results: {path} ({counted(rows, 'row')})", soft_wrap=True)
