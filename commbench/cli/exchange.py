@@ -143,8 +143,8 @@ def import_(
     path = out or default_out("import")
     rows = _write(path, imported, sources)
     _print_import(imported, rows, path, make_console())
-    is_wrong = any(record.status == "wrong" for record in imported.records)
-    if is_wrong or any(reading.is_wrong for _, reading in imported.readings):
+    is_row_wrong = any(record.status == "wrong" for record in imported.records)
+    if is_row_wrong or any(reading.wrong for _, reading in imported.readings):
         return WrongDataError.exit_code
     return 0
 
@@ -232,7 +232,8 @@ def _print_import(imported: Imported, rows: int, path: Path, console: Console) -
             " get them."
         )
     wrong = sum(record.status == "wrong" for record in imported.records)
-    _list(console, "! ", filter(None, [imported.remark]))
+    remarks = [imported.remark, *(reading.wrong for _, reading in imported.readings)]
+    _list(console, "! ", filter(None, remarks))
     if wrong:
         console.print(f"! {counted(wrong, 'measurement')} of wrong data: without bandwidths.")
     console.print(f"Results: {path} ({counted(rows, 'row')})", soft_wrap=True)

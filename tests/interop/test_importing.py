@@ -95,3 +95,14 @@ def test_an_import_that_was_cut_short_goes_on(commbench: Command) -> None:
     samples.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
     assert 4 == commbench(line).code  # one validation failed
     assert whole == samples.read_bytes()
+
+
+def test_wrong_values_that_only_the_footer_counts_end_with_4(commbench: Command) -> None:
+    """Keep the rows, and end as any run with wrong data does."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    file = commbench.home / "failed.txt"
+    file.write_text(text.replace("values : 0 OK", "values : 3 FAILED"))
+    done = commbench(f"import {file} --out theirs")
+    assert 4 == done.code
+    assert "3 wrong values" in done.out
+    assert 6 == len(load_run(commbench.home / "theirs").records)

@@ -210,10 +210,9 @@ def _check_footer(
         reading.leave_out(f"the table of {operation} has no footer, so that lines may be missing")
     is_shown = any(record.status == "wrong" for record in records)
     if block.fact("wrong") not in {"", "0"} and not is_shown:
-        reading.is_wrong = True
-        reading.leave_out(
-            f"the table of {operation} ends with {block.fact('wrong')} values out of bounds, and no"
-            " row shows which: its rows count as unverified"
+        reading.wrong = (
+            f"{reading.name} counts {block.fact('wrong')} wrong values below its table of"
+            f" {operation}, and no row shows which"
         )
 
 
@@ -234,8 +233,8 @@ def _operation(block: Block, reading: Reading, options: ImportOptions) -> str:
         for line in block.lines(Reading(name=""), _with_blanks):
             if OPERATIONS[operation].reduces != (line["redop"] != "none"):
                 raise LeftOutError(
-                    f"a table with redop {line['redop']} is not of {operation}; import it from a"
-                    " file of its own"
+                    f"a table with redop {line['redop']} is not of {operation}; import it by"
+                    " itself, with its own --operation"
                 )
     return operation
 

@@ -66,8 +66,8 @@ class Reading:
     records: list[Record] = field(default_factory=list)
     places: dict[int, Sequence[Place]] = field(default_factory=dict)
     """Hosts and devices by number of ranks, if stated."""
-    is_wrong: bool = False
-    """Whether the tool found wrong data that no record shows."""
+    wrong: str = ""
+    """A sentence about wrong data that no record shows; empty without any."""
     assumed: dict[str, None] = field(default_factory=dict)
     """Assumptions about facts that the output does not state, one sentence each, in order."""
     left_out: Counter[str] = field(default_factory=Counter)
