@@ -8,6 +8,7 @@ writer, so that ranks which write at the same time are told apart.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,10 @@ _VARYING = {r"\d+": r"\d+", r"\s+": r"\s*", "[A-Z][a-z]{2}": "[A-Z][a-z]{2}"}
 #: What NCCL_DEBUG writes, behind the host: process, thread, device.
 _MESSAGE = r":\d+:\d+ \[\d+\] .*"
 #: Numbers alone.
-_PART = re.compile(r"(?:(?:-?\d[\d.]*(?:e[-+]\d+)?|N/A)\s*)+")
+_NUMBER = r"(?:-?\d[\d.]*(?:e[-+]\d+)?|N/A)"
+_PART = re.compile(rf"{_NUMBER}(?:\s+{_NUMBER})*")
+#: What is behind this in a line is of no table.
+_LONGEST_LINE = 2000
 #: Longer texts before a known line are no prefix.
 _LONGEST_PREFIX = 200
 #: A rank writes more lines than this; otherwise the numbers in prefixes count lines, not ranks.
@@ -54,7 +58,8 @@ class Layout:
 
     def occurs_in(self, text: str) -> bool:
         """Return whether a text has a table of the tool."""
-        return re.search(self.facts[HEADING], text, re.MULTILINE) is not None
+        heading = re.compile(self.facts[HEADING])
+        return any(heading.search(line[:_LONGEST_LINE]) for line in text.split("\n"))
 
 
 @dataclass(kw_only=True)
@@ -152,41 +157,53 @@ def _facts(line: str, layout: Layout) -> dict[str, re.Match[str]]:
 
 def _by_writer(text: str, layout: Layout, reading: Reading) -> list[list[Line]]:
     """Return the lines of each writer, without prefixes and messages of NCCL_DEBUG."""
-    whole = list(whole_lines(text, reading))
-    prefix = _prefix([line for _, line in whole], layout)
+    message = _message(text)
     lines = []
-    prefixed = []
-    writer = ""
-    for place, line in whole:
-        match = prefix.match(line)
-        if match:
-            writer = _CLOCK.sub("", match[0]).strip()
-            prefixed.append(writer)
-            line = line[match.end() :]  # noqa: PLW2901 - the same line
-        lines.append((place, writer, line.strip()))
-    are_ranks = _FEWEST_LINES * len(set(prefixed)) <= len(prefixed)
-    message = _message([line for _, _, line in lines])
-    by_writer: dict[str, list[Line]] = {}
     messages = 0
-    for place, name, line in lines:
+    for place, line in whole_lines(text, reading):
         rest, found = message.subn("", line)
         messages += found
-        if name.startswith("["):  # hydra repeats it within a row that is written in parts
-            rest = rest.replace(name, " ")
-        by_writer.setdefault(name if are_ranks else "", []).append((place, rest.strip()))
+        lines.append((place, rest))
     if messages:
         reading.leave_out(f"{counted(messages, 'line')} of NCCL_DEBUG")
-    return list(by_writer.values())
+    prefix = _prefix([line for _, line in lines], layout)
+    writers: list[str] = []
+    by_writer: dict[str, list[Line]] = {"": []}
+    for place, line in lines:
+        match = prefix.match(line)
+        if match:
+            writers.append(_CLOCK.sub("", match[0]).strip())
+            line = line[match.end() :]  # noqa: PLW2901 - the same line
+        writer = writers[-1] if writers else ""
+        if writer.startswith("["):  # hydra repeats it within a row that is written in parts
+            line = line.replace(writer, " ")  # noqa: PLW2901 - the same line
+        if line.strip():
+            by_writer.setdefault(writer, []).append((place, line.strip()))
+    if _FEWEST_LINES * len(set(writers)) <= len(writers):
+        return list(by_writer.values())
+    return [sorted(itertools.chain.from_iterable(by_writer.values()))]
+
+
+def _message(text: str) -> re.Pattern[str]:
+    """Return the pattern of a message of NCCL_DEBUG, also where it follows a digit of a row."""
+    hosts = set(re.findall(rf"(?<![\w.-])([\w.-]+){_MESSAGE}", text))
+    for host in list(hosts):
+        for known in list(hosts):
+            if host.endswith(known) and re.fullmatch(r"[-.\d]+", host.removesuffix(known)):
+                hosts.discard(host)
+    longest_first = sorted(map(re.escape, hosts), key=len, reverse=True)
+    return re.compile(rf"(?:\[[^\]]*\] ?)?(?:{'|'.join(longest_first) or '(?!)'}){_MESSAGE}")
 
 
 def _prefix(lines: Sequence[str], layout: Layout) -> re.Pattern[str]:
     """Return the pattern of what stands before the lines that begin a block."""
+    patterns = [layout.facts[name] for name in layout.begins]
+    known = re.compile("|".join(p for p in patterns if not p.startswith(".*")))
     prefixes = set()
     for line in lines:
-        for name in layout.begins:
-            match = re.search(layout.facts[name], line)
-            if match and match.start() <= _LONGEST_PREFIX:
-                prefixes.add(_generalised(line[: match.start()].strip()))
+        match = known.search(line)
+        if match and match.start() <= _LONGEST_PREFIX:
+            prefixes.add(_generalised(line[: match.start()].strip()))
     if len(prefixes) > 1:
         prefixes.discard("")  # a line without prefix goes on for the writer before it
     longest_first = sorted(prefixes, key=len, reverse=True)
@@ -205,20 +222,6 @@ def _generalised(prefix: str) -> str:
     return pattern
 
 
-def _message(lines: Sequence[str]) -> re.Pattern[str]:
-    """Return the pattern of a message of NCCL_DEBUG, also where it interrupts a row: directly
-    behind a digit only a known host can be told from it.
-    """
-    hosts = set()
-    for line in lines:
-        match = re.match(rf"(\S+?){_MESSAGE}", line)
-        if match:
-            hosts.add(re.escape(match[1]))
-    longest_first = sorted(hosts, key=len, reverse=True)
-    host = "|".join(longest_first) or r"(?<!\S)\S+"
-    return re.compile(rf"(?:\[[^\]]*\] ?)?(?:{host}){_MESSAGE}")
-
-
 def whole_lines(text: str, reading: Reading) -> Iterator[Line]:
     """Yield the complete lines with their numbers, without colours.
 
@@ -226,7 +229,7 @@ def whole_lines(text: str, reading: Reading) -> Iterator[Line]:
     """
     *lines, rest = text.split("\n")
     for number, line in enumerate(lines, start=1):
-        yield number, _ESCAPE.sub("", line.rstrip("\r"))
+        yield number, _ESCAPE.sub("", line[:_LONGEST_LINE].rstrip("\r"))
     if rest.strip():
         reading.leave_out(
             f"line {len(lines) + 1} has no end, so that it may be cut off ({rest.strip()[:60]!r})"

@@ -47,7 +47,7 @@ LAYOUT = Layout(
         "library": r"#?\s*nccl-tests version .* nccl-library=(\d+)",
         "own library": r"(NCCL|RCCL) version ?:? ?([\d.]+)",
         "program": r"#?\s*Collective test starting: (\w+?)(?:_mpi)?\s*$",
-        "command": r".*?\b(\w+_perf)(?:_mpi)?\s+-\w",
+        "command": r".*\b(\w+_perf)(?:_mpi)?\s+-\w",
         "threads": r"#?\s*nThread \d",
         "iterations": r"#?\s*nThread .*(?<!warmup )(?<!agg )iters:? +(\d+)",
         "aggregated": r"#?\s*nThread .*agg iters:? +(\d+)",
