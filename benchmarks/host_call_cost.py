@@ -30,7 +30,6 @@ from typing import NoReturn
 from rich.table import Table
 
 from commbench.backends import connect_control, open_backend
-from commbench.cli.request import split_names
 from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS, Operation
@@ -38,7 +37,9 @@ from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, gather_everywhere, run_threads
 from commbench.engine.setup import prepare
 from commbench.engine.timing.loops import quiet_interpreter
-from commbench.errors import CommbenchError, InputError, LaunchError, UnsupportedError
+from commbench.errors import CommbenchError, InputError, LaunchError
+from commbench.fields import as_names
+from commbench.findings import UnsupportedError
 from commbench.launch.identity import identify
 from commbench.launch.launchers import Placement, choose_launcher
 from commbench.launch.rank import leave
@@ -286,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"--rounds {options.rounds} was asked for; give {BLOCK} or more.")
         if options.ranks < 1:
             raise InputError(f"--ranks {options.ranks} was asked for; give 1 or more.")
-        backends = split_names(options.backend) or ()
+        backends = as_names(options.backend)
         if options.found:
             be_rank(backends, options)
         if options.ranks == 1:

@@ -182,6 +182,18 @@ def utc_text(seconds: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def clock_time(time: str) -> str:
+    """Return '2026-11-25 04:31:07.123' of a time that `utc_text` wrote."""
+    return time.replace("T", " ").removesuffix("Z")
+
+
+def format_seconds(seconds: float) -> str:
+    """Return '0.052 s', '10.2 s' or '1 min 05 s'."""
+    if seconds < _SECONDS["min"]:
+        return f"{seconds:.3g} s"
+    return format_duration(seconds)
+
+
 def algbw_GBps(message_bytes: float, time_us: float) -> float:  # noqa: N802 - the unit keeps its spelling, as in the CSV
     """Return nccl-tests' algorithm bandwidth, size over time, in GB/s (GB = 1e9 bytes).
 

@@ -38,7 +38,7 @@ from commbench.engine.flags import FLAGS
 from commbench.engine.records import SCHEMA, OverlapRow, Record, Row
 from commbench.hooks.registry import HOOKS, HookOption, HookSpec
 from commbench.interop.exports.common import CASE_LABELS, TRAINING_LABELS
-from commbench.interop.exports.metrics import METRICS
+from commbench.interop.exports.measures import MEASURES
 from commbench.report.comparison.formats import ComparisonRow
 from commbench.report.figures import all_figures
 from commbench.results import load_run
@@ -515,11 +515,11 @@ def _exported() -> list[str]:
     head = METRICS_HEAD.format(case=_named(CASE_LABELS), training=_named(TRAINING_LABELS))
     lines = (
         (
-            f"`{metric.name}`",
-            shared.get(metric.labels) or _named(metric.labels),
-            _clause(metric.help),
+            f"`{measure.name}`",
+            shared.get(measure.labels) or _named(measure.labels),
+            _clause(measure.help),
         )
-        for metric in METRICS.values()
+        for measure in MEASURES.values()
     )
     return [head, _table(("metric", "labels", "what"), lines)]
 

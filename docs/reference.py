@@ -178,6 +178,11 @@ def _object(name: str, entry: Any) -> list[str]:  # noqa: ANN401 - a class or a 
     lines = [f"### {name}\n"]
     if inspect.isclass(entry) and dataclasses.is_dataclass(entry):
         texts = docstrings_of_fields(entry)
+        for each in dataclasses.fields(entry):
+            if "spellings" in each.metadata:  # an option, see commbench.fields
+                spelling = max(each.metadata["spellings"], key=len)
+                about = [each.metadata["about"], texts.get(each.name, "")]
+                texts[each.name] = f"As ``{spelling}``. {' '.join(about).strip()}"
         fields = [each for each in dataclasses.fields(entry) if each.name in texts]
     else:
         fields = []

@@ -98,6 +98,7 @@ def recommendation_of(
         "speedup_ci": [1.9, 2.1],
         "verdict": verdict,
         "reason": "It was measured.",
+        "safe": {**plain, "verdict": "keep", "snippet": ""},
         "snippet": "",
         "measured_steps": 100,
         "launches": 6,

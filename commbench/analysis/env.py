@@ -15,18 +15,21 @@ from commbench.ddp.plan.cases import CONFIRM
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
 from commbench.engine.visits import launch_value
+from commbench.findings import Finding, Value
 from commbench.results import Run, once_per_run
-from commbench.results.info import Launch, RunInfo, VariableValues
+from commbench.results.info import Launch, RunInfo
 from commbench.results.summary import keyed_records
 from commbench.results.trained import trained
 from commbench.results.training_summary import swept
 from commbench.stats import Comparison, Verdict
 from commbench.system.env import is_control, variables_of
-from commbench.units import counted
+from commbench.words import Estimate
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 #: Time by case and launch, of one environment.
 _Times = dict[Hashable, dict[int, float]]
+#: Times of launches under the first environment and under another.
+_Pair = tuple[Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +54,9 @@ class EnvRatio:
         return is_control(self.env)
 
     @property
-    def words(self) -> str:
-        """The ratio with its interval, e.g. ``0.821 [0.811, 0.835]``."""
-        interval = self.comparison.interval
-        return f"{self.comparison.ratio:.3f}" + (
-            f" [{interval.low:.3f}, {interval.high:.3f}]" if interval else ""
-        )
+    def estimate(self) -> Estimate:
+        """The ratio with its interval."""
+        return Estimate(self.comparison.ratio, *self.comparison.bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,10 @@ class EnvComparison:
         """Whether the control's interval includes 1: launches then differ by no more than intervals
         show.
         """
-        interval = self.control.comparison.interval if self.control else None
-        return interval is not None and interval.low <= 1 <= interval.high
+        if self.control is None:
+            return False
+        low, high = self.control.comparison.bounds
+        return low is not None and high is not None and low <= 1 <= high
 
     @property
     def best(self) -> EnvRatio | None:
@@ -90,22 +92,17 @@ class EnvComparison:
         return min(faster, key=lambda ratio: ratio.comparison.ratio, default=None)
 
     @property
-    def sentence(self) -> str:
+    def finding(self) -> Finding:
         """The conclusion: which environment is the fastest, and how far the control differs."""
         if self.control is None or self.control.comparison.interval is None:
-            return f"No verdict: {self.first} and its control take 2 launches each; add launches."
-        beside = f"the control, which is {self.first} again, took {self.control.words}"
+            return Finding("env_few_launches", self.first)
+        numbers: dict[str, Value] = {"control": self.control.estimate}
         if not self.is_sound:
-            return (
-                f"No verdict on any environment: {beside} of its time, a difference without a"
-                " cause; measure with more launches on a machine without other work."
-            )
+            return Finding("env_unsound", self.first, numbers)
         if self.best is None:
-            return f"No environment is shown to be faster than {self.first}; {beside} of its time."
-        return (
-            f"Fastest: {self.best.env} took {self.best.words} of the time under {self.first};"
-            f" {beside} of it."
-        )
+            return Finding("env_none", self.first, numbers)
+        numbers |= {"env": self.best.env, "best": self.best.estimate}
+        return Finding("env_fastest", self.first, numbers)
 
 
 def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvComparison | None:
@@ -118,38 +115,41 @@ def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvCompari
         envs: the environments in the requested order.
     """
     first, *others = envs
-    shared = {env: _shared_cases(by_env.get(first, {}), by_env.get(env, {})) for env in others}
-    others = [env for env in others if shared[env]]
-    if not others:
+    shared: dict[str, list[Hashable]] = {}
+    for env in others:
+        cases = _shared_cases(by_env.get(first, {}), by_env.get(env, {}))
+        if cases:
+            shared[env] = cases
+    if not shared:
         return None
-    pairs = {env: [_means(by_env[each], shared[env]) for each in (first, env)] for env in others}
-    controls, values = (
-        [env for env in others if is_control(env)],
-        [env for env in others if not is_control(env)],
-    )
-    comparisons = _comparisons(pairs, controls) | _comparisons(pairs, values)
-    cases = {
-        (env, case): [list(by_env[each][case].values()) for each in (first, env)]
-        for env in others
-        for case in shared[env]
-    }
-    counts = Counter(
-        (env, each.verdict) for (env, _), each in _comparisons(cases, list(cases)).items()
-    )
+    controls: dict[str, _Pair] = {}
+    values: dict[str, _Pair] = {}
+    times: dict[tuple[str, Hashable], _Pair] = {}
+    for env, cases in shared.items():
+        means = values
+        if is_control(env):
+            means = controls
+        means[env] = _means(by_env[first], cases), _means(by_env[env], cases)
+        for case in cases:
+            times[env, case] = [*by_env[first][case].values()], [*by_env[env][case].values()]
+    comparisons = _comparisons(controls) | _comparisons(values)
+    counts = Counter((env, each.verdict) for (env, _), each in _comparisons(times).items())
     comparison = EnvComparison(
         first=first,
         ratios=[
             EnvRatio(
                 env=env,
-                cases=len(shared[env]),
+                cases=len(cases),
                 faster=counts[env, Verdict.FASTER],
                 slower=counts[env, Verdict.SLOWER],
                 comparison=comparisons[env],
             )
-            for env in others
+            for env, cases in shared.items()
         ],
     )
-    return comparison if comparison.is_sound else _without_verdicts(comparison)
+    if not comparison.is_sound:
+        return _without_verdicts(comparison)
+    return comparison
 
 
 def _without_verdicts(comparison: EnvComparison) -> EnvComparison:
@@ -162,12 +162,10 @@ def _without_verdicts(comparison: EnvComparison) -> EnvComparison:
     return replace(comparison, ratios=ratios)
 
 
-def _comparisons(
-    pairs: Mapping[KeyT, Sequence[Sequence[float]]], keys: Sequence[KeyT]
-) -> dict[KeyT, Comparison]:
-    """Return the comparisons of some pairs, judged as one family."""
-    comparisons = stats.compare_family([(pairs[key][0], pairs[key][1]) for key in keys])
-    return dict(zip(keys, comparisons, strict=True))
+def _comparisons(pairs: Mapping[KeyT, _Pair]) -> dict[KeyT, Comparison]:
+    """Return the comparisons of pairs, judged as one family."""
+    comparisons = stats.compare_family(list(pairs.values()))
+    return dict(zip(pairs, comparisons, strict=True))
 
 
 def _shared_cases(first: _Times, other: _Times) -> list[Hashable]:
@@ -238,44 +236,59 @@ def _collective_times(records: Iterable[Record]) -> dict[str, _Times]:
 # ------------------------------------------------------------------------------------ the variables
 
 
-def variable_sentences(info: RunInfo) -> list[str]:
+def variable_findings(info: RunInfo) -> list[Finding]:
     """Return whether the ranks had the variables as asked, and what NCCL's log says.
 
-    None if no variable was varied.
+    Empty if no variable was varied.
     """
     launches = [launch for launch in info.get("launches") or () if launch.get("variables")]
     if not launches:
         return []
-    unlike = [texts for launch in launches if (texts := _unlike(launch))]
-    names = list(dict.fromkeys(name for launch in launches for name in launch["variables"]))
-    extent = f"{len(launches) - len(unlike)} of {counted(len(launches), 'start')}"
-    sentences = [f"In {extent} every rank had {', '.join(names)} as asked."]
-    sentences += dict.fromkeys(f"{text}." for texts in unlike for text in texts)
-    if logged := [
-        name for name in names if any(launch["variables"][name]["nccl"] for launch in launches)
-    ]:
-        sentences.append(f"NCCL's log states that it read {', '.join(logged)}.")
-    unlogged = [name for name in names if name.startswith("NCCL_") and name not in logged]
-    return sentences + ([f"NCCL's log does not mention {', '.join(unlogged)}."] if unlogged else [])
+    unlike: list[Finding] = []
+    right, names, logged = 0, dict[str, None](), set[str]()
+    for launch in launches:
+        differences = _unlike(launch)
+        right += not differences
+        unlike += [each for each in differences if each not in unlike]
+        for name, values in launch["variables"].items():
+            names[name] = None
+            if values["nccl"]:
+                logged.add(name)
+    findings = [
+        Finding(
+            "variables_set",
+            numbers={"right": right, "starts": len(launches), "names": tuple(names)},
+        ),
+        *unlike,
+    ]
+    read = tuple(name for name in names if name in logged)
+    if read:
+        findings.append(Finding("variables_logged", numbers={"names": read}))
+    unread = tuple(name for name in names if name.startswith("NCCL_") and name not in logged)
+    if unread:
+        findings.append(Finding("variables_unlogged", numbers={"names": unread}))
+    return findings
 
 
-def _unlike(launch: Launch) -> list[str]:
+def variable_sentences(info: RunInfo) -> list[str]:
+    """Return `variable_findings` in words."""
+    return [str(finding) for finding in variable_findings(info)]
+
+
+def _unlike(launch: Launch) -> list[Finding]:
     """Return how the variables of a launch's ranks, and the values that NCCL read, differ from what
     was asked.
     """
-    requested, texts = variables_of(launch["env"]), []
+    requested, findings = variables_of(launch["env"]), []
     for name, values in launch["variables"].items():
         value = requested.get(name)
+        setting = f"{name}={value or 'default'}"
         if list(values["ranks"]) != [value]:
-            texts.append(f"With {name}={value or 'default'} the ranks had {_listed(values)}")
-        if (
-            value is not None
-            and values["nccl"]
-            and {text.lower() for text in values["nccl"]} != {value.lower()}
-        ):
-            texts.append(f"With {name}={value} NCCL read {', '.join(values['nccl'])}")
-    return texts
-
-
-def _listed(values: VariableValues) -> str:
-    return " or ".join("no value" if value is None else value for value in values["ranks"])
+            had = [each or "no value" for each in values["ranks"]]
+            numbers = {"had": " or ".join(had)}
+            findings.append(Finding("variables_ranks_had", setting, numbers))
+        read = {text.lower() for text in values["nccl"]}
+        if value is not None and read and read != {value.lower()}:
+            texts = {"read": tuple(values["nccl"])}
+            findings.append(Finding("variables_nccl_read", setting, texts))
+    return findings

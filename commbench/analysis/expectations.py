@@ -9,13 +9,14 @@ tested is never met.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TypeAlias
 
 from commbench.analysis.prediction.links import limit_of
 from commbench.analysis.runs import straggler_findings
@@ -24,6 +25,7 @@ from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
 from commbench.errors import InputError
+from commbench.findings import Finding
 from commbench.results import Run
 from commbench.schema import JsonObject
 from commbench.units import format_link_rate, format_size, parse_link_rate, parse_size
@@ -100,6 +102,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
     }
 )
 COMPARISONS = ("<=", ">=", "<", ">", "=")
+_HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +149,7 @@ class Expectation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Judged:
     """A row held against an expectation."""
 
     name: str
@@ -156,8 +159,8 @@ class Finding:
     high: float | None = None
     bound: float | None = None
     """In the unit of the value; None for a word."""
-    reason: str = ""
-    """A sentence for a row that is not tested or not shown; empty otherwise."""
+    reason: Finding | None = None
+    """Why a row is not tested or not shown; None otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +168,12 @@ class Answer:
     """An expectation with what was found."""
 
     expectation: Expectation
-    findings: Sequence[Finding]
+    rows: Sequence[Judged]
 
     @property
     def outcome(self) -> Outcome:
         """The worst outcome of its rows."""
-        return worst(finding.outcome for finding in self.findings)
+        return worst(row.outcome for row in self.rows)
 
     def to_json(self) -> JsonObject:
         """Return the object of ``commbench check --json``."""
@@ -180,14 +183,14 @@ class Answer:
             "unit": self.expectation.kind.unit,
             "rows": [
                 {
-                    "case": finding.name,
-                    "outcome": str(finding.outcome),
-                    "value": finding.value,
-                    "ci": None if finding.low is None else [finding.low, finding.high],
-                    "bound": finding.bound,
-                    "reason": finding.reason,
+                    "case": row.name,
+                    "outcome": str(row.outcome),
+                    "value": row.value,
+                    "ci": None if row.low is None else [row.low, row.high],
+                    "bound": row.bound,
+                    "reason": "" if row.reason is None else str(row.reason),
                 }
-                for finding in self.findings
+                for row in self.rows
             ],
         }
 
@@ -201,35 +204,31 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 # -------------------------------------------------------------------------------------- the grammar
 
 
-class _Scanner:
-    """Reads an expectation from left to right; an error shows the place by a caret."""
+_EXPECTATION = re.compile(
+    r"""
+    \s*
+    (?:
+        (?P<operation>\w+)\s*(?=[@:\[])
+        (?:@\s*(?P<sizes>[\w.][\w.,:]*?(?=\s*(?::\s*[a-z]|\[|:?\s*$))|)\s*)?
+        (?:\[\s*(?P<filters>[^\]]*)(?P<close>\]?)\s*)?
+        (?P<colon>:?)\s*
+    )?
+    (?P<metric>\w*)\s*
+    (?P<comparison><=|>=|<|>|==?|)\s*
+    (?P<number>(?:[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)?)\s*
+    (?P<star>\*?)\s*
+    (?P<word>[\w/+.%-]*)\s*
+    """,
+    re.VERBOSE,
+)
+Match: TypeAlias = "re.Match[str]"
 
-    SPACE: ClassVar[re.Pattern[str]] = re.compile(r"\s*")
 
-    def __init__(self, text: str) -> None:
-        self.text, self.place = text, 0
-        self.skip()
-
-    def skip(self) -> None:
-        match = self.SPACE.match(self.text, self.place)
-        self.place = match.end() if match else self.place
-
-    def take(self, pattern: str) -> str:
-        """Return what matches here, and go on behind it and the space that follows.
-
-        Empty if nothing matches.
-        """
-        match = re.compile(pattern).match(self.text, self.place)
-        if not match:
-            return ""
-        self.place = match.end()
-        self.skip()
-        return match[0]
-
-    def fail(self, what: str, place: int | None = None) -> InputError:
-        """Return the error with the sentence and the caret."""
-        at = self.place if place is None else place
-        return InputError(f"--expect: {what}.\n  {self.text}\n  {' ' * at}^")
+def _error(match: Match, what: str, place: str | int) -> InputError:
+    """Return the error with a sentence, the text, and a caret below a group or an index."""
+    if isinstance(place, str):
+        place = match.start(place)
+    return InputError(f"--expect: {what}.\n  {match.string}\n  {' ' * place}^")
 
 
 def parse_expectation(text: str) -> Expectation:
@@ -239,30 +238,37 @@ def parse_expectation(text: str) -> Expectation:
         InputError: it is not understood; the message has one sentence, the text, and a caret below
             the place.
     """
-    scanner = _Scanner(text)
-    operation, sizes, filters = _parse_case(scanner)
-    start = scanner.place
-    name = scanner.take(r"\w+")
+    match = _EXPECTATION.match(text)
+    assert match is not None  # noqa: S101 - each part may be empty
+    operation = match["operation"] or ""
+    sizes = _parse_sizes(match)
+    filters = _parse_filters(match)
+    if operation and not match["colon"]:
+        what = "a colon is missing between the case and the metric"
+        raise _error(match, f"{what}; write {operation}: time <= 3us", "colon")
+    name, comparison = match["metric"], match["comparison"].replace("==", "=")
     if name not in METRICS:
-        raise scanner.fail(
-            f"{name or 'the end'} is no metric; write one of {', '.join(METRICS)}", start
-        )
+        what = f"{name or 'the end'} is no metric; write one of {', '.join(METRICS)}"
+        raise _error(match, what, "metric")
     metric = METRICS[name]
-    if metric.of_training and operation != TRAIN and operation:
-        raise scanner.fail(f"{name} is of training; write {TRAIN}: {name}", start)
+    if metric.of_training and operation not in {"", TRAIN}:
+        raise _error(match, f"{name} is of training; write {TRAIN}: {name}", "metric")
     if operation == TRAIN and not metric.of_training:
         training = ", ".join(each for each, entry in METRICS.items() if entry.of_training)
-        raise scanner.fail(f"{name} is not of training; write one of {training}", start)
-    start = scanner.place
-    comparison = scanner.take("<=|>=|<|>|==?").replace("==", "=")
+        raise _error(match, f"{name} is not of training; write one of {training}", "metric")
     if not comparison:
-        raise scanner.fail(f"a comparison is missing; write one of {', '.join(COMPARISONS)}", start)
+        what = f"a comparison is missing; write one of {', '.join(COMPARISONS)}"
+        raise _error(match, what, "comparison")
     if (comparison == "=") != metric.is_exact:
         usual = "=" if metric.is_exact else "<=, <, >= or >"
-        raise scanner.fail(f"{name} takes {usual}", start)
-    bound, of_link, word = _parse_bound(scanner, name, metric)
-    if scanner.place < len(text):
-        raise scanner.fail("the expectation should end here")
+        raise _error(match, f"{name} takes {usual}", "comparison")
+    bound, of_link, word = math.nan, False, ""
+    if metric.units:
+        bound, of_link = _parse_bound(match, metric)
+    else:
+        word = _parse_word(match)
+    if match.end() < len(text):
+        raise _error(match, "the expectation should end here", match.end())
     return Expectation(
         text=text.strip(),
         metric=name,
@@ -276,98 +282,81 @@ def parse_expectation(text: str) -> Expectation:
     )
 
 
-def _parse_case(scanner: _Scanner) -> tuple[str, Sequence[tuple[int, int]], dict[str, str]]:
-    """Return operation, sizes and filters; nothing is taken if there is no case."""
-    begin = scanner.place
-    name = scanner.take(r"\w+(?=\s*[@:\[])")
-    if not name:
-        return "", (), {}
-    if name not in OPERATIONS and name != TRAIN:
-        raise scanner.fail(
-            f"{name} is no operation; write {TRAIN} or one of {', '.join(OPERATIONS)}", begin
-        )
-    sizes: Sequence[tuple[int, int]] = ()
-    if name != TRAIN and scanner.take("@"):
-        start = scanner.place
-        text = scanner.take(r"[\w.][\w.,:]*?(?=\s*(?::\s*[a-z]|\[|:?\s*$))")
-        if not text:
-            raise scanner.fail(
-                "sizes are missing; write 8, 1K,64K or 8:64M, and a colon behind them", start
-            )
-        sizes = _parse_sizes(scanner, text, start)
-    columns = TrainingRow if name == TRAIN else Row
-    filters = (
-        _parse_filters(scanner, {each.name for each in fields(columns)})
-        if scanner.take(r"\[")
-        else {}
-    )
-    if not scanner.take(":"):
-        raise scanner.fail(
-            f"a colon is missing between the case and the metric; write {name}: time <= 3us"
-        )
-    return name, sizes, filters
-
-
-def _parse_sizes(scanner: _Scanner, text: str, place: int) -> Sequence[tuple[int, int]]:
+def _parse_sizes(match: Match) -> Sequence[tuple[int, int]]:
+    """Return the sizes of a known operation, as in `Expectation`."""
+    operation, text = match["operation"], match["sizes"]
+    if operation is not None and operation not in OPERATIONS and operation != TRAIN:
+        what = f"{operation} is no operation; write {TRAIN} or one of {', '.join(OPERATIONS)}"
+        raise _error(match, what, "operation")
+    if text is None:
+        return ()
+    if operation == TRAIN:
+        raise _error(match, f"{TRAIN} has no sizes", match.end("operation"))
+    if not text:
+        what = "sizes are missing; write 8, 1K,64K or 8:64M, and a colon behind them"
+        raise _error(match, what, "sizes")
     try:
         ends = [[parse_size(end) for end in item.split(":")] for item in text.split(",")]
     except InputError as error:
-        raise scanner.fail(str(error).rstrip("."), place) from error
+        raise _error(match, str(error).rstrip("."), "sizes") from error
     if any(len(each) > 2 or each[0] > each[-1] for each in ends):  # noqa: PLR2004 - first and last
-        raise scanner.fail("a range of sizes is FIRST:LAST, such as 8:64M", place)
+        raise _error(match, "a range of sizes is FIRST:LAST, such as 8:64M", "sizes")
     return [(each[0], each[-1]) for each in ends]
 
 
-def _parse_filters(scanner: _Scanner, columns: set[str]) -> dict[str, str]:
+def _parse_filters(match: Match) -> dict[str, str]:
+    """Return the columns and their values."""
+    if match["filters"] is None:
+        return {}
+    row_class = TrainingRow if match["operation"] == TRAIN else Row
+    columns = {each.name for each in fields(row_class)}
     filters = {}
-    while True:
-        start = scanner.place
-        name = scanner.take(r"\w+")
-        if name not in columns:
-            raise scanner.fail(
-                f"{name or 'the end'} is no column; docs/columns.md lists them", start
-            )
-        if not scanner.take("="):
-            raise scanner.fail(f"= and a value are missing behind {name}")
-        filters[name] = scanner.take(r"[^,\]]+").strip()
-        if not filters[name]:
-            raise scanner.fail(f"a value is missing for {name}")
-        if scanner.take(r"\]"):
-            return filters
-        if not scanner.take(","):
-            raise scanner.fail("] or a comma is missing")
+    place = match.start("filters")
+    for item in match["filters"].split(","):
+        name, equals, value = item.partition("=")
+        column = name.strip()
+        if column not in columns:
+            what = f"{column or 'the end'} is no column; docs/columns.md lists them"
+            raise _error(match, what, place)
+        if not equals:
+            raise _error(match, f"= and a value are missing behind {column}", place + len(name))
+        if not value.strip():
+            raise _error(match, f"a value is missing for {column}", place + len(name) + 1)
+        filters[column] = value.strip()
+        place += len(item) + 1
+    if not match["close"]:
+        raise _error(match, "] or a comma is missing", match.end("filters"))
+    return filters
 
 
-def _parse_bound(scanner: _Scanner, name: str, metric: Metric) -> tuple[float, bool, str]:
-    """Return the bound, whether it is a factor of the link's rate, and the word."""
-    start = scanner.place
-    if not metric.units:
-        word = scanner.take(r"[\w/+.-]+")
-        if not word:
-            raise scanner.fail(
-                f"a word is missing; write {name} = tcp" if name == "transport" else "write none",
-                start,
-            )
-        if name == "stragglers" and word != "none":
-            raise scanner.fail("stragglers can only be none", start)
-        return math.nan, False, word
-    text = scanner.take(r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-    if metric.is_rate and not text and scanner.take("link"):
-        return 1.0, True, ""
-    if not text:
-        raise scanner.fail("a number is missing", start)
-    number = float(text)
-    if metric.is_rate and scanner.take(r"\*"):
-        if not scanner.take("link"):
-            raise scanner.fail("link is missing behind *")
-        return number, True, ""
-    start = scanner.place
-    unit = scanner.take(r"[A-Za-z%/]+")
-    if unit not in metric.units:
-        units = ", ".join(metric.units)
+def _parse_word(match: Match) -> str:
+    """Return the bound of a metric that is a word."""
+    word = match.string[match.start("number") : match.end("word")]
+    if match["metric"] == "stragglers" and word != "none":
+        raise _error(match, "stragglers can only be none; write none", "number")
+    if not word:
+        raise _error(match, "a word is missing; write transport = tcp", "number")
+    return word
+
+
+def _parse_bound(match: Match, metric: Metric) -> tuple[float, bool]:
+    """Return the bound, and whether it is a factor of the link's rate."""
+    number, word = match["number"], match["word"]
+    if metric.is_rate and not number and not match["star"] and word == "link":
+        return 1.0, True
+    if not number:
+        raise _error(match, "a number is missing", "number")
+    if metric.is_rate and match["star"]:
+        if word != "link":
+            raise _error(match, "link is missing behind *", "word")
+        return float(number), True
+    if word not in metric.units or match["star"]:
+        name, units = match["metric"], ", ".join(metric.units)
         wanted = f"a unit of {name} is needed: {units}" if units else f"{name} has no unit"
-        raise scanner.fail(f"{wanted}{' or *link' if metric.is_rate else ''}", start)
-    return number * metric.units[unit], False, ""
+        if metric.is_rate:
+            wanted = f"{wanted} or *link"
+        raise _error(match, wanted, "star" if match["star"] else "word")
+    return float(number) * metric.units[word], False
 
 
 def read_expectations(options: Sequence[str]) -> list[Expectation]:
@@ -416,37 +405,36 @@ def judge(run: Run, expectations: Sequence[Expectation], link: str = "") -> list
     rate = parse_link_rate(link) if link else None
     if link and not rate:
         raise InputError(f"--link {link} is not understood; write a rate such as 200gbit.")
-    return [Answer(expectation=each, findings=_findings(run, each, rate)) for each in expectations]
+    return [Answer(expectation=each, rows=_judge(run, each, rate)) for each in expectations]
 
 
-def _findings(run: Run, expectation: Expectation, rate_bps: int | None) -> list[Finding]:
+def _judge(run: Run, expectation: Expectation, rate_bps: int | None) -> list[Judged]:
     if expectation.metric == "stragglers":
         return [_judge_stragglers(run)]
-    rows: Sequence[Row | TrainingRow] = (
-        run.training_rows if expectation.kind.of_training else run.rows
-    )
-    covered = [
-        row for row in rows if expectation.covers(row) and not _is_baseline(row, expectation)
-    ]
-    findings = [_judge_row(run, expectation, row, rate_bps) for row in covered]
-    measured = {row.message_bytes for row in covered if isinstance(row, Row)}
+    rows: Sequence[Row | TrainingRow] = run.rows
+    if expectation.kind.of_training:
+        rows = run.training_rows
+    judged, measured = [], set()
+    for row in rows:
+        if expectation.covers(row) and not _is_baseline(row, expectation):
+            judged.append(_judge_row(run, expectation, row, rate_bps))
+            if isinstance(row, Row):
+                measured.add(row.message_bytes or -1)
     for first, last in expectation.sizes:
-        if not any(size is not None and first <= size <= last for size in measured):
-            sizes = (
-                format_size(first)
-                if first == last
-                else f"{format_size(first)} to {format_size(last)}"
-            )
-            name = f"{expectation.operation} {sizes}"
-            findings.append(
-                Finding(name=name, outcome=Outcome.NOT_TESTED, reason="The run has no such row.")
-            )
-    if not findings:
+        if not any(first <= size <= last for size in measured):
+            sizes = format_size(first)
+            if last > first:
+                sizes = f"{sizes} to {format_size(last)}"
+            judged.append(_untested(f"{expectation.operation} {sizes}", "check_no_row"))
+    if not judged:
         name = expectation.operation or (TRAIN if expectation.kind.of_training else "any case")
-        findings.append(
-            Finding(name=name, outcome=Outcome.NOT_TESTED, reason="The run has no such row.")
-        )
-    return findings
+        judged.append(_untested(name, "check_no_row"))
+    return judged
+
+
+def _untested(name: str, code: str, **numbers: str) -> Judged:
+    reason = Finding(code, numbers=numbers)
+    return Judged(name=name, outcome=Outcome.NOT_TESTED, reason=reason)
 
 
 def _is_baseline(row: Row | TrainingRow, expectation: Expectation) -> bool:
@@ -461,40 +449,33 @@ def _is_baseline(row: Row | TrainingRow, expectation: Expectation) -> bool:
 
 def _judge_row(
     run: Run, expectation: Expectation, row: Row | TrainingRow, rate_bps: int | None
-) -> Finding:
+) -> Judged:
     name, metric = name_of(row), expectation.kind
     value = getattr(row, metric.column)
     if metric.column != "wrong" and row.status != "ok":
-        reason = row.reason or f"The row's status is {row.status}."
-        return Finding(name=name, outcome=Outcome.NOT_TESTED, reason=reason)
+        if row.reason:
+            return _untested(name, "stated", sentence=row.reason)
+        return _untested(name, "check_status", status=row.status)
     if value is None or value == "":
-        reason = (
-            "The result was not verified."
-            if metric.column == "wrong"
-            else f"The row has no {metric.column}."
-        )
-        return Finding(name=name, outcome=Outcome.NOT_TESTED, reason=reason)
+        code = "check_unverified" if metric.column == "wrong" else "check_empty"
+        return _untested(name, code, column=metric.column)
     if expectation.word:
-        is_met = value.lower() == expectation.word.lower() or value.lower().startswith(
-            f"{expectation.word.lower()}/"
-        )
-        return Finding(name=name, outcome=Outcome.MET if is_met else Outcome.NOT_MET, value=value)
-    bound = expectation.bound * (_link_GBps(run, row, rate_bps) if expectation.of_link else 1.0)
-    low, high = (value, value) if metric.is_exact else interval_of(row, metric)
-    outcome = _outcome(expectation.comparison, bound, low, high)
-    reason = ""
-    if outcome is Outcome.NOT_SHOWN:
-        reason = "The row has no interval." if low is None else "The interval holds the bound."
-    if outcome is Outcome.MET and not metric.is_exact and "one_launch" in row.flags.split(";"):
-        outcome, reason = Outcome.NOT_SHOWN, "One launch does not show how much launches differ."
-    return Finding(
-        name=name,
-        outcome=outcome,
-        value=value,
-        low=None if metric.is_exact else low,
-        high=None if metric.is_exact else high,
-        bound=bound,
-        reason=reason,
+        found, wanted = value.lower(), expectation.word.lower()
+        is_met = found == wanted or found.startswith(f"{wanted}/")
+        return Judged(name=name, outcome=Outcome.MET if is_met else Outcome.NOT_MET, value=value)
+    bound = expectation.bound
+    if expectation.of_link:
+        bound *= _link_GBps(run, row, rate_bps)
+    if metric.is_exact:
+        outcome = Outcome.MET if value == bound else Outcome.NOT_MET
+        return Judged(name=name, outcome=outcome, value=value, bound=bound)
+    low, high = interval_of(row, metric)
+    outcome, code = _outcome(expectation.comparison, bound, low, high)
+    if outcome is Outcome.MET and "one_launch" in row.flags.split(";"):
+        outcome, code = Outcome.NOT_SHOWN, "check_one_launch"
+    reason = Finding(code) if code else None
+    return Judged(
+        name=name, outcome=outcome, value=value, low=low, high=high, bound=bound, reason=reason
     )
 
 
@@ -511,21 +492,23 @@ def interval_of(row: Row | TrainingRow, metric: Metric) -> tuple[float, float] |
     return rate * time / high, rate * time / low
 
 
-def _outcome(comparison: str, bound: float, low: float | None, high: float | None) -> Outcome:
-    """Return whether an interval lies on the right side of a bound, on the wrong side, or neither
-    is shown.
+def _outcome(
+    comparison: str, bound: float, low: float | None, high: float | None
+) -> tuple[Outcome, str]:
+    """Return whether an interval lies on the right side of a bound or on the wrong side; if neither
+    is shown, the code of the reason.
     """
     if low is None or high is None:
-        return Outcome.NOT_SHOWN
-    if comparison == "=":
-        return Outcome.MET if low == bound else Outcome.NOT_MET
-    is_met = {"<=": high <= bound, "<": high < bound, ">=": low >= bound, ">": low > bound}[
-        comparison
-    ]
-    is_missed = {"<=": low > bound, "<": low >= bound, ">=": high < bound, ">": high <= bound}[
-        comparison
-    ]
-    return Outcome.MET if is_met else Outcome.NOT_MET if is_missed else Outcome.NOT_SHOWN
+        return Outcome.NOT_SHOWN, "check_no_interval"
+    holds = _HOLDS[comparison]
+    best, worst = low, high
+    if comparison in {">", ">="}:
+        best, worst = high, low
+    if holds(worst, bound):
+        return Outcome.MET, ""
+    if not holds(best, bound):
+        return Outcome.NOT_MET, ""
+    return Outcome.NOT_SHOWN, "check_holds_bound"
 
 
 def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:  # noqa: N802 - a unit
@@ -546,34 +529,32 @@ def _link_GBps(run: Run, row: Row | TrainingRow, rate_bps: int | None) -> float:
     return limit.bound_bps / 8e9
 
 
-def _judge_stragglers(run: Run) -> Finding:
-    findings = straggler_findings(run)
-    if findings.stragglers:
-        names = "; ".join(str(straggler) for straggler in findings.stragglers)
-        return Finding(name="all ranks", outcome=Outcome.NOT_MET, value=names)
-    if not findings.comparisons:
-        reason = (
-            " ".join(findings.remarks) or "The run compares no ranks; measure the suite matrix."
-        )
-        return Finding(name="all ranks", outcome=Outcome.NOT_TESTED, reason=reason)
-    return Finding(name="all ranks", outcome=Outcome.MET, value="none")
+def _judge_stragglers(run: Run) -> Judged:
+    search = straggler_findings(run)
+    if not search.comparisons:
+        reason = search.remarks[0] if search.remarks else Finding("check_no_ranks")
+        return Judged(name="all ranks", outcome=Outcome.NOT_TESTED, reason=reason)
+    names = dict.fromkeys(straggler.name for straggler in search.stragglers)
+    if names:
+        return Judged(name="all ranks", outcome=Outcome.NOT_MET, value=", ".join(names))
+    return Judged(name="all ranks", outcome=Outcome.MET, value="none")
 
 
 def name_of(row: Row | TrainingRow) -> str:
     """Return the name of a row in the answers."""
     if isinstance(row, TrainingRow):
         caps = "default" if row.bucket_cap_mb == DEFAULT_CAP else f"{row.bucket_cap_mb} MiB"
-        return " ".join(filter(None, [row.workload, row.hook, f"{caps} buckets", row.env]))
-    size = format_size(row.message_bytes) if row.message_bytes else ""
-    words = [
-        row.backend,
-        row.operation,
-        size,
-        "" if row.pattern == "flat" else row.pattern,
-        row.env,
-    ]
-    state = f"({row.state} state)" if row.state else ""
-    return " ".join(filter(None, [*words, state]))
+        words = [row.workload, row.hook, f"{caps} buckets", row.env]
+        return " ".join(filter(None, words))
+    words = [row.backend, row.operation]
+    if row.message_bytes:
+        words.append(format_size(row.message_bytes))
+    if row.pattern != "flat":
+        words.append(row.pattern)
+    words.append(row.env)
+    if row.state:
+        words.append(f"({row.state} state)")
+    return " ".join(filter(None, words))
 
 
 def _is_value(value: object, text: str) -> bool:
@@ -588,12 +569,13 @@ def _is_value(value: object, text: str) -> bool:
     return str(value or "") == text
 
 
-def describe_link(link: str, run: Run) -> str:
-    """Return a clause on the link's rate that was used; empty if it is unknown."""
+def link_used(link: str, run: Run) -> Finding | None:
+    """Return the link's rate that was used; None if it is unknown."""
     if link:
-        return f"link: {format_link_rate(parse_link_rate(link) or 0)} (--link)"
+        rate = format_link_rate(parse_link_rate(link) or 0)
+        return Finding("check_link_given", numbers={"rate": rate})
     for row in run.rows:
         limit = limit_of(row, run.info)
         if limit is not None:
-            return f"link: {limit}"
-    return ""
+            return Finding("check_link", numbers={"limit": str(limit)})
+    return None

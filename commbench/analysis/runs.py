@@ -5,7 +5,7 @@ from __future__ import annotations
 from commbench.analysis import scaling
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.soak import Soak, soak_of
-from commbench.analysis.stragglers import Findings, find_stragglers
+from commbench.analysis.stragglers import Search, find_stragglers
 from commbench.engine.records import Row
 from commbench.results import Run, once_per_run
 from commbench.results.info import network_records
@@ -23,7 +23,7 @@ def network_model(run: Run) -> NetworkModel:
 
 
 @once_per_run
-def straggler_findings(run: Run) -> Findings:
+def straggler_findings(run: Run) -> Search:
     """Return the hosts, ranks and links that are slower than their peers."""
     return find_stragglers(run.matrices, run.records, run.info)
 

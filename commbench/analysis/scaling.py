@@ -15,9 +15,10 @@ from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.records import Record, Row
+from commbench.engine.visits import launch_value
 from commbench.results.info import RunInfo, measures_interconnect
 from commbench.results.summary import RowKey, keyed_records, keyed_rows
-from commbench.stats import Floats
+from commbench.stats import DEFAULT_LEVEL, Floats
 
 #: Sizes that differ by less count as equal: a rank's share is rounded up to one element.
 SAME_SIZE = 0.01
@@ -100,18 +101,23 @@ def _alike(case: Case, known_keys: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]
 
 def _growth(by_ranks: Mapping[int, tuple[Case, Row, list[Record]]]) -> Growth:
     first, last = min(by_ranks), max(by_ranks)
-    first_medians, last_medians = (_medians(by_ranks[ranks][2]) for ranks in (first, last))
-    paired = sorted(first_medians.keys() & last_medians.keys())
-    times = (
-        [first_medians[launch] for launch in paired],
-        [last_medians[launch] for launch in paired],
-    )
-    ratio, interval = by_ranks[last][1].time_us or 0.0, None
-    ratio /= by_ranks[first][1].time_us or math.nan
+    before, after = (_launch_values(by_ranks[ranks][2]) for ranks in (first, last))
+    paired = sorted(before.keys() & after.keys())
     if len(paired) > 1:
-        ratio, interval = stats.ratio_interval(*times, level=0.95, seed=0, paired=True)
+        ratio, interval = stats.ratio_interval(
+            [before[launch] for launch in paired],
+            [after[launch] for launch in paired],
+            level=DEFAULT_LEVEL,
+            seed=0,
+            paired=True,
+        )
+    else:
+        ratio = (by_ranks[last][1].time_us or 0.0) / (by_ranks[first][1].time_us or math.nan)
+        interval = None
     rows = {ranks: row for ranks, (_, row, _) in by_ranks.items()}
-    law = law_of(rows) if all(map(measures_interconnect, rows.values())) else ""
+    law = ""
+    if all(map(measures_interconnect, rows.values())):
+        law = law_of(rows)
     if law == "constant" and not (
         interval and interval.high <= CONSTANT and interval.low >= 1 / CONSTANT
     ):
@@ -119,12 +125,12 @@ def _growth(by_ranks: Mapping[int, tuple[Case, Row, list[Record]]]) -> Growth:
     return Growth(case=by_ranks[last][0], rows=rows, ratio=ratio, interval=interval, law=law)
 
 
-def _medians(records: Iterable[Record]) -> dict[int, float]:
-    """Return the median time of each launch."""
+def _launch_values(records: Iterable[Record]) -> dict[int, float]:
+    """Return the time of each launch in microseconds, as in rows."""
     return {
-        r.launch: float(np.median(r.times_us))
-        for r in records
-        if r.status == "ok" and len(r.times_us)
+        record.launch: launch_value(record)
+        for record in records
+        if record.status == "ok" and len(record.times_us)
     }
 
 

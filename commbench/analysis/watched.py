@@ -15,9 +15,9 @@ import numpy as np
 
 from commbench.analysis.stragglers.judging import ALPHA, RELEVANT, judge, rank_sum_p
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.findings import Finding
 from commbench.results.info import RunInfo
 from commbench.stats import median
-from commbench.units import counted, three_digits
 
 #: The part of a step in which it waits for gradients.
 EXPOSED = "exposed communication of gradients"
@@ -47,20 +47,17 @@ class RankTime(NamedTuple):
 def parts_of(record: TrainingRecord) -> list[Part]:
     """Return the parts of the mean step; they add up to it, because the last one is the rest."""
     step_ms, exposed_ms = fmean(record.step_ms), record.exposed_comm_ms or 0.0
-    parts_ms = {
-        **(
-            {"broadcast of buffers, as of BatchNorm": record.broadcast_ms}
-            if record.broadcast_ms
-            else {}
-        ),
+    parts_ms: dict[str, float] = {}
+    if record.broadcast_ms:
+        parts_ms["broadcast of buffers, as of BatchNorm"] = record.broadcast_ms
+    parts_ms |= {
         "forward pass, with the loss": record.forward_ms or 0.0,
         "backward pass, without exposed communication": (record.backward_ms or 0.0) - exposed_ms,
         EXPOSED: exposed_ms,
         "optimiser": record.optimizer_ms or 0.0,
     }
-    parts_ms["other, such as loading data, logging, saving"] = max(
-        0.0, step_ms - sum(parts_ms.values())
-    )
+    rest_ms = step_ms - sum(parts_ms.values())
+    parts_ms["other, such as loading data, logging, saving"] = max(0.0, rest_ms)
     return [Part(name, ms, ms / step_ms) for name, ms in parts_ms.items()]
 
 
@@ -71,13 +68,13 @@ def rank_times(record: TrainingRecord, info: RunInfo) -> list[RankTime]:
     return [RankTime(rank, hosts.get(rank, ""), ms) for rank, ms in enumerate(medians_ms)]
 
 
-def watched_headline(record: TrainingRecord) -> str:
+def watched_headline(record: TrainingRecord) -> Finding:
     """Return the share of a watched step that hiding communication could save."""
-    exposed = next(part for part in parts_of(record) if part.name == EXPOSED)
-    return f"{100 * exposed.share:.0f} % of a step is {EXPOSED}."
+    share = (record.exposed_comm_ms or 0.0) / fmean(record.step_ms)
+    return Finding(code="watched_exposed", numbers={"share": share})
 
 
-def watched_sentences(record: TrainingRecord, info: RunInfo) -> list[str]:
+def watched_findings(record: TrainingRecord, info: RunInfo) -> list[Finding]:
     """Return the mean step, the range of ranks, the straggler and the bound of a watched training.
 
     Args:
@@ -86,34 +83,51 @@ def watched_sentences(record: TrainingRecord, info: RunInfo) -> list[str]:
     """
     step_ms = fmean(record.step_ms)
     ranks = rank_times(record, info)
-    fastest, slowest = (choose(ranks, key=lambda each: each.computing_ms) for choose in (min, max))
-    mean = (
-        f"A step takes {three_digits(step_ms)} ms on average over"
-        f" {counted(len(record.step_ms), 'step')}, {three_digits(median(record.step_ms))} ms in the"
-        " median. The parts are of the rank that the others wait for."
-    )
-    skew = (
-        "Between two exchanges of gradients a rank computes for"
-        f" {three_digits(fastest.computing_ms)} ms (rank {fastest.rank}) to"
-        f" {three_digits(slowest.computing_ms)} ms (rank {slowest.rank})."
-    )
-    straggler = _straggler_sentence(find_straggler(record.computing_ms), ranks)
+    fastest = min(ranks, key=_computing_ms)
+    slowest = max(ranks, key=_computing_ms)
+    words = itertools.dropwhile(lambda word: word != "--", info["argv"])
     return [
-        mean,
-        f"{skew} {straggler}",
-        _bound_sentence(step_ms, record.exposed_comm_ms or 0.0, info),
+        Finding(
+            "watched_step",
+            numbers={
+                "mean_ms": step_ms,
+                "median_ms": median(record.step_ms),
+                "steps": len(record.step_ms),
+            },
+        ),
+        Finding(
+            "watched_ranks",
+            numbers={
+                "fastest": fastest.rank,
+                "fastest_ms": fastest.computing_ms,
+                "slowest": slowest.rank,
+                "slowest_ms": slowest.computing_ms,
+            },
+        ),
+        _straggler(find_straggler(record.computing_ms), ranks),
+        Finding(
+            "watched_bound",
+            numbers={
+                "gain": step_ms / (step_ms - (record.exposed_comm_ms or 0.0)),
+                "command": shlex.join(itertools.islice(words, 1, None)),
+            },
+        ),
     ]
+
+
+def _computing_ms(rank: RankTime) -> float:
+    return rank.computing_ms
 
 
 def watched_lines(record: TrainingRecord, info: RunInfo) -> list[str]:
-    """Return `watched_sentences` with the parts of a step as a table, for a terminal."""
+    """Return `watched_findings` in words, with the parts of a step as a table, for a terminal."""
     parts = parts_of(record)
     width = max(len(part.name) for part in parts)
-    table = [
-        f"    {part.name:<{width}} {part.ms:10.2f} ms {100 * part.share:5.1f} %" for part in parts
-    ]
-    first, *others = watched_sentences(record, info)
-    return [first, *table, *others]
+    first, *others = map(str, watched_findings(record, info))
+    lines = [first]
+    for part in parts:
+        lines.append(f"    {part.name:<{width}} {part.ms:10.2f} ms {100 * part.share:5.1f} %")
+    return lines + others
 
 
 def find_straggler(computing_ms: Sequence[Sequence[float]]) -> int | None:
@@ -134,36 +148,23 @@ def find_straggler(computing_ms: Sequence[Sequence[float]]) -> int | None:
         return slow[0] if slow else None
     ahead = values[:, 1] - values[:, 0]
     slower = int(np.median(ahead) > 0)
-    times_slowest = int((ahead > 0).sum() if slower else (ahead < 0).sum())
-    total = (
-        2 * len(values) - times_slowest
-    )  # rank 1 in each group in which it is the slower one, else 2
-    is_beyond = abs(float(np.median(ahead))) > math.log(RELEVANT)
-    return slower if is_beyond and rank_sum_p(total, _PAIR, len(values)) <= ALPHA / _PAIR else None
+    if not slower:
+        ahead = -ahead
+    times_slowest = int((ahead > 0).sum())
+    # rank 1 in each group in which it is the slower one, else 2
+    total = 2 * len(values) - times_slowest
+    is_beyond = float(np.median(ahead)) > math.log(RELEVANT)
+    if is_beyond and rank_sum_p(total, _PAIR, len(values)) <= ALPHA / _PAIR:
+        return slower
+    return None
 
 
-def _straggler_sentence(straggler: int | None, ranks: Sequence[RankTime]) -> str:
+def _straggler(straggler: int | None, ranks: Sequence[RankTime]) -> Finding:
     if straggler is None:
-        return "No rank is slower than the others beyond noise."
-    late_ms = ranks[straggler].computing_ms - median(
-        [each.computing_ms for each in ranks if each.rank != straggler]
-    )
-    place = (
-        f"rank {straggler} on {ranks[straggler].host}"
-        if ranks[straggler].host
-        else f"rank {straggler}"
-    )
-    return (
-        f"The straggler is {place}: the others wait {three_digits(late_ms)} ms for its gradients."
-    )
-
-
-def _bound_sentence(step_ms: float, exposed_ms: float, info: RunInfo) -> str:
-    gain = step_ms / (step_ms - exposed_ms)
-    command = shlex.join(
-        itertools.islice(itertools.dropwhile(lambda word: word != "--", info["argv"]), 1, None)
-    )
-    return (
-        f"Without exposed communication of gradients a step would be {gain:.2f} times as fast; that"
-        f" is the bound. To try: commbench tune -- {command}"
-    )
+        return Finding("watched_even")
+    others_ms = [each.computing_ms for each in ranks if each.rank != straggler]
+    name = f"rank {straggler}"
+    if ranks[straggler].host:
+        name = f"{name} on {ranks[straggler].host}"
+    late_ms = ranks[straggler].computing_ms - median(others_ms)
+    return Finding("watched_straggler", name, {"late_ms": late_ms})

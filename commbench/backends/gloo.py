@@ -24,7 +24,7 @@ from commbench.engine.communicator import HostBuffer, HostCommunicator
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 
 
 class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):

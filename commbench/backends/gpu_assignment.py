@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from commbench.backends.nccl_library import LOG, set_defaults
 from commbench.engine.control import Control, gather_everywhere
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 from commbench.system.clock import machine_id
 from commbench.units import format_size
 

@@ -24,7 +24,7 @@ from commbench.engine.control import gather_everywhere
 from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer, address_of
 from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 
 TAG = 7
 

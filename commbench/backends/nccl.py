@@ -22,7 +22,8 @@ from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Ends
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.timing.loops import Call
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import InputError
+from commbench.findings import UnsupportedError
 
 _CODES = {
     "float64": nccl.NCCL_FLOAT64,

@@ -18,7 +18,8 @@ from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Ends
 from commbench.engine.communicator import Communicator
 from commbench.engine.timing.loops import Call
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import InputError
+from commbench.findings import UnsupportedError
 
 
 class TorchMemory(Protocol):

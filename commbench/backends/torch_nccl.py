@@ -31,7 +31,7 @@ from commbench.collectives.patterns import Group
 from commbench.engine.communicator import STALE
 from commbench.engine.control import Control
 from commbench.engine.timing.loops import Call
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 
 _ANY_ALGORITHM = Choice()
 

@@ -14,14 +14,22 @@ import typer
 from commbench.analysis.expectations import (
     EXIT_CODES,
     Expectation,
-    describe_link,
     judge,
+    link_used,
     read_expectations,
     worst,
 )
 from commbench.cli.conduct import carry_out
 from commbench.cli.measure import plan_suite
-from commbench.cli.options import BudgetName, Expect, LinkRate, Settings, takes_settings
+from commbench.cli.options import (
+    BudgetName,
+    Expect,
+    Given,
+    LinkRate,
+    Settings,
+    refuse,
+    takes_options,
+)
 from commbench.cli.request import default_out, find_budget
 from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Sweep
@@ -43,9 +51,9 @@ _AXES = {
 SCHEMA = 1
 
 
-@takes_settings
+@takes_options
 def check(
-    settings: Settings,
+    *,
     run: Annotated[
         Path | None,
         typer.Argument(
@@ -59,6 +67,8 @@ def check(
         bool, typer.Option("--json", help="Print one JSON document instead of a table.")
     ] = False,
     budget: BudgetName = "standard",
+    settings: Settings,
+    given: Given,
 ) -> int:
     """Judge a run by expectations; measure it if asked.
 
@@ -66,6 +76,8 @@ def check(
     bound. It is not shown if an interval holds the bound, and not tested if the run has no such
     row. Exit code 0 if all are met, 5 if one is not met, 3 if one is not shown or not tested.
     """
+    of_measuring = [each for each in given if each not in {"RUN", "--expect", "--link", "--json"}]
+    refuse(given, "RUN", of_measuring, "which is judged as it was measured")
     expectations = read_expectations(expect or [])
     code = 0
     if run is None:
@@ -74,10 +86,6 @@ def check(
         code = _measure(expectations, settings, budget)
         if settings.dry_run:
             return code
-    elif settings != Settings():
-        raise InputError(
-            f"{run} is judged as it is: leave out the options of measuring, or leave out the run."
-        )
     loaded_run = load_run(run)
     answers = judge(loaded_run, expectations, link)
     outcome = worst(answer.outcome for answer in answers)
@@ -93,7 +101,7 @@ def check(
         }
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
     else:
-        make_console().print(render_answers(answers, describe_link(link, loaded_run)))
+        make_console().print(render_answers(answers, link_used(link, loaded_run)))
     return exit_code
 
 

@@ -15,10 +15,11 @@ import typer
 from commbench.analysis.comparison import ComparisonTable
 from commbench.analysis.comparison import compare as compare_runs
 from commbench.cli.interleave import SIDES, measure_until_decided, parse_side
-from commbench.cli.options import join_names
+from commbench.cli.options import Given, check_needed, takes_options
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError, check_choice
+from commbench.fields import join_names
 from commbench.report.comparison import comparison_csv, comparison_json, render_comparison
 from commbench.report.comparison.page import comparison_page
 from commbench.results import runs_in
@@ -31,6 +32,7 @@ FORMATS = ("table", "csv", "json", "html")
 _FILE_WIDTH = 120
 
 
+@takes_options
 def compare(
     runs: Annotated[
         list[Path],
@@ -64,7 +66,11 @@ def compare(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Compare even if the runs were measured under different conditions."
+            "--force",
+            help=(
+                "Compare even if the runs were measured under different conditions, as"
+                " --until-decided always does."
+            ),
         ),
     ] = False,
     output_format: Annotated[
@@ -106,6 +112,7 @@ def compare(
             help="Time limit of --until-decided in seconds; 600 by default.",
         ),
     ] = None,
+    given: Given = (),
 ) -> int:
     """Compare run B with run A or several baselines.
 
@@ -117,49 +124,39 @@ def compare(
     """
     limit = _share(threshold)
     if until_decided:
-        return _decide(
-            [str(run) for run in runs],
-            baseline or [],
-            out,
-            limit=limit,
-            style=output_format,
-            seconds=time_limit,
-        )
-    if time_limit is not None:
-        raise InputError(
-            f"--time-limit {time_limit:g} is of --until-decided; add it, or leave the limit out."
-        )
-    style = _style_of(output_format, out)
-    baseline_runs, judged_run = _split_runs(runs, baseline or [])
-    table = compare_runs(baseline_runs, judged_run, force=force)
-    if not table.cases and not table.broken:
-        raise InputError(
-            f"{judged_run} has no case in common with its baseline; measure the same cases."
-        )
-    table = table.worst_first() if sort else table
-    console = make_console()
+        style = _style_of(output_format, None)
+        table = _decide([str(run) for run in runs], baseline or [], out, time_limit)
+        out = None  # the directory of both runs
+    else:
+        check_needed(given, "--time-limit", "--until-decided")
+        style = _style_of(output_format, out)
+        baseline_runs, judged_run = _split_runs(runs, baseline or [])
+        table = compare_runs(baseline_runs, judged_run, force=force)
+        if not table.cases and not table.broken:
+            raise InputError(
+                f"{judged_run} has no case in common with its baseline; measure the same cases."
+            )
+    if sort:
+        table = table.worst_first()
     if out is not None:
         _write(out, _text_of(table, style, limit))
     if out is None and style != "table":
         sys.stdout.write(_text_of(table, style, limit))
     else:
-        console.print(render_comparison(table, limit))
-    lost = table.regressions_beyond(limit)
-    return 5 if lost else 0
+        make_console().print(render_comparison(table, limit))
+    if table.regressions_beyond(limit):
+        return 5
+    return 0
 
 
 def _decide(
-    commands: Sequence[str],
-    baselines: Sequence[Path],
-    out: Path | None,
-    *,
-    limit: float,
-    style: str | None,
-    seconds: float | None,
-) -> int:
-    """Measure two commands in turn until a verdict, and print the comparison.
+    commands: Sequence[str], baselines: Sequence[Path], out: Path | None, seconds: float | None
+) -> ComparisonTable:
+    """Measure two commands in turn until a verdict, and return the comparison.
 
-    Return the exit code.
+    Raises:
+        InputError: these are not two commands, the time limit is no time, or the directory cannot
+            be made.
     """
     if len(commands) != 2 or baselines:  # noqa: PLR2004 - A and B
         raise InputError(
@@ -167,9 +164,10 @@ def _decide(
             " commbench compare --until-decided -- 'run -c all_reduce --sizes 1M' 'NCCL_ALGO=Ring"
             " run -c all_reduce --sizes 1M'."
         )
-    if seconds is not None and not 0 < seconds < math.inf:
+    if seconds is None:
+        seconds = DECIDING_S
+    if not 0 < seconds < math.inf:
         raise InputError(f"--time-limit {seconds:g} is no number of seconds above 0.")
-    check_choice("format", style or "table", FORMATS)
     folder = out or default_out("compare")
     sides = [parse_side(text, name, folder) for text, name in zip(commands, SIDES, strict=True)]
     try:
@@ -180,9 +178,9 @@ def _decide(
         ) from error
     messages = make_console(sys.stderr)
     try:
-        table = measure_until_decided(
+        return measure_until_decided(
             sides,
-            seconds=DECIDING_S if seconds is None else seconds,
+            seconds=seconds,
             margin=MARGIN,
             report=lambda line: messages.print(line, markup=False),
         )
@@ -191,16 +189,15 @@ def _decide(
             f"Ended before a verdict; the same command with --out {folder} goes on.", markup=False
         )
         raise
-    if style and style != "table":
-        sys.stdout.write(_text_of(table, style, limit))
-    else:
-        make_console().print(render_comparison(table, limit))
-    return 5 if table.regressions_beyond(limit) else 0
 
 
 def _style_of(requested: str | None, out: Path | None) -> str:
-    ending = out.suffix.lstrip(".").lower() if out else ""
-    style = requested or (ending if ending in FORMATS else "table")
+    """Return the requested format, else that of the file's suffix, else ``table``."""
+    style = requested or "table"
+    if requested is None and out is not None:
+        ending = out.suffix.lstrip(".").lower()
+        if ending in FORMATS:
+            style = ending
     check_choice("format", style, FORMATS)
     return style
 

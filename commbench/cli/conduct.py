@@ -12,16 +12,18 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
 
-from commbench.cli.options import Settings, join_names
-from commbench.cli.presentation import check_style, print_page, print_run, print_unfinished
+from commbench.cli.options import Settings
+from commbench.cli.presentation import check_style, print_answer, print_run, print_unfinished
 from commbench.cli.request import default_out, run_header
 from commbench.cli.terminal import make_console, make_display
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
+from commbench.fields import join_names
 from commbench.launch.conductor import conduct
 from commbench.launch.identity import Identity, identify
 from commbench.launch.launchers import (
@@ -79,6 +81,8 @@ class Task:
     """Time limit of the run in seconds; None: the limits of the requests."""
     draws_page: bool = False
     """Whether the conductor draws a page at the end."""
+    is_brief: bool = False
+    """Whether the first answer ends the run, not all tables."""
 
     @property
     def extent(self) -> str:
@@ -230,33 +234,43 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
             markup=False,
             soft_wrap=True,
         )
+        display = make_display(messages)
         try:
-            code = conduct(
-                task.stages, store, launcher, make_display(messages), fail_fast=settings.fail_fast
-            )
+            code = conduct(task.stages, store, launcher, display, fail_fast=settings.fail_fast)
         except InputError:
             store.discard()
             raise
+        display.close()
         task.conclude(store)
     measured_run = load_run(out)
+    page = _draw_page(measured_run, messages) if task.draws_page else None
     if settings.prints_rows:
-        print_run(measured_run, settings.style, make_console(), hint=not task.draws_page)
+        _print_results(task, settings, measured_run, make_console(), page)
     print_unfinished(
         measured_run, messages if is_complete(measured_run.info) else make_console(sys.stderr)
     )
-    if task.draws_page:
-        _draw_page(measured_run, messages)
     return code
 
 
-def _draw_page(run: Run, messages: Console) -> None:
-    """Draw the page of a run and print its path; a failure here does not fail the run."""
+def _print_results(
+    task: Task, settings: Settings, run: Run, console: Console, page: Path | None
+) -> None:
+    """Print the first answer or all tables of a run."""
+    if task.is_brief and settings.style == "table":
+        print_answer(run, console, page)
+    else:
+        print_run(run, settings.style, console, hint=page is None)
+
+
+def _draw_page(run: Run, messages: Console) -> Path | None:
+    """Draw the page of a run and return its path; a failure here does not fail the run."""
     try:
-        print_page(write_page([run], run.path), messages)
+        return write_page([run], run.path)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is measured and printed
         messages.print(
             f"No page was drawn: {str(error) or type(error).__name__}", markup=False, soft_wrap=True
         )
+    return None
 
 
 def _apply_interface(settings: Settings, ranks: int) -> None:
@@ -312,16 +326,19 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
     if settings.dry_run:
         sys.exit(_print_plan(task, messages) if identity.rank == 0 else 0)
 
+    display = make_display(messages)
+
     def finish(store: Store) -> None:
+        display.close()
         task.conclude(store)
         measured_run = load_run(out)
-        print_run(measured_run, settings.style, make_console(plain=True), hint=True)
+        _print_results(task, settings, measured_run, make_console(plain=True), None)
         print_unfinished(measured_run, messages)
 
     run_standalone(
         task.stages,
         identity,
         lambda: Store.open(out, task.header()),
-        make_display(messages),
+        display,
         finish,
     )

@@ -13,14 +13,15 @@ import typer
 from rich.console import Console
 
 from commbench.analysis.expectations import judge, read_expectations
-from commbench.cli.options import Expect, LinkRate, join_names
+from commbench.cli.options import Expect, LinkRate
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES, find_dtype
 from commbench.collectives.operations import find_operation
 from commbench.engine.records import Record
 from commbench.errors import InputError, WrongDataError, check_choice
-from commbench.interop.exports import EXPORTS
+from commbench.fields import join_names
+from commbench.interop.exports import EXPORTS, write_openmetrics
 from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
 from commbench.interop.imports.param import PARAM_BACKENDS
 from commbench.launch.tables import write_tables
@@ -61,14 +62,19 @@ def export(
     check does.
     """
     check_choice("format", style, EXPORTS)
-    EXPORTS[style].check(style, expect or [])
+    if expect and style != "openmetrics":
+        raise InputError(f"--expect is of --format openmetrics; leave it out of --format {style}.")
     if link and not expect:
         raise InputError(
             f"--link {link} is of --expect; add an expectation, or leave the rate out."
         )
     loaded = load_run(run)
-    answers = judge(loaded, read_expectations(expect), link) if expect else []
-    destination = EXPORTS[style].write(loaded, out, answers)
+    destination: Path | str
+    if expect:
+        answers = judge(loaded, read_expectations(expect), link)
+        destination = write_openmetrics(loaded, out, answers)
+    else:
+        destination = EXPORTS[style](loaded, out)
     make_console().print(f"Written: {destination}", markup=False, soft_wrap=True)
     return 0
 

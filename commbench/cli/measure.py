@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,44 +12,20 @@ import typer
 from commbench.backends import try_device
 from commbench.cli.conduct import Place, Task, carry_out
 from commbench.cli.options import (
-    Algorithm,
-    AsTool,
-    Backend,
     BudgetName,
-    BufferKinds,
-    Cadence,
-    Collective,
-    Dtype,
-    Energy,
-    Env,
     Format,
-    InPlace,
-    Launches,
+    Given,
     Like,
-    Loop,
-    MaxBytes,
-    MinBytes,
-    OsuRange,
-    Pattern,
-    Redop,
-    Root,
     Settings,
-    Sizes,
-    SoakTime,
-    StepFactor,
-    Sync,
-    Visits,
-    WorldSizes,
-    takes_settings,
+    refuse,
+    takes_options,
 )
 from commbench.cli.request import (
     AUTO_BACKEND,
-    SizeOptions,
     find_budget,
+    foreign_sizes,
     make_request,
-    parse_numbers,
     ranks_by_gpus,
-    split_names,
     unusable_reason,
     usable_suite,
 )
@@ -57,15 +33,16 @@ from commbench.cli.soak import as_soak, parse_soak
 from commbench.cli.train import (
     ConfirmLaunches,
     backend_at,
-    default_sweep,
     join_training,
     permission_of,
     plan_training,
 )
 from commbench.collectives.backends import TRAINING_BACKENDS
-from commbench.collectives.cases import Axes, Case
+from commbench.collectives.cases import Axes, Case, Sweep
 from commbench.collectives.suites import Suite, load_suite
-from commbench.errors import InputError, find_entry
+from commbench.ddp.plan.cases import TrainingCase, TrainingSweep
+from commbench.errors import find_entry
+from commbench.fields import join_names
 from commbench.interop.conventions import CONVENTIONS
 from commbench.report.text_formats import STYLES
 from commbench.results.plan import single_stage
@@ -83,9 +60,9 @@ LAUNCHES_S = 90.0
 FRESH_LAUNCHES = 8
 
 
-@takes_settings
+@takes_options
 def bench(
-    settings: Settings,
+    *,
     budget: BudgetName = "quick",
     launches: Annotated[
         int | None,
@@ -100,12 +77,12 @@ def bench(
     ] = None,
     confirm_launches: ConfirmLaunches = None,
     like: Like = None,
-    backend: Backend = None,
-    env: Env = None,
+    axes: Annotated[Axes, Sweep, "backends", "env"],
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Also train with DDP and recommend settings.")
     ] = True,
     output_format: Format = "table",
+    settings: Settings,
 ) -> int:
     """Measure this machine, and recommend DDP settings.
 
@@ -114,55 +91,67 @@ def bench(
     recommends a setting. Finally draws a page, report.html, beside the results.
     """
     settings = replace(settings, style=output_format)
-    backends = split_names(backend)
-    suite = _override(load_suite("quick"), {"backends": backends, "env": env})
-    trains_over = _trains_over(backends) if train else None
-    timing, training = (
-        find_budget(BUDGETS, budget, launches=launches),
-        find_budget(TRAINING_BUDGETS, budget),
-    )
-    if confirm_launches is not None:
-        training = find_budget(TRAINING_BUDGETS, budget, confirm_launches=confirm_launches)
-    elif budget == "quick":
-        training = replace(training, confirm_launches=FRESH_LAUNCHES)
+    backends = axes.get("backends")
+    suite = load_suite("quick").override(axes)
+    timing = find_budget(BUDGETS, budget, launches=launches)
+    if confirm_launches is None and budget == "quick":
+        confirm_launches = FRESH_LAUNCHES
+    training = find_budget(TRAINING_BUDGETS, budget, confirm_launches=confirm_launches)
+
+    trains_over = None
+    if train:
+        trains_over = _trains_over(backends)
 
     def plan(place: Place) -> Task:
-        lack = (
-            unusable_reason("gloo")
-            if place.ranks > 1
-            else "Training with DDP takes 2 ranks or more."
-        )
-        trainer = TRAINING_BACKENDS.get(trains_over or "")
-        if (
-            trainer and trainer.uses_gpu and not lack
-        ):  # a launcher that is named for collectives may lack torch or start ranks on other hosts
-            lack = try_device(trainer.name).refusal
-        requested = None if lack else trains_over
-        limit_s = settings.time_limit
-        if requested and limit_s is not None:
-            limit_s *= COLLECTIVES_SHARE
-        limited = replace(settings, time_limit=limit_s)
+        lack = ""
+        if trains_over is not None:
+            lack = _training_lack(trains_over, place)
+        limited = settings
+        if trains_over is not None and not lack and settings.time_limit is not None:
+            limited = replace(settings, time_limit=settings.time_limit * COLLECTIVES_SHARE)
         collectives = plan_suite(suite, limited, timing, like, is_named=backends is not None)
-        task = replace(collectives(place), draws_page=True)
+        task = replace(collectives(place), draws_page=True, is_brief=True)
         if budget == "quick" and launches is None:
             task = _with_more_launches(task)
-        if requested is None:
-            return replace(
-                task, left_out=[*task.left_out, *([lack] if trains_over and lack else [])]
-            )
-        sweep = replace(default_sweep(), env=env or ())
-        on_gpus = TRAINING_BACKENDS["nccl"].name
-        measures_gpus = any(case.backend == on_gpus for case in task.requests[0].cases)
-        if requested == AUTO_BACKEND and measures_gpus and not try_device(on_gpus).refusal:
-            requested = "nccl"
+        if lack:
+            task = replace(task, left_out=[*task.left_out, lack])
+        if trains_over is None or lack:
+            return task
+        sweep = TrainingSweep(env=axes.get("env", ()))
+        requested = _training_beside(task.requests[0].cases, trains_over)
         training_backend, left_out = backend_at(place, requested, sweep.workload)
-        task = replace(task, left_out=[*task.left_out, *left_out])
-        sweep, seed = replace(sweep, backend=training_backend), task.requests[0].seed
+        sweep = replace(sweep, backend=training_backend)
+        seed = task.requests[0].seed
         planned = plan_training(sweep, settings, training, ranks=place.ranks, seed=seed)
-        unnamed = permission_of(sweep.hooks, is_given=False, accepts_loss=False)
-        return join_training(task, replace(planned, begins_s=limit_s or 0.0, permission=unnamed))
+        planned = replace(
+            planned,
+            begins_s=limited.time_limit or 0.0,
+            permission=permission_of(sweep.hooks, is_given=False, accepts_loss=False),
+        )
+        return join_training(replace(task, left_out=[*task.left_out, *left_out]), planned)
 
     return carry_out(settings, plan, lambda: ranks_by_gpus(suite.backends))
+
+
+def _training_lack(trains_over: str, place: Place) -> str:
+    """Return a sentence on why training is left out; empty if it is not."""
+    if place.ranks == 1:
+        return "Training with DDP takes 2 ranks or more."
+    lack = unusable_reason("gloo")
+    trainer = TRAINING_BACKENDS.get(trains_over)
+    if lack is None and trainer is not None and trainer.uses_gpu:
+        # a launcher that is named for collectives may lack torch or start ranks on other hosts
+        lack = try_device(trainer.name).refusal
+    return lack or ""
+
+
+def _training_beside(cases: Sequence[Case | TrainingCase], trains_over: str) -> str:
+    """Return the training backend to request: on GPUs if the collectives are measured there."""
+    on_gpus = TRAINING_BACKENDS["nccl"].name
+    measures_gpus = any(case.backend == on_gpus for case in cases)
+    if trains_over == AUTO_BACKEND and measures_gpus and not try_device(on_gpus).refusal:
+        return "nccl"
+    return trains_over
 
 
 def _with_more_launches(task: Task) -> Task:
@@ -185,109 +174,158 @@ def _trains_over(backends: Sequence[str] | None) -> str | None:
     suitable = [
         name for name, trainer in TRAINING_BACKENDS.items() if {name, trainer.name} & set(backends)
     ]
-    return AUTO_BACKEND if len(suitable) > 1 else next(iter(suitable), None)
+    if len(suitable) > 1:
+        return AUTO_BACKEND
+    return next(iter(suitable), None)
 
 
-SuiteName = Annotated[
-    str,
-    typer.Argument(
-        help=(
-            "A suite of commbench (quick, collectives, p2p, patterns, matrix, parallelism), or a"
-            " Python file that sets SUITE."
-        )
-    ),
-]
-
-
-@takes_settings
+@takes_options
 def run(
-    settings: Settings,
-    suite: SuiteName = "quick",
-    collective: Collective = None,
-    sizes: Sizes = None,
-    min_bytes: MinBytes = None,
-    max_bytes: MaxBytes = None,
-    step_factor: StepFactor = None,
-    osu_range: OsuRange = None,
-    backend: Backend = None,
-    dtype: Dtype = None,
-    redop: Redop = None,
-    root: Root = None,
-    in_place: InPlace = None,
-    pattern: Pattern = None,
-    world_sizes: WorldSizes = None,
-    algorithm: Algorithm = None,
-    sync: Sync = None,
-    loop: Loop = None,
-    cadence: Cadence = None,
-    buffers: BufferKinds = None,
-    env: Env = None,
-    soak: SoakTime = None,
-    as_tool: AsTool = None,
+    *,
+    suite: Annotated[
+        str,
+        typer.Argument(
+            help=(
+                "A suite of commbench (quick, collectives, p2p, patterns, matrix, parallelism), or"
+                " a Python file that sets SUITE."
+            )
+        ),
+    ] = "quick",
+    axes: Annotated[Axes, Sweep],
+    min_bytes: Annotated[
+        str | None,
+        typer.Option(
+            "-b", "--min-bytes", metavar="SIZE", help="Smallest message size, as in nccl-tests."
+        ),
+    ] = None,
+    max_bytes: Annotated[
+        str | None,
+        typer.Option(
+            "-e",
+            "--max-bytes",
+            metavar="SIZE",
+            help="Largest message size; without -b the only size.",
+        ),
+    ] = None,
+    step_factor: Annotated[
+        int | None,
+        typer.Option(
+            "-f",
+            "--step-factor",
+            metavar="N",
+            help=(
+                "Factor between sizes; 2 by default. nccl-tests adds 1 MiB instead; its option -i"
+                " does not exist here."
+            ),
+        ),
+    ] = None,
+    osu_range: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--message-size",
+            metavar="[MIN:]MAX",
+            help=(
+                "Range of sizes in OSU's spelling, with MIN 4 B by default. Sizes are counted as"
+                " for --sizes."
+            ),
+        ),
+    ] = None,
+    soak: Annotated[
+        str | None,
+        typer.Option(
+            "--soak",
+            metavar="TIME",
+            help=(
+                "Measure the same cases for so long, e.g. 20min or 2h, in one launch after another."
+                " timeline.csv has the medians and the slowest rank over wall-clock time;"
+                " events.csv names spikes, of the system or of one rank, and failed launches, each"
+                " with its time; drift.csv has the trend. A launch that fails is no end."
+            ),
+        ),
+    ] = None,
+    as_tool: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="TOOL",
+            help=(
+                f"Measure as another tool does: {join_names(CONVENTIONS)}. The output is its text"
+                " (imb: the table). The tool decides on sizes and how they are counted, element"
+                " type, in or out of place, how operations follow each other, warm-up and"
+                " repetitions; an option that is given replaces that part. all_reduce by default."
+            ),
+        ),
+    ] = None,
     budget: BudgetName = "quick",
-    launches: Launches = None,
-    visits: Visits = None,
-    energy: Energy = None,
+    launches: Annotated[
+        int | None,
+        typer.Option(
+            "--launches", metavar="R", help="Number of launches; by default the budget's."
+        ),
+    ] = None,
+    visits: Annotated[
+        int | None,
+        typer.Option(
+            "--visits",
+            metavar="N",
+            help=(
+                "The most visits of a case per launch, separate stretches of time spread over the"
+                " launch; by default the budget's. 1 measures each case in one stretch."
+            ),
+        ),
+    ] = None,
+    energy: Annotated[
+        float | None,
+        typer.Option(
+            "--energy",
+            metavar="S",
+            help=(
+                "Repeat each case back to back for S more seconds to measure its energy (2 or more"
+                " with GPUs). Without this option energy is that of the timed repetitions with the"
+                " waiting between them, which are often too short for the meters."
+            ),
+        ),
+    ] = None,
     like: Like = None,
     output_format: Format = "table",
+    settings: Settings,
+    given: Given,
 ) -> int:
     """Measure a suite of collectives.
 
     Each option replaces one axis of the suite. Inside mpirun, torchrun or srun this process is one
     rank of one launch; repeat the command with the same --out to add launches.
     """
-    axes = {
-        "operations": split_names(collective),
-        "sizes": (
-            SizeOptions(
-                sizes=sizes,
-                min_bytes=min_bytes,
-                max_bytes=max_bytes,
-                step_factor=step_factor,
-                osu_range=osu_range,
-            ).parse()
-        ),
-        "backends": split_names(backend),
-        "dtypes": split_names(dtype),
-        "redops": split_names(redop),
-        "roots": parse_numbers("--root", root, "ranks; write e.g. 0,3"),
-        "in_place": in_place,
-        "patterns": split_names(pattern),
-        "algorithms": split_names(algorithm),
-        "world_sizes": parse_numbers(
-            "--world-sizes", world_sizes, "numbers of ranks; write e.g. 2,4,8"
-        ),
-        "sync": sync,
-        "loop": loop,
-        "cadences": split_names(cadence),
-        "buffers": split_names(buffers),
-        "env": env,
-    }
+    sizes_of_nccl = ("--min-bytes", "--max-bytes", "--step-factor")
+    refuse(given, "--sizes", (*sizes_of_nccl, "--message-size"), "which names all sizes")
+    refuse(given, "--message-size", sizes_of_nccl, "which names all sizes")
+    refuse(
+        given,
+        "--as",
+        ("SUITE", "--visits", "--like", "--world-sizes", "--soak"),
+        "which decides on it",
+    )
+    refuse(
+        given,
+        "--soak",
+        ("--budget", "--launches", "--visits", "--energy", "--time-limit"),
+        "which chooses its launches and their length",
+    )
+    sizes = foreign_sizes(min_bytes, max_bytes, step_factor, osu_range)
+    if sizes is not None:
+        axes = {**axes, "sizes": sizes}
     settings = replace(settings, style=output_format)
     run_budget = find_budget(BUDGETS, budget, launches=launches, visits=visits, energy_s=energy)
     if as_tool is not None:
-        others = {
-            "SUITE": suite if suite != "quick" else None,
-            "--visits": visits,
-            "--like": like,
-            "--world-sizes": world_sizes,
-            "--soak": soak,
-        }
-        if clash := next((option for option, value in others.items() if value is not None), None):
-            raise InputError(f"--as {as_tool} and {clash} were both given; leave one of them out.")
         if output_format == "table" and as_tool in STYLES:
             settings = replace(settings, style=as_tool)
         return _run_as(as_tool, axes, settings, run_budget)
-    full_suite = _override(load_suite(suite), axes)
-    plan = plan_suite(full_suite, settings, run_budget, like, is_named=axes["backends"] is not None)
-    unlike_soak = {
-        "--budget": budget if budget != "quick" else None,
-        "--launches": launches,
-        "--visits": visits,
-        "--energy": energy,
-        "--time-limit": settings.time_limit,
-    }
-    soak_s = None if soak is None else parse_soak(soak, unlike_soak)
+    full_suite = load_suite(suite).override(axes)
+    plan = plan_suite(full_suite, settings, run_budget, like, is_named="backends" in axes)
+    soak_s = None
+    if soak is not None:
+        soak_s = parse_soak(soak)
 
     def plan_kind(place: Place) -> Task:
         task = plan(place)
@@ -301,11 +339,10 @@ def run(
 def _run_as(tool: str, axes: Axes, settings: Settings, budget: Budget) -> int:
     """Measure as another tool does; the tool names its backend."""
     convention = find_entry("tool", tool, CONVENTIONS)
-    given = {axis: value for axis, value in axes.items() if value is not None}
-    backends: Sequence[str] = given.get("backends", (convention.backend,))
+    backends: Sequence[str] = axes.get("backends", (convention.backend,))
 
     def plan(place: Place) -> Task:
-        suite = convention.suite(given, place.ranks)
+        suite = convention.suite(axes, place.ranks)
         task = plan_suite(suite, settings, budget, None, is_named=True)(place)
         (request,) = task.requests
         cases = [case for case in request.cases if isinstance(case, Case)]
@@ -315,11 +352,6 @@ def _run_as(tool: str, axes: Axes, settings: Settings, budget: Budget) -> int:
         )
 
     return carry_out(settings, plan, lambda: ranks_by_gpus(backends))
-
-
-def _override(suite: Suite, axes: Mapping[str, object]) -> Suite:
-    """Return the suite with the given axes replaced."""
-    return suite.override({axis: value for axis, value in axes.items() if value is not None})
 
 
 def plan_suite(

@@ -12,23 +12,38 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.env import collective_envs, training_envs, variable_sentences
-from commbench.analysis.runs import all_rank_rows, growths, network_model, straggler_findings
+from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
+from commbench.cli.terminal import make_console
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import check_choice
 from commbench.report.advice import advise_run
+from commbench.report.answer import (
+    answer_settings,
+    answer_times,
+    answer_verdict,
+    answer_warnings,
+)
 from commbench.report.env import render_envs
-from commbench.report.matrix import conclude, render_matrices
-from commbench.report.model import conclude_model
-from commbench.report.soak import describe_soak
-from commbench.report.state import origins, result_files, time_spent, undecided, unfinished
+from commbench.report.findings import (
+    Kind,
+    in_place,
+    model_error,
+    origins,
+    precision,
+    row_warnings,
+    setting,
+    soak,
+    stragglers,
+    time_spent,
+    unfinished,
+)
+from commbench.report.matrix import render_matrices
+from commbench.report.state import result_files
 from commbench.report.table import (
-    precision_of,
     render_growths,
     render_overheads,
     render_overlap,
     render_table,
-    unlike_peers,
-    warnings_for,
 )
 from commbench.report.text_formats import STYLES, render
 from commbench.report.training import (
@@ -49,11 +64,11 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     ``hint``: also print the command that draws a page.
     """
     if style != "table":
-        sys.stdout.write("\n".join(_texts(run_, style)))
+        sys.stdout.write(_text(run_, style))
         return
     if predictions(run_):  # collectives are an input of the tuning, so one line suffices
-        if sentence := conclude_model(network_model(run_)):
-            console.print(sentence, markup=False)
+        for finding in model_error(run_):
+            console.print(str(finding), markup=False)
     elif run_.records or not run_.training_records:
         _print_collectives(run_, console)
     if run_.training_records:
@@ -65,9 +80,10 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
             console.print(part)
     if run_.info.get("candidates"):
         _print_conclusion(run_, console)
-    lines = [*variable_sentences(run_.info), *(f"- {advice}" for advice in advise_run(run_.info))]
-    lines += [time_spent(run_), *origins(run_)]
-    for line in filter(None, lines):
+    lines = variable_sentences(run_.info)
+    lines += [f"- {advice.in_full}" for advice in advise_run(run_.info)]
+    lines += map(str, [*time_spent(run_), *origins(run_)])
+    for line in lines:
         console.print(line, markup=False)
     command = shlex.join(["commbench", "report", str(run_.path)])
     page_hint = f"; `{command}` draws a page of them" if hint else ""
@@ -80,13 +96,31 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
         _print_conclusion(run_, console)
 
 
+def print_answer(run_: Run, console: Console, page: Path | None) -> None:
+    """Print the first answer of a run: times, compared settings, warnings, verdict, where the rest
+    is.
+    """
+    for part in [*answer_times(run_, console.width), *answer_settings(run_)]:
+        console.print(part)
+    console.print()
+    for warning in answer_warnings(run_):
+        console.print(f"! {warning.in_full}", soft_wrap=True)
+    for line in answer_verdict(run_):
+        console.print(line, soft_wrap=True)
+    console.print()
+    command = shlex.join(["commbench", "report", str(run_.path)])
+    where = f"All numbers: {run_.path} (tables and a page of figures: {command})"
+    if page is not None:
+        where = f"All numbers and figures: {page} (tables: {command})"
+    console.print(where, soft_wrap=True)
+
+
 def _print_conclusion(run_: Run, console: Console) -> None:
     """Print the recommendation and its cost; nothing for a tuning without its first decision."""
-    recommendation = run_.recommendation
+    recommendation = run_.decision
     if not recommendation:
-        return
-    if sentence := undecided(run_):
-        console.print(sentence)
+        for finding in setting(run_):
+            console.print(str(finding))
         return
     for part in render_recommendation(recommendation):
         console.print(part)
@@ -94,20 +128,20 @@ def _print_conclusion(run_: Run, console: Console) -> None:
         console.print(render_cost(recommendation, run_.info.get("launches") or ()))
 
 
-def _texts(run_: Run, style: str) -> list[str]:
-    """Return the tables of each kind as text that ends in a newline."""
-    means = "as" in run_.info.get("plan", {})
-    collectives = (
-        [render(run_.rows, style, means=means)] if run_.records or not run_.training_records else []
-    )
-    if not run_.training_records:
-        return collectives
-    if style == "csv":
-        return [*collectives, csv_text(run_.training_rows, DDP_COLUMNS)]
-    return [
-        *collectives,
-        "# training configurations have no place in this format; use --format table or csv\n",
-    ]
+def _text(run_: Run, style: str) -> str:
+    """Return one table of a run as text: its collectives, else as CSV its training.
+
+    A message on stderr says where rows of training are that the table leaves out.
+    """
+    has_collectives = run_.records or not run_.training_records
+    if style == "csv" and not has_collectives:
+        return csv_text(run_.training_rows, DDP_COLUMNS)
+    if run_.training_records:
+        message = f"The rows of training are not in this table; {run_.path / 'ddp.csv'} has them."
+        make_console(sys.stderr).print(message, soft_wrap=True)
+    if not has_collectives:
+        return ""
+    return render(run_.rows, style, means="as" in run_.info.get("plan", {}))
 
 
 def _print_collectives(run_: Run, console: Console) -> None:
@@ -128,27 +162,18 @@ def _print_collectives(run_: Run, console: Console) -> None:
         *render_matrices(run_.matrices, straggler_findings(run_)),
     ]:
         console.print(part)
-    for sentence in [
-        *precision_of(run_.rows, run_.info, run_.divided.states),
-        *unlike_peers(run_.rows, run_.info),
-    ]:
-        console.print(sentence, markup=False)
-    for warning in warnings_for(run_.rows, run_.info):
-        console.print(f"! {warning}", markup=False)
-    conclusions = (
-        conclude(straggler_findings(run_)),
-        conclude_model(network_model(run_)),
-        *describe_soak(run_),
-    )
-    for sentence in conclusions:
-        if sentence:
-            console.print(sentence, markup=False)
+    for finding in [*precision(run_), *in_place(run_)]:
+        console.print(str(finding), markup=False)
+    for warning in row_warnings([Kind(section="collectives", rows=run_.rows)], run_.info):
+        console.print(f"! {warning.in_full}", markup=False)
+    for finding in [*stragglers(run_), *model_error(run_), *soak(run_)]:
+        console.print(finding.in_full, markup=False)
 
 
 def print_unfinished(run_: Run, console: Console) -> None:
     """Print why a run is incomplete and how to resume it; nothing for a complete run."""
-    if sentence := unfinished(run_):
-        console.print(sentence, markup=False, soft_wrap=True)
+    for finding in unfinished(run_):
+        console.print(str(finding), markup=False, soft_wrap=True)
 
 
 def print_page(page: Path, console: Console) -> None:

@@ -15,7 +15,15 @@ from rich.console import Console
 
 from commbench.analysis.expectations import Answer, judge, read_expectations
 from commbench.analysis.runs import network_model
-from commbench.cli.options import Expect, Format, LinkRate
+from commbench.cli.options import (
+    Expect,
+    Format,
+    Given,
+    LinkRate,
+    check_needed,
+    refuse,
+    takes_options,
+)
 from commbench.cli.presentation import (
     check_style,
     facts_table,
@@ -40,6 +48,7 @@ from commbench.system.topology import collect_topology
 from commbench.system.variables import relevant_variables
 
 
+@takes_options
 @without_collector()
 def report(
     paths: Annotated[
@@ -66,6 +75,8 @@ def report(
     ] = False,
     expect: Expect = None,
     link: LinkRate = "",
+    *,
+    given: Given,
 ) -> int:
     """Print a run's rows and draw its page, report.html.
 
@@ -75,14 +86,19 @@ def report(
     With --expect the page of a run says which expectations it meets, as commbench check does.
     """
     check_style(output_format)
-    _check_options(paths, output_format, out=out, model=model)
+    if output_format == "table":
+        given = [each for each in given if each != "--format"]
+    refuse(given, "--model", ("--format",), "whose numbers model.json has")
+    check_needed(given, "--link", "--expect")
+    for option in ("--model", "--format"):
+        refuse(given, option, ("--out",), "which writes no page")
+    for option in ("--model", "--format", "--expect"):
+        if option in given and len(paths) > 1:
+            raise InputError(f"{option} is of one run and {len(paths)} were named; name one.")
     runs = [load_run(path) for path in paths]
-    if (expect or link) and (len(runs) > 1 or not expect):
-        raise InputError(
-            "--expect is of one run, and --link needs --expect; name one run and what it should"
-            " meet."
-        )
-    answers = judge(runs[0], read_expectations(expect), link) if expect else []
+    answers = []
+    if expect:
+        answers = judge(runs[0], read_expectations(expect), link)
     console = make_console()
     if model:
         console.print(render_model(network_model(runs[0])))
@@ -92,24 +108,6 @@ def report(
     else:
         _report_page(runs, out, console, answers)
     return 0
-
-
-def _check_options(paths: Sequence[Path], style: str, *, out: Path | None, model: bool) -> None:
-    """Raise `InputError` if options exclude each other."""
-    if style == "table" and not model:
-        return
-    if style != "table" and model:
-        raise InputError(
-            f"--model and --format {style} were asked for; choose one; the run's model.json has all"
-            " its numbers."
-        )
-    option = "--model" if model else f"--format {style}"
-    if out is not None:
-        raise InputError(
-            f"{option} writes no page, so that --out {out} has no use; leave one of them out."
-        )
-    if len(paths) > 1:
-        raise InputError(f"{option} is of one run and {len(paths)} were named; name one.")
 
 
 def _report_page(
@@ -186,7 +184,7 @@ def env(
         style="bold",
     )
     for item in advice:
-        console.print(f"- {item}", markup=False)
+        console.print(f"- {item.in_full}", markup=False)
     return 0
 
 

@@ -12,7 +12,6 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
@@ -48,84 +47,26 @@ BUFFERS_PER_RANK = 3
 AUTO_BACKEND = "auto"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SizeOptions:
-    """The three spellings of message sizes: commbench's, nccl-tests' and OSU's."""
-
-    sizes: str | None = None
-    min_bytes: str | None = None
-    max_bytes: str | None = None
-    step_factor: int | None = None
-    osu_range: str | None = None
-
-    def parse(self) -> tuple[int, ...] | None:
-        """Return sizes in bytes; None if no size was given.
-
-        Raises:
-            InputError: several spellings were given, or one cannot be parsed.
-        """
-        has_nccl_sizes = any(
-            value is not None for value in (self.min_bytes, self.max_bytes, self.step_factor)
-        )
-        if (self.sizes is not None) + has_nccl_sizes + (self.osu_range is not None) > 1:
-            raise InputError(
-                "Sizes were given in several ways; use only one of --sizes, -b/-e/-f, or -m."
-            )
-        if self.sizes is not None:
-            return parse_sizes(self.sizes)
-        if self.osu_range is not None:
-            low, _, high = self.osu_range.rpartition(":")
-            return parse_sizes(f"{low or '4'}:{high}:2")  # OSU's reductions also begin at one float
-        if has_nccl_sizes:
-            return self._nccl_sizes()
-        return None
-
-    def _nccl_sizes(self) -> tuple[int, ...]:
-        """Return the sizes from -b to -e as in nccl-tests; one size if either is missing.
-
-        There is no step -i.
-        """
-        low = self.min_bytes or self.max_bytes or "32M"
-        high = self.max_bytes or low
-        if parse_size(low) == parse_size(high):
-            return (parse_size(low),)
-        return parse_sizes(f"{low}:{high}:{self.step_factor or 2}")
-
-
-def split_names(text: str | None) -> tuple[str, ...] | None:
-    """Return ``a,b`` as a tuple; None stays None.
-
-    Raises:
-        InputError: a name is empty.
-    """
-    if text is None:
-        return None
-    names = tuple(part.strip() for part in text.split(","))
-    if not all(names):
-        raise InputError(f"{text!r} has an empty name between commas; write names as a,b,c.")
-    return names
-
-
-def parse_numbers(
-    option: str, text: str | None, of: str = "whole numbers; write e.g. 1,4"
+def foreign_sizes(
+    min_bytes: str | None, max_bytes: str | None, step_factor: int | None, osu_range: str | None
 ) -> tuple[int, ...] | None:
-    """Return ``1,4`` as a tuple of numbers; None stays None.
+    """Return the sizes in bytes that nccl-tests' or OSU's options name; None if none was given.
 
-    Args:
-        option: the option that was given.
-        text: its value.
-        of: the meaning of the numbers and how to write them, for the error message.
+    Without -b or -e there is one size, as in nccl-tests; there is no step -i.
 
     Raises:
-        InputError: an item is empty or not a number.
+        InputError: one of them cannot be parsed.
     """
-    names = split_names(text)
-    if names is None:
+    if osu_range is not None:
+        low, _, high = osu_range.rpartition(":")
+        return parse_sizes(f"{low or '4'}:{high}:2")  # OSU's reductions also begin at one float
+    if min_bytes is None and max_bytes is None and step_factor is None:
         return None
-    try:
-        return tuple(int(name) for name in names)
-    except ValueError:
-        raise InputError(f"{option} {text} is not a list of {of}.") from None
+    low = min_bytes or max_bytes or "32M"
+    high = max_bytes or low
+    if parse_size(low) == parse_size(high):
+        return (parse_size(low),)
+    return parse_sizes(f"{low}:{high}:{step_factor or 2}")
 
 
 def usable_suite(

@@ -48,15 +48,3 @@ def command_behind(context: typer.Context) -> Sequence[str] | None:
     """Return the command behind ``--``; None without ``--``."""
     words: Sequence[str] | None = context.meta.get(_KEY)
     return words
-
-
-def given_options(context: typer.Context) -> dict[str, str]:
-    """Return the options on the command line as people write them, by the names of their
-    parameters.
-    """
-    return {
-        parameter.name: max(parameter.opts, key=len)
-        for parameter in context.command.params
-        if parameter.name
-        and str(context.get_parameter_source(parameter.name)).endswith("COMMANDLINE")
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from commbench.cli.conduct import Place, Task
@@ -27,21 +26,12 @@ MOST_VISITS, VISIT_S = 12, 1.0
 LEAST_SLICE_S = 0.2
 
 
-def parse_soak(text: str, others: Mapping[str, object]) -> float:
+def parse_soak(text: str) -> float:
     """Return the duration of a soak in seconds.
 
-    Args:
-        text: the value of ``--soak``.
-        others: values of options that do not go with it, by option; None: not given.
-
     Raises:
-        InputError: the duration is not understood or too short, or one of the options was given.
+        InputError: it is not understood or too short.
     """
-    if clash := next((option for option, value in others.items() if value is not None), None):
-        raise InputError(
-            f"{clash} was given with --soak, which chooses its launches and their length; leave it"
-            " out."
-        )
     seconds = parse_duration(text)
     if seconds < SHORTEST_S:
         raise InputError(f"--soak {text} is too short; give at least {SHORTEST_S:g} s.")

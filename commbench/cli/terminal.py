@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -26,16 +28,22 @@ from commbench.launch.events import (
     Event,
     LaunchFinished,
     LaunchStarted,
-    Listener,
     Notice,
     RankOutput,
 )
 from commbench.results.record_types import AnyRecord
 from commbench.results.tables import visible
-from commbench.units import format_duration
+from commbench.units import counted, format_duration
 
 #: Columns if the width is unknown (a log file).
 PLAIN_WIDTH = 110
+#: Seconds between two lines on the progress of a stage.
+PROGRESS_S = 60.0
+#: What a person calls a stage, where that is not its name in ``run.json``.
+STAGES: Mapping[str, str] = MappingProxyType(
+    {"": "", "sweep": "DDP settings", "confirm": "DDP, the fastest again"}
+)
+STAGE_WIDTH = 24
 
 
 def make_console(
@@ -70,17 +78,31 @@ class SafeConsole(Console):
                 yield Segment(visible(segment.text), segment.style)
 
 
-def make_display(console: Console) -> Listener:
+def make_display(console: Console) -> LineDisplay:
     """Return the display for this output."""
     return BarDisplay(console) if console.is_terminal else LineDisplay(console)
 
 
 class LineDisplay:
-    """A display for logs: one line when a launch ends, and one for each failed case and notice."""
+    """A display for logs.
 
-    def __init__(self, console: Console) -> None:
+    One line when a stage ends and once a minute before, one for each failed case and notice.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+        progress_s: float = PROGRESS_S,
+    ) -> None:
         self._console = console
+        self._clock = clock
+        self._progress_s = progress_s
+        self._said_s = clock()
+        self._stage = ""
         self._launch = ""
+        self._launches = 0
+        self._seconds = 0.0
         self._eta_s = 0.0
         self._progress = (0, 0)
 
@@ -102,10 +124,12 @@ class LineDisplay:
                 self.launch_finished(seconds)
 
     def launch_started(self, event: LaunchStarted) -> None:
-        """Record the number of the launch."""
+        """Record the number of the launch; a new stage ends the one before."""
+        if event.stage != self._stage:
+            self.close()
+            self._stage = event.stage
         self._progress, self._eta_s = (0, 0), 0.0
-        stage = f"{event.stage} " if event.stage else ""
-        self._launch = f"{stage}launch {event.launch + 1} of {event.launches}"
+        self._launch = f"launch {event.launch + 1} of {event.launches}"
 
     def case_started(self, event: CaseProgress) -> None:
         """Record the progress."""
@@ -119,42 +143,58 @@ class LineDisplay:
             self._console.print(f"  {record.status}: {record.case}: {record.reason}", markup=False)
 
     def launch_finished(self, seconds: float) -> None:
-        """Print the duration of the launch and the progress."""
+        """Count the launch; print the progress if a minute has passed, or nothing was measured."""
+        self._launches += 1
+        self._seconds += seconds
         done, total = self._progress
-        time_left = f", about {format_duration(self._eta_s)} left" if done < total else ""
-        place = (
-            f", {done} of {total} measurements{time_left}" if total else ", nothing was measured"
-        )
-        self._console.print(
-            f"{self._launch or 'launch'}: {format_duration(seconds)}{place}", markup=False
-        )
+        if not total:
+            self._print(f"{self._launch}: {format_duration(seconds)}, nothing was measured")
+        elif self._clock() - self._said_s >= self._progress_s:
+            left = f", about {format_duration(self._eta_s)} left" if done < total else ""
+            self._print(f"{self._launch}: {done} of {total} measurements{left}")
+
+    def close(self) -> None:
+        """End the stage: print how many launches it took, and how long."""
+        if self._launches:
+            self._print(
+                f"{counted(self._launches, 'launch'):<12}  {format_duration(self._seconds)}"
+            )
+        self._launches, self._seconds = 0, 0.0
+
+    def _print(self, text: str) -> None:
+        stage = STAGES.get(self._stage, self._stage)
+        self._console.print(f"  {stage:<{STAGE_WIDTH}}{text}", markup=False)
+        self._said_s = self._clock()
 
 
 class BarDisplay(LineDisplay):
     """A progress bar: current case, number of cases left, estimated end."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console)
+        super().__init__(console, progress_s=math.inf)  # the bar shows it
         self._bar: Progress | None = None
         self._task = TaskID(0)
 
     def launch_started(self, event: LaunchStarted) -> None:
         """Show that ranks are starting."""
         super().launch_started(event)
-        self._update(f"{self._launch}: starting ranks")
+        self._update(f"{self._stage} {self._launch}: starting ranks")
 
     def case_started(self, event: CaseProgress) -> None:
         """Move the bar."""
         super().case_started(event)
         ends = time.strftime("%H:%M:%S", time.localtime(time.time() + event.eta_s))
         time_left = f"{format_duration(event.eta_s)} left, ends {ends}"
-        self._update(f"{self._launch}: {event.case}", event.done, event.total, time_left)
+        self._update(
+            f"{self._stage} {self._launch}: {event.case}", event.done, event.total, time_left
+        )
 
-    def launch_finished(self, seconds: float) -> None:  # noqa: ARG002 - the bar has shown it
+    def launch_finished(self, seconds: float) -> None:
         """Remove the bar, so that the result can follow."""
         if self._bar:
             self._bar.stop()
             self._bar = None
+        super().launch_finished(seconds)
 
     def _update(
         self, text: str, done: int | None = None, total: int | None = None, left: str = ""

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from commbench.cli.conduct import Place, Task, carry_out
-from commbench.cli.options import Env, Settings, join_names, takes_settings
+from commbench.cli.options import Given, Settings, takes_options
 from commbench.cli.request import (
     AUTO_BACKEND,
     check_counts,
@@ -19,16 +19,15 @@ from commbench.cli.request import (
     choose_training_backend,
     draw_seed,
     find_budget,
-    parse_numbers,
     ranks_by_gpus,
-    split_names,
 )
-from commbench.cli.separator import given_options
 from commbench.collectives.backends import TRAINING_BACKENDS
-from commbench.ddp.plan.cases import COMPILE_MODES, PRECISIONS, TrainingSweep
+from commbench.collectives.cases import Axes, Sweep
+from commbench.ddp.plan.cases import TrainingSweep
 from commbench.ddp.traces import load_trace
-from commbench.errors import InputError, check_choice
-from commbench.hooks.registry import HOOKS, canonical_hook, find_file_hooks
+from commbench.errors import InputError
+from commbench.fields import join_names
+from commbench.hooks.registry import canonical_hook, find_file_hooks
 from commbench.launch.probe import probe_workload
 from commbench.results import Store
 from commbench.results.record_types import collective_records
@@ -38,128 +37,6 @@ from commbench.tuner.learning import Permission
 from commbench.tuner.predictions import with_search
 from commbench.tuner.sweep import TrainingPlan
 
-#: The default sweep: it shows a trend within a minute.
-DEFAULT_WORKLOAD = "mlp"
-DEFAULT_CAPS = "default,5,25,100"
-DEFAULT_HOOKS = "none,fp16,topk:0.01"
-OFF, ALL = "off", "all"
-_SWITCHES = {OFF: (False,), "on": (True,), "both": (False, True)}
-
-Workload = Annotated[
-    str,
-    typer.Option(
-        "--workload",
-        "-w",
-        metavar="WORKLOAD",
-        help=(
-            "What to train: mlp, resnet18, gpt, digits (accuracy), text (loss); trace:resnet50,"
-            " trace:bert-base, trace:gpt2-small, trace:many-tiny or trace:FILE (recorded gradients,"
-            " replayed); or your own model as FILE.py:CALLABLE, see benchmarks/own_model.py."
-        ),
-    ),
-]
-BucketCaps = Annotated[
-    str,
-    typer.Option(
-        "--bucket-cap-mb",
-        metavar="SIZES",
-        help=(
-            "DDP bucket sizes in MiB, comma-separated: default (1, then 25), numbers, and lists"
-            " such as 1+5+25."
-        ),
-    ),
-]
-Hooks = Annotated[
-    str,
-    typer.Option(
-        "--hook",
-        metavar="HOOKS",
-        help=(
-            f"Communication hooks, comma-separated: {join_names(HOOKS)}; topk:0.01"
-            " sends 1 %, powersgd:2 has rank 2;"
-            " options follow as in topk:0.01:values=float16. FILE.py:CALLABLE is a hook of your"
-            " own: a function of (state, bucket), or a factory without required arguments."
-        ),
-    ),
-]
-Precisions = Annotated[
-    str, typer.Option("--precision", metavar="NAMES", help=f"Any of {join_names(PRECISIONS)}.")
-]
-Accumulations = Annotated[
-    str,
-    typer.Option(
-        "--accumulation",
-        metavar="NUMBERS",
-        help="Backward passes per optimiser step, comma-separated.",
-    ),
-]
-BucketView = Annotated[
-    str,
-    typer.Option(
-        "--bucket-view", metavar="WHICH", help="gradient_as_bucket_view: off, on or both."
-    ),
-]
-StaticGraph = Annotated[
-    str, typer.Option("--static-graph", metavar="WHICH", help="static_graph: off, on or both.")
-]
-UnusedParameters = Annotated[
-    str,
-    typer.Option(
-        "--unused-parameters",
-        metavar="WHICH",
-        help=(
-            "find_unused_parameters: off, on or both; on by itself for a model whose loss leaves"
-            " parameters out."
-        ),
-    ),
-]
-BroadcastBuffers = Annotated[
-    str,
-    typer.Option(
-        "--broadcast-buffers",
-        metavar="WHICH",
-        help=(
-            "Whether rank 0 sends its buffers before each forward pass (DDP's forward_sync_buffers,"
-            " or broadcast_buffers before torch 2.13): on, off or both."
-        ),
-    ),
-]
-BatchedGradCopy = Annotated[
-    str,
-    typer.Option(
-        "--batched-grad-copy",
-        metavar="WHICH",
-        help="batched_grad_copy (torch 2.13): off, on or both.",
-    ),
-]
-Compile = Annotated[
-    str,
-    typer.Option(
-        "--compile",
-        metavar="MODES",
-        help=(
-            "torch.compile of the DDP object, comma-separated: off, and optimize_ddp's"
-            f" {join_names(COMPILE_MODES)}; all is all four."
-        ),
-    ),
-]
-Batches = Annotated[
-    str | None,
-    typer.Option(
-        "--batch",
-        metavar="NUMBERS",
-        help="Samples per rank, comma-separated; by default the workload's.",
-    ),
-]
-WorldSizes = Annotated[
-    str | None,
-    typer.Option(
-        "--world-size",
-        "--world-sizes",
-        metavar="NUMBERS",
-        help="Train on the first N ranks, comma-separated.",
-    ),
-]
 TrainingBackend = Annotated[
     str,
     typer.Option(
@@ -172,32 +49,10 @@ TrainingBackend = Annotated[
         ),
     ),
 ]
-Steps = Annotated[
-    int | None,
-    typer.Option(
-        "--steps",
-        metavar="N",
-        help=(
-            "Optimiser steps of a block, the first 3 untimed; by default from the budget's time,"
-            " for digits and text from their metric."
-        ),
-    ),
-]
 Threads = Annotated[
     int | None,
     typer.Option(
         "--threads", metavar="N", help="Compute threads of a rank; by default a fair share."
-    ),
-]
-TrainingBudgetName = Annotated[
-    str,
-    typer.Option(
-        "--budget",
-        metavar="NAME",
-        help=(
-            "quick (3 launches, then 6 fresh launches of the winners), standard (6 and 10) or"
-            " rigorous (10 and 20)."
-        ),
     ),
 ]
 MaxAccuracyLoss = Annotated[
@@ -222,12 +77,6 @@ AcceptLoss = Annotated[
         ),
     ),
 ]
-SweepLaunches = Annotated[
-    int | None,
-    typer.Option(
-        "--launches", metavar="R", help="Launches of the sweep; by default from the budget."
-    ),
-]
 ConfirmLaunches = Annotated[
     int | None,
     typer.Option(
@@ -238,32 +87,46 @@ ConfirmLaunches = Annotated[
 ]
 
 
-@takes_settings
+@takes_options
 def train(
-    settings: Settings,
-    context: typer.Context,
-    workload: Workload = DEFAULT_WORKLOAD,
-    bucket_cap_mb: BucketCaps = DEFAULT_CAPS,
-    hook: Hooks = DEFAULT_HOOKS,
-    precision: Precisions = "fp32",
-    accumulation: Accumulations = "1",
-    bucket_view: BucketView = "off",
-    static_graph: StaticGraph = "off",
-    unused_parameters: UnusedParameters = "off",
-    broadcast_buffers: BroadcastBuffers = "on",
-    batched_grad_copy: BatchedGradCopy = "off",
-    compile_modes: Compile = OFF,
-    batch: Batches = None,
-    world_size: WorldSizes = None,
-    env: Env = None,
+    *,
+    axes: Annotated[Axes, TrainingSweep],
+    env: Annotated[Axes, Sweep, "env"],
     backend: TrainingBackend = AUTO_BACKEND,
-    steps: Steps = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            metavar="N",
+            help=(
+                "Optimiser steps of a block, the first 3 untimed; by default from the budget's"
+                " time, for digits and text from their metric."
+            ),
+        ),
+    ] = None,
     max_accuracy_loss: MaxAccuracyLoss = None,
     accept_loss: AcceptLoss = False,
     threads: Threads = None,
-    budget: TrainingBudgetName = "quick",
-    launches: SweepLaunches = None,
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--budget",
+            metavar="NAME",
+            help=(
+                "quick (3 launches, then 6 fresh launches of the winners), standard (6 and 10) or"
+                " rigorous (10 and 20)."
+            ),
+        ),
+    ] = "quick",
+    launches: Annotated[
+        int | None,
+        typer.Option(
+            "--launches", metavar="R", help="Launches of the sweep; by default from the budget."
+        ),
+    ] = None,
     confirm_launches: ConfirmLaunches = None,
+    settings: Settings,
+    given: Given,
 ) -> int:
     """Train with DDP under several settings, recommend one.
 
@@ -275,22 +138,7 @@ def train(
     rank of one launch; repeat the command with the same --out to add launches.
     """
     requested = check_training_backend(backend)
-    requested_sweep = TrainingSweep(
-        workload=workload,
-        bucket_caps=split_names(bucket_cap_mb) or (),
-        hooks=split_names(hook) or (),
-        precisions=split_names(precision) or (),
-        accumulations=parse_numbers("--accumulation", accumulation) or (),
-        bucket_views=_switch("--bucket-view", bucket_view),
-        static_graphs=_switch("--static-graph", static_graph),
-        unused_parameters=_switch("--unused-parameters", unused_parameters),
-        broadcast_buffers=_switch("--broadcast-buffers", broadcast_buffers),
-        batched_grad_copies=_switch("--batched-grad-copy", batched_grad_copy),
-        compile_modes=_compile_modes(compile_modes),
-        batches=parse_numbers("--batch", batch) or (),
-        world_sizes=parse_numbers("--world-size", world_size) or (),
-        env=env or (),
-    )
+    requested_sweep = TrainingSweep(**axes, **env)
     check_counts({"--steps": steps, "--threads": threads})
     training_budget = find_budget(
         TRAINING_BUDGETS, budget, launches=launches, confirm_launches=confirm_launches
@@ -301,12 +149,12 @@ def train(
 
     find_file_hooks(requested_sweep.hooks)
     permission = permission_of(
-        requested_sweep.hooks, is_given="hook" in given_options(context), accepts_loss=accept_loss
+        requested_sweep.hooks, is_given="--hook" in given, accepts_loss=accept_loss
     )
 
     def plan(place: Place) -> Task:
         seed = draw_seed(settings.seed_or_resumed())
-        chosen_backend, left_out = backend_at(place, requested, workload)
+        chosen_backend, left_out = backend_at(place, requested, requested_sweep.workload)
         sweep = dataclasses.replace(requested_sweep, backend=chosen_backend)
         training = dataclasses.replace(
             plan_training(sweep, settings, training_budget, ranks=place.ranks, seed=seed),
@@ -315,7 +163,8 @@ def train(
             max_accuracy_loss=check_accuracy_loss(max_accuracy_loss),
             permission=permission,
         )
-        task = Task(name=short_name("train", workload), requests=(), stages=(), left_out=left_out)
+        name = short_name("train", sweep.workload)
+        task = Task(name=name, requests=(), stages=(), left_out=left_out)
         return join_training(task, training)
 
     return carry_out(settings, plan, lambda: training_ranks(requested))
@@ -365,15 +214,6 @@ def training_ranks(backend: str) -> int | None:
     return ranks
 
 
-def default_sweep() -> TrainingSweep:
-    """Return the default sweep."""
-    return TrainingSweep(
-        workload=DEFAULT_WORKLOAD,
-        bucket_caps=DEFAULT_CAPS.split(","),
-        hooks=DEFAULT_HOOKS.split(","),
-    )
-
-
 def join_training(task: Task, training: TrainingPlan) -> Task:
     """Return the task with a training sweep after its other stages, and a recommendation at the
     end.
@@ -389,6 +229,7 @@ def join_training(task: Task, training: TrainingPlan) -> Task:
             task.estimate_s() + training.estimate_s() if task.requests else training.estimate_s()
         ),
         conclude=functools.partial(write_recommendation, permission=training.permission),
+        is_brief=True,
     )
 
 
@@ -459,22 +300,7 @@ def write_recommendation(store: Store, permission: Permission) -> None:
         completed = with_search(
             recommendation, collective_records(store.records), trainings, store.info
         )
-        store.write_recommendation(completed.to_json())
-
-
-def _switch(option: str, text: str) -> tuple[bool, ...]:
-    if text not in _SWITCHES:
-        raise InputError(f"{option} {text} is not understood; choose from {', '.join(_SWITCHES)}.")
-    return _SWITCHES[text]
-
-
-def _compile_modes(text: str) -> tuple[str, ...]:
-    names = split_names(text) or ()
-    for name in names:
-        check_choice("compile mode", name, (OFF, ALL, *COMPILE_MODES))
-    return tuple(
-        "" if name == OFF else name for name in ((OFF, *COMPILE_MODES) if ALL in names else names)
-    )
+        store.write_recommendation(completed)
 
 
 def short_name(command: str, workload: str) -> str:

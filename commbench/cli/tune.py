@@ -8,13 +8,13 @@ import dataclasses
 import functools
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from commbench.cli.conduct import Place, Task, carry_out
-from commbench.cli.options import Settings, takes_settings
+from commbench.cli.options import Given, Settings, check_needed, refuse, takes_options
 from commbench.cli.request import (
     AUTO_BACKEND,
     check_counts,
@@ -22,17 +22,14 @@ from commbench.cli.request import (
     default_out,
     draw_seed,
     find_budget,
-    split_names,
 )
-from commbench.cli.separator import command_behind, given_options
+from commbench.cli.separator import command_behind
 from commbench.cli.train import (
-    DEFAULT_WORKLOAD,
     AcceptLoss,
     ConfirmLaunches,
     MaxAccuracyLoss,
     Threads,
     TrainingBackend,
-    Workload,
     backend_at,
     check_accuracy_loss,
     permission_of,
@@ -40,8 +37,11 @@ from commbench.cli.train import (
     training_ranks,
     write_recommendation,
 )
+from commbench.collectives.cases import Axes
+from commbench.ddp.plan.cases import TrainingSweep
 from commbench.ddp.plan.workload import WorkloadFacts, check_all_used
 from commbench.errors import InputError
+from commbench.fields import as_names
 from commbench.hooks.registry import find_file_hooks
 from commbench.launch.probe import probe_hooks, probe_workload
 from commbench.live.command import attach_to, find_program, name_of
@@ -54,8 +54,9 @@ from commbench.tuner.stages import TuningPlan
 FEWEST_STEPS = 6
 
 #: Options that apply to the training of a COMMAND.
-LIVE_OPTIONS = frozenset(
-    {"bucket_cap_mb", "allow", "steps", "time_limit", "then", "out", "seed", "accept_loss"}
+LIVE_OPTIONS = (
+    *("--bucket-cap-mb", "--allow", "--steps", "--time-limit", "--then", "--out", "--seed"),
+    "--accept-loss",
 )
 
 Allow = Annotated[
@@ -120,11 +121,10 @@ BudgetName = Annotated[
 ]
 
 
-@takes_settings
+@takes_options
 def tune(
-    settings: Settings,
-    context: typer.Context,
-    workload: Workload = DEFAULT_WORKLOAD,
+    *,
+    axes: Annotated[Axes, TrainingSweep, "workload"],
     allow: Allow = "none,fp16,topk",
     bucket_cap_mb: Caps = AUTO,
     batch: Batch = None,
@@ -136,6 +136,9 @@ def tune(
     threads: Threads = None,
     budget: BudgetName = "quick",
     confirm_launches: ConfirmLaunches = None,
+    settings: Settings,
+    context: typer.Context,
+    given: Given,
 ) -> int:
     """Find the fastest DDP setting for a training.
 
@@ -160,13 +163,18 @@ def tune(
             "--confirm-launches": confirm_launches,
         }
     )
-    command, given_values = command_behind(context), given_options(context)
-    _check_options(given_values, settings.time_limit, steps, has_command=command is not None)
-    caps = checked_caps(split_names(bucket_cap_mb) or ())
-    is_live = command is not None
+    check_time_limit(settings.time_limit)
+    command = command_behind(context)
+    if command is not None:
+        not_of_it = [option for option in given if option not in LIVE_OPTIONS]
+        refuse((*given, "COMMAND"), "COMMAND", not_of_it, "whose training has its own")
+    else:
+        check_needed(given, "--then", "COMMAND")
+        _check_steps(steps)
+    caps = checked_caps(as_names(bucket_cap_mb))
     hooks = ["none"]
-    if not is_live or "allow" in given_values:
-        hooks = checked_hooks(split_names(allow) or ())
+    if command is None or "--allow" in given:
+        hooks = checked_hooks(as_names(allow))
     if command is not None:
         options = LiveOptions(
             out="",
@@ -180,8 +188,9 @@ def tune(
         )
         return _start(settings, command, options)
     tuning_budget, requested = find_budget(TUNING_BUDGETS, budget), check_training_backend(backend)
+    workload: str = axes["workload"]
     allowed = check_accuracy_loss(max_accuracy_loss)
-    permission = permission_of(hooks, is_given="allow" in given_values, accepts_loss=accept_loss)
+    permission = permission_of(hooks, is_given="--allow" in given, accepts_loss=accept_loss)
 
     def plan(place: Place) -> Task:
         _check_ranks(place)
@@ -212,25 +221,13 @@ def tune(
     return carry_out(settings, plan, lambda: training_ranks(requested))
 
 
-def _check_options(
-    options: Mapping[str, str], time_limit_s: float | None, steps: int | None, *, has_command: bool
-) -> None:
-    """Check that options apply and numbers are large enough.
+def _check_steps(steps: int | None) -> None:
+    """Refuse blocks of too few steps.
 
     Raises:
-        InputError: an option does not apply, or a number is too small.
+        InputError: there are fewer than `FEWEST_STEPS`.
     """
-    check_time_limit(time_limit_s)
-    if not has_command and "then" in options:
-        raise InputError(
-            "--then was given and applies to a training only; put the command of one behind --."
-        )
-    others = [option for name, option in options.items() if name not in LIVE_OPTIONS]
-    if has_command and others:
-        raise InputError(
-            f"{others[0]} was given and does not apply to the training of a COMMAND; leave it out."
-        )
-    if not has_command and steps is not None and steps < FEWEST_STEPS:
+    if steps is not None and steps < FEWEST_STEPS:
         raise InputError(
             f"--steps {steps} was asked for; the first 3 are not timed, so give at least"
             f" {FEWEST_STEPS}."
@@ -296,6 +293,7 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
         then=plan.then,
         seconds=plan.estimate_s(),
         conclude=functools.partial(write_recommendation, permission=plan.permission),
+        is_brief=True,
     )
 
 

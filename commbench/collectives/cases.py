@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
-from commbench.collectives.algorithms import AUTO, Choice
-from commbench.collectives.backends import USUAL_BACKENDS, find_backend
+from commbench.collectives.algorithms import ALGORITHMS, AUTO, PROTOCOLS, Choice
+from commbench.collectives.backends import BACKENDS, USUAL_BACKENDS, find_backend
 from commbench.collectives.composed import operation_in_pattern
-from commbench.collectives.datatypes import find_dtype
+from commbench.collectives.datatypes import DTYPES, find_dtype
 from commbench.collectives.operations import (
     OPERATIONS,
     REDOPS,
@@ -22,8 +22,10 @@ from commbench.collectives.operations import (
     find_operation,
     true_message_bytes,
 )
-from commbench.collectives.patterns import check_pattern, shares_of
-from commbench.errors import InputError, UnsupportedError, check_choice
+from commbench.collectives.patterns import PATTERNS, check_pattern, shares_of
+from commbench.errors import InputError, check_choice
+from commbench.fields import as_names, as_numbers, join_names, option
+from commbench.findings import UnsupportedError
 from commbench.schema import Ranks
 from commbench.system.env import parse_env
 from commbench.units import format_size, parse_sizes
@@ -42,6 +44,17 @@ BUFFERS = ("hot", "rotated", *REGISTERED)
 #: Default sizes of a sweep: nccl-tests' usual range, limited to sizes that a small machine can
 #: time.
 DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 2**20)
+
+#: Fields that the name of a case states in phrases: the value that is not named, and the phrase.
+_PHRASES: Mapping[str, tuple[object, str]] = {
+    "root": (0, "root {}"),
+    "pattern": ("flat", "pattern {}"),
+    "world_size": (None, "on {} ranks"),
+    "algorithm": (AUTO, "by {}"),
+    "mode": ("isolated", "{}"),
+    "buffers": ("hot", "in {} buffers"),
+    "env": ("", "under {}"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,25 +129,17 @@ class Case:
         if self.dtype is not None:
             words.append(format_size(self.message_bytes))
             words.append(self.dtype)
-        words += [word for word in (self.redop,) if word]
+        if self.redop:
+            words.append(self.redop)
         if (
             self.in_place is not None
             and self.in_place != OPERATIONS[self.operation].default_in_place
         ):
             words.append("in place" if self.in_place else "out of place")
-        if self.root:
-            words.append(f"root {self.root}")
-        if self.pattern != "flat":
-            words.append(f"pattern {self.pattern}")
-        if self.world_size is not None:
-            words.append(f"on {self.world_size} ranks")
-        if self.algorithm != AUTO:
-            words.append(f"by {self.algorithm}")
-        words += {"graph": ["from a graph"], "isolated": []}.get(self.mode, [self.mode])
-        words += [f"in {self.buffers} buffers"] * (
-            self.buffers not in {"hot", ""}
-        )  # None: a row of another tool, which does not state it
-        words += [f"under {self.env}"] * bool(self.env)
+        for name, (default, phrase) in _PHRASES.items():
+            value = getattr(self, name)
+            if value and value != default:
+                words.append(phrase.format(value))
         return " ".join(words)
 
 
@@ -146,43 +151,154 @@ Axes: TypeAlias = Mapping[str, Any]
 class Sweep:
     """Axes whose product is measured; a suite is a short Python file that names one or several.
 
+    ``sizes`` takes bytes, or a text as the option does.
+
     Raises:
         InputError: an unknown name, or a size that is not a whole number of elements of each data
             type.
     """
 
-    operations: Sequence[str] = ("all_reduce",)
-    """Names from `commbench.collectives.operations.OPERATIONS`."""
-    sizes: Sequence[int] | str = DEFAULT_SIZES
-    """Message sizes in bytes, or text as ``--sizes`` takes it (``8,1K,64K`` or ``8:64M:4``)."""
-    backends: Sequence[str] = USUAL_BACKENDS
-    dtypes: Sequence[str] = ("float32",)
-    redops: Sequence[str] = ("sum",)
-    roots: Sequence[int] = (0,)
-    in_place: str = "default"
-    """``in``, ``out``, ``both``, or ``default``: in place for all_reduce and reduce, else out of
-    place."""
-    patterns: Sequence[str] = ("flat",)
-    sync: str = "auto"
-    loop: str = "auto"
-    world_sizes: Sequence[int] = ()
-    """Numbers of ranks of a scaling study; each uses the first ranks of the launch.
-
-    Empty: all ranks.
-    """
-    algorithms: Sequence[str] = (AUTO,)
-    """Algorithms to request, as ``--algorithm`` takes them; ``auto`` leaves the choice to the
-    library."""
-    cadences: Sequence[str] = ()
-    """Modes: ``isolated``, ``pipelined`` (``sync`` none), ``graph`` or ``persistent``; empty:
-    ``sync`` decides."""
-    buffers: Sequence[str] = ("hot",)
-    """``hot``: the same buffers in each repetition; ``rotated``: several sets in turn, together
-    larger than the cache; ``registered`` and ``symmetric``: hot buffers that are registered with
-    NCCL."""
-    env: Sequence[str] = ()
-    """Environment variables of the launches, as ``--env`` takes them:
-    ``NCCL_ALGO=Ring,Tree,default``."""
+    operations: Sequence[str] = option(
+        ("all_reduce",),
+        "--collective",
+        "-c",
+        metavar="NAMES",
+        about=f"Operations, comma-separated: {join_names(OPERATIONS)}.",
+        read=as_names,
+    )
+    sizes: Sequence[int] | str = option(
+        DEFAULT_SIZES,
+        "--sizes",
+        metavar="SIZES",
+        about=(
+            "Message sizes as a list or as ranges: 8,1K,64K, or 8:64M (factor 2), or 8:64M:4. K, M"
+            " and G are 1024-based. A size is the larger of a rank's send and receive buffer, as in"
+            " nccl-tests."
+        ),
+        read=parse_sizes,
+    )
+    backends: Sequence[str] = option(
+        USUAL_BACKENDS,
+        "--backend",
+        metavar="NAMES",
+        about=f"Backends, comma-separated: {join_names(BACKENDS)}.",
+        read=as_names,
+    )
+    dtypes: Sequence[str] = option(
+        ("float32",),
+        "--dtype",
+        "-d",
+        metavar="NAMES",
+        about=f"Element types, comma-separated: {join_names(DTYPES)}.",
+        read=as_names,
+    )
+    redops: Sequence[str] = option(
+        ("sum",),
+        "--redop",
+        "-o",
+        metavar="NAMES",
+        about=f"Reductions, comma-separated: {join_names(REDOPS)}.",
+        read=as_names,
+    )
+    roots: Sequence[int] = option(
+        (0,),
+        "--root",
+        metavar="RANKS",
+        about="Root ranks of broadcast, reduce, gather, scatter and fan patterns.",
+        read=as_numbers,
+    )
+    in_place: str = option(
+        "default",
+        "--in-place",
+        metavar="WHICH",
+        about=(
+            f"Whether send and receive buffer are the same: {join_names(IN_PLACE)}. By default"
+            " all_reduce and reduce are in place, the other operations are not."
+        ),
+    )
+    patterns: Sequence[str] = option(
+        ("flat",),
+        "--pattern",
+        metavar="NAMES",
+        about=f"Which ranks communicate with which: {join_names(PATTERNS)}.",
+        read=as_names,
+    )
+    world_sizes: Sequence[int] = option(
+        (),
+        "--world-sizes",
+        "--world-size",
+        metavar="RANKS",
+        about=(
+            "Scaling study: measure every case on each of these numbers of ranks, e.g. 2,4,8, and"
+            " report how time grows. The first ranks of the run take part; the others wait."
+        ),
+        read=as_numbers,
+    )
+    """Empty: all ranks."""
+    algorithms: Sequence[str] = option(
+        (AUTO,),
+        "--algorithm",
+        metavar="NAMES",
+        about=(
+            "NCCL's algorithm, protocol and number of channels, each optional: e.g."
+            f" auto,ring,tree/ll,ring/simple/8ch (algorithms: {join_names(ALGORITHMS)}; protocols:"
+            f" {join_names(PROTOCOLS)}). A combination that NCCL does not support gets a row with"
+            " the reason."
+        ),
+        read=as_names,
+    )
+    sync: str = option(
+        "auto",
+        "--sync",
+        metavar="HOW",
+        about=(
+            f"How ranks start an operation together: {join_names(SYNCS)}. auto: at an agreed"
+            " instant if the ranks share a clock or their clocks agree well enough, else after a"
+            " dissemination barrier; Gloo: after a barrier."
+        ),
+    )
+    loop: str = option(
+        "auto",
+        "--loop",
+        metavar="LOOP",
+        about=f"Timed loop: {join_names(LOOPS)}. auto: native if the backend has such a loop.",
+    )
+    cadences: Sequence[str] = option(
+        (),
+        "--cadence",
+        metavar="NAMES",
+        about=(
+            f"How operations follow each other: {join_names(MODES)}. isolated: ranks start each"
+            " operation together; pipelined: without waiting, as with --sync none; graph: a CUDA"
+            " graph replays a sequence (NCCL); persistent: each operation starts a request that"
+            " was initialised once, by MPI_Allreduce_init (MPI)."
+        ),
+        read=as_names,
+    )
+    """Empty: ``sync`` decides."""
+    buffers: Sequence[str] = option(
+        ("hot",),
+        "--buffers",
+        metavar="NAMES",
+        about=(
+            f"Message buffers: {join_names(BUFFERS)}. hot (default): the same buffers in each"
+            " repetition; rotated: buffers take turns and together exceed the last-level cache"
+            " (GPU: L2); registered and symmetric: memory that NCCL knows beforehand (torch-nccl)."
+        ),
+        read=as_names,
+    )
+    env: Sequence[str] = option(
+        (),
+        "--env",
+        metavar="NAME=VALUES",
+        about=(
+            "Environment variable of the ranks and its values, e.g. NCCL_ALGO=Ring,Tree,default;"
+            " default leaves it out, and \\, is a comma within a value. Each start of the ranks has"
+            " one value, in shuffled order. Repeatable: all combinations are measured, and the"
+            " first one twice as a control."
+        ),
+        kind=list[str],
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.sizes, str):

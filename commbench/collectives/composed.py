@@ -22,7 +22,7 @@ from commbench.collectives.operations import (
 )
 from commbench.collectives.patterns import Group, groups_of
 from commbench.collectives.primitives import Buffers, CallT_co, Ends, Primitives
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 
 MATRIX = "matrix"
 #: The most bytes in flight between the two ranks of a pair in a matrix.

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.collectives.operations import Span
-from commbench.errors import UnsupportedError, find_entry
+from commbench.errors import find_entry
+from commbench.findings import UnsupportedError
 
 #: Elements after which content repeats: prime, so that no power-of-two shift maps it onto itself.
 TILE = 4093

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from commbench.collectives.primitives import Buffers, CallT_co, Primitives
-from commbench.errors import UnsupportedError, find_entry
+from commbench.errors import find_entry
+from commbench.findings import UnsupportedError
 
 REDOPS = ("sum", "min", "max", "prod", "avg")
 

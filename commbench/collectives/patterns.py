@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from commbench.errors import InputError, UnsupportedError, unknown_choice
+from commbench.errors import InputError, unknown_choice
+from commbench.findings import UnsupportedError
 
 Group = tuple[int, ...]
 """Ranks of the launch, ascending: the first is number 0 within the group."""

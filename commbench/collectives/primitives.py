@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 
 BufferT = TypeVar("BufferT")
 CallT_co = TypeVar("CallT_co", covariant=True)

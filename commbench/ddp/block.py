@@ -33,7 +33,8 @@ from commbench.ddp.step_times import StepLog, StepMarks
 from commbench.engine.energy import EnergyMeter, Readings
 from commbench.engine.gpu_clocks import Reading
 from commbench.engine.timing.loops import Progress
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import InputError
+from commbench.findings import UnsupportedError
 from commbench.hooks import BucketMarks, BucketTimes, Hook, PassThrough, make_hook
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
 from commbench.hooks.registry import find_hook, hook_source

@@ -17,7 +17,7 @@ from commbench.ddp.plan.workload import Workload
 from commbench.engine.energy import RunMeter
 from commbench.engine.gpu_clocks import clocks_between
 from commbench.engine.records import without_result
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.hooks import BucketTimes
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
 
@@ -106,7 +106,7 @@ def merge(
         **fields,
     )
     return (
-        without_result(record, "wrong", Reason(code="parameters_differ"))
+        without_result(record, "wrong", Finding(code="parameters_differ"))
         if ranks_agree is False
         else record
     )

@@ -33,7 +33,8 @@ from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.energy import RunMeter
 from commbench.engine.records import Status, without_result
 from commbench.engine.timing.loops import Progress
-from commbench.errors import InputError, Reason, UnsupportedError
+from commbench.errors import InputError
+from commbench.findings import Finding, UnsupportedError
 from commbench.hooks import selectors
 from commbench.hooks.from_file import check_file_hook
 from commbench.hooks.registry import TOP_K, file_hook_name, find_hook
@@ -210,7 +211,7 @@ class _Session:
         """Steps of each block of a training that is kept between its blocks; empty: each block
         is a training."""
         self._kept: dict[str, Training] = {}
-        self._refused_hooks: dict[str, Reason] = {}
+        self._refused_hooks: dict[str, Finding] = {}
         """Why a rank cannot load a user's own hook, by its name; the same on all ranks."""
 
     def divide_blocks(self, cases: Sequence[TrainingCase]) -> None:
@@ -245,7 +246,7 @@ class _Session:
             try:
                 check_file_hook(text)
             except InputError as error:
-                reason = Reason.of(error)
+                reason = Finding.of(error)
             refused = next(filter(None, gather_everywhere(self.control, reason)), None)
             if refused:
                 self._refused_hooks[file_hook_name(text)] = refused
@@ -293,14 +294,14 @@ class _Session:
 
     def _try(
         self, case: TrainingCase, built: _Built, steps: int, length: int, *, deep: bool, last: bool
-    ) -> tuple[BlockSamples | None, tuple[Status, Reason] | None]:
+    ) -> tuple[BlockSamples | None, tuple[Status, Finding] | None]:
         """Return a block's samples (None on a rank that does not train), or the status and reason
         of a refusal.
 
         ``steps`` are those of a training, ``length`` those of this block.
         """
         samples: BlockSamples | None = None
-        refusal: tuple[Status, Reason] | None = None
+        refusal: tuple[Status, Finding] | None = None
         if case.hook in self._refused_hooks:
             refusal = ("failed", self._refused_hooks[case.hook])
         elif self.control.rank < case.world_size:
@@ -325,7 +326,7 @@ class _Session:
             except UnsupportedError as error:
                 refusal = ("unsupported", error.reason)
             except InputError as error:
-                refusal = ("failed", Reason.of(error))
+                refusal = ("failed", Finding.of(error))
             finally:
                 if training and is_kept and samples:
                     self._kept[case.key] = training

@@ -25,7 +25,7 @@ from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Primitives
 from commbench.engine.timing.loops import Call, Progress, Timer
 from commbench.engine.timing.sync import SyncPlan
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 from commbench.system.topology import last_level_cache_bytes
 
 #: Buffers begin on a page, as in OSU's benchmarks.

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, Queue
 from typing import Protocol, TypeVar
 
-from commbench.errors import Reason, UnsupportedError
+from commbench.findings import Finding, UnsupportedError
 
 T = TypeVar("T")
 
@@ -76,13 +76,13 @@ def gather_everywhere(control: Assembly, value: T) -> list[T]:
     return gathered
 
 
-def agree_on(control: Control, work: Callable[[], T]) -> T | Reason:
+def agree_on(control: Control, work: Callable[[], T]) -> T | Finding:
     """Run ``work``, which a backend may refuse, on all ranks; collective.
 
     Returns:
         The result of this rank's work; if any rank refused, the first refusal.
     """
-    refusal: Reason | None = None
+    refusal: Finding | None = None
     try:
         result = work()
     except UnsupportedError as error:

@@ -14,8 +14,6 @@ Severity = Literal["high", "medium", "low"]
 """When a report's first screen names a flag: high always, medium if most rows have it, low
 never."""
 
-#: Placeholders in warnings and remedies that depend on the run's budget.
-_DEFAULTS = {"target": "the budget's target", "more_launches": "use more launches"}
 _SEPARATOR = ";"
 #: The contents of ``harness_us``, in words.
 OVERHEAD = "time of commbench's loop around an empty call"
@@ -23,10 +21,7 @@ OVERHEAD = "time of commbench's loop around an empty call"
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One warning.
-
-    ``remedy`` and ``warning`` may hold the placeholders ``{target}`` and ``{more_launches}``.
-    """
+    """One warning; `commbench.words` has what is said of rows with it."""
 
     name: str
     """How records and CSV cells spell it."""
@@ -35,11 +30,6 @@ class Flag:
     meaning: str
     remedy: str = ""
     """What a user can do."""
-    warning: str = ""
-    """The predicate of "3 of 10 rows ..."; by default it states name and meaning."""
-    brief: str = ""
-    """A clause beside a single figure whose interval does not show the effect; ``{overhead}`` is
-    its share of time, ``{and_framework}`` names torch's call where an older run counts it."""
     severity: Severity = "low"
     priority: int = 0
     """Position among the flags of a report's first screen, 1 first; 0 for low severity."""
@@ -48,23 +38,14 @@ class Flag:
     """Whether it reports noise of the machine: several of these are one warning."""
 
     @property
+    def gravity(self) -> int:
+        """Its position among warnings, the gravest first; flags of low severity come last."""
+        return self.priority or len(FLAGS)
+
+    @property
     def description(self) -> str:
         """Meaning and remedy in one line."""
-        remedy = self.remedy_with()
-        return f"{self.meaning}: {remedy}" if remedy else self.meaning
-
-    def warning_with(self, **values: str) -> str:
-        """Return the predicate of a warning, with placeholders replaced by ``values`` or general
-        words.
-        """
-        return (
-            self.warning.format_map({**_DEFAULTS, **values})
-            or f"are flagged {self.name}: {self.meaning}"
-        )
-
-    def remedy_with(self, **values: str) -> str:
-        """Return the remedy, with placeholders replaced by ``values`` or general words."""
-        return self.remedy.format_map({**_DEFAULTS, **values})
+        return f"{self.meaning}: {self.remedy}" if self.remedy else self.meaning
 
 
 #: All flags by name, in the order of a CSV cell.
@@ -76,7 +57,6 @@ FLAGS: Mapping[str, Flag] = {
             mark="1",
             meaning="the interval is within one launch only; launches differ more",
             remedy="run it again with the same --out",
-            warning="come from one launch, but launches differ more than repetitions",
             severity="high",
             priority=8,
         ),
@@ -85,7 +65,6 @@ FLAGS: Mapping[str, Flag] = {
             mark="f",
             meaning="fewer than 6 launches, so the interval assumes log-normal launches",
             remedy="add launches, 6 at least",
-            warning="come from fewer than 6 launches; intervals assume log-normal launches",
             severity="medium",
             priority=9,
         ),
@@ -93,8 +72,7 @@ FLAGS: Mapping[str, Flag] = {
             name="ci_wide",
             mark="w",
             meaning="the interval is wider than the budget's target",
-            remedy="{more_launches}, or use a quieter machine",
-            warning="have an interval wider than {target} either way",
+            remedy="use more launches, or use a quieter machine",
             severity="medium",
             priority=14,
             is_noise=True,
@@ -103,7 +81,6 @@ FLAGS: Mapping[str, Flag] = {
             name="bimodal",
             mark="b",
             meaning="times are bimodal within a launch; the median lies between the modes",
-            brief="times are bimodal within a launch",
             severity="medium",
             priority=15,
             is_noise=True,
@@ -115,7 +92,6 @@ FLAGS: Mapping[str, Flag] = {
                 "launches are bimodal; the library or the system chose differently from launch to"
                 " launch"
             ),
-            brief="launches are bimodal",
             severity="medium",
             priority=11,
             is_noise=True,
@@ -124,7 +100,6 @@ FLAGS: Mapping[str, Flag] = {
             name="unsteady",
             mark="u",
             meaning="times drifted within a launch",
-            brief="times drifted within launches",
             severity="medium",
             priority=16,
             is_noise=True,
@@ -140,7 +115,6 @@ FLAGS: Mapping[str, Flag] = {
             name="late",
             mark="l",
             meaning="more than a fifth of the repetitions started late and were dropped",
-            brief="more than a fifth of the repetitions started late and were dropped",
             severity="medium",
             priority=17,
             is_noise=True,
@@ -150,10 +124,6 @@ FLAGS: Mapping[str, Flag] = {
             mark="c",
             meaning="the error of the ranks' clocks exceeds a tenth of the time",
             remedy="use --sync dissemination",
-            warning=(
-                "are flagged clock, since the error of the ranks' clocks exceeds a tenth of the"
-                " time"
-            ),
             severity="high",
             priority=7,
         ),
@@ -161,7 +131,6 @@ FLAGS: Mapping[str, Flag] = {
             name="harness",
             mark="h",
             meaning=f"{OVERHEAD} (harness_us) is more than 5 % of the time",
-            brief=f"{{overhead}} is {OVERHEAD}{{and_framework}}",
             severity="medium",
             priority=13,
         ),
@@ -177,9 +146,6 @@ FLAGS: Mapping[str, Flag] = {
             mark="S",
             meaning="this group was the slowest of the groups that ran at the same time",
             remedy="see below its table",
-            warning=(
-                "are of a group that was slower than the median one of its pattern, beyond noise"
-            ),
         ),
         Flag(
             name="imported",
@@ -189,10 +155,6 @@ FLAGS: Mapping[str, Flag] = {
                 " defines it"
             ),
             remedy="import more than one of its outputs",
-            warning=(
-                "are figures of another tool, without raw repetitions and intervals, with time as"
-                " it defines it"
-            ),
         ),
         Flag(
             name="emulated",
@@ -271,7 +233,6 @@ FLAGS: Mapping[str, Flag] = {
             mark="s",
             meaning="fewer than 3 timed steps in a launch",
             remedy="use a larger budget",
-            warning="have fewer than 3 timed steps in a launch",
             is_training_only=True,
         ),
         Flag(

@@ -27,7 +27,7 @@ from commbench.engine.stopping import Step, batch_of
 from commbench.engine.timing.clocks import GlobalClock
 from commbench.engine.timing.loops import Call, Timer
 from commbench.engine.timing.sync import TOLERATED_LATE
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 
 #: Repetitions of a pair in a launch: the fewest for a median, and the most.
 FEWEST, MOST = 6, 100

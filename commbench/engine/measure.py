@@ -45,7 +45,7 @@ from commbench.engine.stopping import Sampler
 from commbench.engine.timing.clocks import is_close
 from commbench.engine.timing.loops import Timer
 from commbench.engine.visits import DISTURBED_SHARE, are_many_late, extended
-from commbench.errors import Reason, UnsupportedError
+from commbench.findings import Finding, UnsupportedError
 from commbench.system import process
 
 #: Pairs that the reason of a wrong matrix names.
@@ -384,7 +384,7 @@ def _measure_matrix(
     """
     make = partial(prepare_matrix, record.case, communicator)
     prepared_with_timer = _prepare_with_timer(record.case, communicator, session, make)
-    if isinstance(prepared_with_timer, Reason):
+    if isinstance(prepared_with_timer, Finding):
         return _on_root(session, without_result(record, "unsupported", prepared_with_timer))
     matrix, timer = prepared_with_timer
     sampler = MatrixSampler(
@@ -442,7 +442,7 @@ def _describe_wrong_pairs(pairs: Sequence[PairTimes]) -> str:
 
 def _prepare_with_timer(
     case: Case, communicator: Communicator, session: Session, make: Callable[[], PreparedT]
-) -> tuple[PreparedT, Timer] | Reason:
+) -> tuple[PreparedT, Timer] | Finding:
     """Return the prepared case and its timed loop, or the refusal of any rank, on all ranks."""
 
     def prepared_on_rank() -> PreparedT:
@@ -451,7 +451,7 @@ def _prepare_with_timer(
         return prepared
 
     prepared = agree_on(session.control, prepared_on_rank)
-    if isinstance(prepared, Reason):
+    if isinstance(prepared, Finding):
         return prepared
     return prepared, session.timer(case, communicator)  # all groups start together
 
@@ -475,7 +475,7 @@ def _prepare_and_verify(
     """
     make = partial(_prepare_case, record.case, communicator, session)
     prepared_with_timer = _prepare_with_timer(record.case, communicator, session, make)
-    if isinstance(prepared_with_timer, Reason):
+    if isinstance(prepared_with_timer, Finding):
         return without_result(record, "unsupported", prepared_with_timer)
     prepared, timer = prepared_with_timer
     prepared, checked = _verify_case(prepared, timer, session)
@@ -498,7 +498,7 @@ def _verify_case(prepared: Prepared, timer: Timer, session: Session) -> tuple[Pr
     if checked.refusal or checked.wrong or not prepared.case.graph:
         return prepared, checked
     captured = agree_on(session.control, prepared.capture)
-    if isinstance(captured, Reason):
+    if isinstance(captured, Finding):
         return prepared, Checked(refusal=captured)
     return captured, captured.verify(
         session.control, shared_clock=session.clock.is_shared, timer=timer
@@ -632,9 +632,9 @@ def _with_samples(
     )
 
 
-def _reason_without_times(record: Record) -> Reason:
+def _reason_without_times(record: Record) -> Finding:
     """Return the reason why no repetition is valid."""
-    return Reason(code="never_queued_in_time" if record.loop == "event" else "never_on_time")
+    return Finding(code="never_queued_in_time" if record.loop == "event" else "never_on_time")
 
 
 def _is_clock_uncertain(record: Record, times_us: Sequence[float], session: Session) -> bool:

@@ -19,11 +19,14 @@ import numpy as np
 from commbench.collectives.cases import Case, check_case
 from commbench.collectives.composed import operation_in_pattern
 from commbench.engine.flags import OVERHEAD, check_flags
-from commbench.errors import InputError, Reason, UnsupportedError
+from commbench.errors import InputError
+from commbench.findings import Finding, UnsupportedError
 from commbench.schema import JsonMapping, JsonObject, Ranks, check_as, read_as
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    from commbench.stats import Interval
 
 SCHEMA = 2
 
@@ -479,16 +482,19 @@ class FixedSettings:
     """Whether the state of the machine is probed around each visit."""
 
 
-def without_result(record: RecordT, status: Status, reason: Reason) -> RecordT:
+def without_result(record: RecordT, status: Status, reason: Finding) -> RecordT:
     """Return the record of a case without result, with the ``reason``."""
     return dataclasses.replace(
         record, status=status, reason=str(reason or ""), reason_code=reason.code if reason else ""
     )
 
 
-def column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
-    """Return the field of a column: its documentation and its default."""
-    return field(default=default, metadata={"about": about})
+def column(about: str, default: Any = None, *, heading: str = "") -> Any:  # noqa: ANN401 - a field of any type
+    """Return the field of a column: its documentation and its default.
+
+    The ``heading`` of its tables is the name without the unit, unless it is given.
+    """
+    return field(default=default, metadata={"about": about, "heading": heading})
 
 
 def no_column() -> Any:  # noqa: ANN401 - as `column`
@@ -499,6 +505,18 @@ def no_column() -> Any:  # noqa: ANN401 - as `column`
 def columns_of(row_class: type[DataclassInstance]) -> tuple[str, ...]:
     """Return the columns of the table of such rows, in order."""
     return tuple(f.name for f in dataclasses.fields(row_class) if f.metadata.get("is_column", True))
+
+
+def copied(row_class: type[DataclassInstance], source: object) -> dict[str, Any]:
+    """Return the columns of such rows that another object has, too, with its values."""
+    return {name: getattr(source, name) for name in columns_of(row_class) if hasattr(source, name)}
+
+
+def interval_columns(name: str, interval: Interval | None) -> dict[str, float]:
+    """Return the columns with the ends of an interval of column ``name``; none without one."""
+    if interval is None:
+        return {}
+    return {f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -525,7 +543,7 @@ class Row:
     redop: str | None = column("reduction")
     root: int | None = column("root rank of a rooted operation")
     in_place: bool | None = column("send and receive share memory")
-    message_bytes: int | None = column("nccl-tests' size: the larger buffer")
+    message_bytes: int | None = column("nccl-tests' size: the larger buffer", heading="size")
     osu_bytes: int | None = column("the size OSU prints for the same case")
     cadence: str = column("isolated, pipelined, graph or persistent", "")
     batch: int | None = column("operations timed together")
@@ -566,7 +584,7 @@ class Row:
     time_us_min: float | None = column("median over launches of the launch's minimum")
     time_us_p25: float | None = column("median over launches of the launch's quartile")
     time_us_p75: float | None = column("median over launches of the launch's quartile")
-    time_us_p95: float | None = column("median over launches of the launch's p95")
+    time_us_p95: float | None = column("median over launches of the launch's p95", heading="p95")
     time_us_rank_mean: float | None = column(
         "time_us with the mean over ranks, nccl-tests' default"
     )
@@ -584,17 +602,20 @@ class Row:
     wrong: int | None = column("wrong elements found")
     harness_us: float | None = column(
         f"{OVERHEAD}, per operation; never subtracted; in older Gloo rows, without framework_us,"
-        " with torch's call"
+        " with torch's call",
+        heading="overhead",
     )
     framework_us: float | None = column(
         "what torch adds to a call: 8-byte all_reduce of one rank, less harness_us; empty without"
-        " torch or with events"
+        " torch or with events",
+        heading="torch's call",
     )
     algorithm_requested: str = column("algorithm asked for", "")
     algorithm: str = column("algorithm that ran", "")
     energy_J: float | None = column(  # noqa: N815 - a unit
         "energy of one operation, of what energy_of in samples.jsonl names"
     )
+    energy_of: str = no_column()
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
     reason_code: str = no_column()
@@ -616,13 +637,15 @@ class OverlapRow:
     dtype: str | None = column("element type")
     redop: str | None = column("reduction")
     in_place: bool | None = column("send and receive share memory")
-    message_bytes: int | None = column("as in collectives.csv")
+    message_bytes: int | None = column("as in collectives.csv", heading="size")
     osu_bytes: int | None = column("the size OSU prints for the same case")
     env: str = column("as in collectives.csv", "")
     launches: int | None = column("launches behind the row")
     overall_us: float | None = column("started, computed, completed")
     compute_us: float | None = column("computing alone, as long as the communication")
-    pure_us: float | None = column("started and completed at once, Python loop")
+    pure_us: float | None = column(
+        "started and completed at once, Python loop", heading="pure comm."
+    )
     overlap_percent: float | None = column(
         "max(0, 100 (1 - (overall - compute) / pure)), OSU's definition"
     )

@@ -17,7 +17,7 @@ from commbench.engine.records import GroupTimes, Record, without_result
 from commbench.engine.setup import Checked, Prepared
 from commbench.engine.timing.clocks import is_close
 from commbench.engine.timing.loops import Repetitions
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.stats import is_bimodal, is_steady
 
 #: Decimals of a microsecond that are kept: a tenth of a nanosecond.
@@ -131,9 +131,9 @@ def wrong_record(record: Record, prepared: Prepared, checked: Checked) -> Record
     return without_result(replace(record, wrong=checked.wrong, groups=groups), "wrong", reason)
 
 
-def elements_wrong(wrong: int, where: str) -> Reason:
+def elements_wrong(wrong: int, where: str) -> Finding:
     """Return the reason of wrong data; ``where`` ends the sentence."""
-    return Reason(code="elements_wrong", parameters={"wrong": wrong, "where": where})
+    return Finding(code="elements_wrong", numbers={"wrong": wrong, "where": where})
 
 
 def timed_groups(

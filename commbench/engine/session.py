@@ -18,7 +18,7 @@ from commbench.engine.gpu_clocks import GpuClocks, Reading
 from commbench.engine.timing.clocks import GlobalClock, is_close
 from commbench.engine.timing.loops import Call, Progress, Timer, empty_call
 from commbench.engine.timing.sync import SyncPlan, choose_method
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 from commbench.stats import StoppingRule
 from commbench.stats.budgets import Budget
 from commbench.system.clock import timer_tick_s

@@ -24,7 +24,7 @@ from commbench.collectives.primitives import Buffers
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, agree_on, gather_everywhere
 from commbench.engine.timing.loops import Call, Timer, Turns
-from commbench.errors import Reason, UnsupportedError
+from commbench.findings import Finding, UnsupportedError
 
 #: Delay of the last rank that enters a barrier under verification, in seconds.
 LATE_ENTRY_S = 0.002
@@ -45,7 +45,7 @@ class Checked:
     rank.
     """
 
-    refusal: Reason | None = None
+    refusal: Finding | None = None
     by_rank: Sequence[int] | None = None
     """None: nothing to check."""
 
@@ -145,11 +145,11 @@ class Prepared:
         if tamper and self.buffers.receive is not None:
             tamper(self.buffers.receive)
         wrong = agree_on(control, self._count_wrong)
-        if isinstance(wrong, Reason):
+        if isinstance(wrong, Finding):
             return Checked(refusal=wrong)
         return Checked(by_rank=gather_everywhere(control, wrong))
 
-    def _run_once(self, control: Control) -> Reason | None:
+    def _run_once(self, control: Control) -> Finding | None:
         """Run the calls; return the library's refusal if it refuses on all ranks with calls."""
         refusal = ""
         try:
@@ -166,9 +166,7 @@ class Prepared:
         if any(refusals) and not all(refusals):
             raise RuntimeError(next(text for text in refusals if text))
         return (
-            Reason(code="library_refused", parameters={"error": refusals[0]})
-            if refusals[0]
-            else None
+            Finding(code="library_refused", numbers={"error": refusals[0]}) if refusals[0] else None
         )
 
     def _verify_barrier(self, control: Control) -> Checked:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import InputError
+from commbench.findings import UnsupportedError
 from commbench.hooks.base import Finish, Hook, Stopwatch
 from commbench.hooks.message import BucketShape, Message
 

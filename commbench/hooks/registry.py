@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
-from commbench.errors import InputError, UnpredictedError, unknown_choice
+from commbench.errors import InputError, unknown_choice
+from commbench.findings import UnpredictedError
 from commbench.hooks.message import (
     BucketShape,
     Exchange,

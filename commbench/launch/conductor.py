@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from commbench.errors import InputError, LaunchError, Reason
+from commbench.errors import InputError, LaunchError
+from commbench.findings import Finding
 from commbench.launch.diagnosis import Ending
 from commbench.launch.events import Listener, Notice, RankOutput
 from commbench.launch.launchers import Launcher
@@ -246,7 +247,7 @@ class _StageRun:
         if ending.status == "refused":
             if not (self.ledger.store.records and self._has_never_worked(launch)):
                 return ending
-            ending = Ending.broken("failed", Reason.stated(ending.reason.rstrip(".")))
+            ending = Ending.broken("failed", Finding.stated(ending.reason.rstrip(".")))
         ending = launch.close(ending)
         if ending.is_broken:
             self.ledger.display.on(RankOutput(lines=[*supervisor.stderr, *supervisor.stack_lines]))

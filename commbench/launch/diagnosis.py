@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from commbench.collectives.cases import Case
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.launch.events import MAIN, RankError, Stack
 from commbench.launch.heartbeat import stack_in
 from commbench.launch.launcher_errors import (
@@ -38,7 +38,7 @@ class Diagnosis:
 
     rank: int | None
     """The failed rank, of several the first; None if the evidence names none."""
-    reason: Reason
+    reason: Finding
     """E.g. ``rank 1 on host n1 is stopped``."""
     host: str = ""
     state: str = ""
@@ -112,7 +112,7 @@ class Ending:
     cannot be carried out."""
     reason: str = ""
     """One sentence without its full stop; for ``ok`` a warning, or empty."""
-    cause: Reason | None = None
+    cause: Finding | None = None
     """Why a launch failed or hung; the reason of the case that was being measured."""
     failed_rank: FailedRank | None = None
     """Of a launch that failed or hung."""
@@ -123,7 +123,7 @@ class Ending:
     def broken(
         cls,
         status: Literal["failed", "hung"],
-        cause: Reason,
+        cause: Finding,
         *,
         failed_rank: FailedRank | None = None,
         is_host_lost: bool = False,
@@ -166,9 +166,9 @@ def name_ranks(ranks: Sequence[int]) -> str:
 _STATES = {"R": "runs", "S": "sleeps", "D": "waits for a device (state D)", "Z": "has ended"}
 
 
-def hang_reason(timeout_s: float, cause: str) -> Reason:
+def hang_reason(timeout_s: float, cause: str) -> Finding:
     """Return why a launch is hung."""
-    return Reason(code="no_progress", parameters={"timeout_s": f"{timeout_s:g}", "cause": cause})
+    return Finding(code="no_progress", numbers={"timeout_s": f"{timeout_s:g}", "cause": cause})
 
 
 def diagnose_ranks(ranks: Sequence[int], state: str, host: str) -> Diagnosis:
@@ -176,10 +176,10 @@ def diagnose_ranks(ranks: Sequence[int], state: str, host: str) -> Diagnosis:
     others = (
         f" (as {'are' if len(ranks) > 2 else 'is'} {name_ranks(ranks[1:])})" if ranks[1:] else ""  # noqa: PLR2004 - grammar
     )
-    reason = Reason(
+    reason = Finding(
         code="rank_stuck",
         subject=name_rank(ranks[0], host),
-        parameters={"state": state, "others": others},
+        numbers={"state": state, "others": others},
     )
     return Diagnosis(rank=ranks[0], host=host, state=state, reason=reason)
 
@@ -216,9 +216,9 @@ def diagnose_lost_hosts(
         rank=ranks[0],
         host=host,
         state=f"has not been heard of {since}",
-        reason=Reason(
+        reason=Finding(
             code="hosts_silent",
-            parameters={"hosts": silent, "since": since, "suspicion": suspicion},
+            numbers={"hosts": silent, "since": since, "suspicion": suspicion},
         ),
         is_lost=True,
     )
@@ -227,7 +227,7 @@ def diagnose_lost_hosts(
 def diagnose_no_rank(*, is_any_heard: bool) -> Diagnosis:
     """Return the diagnosis of a hang without a rank that stands out."""
     return Diagnosis(
-        rank=None, reason=Reason(code="no_rank_stands_out" if is_any_heard else "no_rank_heard")
+        rank=None, reason=Finding(code="no_rank_stands_out" if is_any_heard else "no_rank_heard")
     )
 
 
@@ -297,7 +297,7 @@ def diagnose_exit(
 def _diagnose_lost_daemon(host: str) -> Diagnosis | None:
     if not host:
         return None
-    reason = Reason(code="daemon_lost", parameters={"host": host})
+    reason = Finding(code="daemon_lost", numbers={"host": host})
     return Diagnosis(rank=None, host=host, state="lost", reason=reason)
 
 
@@ -305,25 +305,25 @@ def _diagnose_rank_exit(
     rank_exit: RankExit, is_out_of_memory: Callable[[str], bool | None]
 ) -> Diagnosis:
     name = name_rank(rank_exit.rank, rank_exit.host)
-    reason = Reason(
-        code="rank_left", subject=name, parameters={"status": rank_exit.code, "remedy": ""}
+    reason = Finding(
+        code="rank_left", subject=name, numbers={"status": rank_exit.code, "remedy": ""}
     )
     if rank_exit.signal:
         memory = (
             _OUT_OF_MEMORY[is_out_of_memory(rank_exit.host)] if rank_exit.signal == _SIGKILL else ""
         )
         meaning = _SIGNALS.get(rank_exit.signal, "see signal(7)")
-        parameters: dict[str, str | int] = {
+        numbers: dict[str, str | int] = {
             "signal": rank_exit.signal,
             "meaning": meaning,
             "memory": memory,
             "remedy": "",
         }
-        reason = Reason(code="rank_killed", subject=name, parameters=parameters)
+        reason = Finding(code="rank_killed", subject=name, numbers=numbers)
     return _diagnose_rank(rank_exit.rank, rank_exit.host, reason)
 
 
-def _diagnose_rank(rank: int | None, host: str, reason: Reason) -> Diagnosis:
+def _diagnose_rank(rank: int | None, host: str, reason: Finding) -> Diagnosis:
     """Return the diagnosis whose reason has the rank as its subject.
 
     Its state is the reason's predicate.
@@ -336,7 +336,7 @@ def _diagnose_rank(rank: int | None, host: str, reason: Reason) -> Diagnosis:
 def diagnose_error(error: RankError) -> Diagnosis:
     """Return the diagnosis of a rank that ended itself."""
     name = name_rank(error.rank, error.host)
-    reason = Reason(code="rank_raised", subject=name, parameters={"error": error.text})
+    reason = Finding(code="rank_raised", subject=name, numbers={"error": error.text})
     return _diagnose_rank(error.rank, error.host, reason)
 
 
@@ -349,7 +349,7 @@ def _diagnose_lost_peer(peer: LostPeer, processes: Processes) -> Diagnosis:
     ]
     rank = candidates[0] if len(candidates) == 1 else None
     host = peer.host or ("" if rank is None else processes[rank][0])
-    reason = Reason(code="rank_died", subject=name_rank(rank, host))
+    reason = Finding(code="rank_died", subject=name_rank(rank, host))
     return Diagnosis(rank=rank, host=host, state="has died", reason=reason)
 
 
@@ -361,13 +361,13 @@ def _diagnose_unknown(
     """
     remedy = explain(lines)
     if diagnosis:
-        parameters = {**diagnosis.reason.parameters, "remedy": f": {remedy}" if remedy else ""}
-        return replace(diagnosis, reason=replace(diagnosis.reason, parameters=parameters))
-    reason = Reason(
-        code="launcher_ended", parameters={"status": returncode, "last_line": last_line(lines)}
+        numbers = {**diagnosis.reason.numbers, "remedy": f": {remedy}" if remedy else ""}
+        return replace(diagnosis, reason=replace(diagnosis.reason, numbers=numbers))
+    reason = Finding(
+        code="launcher_ended", numbers={"status": returncode, "last_line": last_line(lines)}
     )
     if remedy:
-        reason = Reason(code="ranks_not_started", parameters={"remedy": remedy})
+        reason = Finding(code="ranks_not_started", numbers={"remedy": remedy})
     return Diagnosis(rank=None, reason=reason)
 
 

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Status
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.launch.diagnosis import Ending
 from commbench.launch.events import (
     ROUNDING,
@@ -382,7 +382,7 @@ class LaunchLedger:
         ):
             return ending.in_case(case)
         status: Status = "hung" if ending.status == "hung" else "failed"
-        reason = ending.cause or Reason.stated(ending.reason)
+        reason = ending.cause or Finding.stated(ending.reason)
         self._keep(blank_record(case, launch=self.plan.launch, status=status, reason=reason))
         if not self.request.soak_s:
             self.ledger.leave_out(case, ending.reason)

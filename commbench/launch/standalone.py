@@ -16,7 +16,8 @@ from typing import NoReturn
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.engine.timing.loops import Progress
-from commbench.errors import InputError, LaunchError, Reason
+from commbench.errors import InputError, LaunchError
+from commbench.findings import Finding
 from commbench.launch.diagnosis import (
     Ending,
     describe_place,
@@ -329,7 +330,7 @@ class _Standalone:
                 return
         if self.launch:
             ending = Ending.broken(
-                "failed", Reason(code="rank_ended", parameters={"signal": number.name})
+                "failed", Finding(code="rank_ended", numbers={"signal": number.name})
             )
             self.launch.fail(
                 replace(ending, status="interrupted") if number == signal.SIGINT else ending

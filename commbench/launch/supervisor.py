@@ -11,7 +11,7 @@ import time
 from collections import defaultdict, deque
 
 from commbench.collectives.backends import MPI_BACKENDS
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.launch.diagnosis import (
     Diagnosis,
     Ending,
@@ -111,10 +111,8 @@ class Supervisor:
                 command, {**inherited, **launcher.environment()}, self._plan.to_json()
             )
         except OSError as error:
-            parameters = {"program": command[0], "error": str(error.strerror)}
-            return Ending.broken(
-                "failed", Reason(code="launcher_not_started", parameters=parameters)
-            )
+            numbers = {"program": command[0], "error": str(error.strerror)}
+            return Ending.broken("failed", Finding(code="launcher_not_started", numbers=numbers))
         self._interrupts.wake = launched.wake
         try:
             return self._watch(launched)

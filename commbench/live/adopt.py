@@ -11,7 +11,8 @@ import dataclasses
 import inspect
 import os
 import sys
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch.nn.parallel import DistributedDataParallel
@@ -184,8 +185,8 @@ class _Queue:
 
     def __init__(self, options: LiveOptions) -> None:
         self._options = options
-        self._current: Director | None = None
-        """The one that is tuned, on rank 0."""
+        self._current: Callable[[], Director | None] = _nobody
+        """The one that is tuned, on rank 0; None if its model is gone."""
         self._runs = 0
         """Run directories that were begun."""
         self._seen: dict[int, int] = {}
@@ -193,20 +194,24 @@ class _Queue:
 
     def may_begin(self, director: Director) -> bool:
         """Return on rank 0 whether a model is the next one; give it a directory of its own."""
-        current = self._current
+        current = self._current()
         if current is not None and not current.is_over:
             seen = self._seen.get(id(director))
             self._seen[id(director)] = current.passes
             if seen is None or current.passes > seen:
                 return False
             current.abandon("its model trains no more, and another DDP model of the script does")
-        self._current = director
+        self._current = weakref.ref(director)
         self._seen = {}
         self._runs += 1
         if self._runs > 1:
             out = f"{self._options.out}-{self._runs}"
             director.options = dataclasses.replace(self._options, out=out)
         return True
+
+
+def _nobody() -> None:
+    """Stand for no director."""
 
 
 #: Those of this process, by their options.

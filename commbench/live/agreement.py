@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,7 +78,23 @@ class Agreement:
         name = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
         number = _models[name]
         _models[name] += 1
+        self.token = secrets.token_hex(8)
+        """Tells this process from an earlier one, if a launcher starts the ranks again and keeps
+        their store."""
         self._store = dist.PrefixStore(f"commbench/{name}/{number}", _get_default_store())
+
+    def enter(self, tokens: Sequence[str]) -> None:
+        """Use a part of the store that is new from now on.
+
+        Args:
+            tokens: of all ranks, by rank, as rank 0 has read them.
+
+        Raises:
+            AbsentError: rank 0 has read them before this process began.
+        """
+        if tokens[self.rank] != self.token:
+            raise AbsentError("rank 0 takes no part")
+        self._store = dist.PrefixStore(tokens[0], self._store)
 
     def set(self, key: str, value: object) -> None:
         """Hand over a value of this rank."""

@@ -7,8 +7,11 @@ passes of a block agree on what follows:
 - `TELL`: rank 0 writes the next instruction;
 - `TRY`: every rank reads it, tries the setting, and writes whether it can;
 - `DECIDE`: rank 0 writes whether all can;
-- `EXCHANGE`: every rank reads that, exchanges the reducer, and writes the block's times; rank 0
-  reads them after the next pass.
+- `EXCHANGE`: every rank reads that, and writes the block's times, which rank 0 reads after the next
+  pass.
+
+Every rank exchanges the reducer when its next forward pass begins: until then the script may call
+``backward()`` again for a graph that it has kept.
 
 If the next setting depends on the times of this block, rank 0 tells None, and the block goes on for
 four passes more, which are not timed. The warm-up is the first block; in its last passes ranks also
@@ -21,10 +24,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +70,16 @@ AGREEING = 4
 WARM_UP_PASSES = 8
 #: Passes after which a model asks again whether it may begin, while another one is tuned.
 WAITING_PASSES = 20
+#: Methods of DDP by which a script changes what was agreed on, and why that ends the tuning.
+INTERVENTIONS = {
+    "join_hook": "the script uses join(), and ranks that are out of data cannot take part",
+    "register_comm_hook": "the script registers a communication hook",
+    "_register_builtin_comm_hook": "the script registers a communication hook",
+    "_set_static_graph": "the script declares its graph to be static",
+    "_update_process_group": "the script changes its process group",
+}
+#: What the tuning puts beside the attributes of the model.
+ADDED = (*INTERVENTIONS, "__getstate__", SYNC_BUFFERS)
 #: Why a model of one rank is left alone.
 ALONE = "it trains on one rank, which exchanges no gradients"
 
@@ -103,12 +117,12 @@ class Director:
         """What is done, for people."""
         self._framework = framework
         self._may_begin = may_begin
-        self._model = ddp_model
+        self._reference = weakref.ref(ddp_model)
         self._agreement = Agreement(ddp_model)
         self.is_root = self._agreement.rank == 0
         """Whether this rank decides."""
         self._programme: Programme | None = None
-        self._places: list[Place] = []
+        self._places: Sequence[Place] = ()
         self._switcher: Switcher | None = None
         self._signatures: list[tuple[int, int]] = []
         self._steps: list[Pass] = []
@@ -122,19 +136,24 @@ class Director:
         self._period = 1
         self._is_sent = True
         """Whether rank 0 has the times of the block; those of the warm-up are of no use."""
-        self._is_rebuilding = self._is_failing = False
+        self._is_rebuilding = self._is_failing = self._is_ending = False
         self._told: Instruction | None = None
         """The instruction that this rank has tried."""
         self._has_promised = False
         """Whether the other ranks rely on this one for the exchange."""
+        self._due: Instruction | None = None
+        """The instruction with which the next forward pass begins."""
         self._awaited: Measured | None = None
         """The block whose times rank 0 reads next."""
-        self._clock = Passes(ddp_model, self._after_pass, self._before_forward)
+        clock = Passes(ddp_model, self._after_pass, self._before_forward)
+        self._clock = weakref.ref(clock)
+        self._registered = clock.registered
         self._parts: StepParts | None = None
         """Times the parts of steps if nothing is tuned."""
         if options.mode == "watch":
-            self._parts = StepParts(ddp_model, self._clock)
-        ddp_model.join_hook = self._joining
+            self._parts = StepParts(ddp_model, clock)
+        for name in INTERVENTIONS:
+            ddp_model.__dict__[name] = functools.partial(self._give_way, name)
         ddp_model.__dict__["__getstate__"] = self._state
         atexit.register(_say_if_too_short, weakref.ref(self))
 
@@ -144,7 +163,8 @@ class Director:
             return
         with contextlib.suppress(Exception):
             if self._switcher is not None:
-                self._exchange(self._switcher, Instruction(self._switcher.original))
+                self._due = Instruction(self._switcher.original)
+                self._exchange()
         if self.is_root:
             say(
                 f"{self.doing} is over, because {reason}. The training goes on with its own"
@@ -160,29 +180,39 @@ class Director:
         if not self._has_promised:
             self._close()
 
-    def _joining(self, **arguments: Any) -> Any:  # noqa: ANN401 - as DDP's
-        """Leave the model alone from here on.
+    @property
+    def _model(self) -> DistributedDataParallel:
+        """The script's model, which alone keeps this object alive."""
+        return self._reference()
 
-        DDP's join() calls this on all ranks before their first batch.
+    def _give_way(self, name: str, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - DDP's
+        """Leave the model alone before a method of `INTERVENTIONS`, which all ranks call.
+
+        Before the first step nothing was agreed on yet; but join() changes the steps that follow.
         """
-        self.release("the script uses join(), and ranks that are out of data cannot take part")
-        return self._model.join_hook(**arguments)
+        if self.passes or name == "join_hook":
+            with contextlib.suppress(Exception):
+                self.release(INTERVENTIONS[name])
+        return getattr(type(self._model), name)(self._model, *arguments, **keywords)
 
     def _state(self) -> StateDict:
         """Return the state of the model for copies and pickles, without the tuning."""
         state: StateDict = {**DistributedDataParallel.__getstate__(self._model)}
         state["_forward_pre_hooks"] = state["_forward_pre_hooks"].copy()
-        state["_forward_pre_hooks"].pop(self._clock.forward_hook, None)
-        for name in ("join_hook", "__getstate__", SYNC_BUFFERS):
+        clock = self._clock()
+        if clock is not None:
+            state["_forward_pre_hooks"].pop(clock.forward_hook, None)
+        for name in ADDED:
             state.pop(name, None)
         return state
 
     # Entries from the training, which never raise
 
     def _before_forward(self) -> None:
-        if self.passes or self.is_over:
-            return
         try:
+            self._exchange()
+            if self.passes or self.is_over:
+                return
             if self._agreement.size == 1:
                 self.release(ALONE)
             elif is_compiled(self._model):
@@ -197,6 +227,8 @@ class Director:
             if self._is_rebuilding:
                 self._is_rebuilding = False
                 self._model.reducer._rebuild_buckets()  # noqa: SLF001 - here all ranks do it
+            if self._is_ending:
+                self._end_process()
             if self.is_over:
                 self._close()
             elif not self._is_failing:
@@ -243,16 +275,17 @@ class Director:
         """Tell rank 0 about this rank, at the end of the warm-up."""
         rank = self._agreement.rank
         if point == PLACE:
-            self._agreement.set_own("places", own_place(rank))
+            self._agreement.set_own("places", (self._agreement.token, own_place(rank)))
         elif point == SHARE and self.is_root:
-            self._places = self._agreement.get_all("places")
-            self._agreement.set("places", self._places)
+            self._agreement.set("places", self._agreement.get_all("places"))
         elif point == DESCRIBE:
+            tokens, self._places = zip(*self._agreement.get("places"), strict=True)
+            self._agreement.enter(tokens)
             reason = why_unwatchable(self._model)
             if self._parts is None:
                 reason = why_untunable(self._model)
-            host = own_host(rank, self._agreement.get("places"))
-            traits = traits_of(self._model, self._clock.registered)
+            host = own_host(rank, self._places)
+            traits = traits_of(self._model, self._registered)
             self._agreement.set_own("ranks", (reason, gpu_of(self._model), host, traits))
 
     def _tell(self, ended: Pass) -> None:
@@ -329,14 +362,15 @@ class Director:
             self.release(told.reason)
             return
         if self._switcher is None:
-            registered, hooks = self._clock.registered, self.options.file_hooks
-            self._switcher = Switcher(self._model, told.setting, registered, file_hooks=hooks)
+            self._switcher = Switcher(
+                self._model, told.setting, self._registered, file_hooks=self.options.file_hooks
+            )
             if self.options.witness:
                 with contextlib.suppress(OSError):  # the command waits on another host
                     Path(self.options.witness).touch()
         failure = ""
         try:
-            self._switcher.attempt(told.setting, is_trial=told.steps > 0)
+            self._switcher.attempt(self._model, told.setting, is_trial=told.steps > 0)
         except Exception as error:  # noqa: BLE001 - the setting is left out
             failure = str(error) or type(error).__name__
         self._agreement.set_own(f"able/{self._end}", failure)
@@ -365,8 +399,8 @@ class Director:
             decision = self._agreement.get(f"decided/{self._end}")
         if not self._is_sent and decision != "leave":
             self._send_times()
-        if told is not None and self._switcher is not None and decision == "yes":
-            self._exchange(self._switcher, told)
+        if decision == "yes":
+            self._due = told
         self._told, self._has_promised = None, False
         self._steps = []
         if decision == "leave":
@@ -404,25 +438,31 @@ class Director:
         times = np.stack(self._agreement.get_all("times"))
         self._programme.take(awaited._replace(times=times))
 
-    def _exchange(self, switcher: Switcher, told: Instruction) -> None:
-        """Put a setting in use; every rank does so behind the same pass."""
-        if switcher.exchange(told.setting, is_trial=told.steps > 0):
+    def _exchange(self) -> None:
+        """Put the setting that is due in use; every rank does so between the same two passes."""
+        due, self._due = self._due, None
+        if due is None or self._switcher is None:
+            return
+        if self._switcher.exchange(self._model, due.setting, is_trial=due.steps > 0):
             self._is_rebuilding = True
-            if self._parts is not None and switcher.hook is not None:
-                self._parts.observe(switcher.hook)
+            if self._parts is not None and self._switcher.hook is not None:
+                self._parts.observe(self._switcher.hook)
 
     # The end
 
     def _finish(self, told: Instruction) -> None:
         """Leave the training alone, after the exchange."""
         self.recommendation = told.recommendation
+        self._is_ending = told.ends_process
         self._close()
-        if told.ends_process:
-            if self._programme is not None:
-                self._programme.run.wait()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)  # torch aborts at exit while a process group is open
+
+    def _end_process(self) -> None:
+        """End the process one pass after the decision: then no rank needs this one to read it."""
+        if self._programme is not None:
+            self._programme.run.wait()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # torch aborts at exit while a process group is open
 
     def _fail(self, error: Exception) -> None:
         """Give up: say so, and do nothing more than what other ranks rely on."""
@@ -442,8 +482,7 @@ class Director:
 
         A rank that cannot read the decision takes it as yes: a no needs a second failure.
         """
-        told, switcher = self._told, self._switcher
-        if told is not None and switcher is not None and self._has_promised:
+        if self._told is not None and self._has_promised:
             if index < self._end:
                 return
             self._has_promised = False
@@ -451,8 +490,7 @@ class Director:
             with contextlib.suppress(Exception):
                 decision = self._agreement.get(f"decided/{self._end}")
             if decision == "yes":
-                with contextlib.suppress(Exception):
-                    self._exchange(switcher, told)
+                self._due = self._told
         self._close()
 
     def _conclude(self, ending: str, reason: str) -> None:
@@ -463,17 +501,21 @@ class Director:
     def _close(self) -> None:
         """Remove everything that the tuning has added but the reducer in use.
 
-        The clock stays until the buckets of a new reducer are rebuilt, behind its first pass.
+        The clock stays until the last reducer is in use and has rebuilt its buckets, behind its
+        first pass, and until the process ends if it is to.
         """
         self.is_over = True
-        if self._parts is not None:
-            self._parts.close()
-        if not self._is_rebuilding:
-            self._clock.close()
-        self._model.__dict__.pop("join_hook", None)
-        self._model.__dict__.pop("__getstate__", None)
         if self._programme is not None:
             self._programme.run.close()
+        if self._parts is not None:
+            self._parts.close()
+        clock = self._clock()
+        is_needed = self._due is not None or self._is_rebuilding or self._is_ending
+        if clock is not None and not is_needed:
+            self._switcher = None
+            clock.close()
+            for name in ADDED:
+                vars(self._model).pop(name, None)
 
 
 def _say_if_too_short(reference: weakref.ref[Director]) -> None:

@@ -26,6 +26,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 
 from commbench.ddp.local_step import batch_length
 from commbench.hooks.base import BucketMarks
@@ -33,6 +34,8 @@ from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
 #: Passes whose signatures decide the period, and the share of them that may differ from it.
 SIGNATURES, IRREGULAR_SHARE = 64, 0.1
+#: Marks of a pass that is taken to have no end.
+MOST_MARKS = 1000
 
 
 @dataclass(kw_only=True)
@@ -109,6 +112,8 @@ def of_steps(times: NDArray[np.float64], period: int) -> NDArray[np.float64]:
 class Passes:
     """Calls a function after each synchronised backward pass of a model.
 
+    The model alone keeps this object alive, and nothing here keeps the model alive.
+
     Args:
         ddp_model: the model that is trained.
         on_pass: gets the pass that is over; it must not raise.
@@ -121,18 +126,21 @@ class Passes:
         on_pass: Callable[[Pass], None],
         on_forward: Callable[[], None],
     ) -> None:
-        self.registered = [p for p in ddp_model.module.parameters() if p.requires_grad]
+        self.registered = [p for p in ddp_model._module_parameters if p.requires_grad]  # noqa: SLF001 - the only way
         """The parameters that DDP has registered."""
         self._ids = set(map(id, self.registered))
         self.times_gradients = False
         """Whether passes get the time of their last gradient."""
-        self._on_pass = on_pass
-        self._on_forward = on_forward
-        self._clock = clock_of(ddp_model)
+        self.has_fired = False
+        """Whether a gradient was accumulated in the backward pass under way."""
+        self.clock = clock_of(ddp_model)
         self.open = Pass(index=0)
         """The pass under way."""
+        self._model = weakref.proxy(ddp_model)
+        self._on_pass = on_pass
+        self._on_forward = on_forward
         self._idle_since_ns = time.perf_counter_ns()
-        self._is_armed = self._has_fired = False
+        self._is_armed = False
         self._version = self._present_version()
         self._begun: Mark = None
         self._update_begun: Mark = None
@@ -141,15 +149,17 @@ class Passes:
         )
         self.forward_hook = forward.id
         """The key under which the model holds the hook."""
-        self._handles = [forward]
+        handles = [forward]
+        fire = functools.partial(_fire, weakref.ref(self))
         for parameter in self.registered:
-            self._handles.append(parameter.register_post_accumulate_grad_hook(self._fire))
+            handles.append(parameter.register_post_accumulate_grad_hook(fire))
+        self._remove_hooks = weakref.finalize(self, _remove, handles)
+        self._remove_hooks.atexit = False
         _Calls.observe(self)
 
     def close(self) -> None:
         """Remove every hook; closing twice is harmless."""
-        while self._handles:
-            self._handles.pop().remove()
+        self._remove_hooks()
         _Calls.ignore(self)
 
     def _before_forward(
@@ -160,27 +170,24 @@ class Passes:
         if module.require_backward_grad_sync:
             self._is_armed = True
         with contextlib.suppress(Exception):  # a description is never worth an exception
-            self.open.forwards.append(self._clock())
+            self._forget_much()
+            self.open.forwards.append(self.clock())
             if len(self.open.forwards) == 1:
                 self.open.gap_ns = time.perf_counter_ns() - self._idle_since_ns
                 self.open.precision = _precision_on(self.registered[0].device.type)
                 self.open.batch = max(1, batch_length((inputs, keywords)))
         self._on_forward()
 
-    def _fire(self, _parameter: nn.Parameter) -> None:
-        self._has_fired = True
-        if self.times_gradients:
-            self.open.last_gradient = self._clock()
-
     def before_update(self, optimizer: Optimizer) -> None:
         """Take the begin of an optimiser step."""
         if self._is_of_model(optimizer):
-            self._update_begun = self._clock()
+            self._update_begun = self.clock()
 
     def after_update(self, optimizer: Optimizer) -> None:
         """Take the end of an optimiser step."""
         if self._is_of_model(optimizer):
-            self.open.updates.append((self._update_begun, self._clock()))
+            self._forget_much()
+            self.open.updates.append((self._update_begun, self.clock()))
             if not self.open.forwards:
                 self._idle_since_ns = time.perf_counter_ns()
 
@@ -193,19 +200,20 @@ class Passes:
 
     def before_backward(self) -> None:
         """Take the begin of an outermost call of ``backward()``."""
-        self._begun = self._clock()
+        self._begun = self.clock()
 
     def after_backward(self, tensors: object) -> None:
         """Take the end of an outermost call of ``backward()``."""
-        has_fired, self._has_fired = self._has_fired, False
+        has_fired, self.has_fired = self.has_fired, False
         if not has_fired:
             return
         with contextlib.suppress(Exception):  # as above
-            self.open.ended = self._clock()
+            self._forget_much()
+            self.open.ended = self.clock()
             self.open.backwards.append((self._begun, self.open.ended))
             if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
                 self.open.losses.append(tensors.detach())
-        if not self._is_armed:
+        if not self._is_armed or not self._is_reduced():
             return
         self._is_armed = False
         ended, self.open = self.open, Pass(index=self.open.index + 1)
@@ -215,24 +223,53 @@ class Passes:
             self._version = version
         self._on_pass(ended)
         with contextlib.suppress(Exception):  # as above
-            self.open.resumed = self._clock()
+            self.open.resumed = self.clock()
             self._idle_since_ns = time.perf_counter_ns()
+
+    def _is_reduced(self) -> bool:
+        """Return whether DDP has all gradients: outputs without a common parameter may have a
+        backward pass each.
+        """
+        try:
+            self._model.reducer._check_reducer_finalized()  # noqa: SLF001 - the only way
+        except RuntimeError:
+            return False
+        return True
+
+    def _forget_much(self) -> None:
+        """Forget the pass under way if it does not end, so that it takes no memory: a script may
+        train the module, or exchange gradients, by itself.
+        """
+        marks = len(self.open.forwards) + len(self.open.backwards) + len(self.open.updates)
+        if marks > MOST_MARKS:
+            self.open = Pass(index=self.open.index)
 
     def _present_version(self) -> int:
         """Return a count of the changes in place of the first parameter."""
         return int(self.registered[0]._version)  # noqa: SLF001 - autograd's own count
 
 
-class _Calls:
-    """Tells observers of optimiser steps, and of calls of ``backward()``, which has no hooks.
+def _fire(reference: weakref.ref[Passes], _parameter: nn.Parameter) -> None:
+    """Note that a gradient was accumulated."""
+    passes = reference()
+    if passes is not None:
+        passes.has_fired = True
+        if passes.times_gradients:
+            passes.open.last_gradient = passes.clock()
 
-    It keeps no model alive.
-    """
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+class _Calls:
+    """Tells observers of optimiser steps, and of calls of ``backward()``, which has no hooks."""
 
     _observers: list[weakref.ref[Passes]] = []  # noqa: RUF012 - one for the process
     _wrapper: Any = None
     """What stands in place of ``torch.autograd.backward``."""
-    _handles: list[Any] = []  # noqa: RUF012 - one for the process
+    _handles: list[RemovableHandle] = []  # noqa: RUF012 - one for the process
 
     @classmethod
     def observe(cls, observer: Passes) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -63,7 +64,7 @@ class Programme(ABC):
         self.settings = list(settings)
         """Settings by the number that a block names."""
         self._options = options
-        self._model = ddp_model
+        self._model = weakref.proxy(ddp_model)
         self._parameters = sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad)
         self.run = LiveRun(
             options,

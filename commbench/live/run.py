@@ -32,13 +32,10 @@ from commbench.results.reading import read_info
 from commbench.results.recommendation import (
     Choice,
     Recommendation,
-    altering_sentences,
-    headline,
-    safe_sentences,
     setting_of,
-    snippets,
 )
 from commbench.results.record_types import Records, training_records
+from commbench.results.verdict import verdict_lines
 from commbench.schema import JsonObject
 from commbench.system.software import git_commit
 from commbench.tuner.decision import recommend
@@ -285,7 +282,7 @@ def _conclusion_of(records: Sequence[TrainingRecord], info: RunInfo) -> Recommen
 def _finish(store: Store, conclusion: Recommendation | None) -> None:
     """Write everything that follows from the records; the status of the run comes last."""
     if conclusion is not None:
-        store.write_recommendation(conclusion.to_json())
+        store.write_recommendation(conclusion)
     write_tables(store)
     last = store.info["launches"][-1]
     status = "cut"
@@ -336,27 +333,13 @@ def _completed(path: Path) -> list[str]:
     if is_watched(info) and records:
         lines = watched_lines(records[-1], info)
     elif conclusion is not None:
-        lines = _conclusion_lines(conclusion)
+        lines = verdict_lines(conclusion)
     else:
         doing, reason = DOING[mode_of(info)].capitalize(), ""
         if info.get("reason"):
             reason = f": {info['reason']}"
         lines = [f"{doing} ended before {_NOTHING[mode_of(info)]}{reason}."]
     return [*lines, last_line]
-
-
-def _conclusion_lines(conclusion: Recommendation) -> list[str]:
-    """Return the conclusion of a tuning for people, with what to paste."""
-    sentences = [headline(conclusion), *safe_sentences(conclusion), conclusion.reason]
-    for each in conclusion.altering:
-        sentences += altering_sentences(each, conclusion)
-    lines = [" ".join(sentences)]
-    if conclusion.verdict == "change":
-        for title, text in snippets(conclusion):
-            if title:
-                lines.append(title)
-            lines += [f"    {line}" for line in text.splitlines() if line]
-    return lines
 
 
 def mode_of(info: RunInfo) -> Mode:

@@ -29,7 +29,12 @@ from commbench.hooks.registry import hook_source
 OLDEST_TORCH = "2.7"
 #: Attributes of the wrapper that hold what the script and its framework have set, not DDP's own
 #: state.
-_KEPT = (*vars(nn.Module()), "require_backward_grad_sync", "require_forward_param_sync")
+_KEPT = (
+    *vars(nn.Module()),
+    "require_backward_grad_sync",
+    "require_forward_param_sync",
+    "_ddp_sink_clone",
+)
 #: Default hooks of torch that halve the bytes.
 _HALVING_HOOKS = (default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook)
 #: Why a model with any other hook is left alone.
@@ -131,16 +136,18 @@ def is_compiled(ddp_model: DistributedDataParallel) -> bool:
 
     Call it in the forward pass of the object: the wrapper that torch.compile returns is looked for
     among the callers. The garbage collector knows the wrapper, too, but to list its objects breaks
-    tuples that other threads are making.
+    tuples that other threads are making. Only frames of torch are looked into: what is read of a
+    frame stays alive with it, and the script's may hold a model that it wants to let go.
     """
     if getattr(ddp_model, "_compiled_call_impl", None) is not None:
         return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the only way
     while dynamo is not None and frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, dynamo.OptimizedModule) and caller._orig_mod is ddp_model:  # noqa: SLF001 - as above
-            return True
+        if frame.f_globals.get("__name__", "").startswith("torch."):
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, dynamo.OptimizedModule) and caller._orig_mod is ddp_model:  # noqa: SLF001 - as above
+                return True
         frame = frame.f_back
     return False
 
@@ -234,20 +241,21 @@ class Switcher:
         self.original = original
         self.hook: Hook | None = None
         """The hook that the setting in use has added; None: the script's own hook, if any."""
-        self._model = ddp_model
         self._in_use = original
         self._is_trial = False
         """Whether the present reducer was made for a trial."""
-        self._arguments = arguments_of(ddp_model)
         self._registered = registered
         self._own_hooks = own_hooks(ddp_model)
         self._file_hooks = file_hooks
 
-    def attempt(self, case: TrainingCase, *, is_trial: bool) -> None:
+    def attempt(
+        self, ddp_model: DistributedDataParallel, case: TrainingCase, *, is_trial: bool
+    ) -> None:
         """Make the reducer of a setting and drop it: none may live through a backward pass beside
         the one in use.
 
         Args:
+            ddp_model: the script's model, here and below.
             case: the setting.
             is_trial: see `cap_arguments`.
 
@@ -255,12 +263,14 @@ class Switcher:
             Exception: DDP or the hook refuses.
         """
         if not self._serves(case, is_trial=is_trial):
-            spare, hook = self._prepare(case, is_trial=is_trial)
+            spare, hook = self._prepare(ddp_model, case, is_trial=is_trial)
             if hook is not None:
                 hook.close()
             spare.__dict__ = {}
 
-    def exchange(self, case: TrainingCase, *, is_trial: bool) -> bool:
+    def exchange(
+        self, ddp_model: DistributedDataParallel, case: TrainingCase, *, is_trial: bool
+    ) -> bool:
         """Put a setting in use that `attempt` could make; return whether that is another one.
 
         The wrapper keeps the attributes that the script has set.
@@ -268,27 +278,22 @@ class Switcher:
         if self._serves(case, is_trial=is_trial):
             return False
         try:
-            spare, hook = self._prepare(case, is_trial=is_trial)
+            spare, hook = self._prepare(ddp_model, case, is_trial=is_trial)
         except Exception:  # noqa: BLE001 - the other ranks rely on it
-            spare, hook = self._prepare(case, is_trial=is_trial)
+            spare, hook = self._prepare(ddp_model, case, is_trial=is_trial)
         residuals: Mapping[str, torch.Tensor] = {}
         memory = getattr(self.hook, "memory", None)
         if memory is not None:
             residuals = memory.state().get("residual", {})
-        kept = {name: value for name, value in vars(self._model).items() if name in _KEPT}
-        self._model.__dict__ = {
-            **vars(self._model),
-            **vars(spare),
-            **kept,
-            "_modules": vars(spare)["_modules"],
-        }
+        kept = {name: value for name, value in vars(ddp_model).items() if name in _KEPT}
+        ddp_model.__dict__ = {**vars(ddp_model), **vars(spare), **kept}
         spare.__dict__ = {}  # the model alone owns the reducer
         if self.hook is not None:
             self.hook.close()
         self.hook, self._in_use, self._is_trial = hook, case, is_trial
         if hook is not None:
-            hook.follow(self._model)
-        parameters = dict(self._model.module.named_parameters())
+            hook.follow(ddp_model)
+        parameters = dict(ddp_model.module.named_parameters())
         for name, residual in residuals.items():
             _add_once(parameters[name], residual)
         return True
@@ -297,17 +302,19 @@ class Switcher:
         """Return whether the present reducer serves a setting."""
         return case == self._in_use and (is_trial or not self._is_trial)
 
-    def _prepare(self, case: TrainingCase, *, is_trial: bool) -> tuple[Spare, Hook | None]:
+    def _prepare(
+        self, ddp_model: DistributedDataParallel, case: TrainingCase, *, is_trial: bool
+    ) -> tuple[Spare, Hook | None]:
         """Make the reducer of a setting, without communication, and the hook that it adds.
 
         DDP had registered the parameters that were trainable when the script made its model.
         """
-        arguments = self._arguments | cap_arguments(case.bucket_cap_mb, is_trial=is_trial)
+        arguments = arguments_of(ddp_model) | cap_arguments(case.bucket_cap_mb, is_trial=is_trial)
         for switch in live_switches():
             arguments[switch.argument] = getattr(case, switch.name)
-        with _trainable(self._model.module, self._registered), warnings.catch_warnings():
+        with _trainable(ddp_model.module, self._registered), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the script's own call has warned already
-            spare = Spare(self._model.module, **arguments)
+            spare = Spare(ddp_model.module, **arguments)
         if case.hook == self.original.hook:
             for function, state in self._own_hooks:
                 spare.register_comm_hook(state, function)

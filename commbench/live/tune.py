@@ -7,15 +7,15 @@ import dataclasses
 import numpy as np
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.ddp.plan.cases import CONFIRM, TrainingCase
+from commbench.ddp.plan.cases import CONFIRM, TrainingCase, setting_name
 from commbench.engine.records import without_result
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.live.agreement import Measured
 from commbench.live.options import LiveOptions, say
 from commbench.live.programme import Facts, Programme
 from commbench.live.settings import settings_of
 from commbench.live.switching import own_hooks
-from commbench.results.recommendation import Choice, Recommendation, setting_of
+from commbench.results.recommendation import Recommendation, setting_of
 from commbench.tuner.experiment import UNTIMED, Block, Experiment
 from commbench.tuner.learning import withheld
 from commbench.units import counted
@@ -100,7 +100,7 @@ class Tune(Programme):
         """Leave out a setting that a rank could not prepare."""
         say(f"{self._name_of(setting)} is left out: {reason}")
         record = self._record(setting)
-        self.run.append(without_result(record, "failed", Reason.stated(reason)))
+        self.run.append(without_result(record, "failed", Finding.stated(reason)))
         self._experiment.leave_out(self.settings.index(setting))
 
     def finish(self, step: int) -> TrainingCase:
@@ -118,7 +118,7 @@ class Tune(Programme):
 
     def _name_of(self, setting: TrainingCase) -> str:
         """Return a setting in words, beside the script's own."""
-        return Choice(**setting_of(setting)).name_beside(Choice(**setting_of(self.settings[0])))
+        return setting_name(setting, self.settings[0])
 
 
 def _conclusion(recommendation: Recommendation | None) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,8 +41,8 @@ class StepParts:
     """
 
     def __init__(self, ddp_model: DistributedDataParallel, passes: Passes) -> None:
-        self._model = ddp_model
-        self._passes = passes
+        self._model = weakref.proxy(ddp_model)
+        self._passes = weakref.proxy(passes)
         self._clock = clock_of(ddp_model)
         self._hook: Hook | None = None
         """Times buckets; None before the block of buckets."""
@@ -57,7 +58,7 @@ class StepParts:
     def _broadcast(self) -> None:
         """Broadcast the buffers, in place of DDP's method."""
         begin = self._clock()
-        getattr(type(self._model), SYNC_BUFFERS)(self._model)
+        getattr(self._model.__class__, SYNC_BUFFERS)(self._model)
         self._passes.open.broadcasts.append((begin, self._clock()))
 
     def _note_bucket(self, marks: BucketMarks) -> None:
@@ -68,8 +69,9 @@ class StepParts:
         STAMPS * buckets).
 
         Parts are in milliseconds. A bucket has ready, start, done, encoding and decoding in ns
-        since the last backward pass began. The first step is NaN, because the end of the step
-        before it is not known. Times of buckets are NaN in a step with another number of buckets.
+        since the backward pass of the first bucket began. The first step is NaN, because the end
+        of the step before it is not known. Times of buckets are NaN in a step with another number
+        of buckets.
         """
         columns = COLUMNS
         if self._hook is not None:
@@ -82,7 +84,11 @@ class StepParts:
         return times
 
     def _stamps(self, step: Pass) -> NDArray[np.float64]:
-        events = [marks.times(step.backwards[-1][0]) for marks in step.buckets]
+        since = step.backwards[0][0]
+        for begin, _ in step.backwards:
+            if elapsed_ms(begin, step.buckets[0].ready) >= 0:
+                since = begin
+        events = [marks.times(since) for marks in step.buckets]
         if self._model.device.type == "cuda":
             events = serialised(events)
         events.sort(key=operator.attrgetter("index"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from operator import attrgetter
@@ -16,7 +17,7 @@ from rich.text import Text
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.report.formats import between, digits, grouped
 from commbench.results import Run
-from commbench.results.summary import HasStatus
+from commbench.results.tables import column_dtypes
 from commbench.units import format_size
 
 Tone = Literal["", "good", "warning", "bad", "quiet", "strong"]
@@ -36,8 +37,20 @@ _UNLIMITED = 10_000
 R = TypeVar("R")
 
 
-class Flagged(HasStatus, Protocol):
-    """A row of any table, with its flags."""
+class Flagged(Protocol):
+    """A row of any table, with its status, the reason for it, and its flags."""
+
+    @property
+    def status(self) -> str:
+        """Its status, e.g. ``ok``."""
+
+    @property
+    def reason(self) -> str:
+        """One sentence unless the status is ok."""
+
+    @property
+    def reason_code(self) -> str:
+        """The code of the reason."""
 
     @property
     def flags(self) -> str:
@@ -243,6 +256,39 @@ def about(row_class: type[Any], name: str) -> str:
     return str(row_class.__dataclass_fields__[name].metadata.get("about", ""))
 
 
+#: The unit that a field's name states.
+_UNIT = re.compile(r"_(us|ms|s|J|GBps|MB|percent)(?=_|$)")
+_UNIT_TEXTS = {"GBps": "GB/s", "percent": "%"}
+#: How numbers of a field are written, if not by `digits`.
+_FORMS = {"message_bytes": format_size}
+
+
+def unit_of(name: str) -> str:
+    """Return the unit that a field's name states; empty for a number without one."""
+    found = _UNIT.search(name)
+    if found is None:
+        return ""
+    return _UNIT_TEXTS.get(found[1], found[1])
+
+
+def heading_of(row_class: type[Any], name: str) -> str:
+    """Return the heading that a field declares, else its name without the unit."""
+    heading = row_class.__dataclass_fields__[name].metadata.get("heading")
+    return heading or _UNIT.sub("", name).replace("_", " ")
+
+
+def declared(row_class: type[Any], names: str, **options: Any) -> list[Column[Any]]:  # noqa: ANN401 - as in `Column`
+    """Return columns of fields, separated by spaces, as the class of rows declares them."""
+    dtypes = column_dtypes(row_class)
+    columns: list[Column[Any]] = []
+    for name in names.split():
+        values: dict[str, Any] = {"unit": unit_of(name)}
+        if dtypes[name] in {"Int64", "Float64"}:
+            values |= {"is_number": True, "text_of": _FORMS.get(name, digits)}
+        columns.append(Column(heading_of(row_class, name), name, row_class, **values | options))
+    return columns
+
+
 def number(
     heading: str,
     value_of: Field[R],
@@ -253,25 +299,27 @@ def number(
     return Column(heading, value_of, row_class, **{"text_of": digits, "is_number": True, **options})
 
 
-def size_column(
-    value_of: Field[R] = "message_bytes", row_class: type[Any] | None = None
-) -> Column[R]:
+def size_column(value_of: Field[R]) -> Column[R]:
     """Return a column with the size of a message."""
-    return number("size", value_of, row_class, text_of=format_size)
+    return number("size", value_of, text_of=format_size)
 
 
-def outcome(heading: str, name: str, row_class: type[Any], **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
+def outcome(name: str, row_class: type[Any], about_time: str = "") -> Column[Any]:
     """Return a column with a measured time, or with the status of a row without a time."""
 
     def cell(row: Any) -> Cell:  # noqa: ANN401 - a row of any table
         value: float | None = getattr(row, name)
-        return (
-            Cell(digits(value) or "no time", value=value)
-            if row.status == "ok"
-            else status_cell(row.status, value)
-        )
+        if row.status != "ok":
+            return status_cell(row.status, value)
+        return Cell(digits(value) or "no time", value=value)
 
-    return Column(heading, cell, **{"about": about(row_class, name), "is_number": True, **options})
+    return Column(
+        heading_of(row_class, name),
+        cell,
+        about=about_time or about(row_class, name),
+        unit=unit_of(name),
+        is_number=True,
+    )
 
 
 Ends = tuple[float | None, float | None]
@@ -293,9 +341,7 @@ def ends(
     )
 
 
-def interval(
-    name: str, row_class: type[Any], *, unit: str = "", is_bounded: bool = False
-) -> Column[Any]:
+def interval(name: str, row_class: type[Any], *, is_bounded: bool = False) -> Column[Any]:
     """Return a column with a field's 95 % interval.
 
     One that ``is_bounded``, as a percentage is, is never too wide.
@@ -305,9 +351,8 @@ def interval(
         low, high, value = (getattr(row, f"{name}{part}") for part in ("_ci_low", "_ci_high", ""))
         return low, None if value is None else high, None if is_bounded else value
 
-    return ends(
-        ends_of, unit=unit, about=about(row_class, f"{name}_ci_low").replace(", low end", "")
-    )
+    meaning = about(row_class, f"{name}_ci_low").replace(", low end", "")
+    return ends(ends_of, unit=unit_of(name), about=meaning)
 
 
 def flag_column() -> Column[Any]:

@@ -20,7 +20,7 @@ from commbench.report.columns import (
     Cell,
     Column,
     Table,
-    make_tables,
+    make_table,
     number,
     printed,
     tabulate,
@@ -28,12 +28,13 @@ from commbench.report.columns import (
 )
 from commbench.report.formats import launches_of
 from commbench.results import Run
+from commbench.words import thousandths
 
 _COLUMNS: list[Column[EnvRatio]] = [
     Column("environment", "env"),
     Column(
         "time [CI]",
-        "words",
+        lambda row: thousandths(row.estimate),
         about="over the time under the first environment: geometric mean over all cases",
     ),
     Column(
@@ -53,7 +54,7 @@ def render_envs(comparison: EnvComparison | None) -> list[RenderableType]:
     return [
         Text(f"\n{_title(comparison)}", style="bold"),
         printed(tabulate(comparison.ratios, _COLUMNS)),
-        Text(comparison.sentence),
+        Text(str(comparison.finding)),
     ]
 
 
@@ -61,20 +62,17 @@ def env_tables(runs: Iterable[Run], *, of_training: bool = False) -> list[Table]
     """Return the table of environments of each run that varied any, over its collectives or its
     training.
     """
-    compare = training_envs if of_training else collective_envs
-    compared = ((run, compare(run)) for run in runs)
-    return [
-        table
-        for run, comparison in compared
-        if comparison
-        for table in make_tables(
-            _title(comparison),
-            [run],
-            lambda _: comparison.ratios,  # noqa: B023 - called at once
-            _COLUMNS,
-            notes=[comparison.sentence, *variable_sentences(run.info)],
-        )
-    ]
+    compare = collective_envs
+    if of_training:
+        compare = training_envs
+    tables = []
+    for run in runs:
+        comparison = compare(run)
+        if comparison is not None:
+            rows = [(run.name, ratio) for ratio in comparison.ratios]
+            notes = [str(comparison.finding), *variable_sentences(run.info)]
+            tables.append(make_table(_title(comparison), rows, _COLUMNS, notes=notes))
+    return tables
 
 
 def _title(comparison: EnvComparison) -> str:

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 
 from commbench.units import counted, decimals, format_time, time_unit
 
-#: An interval that ends beyond this multiple of the value is shown as "wide".
-UNBOUNDED = 20
 #: The most names in a list; further names are counted.
 _MOST_NAMED = 4
 _NARROW_SPACE = "\u202f"
@@ -36,40 +34,44 @@ def microseconds(time_us: float | None) -> str:
     return "" if time_us is None else format_time(time_us * 1e-6)
 
 
+def is_wide(value: float, low: float, high: float) -> bool:
+    """Return whether an interval is wider than its value, which two launches can make it."""
+    return high - low > value
+
+
 def with_interval(
     value: float | None,
     low: float | None,
     high: float | None,
     places: int,
     *,
-    most: float = UNBOUNDED,
+    should_bound: bool = True,
 ) -> str:
-    """Return ``1.31 [1.28, 1.34]``.
-
-    ``1.31 [wide]`` for an interval that ends beyond ``most`` times the value.
-    """
+    """Return ``1.31 [1.28, 1.34]``; ``1.31 [wide]`` if it is wide and should be bounded."""
+    text = fixed(value, places)
     if value is None or low is None or high is None:
-        return fixed(value, places)
-    return (
-        f"{fixed(value, places)} {_ends(low, high, places) if high <= most * value else '[wide]'}"
-    )
+        return text
+    if should_bound and is_wide(value, low, high):
+        return f"{text} [wide]"
+    return f"{text} {_ends(low, high, places)}"
 
 
 def time_with_interval(
-    time_us: float | None, low: float | None, high: float | None, *, most: float = UNBOUNDED
+    time_us: float | None,
+    low: float | None,
+    high: float | None,
+    *,
+    should_bound: bool = True,
 ) -> str:
     """Return ``1.23 us [1.20, 1.31]``, in one unit; ``1.23 us [wide]`` as in `with_interval`."""
-    if time_us is None or low is None or high is None:
-        return microseconds(time_us)
     text = microseconds(time_us)
-    if high > most * time_us:
-        return (  # the interval of two launches that differ can span many orders of magnitude
-            f"{text} [wide]"
-        )
+    if time_us is None or low is None or high is None:
+        return text
+    if should_bound and is_wide(time_us, low, high):
+        return f"{text} [wide]"
     scale_us = 1e6 * time_unit(time_us * 1e-6)[0]
-    return (
-        f"{text} {_ends(low / scale_us, high / scale_us, len(text.split()[0].partition('.')[2]))}"
-    )
+    places = len(text.split()[0].partition(".")[2])
+    return f"{text} {_ends(low / scale_us, high / scale_us, places)}"
 
 
 def _ends(low: float, high: float, places: int) -> str:
@@ -91,10 +93,10 @@ def digits(value: float | None, least: int = 3) -> str:
 
 
 def between(low: float | None, high: float | None, value: float | None = None) -> str:
-    """Return ``1.20-1.31``, or ``wide`` if the high end exceeds `UNBOUNDED` times the value."""
+    """Return ``1.20-1.31``, or ``wide`` if it is wider than the value."""
     if low is None or high is None:
         return ""
-    if value is not None and high > UNBOUNDED * value:
+    if value is not None and is_wide(value, low, high):
         return "wide"
     return f"{digits(low)}\N{EN DASH}{digits(high)}"
 

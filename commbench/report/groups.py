@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from commbench.collectives.patterns import makes_groups, ranks_of
 from commbench.engine.flags import has_flag
 from commbench.engine.records import Row
+from commbench.findings import Finding, Value
 from commbench.results.tables import rows_by
-from commbench.units import counted, format_size
+from commbench.units import format_size
 
 #: With more groups than this, show the slowest, the median and the fastest.
 MOST_SHOWN = 8
@@ -17,6 +19,8 @@ MOST_SHOWN = 8
 MOST_HOSTS = 3
 #: A group of non-adjacent ranks with at most this many ranks is named in full.
 MOST_RANKS = 4
+#: Groups are compared where these fields agree.
+_CASE = ("message_bytes", "dtype", "redop", "in_place", "root", "env")
 
 
 def groups_in(rows: Iterable[Row]) -> list[str]:
@@ -75,40 +79,49 @@ def rates_together(rows: Sequence[Row], total: int) -> tuple[float | None, float
     return sum(algbw for algbw, _ in pairs), sum(busbw for _, busbw in pairs)
 
 
-def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Sequence[str]) -> list[str]:
-    """Return a sentence for each column: the group that is most often slowest beyond noise, and by
-    how much.
+def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Sequence[str]) -> list[Finding]:
+    """Return for each column the group that is most often slowest beyond noise, and by how much.
 
     Args:
-        columns: rows of several groups, by label of the column.
+        columns: rows of several groups, by name of the column; groups of one case are compared.
         hosts: the host of each rank; empty if unknown.
     """
-    return [sentence for name, rows in columns.items() if (sentence := _slowest(name, rows, hosts))]
+    findings = []
+    for name, rows in columns.items():
+        timed = [row for row in rows if row.time_us]
+        by_case = rows_by(timed, attrgetter(*_CASE))
+        compared = [of_case for of_case in by_case.values() if len(of_case) > 1]
+        if compared:
+            findings.append(_slowest(name, compared, hosts))
+    return findings
 
 
-def _slowest(name: str, rows: Sequence[Row], hosts: Sequence[str]) -> str:
-    by_size = rows_by((row for row in rows if row.time_us), lambda row: row.message_bytes)
-    groups_by_size = [of_size for of_size in by_size.values() if len(of_size) > 1]
-    if not groups_by_size:
-        return ""
-    slow_groups = [
-        ((row.time_us or 0.0) / (middle(of_size).time_us or 1.0), row)
-        for of_size in groups_by_size
-        for row in of_size
-        if has_flag(row.flags, "slowest_group")
-    ]
+def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Sequence[str]) -> Finding:
+    slow_groups = []
+    for of_case in cases:
+        median_us = middle(of_case).time_us or 1.0
+        for row in of_case:
+            if has_flag(row.flags, "slowest_group"):
+                slow_groups.append(((row.time_us or 0.0) / median_us, row))
     if not slow_groups:
-        return f"{name}: no group is slower than the median one beyond noise."
+        return Finding("groups_even", name)
     often = Counter(row.group for _, row in slow_groups)
     ratio, worst = max(slow_groups, key=lambda pair: (often[pair[1].group], pair[0]))
-    size = f" at {format_size(worst.message_bytes)}" if worst.message_bytes else ""
-    times = (
-        f"; the slowest at {often[worst.group]} of {counted(len(groups_by_size), 'size')}"
-        if len(groups_by_size) > 1
-        else ""
-    )
-    group = f"{brief(worst.group)}{_on(worst.group, hosts)}"
-    return f"{name}: slowest group {group}: {ratio:.2f} times the median{size}{times}."
+    numbers: dict[str, Value] = {
+        "group": f"{brief(worst.group)}{_on(worst.group, hosts)}",
+        "ratio": ratio,
+        "often": often[worst.group],
+        "cases": len(cases),
+    }
+    if not worst.message_bytes:
+        return Finding("groups_slowest", name, numbers)
+    numbers["at"] = format_size(worst.message_bytes)
+    if len({of_case[0].dtype for of_case in cases}) > 1:
+        numbers["at"] = f"{numbers['at']} {worst.dtype}"
+    code = "groups_slowest_at"
+    if len(cases) > 1:
+        code = "groups_slowest_often"
+    return Finding(code, name, numbers)
 
 
 def _on(group: str, hosts: Sequence[str]) -> str:

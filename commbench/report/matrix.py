@@ -1,9 +1,9 @@
-"""Matrices of rank pairs as tables of hosts or ranks, and the sentence about stragglers."""
+"""Matrices of rank pairs as tables of hosts or ranks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from commbench.analysis.stragglers.judging import Family, Findings, Straggler
+from commbench.analysis.stragglers.judging import Search, Straggler
 from commbench.analysis.stragglers.matrix import Links, numbered_hosts
 from commbench.collectives.operations import OPERATIONS
+from commbench.findings import Finding, paragraph
 from commbench.report.columns import Cell, plain_table, printed
-from commbench.report.formats import listed, percent
 from commbench.results.pairs import Matrix
-from commbench.results.tables import rows_by
 from commbench.units import counted, format_time, three_digits, time_unit
 
 #: The most hosts or ranks in a full table; of more, only the slowest are shown.
@@ -30,43 +29,35 @@ _RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
 WIDTH, PADDING = 100, 3
 
 
-def render_matrices(matrices: Sequence[Matrix], findings: Findings) -> list[RenderableType]:
+def render_matrices(matrices: Sequence[Matrix], search: Search) -> list[RenderableType]:
     """Return every matrix as a table: hosts by hosts if there are several hosts, else ranks by
     ranks.
     """
-    parts = [part for matrix in matrices for part in _render(matrix, findings.stragglers)]
-    if not any(straggler.links for straggler in findings.stragglers):
-        return parts
-    return [*parts, Text(f"\n{_MARK} slow because of a straggler named below", style="yellow")]
+    stragglers = search.stragglers
+    parts = []
+    for matrix in matrices:
+        parts += _render(matrix, [slow for slow in stragglers if slow.measured == matrix.name])
+    if any(straggler.links for straggler in stragglers):
+        text = f"\n{_MARK} slow because of a straggler named below"
+        parts.append(Text(text, style="yellow"))
+    return parts
 
 
-def _render(matrix: Matrix, stragglers: Iterable[Straggler]) -> list[RenderableType]:
-    """Return the title and the table of one matrix."""
+def _render(matrix: Matrix, stragglers: Sequence[Straggler]) -> list[RenderableType]:
+    """Return the title and the table of one matrix, and how many pairs could not be timed."""
     names, links = _units(matrix)
-    matrix_stragglers = [straggler for straggler in stragglers if straggler.measured == matrix.name]
     quantity, text_of = _scale(matrix, links)
-    table = (_each_with_each if len(names) <= SHOWN else _worst)(
-        text_of, names, links, matrix_stragglers
-    )
-    per = "median pair of ranks, " if len(names) < len(matrix.hosts) else ""
-    launches = counted(len(matrix.times_us), "launch")
-    title = Text(
-        f"\n{matrix.name}, matrix: {quantity} from row to column ({per}{launches})", style="bold"
-    )
-    return [title, table, *_untimed(matrix)]
-
-
-def _untimed(matrix: Matrix) -> list[RenderableType]:
-    """Return a sentence with the number of untimed pairs, if there are any."""
-    if not matrix.untimed:
-        return []
-    pairs = matrix.untimed + len(matrix.source)
-    why = "none of their repetitions started on time; use --sync dissemination"
-    return [
-        Text(
-            f"{matrix.untimed} of {pairs} pairs of ranks could not be timed: {why}", style="yellow"
-        )
-    ]
+    draw = _worst if len(names) > SHOWN else _each_with_each
+    table = draw(text_of, names, links, stragglers)
+    extent = counted(len(matrix.times_us), "launch")
+    if len(names) < len(matrix.hosts):
+        extent = f"median pair of ranks, {extent}"
+    title = f"\n{matrix.name}, matrix: {quantity} from row to column ({extent})"
+    parts: list[RenderableType] = [Text(title, style="bold"), table]
+    if matrix.untimed:
+        numbers = {"untimed": matrix.untimed, "pairs": matrix.untimed + len(matrix.source)}
+        parts.append(Text(str(Finding("pairs_untimed", numbers=numbers)), style="yellow"))
+    return parts
 
 
 def _units(matrix: Matrix) -> tuple[list[str], Links]:
@@ -96,11 +87,10 @@ def _scale(matrix: Matrix, links: Links) -> tuple[str, Callable[[float], str]]:
 
 def rate_unit(most_GBps: float) -> tuple[float, str]:  # noqa: N803 - a unit
     """Return the unit for rates up to this one, in GB/s and by name."""
-    return next(
-        (scale, unit)
-        for scale, unit in _RATE_UNITS
-        if most_GBps >= scale or unit == _RATE_UNITS[-1][1]
-    )
+    for scale, unit in _RATE_UNITS:
+        if most_GBps >= scale:
+            return scale, unit
+    return _RATE_UNITS[-1]
 
 
 def name_range(
@@ -125,16 +115,18 @@ def name_range(
     least_us = float(np.quantile(times_us, shares[0], method="lower"))
     most_us = float(np.quantile(times_us, shares[1], method="higher"))
     if OPERATIONS[matrix.case.operation].quantity == "time":
-        return " to ".join(
-            dict.fromkeys(format_time(1e-6 * time_us) for time_us in (least_us, most_us))
-        )
-    low, high = (float(matrix.rate_GBps(time_us)) for time_us in (most_us, least_us))
-    scale, unit = next((scaled for scaled in _RATE_UNITS if scaled[1] == unit), None) or rate_unit(
-        high
-    )
-    return (
-        f"{' to '.join(dict.fromkeys(three_digits(rate / scale) for rate in (low, high)))} {unit}"
-    )
+        return _range(format_time(1e-6 * least_us), format_time(1e-6 * most_us))
+    low, high = float(matrix.rate_GBps(most_us)), float(matrix.rate_GBps(least_us))
+    scales = {name: scale for scale, name in _RATE_UNITS}
+    if unit not in scales:
+        _, unit = rate_unit(high)
+    return f"{_range(three_digits(low / scales[unit]), three_digits(high / scales[unit]))} {unit}"
+
+
+def _range(low: str, high: str) -> str:
+    if low == high:
+        return low
+    return f"{low} to {high}"
 
 
 def _each_with_each(
@@ -146,20 +138,13 @@ def _each_with_each(
     times = np.full((len(names), len(names)), np.nan)
     times[links.source, links.target] = np.exp(links.values[0])
     headings = _headings(names)
-    lines: list[list[str | Cell]] = [
-        [
-            source if source == heading else f"{heading} {source}",
-            *(
-                _cell(
-                    text_of,
-                    time,
-                    slow=any(straggler.covers(source, target) for straggler in stragglers),
-                )
-                for target, time in zip(names, line, strict=True)
-            ),
-        ]
-        for source, heading, line in zip(names, headings, times.tolist(), strict=True)
-    ]
+    lines: list[list[str | Cell]] = []
+    for source, heading, times_us in zip(names, headings, times.tolist(), strict=True):
+        line: list[str | Cell] = [source if source == heading else f"{heading} {source}"]
+        for target, time_us in zip(names, times_us, strict=True):
+            slow = any(straggler.covers(source, target) for straggler in stragglers)
+            line.append(_cell(text_of, time_us, slow=slow))
+        lines.append(line)
     table = printed(plain_table(["", *headings], lines, words=1))
     table.columns[0].overflow, table.columns[0].no_wrap = "fold", False
     return table
@@ -186,16 +171,13 @@ def _worst(
     order = np.argsort(-np.nan_to_num(score, nan=-math.inf), kind="stable")
     lines: list[list[str | Cell]] = []
     for unit in order[:WORST].tolist():
-        ends = ((names[unit], ""), ("", names[unit]))
-        cells = [
-            _cell(
-                text_of,
-                math.exp(way[unit]),
-                slow=any(straggler.covers(*end) for straggler in stragglers),
-            )
-            for way, end in zip((sends, receives), ends, strict=True)
-        ]
-        lines.append([names[unit], *cells, f"{math.exp(score[unit] - typical):.2f}"])
+        name = names[unit]
+        line: list[str | Cell] = [name]
+        for way, source, target in ((sends, name, ""), (receives, "", name)):
+            slow = any(straggler.covers(source, target) for straggler in stragglers)
+            line.append(_cell(text_of, math.exp(way[unit]), slow=slow))
+        line.append(f"{math.exp(score[unit] - typical):.2f}")
+        lines.append(line)
     headings = (f"worst {WORST} of {len(names)}", "sends", "receives", "times the typical")
     return printed(plain_table(headings, lines, words=1))
 
@@ -203,89 +185,11 @@ def _worst(
 def _cell(text_of: Callable[[float], str], time_us: float, *, slow: bool) -> Cell:
     if math.isnan(time_us):
         return Cell("-", tone="quiet")
-    return Cell(f"{text_of(time_us)}{_MARK if slow else ''}", tone="bad" if slow else "")
+    if slow:
+        return Cell(f"{text_of(time_us)}{_MARK}", tone="bad")
+    return Cell(text_of(time_us))
 
 
-# ------------------------------------------------------------------------------------- the sentence
-
-
-def conclude(findings: Findings) -> str:
+def conclude(search: Search) -> str:
     """Return the stragglers in one paragraph; empty if nothing could be compared."""
-    parts = [*_names(findings.stragglers)]
-    judged_families = [
-        family for family in findings.families if family.launches >= family.needed > 0
-    ]
-    unjudged = [family for family in findings.families if family.launches < family.needed]
-    if judged_families and not parts:
-        parts.append(_none(judged_families))
-    if unjudged:
-        parts.append(_unjudged(unjudged))
-    return f"Slow: {'; '.join([*parts, *findings.remarks])}." if parts or findings.remarks else ""
-
-
-def _names(stragglers: Iterable[Straggler]) -> list[str]:
-    """Return one clause for each straggler, also if several quantities show it."""
-    clauses = []
-    for (name, does), observations in rows_by(
-        stragglers, lambda straggler: (straggler.name, straggler.does)
-    ).items():
-        first, *others = sorted(observations, key=lambda straggler: -straggler.factor)
-        also = "".join(f", {_times(other)} in {other.measured}" for other in others)
-        clauses.append(f"{name}{does.format(_times(first))} in {first.measured}{also}")
-    return clauses[:WORST] + (
-        [f"and {len(clauses) - WORST} more in run.json"] if len(clauses) > WORST else []
-    )
-
-
-def _times(straggler: Straggler) -> str:
-    interval = f" [{straggler.ci[0]:.3g}, {straggler.ci[1]:.3g}]" if straggler.ci else ""
-    return f"{straggler.factor:.3g} times{interval}"
-
-
-def _none(families: Sequence[Family]) -> str:
-    counts, detectable = _by_kind(families)
-    units = listed([counted(count, kind) for kind, count in counts.items()])
-    least = listed([f"a {kind} {percent(ratio - 1)} slower" for kind, ratio in detectable.items()])
-    return (
-        f"none of {units} differs from its peers by more than noise ({least} would have been seen)"
-    )
-
-
-def _unjudged(families: Sequence[Family]) -> str:
-    counts, _ = _by_kind(families)
-    units = listed([counted(count, kind) for kind, count in counts.items()])
-    largest_effects = [
-        float(np.nanmax(family.judgement.effects, initial=0.0)) for family in families
-    ]
-    # prefer the coarsest of near-equals: every link of a slow host is slow
-    worst = next(
-        family
-        for family, effect in zip(families, largest_effects, strict=True)
-        if effect >= 0.8 * max(largest_effects)
-    )
-    slowest = f" ({worst.slowest} came out slowest)" if worst.slowest else ""
-    return f"not judged: {units}, because {why_unjudged(families)}{slowest}"
-
-
-def why_unjudged(families: Sequence[Family]) -> str:
-    """Return the reason: the number of launches, and the number that would suffice."""
-    launches, needed_launches = (
-        max(family.launches for family in families),
-        max(family.needed for family in families),
-    )
-    return (
-        f"{counted(launches, 'launch')} cannot distinguish slowness from chance and"
-        f" {needed_launches} would"
-    )
-
-
-def _by_kind(families: Sequence[Family]) -> tuple[dict[str, int], dict[str, float]]:
-    """Return the number of units of each kind, and the ratio that would have been detected in any
-    family.
-    """
-    counts: dict[str, int] = {}
-    detectable: dict[str, float] = {}
-    for family in families:
-        counts[family.kind] = max(counts.get(family.kind, 0), family.count)
-        detectable[family.kind] = max(detectable.get(family.kind, 1.0), family.judgement.detectable)
-    return counts, detectable
+    return paragraph(search.findings())

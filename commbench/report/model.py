@@ -26,7 +26,7 @@ from commbench.report.columns import (
 )
 from commbench.report.formats import digits, microseconds, percent
 from commbench.results import MODEL, Run
-from commbench.units import counted, format_size, three_digits, time_unit
+from commbench.units import format_size, three_digits, time_unit
 
 
 class _Line(NamedTuple):
@@ -87,17 +87,6 @@ def _lines(model: NetworkModel) -> list[_Line]:
 
 def _rate(beta_us_per_byte: float) -> float | None:
     return 1e-3 / beta_us_per_byte if beta_us_per_byte else None
-
-
-def conclude_model(model: NetworkModel) -> str:
-    """Return one line on the error of the model; empty without curves."""
-    if not model.curves:
-        return ""
-    held_out, worst = _error(model.held_out_error), _error(model.worst_residual)
-    return (
-        f"Fitted: {counted(len(model.curves), 'curve')}; median error at sizes left out {held_out},"
-        f" lines off by at most {worst} ({MODEL}; report --model)."
-    )
 
 
 def _error(share: float | None) -> str:

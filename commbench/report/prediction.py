@@ -1,44 +1,19 @@
-"""Predictions as tables; rows without prediction are grouped by reason."""
+"""Predictions as tables: one of collectives, one of training steps."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from commbench.analysis.prediction.forecast import AnyForecast, CollectiveForecast, StepForecast
-from commbench.analysis.prediction.law import KEPT_ERROR, ForecastNetwork
-from commbench.report.columns import Column, number, plain_table, printed, tabulate
-from commbench.report.formats import percent, short, time_with_interval
+from commbench.analysis.prediction.law import ForecastNetwork
+from commbench.report.columns import plain_table, printed
+from commbench.report.formats import percent, short
 from commbench.results.tables import rows_by
-from commbench.units import counted, format_size, three_digits
+from commbench.units import format_size
 
-
-def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
-    """Return each reason once, with a count.
-
-    Reasons that differ only in ranks, sizes, operation or hook are merged.
-    """
-    groups = rows_by(rows, lambda row: row.reason.key(row.subject) if row.reason else None)
-    return [_sentence(group) for key, group in groups.items() if key]
-
-
-def _sentence(rows: list[AnyForecast]) -> str:
-    first = str(rows[0].reason)
-    others = [row for row in rows if str(row.reason) != first]
-    if not others:
-        return first
-    subjects = ", ".join(sorted({row.subject for row in others}))
-    ranks = sorted({row.world_size for row in others})
-    span = f"{ranks[0]} ranks" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
-    return f"{first} The same applies to {counted(len(others), 'more row')}: {subjects}, on {span}."
-
-
-_AS_MEASURED = "as measured"
-#: An interval whose end exceeds this multiple of the prediction is shown as wide.
-_UNBOUNDED = 1000
 #: Above this median error, a prediction is too uncertain for a decision.
 _USELESS = 0.5
 _WITHIN_HOST = (
@@ -46,171 +21,145 @@ _WITHIN_HOST = (
     " predicted time is a lower bound."
 )
 _NO_LEVEL = "[interval], not [95 %]: the error was measured over other runs."
+_USELESS_ERROR = "Some are too uncertain to use: measure nearer to them."
 
 
-def render_basis(network: ForecastNetwork, runs: Sequence[str]) -> list[RenderableType]:
-    """Return the runs behind the predictions, and the error on held-out measurements."""
-    title = f"PREDICTED, not measured, from {' and '.join(runs)}"
-    links = [curve.link for curves in network.curves.values() for curve in curves]
-    lines = []
-    for family, curves in network.curves.items():
-        ranks = sorted({curve.world_size for curve in curves})
-        errors = [curve.curve.held_out_error for curve in curves]
-        of_sizes = max((error for error in errors if error is not None), default=None)
-        of_law = network.own_errors.get(family.backend)
-        lines.append(
-            (
-                str(family),
-                ", ".join(map(str, ranks)),
-                ", ".join(dict.fromkeys(str(curve.link) for curve in curves)),
-                percent(of_sizes, unknown="unknown"),
-                percent(of_law, unknown="unknown"),
-            )
-        )
-    headings = ("predicted from", "ranks", "link", "error of sizes", "a doubling")
-    table = printed(plain_table(headings, lines, words=1))
-    for column in table.columns:
-        column.no_wrap = False
-    note = (
-        "Errors: medians over what was held out of these runs, also for each doubling of ranks or"
-        f" rate. Forecasts count the latter as {percent(KEPT_ERROR)} or more, what it is over the"
-        " runs that commbench keeps."
-    )
-    parts: list[RenderableType] = [Text(title, style="bold"), table, Text(note)]
-    if any(link.is_within_host for link in links):
+def render_predictions(
+    network: ForecastNetwork,
+    runs: Sequence[str],
+    collectives: Sequence[CollectiveForecast],
+    steps: Sequence[StepForecast],
+) -> list[RenderableType]:
+    """Return the tables, with what they were predicted from, and the reasons where nothing is
+    predicted.
+
+    Args:
+        network: as measured.
+        runs: names of the runs.
+        collectives: their forecasts.
+        steps: the forecasts of training steps.
+    """
+    curves = [curve for of_family in network.curves.values() for curve in of_family]
+    ranks = ", ".join(map(str, sorted({curve.world_size for curve in curves})))
+    links = ", ".join(dict.fromkeys(str(curve.link) for curve in curves))
+    source = f"from {' and '.join(runs)}: {ranks} ranks over {links}"
+    parts: list[RenderableType] = [Text(f"PREDICTED, not measured, {source}", style="bold")]
+    if any(curve.link.is_within_host for curve in curves):
         parts.append(Text(_WITHIN_HOST))
-    for cores in sorted({link.shared_cores for link in links if link.shared_cores}):
+    for cores in sorted({curve.link.shared_cores or 0 for curve in curves} - {0}):
         note = f"The emulated hosts shared {cores} cores: hosts with their own can be faster."
         parts.append(Text(note))
+    of_collectives = ("collective", "link", "size", "ranks", "predicted ms LEVEL", "busbw GB/s")
+    lines = [_collective_line(row) for row in collectives if row.status == "ok"]
+    parts += _table("Collectives", of_collectives, lines, collectives)
+    of_steps = (
+        "training",
+        "hook",
+        "link",
+        "ranks",
+        "predicted ms LEVEL",
+        "efficiency",
+        "exposed ms",
+    )
+    lines = [_step_line(row, steps) for row in steps if row.status == "ok"]
+    parts += _table("Training steps", (*of_steps, "local ms", "MiB"), lines, steps)
+    for reason in unpredicted([*collectives, *steps]):
+        parts.append(Text(f"- {reason}"))
     return parts
 
 
-def render_collectives(rows: Sequence[CollectiveForecast]) -> list[RenderableType]:
-    """Return a table for each operation and rate: time with its interval and busbw, over message
-    sizes and ranks.
+def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
+    """Return what is not predicted, a sentence for each reason.
+
+    Reasons that differ only in ranks, sizes, operation or hook are one.
     """
-    parts: list[RenderableType] = []
-    for (operation, backend, dtype, rate), members in itertools.groupby(rows, _table_of):
-        group = list(members)
-        if not _any_ok(group):
-            continue
-        error = max(row.held_out_error or 0.0 for row in group)
-        columns: list[Column[CollectiveForecast]] = [
-            Column("size", lambda row: format_size(row.message_bytes)),
-            Column("ranks", "world_size", is_number=True),
-            Column(f"predicted time {_level(group)}", _time, is_number=True),
-            Column("error", lambda row: _percent(row.held_out_error), is_number=True),
-        ]
-        if error <= _USELESS:
-            columns.append(number("busbw GB/s", "busbw_GBps", text_of=short))
-        ordered = sorted(group, key=lambda row: (row.message_bytes, row.world_size))
-        table = printed(tabulate(ordered, tuple(columns), should_keep_empty=True))
-        title = _title([f"{backend} {operation}", dtype], rate, group[0].ranks_per_node)
-        parts += [title, table, *_notes(group)]
-    return [*parts, *_reasons(rows)]
+    groups = rows_by(rows, lambda row: row.reason.key(row.subject) if row.reason else None)
+    sentences = []
+    for key, group in groups.items():
+        if key is not None:
+            subjects = ", ".join(sorted({row.subject for row in group}))
+            ranks = ", ".join(map(str, sorted({row.world_size for row in group})))
+            sentences.append(f"Not predicted: {subjects} on {ranks} ranks. {group[0].reason}")
+    return sentences
 
 
-def render_steps(rows: Sequence[StepForecast]) -> list[RenderableType]:
-    """Return a table for each workload and rate: each hook's step at its best bucket size, over
-    numbers of ranks.
-    """
-    parts: list[RenderableType] = []
-    for (*_, rate), group in rows_by(rows, lambda row: (*_workload(row), row.rate)).items():
-        if not _any_ok(group):
-            continue
-        lines = []
-        for row in sorted(group, key=lambda row: row.world_size):
-            if row.step_ms is not None:
-                lines.append((row.hook, str(row.world_size), *_step_cells(row)))
-        predicted = {row.hook for row in group if row.status == "ok"}
-        for hook in dict.fromkeys(row.hook for row in group if row.hook not in predicted):
-            lines.append((hook, "all", "not predicted", "", "", "", ""))
-        interval = f"predicted ms {_level(group)}"
-        headings = ("hook", "ranks", interval, "error", "efficiency", "exposed ms", "MiB")
-        table = printed(plain_table(headings, lines, words=1))
-        title = _title([_name_of(group[0], rows)], rate, group[0].ranks_per_node)
-        parts += [title, table]
-        if group[0].local_step_ms:
-            local = three_digits(group[0].local_step_ms)
-            parts.append(Text(f"Without DDP a step takes {local} ms, as measured."))
-        parts += _notes(group)
-    return [*parts, *_reasons(rows)]
+def _table(
+    name: str,
+    headings: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    rows: Sequence[AnyForecast],
+) -> list[RenderableType]:
+    """Return a table under the errors of such predictions; nothing without a prediction."""
+    if not lines:
+        return []
+    level = "[95 %]"
+    if any(row.status == "ok" and row.level is None for row in rows):
+        level = "[interval]"
+    if len({line[0] for line in lines}) == 1:
+        name += f" of {lines[0][0]}"
+        headings = headings[1:]
+        lines = [line[1:] for line in lines]
+    words = [name]
+    if rows[0].ranks_per_node > 1:
+        words.append(f"{rows[0].ranks_per_node} ranks a host")
+    errors: dict[str, float] = {}
+    for row in rows:
+        error = row.held_out_error or 0.0
+        errors[row.held_out_over] = max(error, errors.get(row.held_out_over, 0.0))
+    for over in filter(None, errors):
+        words.append(f"off by {percent(errors[over])} {over}")
+    title = "; ".join(words)
+    headings = [each.replace("LEVEL", level) for each in headings]
+    table = printed(plain_table(headings, lines, words=headings.index("link") + 1))
+    for column in table.columns:
+        column.no_wrap = False
+    parts: list[RenderableType] = [Text(f"\n{title}", style="bold"), table]
+    if level == "[interval]":
+        parts.append(Text(_NO_LEVEL))
+    if max(errors.values()) > _USELESS:
+        parts.append(Text(_USELESS_ERROR, style="bold"))
+    return parts
 
 
-def _name_of(row: StepForecast, rows: Iterable[StepForecast]) -> str:
-    """Return the workload, with the properties that distinguish it from the others."""
-    words = [row.backend, f"batch {row.batch_per_rank} a rank"]
+def _collective_line(row: CollectiveForecast) -> tuple[str, ...]:
+    time_ms, low_ms, high_ms = (
+        None if time_us is None else time_us / 1000
+        for time_us in (row.time_us, row.time_us_low, row.time_us_high)
+    )
+    busbw = short(row.busbw_GBps)
+    if (row.held_out_error or 0.0) > _USELESS:
+        busbw = ""
+    return (
+        f"{row.subject}, {row.dtype}",
+        row.rate or "as measured",
+        format_size(row.message_bytes),
+        str(row.world_size),
+        _with_interval(time_ms, low_ms, high_ms),
+        busbw,
+    )
+
+
+def _step_line(row: StepForecast, rows: Iterable[StepForecast]) -> tuple[str, ...]:
+    words = [row.workload, row.backend, f"batch {row.batch_per_rank} a rank"]
     if row.precision != "fp32":
         words.append(row.precision)
-    trained = {other.trained_on for other in rows if _workload(other)[:4] == _workload(row)[:4]}
-    if len(trained) > 1:
+    if len({other.trained_on for other in rows}) > 1:
         words.append(f"trained on {row.trained_on}")
-    return f"{row.workload} ({', '.join(words)})"
+    return (
+        ", ".join(words),
+        row.hook,
+        row.rate or "as measured",
+        str(row.world_size),
+        _with_interval(row.step_ms, row.step_ms_low, row.step_ms_high),
+        percent(row.scaling_efficiency),
+        short(row.exposed_comm_ms),
+        short(row.local_step_ms),
+        row.bucket_cap_mb,
+    )
 
 
-def _step_cells(row: StepForecast) -> tuple[str, ...]:
-    time = _digits(row.step_ms)
-    if row.step_ms_low is not None:
-        time += f" [{_digits(row.step_ms_low)}, {_digits(row.step_ms_high)}]"
-    efficiency = percent(row.scaling_efficiency, unknown="")
-    error = _percent(row.held_out_error)
-    return time, error, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
-
-
-def _percent(error: float | None) -> str:
-    return percent(error, unknown="")
-
-
-def _level(rows: Sequence[AnyForecast]) -> str:
-    """Return the heading of intervals: 95 % only if all errors are of these runs."""
-    has_level = all(row.level is not None for row in rows if row.status == "ok")
-    return "[95 %]" if has_level else "[interval]"
-
-
-def _notes(rows: Sequence[AnyForecast]) -> list[RenderableType]:
-    """Return notes on intervals, and a warning if errors are too large for decisions."""
-    notes: list[RenderableType] = []
-    if _level(rows) == "[interval]":
-        notes.append(Text(_NO_LEVEL))
-    error = max(row.held_out_error or 0.0 for row in rows)
-    if error > _USELESS:
-        warning = f"Too uncertain to use: such predictions were off by {percent(error)}"
-        notes.append(Text(f"{warning}; measure nearer to this.", style="bold"))
-    return notes
-
-
-def _time(row: CollectiveForecast) -> str:
-    """Return ``1.23 ms [1.10, 1.40]`` in one unit, ``-`` without a prediction."""
-    if row.time_us is None:
-        return "-"
-    low_us, high_us = row.time_us_low or 0.0, row.time_us_high or 0.0
-    return time_with_interval(row.time_us, low_us, high_us, most=_UNBOUNDED)
-
-
-def _digits(value: float | None) -> str:
-    if value is None:
-        return ""
-    return three_digits(value) if value >= 1 else f"{value:.2f}"
-
-
-def _title(names: Sequence[str], rate: str, ranks_per_node: int) -> Text:
-    hosts = f", {ranks_per_node} ranks a host" if ranks_per_node > 1 else ""
-    return Text(f"\n{', '.join(names)}, links {rate or _AS_MEASURED}{hosts}", style="bold")
-
-
-def _any_ok(rows: Iterable[AnyForecast]) -> bool:
-    return any(row.status == "ok" for row in rows)
-
-
-def _reasons(rows: Iterable[AnyForecast]) -> list[RenderableType]:
-    """Return the reasons for missing predictions, each once."""
-    return [Text(f"- {reason}") for reason in unpredicted(rows)]
-
-
-def _table_of(row: CollectiveForecast) -> tuple[str, ...]:
-    return row.operation, row.backend, row.dtype, row.rate
-
-
-def _workload(row: StepForecast) -> tuple[str, str, int, str, str]:
-    """Return the columns that tell trainings apart."""
-    return row.workload, row.backend, row.batch_per_rank, row.precision, row.trained_on
+def _with_interval(value: float | None, low: float | None, high: float | None) -> str:
+    """Return ``1.23 [1.1, 1.4]``."""
+    if low is None:
+        return short(value)
+    return f"{short(value)} [{short(low)}, {short(high)}]"

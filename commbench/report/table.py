@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -16,18 +14,18 @@ from rich.text import Text
 from commbench.analysis.scaling import Growth, order_of
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
-from commbench.engine.flags import FLAGS, NOISE, join_flags, split_flags
+from commbench.engine.flags import FLAGS, join_flags, split_flags
 from commbench.engine.records import OverlapRow, Row
-from commbench.errors import shared_cause
+from commbench.findings import shared_cause
 from commbench.report.columns import (
     Cell,
     Column,
     Flagged,
     Table,
+    declared,
     number,
     plain_table,
     printed,
-    size_column,
     tabulate,
     tone_of,
 )
@@ -48,11 +46,9 @@ from commbench.report.groups import (
     name_slowest,
     rates_together,
 )
-from commbench.results.info import MachineStates, RunInfo, measures_interconnect
+from commbench.results.info import measures_interconnect
 from commbench.results.overhead import Overhead
 from commbench.results.tables import rows_by
-from commbench.stats import median
-from commbench.stats.budgets import BUDGETS
 from commbench.units import counted, format_size
 
 #: Fields that split the columns of one backend, in order, until every cell holds one row.
@@ -101,7 +97,7 @@ def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) 
     more = (
         [
             Text(
-                f"\n{_count(omitted_rows, len(rows))} are not shown: see collectives.csv.",
+                f"\n{omitted_rows} of {len(rows)} rows are not shown: see collectives.csv.",
                 style="bold",
             )
         ]
@@ -132,23 +128,14 @@ def render_overheads(overheads: Sequence[Overhead]) -> RenderableType:
     )
 
 
-def _times(**headings: str) -> list[Column[Any]]:
-    """Return columns of times in microseconds: headings by field."""
-    return [number(heading, name, text_of=microseconds) for name, heading in headings.items()]
-
-
 _OVERLAP: tuple[Column[OverlapRow], ...] = (
-    Column("backend", "backend"),
-    Column("operation", "operation"),
-    size_column(lambda row: row.message_bytes or 0),
-    *_times(overall_us="overall", compute_us="compute", pure_us="pure comm."),
+    *declared(OverlapRow, "backend operation message_bytes"),
+    *declared(OverlapRow, "overall_us compute_us pure_us", text_of=microseconds),
     number("overlap", "overlap_percent", text_of="{:.0f} %".format),
 )
 _OVERHEADS: tuple[Column[Overhead], ...] = (
-    Column("operation", "operation"),
-    Column("pattern", "pattern"),
-    size_column(lambda row: row.message_bytes or None),
-    *_times(direct_us="NCCL alone", through_us="through torch"),
+    *declared(Overhead, "operation pattern message_bytes"),
+    *declared(Overhead, "direct_us through_us", text_of=microseconds),
     number("added", "added_us", text_of="{:.1f} us".format),
     number("share", "share", text_of=percent),
 )
@@ -169,11 +156,11 @@ def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list
     groups = len(groups_in(rows))
     columns = columns_of(rows, lambda row: (row.message_bytes, row.group if groups > 1 else ""))
     tables = (_build_table(part, groups) for part in _fitting(columns, width, groups))
-    slowest_sentences = name_slowest(columns, hosts) if groups > 1 else []
+    slowest = name_slowest(columns, hosts) if groups > 1 else []
     return [
         Text(f"\n{title_of(rows)}", style="bold"),
         *(part for table in tables for part in (Text(""), printed(table))),
-        *(Text(sentence) for sentence in slowest_sentences),
+        *(Text(str(finding)) for finding in slowest),
         *reasons((name, row) for name, column in columns.items() for row in column),
     ]
 
@@ -384,209 +371,6 @@ def legend(rows: Sequence[Flagged]) -> list[RenderableType]:
     return [Text("\nmarks: " + ", ".join(explained), style="yellow")] if explained else []
 
 
-# --------------------------------------------------------------------------- precision and warnings
-
-
-def precision_of(
-    rows: Iterable[Row], info: RunInfo, states: Mapping[str, MachineStates]
-) -> list[str]:
-    """Return sentences on the precision of the rows; none without intervals.
-
-    They state how many rows of each backend have an interval within the target, with the median
-    half-width, and in which state of the machine rows were measured if there were two.
-    """
-    target = float(info.get("relative_half_width") or BUDGETS["quick"].relative_half_width)
-    widths: dict[str, list[float]] = {}
-    for row in rows:
-        if (
-            row.status == "ok"
-            and row.time_us
-            and row.time_us_ci_low is not None
-            and row.time_us_ci_high is not None
-        ):
-            half_width = (row.time_us_ci_high - row.time_us_ci_low) / 2 / row.time_us
-            widths.setdefault(row.backend, []).append(half_width)
-    parts = [
-        f"{backend} {sum(width <= target for width in of_backend)} of"
-        f" {counted(len(of_backend), 'row')} (median {_half_width(median(of_backend))})"
-        for backend, of_backend in widths.items()
-    ]
-    sentences = (
-        [f"Intervals within {100 * target:g} % either way: {', '.join(parts)}."] if parts else []
-    )
-    for backend, levels in states.items():
-        ratio = levels["slow_us"] / levels["fast_us"]
-        sentences.append(
-            f"The machine was in two states: over {backend} {100 * levels['fast_share']:.0f} % of"
-            f" visits met the fast one; in the slow one the probe took {ratio:.2f} times as long."
-            " The table shows the fast state, collectives.csv both."
-        )
-    return sentences
-
-
-def _half_width(share: float) -> str:
-    """Return a relative half-width in per cent; from 100 % on it says nothing but that."""
-    return f"{100 * share:.2g} %" if share < 1 else "over 100 %"
-
-
-def unlike_peers(rows: Iterable[Row], info: RunInfo) -> list[str]:
-    """Return a sentence on the operations that ran in place, unlike in OSU and IMB.
-
-    None for imported rows.
-    """
-    own = (
-        [] if info.get("imported") else [row for row in rows if row.status == "ok" and row.in_place]
-    )
-    names = sorted({row.operation for row in own if OPERATIONS[row.operation].default_in_place})
-    if not names:
-        return []
-    others = (
-        "OSU and IMB use a second buffer, as --in-place out does over MPI; nccl-tests prints both"
-    )
-    return [f"In place: {', '.join(names)}. {others}."]
-
-
-class Things(NamedTuple):
-    """Singular and plural of the noun for counted rows."""
-
-    one: str
-    several: str
-
-
-ROWS = Things("row", "rows")
-
-
-def warnings_for(rows: Sequence[Flagged], info: RunInfo, *, things: Things = ROWS) -> list[str]:
-    """Return the warnings about rows, each once: the observation with its count, then the remedy.
-
-    Args:
-        rows: the rows of a run.
-        info: the content of ``run.json``; ``relative_half_width`` and ``budget`` (a name, or an
-            object with ``name``) keep remedies from proposing an option that is already in use.
-        things: the nouns for the rows.
-    """
-    return [warning.text for warning in warned(rows, info, things=things)]
-
-
-class Warned(NamedTuple):
-    """A warning about rows."""
-
-    priority: int
-    """Its rank on a first screen, the lowest first; failures -1."""
-    rows: str
-    """The number of rows and the noun."""
-    observation: str
-    """The observation, as the predicate of a sentence."""
-    remedy: str = ""
-    """The remedy."""
-
-    @property
-    def text(self) -> str:
-        """The whole sentence."""
-        sentence = f"{self.rows} {self.observation}{f': {self.remedy}' if self.remedy else ''}"
-        return f"{sentence[:1].upper()}{sentence[1:]}"
-
-
-def warned(rows: Sequence[Flagged], info: RunInfo, *, things: Things) -> list[Warned]:
-    """Return the warnings of `warnings_for` in parts: failures, then one for each flag.
-
-    Flags of noise share one.
-    """
-    flags_by_row = [split_flags(row.flags) for row in rows]
-    counts = Counter(flag.name for flags in flags_by_row for flag in flags)
-    target = info.get("relative_half_width")
-    values = {"more_launches": _more_launches(info)}
-    values |= {"target": f"{100 * float(target):g} %"} if target else {}
-    noises = [flag for name, flag in FLAGS.items() if counts[name] and flag.is_noise]
-    noise = []
-    if len(noises) > 1:
-        noisy = sum(any(flag.is_noise for flag in flags) for flags in flags_by_row)
-        observation = (
-            f"are noisy ({', '.join(f'{counts[flag.name]} {flag.name}' for flag in noises)})"
-        )
-        priority = min(flag.priority for flag in noises)
-        noise = [
-            Warned(
-                priority, _count(noisy, len(rows), things), observation, NOISE.remedy_with(**values)
-            )
-        ]
-    flagged = (
-        Warned(
-            flag.priority,
-            _count(counts[name], len(rows), things),
-            flag.warning_with(**values),
-            flag.remedy_with(**values),
-        )
-        for name, flag in FLAGS.items()
-        if counts[name] and not (noise and flag.is_noise)
-    )
-    return [*_failed(rows, len(rows), things), *flagged, *noise]
-
-
-def budget_of(info: RunInfo) -> str | None:
-    """Return the name of the run's budget; None if unknown."""
-    plan = info.get("plan")
-    budget = info.get("budget") or (plan.get("budget") if isinstance(plan, Mapping) else None)
-    name = budget.get("name") if isinstance(budget, Mapping) else budget
-    return str(name) if name else None
-
-
-def _count(count: int, rows: int, things: Things = ROWS) -> str:
-    if count == rows > 1:
-        return f"all {rows} {things.several}"
-    return f"{count} of {rows} {things.one if rows == 1 else things.several}"
-
-
-def failures(rows: Sequence[Flagged], total: int) -> list[str]:
-    """Return a warning for each status without a result, with its count out of ``total`` rows."""
-    return [warning.text for warning in _failed(rows, total, ROWS)]
-
-
-def _failed(rows: Sequence[Flagged], total: int, things: Things) -> list[Warned]:
-    by_status = rows_by(rows, lambda row: row.status)
-    return [
-        Warned(
-            -1,
-            _count(len(by_status[status]), total, things),
-            f"{text}{_example(by_status[status])}",
-        )
-        for status, text in _STATUS.items()
-        if status in by_status
-    ]
-
-
-_STATUS = {
-    "wrong": (
-        "hold wrong data and no bandwidth: do not trust this library and transport with these sizes"
-    ),
-    "hung": "hung: the same command measures them again",
-    "failed": "failed: the same command measures them again",
-    "unsupported": "are not supported by their backend",
-}
-
-
-def _example(rows: Sequence[Flagged]) -> str:
-    by_cause: dict[str, str] = {}
-    for row in rows:
-        if row.reason:
-            sentence = row.reason.rstrip(".")
-            by_cause.setdefault(shared_cause(row.reason_code, sentence), sentence)
-    reasons = list(by_cause.values())
-    if not reasons:
-        return ""
-    return f" ({reasons[0]}{f'; and {len(reasons) - 1} other reasons' if len(reasons) > 1 else ''})"
-
-
-def _more_launches(info: RunInfo) -> str:
-    """Return the next larger budget with more launches; none above the largest."""
-    names = list(BUDGETS)
-    budget = budget_of(info)
-    if budget == names[-1]:
-        return f"--budget {budget} is in use already, so add launches"
-    following = names[names.index(budget) + 1] if budget in names else names[-1]
-    return f"try --budget {following} with a new --out"
-
-
 def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
     """Return the table of a scaling study; empty for other runs."""
     if not growths:
@@ -632,4 +416,4 @@ def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
 def growth_text(growth: Growth) -> str:
     """Return the growth with its interval, e.g. ``1.84 [1.80, 1.88]``."""
     low, high = (growth.interval.low, growth.interval.high) if growth.interval else (None, None)
-    return with_interval(growth.ratio, low, high, 2, most=math.inf)
+    return with_interval(growth.ratio, low, high, 2, should_bound=False)

@@ -13,9 +13,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from commbench.analysis.watched import watched_lines
-from commbench.ddp.plan.cases import TrainingCase, changed_switches
+from commbench.ddp.plan.cases import TrainingCase, changed_switches, setting_name
 from commbench.ddp.plan.records import TrainingRow
-from commbench.engine.flags import has_flag
 from commbench.hooks.registry import hook_words
 from commbench.report.columns import (
     Cell,
@@ -27,20 +26,14 @@ from commbench.report.columns import (
     tone_of,
     verdict_cell,
 )
+from commbench.report.findings import training_warnings
 from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
-from commbench.report.table import (
-    failures,
-    legend,
-    marks_of,
-    reasons,
-    warnings_for,
-    without_shared_flags,
-)
+from commbench.report.table import legend, marks_of, reasons, without_shared_flags
 from commbench.results import DDP, PREDICTIONS, Run
 from commbench.results.info import Launch, is_live, is_watched
-from commbench.results.recommendation import Choice, Recommendation, paragraph, setting_of, snippets
+from commbench.results.recommendation import Recommendation
 from commbench.results.tables import rows_by
-from commbench.stats import family_hint
+from commbench.results.verdict import paragraph, snippets
 from commbench.tuner.predictions import Accuracy, PredictionRow, held_out_accuracy
 from commbench.units import counted, format_duration, three_digits
 
@@ -66,11 +59,11 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
             FittedTable(table=tabulate(ordered_rows, _COLUMNS), file=DDP),
         ]
         parts += map(Text, [*baseline_sentences(run), *without_ddp(group)])
-        parts += reasons((named_setting(row), row) for row in ordered_rows)
+        parts += reasons((setting_name(row), row) for row in ordered_rows)
     parts += legend(rows)
     if is_watched(run.info):
         parts += map(Text, ["", *watched_lines(run.training_records[-1], run.info)])
-    return parts + [Text(f"! {warning}") for warning in training_warnings(run)]
+    return parts + [Text(f"! {warning.in_full}") for warning in training_warnings(run)]
 
 
 def trained_together(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
@@ -78,18 +71,6 @@ def trained_together(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
     return list(
         rows_by(rows, attrgetter("workload", "world_size", "batch_per_rank", "env")).values()
     )
-
-
-def training_warnings(run: Run) -> list[str]:
-    """Return the warnings about a run's training, each once."""
-    rows = run.training_rows
-    if run.info.get("candidates"):  # a tuning plans its launches, so only failures matter
-        return failures([row for row in rows if row.status != "ok"], len(rows))
-    flagged = [
-        row for row in rows if not has_flag(row.flags, "same_layout")
-    ]  # its stand-in has the same flags
-    undecidable = [] if is_live(run.info) else _undecidable(flagged)  # its blocks count, too
-    return [*warnings_for(flagged, run.info), *undecidable]
 
 
 def baseline_sentences(run: Run) -> list[str]:
@@ -100,7 +81,7 @@ def baseline_sentences(run: Run) -> list[str]:
     if not is_live(run.info) or is_watched(run.info):
         return []
     baseline = TrainingCase.from_key(run.info["baseline"])
-    name = Choice(**setting_of(baseline)).name
+    name = setting_name(baseline)
     of_screening = (
         "Times and speedups are of the screening; what is recommended rests on fresh blocks."
     )
@@ -110,8 +91,10 @@ def baseline_sentences(run: Run) -> list[str]:
 def render_recommendation(recommendation: Recommendation) -> list[RenderableType]:
     """Return the recommendation's paragraph and the lines to paste."""
     parts: list[RenderableType] = [Text(f"\n{paragraph(recommendation)}\n")]
-    for title, snippet in snippets(recommendation):
-        parts += [Text(title)] if title else []
+    texts = snippets(recommendation)
+    for title, snippet in texts:
+        if len(texts) > 1:
+            parts.append(Text(f"{title}:"))
         parts.append(Padding(Text(snippet.rstrip()), (0, 0, 0, 4)))
     return parts
 
@@ -124,10 +107,13 @@ def hook_label(row: TrainingRow | PredictionRow) -> str:
     buckets.
     """
     words = [hook_words(row.hook, row.density, row.hook_options)]
-    words += [] if row.precision == "fp32" else [row.precision]
-    words += [f"x{row.accumulation}"] if (row.accumulation or 1) > 1 else []
+    if row.precision != "fp32":
+        words.append(row.precision)
+    if (row.accumulation or 1) > 1:
+        words.append(f"x{row.accumulation}")
     words += [switch.label for switch in changed_switches(row)]
-    words += [row.compile] if row.compile else []
+    if row.compile:
+        words.append(row.compile)
     return " ".join(words)
 
 
@@ -208,33 +194,9 @@ def without_ddp(rows: Sequence[TrainingRow]) -> list[str]:
     alone = microseconds(1e3 * (first.local_step_ms or 0.0))
     settings = [first, *([best] if best is not first else [])]
     efficiencies = " and ".join(
-        f"{percent(row.scaling_efficiency)} for {named_setting(row)}" for row in settings
+        f"{percent(row.scaling_efficiency)} for {setting_name(row)}" for row in settings
     )
     return [f"Without DDP a step takes {alone}; scaling efficiency is {efficiencies}."]
-
-
-def _undecidable(rows: Sequence[TrainingRow]) -> list[str]:
-    """Return a warning if every verdict must be inconclusive: too few launches for this number of
-    configurations.
-    """
-    judged_rows = [row for row in rows if row.verdict]
-    launches = max((row.launches or 0 for row in judged_rows), default=0)
-    if not judged_rows or not family_hint(len(judged_rows), launches, launches):
-        return []
-    configurations = counted(len(judged_rows), "configuration")
-    warning = (
-        f"{counted(launches, 'launch')} cannot show one of {configurations} to be faster or slower,"
-        " whatever the difference: go by the fresh launches of the recommendation, or add launches"
-    )
-    return [warning]
-
-
-def named_setting(row: TrainingRow) -> str:
-    """Return a setting as text: its hook and its buckets."""
-    return (
-        f"{hook_label(row)} with"
-        f" {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
-    )
 
 
 #: The most settings in the table that were only predicted; the file has all.

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from commbench.collectives.backends import BACKENDS
-from commbench.engine.records import Row, column
+from commbench.engine.records import Row, column, copied
 
 #: By backend that calls a library through a framework: the backend that calls the same library
 #: directly.
 PATHS = {backend.name: backend.direct for backend in BACKENDS.values() if backend.direct}
 #: Columns in which two rows must agree to differ by the framework only.
 ALIKE = (
-    *(
-        "operation",
-        "pattern",
-        "group",
-        "world_size",
-        "group_size",
-        "ranks_per_gpu",
-        "dtype",
-        "redop",
-        "root",
-    ),
-    *("in_place", "message_bytes", "cadence", "buffers", "algorithm_requested", "env"),
+    "operation",
+    "pattern",
+    "group",
+    "world_size",
+    "group_size",
+    "ranks_per_gpu",
+    "dtype",
+    "redop",
+    "root",
+    "in_place",
+    "message_bytes",
+    "cadence",
+    "buffers",
+    "algorithm_requested",
+    "env",
 )
 
 
@@ -35,10 +39,10 @@ class Overhead:
     backend: str = column("of the path through the framework")
     operation: str = column("what was timed")
     pattern: str = column("who talks to whom")
-    message_bytes: int | None = column("nccl-tests' size: the larger buffer")
+    message_bytes: int | None = column("nccl-tests' size: the larger buffer", heading="size")
     ranks_per_gpu: int | None = column("most ranks on one GPU")
-    direct_us: float = column("time by the library's own call")
-    through_us: float = column("time through the framework")
+    direct_us: float = column("time by the library's own call", heading="NCCL alone")
+    through_us: float = column("time through the framework", heading="through torch")
     added_us: float = column("what the framework adds")
     added_us_ci_low: float | None = column(
         "from the 95 % intervals of both times: where the addition is least"
@@ -54,36 +58,33 @@ class Overhead:
 def overheads(rows: Iterable[Row]) -> list[Overhead]:
     """Return every case that was timed both ways, in the order of the rows."""
     timed = [row for row in rows if row.status == "ok" and row.time_us]
-    by_case = {(row.backend, _case_of(row)): row for row in timed}
-    pairs = (
-        (by_case.get((PATHS[row.backend], _case_of(row))), row)
-        for row in timed
-        if row.backend in PATHS
-    )
-    return [_between(direct, through) for direct, through in pairs if direct is not None]
-
-
-def _case_of(row: Row) -> tuple[object, ...]:
-    return tuple(getattr(row, name) for name in ALIKE)
+    case_of = attrgetter(*ALIKE)
+    by_case = {(row.backend, case_of(row)): row for row in timed}
+    found = []
+    for row in timed:
+        direct = by_case.get((PATHS.get(row.backend, ""), case_of(row)))
+        if direct is not None:
+            found.append(_between(direct, row))
+    return found
 
 
 def _between(direct: Row, through: Row) -> Overhead:
     """Return the difference with a conservative interval: each time may be anywhere in its own
     interval.
     """
+    direct_us = direct.time_us or 0.0
+    through_us = through.time_us or 0.0
     return Overhead(
-        backend=through.backend,
-        operation=through.operation,
-        pattern=through.pattern,
-        message_bytes=through.message_bytes,
-        ranks_per_gpu=through.ranks_per_gpu,
-        direct_us=direct.time_us or 0.0,
-        through_us=through.time_us or 0.0,
-        added_us=(through.time_us or 0.0) - (direct.time_us or 0.0),
+        **copied(Overhead, through),
+        direct_us=direct_us,
+        through_us=through_us,
+        added_us=through_us - direct_us,
         added_us_ci_low=_difference(through.time_us_ci_low, direct.time_us_ci_high),
         added_us_ci_high=_difference(through.time_us_ci_high, direct.time_us_ci_low),
     )
 
 
 def _difference(minuend: float | None, subtrahend: float | None) -> float | None:
-    return None if minuend is None or subtrahend is None else minuend - subtrahend
+    if minuend is None or subtrahend is None:
+        return None
+    return minuend - subtrahend

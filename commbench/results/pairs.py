@@ -15,10 +15,16 @@ from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
-from commbench.engine.records import SCHEMA, PairTable, Record, column
-from commbench.errors import Reason
+from commbench.engine.records import SCHEMA, PairTable, Record, column, copied
+from commbench.findings import Finding
 from commbench.results.info import RunInfo
-from commbench.results.summary import MANY_LAUNCHES, condition_flags, joined_texts, records_by_case
+from commbench.results.summary import (
+    MANY_LAUNCHES,
+    condition_flags,
+    joined_texts,
+    records_by_case,
+    run_columns,
+)
 from commbench.results.tables import column_dtypes, table_of
 from commbench.stats import Floats
 from commbench.units import algbw_GBps, format_size
@@ -31,7 +37,7 @@ Integers = NDArray[np.int64]
 #: Flags of a launch that also hold for each of its pairs; others are about the times of all pairs
 #: together.
 _SHARED_FLAGS = frozenset({"oversubscribed", "late", "clock", "throttled"})
-_WRONG = str(Reason(code="pair_wrong"))
+_WRONG = str(Finding(code="pair_wrong"))
 _TEXTS = ("device", "library", "transport", "sync", "loop")
 
 
@@ -66,10 +72,13 @@ class PairRow:
         "95 % confidence interval of time_us over launches, low end; empty for one"
     )
     time_us_ci_high: float | None = column("and its high end")
-    time_us_p95: float | None = column("median over launches of the launch's p95")
-    algbw_GBps: float | None = column("bytes of one operation over time_us, GB = 1e9 bytes")  # noqa: N815 - a unit
+    time_us_p95: float | None = column("median over launches of the launch's p95", heading="p95")
+    algbw_GBps: float | None = column(  # noqa: N815 - a unit
+        "bytes of one operation over time_us, GB = 1e9 bytes", heading="bandwidth"
+    )
     ratio_to_typical: float | None = column(
-        "time_us over the median pair's: of those within hosts, or between hosts"
+        "time_us over the median pair's: of those within hosts, or between hosts",
+        heading="over the typical",
     )
     wrong: int | None = column("wrong elements found")
     status: str = column("ok or wrong", "ok")
@@ -248,31 +257,18 @@ def _columns(matrix: Matrix, info: RunInfo) -> dict[str, Any]:
     hosts = np.array(matrix.hosts, dtype=object)
     launches = np.isfinite(matrix.times_us).sum(axis=0)
     return {
-        "schema": info.get("schema", SCHEMA),
-        "run_id": str(info.get("run_id", "")),
-        "backend": matrix.case.backend,
-        **{
-            name: joined_texts(getattr(record, name) for record in matrix.records)
-            for name in _TEXTS
-        },
-        "operation": matrix.case.operation,
-        "source": matrix.source,
-        "target": matrix.target,
+        **run_columns(info),
+        **copied(PairRow, matrix.case),
+        **copied(PairRow, matrix),
+        **{name: joined_texts(matrix.records, name) for name in _TEXTS},
         "source_host": hosts[matrix.source],
         "target_host": hosts[matrix.target],
-        "dtype": matrix.case.dtype,
-        "message_bytes": matrix.case.message_bytes,
-        "env": matrix.case.env,
         "window": matrix.records[-1].window,
         "launches": launches,
-        "repetitions": matrix.repetitions,
-        "time_us": matrix.time_us,
         "time_us_ci_low": low,
         "time_us_ci_high": high,
         "time_us_p95": _median(matrix.p95_us),
         "algbw_GBps": np.where(matrix.is_sound, matrix.rate_GBps(matrix.time_us), np.nan),
-        "ratio_to_typical": matrix.ratio_to_typical,
-        "wrong": matrix.wrong,
         "status": np.where(matrix.is_sound, "ok", "wrong"),
         "reason": np.where(matrix.is_sound, "", _WRONG),
         "flags": _flags(matrix, launches, info),

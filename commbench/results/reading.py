@@ -28,13 +28,9 @@ from commbench.results.record_types import (
     training_records,
 )
 from commbench.results.states import SLOW, Divided, divide
-from commbench.results.summary import RowKey, energy_kinds, keyed_rows, overlap_rows
+from commbench.results.summary import RowKey, keyed_rows, overlap_rows
 from commbench.results.tables import table_of
-from commbench.results.training_summary import (
-    bucket_rows,
-    keyed_training_rows,
-    training_energy_kinds,
-)
+from commbench.results.training_summary import bucket_rows, keyed_training_rows
 from commbench.system.process import without_collector
 
 if TYPE_CHECKING:
@@ -58,7 +54,7 @@ class Run:
     training_records: tuple[TrainingRecord, ...] = ()
     """Records of training in ``samples.jsonl``, in the order of writing."""
     recommendation: Recommendation | None = None
-    """None if the run concluded nothing."""
+    """None if the run concluded nothing; `decision` is what people may see."""
     divided: Divided = NO_STATES
     """What `records` leave out where the machine was in two states."""
     alias: str = ""
@@ -69,10 +65,18 @@ class Run:
         """The alias, or the name of the directory."""
         return self.alias or self.path.resolve().name
 
+    @property
+    def decision(self) -> Recommendation | None:
+        """The recommendation; None before its first look, which needs the planned launches."""
+        planned = self.info.get("first_look") or 0
+        made = self.recommendation.launches if self.recommendation else 0
+        is_early = self.info.get("status") == "partial" and made < planned
+        return None if is_early else self.recommendation
+
     @cached_property
     def overlaps(self) -> list[OverlapRow]:
         """The lines of ``overlap.csv``; empty without non-blocking collectives."""
-        return overlap_rows(self.records, self.info)
+        return overlap_rows(self.records, self.keyed_rows)
 
     @cached_property
     def training_rows(self) -> list[TrainingRow]:
@@ -83,20 +87,6 @@ class Run:
     def keyed_training_rows(self) -> dict[TrainingCase, TrainingRow]:
         """The lines of ``ddp.csv`` by their case."""
         return keyed_training_rows(self.training_records, self.info)
-
-    @cached_property
-    def energy_of(self) -> dict[Row | TrainingRow, str]:
-        """The ``energy_of`` of each row with an energy.
-
-        See `commbench.engine.records.Record.energy_of`.
-        """
-        collectives = energy_kinds(self.records)
-        training = training_energy_kinds(self.training_records, self.info)
-        return {self.keyed_rows[key]: kinds for key, kinds in collectives.items()} | {
-            row: training[case]
-            for case, row in self.keyed_training_rows.items()
-            if case in training
-        }
 
     @cached_property
     def bucket_rows(self) -> list[BucketRow]:
@@ -152,23 +142,21 @@ class Run:
         """The rows of ``collectives.csv`` by case and group, in the better state where the machine
         was in two.
         """
-        rows, met = keyed_rows(self.records, self.info), self.divided.met
-        return {
-            key: (
-                dataclasses.replace(row, state=met[key[0]][0], state_share=met[key[0]][1])
-                if key[0] in met
-                else row
-            )
-            for key, row in rows.items()
-        }
+        rows = keyed_rows(self.records, self.info)
+        for key, row in rows.items():
+            if key[0] in self.divided.met:
+                state, share = self.divided.met[key[0]]
+                rows[key] = dataclasses.replace(row, state=state, state_share=share)
+        return rows
 
     @cached_property
     def slow_rows(self) -> dict[RowKey, Row]:
         """The rows of cases that met both states of the machine, in the slow one."""
-        return {
-            key: dataclasses.replace(row, state=SLOW, state_share=1 - self.divided.met[key[0]][1])
-            for key, row in keyed_rows(self.divided.others, self.info).items()
-        }
+        rows = keyed_rows(self.divided.others, self.info)
+        for key, row in rows.items():
+            _, share = self.divided.met[key[0]]
+            rows[key] = dataclasses.replace(row, state=SLOW, state_share=1 - share)
+        return rows
 
     @cached_property
     def matrices(self) -> list[Matrix]:

@@ -1,4 +1,4 @@
-"""The conclusion of a training run: a `Recommendation`, as a file and as a paragraph."""
+"""The conclusion of a training run: a `Recommendation`, which is a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name, switch_words
+from commbench.ddp.plan.cases import TrainingCase, baseline_name, setting_name
+from commbench.ddp.plan.records import TrainingRow
 from commbench.errors import InputError
 from commbench.hooks.registry import Effect, find_hook
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
@@ -26,9 +27,6 @@ Withheld = Literal["unnamed", "unproven", ""]
 Bounds = tuple[float, float]
 #: The schema of ``recommendation.json``, unchanged since the first version.
 RECOMMENDATION_SCHEMA = 1
-
-#: The most left-out settings that a sentence names.
-NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +64,7 @@ class Choice:
 
     def name_beside(self, baseline: Choice | None) -> str:
         """Return the setting in words; switches that the baseline has too are left out."""
-        case = self.case
-        cap = (
-            "default buckets"
-            if self.bucket_cap_mb == DEFAULT_CAP
-            else f"{self.bucket_cap_mb} MiB buckets"
-        )
-        words = [cap if case.is_plain else f"{case.hook_name} with {cap}"]
-        words += [] if self.precision == "fp32" else [self.precision]
-        words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
-        return ", ".join([*words, *switch_words(self, baseline)])
+        return setting_name(self, baseline)
 
     def gain_over(self, baseline: str) -> str:
         """Return the speedup with its interval: ``1.31 times as fast as the default [1.28,
@@ -166,22 +155,6 @@ class Search:
     held_out: int = 0
     """Settings that were measured in rounds and not used to fit predictions."""
 
-    @property
-    def sentence(self) -> str:
-        """The search, in a sentence."""
-        error = "of unknown error"
-        if self.speedup_error is not None:
-            count = (
-                f"{counted(self.held_out, 'setting')} that"
-                f" {'was' if self.held_out == 1 else 'were'} measured later"
-            )
-            error = f"median error {100 * self.speedup_error:.1f} % at {count}"
-        return (
-            f"Of {counted(self.settings, 'alternative')} {self.afresh}"
-            f" {'was' if self.afresh == 1 else 'were'} measured in fresh launches, {self.in_rounds}"
-            f" in rounds only, and {self.predicted} judged by prediction ({error})."
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
@@ -219,12 +192,10 @@ class Recommendation:
     0."""
     is_live: bool = field(default=False, metadata={"key": "live"})
     """Whether a user's own training was tuned; the baseline is then the script's own setting."""
-    safe: SafeChoice | None = None
-    """The fastest setting that leaves learning unchanged; the baseline if none was faster; None
-    in older files."""
+    safe: SafeChoice
+    """The fastest setting that leaves learning unchanged; the baseline if none was faster."""
     altering: tuple[AlteringChoice, ...] = ()
-    """The fastest setting of each other effect on learning: half precision first, lossy last;
-    empty in older files."""
+    """The fastest setting of each other effect on learning: half precision first, lossy last."""
     alternatives: tuple[Choice, ...] = ()
     """All confirmed settings beside the baseline, the fastest first."""
     cost: Cost | None = None
@@ -265,9 +236,9 @@ class Recommendation:
         return self.launches > 0 or self.verdict != "inconclusive"
 
     def to_json(self) -> JsonObject:
-        """Return the object of ``recommendation.json``, with a paragraph of text."""
+        """Return the object of ``recommendation.json``, without its paragraph."""
         values = {_KEYS.get(name, name): value for name, value in dataclasses.asdict(self).items()}
-        return {"schema": RECOMMENDATION_SCHEMA, **values, "paragraph": paragraph(self)}
+        return {"schema": RECOMMENDATION_SCHEMA, **values}
 
     @classmethod
     def from_json(cls, data: JsonMapping) -> Recommendation:
@@ -284,10 +255,11 @@ class Recommendation:
                 read.baseline,
                 read.best,
                 read.best_uncompressed,
+                read.safe,
                 *read.alternatives,
                 *read.altering,
             )
-            for choice in (*choices, *([read.safe] if read.safe else [])):
+            for choice in choices:
                 choice.case.checked()
         except InputError as error:
             raise InputError(
@@ -317,243 +289,6 @@ def fresh_extent(launches: int, blocks: int, *, is_live: bool) -> str:
     )
 
 
-def headline(recommendation: Recommendation) -> str:
-    """Return the recommended action in one sentence."""
-    if not recommendation.has_baseline:
-        return (
-            f"{recommendation.workload} on {recommendation.world_size} ranks: nothing can be"
-            " recommended."
-        )
-    keep = f"keep {recommendation.baseline_name}"
-    actions = {
-        "change": _change(recommendation, keep),
-        "keep": keep,
-        "inconclusive": f"{keep} for now",
-    }
-    return (
-        f"{recommendation.workload} on {recommendation.world_size} ranks:"
-        f" {actions[recommendation.verdict]}."
-    )
-
-
-def _change(recommendation: Recommendation, keep: str) -> str:
-    """Return what to change; what leaves learning as it is comes first."""
-    if recommendation.safe is None or not alters_learning(
-        recommendation.best, recommendation.baseline
-    ):
-        return f"change to {recommendation.named(recommendation.best)}"
-    safe = keep
-    if recommendation.safe.verdict == "change":
-        safe = (
-            f"change to {recommendation.named(recommendation.safe)}, which leaves learning as it is"
-        )
-    return (
-        f"{safe}, or change to {recommendation.named(recommendation.best)}, which alters learning"
-    )
-
-
-def paragraph(recommendation: Recommendation) -> str:
-    """Return the conclusion in a paragraph: the safe setting, those that alter learning, their
-    cost, and warnings.
-    """
-    reasons = filter(None, (recommendation.reason, recommendation.env_reason))
-    sentences = [headline(recommendation), *safe_sentences(recommendation), *reasons]
-    plain, best = recommendation.best_uncompressed, recommendation.best
-    if recommendation.safe is None and _is_compressed(best):
-        sentences.append(_without_compression(plain, recommendation.baseline))
-    if cost := learning_cost(recommendation):
-        sentences.append(cost)
-    for choice in recommendation.altering:
-        sentences += altering_sentences(choice, recommendation)
-        if setting_of(choice) != setting_of(best) and choice.effect == "lossy":
-            sentences.append(_learning_sentence(choice, choice.cost, recommendation))
-    if best.accumulation != recommendation.baseline.accumulation:
-        sentences.append(
-            "Speed is per sample: with another accumulation a step of the optimiser sees other"
-            " numbers of them."
-        )
-    if recommendation.max_accuracy_loss is not None:
-        sentences.append(_accuracy_sentence(recommendation))
-    if recommendation.search is not None:
-        sentences.append(recommendation.search.sentence)
-    if recommendation.launch_advice:
-        sentences.append(recommendation.launch_advice)
-    if warnings := warnings_sentence(recommendation):
-        sentences.append(warnings)
-    return " ".join(sentences)
-
-
-def safe_sentences(recommendation: Recommendation) -> list[str]:
-    """Return a sentence on the fastest setting that leaves learning as it is, if the best alters
-    it; else none.
-    """
-    safe = recommendation.safe
-    if safe is None or not alters_learning(recommendation.best, recommendation.baseline):
-        return []
-    if setting_of(safe) == setting_of(recommendation.baseline):
-        return [
-            (
-                "No setting that leaves learning as it is was faster than"
-                f" {recommendation.baseline_name}."
-            )
-        ]
-    gain = safe.gain_over(recommendation.baseline_name) + _VERDICT_CLAUSES[safe.verdict]
-    return [
-        (
-            f"Of those that leave learning as it is the fastest is {recommendation.named(safe)},"
-            f" {gain}."
-        )
-    ]
-
-
-#: Ends the statement of a gain with the verdict on it.
-_VERDICT_CLAUSES = {"change": "", "keep": ", no more than 2 %", "inconclusive": " (inconclusive)"}
-#: Begins the sentence on the fastest setting of an effect.
-_EFFECT_WORDS = {
-    "half precision": "In half precision",
-    "compiled": "With torch.compile",
-    "buffers": "Without the broadcast of buffers",
-    "batch": "With another accumulation",
-    "lossy": "Of lossy hooks",
-}
-
-
-def altering_sentences(choice: AlteringChoice, recommendation: Recommendation) -> list[str]:
-    """Return what a setting that alters learning gains, and what it takes to have it recommended.
-
-    The gain of the best setting is omitted, because the recommendation's reason states it.
-    """
-    sentences = []
-    if setting_of(choice) != setting_of(recommendation.best):
-        gain = choice.gain_over(recommendation.baseline_name) + _VERDICT_CLAUSES[choice.verdict]
-        sentences.append(
-            f"{_EFFECT_WORDS[choice.effect]} the fastest is {recommendation.named(choice)}, {gain}."
-        )
-    if choice.speedup_half is not None:
-        half = next(
-            recommendation.named(each)
-            for each in recommendation.altering
-            if each.effect == "half precision"
-        )
-        over_half = dataclasses.replace(
-            choice, speedup=choice.speedup_half, speedup_ci=choice.speedup_half_ci
-        )
-        sentences.append(f"{recommendation.named(choice)} ran {over_half.gain_over(half)}.")
-    proofs = "--accept-loss" if recommendation.is_live else "--max-accuracy-loss or --accept-loss"
-    needs = ["name it by --hook or --allow"] if choice.withheld == "unnamed" else []
-    needs += [f"give {proofs}"] if choice.withheld and choice.effect == "lossy" else []
-    return [
-        *sentences,
-        *([f"It is not recommended unless you {' and '.join(needs)}."] if needs else []),
-    ]
-
-
-def snippets(recommendation: Recommendation) -> list[tuple[str, str]]:
-    """Return what to paste, each with a title: what leaves learning as it is comes first."""
-    safe, best = recommendation.safe, recommendation.best
-    if (
-        safe is None
-        or recommendation.verdict != "change"
-        or not alters_learning(best, recommendation.baseline)
-    ):
-        return [("", recommendation.snippet)]
-    slower = [
-        each
-        for each in recommendation.altering
-        if each.snippet and setting_of(each) != setting_of(best)
-    ]
-    return [
-        ("To paste, leaves learning as it is:", safe.snippet),
-        *((f"To paste, {recommendation.named(each)}:", each.snippet) for each in slower),
-        ("To paste, faster but alters learning:", recommendation.snippet),
-    ]
-
-
-def learning_cost(recommendation: Recommendation) -> str:
-    """Return the effect of the best setting on learning, or that it is unknown.
-
-    Empty if it alters none.
-    """
-    if not alters_learning(recommendation.best, recommendation.baseline):
-        return ""
-    return _learning_sentence(recommendation.best, recommendation.cost, recommendation)
-
-
-def _learning_sentence(choice: Choice, cost: Cost | None, recommendation: Recommendation) -> str:
-    if cost is None:
-        return f"What this does to learning was not measured: {_why_no_cost(recommendation)}."
-    return _cost_sentence(choice, cost, recommendation)
-
-
-def _why_no_cost(recommendation: Recommendation) -> str:
-    """Return why no effect on learning is known."""
-    return (
-        "all settings trained the same model in turn"
-        if recommendation.is_live
-        else "the workload has no loss"
-    )
-
-
-def warnings_sentence(recommendation: Recommendation) -> str:
-    """Return the warnings in one sentence; empty if there are none."""
-    return f"Warnings: {'; '.join(recommendation.warnings)}." if recommendation.warnings else ""
-
-
-def _without_compression(plain: Choice, baseline: Choice) -> str:
-    if setting_of(plain) == setting_of(baseline):
-        return "Without compression nothing faster than the default was found."
-    return (
-        f"Without compression the fastest is {plain.name_beside(baseline)},"
-        f" {plain.gain_over('the default')}."
-    )
-
-
-def _cost_sentence(choice: Choice, cost: Cost, recommendation: Recommendation) -> str:
-    steps, time = cost.loss_equal_steps, cost.loss_equal_time
-    text = (
-        f"After {cost.steps} steps its training loss is {steps.best:.4g} against"
-        f" {steps.baseline:.4g} (paired by launch: {_signed(steps)}), after equal time"
-        f" {time.best:.4g} against {time.baseline:.4g} (paired: {_signed(time)})"
-    )
-    if cost.metric is not None:
-        metric = cost.metric
-        text += (
-            f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} (paired:"
-            f" {_signed(metric)})"
-        )
-    if time.difference >= 0:
-        text += (
-            f"; in equal time {recommendation.named(choice)} learnt no more than"
-            f" {recommendation.baseline_name}"
-        )
-    return f"{text}; {counted(cost.steps, 'step')} are too few to judge the effect on learning."
-
-
-def _accuracy_sentence(recommendation: Recommendation) -> str:
-    """Return the effect of --max-accuracy-loss, in a sentence."""
-    allowed = f"no more than {recommendation.max_accuracy_loss:g} of accuracy may be lost"
-    if not recommendation.too_costly:
-        return f"As asked, {allowed}; nothing was left out for that."
-    more = len(recommendation.too_costly) - NAMED
-    names = "; ".join(recommendation.too_costly[:NAMED]) + (
-        f"; and {more} more" if more > 0 else ""
-    )
-    return f"Left out, as {allowed}: {names}."
-
-
-def _signed(difference: Difference) -> str:
-    """Return the median of launches' differences, which may differ in sign from the difference of
-    the medians.
-    """
-    ends = difference.difference_ci
-    interval = f" [{ends[0]:+.2g}, {ends[1]:+.2g}]" if ends else ""
-    return f"{difference.difference:+.2g}{interval}"
-
-
-def _is_compressed(choice: Choice) -> bool:
-    return find_hook(choice.hook).effect != "none"
-
-
 def alters_learning(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) -> bool:
     """Return whether a setting changes gradients or their number; another bucket size does not."""
     return effect_of(choice, baseline) != "none"
@@ -578,6 +313,6 @@ _SETTING = tuple(
 )
 
 
-def setting_of(of: TrainingCase | Choice) -> JsonObject:
+def setting_of(of: TrainingCase | Choice | TrainingRow) -> JsonObject:
     """Return the fields that identify a setting."""
     return {name: getattr(of, name) for name in _SETTING}

@@ -12,7 +12,8 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record, Status, without_result
 from commbench.engine.visits import extended
-from commbench.errors import InputError, Reason
+from commbench.errors import InputError
+from commbench.findings import Finding
 
 AnyCase = Case | TrainingCase
 AnyRecord = Record | TrainingRecord
@@ -84,7 +85,7 @@ def _joined(before: AnyRecord, record: AnyRecord) -> AnyRecord | None:
     return None
 
 
-def blank_record(case: AnyCase, *, launch: int, status: Status, reason: Reason) -> AnyRecord:
+def blank_record(case: AnyCase, *, launch: int, status: Status, reason: Finding) -> AnyRecord:
     """Return the record of a case that was not measured, because of ``reason``."""
     if isinstance(case, TrainingCase):
         device = "" if case.trains_on_gpu else "cpu"

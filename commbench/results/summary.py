@@ -3,20 +3,31 @@
 import dataclasses
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from commbench import stats
 from commbench.collectives.algorithms import AUTO
-from commbench.collectives.cases import Case
 from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import add_flag, join_flags, raised_flags
-from commbench.engine.records import SCHEMA, GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
+from commbench.engine.records import (
+    SCHEMA,
+    Overlap,
+    OverlapRow,
+    PairTable,
+    Record,
+    Row,
+    copied,
+    interval_columns,
+)
 from commbench.engine.visits import launch_value, visit_times
 from commbench.results.info import RunInfo, ranks_per_gpu, shares_gpu
+from commbench.results.record_types import AnyRecord
 from commbench.stats.components import FEWEST_VISITS, components_of
 from commbench.system.process import without_collector
 from commbench.units import algbw_GBps
@@ -33,14 +44,31 @@ SLOWEST_MARGIN = 0.02
 
 RowKey = tuple[str, str]
 """The key of a row's case, and its group; empty without groups."""
+RecordT = TypeVar("RecordT", bound=AnyRecord)
 
+#: Columns that ``run.json`` states.
+_OF_RUN = ("world_size", "nodes", "ranks_per_node")
 #: Columns that name the different texts of the launches.
 _TEXTS = ("group", "device", "library", "transport", "sync", "loop", "algorithm")
-#: What ``overlap.csv`` repeats of ``collectives.csv``, to be joined by.
-_SHARED_COLUMNS = (
-    *("schema", "run_id", "backend", "operation", "pattern", "dtype", "redop", "in_place"),
-    *("message_bytes", "osu_bytes", "env"),
-)
+#: Columns that are sums over launches; imported cases have none.
+_TOTALS = ("disturbed", "late_discarded")
+#: Columns that are medians over launches: the field of a record, and its statistic in a launch.
+_MEDIANS: Mapping[str, tuple[str, Callable[[Any], float]]] = {
+    "time_us_rank_mean": ("rank_mean_us", stats.median),
+    "time_us_mean": ("rank_mean_us", statistics.fmean),
+    "time_us_mean_min": ("rank_average_us", min),
+    "time_us_mean_max": ("rank_average_us", max),
+    "skew_us": ("skew_us", stats.median),
+    "harness_us": ("harness_us", float),
+    "framework_us": ("framework_us", float),
+}
+#: Columns that are medians over launches of a quantile: the field of a stated one, and its share.
+_QUANTILES = {
+    "time_us_min": ("min_us", 0.0),
+    "time_us_p25": ("p25_us", 0.25),
+    "time_us_p75": ("p75_us", 0.75),
+    "time_us_p95": ("p95_us", 0.95),
+}
 #: Flags that are determined again for the row; the others are kept from the records.
 _JUDGED = frozenset(
     {"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "unsteady", "harness"}
@@ -48,44 +76,6 @@ _JUDGED = frozenset(
 #: Flags of a record that are about its times, so that those of a group stand in their place.
 _TIMED_DOUBTS = frozenset({"bimodal", "unsteady"})
 _PLACES = {name: place for place, name in enumerate(OPERATIONS)}
-#: Fields that a group's times share with a record.
-_GROUP_FIELDS = {f.name for f in dataclasses.fields(GroupTimes)} - {"message_bytes", "flags"}
-
-
-class _Keyed(Protocol):
-    """A collective or a training case."""
-
-    @property
-    def key(self) -> str:
-        """Return what identifies it within a run."""
-
-
-class HasStatus(Protocol):
-    """A record or a row with its status and the reason for it."""
-
-    @property
-    def status(self) -> str:
-        """Return its status, e.g. ``ok``."""
-
-    @property
-    def reason(self) -> str:
-        """Return one sentence unless the status is ok."""
-
-    @property
-    def reason_code(self) -> str:
-        """Return the code of the reason; empty in older files."""
-
-
-class Launched(HasStatus, Protocol):
-    """The record of a collective or a training case in one launch."""
-
-    @property
-    def case(self) -> _Keyed:
-        """Return what was measured."""
-
-    @property
-    def launch(self) -> int:
-        """Return its launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +87,7 @@ class Outcome:
     reason_code: str = ""
 
     @classmethod
-    def of(cls, record: HasStatus) -> "Outcome":
+    def of(cls, record: AnyRecord) -> "Outcome":
         """Return the outcome of a case that ended as one of its records did."""
         return cls(status=record.status, reason=record.reason, reason_code=record.reason_code)
 
@@ -107,27 +97,15 @@ class Outcome:
         return self.status == "ok"
 
 
-class Metered(Protocol):
-    """The energy of a record of either type."""
-
-    @property
-    def energy_J(self) -> float | None:  # noqa: N802 - a unit
-        """Return joules."""
-
-    @property
-    def energy_of(self) -> str:
-        """Return the devices that were counted."""
+# ------------------------------------------------------------------------------ records of each row
 
 
-AnyLaunched = TypeVar("AnyLaunched", bound=Launched)
-
-
-def latest(records: Iterable[AnyLaunched]) -> dict[tuple[str, int], AnyLaunched]:
+def latest(records: Iterable[RecordT]) -> dict[tuple[str, int], RecordT]:
     """Return the last record of each (case key, launch), in the order of writing.
 
     A repetition replaces a failure.
     """
-    by_launch: dict[tuple[str, int], AnyLaunched] = {}
+    by_launch: dict[tuple[str, int], RecordT] = {}
     for record in records:
         pair = (record.case.key, record.launch)
         by_launch.pop(pair, None)
@@ -135,11 +113,11 @@ def latest(records: Iterable[AnyLaunched]) -> dict[tuple[str, int], AnyLaunched]
     return by_launch
 
 
-def records_by_case(records: Iterable[AnyLaunched]) -> dict[str, list[AnyLaunched]]:
+def records_by_case(records: Iterable[RecordT]) -> dict[str, list[RecordT]]:
     """Return the latest record of each launch of each case, by case key, in the order of
     writing.
     """
-    by_case: dict[str, list[AnyLaunched]] = {}
+    by_case: dict[str, list[RecordT]] = {}
     for record in latest(records).values():
         by_case.setdefault(record.case.key, []).append(record)
     return by_case
@@ -162,39 +140,42 @@ def _within(record: Record, group: str) -> list[Record]:
     """Return the record reduced to one of its groups; empty if it lacks the group."""
     if not record.groups:
         return [record]
-    return [
-        dataclasses.replace(
-            record,
-            case=dataclasses.replace(record.case, message_bytes=times.message_bytes),
-            groups=(),
-            energy_J=None,  # that of all groups
-            energy_of="",
-            **{name: getattr(times, name) for name in _GROUP_FIELDS},
-            flags=(*(flag for flag in record.flags if flag not in _TIMED_DOUBTS), *times.flags),
-        )
-        for times in record.groups
-        if times.group == group
-    ]
+    parts = []
+    for times in record.groups:
+        if times.group == group:
+            columns = dict(vars(times))
+            size = columns.pop("message_bytes")
+            columns["case"] = dataclasses.replace(record.case, message_bytes=size)
+            shared = [flag for flag in record.flags if flag not in _TIMED_DOUBTS]
+            columns["flags"] = (*shared, *times.flags)
+            part = dataclasses.replace(record, groups=(), **columns)
+            parts.append(dataclasses.replace(part, energy_J=None, energy_of=""))  # of all groups
+    return parts
 
 
-def launch_medians(records: Iterable[Record], statuses: Sequence[str] = ("ok",)) -> list[float]:
-    """Return the time in microseconds of each timed record with one of ``statuses``: see
+def _timed(records: Iterable[Record], statuses: Collection[str]) -> list[Record]:
+    return [record for record in records if record.status in statuses and len(record.times_us)]
+
+
+def launch_medians(records: Iterable[Record]) -> list[float]:
+    """Return the time in microseconds of each timed record without wrong data, see
     `launch_value`.
     """
-    return [launch_value(record) for record in _timed(records, statuses)]
+    return [launch_value(record) for record in _timed(records, {"ok"})]
 
 
 def variance_components(records: Iterable[Record]) -> dict[str, dict[str, float | None]]:
     """Return the components of variance by case, of cases measured in several visits per launch."""
     components = {}
     for key, of_case in records_by_case(records).items():
-        launches = [visit_times(record) for record in _timed(of_case, ("ok",))]
-        if launches and max(map(len, launches)) > 1:
-            components[key] = {
-                level: value and round(value, 5)
-                for level, value in vars(components_of(launches)).items()
-            }
+        launches = [visit_times(record) for record in _timed(of_case, {"ok"})]
+        if max(map(len, launches), default=0) > 1:
+            levels = vars(components_of(launches))
+            components[key] = {name: value and round(value, 5) for name, value in levels.items()}
     return components
+
+
+# --------------------------------------------------------------------------------------------- rows
 
 
 def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
@@ -224,67 +205,71 @@ def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
     """Return the slowest group of each case if its slowness exceeds noise.
 
     Its whole interval must lie above that of the median group, and its time beyond a margin. For
-    two equal groups in
-    six launches, all six medians of one must exceed all six of the other: once in 462 cases. A
-    single launch has no interval between launches.
+    two equal groups in six launches, all six medians of one must exceed all six of the other: once
+    in 462 cases. A single launch has no interval between launches.
     """
-    timed: dict[str, list[tuple[float, RowKey]]] = {}
+    by_case: dict[str, list[tuple[float, RowKey]]] = {}
     for key, row in rows.items():
         if row.status == "ok" and row.time_us is not None and (row.launches or 0) > 1:
-            timed.setdefault(key[0], []).append((row.time_us, key))
+            by_case.setdefault(key[0], []).append((row.time_us, key))
     slowest_groups = []
-    for groups in timed.values():
-        middle, slowest = (rows[sorted(groups)[at][1]] for at in ((len(groups) - 1) // 2, -1))
-        low, high = slowest.time_us_ci_low, middle.time_us_ci_high
-        least_us = (1 + SLOWEST_MARGIN) * (middle.time_us or 0.0)
+    for groups in by_case.values():
+        groups.sort()
+        middle_us, middle = groups[(len(groups) - 1) // 2]
+        _, slowest = groups[-1]
+        high = rows[middle].time_us_ci_high
+        low = rows[slowest].time_us_ci_low
+        least_us = (1 + SLOWEST_MARGIN) * middle_us
         if low is not None and high is not None and low > max(high, least_us):
-            slowest_groups.append(max(groups)[1])
+            slowest_groups.append(slowest)
     return slowest_groups
 
 
-def overlap_rows(records: Iterable[Record], info: RunInfo) -> list[OverlapRow]:
-    """Return the lines of ``overlap.csv``: medians over launches, ordered as `keyed_rows`."""
-    records = list(records)
-    if not any(record.overlap for record in records):
-        return []
-    by_case = records_by_case(records)
-    first: dict[str, Row] = {}
-    for (key, _), row in keyed_rows(records, info).items():
-        first.setdefault(key, row)
-    measured = ((row, [r.overlap for r in by_case[key] if r.overlap]) for key, row in first.items())
-    return [_overlap_row(row, overlaps) for row, overlaps in measured if overlaps]
+def overlap_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> list[OverlapRow]:
+    """Return the lines of ``overlap.csv``: medians over launches, in the order of the rows.
+
+    Args:
+        records: as `keyed_rows`.
+        rows: what `keyed_rows` made of them.
+    """
+    by_case: dict[str, list[Overlap]] = {}
+    for key, of_case in records_by_case(records).items():
+        by_case[key] = [record.overlap for record in of_case if record.overlap]
+    overlaps = []
+    for (key, _), row in rows.items():
+        found = by_case.pop(key, [])  # once, although each group has a row
+        if found:
+            overlaps.append(_overlap_row(row, found))
+    return overlaps
 
 
 def _overlap_row(row: Row, overlaps: Sequence[Overlap]) -> OverlapRow:
+    columns = copied(OverlapRow, row)
+    columns["launches"] = len(overlaps)
+    for name in ("overall_us", "compute_us", "pure_us"):
+        columns[name] = stats.median([getattr(overlap, name) for overlap in overlaps])
     shares = [overlap.percent for overlap in overlaps]
-    interval = stats.median_interval(shares)
-    return OverlapRow(
-        **{name: getattr(row, name) for name in _SHARED_COLUMNS},
-        launches=len(overlaps),
-        overall_us=stats.median([overlap.overall_us for overlap in overlaps]),
-        compute_us=stats.median([overlap.compute_us for overlap in overlaps]),
-        pure_us=stats.median([overlap.pure_us for overlap in overlaps]),
-        overlap_percent=stats.median(shares),
-        overlap_percent_ci_low=interval.low if interval else None,
-        overlap_percent_ci_high=interval.high if interval else None,
-    )
+    columns["overlap_percent"] = stats.median(shares)
+    columns |= interval_columns("overlap_percent", stats.median_interval(shares))
+    return OverlapRow(**columns)
 
 
 def _summarise(records: Sequence[Record], info: RunInfo) -> Row:
     outcome = _outcome(records)
-    timed = _timed(records, ("ok", "wrong") if outcome.status == "wrong" else ("ok",))
-    row = _with_conditions(_requested(records[-1].case, info), timed or records)
-    wrong = _total(r.wrong for r in timed or records)
-    row = dataclasses.replace(_with_times(row, timed), wrong=wrong, **vars(outcome))
-    algbw, busbw = _bandwidths(row)
-    flags = join_flags(_flags(row, timed, info))
-    return dataclasses.replace(
-        row, osu_bytes=_osu_bytes(row), algbw_GBps=algbw, busbw_GBps=busbw, flags=flags
-    )
-
-
-def _timed(records: Iterable[Record], statuses: Sequence[str]) -> list[Record]:
-    return [record for record in records if record.status in statuses and len(record.times_us)]
+    statuses = {"ok"}
+    if outcome.status == "wrong":
+        statuses.add("wrong")
+    timed = _timed(records, statuses)
+    columns = _requested(records[-1], info)
+    columns |= _conditions(timed or records)
+    medians = [launch_value(record) for record in timed]
+    if timed:
+        columns |= _times(timed, medians)
+    row = Row(**columns, **vars(outcome))
+    flags = ""
+    if timed:
+        flags = join_flags(_flags(row, timed, medians, info))
+    return dataclasses.replace(row, **_bandwidths(row), osu_bytes=_osu_bytes(row), flags=flags)
 
 
 def _outcome(records: Sequence[Record]) -> Outcome:
@@ -292,17 +277,17 @@ def _outcome(records: Sequence[Record]) -> Outcome:
     not fail.
     """
     wrong = [record for record in records if record.status == "wrong"]
-    if wrong:
-        counted = (
-            f"{_total(r.wrong for r in wrong) or 0} elements were wrong in {len(wrong)} of"
-            f" {len(records)} launches."
-        )
-        stated = next((record for record in wrong if record.reason), None)
-        return Outcome.of(stated) if stated else Outcome(status="wrong", reason=counted)
-    return last_outcome(records)
+    if not wrong:
+        return last_outcome(records)
+    for record in wrong:
+        if record.reason:
+            return Outcome.of(record)
+    elements = _total(record.wrong for record in wrong) or 0
+    launches = f"{len(wrong)} of {len(records)} launches"
+    return Outcome(status="wrong", reason=f"{elements} elements were wrong in {launches}.")
 
 
-def last_outcome(records: Sequence[HasStatus]) -> Outcome:
+def last_outcome(records: Sequence[AnyRecord]) -> Outcome:
     """Return the outcome of a case without wrong data: ok if any launch is and the latest did not
     fail.
     """
@@ -312,135 +297,95 @@ def last_outcome(records: Sequence[HasStatus]) -> Outcome:
     return Outcome()
 
 
-def _requested(case: Case, info: RunInfo) -> Row:
-    """Return a row with the columns of the requested case and of the run."""
-    return Row(
-        schema=info.get("schema", SCHEMA),
-        run_id=str(info.get("run_id", "")),
-        backend=case.backend,
-        operation=case.operation,
-        pattern=case.pattern,
-        world_size=info.get("world_size"),
-        nodes=info.get("nodes"),
-        ranks_per_node=info.get("ranks_per_node"),
-        ranks_per_gpu=ranks_per_gpu(case.backend, info),
-        dtype=case.dtype,
-        redop=case.redop,
-        root=case.root,
-        in_place=case.in_place,
-        message_bytes=case.message_bytes if OPERATIONS[case.operation].moves_data else None,
-        cadence=case.mode,
-        buffers=case.buffers,
-        algorithm_requested="" if case.algorithm == AUTO else case.algorithm,
-        env=case.env,
-    )
+def run_columns(info: RunInfo) -> dict[str, Any]:
+    """Return the columns that name a run."""
+    return {"schema": info.get("schema", SCHEMA), "run_id": str(info.get("run_id", ""))}
 
 
-def _with_conditions(row: Row, records: Sequence[Record]) -> Row:
-    """Fill the columns about how the case was measured.
+def _requested(record: Record, info: RunInfo) -> dict[str, Any]:
+    """Return the columns of the requested case and of the run."""
+    case = record.case
+    columns = copied(Row, case) | run_columns(info)
+    for name in _OF_RUN:
+        columns[name] = info.get(name)
+    columns["ranks_per_gpu"] = ranks_per_gpu(case.backend, info)
+    columns["cadence"] = case.mode
+    if not OPERATIONS[case.operation].moves_data:
+        columns["message_bytes"] = None
+    if case.algorithm != AUTO:
+        columns["algorithm_requested"] = case.algorithm
+    return columns
 
-    Texts that differ between launches are all named.
-    """
+
+def _conditions(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the columns about how the case was measured."""
     last = records[-1]
-    texts: dict[str, Any] = {
-        name: joined_texts(getattr(record, name) for record in records) for name in _TEXTS
-    }
-    return dataclasses.replace(
-        row,
-        **texts,
-        group_size=last.group_size or None,
-        batch=last.batch if len(last.times_us) else None,
-        window=last.window if len(last.times_us) else None,
-    )
+    columns: dict[str, Any] = {name: joined_texts(records, name) for name in _TEXTS}
+    columns["group_size"] = last.group_size or None
+    columns["wrong"] = _total(record.wrong for record in records)
+    if len(last.times_us):
+        columns |= {"batch": last.batch, "window": last.window}
+    return columns
 
 
-def _with_times(row: Row, timed: Sequence[Record]) -> Row:
-    """Fill the columns made of times; they stay empty if nothing was timed."""
-    if not timed:
-        return row
-    low, p25, p75, p95 = _quantiles(timed)
-    interval = _interval(timed)
-    return dataclasses.replace(
-        row,
-        launches=len(timed),
-        visits=_visits(timed),
-        disturbed=_total(None if r.stated else r.disturbed for r in timed),
-        repetitions=_total(_repetitions(r) for r in timed),
-        late_discarded=_total(None if r.stated else r.late_discarded for r in timed),
-        time_us=stats.median(launch_medians(timed, ("ok", "wrong"))),
-        time_us_ci_low=interval.low if interval else None,
-        time_us_ci_high=interval.high if interval else None,
-        time_us_min=low,
-        time_us_p25=p25,
-        time_us_p75=p75,
-        time_us_p95=p95,
-        time_us_rank_mean=_median_of_medians(r.rank_mean_us for r in timed),
-        time_us_mean=_median_of_medians(
-            [statistics.fmean(r.rank_mean_us)] for r in timed if len(r.rank_mean_us)
-        ),
-        time_us_mean_min=_median_of_medians(
-            [min(r.rank_average_us)] for r in timed if len(r.rank_average_us)
-        ),
-        time_us_mean_max=_median_of_medians(
-            [max(r.rank_average_us)] for r in timed if len(r.rank_average_us)
-        ),
-        skew_us=_median_of_medians(r.skew_us for r in timed),
-        harness_us=_median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
-        framework_us=_median_of_medians(
-            [r.framework_us] for r in timed if r.framework_us is not None
-        ),
-        energy_J=metered(timed)[0],
-    )
+def joined_texts(records: Iterable[AnyRecord], name: str) -> str:
+    """Return the different texts of a field, without empty ones, joined by `` | ``."""
+    texts = dict.fromkeys(getattr(record, name) for record in records)
+    return " | ".join(filter(None, texts))
 
 
-def joined_texts(texts: Iterable[str]) -> str:
-    """Return the different texts, without empty ones, joined by `` | ``."""
-    return " | ".join(dict.fromkeys(filter(None, texts)))
+def _times(timed: Sequence[Record], medians: Sequence[float]) -> dict[str, Any]:
+    """Return the columns made of times, of which each launch has one in ``medians``."""
+    columns: dict[str, Any] = metered(timed)
+    columns["launches"] = len(timed)
+    columns["visits"] = _visits(timed)
+    columns["repetitions"] = _total(_repetitions(record) for record in timed)
+    own = [record for record in timed if not record.stated]
+    for name in _TOTALS:
+        columns[name] = _total(getattr(record, name) for record in own)
+    columns["time_us"] = stats.median(medians)
+    columns |= interval_columns("time_us", _interval(timed, medians))
+    columns |= _quantiles(timed)
+    for name, (field, statistic) in _MEDIANS.items():
+        of_launches = []
+        for record in timed:
+            values = getattr(record, field)
+            if values is not None and np.size(values):
+                of_launches.append(statistic(values))
+        if of_launches:
+            columns[name] = stats.median(of_launches)
+    return columns
 
 
-def metered(records: Iterable[Metered]) -> tuple[float | None, str]:
-    """Return the median energy over launches and the counted devices.
+def metered(records: Sequence[AnyRecord]) -> dict[str, Any]:
+    """Return the columns of energy: the median over launches, and the devices that were counted.
 
     None if launches counted different devices.
     """
-    with_energy = [
-        (record.energy_of, record.energy_J) for record in records if record.energy_J is not None
-    ]
-    kinds = {energy_of for energy_of, _ in with_energy}
-    return (
-        (stats.median([joules for _, joules in with_energy]), kinds.pop())
-        if len(kinds) == 1
-        else (None, "")
-    )
-
-
-def energy_kinds(records: Iterable[Record]) -> dict[RowKey, str]:
-    """Return the ``energy_of`` of each row with an energy."""
-    records = list(records)
-    if all(record.energy_J is None for record in records):
+    joules = [record.energy_J for record in records if record.energy_J is not None]
+    kinds = {record.energy_of for record in records if record.energy_J is not None}
+    if len(kinds) != 1:
         return {}
-    energies = {key: metered(of_row) for key, of_row in keyed_records(records).items()}
-    return {key: energy_of for key, (joules, energy_of) in energies.items() if joules is not None}
+    return {"energy_J": stats.median(joules), "energy_of": kinds.pop()}
 
 
-def _quantiles(timed: Sequence[Record]) -> list[float | None]:
+def _quantiles(timed: Sequence[Record]) -> dict[str, float]:
     """Return the minimum, the quartiles and p95 as medians over launches.
 
-    Of imported cases, the stated ones.
+    Of imported cases, the stated ones: none of a quantile that a launch does not state.
     """
-    stated = [r.stated for r in timed if r.stated]
-    columns: Iterable[Sequence[float | None]]
-    if stated:
-        columns = (
-            [getattr(statistics, f"{name}_us") for statistics in stated]
-            for name in ("min", "p25", "p75", "p95")
-        )
-    else:
-        columns = zip(
-            *(stats.quantiles(r.times_us, (0, 0.25, 0.75, 0.95)) for r in timed), strict=True
-        )
-    present = ([value for value in column if value is not None] for column in columns)
-    return [stats.median(column) if len(column) == len(timed) else None for column in present]
+    by_launch: list[Sequence[float | None]] = []
+    shares = [share for _, share in _QUANTILES.values()]
+    for record in timed:
+        if record.stated:
+            by_launch.append([getattr(record.stated, field) for field, _ in _QUANTILES.values()])
+        else:
+            by_launch.append(stats.quantiles(record.times_us, shares))
+    columns = {}
+    for name, values in zip(_QUANTILES, zip(*by_launch, strict=True), strict=True):
+        if None not in values:
+            columns[name] = stats.median(values)
+    return columns
 
 
 def _repetitions(record: Record) -> int | None:
@@ -452,8 +397,10 @@ def _repetitions(record: Record) -> int | None:
         return record.stated.repetitions
     if not record.pairs:
         return len(record.times_us)
-    directions = 1 if OPERATIONS[record.case.operation].is_one_way else 2
-    return int(PairTable.of(record.pairs).columns["repetitions"].sum()) // directions
+    repetitions = int(PairTable.of(record.pairs).columns["repetitions"].sum())
+    if OPERATIONS[record.case.operation].is_one_way:
+        return repetitions
+    return repetitions // 2
 
 
 def _visits(timed: Sequence[Record]) -> int | None:
@@ -466,27 +413,29 @@ def _visits(timed: Sequence[Record]) -> int | None:
     return round(stats.median([len(visit_times(record)) for record in timed]))
 
 
-def _interval(timed: Sequence[Record]) -> stats.Interval | None:
+def _interval(timed: Sequence[Record], medians: Sequence[float]) -> stats.Interval | None:
     """Return the 95 % interval over launches.
 
     Of a single launch, over its visits or else its repetitions.
 
     Launches of several visits are close to normally distributed on a logarithmic scale, as each is
-    a median over
-    visits: the interval is Student's, which holds whether launches or visits differ more. Other
-    launches may have two modes, so that their interval assumes no distribution. The interval
-    includes the time of the row, whose median over visits may lie outside the interval of the
-    repetitions.
+    a median over visits: the interval is Student's, which holds whether launches or visits differ
+    more. Other launches may have two modes, so that their interval assumes no distribution. The
+    interval includes the time of the row, whose median over visits may lie outside the interval of
+    the repetitions.
     """
     visits = [visit_times(record) for record in timed]
     has_visits = min(map(len, visits)) >= FEWEST_VISITS
     if len(timed) > 1:
-        medians = launch_medians(timed, ("ok", "wrong"))
-        return stats.student_interval(medians) if has_visits else stats.launch_interval(medians)
+        if has_visits:
+            return stats.student_interval(medians)
+        return stats.launch_interval(medians)
     if has_visits:
         return stats.student_interval([stats.median(visit) for visit in visits[0]])
-    interval = None if timed[0].stated else stats.median_interval(timed[0].times_us)
-    return interval and interval.including(launch_value(timed[0]))
+    if timed[0].stated:
+        return None
+    interval = stats.median_interval(timed[0].times_us)
+    return interval and interval.including(medians[0])
 
 
 def _osu_bytes(row: Row) -> int | None:
@@ -496,24 +445,22 @@ def _osu_bytes(row: Row) -> int | None:
     return OPERATIONS[row.operation].osu_bytes(row.message_bytes, size)
 
 
-def _bandwidths(row: Row) -> tuple[float | None, float | None]:
+def _bandwidths(row: Row) -> dict[str, Any]:
     """Return algbw and busbw in GB/s (nccl-tests, doc/PERFORMANCE.md).
 
     None for a barrier and for wrong data.
     """
     size = row.group_size or row.world_size
     if row.status == "wrong" or row.message_bytes is None or not row.time_us or not size:
-        return None, None
+        return {}
     operation = operation_in_pattern(row.operation, row.pattern, size)
     algbw = algbw_GBps(operation.messages_at_once * row.message_bytes, row.time_us)
-    return algbw, algbw * operation.busbw_factor(size)
+    return {"algbw_GBps": algbw, "busbw_GBps": algbw * operation.busbw_factor(size)}
 
 
-def _flags(row: Row, timed: Sequence[Record], info: RunInfo) -> set[str]:
+def _flags(row: Row, timed: Sequence[Record], medians: Sequence[float], info: RunInfo) -> set[str]:
     """Return the flags of a row: those of its records, and those judged over all launches."""
-    if not timed:
-        return set()
-    counts = Counter(flag for record in timed if record.flags for flag in set(record.flags))
+    counts = Counter(flag for record in timed for flag in set(record.flags))
     ticks = TICKS * float(info.get("tick_us") or DEFAULT_TICK_US)
     judged = {
         "ci_wide": is_wide(
@@ -523,12 +470,13 @@ def _flags(row: Row, timed: Sequence[Record], info: RunInfo) -> set[str]:
         "unsteady": 2 * counts["unsteady"] >= len(timed),
         "harness": (row.harness_us or 0) > HARNESS_SHARE * (row.time_us or 0),
     }
-    flags = (counts.keys() - _JUDGED) | set(raised_flags(judged))
-    flags |= launch_flags(launch_medians(timed, ("ok", "wrong"))) | condition_flags(
-        row.backend, info
-    )
-    # a single output of another tool cannot be measured again; more than one give an interval
-    return flags - ({"one_launch"} if "imported" in flags and len(timed) == 1 else {"imported"})
+    flags = counts.keys() - _JUDGED
+    flags |= set(raised_flags(judged))
+    flags |= launch_flags(medians)
+    flags |= condition_flags(row.backend, info)
+    if "imported" in flags and len(timed) == 1:
+        return flags - {"one_launch"}  # an output of another tool cannot be measured again
+    return flags - {"imported"}  # several outputs give an interval
 
 
 def condition_flags(backend: str, info: RunInfo) -> set[str]:
@@ -578,13 +526,9 @@ def order_of_row(row: Row) -> tuple[Any, ...]:
     return (_PLACES[row.operation], *((key is not None, key) for key in keys))
 
 
-def _median_of_medians(samples: Iterable[Sequence[float]]) -> float | None:
-    """Return the median over launches of the median over repetitions; None without any."""
-    medians = [stats.median(sample) for sample in samples if len(sample)]
-    return stats.median(medians) if medians else None
-
-
 def _total(counts: Iterable[int | None]) -> int | None:
     """Return the sum of the counts that are not None; None without any."""
     present = [count for count in counts if count is not None]
-    return sum(present) if present else None
+    if not present:
+        return None
+    return sum(present)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,10 +22,17 @@ from commbench.ddp.plan.cases import (
 )
 from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, TrainingRow
 from commbench.engine.flags import add_flag, join_flags, raised_flags
-from commbench.engine.records import SCHEMA
+from commbench.engine.records import copied, interval_columns
 from commbench.hooks.registry import FP16
 from commbench.results.info import RunInfo, ranks_per_gpu
-from commbench.results.summary import condition_flags, is_wide, joined_texts, launch_flags, metered
+from commbench.results.summary import (
+    condition_flags,
+    is_wide,
+    joined_texts,
+    launch_flags,
+    metered,
+    run_columns,
+)
 from commbench.results.trained import (
     EqualLosses,
     Group,
@@ -50,7 +56,7 @@ TRAFFIC_SHARE, TRAFFIC_HEADERS = 0.05, 4096
 #: Share by which the baseline's blocks in a launch may differ.
 DRIFT = 0.1
 #: Columns that are medians over launches of the field with the same name.
-_PARTS = (
+_MEDIANS = (
     "forward_ms",
     "backward_ms",
     "optimizer_ms",
@@ -60,6 +66,10 @@ _PARTS = (
     "compress_ms",
     "grad_rel_error",
 )
+#: Columns in MB that are medians over launches of a field in bytes.
+_MEDIANS_MB = {"sent_MB_per_step": "sent_bytes", "dense_MB_per_step": "dense_bytes"}
+#: Columns of ``buckets.csv`` that are medians over launches.
+_BUCKET_MEDIANS = ("ready_ms", "start_ms", "done_ms", "comm_ms", "skew_wait_ms", "compress_ms")
 #: Launches with fewer timed steps are flagged.
 FEWEST_STEPS = 3
 
@@ -95,39 +105,26 @@ def keyed_training_rows(
     verdicts = _verdicts(groups, baselines)
     rows: dict[TrainingCase, TrainingRow] = {}
     for group, members in groups.items():
+        baseline = baselines[group]
         losses = equal_losses(members)
         fp16 = _fp16(members, stand_ins, by_key)
-        group_flags = {"drift"} if _drifted(baselines[group]) else set()
         for trained_case in members:
-            row = _row(trained_case, by_key.get(trained_case.case.local().key), losses, info)
-            row = _with_comparison(row, trained_case, baselines[group], verdicts)
-            row = _with_fp16(row, trained_case, fp16)
-            rows[trained_case.case] = dataclasses.replace(
-                row, flags=join_flags(_flags(trained_case, row, group_flags, info))
-            )
-    rows |= {case: _copied(rows[other], case) for case, other in stand_ins.items() if other in rows}
+            case = trained_case.case
+            columns = _measured(trained_case, losses, info)
+            local = by_key.get(case.local().key)
+            columns |= _beside_local(trained_case, local, columns.get("step_ms"))
+            columns |= _compared("speedup", trained_case, baseline)
+            columns |= _compared("speedup_fp16", trained_case, fp16)
+            if case.key in verdicts:
+                columns["verdict"] = _supported(verdicts[case.key], columns)
+            row = TrainingRow(**columns)
+            flags = _flags(trained_case, row, baseline, info)
+            rows[case] = dataclasses.replace(row, flags=join_flags(flags))
+    for case, measured in stand_ins.items():
+        if measured in rows:
+            rows[case] = _copied(rows[measured], case)
     first = {trained_case.case for trained_case in baselines.values() if trained_case}
     return {case: rows[case] for case in sorted(rows, key=lambda case: _order(case, first, info))}
-
-
-def training_energy_kinds(
-    records: Iterable[TrainingRecord], info: RunInfo
-) -> dict[TrainingCase, str]:
-    """Return the ``energy_of`` of each configuration with an energy, the step without DDP
-    included.
-    """
-    metered_by_case = {
-        trained_case.case: metered(trained_case.timed.values())
-        for trained_case in swept(records).values()
-    }
-    kinds = {
-        case: energy_of
-        for case, (joules, energy_of) in metered_by_case.items()
-        if joules is not None
-    }
-    return kinds | {
-        case: kinds[other] for case, other in _stand_ins(info).items() if other in kinds
-    }
 
 
 def swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
@@ -176,23 +173,16 @@ def _verdicts(
     }
 
 
-def _with_comparison(
-    row: TrainingRow, trained_case: Trained, baseline: Trained | None, verdicts: Mapping[str, str]
-) -> TrainingRow:
-    """Fill the columns that compare a configuration with its baseline."""
-    if baseline is None or not (trained_case.is_ok and baseline.is_ok):
-        return row
-    if trained_case is baseline:
-        return dataclasses.replace(row, speedup=1.0)
-    speedup = speedup_of(trained_case, baseline)
-    interval = speedup.interval if speedup else None
-    return dataclasses.replace(
-        row,
-        speedup=speedup.ratio if speedup else None,
-        speedup_ci_low=interval.low if interval else None,
-        speedup_ci_high=interval.high if interval else None,
-        verdict=_supported(verdicts[trained_case.case.key], interval),
-    )
+def _compared(name: str, trained_case: Trained, base: Trained | None) -> dict[str, Any]:
+    """Return the columns of a speedup over ``base``; none if either has no result."""
+    if base is None or not (trained_case.is_ok and base.is_ok):
+        return {}
+    if trained_case is base:
+        return {name: 1.0}
+    speedup = speedup_of(trained_case, base)
+    if speedup is None:
+        return {}
+    return {name: speedup.ratio, **interval_columns(name, speedup.interval)}
 
 
 def _fp16(
@@ -204,146 +194,143 @@ def _fp16(
 
     None if it was not trained.
     """
-    case = dataclasses.replace(
-        baseline_of([trained_case.case for trained_case in members]), hook=FP16
-    )
+    baseline = baseline_of([trained_case.case for trained_case in members])
+    case = dataclasses.replace(baseline, hook=FP16)
     return by_key.get(stand_ins.get(case, case).key)
 
 
-def _with_fp16(row: TrainingRow, trained_case: Trained, fp16: Trained | None) -> TrainingRow:
-    """Fill the columns that compare a configuration with FP16 in default buckets."""
-    if fp16 is None or not (trained_case.is_ok and fp16.is_ok):
-        return row
-    if trained_case is fp16:
-        return dataclasses.replace(row, speedup_fp16=1.0)
-    speedup = speedup_of(trained_case, fp16)
-    interval = speedup.interval if speedup else None
-    return dataclasses.replace(
-        row,
-        speedup_fp16=speedup.ratio if speedup else None,
-        speedup_fp16_ci_low=interval.low if interval else None,
-        speedup_fp16_ci_high=interval.high if interval else None,
-    )
-
-
-def _supported(verdict: str, interval: stats.Interval | None) -> str:
+def _supported(verdict: str, columns: Mapping[str, Any]) -> str:
     """Return the verdict if the row's own interval supports it, else inconclusive."""
-    if interval is None:
-        return str(stats.Verdict.INCONCLUSIVE)
-    shortest, longest = (
-        1 / interval.high,
-        1 / interval.low,
-    )  # of the time, as a share of the baseline's
+    inconclusive = str(stats.Verdict.INCONCLUSIVE)
+    if "speedup_ci_low" not in columns:
+        return inconclusive
+    shortest = 1 / columns["speedup_ci_high"]  # of the time, as a share of the baseline's
+    longest = 1 / columns["speedup_ci_low"]
     borne_out = {
         "faster": longest < 1 - MARGIN,
         "slower": shortest > 1 + MARGIN,
         "same": shortest >= 1 - MARGIN and longest <= 1 + MARGIN,
     }
-    return verdict if borne_out.get(verdict, True) else str(stats.Verdict.INCONCLUSIVE)
+    if borne_out.get(verdict, True):
+        return verdict
+    return inconclusive
 
 
-def _row(
-    trained_case: Trained,
-    local: Trained | None,
-    losses: Mapping[tuple[str, int], EqualLosses],
-    info: RunInfo,
-) -> TrainingRow:
+def _measured(
+    trained_case: Trained, losses: Mapping[tuple[str, int], EqualLosses], info: RunInfo
+) -> dict[str, Any]:
+    """Return the columns of a configuration by itself."""
     timed = list(trained_case.timed.values())
-    row = _with_conditions(_requested(trained_case.case, info), timed or trained_case.records)
+    columns = _requested(trained_case.case, info)
+    columns |= _conditions(timed or trained_case.records)
+    columns |= vars(trained_case.outcome)
     if timed:
-        row = _with_steps(row, trained_case)
-    row = _with_learning(_with_parts(row, timed), trained_case, losses)
-    return dataclasses.replace(
-        _with_local_step(row, trained_case, local), **vars(trained_case.outcome)
-    )
+        columns |= _steps(trained_case)
+        columns |= _parts(timed)
+        columns |= _learning(trained_case, losses)
+    return columns
 
 
-def _requested(case: TrainingCase, info: RunInfo) -> TrainingRow:
-    """Return a row with the columns of the requested configuration and of the run."""
-    requested = dataclasses.asdict(case)
-    del requested["phase"]
-    return TrainingRow(
-        schema=info.get("schema", SCHEMA),
-        run_id=str(info.get("run_id", "")),
-        nodes=info.get("nodes"),
-        ranks_per_node=info.get("ranks_per_node"),
-        ranks_per_gpu=ranks_per_gpu(case.backend, info),
-        seed=info.get("seed"),
-        **requested,
-    )
+def _requested(case: TrainingCase, info: RunInfo) -> dict[str, Any]:
+    """Return the columns of the requested configuration and of the run."""
+    columns = copied(TrainingRow, case) | run_columns(info)
+    for name in ("nodes", "ranks_per_node", "seed"):
+        columns[name] = info.get(name)
+    columns["ranks_per_gpu"] = ranks_per_gpu(case.backend, info)
+    return columns
 
 
-def _with_conditions(row: TrainingRow, records: Sequence[TrainingRecord]) -> TrainingRow:
-    """Fill the columns about how it was trained.
+def _conditions(records: Sequence[TrainingRecord]) -> dict[str, Any]:
+    """Return the columns about how it was trained.
 
     Devices that differ between launches are all named.
     """
     last = records[-1]
-    return dataclasses.replace(
-        row,
-        device=joined_texts(record.device for record in records),
-        parameters=last.parameters or None,
-        threads_per_rank=last.threads_per_rank,
-        bucket_count=len(last.bucket_bytes) or None,
-        bucket_mb="+".join(_digits(size / MB) for size in last.bucket_bytes),
-        metric_name=last.metric_name,
-    )
-
-
-def _with_steps(row: TrainingRow, trained_case: Trained) -> TrainingRow:
-    """Fill the columns made of whole steps."""
-    timed, medians = list(trained_case.timed.values()), list(trained_case.steps_ms.values())
-    step_ms = median(medians)
-    interval = (
-        stats.median_interval(timed[0].step_ms) if len(timed) == 1 else trained_case.step_interval
-    )
-    return dataclasses.replace(
-        row,
-        launches=len(timed),
-        blocks=int(median([len(record.block_lengths) for record in timed])) or None,
-        steps=sum(len(record.step_ms) for record in timed),
-        step_ms=step_ms,
-        step_ms_ci_low=interval.low if interval else None,
-        step_ms_ci_high=interval.high if interval else None,
-        step_ms_p95=median([float(np.percentile(record.step_ms, 95)) for record in timed]),
-        samples_per_s=1e3 * trained_case.case.samples_per_step / step_ms if step_ms else None,
-    )
-
-
-def _with_parts(row: TrainingRow, timed: Sequence[TrainingRecord]) -> TrainingRow:
-    """Fill the columns made of one number a launch."""
-    medians: dict[str, Any] = {
-        name: median_known(getattr(record, name) for record in timed) for name in _PARTS
+    return {
+        "device": joined_texts(records, "device"),
+        "parameters": last.parameters or None,
+        "threads_per_rank": last.threads_per_rank,
+        "bucket_count": len(last.bucket_bytes) or None,
+        "bucket_mb": "+".join(_digits(size / MB) for size in last.bucket_bytes),
+        "metric_name": last.metric_name,
     }
+
+
+def _steps(trained_case: Trained) -> dict[str, Any]:
+    """Return the columns made of whole steps."""
+    timed = list(trained_case.timed.values())
+    step_ms = median(list(trained_case.steps_ms.values()))
+    columns: dict[str, Any] = {
+        "launches": len(timed),
+        "blocks": int(median([len(record.block_lengths) for record in timed])) or None,
+        "steps": sum(len(record.step_ms) for record in timed),
+        "step_ms": step_ms,
+        "step_ms_p95": median([float(np.percentile(record.step_ms, 95)) for record in timed]),
+    }
+    if len(timed) == 1:
+        interval = stats.median_interval(timed[0].step_ms)
+    else:
+        interval = trained_case.step_interval
+    if step_ms:
+        columns["samples_per_s"] = 1e3 * trained_case.case.samples_per_step / step_ms
+    return columns | interval_columns("step_ms", interval)
+
+
+def _parts(timed: Sequence[TrainingRecord]) -> dict[str, Any]:
+    """Return the columns made of one number a launch."""
+    columns: dict[str, Any] = metered(timed)
+    for name in _MEDIANS:
+        columns[name] = median_known(getattr(record, name) for record in timed)
+    for name, field in _MEDIANS_MB.items():
+        size_bytes = median_known(getattr(record, field) for record in timed)
+        if size_bytes is not None:
+            columns[name] = size_bytes / MB
+    columns["skipped_steps"] = sum(record.skipped_steps for record in timed)
     agree = [record.ranks_agree for record in timed if record.ranks_agree is not None]
+    if agree:
+        columns["ranks_agree"] = all(agree)
     memory = [record.peak_memory_bytes for record in timed if record.peak_memory_bytes is not None]
-    return dataclasses.replace(
-        row,
-        **medians,
-        sent_MB_per_step=_scaled(median_known(record.sent_bytes for record in timed)),
-        dense_MB_per_step=_scaled(median_known(record.dense_bytes for record in timed)),
-        energy_J=metered(timed)[0],
-        ranks_agree=all(agree) if agree else None,
-        skipped_steps=sum(record.skipped_steps for record in timed) if timed else None,
-        peak_memory_MB=max(memory) / MB if memory else None,
-    )
+    if memory:
+        columns["peak_memory_MB"] = max(memory) / MB
+    return columns
 
 
-def _with_local_step(row: TrainingRow, trained_case: Trained, local: Trained | None) -> TrainingRow:
-    """Fill the columns that compare a configuration with the step without DDP, in launches that
+def _learning(
+    trained_case: Trained, losses: Mapping[tuple[str, int], EqualLosses]
+) -> dict[str, Any]:
+    """Return the columns about loss and metric, medians over launches."""
+    key = trained_case.case.key
+    timed = trained_case.timed.values()
+    equal = [losses[key, launch] for launch in trained_case.timed if (key, launch) in losses]
+    metrics = [record.metrics[-1][1] for record in timed if len(record.metrics)]
+    return {
+        "loss_first": median_known(record.losses[0] for record in timed if len(record.losses)),
+        "loss_equal_steps": median_known(loss.steps for loss in equal),
+        "loss_equal_time": median_known(loss.time for loss in equal),
+        "metric": median_known(metrics),
+        "time_to_target_s": time_to_target_s(trained_case),
+    }
+
+
+def _beside_local(
+    trained_case: Trained, local: Trained | None, step_ms: float | None
+) -> dict[str, Any]:
+    """Return the columns that compare a configuration with the step without DDP, in launches that
     have both.
     """
-    launches = trained_case.timed.keys() & local.timed.keys() if local else set()
-    if local is None or not launches or not row.step_ms:
-        return row
+    if local is None:
+        return {}
+    timed = trained_case.timed
+    launches = timed.keys() & local.timed.keys()
+    if not launches or not step_ms:
+        return {}
     local_ms = median([local.steps_ms[launch] for launch in launches])
-    exposed = [_exposed(trained_case.timed[launch], local.timed[launch]) for launch in launches]
-    return dataclasses.replace(
-        row,
-        local_step_ms=local_ms,
-        scaling_efficiency=local_ms / row.step_ms,
-        exposed_comm_ms=median_known(exposed),
-    )
+    exposed = [_exposed(timed[launch], local.timed[launch]) for launch in launches]
+    return {
+        "local_step_ms": local_ms,
+        "scaling_efficiency": local_ms / step_ms,
+        "exposed_comm_ms": median_known(exposed),
+    }
 
 
 def _exposed(record: TrainingRecord, local: TrainingRecord) -> float | None:
@@ -383,58 +370,32 @@ def _order(case: TrainingCase, baselines: set[TrainingCase], info: RunInfo) -> t
     )
 
 
-def _with_learning(
-    row: TrainingRow, trained_case: Trained, losses: Mapping[tuple[str, int], EqualLosses]
-) -> TrainingRow:
-    """Fill the columns about loss and metric, medians over launches."""
-    equal = [
-        losses[trained_case.case.key, launch]
-        for launch in trained_case.timed
-        if (trained_case.case.key, launch) in losses
-    ]
-    return dataclasses.replace(
-        row,
-        loss_first=median_known(
-            record.losses[0] for record in trained_case.timed.values() if len(record.losses)
-        ),
-        loss_equal_steps=median_known(loss.steps for loss in equal),
-        loss_equal_time=median_known(loss.time for loss in equal),
-        metric=median_known(
-            record.metrics[-1][1] for record in trained_case.timed.values() if len(record.metrics)
-        ),
-        time_to_target_s=time_to_target_s(trained_case),
-    )
-
-
 # -------------------------------------------------------------------------------------------- flags
 
 
 def _flags(
-    trained_case: Trained, row: TrainingRow, group_flags: set[str], info: RunInfo
+    trained_case: Trained, row: TrainingRow, baseline: Trained | None, info: RunInfo
 ) -> set[str]:
-    """Return the flags of a row: those of its records, of its group's baseline, and those judged
-    over all launches.
-    """
+    """Return the flags of a row: those of its records, and those judged over all launches."""
     timed = list(trained_case.timed.values())
     if not timed:
         return set()
-    raised = {flag for record in timed for flag in record.flags}
+    half = len(timed) / 2
     judged = {
         "ci_wide": is_wide(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, info),
-        "bimodal": (2 * sum(stats.is_bimodal(record.step_ms) for record in timed) >= len(timed)),
-        "unsteady": (
-            2 * sum(not stats.is_steady(record.step_ms) for record in timed) >= len(timed)
-        ),
+        "bimodal": sum(stats.is_bimodal(record.step_ms) for record in timed) >= half,
+        "unsteady": sum(not stats.is_steady(record.step_ms) for record in timed) >= half,
         "oversubscribed": bool(info.get("oversubscribed")),
         "traffic": _is_odd(timed),
         "layout": _has_other_layout(trained_case, info),
         "ranks_differ": row.ranks_agree is False,
         "short": any(len(record.step_ms) < FEWEST_STEPS for record in timed),
+        "drift": baseline is not None and _has_drifted(baseline),
     }
-    conditions = condition_flags(row.backend, info) | launch_flags(
-        list(trained_case.steps_ms.values())
-    )
-    return raised | set(raised_flags(judged)) | conditions | group_flags
+    flags = {flag for record in timed for flag in record.flags}
+    flags |= set(raised_flags(judged))
+    flags |= condition_flags(row.backend, info)
+    return flags | launch_flags(list(trained_case.steps_ms.values()))
 
 
 def _has_other_layout(trained_case: Trained, info: RunInfo) -> bool:
@@ -457,9 +418,9 @@ def _is_odd(timed: Sequence[TrainingRecord]) -> bool:
     return abs(sent - expected) > TRAFFIC_SHARE * expected + headers
 
 
-def _drifted(baseline: Trained | None) -> bool:
+def _has_drifted(baseline: Trained) -> bool:
     """Return whether the baseline's blocks differ in at least half of its launches."""
-    timed = list(baseline.timed.values()) if baseline else []
+    timed = list(baseline.timed.values())
     return bool(timed) and 2 * sum(map(_blocks_differ, timed)) >= len(timed)
 
 
@@ -478,45 +439,28 @@ def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[Bucket
     Launches in which the buckets were others than in most are left out.
     """
     by_key = swept(records)
-    baselines = (_baseline(members, by_key, info) for members in groups_of(by_key).values())
+    baselines = [_baseline(members, by_key, info) for members in groups_of(by_key).values()]
     first = {trained_case.case for trained_case in baselines if trained_case}
-    ddp = sorted(
-        (trained_case for trained_case in by_key.values() if trained_case.case.uses_ddp),
-        key=lambda trained_case: _order(trained_case.case, first, info),
-    )
-    return [row for trained_case in ddp for row in _bucket_rows_of(trained_case, info)]
+    ddp = {each.case: each for each in by_key.values() if each.case.uses_ddp}
+    rows = []
+    for case in sorted(ddp, key=lambda case: _order(case, first, info)):
+        shared = copied(BucketRow, case) | run_columns(info)
+        for number, of_bucket in enumerate(zip(*_usual_buckets(ddp[case]), strict=True)):
+            columns = copied(BucketRow, of_bucket[0]) | shared
+            for name in _BUCKET_MEDIANS:
+                columns[name] = median([getattr(bucket, name) for bucket in of_bucket])
+            rows.append(BucketRow(**columns, bucket=number))
+    return rows
 
 
-def _bucket_rows_of(trained_case: Trained, info: RunInfo) -> list[BucketRow]:
-    schema, run_id = info.get("schema", SCHEMA), str(info.get("run_id", ""))
-    shared = {f.name for f in dataclasses.fields(BucketRow)}
-    requested = {
-        name: value
-        for name, value in dataclasses.asdict(trained_case.case).items()
-        if name in shared
-    }
-    launches = [record.buckets for record in trained_case.timed.values() if len(record.buckets)]
-    sizes = Counter(tuple(bucket.size_bytes for bucket in buckets) for buckets in launches)
-    usual = sizes.most_common(1)[0][0] if sizes else ()
-    alike = [
-        buckets for buckets in launches if tuple(bucket.size_bytes for bucket in buckets) == usual
-    ]
-    return [
-        BucketRow(
-            schema=schema, run_id=run_id, **requested, bucket=number, **_bucket_medians(of_bucket)
-        )
-        for number, of_bucket in enumerate(zip(*alike, strict=True))
-    ]
-
-
-def _bucket_medians(launches: Sequence[Bucket]) -> dict[str, Any]:
-    times = ("ready_ms", "start_ms", "done_ms", "comm_ms", "skew_wait_ms", "compress_ms")
-    medians = {name: median([getattr(bucket, name) for bucket in launches]) for name in times}
-    return {"size_bytes": launches[0].size_bytes, "parameters": launches[0].parameters, **medians}
-
-
-def _scaled(size_bytes: float | None) -> float | None:
-    return None if size_bytes is None else size_bytes / MB
+def _usual_buckets(trained_case: Trained) -> list[Sequence[Bucket]]:
+    """Return the buckets of each launch that has the same sizes as most launches."""
+    by_sizes: dict[tuple[int, ...], list[Sequence[Bucket]]] = {}
+    for record in trained_case.timed.values():
+        if len(record.buckets):
+            sizes = tuple(bucket.size_bytes for bucket in record.buckets)
+            by_sizes.setdefault(sizes, []).append(record.buckets)
+    return max(by_sizes.values(), key=len, default=[])
 
 
 def _digits(value: float) -> str:

@@ -31,7 +31,9 @@ from commbench.results.files import (
 )
 from commbench.results.info import RunInfo
 from commbench.results.reading import read_info, read_samples
+from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, Records, training_records
+from commbench.results.verdict import paragraph
 from commbench.schema import JsonMapping
 
 
@@ -162,14 +164,15 @@ class Store:
             with refusing(self.path / name, LaunchError):
                 replace_file(self.path / name, text)
 
-    def write_recommendation(self, conclusion: JsonMapping) -> None:
-        """Write ``recommendation.json`` in one step.
+    def write_recommendation(self, recommendation: Recommendation) -> None:
+        """Write ``recommendation.json`` in one step, with a paragraph of text.
 
         Raises:
             LaunchError: it could not be written; the old file is unharmed.
         """
+        content = {**recommendation.to_json(), "paragraph": paragraph(recommendation)}
         with refusing(self.path / RECOMMENDATION, LaunchError):
-            replace_file(self.path / RECOMMENDATION, encode(conclusion, indent=1) + "\n")
+            replace_file(self.path / RECOMMENDATION, encode(content, indent=1) + "\n")
 
     def discard(self) -> None:
         """Remove a run that was refused before anything was measured, and directories made for it.

@@ -8,6 +8,7 @@ Performance Evaluation of Computer and Communication Systems (2010).
 
 from commbench.stats.families import MARGIN, Comparison, Verdict, compare_family
 from commbench.stats.intervals import (
+    DEFAULT_LEVEL,
     Floats,
     Interval,
     Values,
@@ -27,6 +28,7 @@ from commbench.stats.significance import benjamini_hochberg, family_hint, rank_t
 from commbench.stats.trends import trend
 
 __all__ = [
+    "DEFAULT_LEVEL",
     "MARGIN",
     "Comparison",
     "Effort",

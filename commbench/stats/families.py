@@ -10,7 +10,14 @@ import numpy as np
 
 from commbench.errors import InputError
 from commbench.stats.hierarchy import RunRatio, split_runs
-from commbench.stats.intervals import NORMAL, Floats, Interval, Values, detectable_effect
+from commbench.stats.intervals import (
+    DEFAULT_LEVEL,
+    NORMAL,
+    Floats,
+    Interval,
+    Values,
+    detectable_effect,
+)
 from commbench.stats.ratios import (
     MOST_LAUNCHES,
     POWER,
@@ -62,6 +69,13 @@ class Comparison:
     Infinite with too few launches for a family of this size, or above a hundredfold."""
     further: Effort | None = None
     """Launches of each run that would settle an inconclusive case; None if unknown."""
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The ends of the interval; None without one."""
+        if self.interval is None:
+            return None, None
+        return self.interval.low, self.interval.high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +266,7 @@ def _further(sides: _Sides, alpha: float, margin: float) -> Effort | None:
     effect, samples = math.log(sides.ratio), sides.samples
     high, low = math.log1p(margin), math.log1p(-margin) if margin else 0.0
     is_inside = low <= effect <= high
-    level = 0.95 if is_inside else 1 - alpha
+    level = DEFAULT_LEVEL if is_inside else 1 - alpha
     draws = sides.of_runs.draws if sides.of_runs else 1.0 if sides.paired else 2.0
     return further_launches(
         Scatter(

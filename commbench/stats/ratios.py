@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.errors import InputError
-from commbench.stats.intervals import NORMAL, STUDENT_T_975, Floats, Interval, Values
+from commbench.stats.intervals import (
+    DEFAULT_LEVEL,
+    NORMAL,
+    STUDENT_T_975,
+    Floats,
+    Interval,
+    Values,
+)
 
 #: How much wider a median's interval is than a mean's (normal launches), and how probable a
 #: decision shall be.
@@ -68,7 +75,7 @@ def further_launches(
     distance: float,
     *,
     margin: float,
-    level: float = 0.95,
+    level: float = DEFAULT_LEVEL,
     margin_errors: float | None = None,
     fewest: int = 2,
 ) -> Effort:

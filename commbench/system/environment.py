@@ -8,7 +8,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypedDict
+from types import MappingProxyType
+from typing import NamedTuple, TypedDict
 
 from commbench.system.host import Host
 from commbench.system.software import MPI_WHEELS, UNTIMED_PACKAGES
@@ -32,28 +33,71 @@ class Environment(TypedDict, total=False):
     """The emulated network; None: a real one."""
 
 
-_HOST_CONDITIONS = (
-    *(
-        "cpu_model",
-        "machine",
-        "sockets",
-        "physical_cores",
-        "logical_cpus",
-        "cpus_allowed",
-        "numa_nodes",
-        "governor",
-    ),
-    *(
-        "turbo",
-        "virtualised",
-        "container",
-        "os",
-        "kernel",
-        "clock_source",
-        "tcp_congestion_control",
-    ),
-)
-_RUN_CONDITIONS = ("mpi_library", "nccl_library")
+RANKS = "the time of an exchange depends on how many ranks take part and where they are"
+CPUS = "ranks that share cores, or have other ones, wait for each other"
+SPEED = "it sets how fast cores copy and reduce"
+NETWORK = "it sets what the network can deliver"
+CARRIER = "another one carries the operation in another way"
+TIMING = "times are taken in another way"
+#: What a difference makes unsound: the whole comparison; the cases that differ, unless all do; only
+#: the cases that differ, because a probe chooses it.
+WHOLE, CASES, CHOSEN = "whole", "cases", "chosen"
+
+
+class Condition(NamedTuple):
+    """A condition of a measurement."""
+
+    name: str
+    source: str
+    """``host``: an entry of a host; ``library``: of the environment; ``run``: of ``run.json``;
+    ``row``: of a row; ``derived``: computed."""
+    why: str
+    """Why it must agree; empty if a difference is only to be known."""
+    weight: str
+    """`WHOLE`, `CASES` or `CHOSEN`."""
+
+
+def _conditions_by_name() -> dict[str, Condition]:
+    conditions = {}
+    for source, why, weight, names in (
+        ("run", RANKS, WHOLE, "world_size, nodes, ranks_per_node, ranks_per_gpu"),
+        ("run", CPUS, WHOLE, "oversubscribed"),
+        ("run", "", WHOLE, "status, git_commit, budget, launcher"),
+        ("derived", CPUS, WHOLE, "cpus_per_rank, cpu_quota"),
+        ("derived", "machines of one model differ by several percent", WHOLE, "hostname"),
+        ("derived", "it brings TCP and the scheduler", WHOLE, "kernel series"),
+        ("host", SPEED, WHOLE, "cpu_model, machine, sockets, physical_cores, numa_nodes"),
+        ("host", CPUS, WHOLE, "logical_cpus, cpus_allowed"),
+        ("host", SPEED, WHOLE, "governor, turbo, virtualised"),
+        ("host", "", WHOLE, "container, os, kernel"),
+        ("host", "reading another clock takes up to a microsecond longer", WHOLE, "clock_source"),
+        ("host", NETWORK, WHOLE, "tcp_congestion_control"),
+        ("derived", SPEED, WHOLE, "gpus"),
+        ("derived", CARRIER, WHOLE, "gpu_driver"),
+        ("derived", NETWORK, WHOLE, "rdma, emulated"),
+        ("library", "", WHOLE, "mpi_library, nccl_library"),
+        ("row", SPEED, WHOLE, "device"),
+        ("row", CARRIER, WHOLE, "library, transport"),
+        ("row", RANKS, WHOLE, "group_size"),
+        ("row", TIMING, CASES, "time, sync, loop"),
+        ("row", "", WHOLE, "algorithm, bucket_mb"),
+        ("row", "operations that are timed together overlap a little", CHOSEN, "batch"),
+        ("row", "it sets how fast a rank computes", WHOLE, "threads_per_rank"),
+    ):
+        for name in names.split(", "):
+            conditions[name] = Condition(name, source, why, weight)
+    return conditions
+
+
+#: All conditions by name, but versions, variables and interfaces, whose names only a run states.
+CONDITIONS: Mapping[str, Condition] = MappingProxyType(_conditions_by_name())
+
+
+def conditions_from(source: str) -> list[str]:
+    """Return the names of the conditions from one source."""
+    return [name for name, condition in CONDITIONS.items() if condition.source == source]
+
+
 #: Variables that name a run or permit it to start; they do not affect timing.
 _NEUTRAL_VARIABLES = re.compile(
     r"SLURM_JOB_ID|PBS_JOBID|NCCL_COMM_ID|NCCL_HOSTID|COMMBENCH_.*|OMPI_ALLOW_RUN_AS_ROOT.*"
@@ -106,20 +150,19 @@ def _conditions(environment: Environment) -> dict[str, str]:
         for name, value in _host_conditions(host):
             values_by_name.setdefault(name, set()).add(value)
     conditions = {name: ", ".join(sorted(values)) for name, values in values_by_name.items()}
-    conditions |= {
-        name: str(environment.get(name)) for name in _RUN_CONDITIONS if environment.get(name)
-    }
-    emulated = environment.get("emulated")
-    conditions["emulated"] = (
-        json.dumps(emulated, sort_keys=True) if emulated else "no"
-    )  # not stated: a real network
+    for name in conditions_from("library"):
+        if environment.get(name):
+            conditions[name] = str(environment.get(name))
+    conditions["emulated"] = "no"  # not stated: a real network
+    if environment.get("emulated"):
+        conditions["emulated"] = json.dumps(environment["emulated"], sort_keys=True)
     return conditions | _software(environment.get("versions", {}))
 
 
 def _host_conditions(host: Host) -> Iterator[tuple[str, str]]:
-    yield from (
-        (name, str(host.get(name))) for name in _HOST_CONDITIONS if host.get(name) is not None
-    )
+    for name in conditions_from("host"):
+        if host.get(name) is not None:
+            yield name, str(host.get(name))
     if "cpu_quota" in host:
         yield "cpu_quota", str(host["cpu_quota"] or "no limit")
     if "gpus" in host:

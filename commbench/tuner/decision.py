@@ -16,6 +16,7 @@ from commbench import stats
 from commbench.analysis.env import compare_training_envs
 from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_name
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.findings import Finding, Value
 from commbench.hooks.registry import HOOKS
 from commbench.results.info import RunInfo, is_live
 from commbench.results.recommendation import (
@@ -53,7 +54,7 @@ from commbench.stats import MARGIN
 from commbench.tuner.effort import launch_advice, measured_steps, steps_of
 from commbench.tuner.learning import accuracy_warning, withheld
 from commbench.tuner.snippet import env_snippet, keep_snippet, live_snippet, snippet_of
-from commbench.units import counted
+from commbench.words import Estimate
 
 #: Never recommended: instruments only measure, and `LOCAL` exchanges no gradients.
 INSTRUMENTS = frozenset({LOCAL, *(name for name, spec in HOOKS.items() if spec.is_instrument)})
@@ -178,7 +179,8 @@ class _Compared:
         case = baseline_case([candidate.case for candidate in members], info)
         base = trained_by_key.get(case.key)
         if base is None or not base.is_ok:
-            reasons = {case: base.outcome.reason if base else "it was not trained"}
+            why = base.outcome.reason if base else str(Finding(code="unfit_untrained"))
+            reasons = {case: why}
             return cls(case=case, baseline=None, alternatives=(), losses={}, unfit=reasons)
         others = [
             candidate
@@ -187,16 +189,14 @@ class _Compared:
         ]
         losses = equal_losses([candidate for candidate in [base, *others] if candidate.is_ok])
         unfit = {candidate.case: _unfit(candidate, base, losses) for candidate in others}
-        allowed, costly = info.get("max_accuracy_loss"), {}
+        allowed = info.get("max_accuracy_loss")
+        costly: dict[TrainingCase, str] = {}
         if allowed is not None:
             fit = [candidate for candidate in others if not unfit[candidate.case]]
             decides = phase == CONFIRM
-            costly = {
-                candidate.case: accuracy_warning(
-                    candidate, base, losses, allowed, is_decision=decides
-                )
-                for candidate in fit
-            }
+            for candidate in fit:
+                warning = accuracy_warning(candidate, base, losses, allowed, is_decision=decides)
+                costly[candidate.case] = str(warning or "")
         unfit |= costly
         return cls(
             case=case,
@@ -232,24 +232,18 @@ def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
 def _unfit(candidate: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]) -> str:
     """Return why a configuration may not be recommended; empty if it may."""
     if not candidate.is_ok:
-        return candidate.outcome.reason or "it was not timed"
+        return candidate.outcome.reason or str(Finding(code="unfit_untimed"))
     if not paired_sample_ms(candidate, base)[0]:
-        return "no launch has both it and the default"
+        return str(Finding(code="unfit_unpaired"))
     timed = list(candidate.timed.values())
-    pairs = paired_losses(candidate, base, losses)
-    diverged = any(
-        math.isfinite(theirs.steps) and not math.isfinite(own.steps) for own, theirs in pairs
-    )
-    reasons = {
-        "its ranks ended with different parameters": any(
-            record.ranks_agree is False for record in timed
-        ),
-        "the gradient scaler skipped every step": (
-            sum(r.skipped_steps for r in timed) >= sum(map(steps_of, timed))
-        ),
-        "its loss is not finite": diverged,
-    }
-    return next((why for why, is_so in reasons.items() if is_so), "")
+    if any(record.ranks_agree is False for record in timed):
+        return str(Finding(code="parameters_differ"))
+    if sum(record.skipped_steps for record in timed) >= sum(map(steps_of, timed)):
+        return str(Finding(code="unfit_skipped"))
+    for own, theirs in paired_losses(candidate, base, losses):
+        if math.isfinite(theirs.steps) and not math.isfinite(own.steps):
+            return str(Finding(code="unfit_diverged"))
+    return ""
 
 
 # ------------------------------------------------------------------------------------- the decision
@@ -301,11 +295,10 @@ def _chosen_env(records: Sequence[TrainingRecord], info: RunInfo) -> tuple[str, 
     if comparison is None:
         return first, ""
     if not comparison.is_fresh:
-        return (
-            first,
-            f"Settings are of {first}: no environment was measured again in fresh launches.",
-        )
-    return (comparison.best.env if comparison.best else first), comparison.sentence
+        return first, str(Finding(code="env_unconfirmed", subject=first))
+    if comparison.best:
+        first = comparison.best.env
+    return first, str(comparison.finding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,12 +356,14 @@ class _Decision:
             speedup_ci=best_choice.speedup_ci,
             verdict=verdict,
             level=level,
-            reason=self._reason(
-                verdict,
-                choices[leader.case].name_beside(baseline) if leader else "",
-                judged_speedup,
-                level,
-                has_withheld=bool(ranked),
+            reason=str(
+                self._reason(
+                    verdict,
+                    choices[leader.case].name_beside(baseline) if leader else "",
+                    judged_speedup,
+                    level,
+                    has_withheld=bool(ranked),
+                )
             ),
             snippet=snippet,
             measured_steps=measured_steps(self.records),
@@ -382,9 +377,7 @@ class _Decision:
             warnings=self._warnings(best, judged_speedup, level),
             max_accuracy_loss=self.info.get("max_accuracy_loss"),
             too_costly=self._too_costly(),
-            launch_advice=(
-                self._launch_advice(leader, level) if verdict == "inconclusive" and leader else ""
-            ),
+            launch_advice=self._launch_advice(leader, level) if verdict == "inconclusive" else "",
         )
 
     def _snippet(self, candidate: Trained | None) -> str:
@@ -510,15 +503,17 @@ class _Decision:
         )
         return _choice_of(best, None) if best else None
 
-    def _launch_advice(self, candidate: Trained, level: float) -> str:
-        """Return a sentence on what would decide, see `commbench.tuner.effort.launch_advice`."""
-        if not self.fresh or self.group.baseline is None or is_live(self.info):
+    def _launch_advice(self, candidate: Trained | None, level: float) -> str:
+        """Return what would decide, in words, see `commbench.tuner.effort.launch_advice`."""
+        baseline = self.group.baseline
+        if not self.fresh or candidate is None or baseline is None or is_live(self.info):
             return ""
-        own, base = paired_sample_ms(candidate, self.group.baseline)
+        own, base = paired_sample_ms(candidate, baseline)
         ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True) if ours > 0]
         if self.info.get("status") == "partial" or len(ratios) < (self.info.get("first_look") or 0):
             return ""  # planned launches come first
-        return launch_advice(ratios, MARGIN, self.info.get("launches") or (), level=level)
+        advice = launch_advice(ratios, MARGIN, self.info.get("launches") or (), level=level)
+        return advice.in_full if advice else ""
 
     def _verdict(
         self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]
@@ -556,8 +551,8 @@ class _Decision:
         level: float,
         *,
         has_withheld: bool,
-    ) -> str:
-        """Return one sentence on the judged setting: what was compared, the gain and its interval.
+    ) -> Finding:
+        """Return what was compared, the gain and its interval.
 
         Args:
             verdict: on the setting.
@@ -566,46 +561,37 @@ class _Decision:
             level: of the interval.
             has_withheld: whether settings were measured that may not be recommended.
         """
-        baseline = self._baseline_name
+        numbers: dict[str, Value] = {"baseline": baseline_name(is_live=is_live(self.info))}
+        if self.group.unfit:
+            numbers["cause"] = self._why_unfit()
         if self.group.baseline is None:
-            subject = f"{baseline[0].upper()}{baseline[1:]}"
-            return (
-                f"{subject} did not train, so nothing can be compared with it: {self._why_unfit()}."
-            )
-        if not name and has_withheld:
-            return (
-                f"Every alternative to {baseline} that was measured alters learning, and none may"
-                " be recommended."
-            )
-        if not name:
-            return f"No alternative to {baseline} was measured well{self._why_none()}."
-        if not self.fresh:
-            return (
-                f"{name} was the fastest alternative of the {self._stage} but was not measured"
-                " again in " + ("fresh blocks." if is_live(self.info) else "fresh launches.")
-            )
-        if speedup is None or speedup.interval is None:
-            effort = counted(speedup.launches if speedup else 0, "launch")
-            effort = counted(speedup.blocks, "block") if speedup and speedup.blocks else effort
-            return (
-                f"{name} was measured again in {effort} only, which says nothing about the next"
-                " one."
-            )
-        low, high = speedup.interval.low, speedup.interval.high
-        extent = fresh_extent(speedup.launches, speedup.blocks, is_live=is_live(self.info))
-        consequences = {
-            "change": f"which lies wholly above the margin of {100 * MARGIN:g} %",
-            "keep": f"so it is no more than {100 * MARGIN:g} % faster",
-            "inconclusive": f"which neither shows nor excludes a gain beyond {100 * MARGIN:g} %",
-        }
-        return (
-            f"In {extent} {name} ran {speedup.ratio:.3f} times as fast as {baseline}, "
-            f"{100 * level:.4g} % interval {low:.3f} to {high:.3f}, {consequences[verdict]}."
-        )
-
-    @property
-    def _baseline_name(self) -> str:
-        return baseline_name(is_live=is_live(self.info))
+            code = "reason_baseline_failed"
+        elif not name and has_withheld:
+            code = "reason_all_withheld"
+        elif not name:
+            code = "reason_none_because" if self.group.unfit else "reason_none"
+        elif not self.fresh:
+            code = "reason_unconfirmed"
+            numbers |= {"stage": self._stage, "fresh": "launches"}
+            if is_live(self.info):
+                numbers["fresh"] = "blocks"
+        elif speedup is None or speedup.interval is None:
+            code = "reason_one_launch"
+            numbers["launches"] = speedup.launches if speedup else 0
+            if speedup and speedup.blocks:
+                code = "reason_one_block"
+                numbers["blocks"] = speedup.blocks
+        else:
+            code = f"reason_{verdict}"
+            interval = speedup.interval
+            extent = fresh_extent(speedup.launches, speedup.blocks, is_live=is_live(self.info))
+            numbers |= {
+                "extent": extent,
+                "speedup": Estimate(speedup.ratio, interval.low, interval.high),
+                "level": level,
+                "margin": MARGIN,
+            }
+        return Finding(code=code, subject=name, numbers=numbers)
 
     @property
     def _stage(self) -> str:
@@ -615,67 +601,82 @@ class _Decision:
         return "screening" if is_live(self.info) else "sweep"
 
     def _why_unfit(self) -> str:
-        return (
-            next(iter(self.group.unfit.values()), "no reason is known").rstrip(".")
-            or "no reason is known"
-        )
-
-    def _why_none(self) -> str:
-        return f" ({self._why_unfit()})" if self.group.unfit else ""
+        first = next(iter(self.group.unfit.values()))
+        return first.rstrip(".") or str(Finding(code="unfit_unknown"))
 
     def _too_costly(self) -> tuple[str, ...]:
         """Return the configurations that sweep and fresh launches leave out for their accuracy,
         with reasons.
         """
         sought = _Compared.of(self.records, SWEEP, self.info)
-        all_too_costly = [
-            *(sought.too_costly.items() if sought else ()),
-            *(self.group.too_costly.items() if self.fresh else ()),
-        ]
-        return tuple(
-            f"{Choice(**setting_of(case)).name}, for {why}" for case, why in all_too_costly
-        )
+        too_costly: list[tuple[TrainingCase, str]] = []
+        if sought:
+            too_costly += sought.too_costly.items()
+        if self.fresh:
+            too_costly += self.group.too_costly.items()
+        return tuple(_left_out("too_costly", case, why) for case, why in too_costly)
 
     def _warnings(
         self, best: Trained | None, speedup: Speedup | None, level: float
     ) -> tuple[str, ...]:
-        launches, blocks = (speedup.launches, speedup.blocks) if speedup else (0, 0)
-        where = condition_flags(self.group.case.backend, self.info)
-        members = [candidate for candidate in (self.group.baseline, best) if candidate]
-        is_bimodal = any(
-            "bimodal_launches" in launch_flags(list(candidate.steps_ms.values()))
-            for candidate in members
-        )
-        kind = "launches" if is_live(self.info) else "fresh launches"
-        effort = "one launch" if launches == 1 else f"only {counted(launches, 'launch')}"
-        few = f"only {launches} {kind}, so the interval assumes log-normal launches"
-        warnings = {
-            few: not blocks and 1 < launches < stats.fewest_launches(level),
-            f"{effort}, and launches differ: the same command with the same --out adds one": (
-                blocks > 0
-            ),
-            f"only {blocks} fresh blocks, so the interval assumes log-normal times": (
-                0 < blocks < stats.fewest_launches(level)
-            ),
-            "launches are bimodal, and a training is one launch": is_bimodal,
-            "more ranks than cores took turns": bool(self.info.get("oversubscribed")),
-            "the network was emulated": "emulated" in where,
-            "ranks shared a GPU and sent by TCP": "shared_gpu" in where,
-            "a GPU was slowed down": any(
-                "throttled" in r.flags for candidate in members for r in candidate.timed.values()
-            ),
-        }
-        if self.fresh and self.group.baseline:
-            unfit = {
-                case: why
-                for case, why in self.group.unfit.items()
-                if case not in self.group.too_costly
-            }
-            left_out = ((Choice(**setting_of(case)).name, why) for case, why in unfit.items())
-            warnings |= {
-                f"{name} is left out because {why.rstrip('.')}": True for name, why in left_out
-            }
-        return tuple(warning for warning, is_raised in warnings.items() if is_raised)
+        """Return the limits of the conclusion, each as a clause."""
+        launches, blocks = 0, 0
+        if speedup:
+            launches, blocks = speedup.launches, speedup.blocks
+        fewest = stats.fewest_launches(level)
+        findings = []
+        if blocks:
+            findings.append(Finding(code="limit_launches", numbers={"launches": launches}))
+        elif 1 < launches < fewest:
+            code = "limit_few_launches" if is_live(self.info) else "limit_few_fresh_launches"
+            findings.append(Finding(code=code, numbers={"launches": launches}))
+        if 0 < blocks < fewest:
+            findings.append(Finding(code="limit_few_blocks", numbers={"blocks": blocks}))
+        flags = self._flags(best)
+        for code, flag in _LIMITS.items():
+            if flag in flags:
+                findings.append(Finding(code=code))
+        return (*map(str, findings), *self._left_out())
+
+    def _flags(self, best: Trained | None) -> set[str]:
+        """Return the flags of the run's conditions, and of the baseline's and the best's
+        launches.
+        """
+        flags = condition_flags(self.group.case.backend, self.info)
+        if self.info.get("oversubscribed"):
+            flags.add("oversubscribed")
+        for member in (self.group.baseline, best):
+            if member:
+                flags |= launch_flags(list(member.steps_ms.values()))
+                for record in member.timed.values():
+                    flags |= set(record.flags)
+        return flags
+
+    def _left_out(self) -> list[str]:
+        """Return the configurations of fresh launches that may not be recommended, and why."""
+        if not self.fresh or self.group.baseline is None:
+            return []
+        left_out = []
+        for case, why in self.group.unfit.items():
+            if case not in self.group.too_costly:
+                left_out.append(_left_out("limit_left_out", case, why.rstrip(".")))
+        return left_out
+
+
+#: Limits of a conclusion, by the flags that make them.
+_LIMITS = {
+    "limit_bimodal_launches": "bimodal_launches",
+    "limit_oversubscribed": "oversubscribed",
+    "limit_emulated": "emulated",
+    "limit_shared_gpu": "shared_gpu",
+    "limit_throttled": "throttled",
+}
+
+
+def _left_out(code: str, case: TrainingCase, why: str) -> str:
+    """Return that a setting is left out, as a clause."""
+    setting = Choice(**setting_of(case)).name
+    return str(Finding(code=code, subject=setting, numbers={"cause": why}))
 
 
 def _cost_of(best: Trained, group: _Compared) -> Cost | None:

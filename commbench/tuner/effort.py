@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from commbench.ddp.plan.cases import CONFIRM
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.findings import Finding, Value
 from commbench.schema import JsonMapping
 from commbench.stats import fewest_launches
 from commbench.stats.ratios import MOST_LAUNCHES, Scatter, further_launches
-from commbench.units import counted, format_duration
 
 
 def steps_of(record: TrainingRecord) -> int:
@@ -31,10 +31,8 @@ def measured_steps(records: Iterable[TrainingRecord]) -> int:
 
 def launch_advice(
     ratios: Sequence[float], margin: float, entries: Iterable[JsonMapping], *, level: float = 0.95
-) -> str:
-    """Return a sentence on the launches that would decide whether a gain exceeds the margin.
-
-    Empty if unknown.
+) -> Finding | None:
+    """Return the launches that would decide whether a gain exceeds the margin; None if unknown.
 
     For the estimate see `commbench.stats.ratios`.
 
@@ -45,7 +43,7 @@ def launch_advice(
         level: of the deciding interval.
     """
     if len(ratios) < 2 or min(ratios) <= 0:  # noqa: PLR2004 - one launch has no spread
-        return ""
+        return None
     logs = [math.log(ratio) for ratio in ratios]
     spread, distance = statistics.stdev(logs), abs(statistics.median(logs) - math.log1p(margin))
     effort = further_launches(
@@ -55,36 +53,26 @@ def launch_advice(
         level=level,
         fewest=fewest_launches(level),
     )
+    numbers: dict[str, Value] = {"margin": margin}
     if effort.forecast == "near":
-        return (
-            f"The gain lies too near the margin of {100 * margin:g} % for more launches to decide."
-        )
+        return Finding(code="decide_near", numbers=numbers)
     if effort.forecast == "noisy":
-        return (
-            f"Launches differ by {100 * math.expm1(spread):.2g} %, too much to show a gain beyond"
-            f" {100 * margin:g} % with {MOST_LAUNCHES} of them: a quieter machine helps more than"
-            " further launches."
-        )
-    is_open = effort.high is None
-    low, high = effort.low, effort.low if effort.high is None else effort.high
-    seconds = [
-        entry.get("seconds", 0.0)
-        for entry in entries
-        if entry.get("stage") == CONFIRM and entry.get("status") == "ok"
-    ]
-    times = (
-        [format_duration(more * statistics.median(seconds)) for more in (low, high)]
-        if seconds
-        else []
-    )
-    time = f", {' to '.join(dict.fromkeys(times))}{' at least' * is_open}," if times else ""
-    number = (
-        counted(high, "more fresh launch")
-        if low == high
-        else f"{low} to {high} more fresh launches"
-    )
-    return (
-        f"{'At least' if is_open else 'About'} {number}{time} would show on which side of"
-        f" {100 * margin:g} % the gain lies, if the estimate holds: the same command with"
-        f" --confirm-launches {len(ratios) + high} and the same --out makes them."
-    )
+        numbers |= {"spread": 100 * math.expm1(spread), "most": MOST_LAUNCHES}
+        return Finding(code="decide_noisy", numbers=numbers)
+    high = effort.low if effort.high is None else effort.high
+    numbers |= {"low": effort.low, "high": high, "launches": len(ratios) + high}
+    code = "decide_about"
+    if effort.high is None:
+        code = "decide_at_least"
+    elif effort.low < high:
+        code = "decide_between"
+    seconds = []
+    for entry in entries:
+        if entry.get("stage") == CONFIRM and entry.get("status") == "ok":
+            seconds.append(entry.get("seconds", 0.0))
+    if not seconds:
+        return Finding(code=code, numbers=numbers)
+    time = {"seconds": high * statistics.median(seconds)}
+    time_code = "decide_time" if effort.high is not None else "decide_time_at_least"
+    details = (Finding(code=time_code, numbers=time),)
+    return Finding(code=code, numbers=numbers, details=details)

@@ -12,6 +12,7 @@ import numpy as np
 
 from commbench import stats
 from commbench.ddp.plan.cases import TrainingCase
+from commbench.findings import Finding
 from commbench.results.info import RunInfo
 from commbench.results.recommendation import Withheld, alters_learning, effect_of
 from commbench.results.trained import EqualLosses, Trained, falls, median, paired_losses
@@ -62,8 +63,8 @@ def accuracy_warning(
     allowed: float,
     *,
     is_decision: bool,
-) -> str:
-    """Return why a setting may lose more accuracy than allowed, as a clause; empty if it may not.
+) -> Finding | None:
+    """Return why a setting may lose more accuracy than allowed, as a clause; None if it may not.
 
     The accuracy loss of a launch is the difference of the held-out metric at the end of the first
     block from the baseline's. Without a metric it is the relative difference of the loss after
@@ -79,28 +80,26 @@ def accuracy_warning(
         is_decision: whether these launches decide, or only select candidates.
     """
     if not alters_learning(candidate.case, base.case):
-        return ""
+        return None
     quantity, accuracy_losses = _accuracy_losses(candidate, base, losses)
     if not accuracy_losses:
-        return "its effect on learning is unknown: there is neither a metric nor a loss"
+        return Finding(code="accuracy_unknown")
     if not all(map(math.isfinite, accuracy_losses)):
-        return f"its {quantity} or the default's is not finite"
-    interval = difference_interval(accuracy_losses) if is_decision else None
-    if is_decision and interval is None:
-        return f"a single launch cannot bound its effect on its {quantity}"
-    worst = interval.high if interval else median(accuracy_losses)
+        return Finding(code="accuracy_not_finite", subject=quantity)
+    worst, verb = median(accuracy_losses), "is"
+    if is_decision:
+        interval = difference_interval(accuracy_losses)
+        if interval is None:
+            return Finding(code="accuracy_unbounded", subject=quantity)
+        worst, verb = interval.high, "may_be"
     if worst <= allowed:
-        return ""
-    is_loss = not _has_metric(base)
-    number = "{:.2g} %".format if is_loss else "{:.3g}".format
-    factor, direction = (
-        (100, "higher") if is_loss else (1, "higher" if falls(quantity) else "lower")
-    )
-    verb = "may be" if interval else "is"
-    return (
-        f"its {quantity} {verb} {number(factor * worst)} {direction} and {number(factor * allowed)}"
-        " is allowed"
-    )
+        return None
+    numbers = {"worst": worst, "allowed": allowed}
+    direction = "higher" if falls(quantity) else "lower"
+    if not _has_metric(base):
+        direction = "costlier"
+        numbers = {"worst": 100 * worst, "allowed": 100 * allowed}
+    return Finding(code=f"accuracy_{verb}_{direction}", subject=quantity, numbers=numbers)
 
 
 def _has_metric(candidate: Trained) -> bool:

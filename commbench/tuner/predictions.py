@@ -14,6 +14,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import SCHEMA, Record, column
 from commbench.errors import InputError
+from commbench.findings import Finding
 from commbench.results import Run, once_per_run
 from commbench.results.info import RunInfo
 from commbench.results.recommendation import Choice, Recommendation, Search, setting_of
@@ -59,14 +60,16 @@ class PredictionRow:
     predicted_speedup: float | None = column("predicted step of the default over that of the row")
     launches: int | None = column("launches behind what was measured")
     step_ms: float | None = column(
-        "measured: as in ddp.csv, of the rounds or, of what is in none, of the calibration"
+        "measured: as in ddp.csv, of the rounds or, of what is in none, of the calibration",
+        heading="measured step",
     )
     step_ms_ci_low: float | None = column(
         "its 95 % interval over launches, low end; empty for one launch"
     )
     step_ms_ci_high: float | None = column("and its high end")
     speedup: float | None = column(
-        "measured, paired by launch: the default's step over that of the row"
+        "measured, paired by launch: the default's step over that of the row",
+        heading="measured speedup",
     )
     error: float | None = column(
         "(predicted - measured) / measured step; empty where it was fitted to the setting"
@@ -296,7 +299,8 @@ def _unpredicted(
                 trainings,
             )
     except InputError as error:
-        return f"no setting could be predicted: {str(error).rstrip('.')}"
+        cause = str(error).rstrip(".")
+        return str(Finding(code="limit_unpredicted", numbers={"cause": cause}))
     return ""
 
 

@@ -13,7 +13,7 @@ from commbench.analysis.env import (
     EnvComparison,
     compare_env,
     compare_training_envs,
-    variable_sentences,
+    variable_findings,
 )
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.ddp.plan.records import TrainingRecord
@@ -57,19 +57,23 @@ def test_a_faster_environment_is_the_best() -> None:
     assert "A=2" == comparison.best.env
     assert 0.8 == pytest.approx(comparison.best.comparison.ratio)
     assert (2, 2, 0) == (comparison.best.cases, comparison.best.faster, comparison.best.slower)
-    assert {"0.800", "1.000"} < set(comparison.sentence.split())
+    assert ("env_fastest", "A=1", "A=2") == (
+        comparison.finding.code,
+        comparison.finding.subject,
+        comparison.finding.numbers["env"],
+    )
 
 
 def test_a_difference_within_the_margin_is_no_verdict() -> None:
     """Name no best where the difference is below the margin."""
     comparison = compared(other=0.99)
-    assert comparison.best is None
+    assert (None, "env_none") == (comparison.best, comparison.finding.code)
 
 
 def test_no_environment_is_judged_where_the_control_differs() -> None:
     """Withhold every verdict if the same environment differs from itself."""
     comparison = compared(control=0.9, other=0.8)
-    assert comparison.best is None
+    assert (None, "env_unsound") == (comparison.best, comparison.finding.code)
     assert {"inconclusive"} == {str(ratio.comparison.verdict) for ratio in comparison.ratios}
 
 
@@ -110,7 +114,7 @@ def test_one_launch_gives_no_verdict() -> None:
     by_env = {env: {"small": {0: 1.0}} for env in ENVS}
     comparison = compare_env(by_env, ENVS)
     assert comparison is not None
-    assert "add launches" in comparison.sentence
+    assert "env_few_launches" == comparison.finding.code
     assert 3 == len(render_envs(comparison))
 
 
@@ -207,10 +211,14 @@ def test_what_nccl_states_is_reported() -> None:
         "NCCL_X": {"ranks": ["1"], "nccl": []},
     }
     launch = {"env": "NCCL_ALGO=Ring;NCCL_X=1", "variables": values}
+    findings = variable_findings({"launches": [launch]})  # type: ignore[list-item]
     assert [
-        "In 1 of 1 start every rank had NCCL_ALGO, NCCL_X as asked.",
-        "NCCL's log states that it read NCCL_ALGO.",
-        "NCCL's log does not mention NCCL_X.",
-    ] == variable_sentences({"launches": [launch]})  # type: ignore[list-item]
+        ("variables_set", {"right": 1, "starts": 1, "names": ("NCCL_ALGO", "NCCL_X")}),
+        ("variables_logged", {"names": ("NCCL_ALGO",)}),
+        ("variables_unlogged", {"names": ("NCCL_X",)}),
+    ] == [(finding.code, finding.numbers) for finding in findings]
     values["NCCL_ALGO"]["nccl"] = ["Tree"]
-    assert "With NCCL_ALGO=Ring NCCL read Tree." in variable_sentences({"launches": [launch]})  # type: ignore[list-item]
+    values["NCCL_X"]["ranks"] = [None, "2"]
+    _, read, had, *_ = variable_findings({"launches": [launch]})  # type: ignore[list-item]
+    assert ("NCCL_ALGO=Ring", {"read": ("Tree",)}) == (read.subject, read.numbers)
+    assert ("NCCL_X=1", {"had": "no value or 2"}) == (had.subject, had.numbers)

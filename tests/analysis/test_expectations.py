@@ -166,7 +166,7 @@ def test_a_named_straggler_fails() -> None:
         [parse_expectation("stragglers = none")],
     )
     assert Outcome.NOT_MET is answer.outcome
-    assert "host3" in str(answer.findings[0].value)
+    assert "host3" in str(answer.rows[0].value)
 
 
 def test_training_is_held_against_its_rows() -> None:
@@ -179,7 +179,7 @@ def test_training_is_held_against_its_rows() -> None:
     ]
     answers = judge(run, [parse_expectation(text) for text in texts])
     assert [Outcome.MET, Outcome.MET, Outcome.NOT_MET] == [answer.outcome for answer in answers]
-    assert all(finding.low is not None for finding in answers[2].findings)
+    assert all(finding.low is not None for finding in answers[2].rows)
 
 
 def test_a_link_without_a_rate_is_bad_input() -> None:

@@ -77,6 +77,22 @@ def test_ratio_is_over_launches() -> None:
     assert (pytest.approx(8.0), None) == (alone.ratio, alone.interval)
 
 
+def test_ratio_is_that_of_the_rows() -> None:
+    """Take the median over visits of a launch, as rows do: one long visit does not outweigh two."""
+    records = [
+        replace(
+            record,
+            times_us=[*record.times_us[:1] * 2, *[900.0] * 3],
+            visit_lengths=(1, 1, 3),
+            groups=[],
+        )
+        for record in study(lambda n: 10.0 * n, noise=0)
+    ]
+    (growth,) = growths(records, INFO)
+    assert pytest.approx(8.0) == growth.ratio
+    assert growth.ratio == growth.rows[16].time_us / growth.rows[2].time_us
+
+
 @pytest.mark.parametrize(
     ("law", "expected"),
     [

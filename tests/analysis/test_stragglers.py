@@ -13,7 +13,7 @@ from effort import repetitions, slack
 from matrices import crossing, make_hosts, make_matrix, receiving, sending, touching
 
 from commbench.analysis.runs import straggler_findings
-from commbench.analysis.stragglers import ALPHA, Findings, find_stragglers
+from commbench.analysis.stragglers import ALPHA, Search, find_stragglers
 from commbench.analysis.stragglers.matrix import judge_matrix
 from commbench.engine.records import GroupTimes, Record
 from commbench.launch.tables import write_tables
@@ -21,15 +21,20 @@ from commbench.results import Store, load_run
 from commbench.results.pairs import Matrix, matrices
 
 
-def findings_of(hosts: int, ranks_per_host: int = 1, **rule: Any) -> Findings:
-    """Return the findings in one simulated matrix."""
+def findings_of(hosts: int, ranks_per_host: int = 1, **rule: Any) -> Search:
+    """Return the result of a search in one simulated matrix."""
     records, info = make_matrix(hosts, ranks_per_host, **rule), make_hosts(hosts, ranks_per_host)
     return find_stragglers(matrices(records, info), records, info)
 
 
-def named(findings: Findings) -> list[tuple[str, str]]:
+def named(findings: Search) -> list[tuple[str, str]]:
     """Return type and name of all stragglers."""
     return [(straggler.kind, straggler.name) for straggler in findings.stragglers]
+
+
+def codes(findings: Search) -> list[str]:
+    """Return the codes of what is said."""
+    return [finding.code for finding in findings.findings()]
 
 
 # -------------------------------------------------------------------------------------------- hosts
@@ -47,14 +52,12 @@ def test_quarter_rate_host_is_named_and_no_link(hosts: int, *, symmetric: bool) 
     assert straggler.ci[0] < straggler.factor < straggler.ci[1]
 
 
-@pytest.mark.parametrize(
-    ("rule", "does"), [(sending, ": sending takes it {}"), (receiving, ": receiving takes it {}")]
-)
-def test_one_way_host_is_named_with_its_way(rule: Any, does: str) -> None:
+@pytest.mark.parametrize(("rule", "code"), [(sending, "slow_sends"), (receiving, "slow_receives")])
+def test_one_way_host_is_named_with_its_way(rule: Any, code: str) -> None:
     """Name the direction of a host that is slow only as sender or only as receiver."""
     findings = findings_of(5, host_slowness=rule(1, 3.0))
     assert [("host", "host2")] == named(findings)
-    assert findings.stragglers[0].does.startswith(does)
+    assert [code] == codes(findings)
 
 
 def test_two_slow_hosts_are_both_named() -> None:
@@ -69,10 +72,11 @@ def test_two_slow_hosts_are_both_named() -> None:
 def test_two_hosts_name_no_straggler() -> None:
     """Report the slower direction of two hosts, and that the straggler cannot be determined."""
     findings = findings_of(2, host_slowness=sending(1, 3.0))
-    (remark,) = findings.remarks
-    assert [] == findings.stragglers
-    assert "host2 to host1" in remark
-    assert 1 == len(findings_of(2).remarks)
+    (remark,) = findings.findings()
+    assert ("slow_way_back", "host2 to host1") == (remark.code, remark.subject)
+    assert pytest.approx(3.0, rel=0.1) == remark.numbers["factor"]
+    assert ["slow_two_hosts"] == codes(findings_of(2))
+    assert ["slow_two_ranks"] == codes(findings_of(1, 2))
 
 
 def test_host_is_named_by_its_own_pairs() -> None:
@@ -149,15 +153,23 @@ def test_equal_units_report_the_detectable_difference() -> None:
     counted = {(family.kind, family.count) for family in findings.families}
     assert {("host", 4), ("rank", 8), ("link", 12)} == counted
     assert 4 + 8 + 12 + 4 == findings.comparisons
-    assert all(1.1 < family.judgement.detectable < 1.5 for family in findings.families)
+    (finding,) = findings.findings()
+    said = {each.numbers["kind"]: each.numbers for each in finding.numbers["detectable"]}
+    assert {"host": 4, "rank": 8, "link": 12} == {
+        kind: each["count"] for kind, each in said.items()
+    }
+    assert all(0.1 < each["slowdown"] < 0.5 for each in said.values())
+    assert "slow_none" == finding.code
 
 
 def test_one_launch_is_too_few() -> None:
     """Name no straggler from one launch, and report how many launches are needed."""
     findings = findings_of(4, launches=1, host_slowness=touching(0, 4.0))
     assert [] == findings.stragglers
-    assert all(family.launches < family.needed for family in findings.families)
-    assert findings.families[0].slowest.startswith("host1, ")
+    hosts, links, hint = findings.findings()
+    assert {"kind": "host", "count": 4, "launches": 1, "needed": 5} == hosts.numbers
+    assert ("slow_unjudged", "link") == (links.code, links.numbers["kind"])
+    assert ("slow_hint", "host1") == (hint.code, hint.subject)
 
 
 def test_wrong_data_is_left_out() -> None:
@@ -283,8 +295,8 @@ def ordinary(
     ]
 
 
-def ordinary_findings(records: list[Record], hosts: int = 4) -> Findings:
-    """Return the findings in ordinary records of four ranks."""
+def ordinary_findings(records: list[Record], hosts: int = 4) -> Search:
+    """Return the result of a search in ordinary records of four ranks."""
     return find_stragglers([], records, make_hosts(hosts, 4 // hosts))
 
 
@@ -305,7 +317,7 @@ def test_rank_that_arrives_late_is_named() -> None:
     records = ordinary({"all_reduce": EQUAL, "barrier": EQUAL}, arrivals=[0, 30.0, 0, 0])
     findings = ordinary_findings(records, hosts=1)
     assert [("rank", "rank 1")] == named(findings)
-    assert "late" in findings.stragglers[0].does
+    assert ["slow_late"] == codes(findings)
 
 
 @pytest.mark.parametrize(
@@ -327,6 +339,7 @@ def test_oversubscribed_ranks_are_not_compared() -> None:
     """Compare no oversubscribed ranks."""
     records = ordinary({"all_reduce": SLOW, "all_gather": SLOW}, flags=("oversubscribed",))
     assert {} == ordinary_findings(records).to_json()
+    assert [] == find_stragglers([], [make_record()], make_hosts(2)).findings()
 
 
 def grouped(factors: list[float], **changes: Any) -> list[Record]:
@@ -359,6 +372,39 @@ def test_slow_group_is_named() -> None:
     assert [("group", "ranks 6-7 on host4")] == named(findings)
     assert [] == find_stragglers([], grouped([1, 1, 1, 1]), make_hosts(4, 2)).stragglers
     assert {} == find_stragglers([], grouped([1, 1.5]), make_hosts(2, 2)).to_json()
+
+
+def test_a_group_takes_as_long_as_its_row_says() -> None:
+    """Take the median over visits of a launch, as rows do: one long visit does not outweigh two."""
+    records = [
+        replace(
+            record,
+            visit_lengths=(10, 10, 20),
+            groups=[
+                replace(group, times_us=[*group.times_us[:20], *[900.0] * 20])
+                for group in record.groups
+            ],
+        )
+        for record in grouped([1, 1, 1, 1.5])
+    ]
+    (straggler,) = find_stragglers([], records, make_hosts(4, 2)).stragglers
+    assert pytest.approx(1.5, rel=0.02) == straggler.factor
+
+
+def test_what_shows_in_several_cases_is_named_once() -> None:
+    """Merge what two backends show of a host, the worse first, and count stragglers beyond five."""
+    records = []
+    for backend in ("mpi", "gloo"):
+        case = make_case("bandwidth", backend=backend, pattern="matrix")
+        rule = touching(2, 4.0 if backend == "gloo" else 3.0)
+        records += make_matrix(4, noise=0.001, host_slowness=rule, case=case)
+    info = make_hosts(4)
+    (finding,) = find_stragglers(matrices(records, info), records, info).findings()
+    seen = [observation.numbers["measured"] for observation in finding.numbers["seen"]]
+    assert ["gloo bandwidth 1 KiB", "mpi bandwidth 1 KiB"] == seen
+    many = findings_of(12, host_slowness=lambda a, b: 3.0 if a % 2 and b % 2 else 1.0)
+    assert ["slow_link"] * 5 + ["slow_more"] == codes(many)
+    assert len(many.stragglers) - 5 == many.findings()[5].numbers["more"]
 
 
 # ----------------------------------------------------------------------------------------- run.json

@@ -5,7 +5,7 @@ import random
 import pytest
 from training_builders import make_training_case
 
-from commbench.analysis.watched import find_straggler, parts_of, watched_sentences
+from commbench.analysis.watched import find_straggler, parts_of, watched_findings
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.info import RunInfo
 
@@ -66,18 +66,17 @@ INFO: RunInfo = {
 }
 
 
-def test_the_straggler_has_its_host_and_its_delay() -> None:
-    """Name rank and host, and the time that the others wait for it."""
-    sentence = watched_sentences(make_record(), INFO)[1]
-    assert "computes for 40.0 ms (rank 0) to 60.0 ms (rank 1)." in sentence
-    assert "rank 1 on n2" in sentence
-    assert "20.0 ms" in sentence
-
-
-def test_equal_ranks_have_no_straggler() -> None:
-    """Say that no rank is slower, with the range of ranks."""
-    sentence = watched_sentences(make_record(computing_ms=make_computing_ms([1, 1])), INFO)[1]
-    assert sentence.endswith("No rank is slower than the others beyond noise.")
+def test_what_is_said_has_its_numbers() -> None:
+    """State the mean step, the range of ranks, the straggler with its delay, and the bound."""
+    step, ranks, straggler, bound = watched_findings(make_record(), INFO)
+    assert (100.0, 90.0, 5) == tuple(step.numbers.values())
+    assert pytest.approx((0, 40.0, 1, 60.0)) == tuple(ranks.numbers.values())
+    assert ("watched_straggler", "rank 1 on n2") == (straggler.code, straggler.subject)
+    assert pytest.approx(20.0) == straggler.numbers["late_ms"]
+    command = "torchrun 'my train.py' -- x"
+    assert {"gain": 1.25, "command": command} == bound.numbers
+    even = watched_findings(make_record(computing_ms=make_computing_ms([1, 1])), INFO)
+    assert "watched_even" == even[2].code
 
 
 def test_parts_add_up_to_the_mean_step() -> None:

@@ -28,7 +28,8 @@ from commbench.engine.records import FixedSettings
 from commbench.engine.session import Session
 from commbench.engine.setup import GRAPH_OPERATIONS, prepare
 from commbench.engine.timing.loops import Call, Progress
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import InputError
+from commbench.findings import UnsupportedError
 from commbench.stats.budgets import BUDGETS
 
 #: Those that import cupy.

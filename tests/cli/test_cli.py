@@ -368,12 +368,19 @@ def test_a_report_shows_training(commbench: Command, *, collectives: bool, file:
     assert "Not finished" not in outcome.out
 
 
-def test_training_is_printed_as_csv(commbench: Command) -> None:
-    """Print collectives.csv, then ddp.csv."""
-    make_mixed(commbench.home / "mine", collectives=True)
-    names = ("collectives.csv", "ddp.csv")
-    expected = "\n".join((commbench.home / "mine" / name).read_text() for name in names)
-    assert expected == commbench("report mine --format csv").out
+@pytest.mark.parametrize(
+    ("collectives", "style", "file"),
+    [(True, "csv", "collectives.csv"), (False, "csv", "ddp.csv"), (False, "osu", None)],
+)
+def test_one_table_is_printed(
+    commbench: Command, *, collectives: bool, style: str, file: str | None
+) -> None:
+    """Print collectives.csv, else ddp.csv, and name on stderr the one that is left out."""
+    make_mixed(commbench.home / "mine", collectives=collectives)
+    outcome = commbench(f"report mine --format {style}")
+    expected = (commbench.home / "mine" / file).read_text() if file else ""
+    assert (0, expected) == (outcome.code, outcome.out)
+    assert ("mine/ddp.csv" in outcome.err) == (file != "ddp.csv")
 
 
 def test_a_lab_runs_what_follows_the_dashes(

@@ -2,6 +2,7 @@
 often it errs.
 """
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -141,6 +142,31 @@ def test_a_failed_launch_names_its_log(tmp_path: Path) -> None:
     ):
         side.launch(1)
     assert "no\n" == (tmp_path / "a.log").read_text()
+
+
+def test_a_decided_comparison_is_printed_as_any_other(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sort the cases, print the format, and exit with 5 for a slower case."""
+
+    def write(side: Side, launches: int) -> None:
+        shutil.rmtree(side.folder, ignore_errors=True)
+        factors = {"a": (1.0, 1.0), "b": (0.5, 2.0)}[side.name]
+        records = [
+            make_record(make_case(message_bytes=size), launch=number, time_us=10 * factor)
+            for number in range(launches)
+            for size, factor in zip((8, 64), factors, strict=True)
+        ]
+        write_run(side.folder, records, **make_info())
+
+    monkeypatch.setattr(Side, "launch", write)
+    for option, verdicts in (("", ["faster", "slower"]), ("--sort", ["slower", "faster"])):
+        line = f"compare --until-decided {option} --force --format json --out d{option} -- run run"
+        done = commbench(line)
+        assert (5, verdicts) == (
+            done.code,
+            [each["verdict"] for each in json.loads(done.out)["cases"]],
+        )
 
 
 def test_an_interruption_says_how_to_go_on(

@@ -19,10 +19,10 @@ from commbench.backends import DeviceTrial, count_gpus, has_gpus, try_device
 from commbench.cli.options import Settings
 from commbench.cli.request import (
     BUFFERS_PER_RANK,
-    SizeOptions,
     check_memory,
     choose_training_backend,
     find_budget,
+    foreign_sizes,
     make_request,
     plan_identity,
     ranks_by_gpus,
@@ -42,23 +42,22 @@ MIB = 1024 * 1024
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, None),
-        ({"sizes": "8:64:4"}, (8, 32)),
-        ({"min_bytes": "8", "max_bytes": "64"}, (8, 16, 32, 64)),
-        ({"min_bytes": "1K"}, (1024,)),
-        ({"max_bytes": "1K"}, (1024,)),
-        ({"min_bytes": "8", "max_bytes": "8", "step_factor": 4}, (8,)),
-        ({"step_factor": 2}, (32 * MIB,)),
-        ({"osu_range": "4:16"}, (4, 8, 16)),
-        ({"osu_range": "16"}, (4, 8, 16)),
-        ({"osu_range": ":16"}, (4, 8, 16)),
+        ((None, None, None, None), None),
+        (("8", "64", None, None), (8, 16, 32, 64)),
+        (("1K", None, None, None), (1024,)),
+        ((None, "1K", None, None), (1024,)),
+        (("8", "8", 4, None), (8,)),
+        ((None, None, 2, None), (32 * MIB,)),
+        ((None, None, None, "4:16"), (4, 8, 16)),
+        ((None, None, None, "16"), (4, 8, 16)),
+        ((None, None, None, ":16"), (4, 8, 16)),
     ],
 )
-def test_three_spellings_of_sizes(
-    options: dict[str, Any], expected: tuple[int, ...] | None
+def test_sizes_as_other_tools_spell_them(
+    options: tuple[Any, ...], expected: tuple[int, ...] | None
 ) -> None:
-    """Read sizes as commbench, nccl-tests and OSU spell them."""
-    assert expected == SizeOptions(**options).parse()
+    """Read sizes as nccl-tests and OSU spell them."""
+    assert expected == foreign_sizes(*options)
 
 
 def test_budgets_are_found_and_changed() -> None:

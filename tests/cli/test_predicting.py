@@ -26,7 +26,7 @@ from networks import (
     write_run,
 )
 
-from commbench.cli.predict import hook_name, parse_rates, parse_world_sizes
+from commbench.cli.predict import parse_rates, parse_world_sizes
 from commbench.ddp.plan.records import TrainingRecord
 
 pytestmark = pytest.mark.programs
@@ -232,9 +232,9 @@ def test_what_is_off_by_far_says_so(commbench: Command, tmp_path: Path) -> None:
     words = "off --world-size 16 --sizes 1M"
     rows = predicted(commbench, words)["collectives"]
     assert all(row["held_out_error"] > 0.5 for row in rows)
-    table = commbench(f"predict {words}").out.split("gloo all_reduce, float32")[1]
-    [line] = [line for line in table.splitlines() if "MiB" in line]
-    assert "%" == line.split()[-1]
+    out = commbench(f"predict {words}").out
+    assert "too uncertain" in out
+    assert {"]"} == {line.rstrip()[-1] for line in out.splitlines() if "MiB" in line}
 
 
 @pytest.mark.slow
@@ -256,8 +256,7 @@ def test_kept_run_of_one_host(commbench: Command) -> None:
 
 def test_hooks_as_typed(commbench: Command, both: Path) -> None:
     """Normalise spaces and numbers in hook names, and refuse an untrained hook."""
-    assert "topk:0.01" == hook_name(" topk:0.010")
-    rows = predicted(commbench, f"{both} --world-size 8 --hook none,topk:1e-2")["steps"]
+    rows = predicted(commbench, f"{both} --world-size 8 --hook none,topk:1e-2,topk:0.010")["steps"]
     assert ["none", "topk:0.01"] == [row["hook"] for row in rows]
     assert "fp16" in refused(commbench, f"{both} --world-size 8 --hook none,fp16")
 
@@ -276,7 +275,7 @@ def test_a_hook_without_its_collectives_costs_no_other(commbench: Command, tmp_p
     write_run(tmp_path / "run", reduced, training_of(steps), **network_info(2, **FACTS))
     rows = predicted(commbench, "run --world-size 8")["steps"]
     assert {"none"} == {row["hook"] for row in rows if row["status"] == "ok"}
-    assert "not predicted" in commbench("predict run --world-size 8").out
+    assert "Not predicted: fp16" in commbench("predict run --world-size 8").out
 
 
 def test_neither_torch_nor_mpi_is_needed(network: Path) -> None:
@@ -302,7 +301,7 @@ def test_lists_of_ranks_and_rates() -> None:
     """Parse lists and ranges without duplicates, and ``measured`` as a rate."""
     assert parse_world_sizes("64, 2,8:32") == [2, 8, 16, 32, 64]
     assert parse_world_sizes("8:128:4") == [8, 32, 128]
-    assert parse_rates(None) == [None]
+    assert parse_rates("measured") == [None]
     assert parse_rates("measured,1gbit,2.5gbit,1gbit") == [None, 1e9, 2.5e9]
 
 

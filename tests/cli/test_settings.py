@@ -2,56 +2,87 @@
 
 from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from commbench.cli import request
-from commbench.cli.options import Settings, takes_settings
+from commbench.cli.options import Given, Settings, check_needed, refuse, takes_options
+from commbench.collectives.cases import Axes, Sweep
+from commbench.ddp.plan.cases import TrainingSweep
+from commbench.errors import InputError
 
 #: What a command was called with.
-SEEN: list[tuple[Settings, str, int]] = []
+SEEN: list[dict[str, Any]] = []
 
 
-@takes_settings
+@takes_options
 def command(
-    settings: Settings,
+    *,
     suite: Annotated[str, typer.Argument()] = "quick",
-    depth: Annotated[int, typer.Option("--depth")] = 1,
+    axes: Annotated[Axes, Sweep, "dtypes", "sync", "env"],
+    trained: Annotated[Axes, TrainingSweep, "bucket_views", "batches"],
+    settings: Settings,
+    given: Given,
 ) -> int:
     """Record the call."""
-    SEEN.append((settings, suite, depth))
+    SEEN.append(locals())
     return 0
 
 
-def called(line: str) -> tuple[Settings, str, int]:
-    """Return the arguments that the command receives for a command line."""
+def invoked(line: str) -> Result:
+    """Return the outcome of a command line."""
     app = typer.Typer()
     app.command()(command)
-    outcome = CliRunner().invoke(app, line.split())
-    assert 0 == outcome.exit_code, outcome.output
-    return SEEN.pop()
+    return CliRunner().invoke(app, line.split())
 
 
 def test_without_options_a_command_gets_the_defaults() -> None:
-    """Parse an empty command line into default `Settings`."""
-    settings, suite, depth = called("")
-    assert (Settings(), "quick", 1) == (settings, suite, depth)
+    """Parse an empty command line into defaults; axes without a text have no value."""
+    assert 0 == invoked("").exit_code
+    assert SEEN.pop() == {
+        "suite": "quick",
+        "axes": {},
+        "trained": {"bucket_views": (False,)},
+        "settings": Settings(),
+        "given": [],
+    }
 
 
-def test_options_become_settings_beside_the_own() -> None:
-    """Separate shared options from the command's own in any order."""
+def test_options_fill_the_parameters_that_stand_for_them() -> None:
+    """Divide options in any order; read the texts of axes; tell what was typed."""
     line = (
-        "-n 4 mine --out there --launcher-arg -x --depth 3 --launcher-arg -y --case-timeout 5"
-        " --fail-fast"
+        "-n 4 mine --bucket-view both --out there -d int8,float32 --launcher-arg -x --sync none"
+        " --launcher-arg -y --case-timeout 5 --fail-fast --env A=1 --env B=2"
     )
-    settings, suite, depth = called(line)
+    assert 0 == invoked(line).exit_code
+    seen = SEEN.pop()
     expected = Settings(
         ranks=4, out=Path("there"), launcher_arg=["-x", "-y"], case_timeout=5.0, fail_fast=True
     )
-    assert (expected, "mine", 3) == (settings, suite, depth)
+    axes = {"dtypes": ("int8", "float32"), "sync": "none", "env": ["A=1", "B=2"]}
+    assert (expected, axes) == (seen["settings"], seen["axes"])
+    assert {"bucket_views": (False, True)} == seen["trained"]
+    assert {"SUITE", "--ranks", "--dtype", "--launcher-arg"} < set(seen["given"])
+    assert "--hostfile" not in seen["given"]
+
+
+def test_a_text_that_is_not_understood_names_its_option() -> None:
+    """Begin the sentence with the option."""
+    with pytest.raises(InputError, match=r"^--batch: few"):
+        raise invoked("--batch few").exception
+
+
+def test_options_exclude_each_other_only_if_typed() -> None:
+    """Refuse two options that were typed, also with their default values."""
+    refuse(("--as",), "--as", ("--soak",), "which measures once")
+    refuse(("--soak",), "--as", ("--soak",), "which measures once")
+    with pytest.raises(InputError, match="--soak was given with --as"):
+        refuse(("--soak", "--as"), "--as", ("--soak",), "which measures once")
+    with pytest.raises(InputError, match="--link is of --expect"):
+        check_needed(("--link",), "--link", "--expect")
 
 
 def test_a_default_directory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

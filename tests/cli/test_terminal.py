@@ -1,42 +1,59 @@
 """Tests of what a run shows at the terminal."""
 
 import io
+from collections.abc import Callable
 
-import pytest
 from builders import make_record
 
-from commbench.cli.terminal import LineDisplay, make_console
+from commbench.cli.terminal import PROGRESS_S, LineDisplay, make_console
 from commbench.launch.events import CaseFinished, CaseProgress, LaunchFinished, LaunchStarted
 
 
-@pytest.mark.parametrize(
-    ("stage", "name"), [("", "launch 2 of 3"), ("confirm", "confirm launch 2 of 3")]
-)
-def test_a_log_names_launches_and_stages(stage: str, name: str) -> None:
-    """Write one line per launch, with its stage if there are several, and one per failure."""
+def lines_of(tell: Callable[[LineDisplay], None], step_s: float = 0.0) -> list[str]:
+    """Return what a display prints while time advances by ``step_s`` at each look."""
     stream = io.StringIO()
-    display = LineDisplay(make_console(stream))
-    display.on(LaunchStarted(launch=1, launches=3, stage=stage))
-    display.on(CaseProgress(done=4, total=9, case="a case", eta_s=12.0))
-    display.on(CaseFinished(record=make_record(status="failed", reason="rank 1 raised")))
-    display.on(CaseFinished(record=make_record()))
+    now_s = iter(range(10**6))
+    display = LineDisplay(make_console(stream), clock=lambda: step_s * next(now_s))
+    tell(display)
+    display.close()
+    return stream.getvalue().splitlines()
+
+
+def launch(display: LineDisplay, number: int, *, stage: str = "", has_cases: bool = True) -> None:
+    """Tell a display of one launch of three."""
+    display.on(LaunchStarted(launch=number, launches=3, stage=stage))
+    if has_cases:
+        display.on(CaseProgress(done=4, total=9, case="a case", eta_s=12.0))
+        display.on(CaseFinished(record=make_record()))
     display.on(LaunchFinished(seconds=5.0))
-    failed, finished = stream.getvalue().splitlines()
+
+
+def test_a_log_has_a_line_for_each_stage() -> None:
+    """Sum the launches of a stage and their time."""
+
+    def tell(display: LineDisplay) -> None:
+        for stage in ("collectives", "confirm"):
+            launch(display, 0, stage=stage)
+            launch(display, 1, stage=stage)
+
+    first, second = lines_of(tell)
+    assert ["collectives", "2", "launches", "10", "s"] == first.split()
+    assert second.endswith("2 launches    10 s")
+
+
+def test_a_long_stage_tells_its_progress() -> None:
+    """Tell how far a stage has come once a minute."""
+    progress, _ = lines_of(lambda display: launch(display, 1), step_s=PROGRESS_S)
+    assert "launch 2 of 3: 5 of 9 measurements" in progress
+
+
+def test_a_failure_is_told_at_once() -> None:
+    """Print a failed case, and a launch that measured nothing."""
+
+    def tell(display: LineDisplay) -> None:
+        display.on(CaseFinished(record=make_record(status="failed", reason="rank 1 raised")))
+        launch(display, 0, has_cases=False)
+
+    failed, empty, _ = lines_of(tell)
     assert "  failed: mpi all_reduce 1 KiB float32 sum: rank 1 raised" == failed
-    assert finished.startswith(f"{name}: 5")
-    assert "5 of 9 measurements" in finished
-
-
-def test_a_launch_that_measured_nothing_says_so() -> None:
-    """Count the cases of each launch from zero."""
-    stream = io.StringIO()
-    display = LineDisplay(make_console(stream))
-    for launch in range(2):
-        display.on(LaunchStarted(launch=launch, launches=2))
-        if not launch:
-            display.on(CaseProgress(done=8, total=9, case="a case", eta_s=12.0))
-            display.on(CaseFinished(record=make_record()))
-        display.on(LaunchFinished(seconds=5.0))
-    first, second = stream.getvalue().splitlines()
-    assert "9 of 9 measurements" in first
-    assert second.endswith("nothing was measured")
+    assert empty.endswith("nothing was measured")

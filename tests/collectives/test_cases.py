@@ -109,7 +109,7 @@ def test_names_show_settings_that_differ_from_the_defaults() -> None:
     )
     assert "mpi barrier" == str(make_case("barrier"))
     assert "mpi all_reduce 1 KiB float32 sum pipelined" == str(make_case(sync="none"))
-    assert "mpi all_reduce 1 KiB float32 sum from a graph in rotated buffers" == str(
+    assert "mpi all_reduce 1 KiB float32 sum graph in rotated buffers" == str(
         make_case(graph=True, sync="none", buffers="rotated")
     )
     assert "mpi all_reduce 1 KiB float32 sum persistent" == str(make_case(persistent=True))
@@ -138,7 +138,7 @@ def test_cadences_and_buffers_are_axes() -> None:
     assert [(*cadence, "hot") for cadence in cadences] == [
         (case.mode, case.sync, case.buffers) for case in cases if case.operation == "barrier"
     ]
-    assert "nccl all_reduce 8 B float32 sum from a graph in rotated buffers" == str(cases[5])
+    assert "nccl all_reduce 8 B float32 sum graph in rotated buffers" == str(cases[5])
     assert "barrier" == replace(sweep, sync="barrier", cadences=["graph"]).cases(2)[0].sync
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from commbench.collectives.datatypes import DTYPES, TILE, DataType, KnownData
 from commbench.collectives.operations import REDOPS, Span
 from commbench.engine.communicator import STALE
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 
 FOLDS = {"sum": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply, "avg": np.add}
 #: Bounds within which every whole number is exact; bfloat16 keeps 8 significant bits.

@@ -18,7 +18,8 @@ from commbench.collectives.patterns import (
     ranks_of,
     shares_of,
 )
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import InputError
+from commbench.findings import UnsupportedError
 
 #: Patterns without a number, and those with one, for any number of ranks.
 GROUPED = ("node", "cross", "pairs:intra", "pairs:inter", "bisection")

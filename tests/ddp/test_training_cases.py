@@ -215,6 +215,8 @@ def test_switches_are_swept_and_named() -> None:
     """Cross every switch with the others, and name what differs from DDP's default."""
     sweep = TrainingSweep(
         workload="mlp",
+        bucket_caps=("default",),
+        hooks=("none",),
         broadcast_buffers=(True, False),
         batched_grad_copies=(False, True),
         compile_modes=("", "ddp_optimizer"),
@@ -233,9 +235,10 @@ def test_switches_are_swept_and_named() -> None:
 def test_baseline_looks_for_unused_parameters_only_if_all_do() -> None:
     """Compare the search with the default, unless the model needs the search."""
     plain, fp16 = case(unused_parameters=True), case(hook="fp16", unused_parameters=True)
-    both = TrainingSweep(workload="mlp", unused_parameters=(False, True), hooks=("fp16",))
+    one = {"bucket_caps": ("default",), "hooks": ("fp16",)}
+    both = TrainingSweep(workload="mlp", unused_parameters=(False, True), **one)
     assert [case(), case(hook="fp16"), fp16, case().local()] == both.cases(ranks=2, batch=32)
-    needed = TrainingSweep(workload="mlp", unused_parameters=(True,), hooks=("fp16",))
+    needed = TrainingSweep(workload="mlp", unused_parameters=(True,), **one)
     assert [plain, fp16, case().local()] == needed.cases(ranks=2, batch=32)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from commbench.engine.control import ThreadControl, agree_on, gather_everywhere, run_threads
-from commbench.errors import Reason, UnsupportedError
+from commbench.findings import Finding, UnsupportedError
 
 
 def test_everybody_learns_everything() -> None:
@@ -19,7 +19,7 @@ def test_everybody_learns_everything() -> None:
 def test_what_one_rank_cannot_do_none_does(refusing: set[int]) -> None:
     """Return every rank's result, or the sentence of the first rank that failed."""
 
-    def work(control: ThreadControl) -> int | Reason:
+    def work(control: ThreadControl) -> int | Finding:
         def find() -> int:
             if control.rank in refusing:
                 raise UnsupportedError("missing", backend=f"rank {control.rank}", what="reduce")

@@ -349,7 +349,7 @@ def test_a_row_has_the_median_over_launches() -> None:
         for launch, joules in enumerate((1.0, 5.0, 2.0))
     ]
     (row,) = summarise_run([*records, make_record(make_case(), launch=3)], {})
-    assert 2.0 == row.energy_J
+    assert (2.0, "cpu") == (row.energy_J, row.energy_of)
 
 
 def test_launches_that_count_different_things_have_no_energy_together() -> None:

@@ -18,7 +18,7 @@ from commbench.engine.records import Record
 from commbench.engine.timing.loops import Call, Repetitions
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS
 from commbench.engine.visits import settings_after
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 from commbench.results import Run
 from commbench.results.summary import keyed_rows
 from commbench.stats import Verdict

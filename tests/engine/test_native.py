@@ -14,7 +14,8 @@ from commbench.engine.timing.clocks import GlobalClock, Line
 from commbench.engine.timing.loops import Call, Progress, Turns
 from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls, address_of
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
-from commbench.errors import CommbenchError, UnsupportedError
+from commbench.errors import CommbenchError
+from commbench.findings import UnsupportedError
 
 #: Numbers of arguments of the MPI functions that the backends call.
 ARITIES = (1, 3, 5, 6, 7, 8, 12)

@@ -3,7 +3,7 @@
 import pytest
 
 from commbench.engine.setup import MOST_BYTES, MOST_SETS, sets_needed
-from commbench.errors import UnsupportedError
+from commbench.findings import UnsupportedError
 
 MIB = 2**20
 

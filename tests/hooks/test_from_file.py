@@ -12,7 +12,8 @@ from launching import HERE
 from training_builders import make_training_case
 
 from commbench.ddp.plan.cases import LOCAL, TrainingCase, hook_position
-from commbench.errors import InputError, UnpredictedError
+from commbench.errors import InputError
+from commbench.findings import UnpredictedError
 from commbench.hooks.message import BucketShape
 from commbench.hooks.registry import (
     HOOKS,

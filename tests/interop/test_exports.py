@@ -63,20 +63,17 @@ def test_reading_for_an_export_imports_neither_torch_nor_mpi(
 
 def test_tables_have_the_columns_of_the_csv_files() -> None:
     """Give each table the columns of its CSV file, with types."""
-    tables = {table.name: table for table in tables_of(load_run(BENCH))}
+    tables = tables_of(load_run(BENCH))
     assert ["collectives", "ddp", "buckets", "repetitions", "steps"] == list(tables)
-    assert (COLUMNS, DDP_COLUMNS) == (
-        tuple(tables["collectives"].frame),
-        tuple(tables["ddp"].frame),
-    )
-    types = {str(dtype) for table in tables.values() for dtype in table.frame.dtypes}
+    assert (COLUMNS, DDP_COLUMNS) == (tuple(tables["collectives"]), tuple(tables["ddp"]))
+    types = {str(dtype) for table in tables.values() for dtype in table.dtypes}
     assert {"string", "Int64", "Float64", "boolean"} == types
 
 
 def test_every_repetition_and_step_is_a_line() -> None:
     """Write one row per sample, with case and launch."""
     run = load_run(BENCH)
-    tables = {table.name: table.frame for table in tables_of(run)}
+    tables = tables_of(run)
     lines = tables["repetitions"]
     assert [time for record in run.records for time in record.times_us] == list(lines["time_us"])
     steps = sum(len(record.step_ms) for record in run.training_records)
@@ -95,13 +92,13 @@ def test_parquet_reads_back(path: Path, tmp_path: Path) -> None:
     run = dataclasses.replace(load_run(path), path=tmp_path)
     folder = write_parquet(run)
     assert tmp_path / "parquet" == folder
-    names = {f"{table.name}.parquet" for table in tables_of(run)}
-    assert names == {each.name for each in folder.iterdir()}
-    for table in tables_of(run):
-        read = parquet.read_table(folder / f"{table.name}.parquet")
-        values = table.frame.astype(object).where(table.frame.notna(), None)
+    tables = tables_of(run)
+    assert {f"{name}.parquet" for name in tables} == {each.name for each in folder.iterdir()}
+    for name, table in tables.items():
+        read = parquet.read_table(folder / f"{name}.parquet")
+        values = table.astype(object).where(table.notna(), None)
         assert values.to_dict("list") == read.to_pydict()
-        assert list(map(str, table.frame.dtypes)) == list(map(str, read.to_pandas().dtypes))
+        assert list(map(str, table.dtypes)) == list(map(str, read.to_pandas().dtypes))
         assert run.info == json.loads(read.schema.metadata[b"commbench"])
     schema = parquet.read_table(folder / "collectives.parquet").schema
     assert b"ranks of the launch" == schema.field("world_size").metadata[b"about"]

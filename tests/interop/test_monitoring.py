@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from commbench.interop.exports.metrics import METRICS
+from commbench.interop.exports.measures import MEASURES
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "monitoring"
@@ -51,13 +51,13 @@ ASKED = [
 
 def test_the_dashboard_asks_for_every_metric_there_is_and_no_other() -> None:
     """Query exactly the metrics of an export."""
-    assert set(METRICS) == set(re.findall(r"\bcommbench_\w+", " ".join(queries())))
+    assert set(MEASURES) == set(re.findall(r"\bcommbench_\w+", " ".join(queries())))
 
 
 def labels_of(query: str) -> set[str]:
     """Return the labels of the metrics that a query names, which all have to exist."""
     names = re.findall(r"commbench_\w+", query)
-    return {"benchmark", *ADDED}.union(*(METRICS[name].labels for name in names))
+    return {"benchmark", *ADDED}.union(*(MEASURES[name].labels for name in names))
 
 
 @pytest.mark.parametrize("query", ASKED)

@@ -15,9 +15,8 @@ from commbench.analysis.expectations import Outcome, judge, parse_expectation
 from commbench.analysis.runs import straggler_findings
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
-from commbench.interop.exports.metrics import METRICS, metrics_of
+from commbench.interop.exports.measures import MEASURES, Sample, samples_of
 from commbench.interop.exports.openmetrics import render_openmetrics, write_openmetrics
-from commbench.interop.exports.samples import Sample
 from commbench.results import Run, load_run
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -73,7 +72,7 @@ def test_times_are_in_seconds_and_bandwidths_in_bytes() -> None:
     case = make_case(message_bytes=10**6)
     training = make_training_launches([20.0] * 6, make_training_case())
     run = make_run(make_launches([100.0] * 6, case), training)
-    samples = metrics_of(run)
+    samples = samples_of(run)
     labels = ("mpi", "all_reduce", "flat", "", "2", "float32", "1000000", "")
     assert pytest.approx(100e-6) == values(samples, "commbench_collective_seconds")[labels]
     assert (
@@ -87,7 +86,7 @@ def test_times_are_in_seconds_and_bandwidths_in_bytes() -> None:
 def test_intervals_are_those_of_the_row() -> None:
     """Return the interval of collectives.csv."""
     run = make_run(make_launches(STEADY))
-    (row,), samples = run.rows, metrics_of(run)
+    (row,), samples = run.rows, samples_of(run)
     for end, stated in (("low", row.time_us_ci_low), ("high", row.time_us_ci_high)):
         (bound,) = values(samples, f"commbench_collective_ci_{end}_seconds").values()
         assert stated is not None
@@ -101,7 +100,7 @@ def test_a_case_without_a_time_says_so() -> None:
         make_record(hung, status="hung", reason="rank 1"),
         *make_launches([5.0] * 6, wrong, status="wrong"),
     ]
-    samples = metrics_of(make_run([*records, *make_launches(STEADY)]))
+    samples = samples_of(make_run([*records, *make_launches(STEADY)]))
     assert [1.0] == list(values(samples, "commbench_collective_ok").values())[2:]
     assert [0.0, 0.0] == list(values(samples, "commbench_collective_ok").values())[:2]
     assert 1 == len(values(samples, "commbench_collective_bus_bytes_per_second"))
@@ -127,7 +126,7 @@ def test_cases_that_differ_in_little_are_told_apart() -> None:
     records = [
         record for case in cases for record in make_launches(STEADY, case, sync=case.sync or "none")
     ]
-    labels = list(values(metrics_of(make_run(records)), "commbench_collective_ok"))
+    labels = list(values(samples_of(make_run(records)), "commbench_collective_ok"))
     assert len(cases) == len(set(labels))
     variants = {variant for *_, variant in labels}
     assert {"", "out of place", "max", "root 1", "barrier, native"} <= variants
@@ -136,7 +135,7 @@ def test_cases_that_differ_in_little_are_told_apart() -> None:
 def test_the_slow_host_is_said_once_at_its_worst() -> None:
     """Name a slow host once, with the larger factor of both backends."""
     run = load_run(RESULTS / "matrix_slow_host_xeon2core_20261125")
-    samples = metrics_of(run)
+    samples = samples_of(run)
     worst = max(straggler.factor for straggler in straggler_findings(run).stragglers)
     assert {("host", "host3"): worst} == values(samples, "commbench_slow_factor_ratio")
     assert {(): straggler_findings(run).comparisons} == values(samples, "commbench_slow_compared")
@@ -145,7 +144,7 @@ def test_the_slow_host_is_said_once_at_its_worst() -> None:
 def test_the_recommendation_of_a_kept_run() -> None:
     """Return verdict, setting and speedup with interval of recommendation.json."""
     run = load_run(RESULTS / KEPT[0])
-    samples, stated = metrics_of(run), run.recommendation
+    samples, stated = samples_of(run), run.recommendation
     assert stated is not None
     (labels,) = values(samples, "commbench_recommendation_info")
     assert (stated.workload, str(stated.world_size), stated.verdict) == labels[:3]
@@ -157,7 +156,7 @@ def test_the_recommendation_of_a_kept_run() -> None:
 
 def test_when_the_run_began_is_a_value() -> None:
     """Return the start in Unix time."""
-    samples = metrics_of(make_run(make_launches(STEADY)))
+    samples = samples_of(make_run(make_launches(STEADY)))
     assert {(): 1795259339.0} == values(samples, "commbench_run_start_timestamp_seconds")
     assert {(): 1.0} == values(samples, "commbench_run_complete")
 
@@ -168,7 +167,7 @@ def test_each_expectation_has_its_outcome() -> None:
     bounds = {"<= 120us": "met", "<= 80us": "not met"}
     texts = {f"all_reduce@8: time {bound}": outcome for bound, outcome in bounds.items()}
     texts |= {"all_gather@8: time <= 1us": "not tested"}
-    samples = metrics_of(run, judge(run, [parse_expectation(text) for text in texts]))
+    samples = samples_of(run, judge(run, [parse_expectation(text) for text in texts]))
     outcomes = values(samples, "commbench_expectation")
     assert texts == {text: outcome for (text, outcome), value in outcomes.items() if value == 1}
     assert {(text, str(outcome)) for text in texts for outcome in Outcome} == set(outcomes)
@@ -181,10 +180,10 @@ def test_each_expectation_has_its_outcome() -> None:
 @pytest.mark.parametrize("name", KEPT)
 def test_lines_are_well_formed_and_no_series_comes_twice(name: str) -> None:
     """Write every sample with its metric's labels, and no series twice."""
-    text = render_openmetrics(metrics_of(load_run(RESULTS / name)), benchmark="nightly")
+    text = render_openmetrics(samples_of(load_run(RESULTS / name)), benchmark="nightly")
     samples = parse(text)
     for metric, labels, _ in samples:
-        assert ["benchmark", *METRICS[metric].labels] == list(labels)
+        assert ["benchmark", *MEASURES[metric].labels] == list(labels)
     series = Counter((metric, *labels.items()) for metric, labels, _ in samples)
     assert {1} == set(series.values())
     assert text.endswith("\n# EOF\n")
@@ -194,7 +193,7 @@ def test_labels_are_escaped() -> None:
     """Escape quotes, backslashes and line feeds in labels."""
     name = 'C:\\new "model"\n} 1\ncommbench_run_complete{'
     run = make_run(training=make_training_launches([20.0] * 6, make_training_case(workload=name)))
-    samples = parse(render_openmetrics(metrics_of(run), benchmark='a"b'))
+    samples = parse(render_openmetrics(samples_of(run), benchmark='a"b'))
     workloads = {labels.get("workload") for _, labels, _ in samples}
     assert {name, None} == workloads
     assert {'a"b'} == {labels["benchmark"] for _, labels, _ in samples}
@@ -219,7 +218,7 @@ def test_promtool_finds_nothing_wrong(name: str) -> None:
         pytest.skip("needs promtool: Debian's package prometheus")
     run = load_run(RESULTS / name)
     answers = judge(run, [parse_expectation(text) for text in ("wrong = 0", "stragglers = none")])
-    text = render_openmetrics(metrics_of(run, answers), benchmark="nightly")
+    text = render_openmetrics(samples_of(run, answers), benchmark="nightly")
     done = subprocess.run(
         [promtool, "check", "metrics"],
         input=text,
@@ -237,7 +236,7 @@ def test_promtool_finds_nothing_wrong(name: str) -> None:
 def test_a_soak_names_its_events_and_drift() -> None:
     """State the number of events by kind, the longest by rank and the drift as a share."""
     run = load_run(RESULTS / SOAK)
-    samples = [each for each in metrics_of(run) if each.name.startswith("commbench_soak")]
+    samples = [each for each in samples_of(run) if each.name.startswith("commbench_soak")]
     found = {(each.name, *each.labels.values()): each.value for each in samples}
     prefix, case = "commbench_soak_", "gloo all_reduce 64 KiB float32 sum"
     assert found == {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.launch.diagnosis import Diagnosis, MemoryKills, diagnose_exit
 from commbench.launch.events import RankError
 
@@ -205,8 +205,8 @@ def error(rank: int, text: str) -> RankError:
 def test_the_error_of_a_rank_comes_before_an_exit_status() -> None:
     """Prefer the error that a rank raised to an exit status."""
     diagnosis = diagnose_exit(OPENMPI_ABORT.splitlines(), [error(1, "ValueError: boom")], 1)
-    reason = Reason(
-        code="rank_raised", subject="rank 1 on host n1", parameters={"error": "ValueError: boom"}
+    reason = Finding(
+        code="rank_raised", subject="rank 1 on host n1", numbers={"error": "ValueError: boom"}
     )
     assert Diagnosis(rank=1, host="n1", state="raised ValueError: boom", reason=reason) == diagnosis
 
@@ -244,7 +244,7 @@ SILENT = Diagnosis(
     rank=2,
     host="host2",
     state="is silent",
-    reason=Reason.stated("host host2 (rank 2) is silent"),
+    reason=Finding.stated("host host2 (rank 2) is silent"),
     is_lost=True,
 )
 

@@ -9,7 +9,7 @@ import pytest
 from conducting import run
 from launching import ScriptLauncher, make_request, marked_environment
 
-from commbench.analysis.env import collective_envs, variable_sentences
+from commbench.analysis.env import collective_envs, variable_findings
 from commbench.collectives.cases import Sweep
 from commbench.results import load_run
 
@@ -125,10 +125,9 @@ def test_the_slower_environment_is_named_beside_an_even_control(
     verdicts = {ratio.env: str(ratio.comparison.verdict) for ratio in comparison.ratios}
     assert "slower" == verdicts["A=2"]
     assert "slower" not in {verdicts[env] for env in ENVS[1:] if env != "A=2"}
-    assert "No environment is shown to be faster than A=1" in comparison.sentence
-    assert ["In 20 of 20 starts every rank had A as asked."] == variable_sentences(
-        measured_run.info
-    )
+    assert "env_none" == comparison.finding.code
+    (variables,) = variable_findings(measured_run.info)
+    assert {"right": 20, "starts": 20, "names": ("A",)} == variables.numbers
 
 
 @pytest.mark.slow

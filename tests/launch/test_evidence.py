@@ -1,14 +1,14 @@
 """Tests of the evidence about a failed rank in run.json, collected from reports of ranks."""
 
 from commbench.collectives.cases import Sweep
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.launch.diagnosis import Diagnosis, Evidence, find_crash_report
 from commbench.launch.events import MAIN, RankError, Stack
 
 CASE = Sweep(backends=["gloo"], sizes=[8]).cases(4)[0]
 PROCESSES = {rank: (f"n{rank}", 100 + rank) for rank in range(4)}
 STOPPED = Diagnosis(
-    rank=1, host="n1", state="is stopped", reason=Reason.stated("rank 1 on host n1 is stopped")
+    rank=1, host="n1", state="is stopped", reason=Finding.stated("rank 1 on host n1 is stopped")
 )
 LOOP = "commbench/timing/loops.py:8 in run"
 
@@ -73,7 +73,7 @@ def test_without_a_failed_rank_every_rank_is_among_the_others() -> None:
     evidence = Evidence()
     evidence.add(stack(0, LOOP))
     failed = evidence.failed_rank(
-        Diagnosis(rank=None, reason=Reason(code="no_rank_stands_out")), None, PROCESSES, []
+        Diagnosis(rank=None, reason=Finding(code="no_rank_stands_out")), None, PROCESSES, []
     )
     assert (None, None, "", [0]) == (failed.rank, failed.pid, failed.case, failed.others[0].ranks)
 

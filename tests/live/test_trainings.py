@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from commbench.results import load_run
+
 pytest.importorskip("torch")
 
 FOLDER = Path(__file__).with_name("trainings")
 #: Kinds whose training once hung, died or diverged; the others are slow tests.
-FIRST = ("thawed", "preview")
+FIRST = ("thawed", "halves")
 OTHERS = (
+    "preview",
+    "late_hook",
+    "wrapped_anew",
+    "twice",
     "sparse",
     "sharpness",
     "plain",
@@ -31,6 +37,26 @@ OTHERS = (
     "unused",
     "few",
     "shared_group",
+    "longer",
+    "scaled",
+    "compiled",
+    "compiled_whole",
+    "averaged",
+    "zero",
+    "workers",
+    "closure",
+    "penalised",
+    "adapted",
+    "by_own_exchange",
+    "restarted",
+    "leaving",
+)
+#: Kinds whose steps cannot be tuned: too few, compiled with the buckets, or without DDP's exchange.
+UNTUNED = ("few", "compiled_whole", "by_own_exchange")
+#: Kinds whose watching once went wrong, and others.
+WATCHED = (
+    *("plain", "reentrant", "sharpness", "sparse", "thawed", "halves", "late_hook", "wrapped_anew"),
+    *("twice", "adapted", "restarted", "leaving"),
 )
 KINDS = [*FIRST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
 #: A method, the call that raises, and the rank: before, while and after ranks agree. From ``4+`` on
@@ -69,12 +95,10 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def run(*words: str, before: tuple[str, ...] = (), ranks: int = 2) -> tuple[int, list[str], str]:
-    """Return exit code, digests of all ranks, and standard error of a training."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    address = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+def start(*words: str, before: tuple[str, ...] = ()) -> tuple[int, list[str], str]:
+    """Return exit code, digests of all ranks, and standard error of a Python command."""
     done = subprocess.run(
-        [*before, *launcher, *address, str(FOLDER / words[0]), *words[1:]],
+        [*before, sys.executable, *words],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -84,10 +108,19 @@ def run(*words: str, before: tuple[str, ...] = (), ranks: int = 2) -> tuple[int,
     return done.returncode, done.stdout.split(), done.stderr
 
 
+def run(*words: str, before: tuple[str, ...] = (), ranks: int = 2) -> tuple[int, list[str], str]:
+    """Return the same of a training."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    address = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    if "restarted" in words:
+        address = ["--standalone", "--max-restarts", "1"]
+    return start(*launcher, *address, str(FOLDER / words[0]), *words[1:], before=before)
+
+
 @cache
-def plain_digests(kind: str, ranks: int = 2) -> list[str]:
-    """Return the digests of a training without commbench."""
-    return run("kinds.py", kind, ranks=ranks)[1]
+def plain_end(kind: str, ranks: int = 2) -> tuple[int, list[str]]:
+    """Return the exit code and the digests of a training without commbench."""
+    return run("kinds.py", kind, ranks=ranks)[:2]
 
 
 def commbench(*words: str) -> tuple[str, ...]:
@@ -97,22 +130,40 @@ def commbench(*words: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tuned_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> None:
-    """End with the same bits and exit code 0, and say what came of it."""
+    """End with the same bits and exit code, and say what came of it."""
     before = commbench("tune", "--allow", "none", "--out", str(tmp_path / "run"))
     code, digests, errors = run("kinds.py", kind, before=before)
-    assert (code, digests) == (0, plain_digests(kind)), errors
-    assert len(set(digests)) == 1
-    assert "Traceback" not in errors
-    assert (tmp_path / "run" / "ddp.csv").exists() == (kind != "few")
+    assert (code, digests) == plain_end(kind), errors
+    assert "Traceback" not in errors or kind in {"leaving", "restarted"}
+    assert (tmp_path / "run" / "ddp.csv").exists() == (kind not in UNTUNED)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "reentrant", "sharpness", "sparse", "thawed"])
+@pytest.mark.parametrize("kind", WATCHED)
 def test_a_watched_training_ends_as_a_plain_one(kind: str, tmp_path: Path) -> None:
-    """End with the same bits and exit code 0, and leave a run."""
+    """End with the same bits and exit code, and leave a run."""
     before = commbench("watch", "--steps", "60", "--out", str(tmp_path / "run"))
     code, digests, errors = run("kinds.py", kind, before=before)
-    assert (code, digests) == (0, plain_digests(kind)), errors
+    assert (code, digests) == plain_end(kind), errors
+    assert (tmp_path / "run" / "ddp.csv").exists()
+
+
+def test_a_training_stops_after_the_decision_and_another_launch_is_added(tmp_path: Path) -> None:
+    """Tune a script by its own call, twice into one directory; both end early with exit code 0."""
+    for _ in "ab":
+        script = str(FOLDER / "spawned.py")
+        code, digests, errors = start(script, str(free_port()), str(tmp_path / "run"))
+        assert (code, digests) == (0, []), errors
+    launches = load_run(tmp_path / "run").info["launches"]
+    assert [launch["ending"] for launch in launches] == ["steps", "steps"]
+
+
+@pytest.mark.slow
+def test_ranks_that_a_script_spawns_end_as_plain_ones(tmp_path: Path) -> None:
+    """End with the digests of the same training under torchrun."""
+    before = commbench("tune", "--out", str(tmp_path / "run"))
+    code, digests, errors = start(str(FOLDER / "spawned.py"), str(free_port()), before=before)
+    assert (code, digests) == plain_end("plain"), errors
     assert (tmp_path / "run" / "ddp.csv").exists()
 
 
@@ -132,5 +183,5 @@ def test_a_fault_of_commbench_harms_no_training(
     """End as without commbench although one of its functions raises, or a rank is stopped."""
     before = commbench("tune", "--allow", "none", "--out", str(tmp_path / "run"))
     code, digests, errors = run("faulty.py", method, call, rank, before=before)
-    assert (code, digests) == (0, plain_digests("plain")), errors
+    assert (code, digests) == plain_end("plain"), errors
     assert "Traceback" not in errors

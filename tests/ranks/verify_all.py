@@ -19,7 +19,7 @@ from commbench.engine.control import Control, agree_on, gather_everywhere
 from commbench.engine.setup import Prepared, prepare
 from commbench.engine.timing.loops import Call, Progress
 from commbench.engine.timing.sync import SyncPlan
-from commbench.errors import Reason
+from commbench.findings import Finding
 
 #: A number that no library likes; the least is tried in these types too.
 ELEMENTS_PER_RANK, OFTEN = 301, ("float32", "int8")
@@ -104,7 +104,7 @@ def prepared_everywhere(
 ) -> Prepared | str:
     """Return the prepared case, or the reason why some rank cannot prepare it."""
     prepared = agree_on(control, lambda: prepare(case, communicator, hosts))
-    return str(prepared) if isinstance(prepared, Reason) else prepared
+    return str(prepared) if isinstance(prepared, Finding) else prepared
 
 
 def natively_wrong(prepared: Prepared, control: Control) -> int:

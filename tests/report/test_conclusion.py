@@ -12,7 +12,9 @@ from training_builders import launches_of, make_training_launches
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.results.recommendation import Recommendation, paragraph, snippets
+from commbench.findings import Finding
+from commbench.results.recommendation import Recommendation
+from commbench.results.verdict import recommendation_findings, snippets
 
 
 def learning(case: TrainingCase, losses: Sequence[float], **changes: Any) -> list[TrainingRecord]:
@@ -48,51 +50,51 @@ def test_compression_states_its_cost() -> None:
     assert -0.05 == pytest.approx(cost.metric.difference)
 
 
-def test_paragraph_of_a_compressed_best() -> None:
+def said_by(recommendation: Recommendation) -> dict[str, Finding]:
+    """Return what a recommendation says, by code."""
+    headline, *others = recommendation_findings(recommendation)
+    return {finding.code: finding for finding in (headline, *headline.details, *others)}
+
+
+def test_a_compressed_best_states_its_cost() -> None:
     """State verdict, gain, and the cost in loss and accuracy."""
-    text = paragraph(compressed())
-    for part in (
-        "mlp on 2 ranks",
-        "topk:0.01 with 5 MiB buckets, which alters learning",
-        "2.000 times",
-        "After 40 steps its training loss is 2.135 against 2.038 (paired by launch: +0.096",
-        "accuracy is 0.7 against 0.75 (paired: -0.05",
-    ):
-        assert part in text
-    assert "learnt no more" not in text
-    assert "learnt no more" in paragraph(compressed(loss=2.99, step_ms=18))
+    said = said_by(compressed())
+    headline = said["setting_change_altering"]
+    assert "mlp on 2 ranks" == headline.subject
+    assert "topk:0.01 with 5 MiB buckets" == headline.numbers["setting"]
+    assert "2.000 [2.000, 2.000] times" in str(said["reason"])
+    assert (40, pytest.approx(0.096, abs=1e-3)) == (
+        said["learning_loss"].numbers["steps"],
+        said["learning_loss"].numbers["difference"][0],
+    )
+    assert (0.7, 0.75) == (
+        said["learning_metric"].numbers["value"],
+        said["learning_metric"].numbers["value_baseline"],
+    )
+    assert "learning_no_more" not in said
+    assert "learning_no_more" in said_by(compressed(loss=2.99, step_ms=18))
 
 
-def test_paragraph_names_the_uncompressed_gain() -> None:
+def test_the_gain_without_compression_is_stated() -> None:
     """State the gain without compression with its interval, and unknown accuracy."""
-    text = paragraph(decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))]))
-    assert "5 MiB buckets, 1.111 times as fast as the default [1.111, 1.111]" in text
-    assert "learning was not measured" in text
+    said = said_by(decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))]))
+    assert "5 MiB buckets" == said["fastest_safe"].subject
+    assert [pytest.approx(20 / 18)] * 3 == list(said["fastest_safe"].numbers["speedup"])
+    assert "learning_unmeasured" in said
 
 
 def test_conclusion_leads_with_what_leaves_learning_as_it_is() -> None:
     """List the setting without effect on learning first, although compression is faster."""
     recommendation = decide([*sweep(five=15, topk=10), *fresh((FIVE, 15), (TOPK, 10))])
     safe = recommendation.safe
-    assert safe is not None
     assert ("change", "5") == (safe.verdict, safe.bucket_cap_mb)
     assert pytest.approx(20 / 15) == safe.speedup
-    text = paragraph(recommendation)
-    assert text.index("change to 5 MiB buckets") < text.index("topk:0.01 with 5 MiB")
+    headline = recommendation_findings(recommendation)[0]
+    assert ("setting_change_either", "5 MiB buckets") == (headline.code, headline.numbers["safe"])
     (_, safe_lines), (_, best_lines) = snippets(recommendation)
     assert "bucket_cap_mb=5" in safe_lines
     assert "TopK" not in safe_lines
     assert "TopK" in best_lines
-
-
-def test_a_file_without_a_safe_setting_is_read() -> None:
-    """Read a file of an earlier version without safe setting."""
-    data = json.loads(json.dumps(compressed().to_json()))
-    del data["safe"], data["blocks"], data["live"]
-    recommendation = Recommendation.from_json(data)
-    assert recommendation.safe is None
-    assert "change to topk:0.01 with 5 MiB buckets" in paragraph(recommendation)
-    assert 1 == len(snippets(recommendation))
 
 
 @pytest.mark.parametrize(
@@ -157,9 +159,10 @@ def test_few_and_bimodal_launches_are_warnings() -> None:
         *make_training_launches([20, 20.1, 20.2], confirmed(BASE)),
         *make_training_launches([15] * 3, confirmed(FIVE)),
     ]
-    assert "only 3 fresh launches" in paragraph(decide([*sweep(five=15), *few]))
+    assert any("only 3 fresh launches" in each for each in decide([*sweep(five=15), *few]).warnings)
     bimodal = make_training_launches([10, 10.1, 10.2, 15, 15.1, 15.2], confirmed(FIVE))
-    assert "bimodal" in paragraph(decide([*sweep(five=10), *fresh(), *bimodal]))
+    warnings = decide([*sweep(five=10), *fresh(), *bimodal]).warnings
+    assert any("bimodal" in each for each in warnings)
 
 
 def test_file_holds_the_contract() -> None:
@@ -177,6 +180,5 @@ def test_file_holds_the_contract() -> None:
     assert 2 == len(data["speedup_ci"])
     later = {**data, "later": 1, "best": {**data["best"], "later": 1}}
     assert recommendation == Recommendation.from_json(data) == Recommendation.from_json(later)
-    assert paragraph(recommendation) == data["paragraph"]
     undecided = decide(sweep(topk=10))
     assert undecided == Recommendation.from_json(json.loads(json.dumps(undecided.to_json())))

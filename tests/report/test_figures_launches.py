@@ -61,10 +61,10 @@ def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:
     sweep = [*launches_of(20.0), *launches_of(10.0, make_training_case("fp16"))]
     fresh = launches_of(20.0, make_training_case(phase="confirm"))
 
-    assert ["none, default buckets", "fp16, default buckets"] == [
+    assert ["default buckets", "fp16 with default buckets"] == [
         spread.name for spread in training_spreads(training_run_of(sweep), "")
     ]
-    assert ["none, default buckets"] == [
+    assert ["default buckets"] == [
         s.name for s in training_spreads(training_run_of([*sweep, *fresh]), "")
     ]
     assert [] == training_spreads(training_run_of([make_training_record()]), "")

@@ -45,8 +45,8 @@ def test_curves_are_the_mean_over_launches_and_bands_the_range() -> None:
     run = run_with_losses({"none": [[4.0, 2.0, 1.0], [6.0, 4.0, 1.0], [float("nan")]]})
     by_steps, by_time = painted(paint_learning, learned(run), "training loss").axes
     band = by_steps.collections[0].get_paths()[0].vertices[:, 1]
-    assert [(1.0, 5.0), (2.0, 3.0), (3.0, 1.0)] == points_of(by_steps, "none, default buckets")
-    times = [x for x, _ in points_of(by_time, "none, default buckets")]
+    assert [(1.0, 5.0), (2.0, 3.0), (3.0, 1.0)] == points_of(by_steps, "default buckets")
+    times = [x for x, _ in points_of(by_time, "default buckets")]
     assert pytest.approx([0.02, 0.04, 0.06]) == times
     assert (1.0, 6.0) == (band.min(), band.max())
 
@@ -77,8 +77,8 @@ def test_one_bucket_size_stands_for_each_hook() -> None:
         [one.name for one in learned(training_run_of(records, recommendation=recommendation))]
         for recommendation in (None, chosen)
     )
-    assert ["none, default buckets", "fp16, 25 MiB buckets"] == plain
-    assert "none, 25 MiB buckets" in other
+    assert ["default buckets", "fp16 with 25 MiB buckets"] == plain
+    assert "25 MiB buckets" in other
 
 
 def test_who_is_ahead_is_said_only_beyond_noise() -> None:
@@ -97,7 +97,7 @@ def test_who_is_ahead_is_said_only_beyond_noise() -> None:
         learning_figures([run_with_losses(losses)])[0].caption for losses in (paired, few, noisy)
     ]
     assert [True, False, False] == ["2.00 [2.00, 2.00]" in caption for caption in captions]
-    assert "11.5 with none" in captions[0]
+    assert "11.5 with default buckets" in captions[0]
     assert "9.50 with fp16" in captions[0]
 
 
@@ -119,7 +119,7 @@ def test_equal_time_is_when_the_first_is_through() -> None:
     losses = {"none": [falling] * 6, "fp16": [falling] * 6}
     run = run_with_losses(losses, {"none": 20.0, "fp16": 10.0})
     caption = learning_figures([run])[0].caption
-    for words in ("After 1 s", "53.0 with none", "5.50 with fp16", "47.5 [47.5, 47.5]"):
+    for words in ("After 1 s", "53.0 with default buckets", "5.50 with fp16", "47.5 [47.5, 47.5]"):
         assert words in caption
 
 
@@ -130,7 +130,7 @@ def test_metrics_have_a_figure_with_their_target() -> None:
     (group,) = groups([training_run_of(records)])
     measured = learned_of(group.trials[0], metric_of)
     axes = painted(paint_learning, measured, "accuracy", 0.7).axes[0]
-    assert [(10.0, 0.5), (20.0, 0.75)] == points_of(axes, "none, default buckets")
+    assert [(10.0, 0.5), (20.0, 0.75)] == points_of(axes, "default buckets")
     (drawing,) = learning_figures([training_run_of(records)])
     assert {"accuracy", "target"} <= set(texts_of(drawing.svg))
 

@@ -53,10 +53,10 @@ def bars(records: Sequence[TrainingRecord], colour: str) -> list[float]:
 def test_the_default_stands_above_the_recommended_setting() -> None:
     """Draw the default above the recommended or else the fastest setting."""
     keep = recommendation_of({"hook": "fp16", "bucket_cap_mb": "25"}, verdict="keep")
-    assert ["none, default buckets", "fp16, 25 MiB buckets"] == [
+    assert ["default buckets", "fp16 with 25 MiB buckets"] == [
         step.name for step in steps_of(trial())
     ]
-    assert ["none, default buckets"] == [step.name for step in steps_of(trial(recommendation=keep))]
+    assert ["default buckets"] == [step.name for step in steps_of(trial(recommendation=keep))]
 
 
 def test_buckets_wait_compress_and_communicate() -> None:
@@ -94,7 +94,7 @@ def test_a_lone_setting_is_named_where_the_default_failed() -> None:
     failed = make_training_record(status="failed", reason="No memory.")
     other = launches_of(10.0, make_training_case("fp16", "25"), buckets=BUCKETS[:1])
     (group,) = groups([training_run_of([failed, *other])])
-    assert ["fp16, 25 MiB buckets"] == [step.name for step in steps_of(group.trials[0])]
+    assert ["fp16 with 25 MiB buckets"] == [step.name for step in steps_of(group.trials[0])]
 
 
 def test_without_times_there_is_no_timeline() -> None:

@@ -18,6 +18,7 @@ from builders import (
 from rich.console import Console
 
 from commbench.engine.records import Record, Row
+from commbench.report.groups import name_slowest
 from commbench.report.table import render_table
 from commbench.report.text_formats import render
 
@@ -90,9 +91,24 @@ def test_rates_are_summed_beside_the_table() -> None:
 def test_the_slowest_is_named_with_its_place() -> None:
     """Name the slowest group, its host and factor, or none among equals."""
     line = line_with(table(two()), "slowest group")
-    for words in ("mpi", "2-3", "host1", "1.80", "2 of 2 sizes"):
+    for words in ("mpi", "2-3", "host1", "1.80", "2 of 2 cases"):
         assert words in line
     assert "slowest group" not in table(two(factor=1.0))
+
+
+def test_groups_are_compared_within_a_case() -> None:
+    """Compare no groups of different data types at one size."""
+    rows = [
+        Row(group=group, dtype=dtype, message_bytes=KIB, time_us=time_us, flags=flags)
+        for group, dtype, time_us, flags in (
+            ("0-1", "float32", 10.0, ""),
+            ("2-3", "float32", 15.0, "slowest_group"),
+            ("0-1", "float64", 90.0, ""),
+            ("2-3", "float64", 90.0, ""),
+        )
+    ]
+    (finding,) = name_slowest({"mpi": rows}, [])
+    assert (1.5, 1, 2) == tuple(finding.numbers[name] for name in ("ratio", "often", "cases"))
 
 
 @pytest.mark.parametrize(("count", "lines"), [(8, 8), (9, 3), (40, 3)])

@@ -1,17 +1,15 @@
-"""Tests of printing matrices and the sentence on stragglers."""
+"""Tests of printing matrices."""
 
 import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_case, make_record
-from matrices import crossing, make_hosts, make_matrix, sending, touching, without
+from builders import make_case
+from matrices import make_hosts, make_matrix, sending, touching, without
 from rich.console import Console
 
-from commbench.analysis.runs import straggler_findings
 from commbench.cli.presentation import print_run
-from commbench.report.matrix import conclude
 from commbench.results import Run
 
 
@@ -109,47 +107,3 @@ def test_untimed_pairs_are_said(hosts: int) -> None:
     if hosts == 4:
         assert ["-", "-", "-", "-"] == line_of(text, "host4")
     assert "could not be timed" not in printed(make_run(hosts))
-
-
-@pytest.mark.parametrize(
-    ("rule", "names"),
-    [
-        (touching(2, 4.0), ["host3", "4 times", "mpi bandwidth 1 MiB"]),
-        (crossing(2, 4.0), ["host1, host2", "host3, host4", "4 times"]),
-    ],
-)
-def test_sentence_names_what_is_slow(rule: Any, names: list[str]) -> None:
-    """Name the slow host or the hosts between which links are slow, factor and operation."""
-    sentence = conclude(straggler_findings(make_run(4, noise=0.001, host_slowness=rule)))
-    assert all(name in sentence for name in names)
-
-
-def test_sentence_merges_what_shows_in_several_cases() -> None:
-    """Name a host once that is slow on two backends."""
-    records = []
-    for backend in ("mpi", "gloo"):
-        case = make_case("bandwidth", backend=backend, pattern="matrix")
-        records += make_matrix(4, noise=0.001, host_slowness=touching(2, 4.0), case=case)
-    run = Run(path=Path("mine"), info=make_hosts(4), records=tuple(records))
-    sentence = conclude(straggler_findings(run))
-    assert [1, 1, 1] == [sentence.count(name) for name in ("host3", "in mpi", "in gloo")]
-
-
-@pytest.mark.parametrize(
-    ("hosts", "rule", "words"),
-    [
-        (4, {}, "none of 4 hosts and 12 links"),
-        (4, {"launches": 1}, "1 launch cannot distinguish slowness from chance and 5 would"),
-        (2, {}, "two hosts"),
-    ],
-)
-def test_sentence_says_what_is_not_shown(hosts: int, rule: dict[str, int], words: str) -> None:
-    """State the number of comparisons, the launches that are missing, or that two are too few."""
-    assert words in conclude(straggler_findings(make_run(hosts, **rule)))
-
-
-def test_runs_without_peers_say_nothing() -> None:
-    """Print nothing on stragglers for two ordinary ranks."""
-    assert "Slow" not in printed(
-        Run(path=Path("mine"), info=make_hosts(2), records=(make_record(),))
-    )

@@ -18,14 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from commbench.engine.flags import FLAGS
 from commbench.engine.records import Record, Row
-from commbench.report.table import (
-    format_time_us,
-    precision_of,
-    render_table,
-    warnings_for,
-)
+from commbench.report.table import format_time_us, render_table
 
 
 def render(records: list[Record], width: int = 100) -> str:
@@ -165,68 +159,8 @@ def test_interval_encloses_the_printed_time(time_us: float, below: float, above:
     assert math.isfinite(float(high))
 
 
-# ----------------------------------------------------------------------------------------- warnings
-
-
-def flagged(*flags: str, total: int = 4) -> list[Row]:
-    """Return ``total`` rows, all but one with the flags."""
-    return [Row(flags=";".join(flags))] * (total - 1) + [Row()]
-
-
-def test_warnings_count_instead_of_repeating() -> None:
-    """Print one line per flag, with count and target."""
-    (line,) = warnings_for(flagged("ci_wide", total=60), make_info())
-    assert line.startswith("59 of 60 rows have an interval wider than 5 %")
-
-
-@pytest.mark.parametrize(
-    ("budget", "next_budget"),
-    [("quick", "standard"), ("standard", "rigorous"), ({"name": "standard"}, "rigorous")],
-)
-def test_advice_knows_the_budget_in_use(budget: object, next_budget: str) -> None:
-    """Propose the next larger budget."""
-    (line,) = warnings_for(flagged("ci_wide"), make_info(budget=budget))
-    assert f"--budget {next_budget}" in line
-
-
-def test_every_flag_has_a_warning() -> None:
-    """Warn of each flag once, and of several flags of noise in one sentence."""
-    lines = [line for name in FLAGS for line in warnings_for(flagged(name), make_info())]
-    assert len(FLAGS) == len(set(lines))
-    assert all(line.startswith("3 of 4 rows ") for line in lines)
-    noise = [name for name, flag in FLAGS.items() if flag.is_noise]
-    together = warnings_for(flagged(*FLAGS), make_info())
-    assert len(FLAGS) - len(noise) + 1 == len(set(together))
-    assert all(f"3 {name}" in together[-1] for name in noise)
-
-
-def test_flags_of_all_rows_are_one_sentence_and_no_marks() -> None:
-    """Mark only what distinguishes rows; count all rows in the warning."""
-    records = [make_record(flags=["late"]), make_record(make_case(message_bytes=8))]
-    text, rows = render(records), summarise_run(records, make_info())
+def test_flags_of_all_rows_are_no_marks() -> None:
+    """Mark only what distinguishes rows."""
+    text = render([make_record(flags=["late"]), make_record(make_case(message_bytes=8))])
     assert "l late" in text
     assert "1 one_launch" not in text
-    assert any("All 2 rows" in line for line in warnings_for(rows, make_info()))
-
-
-def test_failures_come_first_with_a_reason() -> None:
-    """Print wrong data, hangs, failures and gaps before flags."""
-    rows = [
-        Row(status="unsupported", reason="gloo has no avg."),
-        Row(status="hung", reason="rank 1 stopped."),
-        Row(status="hung", reason="rank 2 stopped."),
-        Row(status="wrong", wrong=3, flags="late"),
-    ]
-    lines = warnings_for(rows, make_info())
-    for line, word in zip(lines, ("wrong data", "hung", "not supported", "late"), strict=True):
-        assert word in line
-    assert lines[1].startswith("2 of 4 rows")
-    assert "rank 1 stopped" in lines[1]
-
-
-@pytest.mark.parametrize(("high", "stated"), [(1.2, "10 %"), (1e8, "over 100 %")])
-def test_precision_is_the_median_half_width(high: float, stated: str) -> None:
-    """State the median half-width in per cent as long as it says something."""
-    row = Row(status="ok", backend="mpi", time_us=1.0, time_us_ci_low=1.0, time_us_ci_high=high)
-    (sentence,) = precision_of([row], make_info(), {})
-    assert f"0 of 1 row (median {stated})" in sentence

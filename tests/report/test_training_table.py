@@ -129,7 +129,7 @@ def test_lines_are_ordered() -> None:
 def test_step_without_ddp_is_told() -> None:
     """Print the local step, and the distance of the default and the fastest."""
     text = " ".join(render(run_of(FULL)).split())
-    for words in ("10.0 ms", "50 % for none", "62 % for fp16"):
+    for words in ("10.0 ms", "50 % for default buckets", "62 % for fp16"):
         assert words in text
 
 

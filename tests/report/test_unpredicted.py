@@ -8,7 +8,8 @@ from commbench.analysis.prediction.forecast import (
     StepForecast,
     row_to_json,
 )
-from commbench.errors import InputError, Reason, UnpredictedError
+from commbench.errors import InputError
+from commbench.findings import Finding, UnpredictedError
 from commbench.report.prediction import unpredicted
 from commbench.results.tables import csv_text
 
@@ -16,8 +17,8 @@ from commbench.results.tables import csv_text
 def collective(operation: str, ranks: int) -> CollectiveForecast:
     """Return a row without a prediction."""
     subject = f"mpi {operation}"
-    parameters: dict[str, str | int] = {"ranks": ranks, "ranks_per_node": 2}
-    reason = Reason(code="links_unmeasured", subject=subject, parameters=parameters)
+    numbers: dict[str, str | int] = {"ranks": ranks, "ranks_per_node": 2}
+    reason = Finding(code="links_unmeasured", subject=subject, numbers=numbers)
     return CollectiveForecast(
         operation=operation, backend="mpi", world_size=ranks, status="unsupported", reason=reason
     )
@@ -29,8 +30,7 @@ ROWS = [collective("all_reduce", 8), collective("all_reduce", 64), collective("a
 def test_one_sentence_for_all_ranks_and_operations() -> None:
     """Merge and count reasons that differ in ranks or operations."""
     (sentence,) = unpredicted(ROWS)
-    for words in ("2 more rows", "mpi all_gather, mpi all_reduce", "16 to 64 ranks"):
-        assert words in sentence
+    assert sentence.startswith("Not predicted: mpi all_gather, mpi all_reduce on 8, 16, 64 ranks. ")
 
 
 def test_different_reasons_stay_apart() -> None:
@@ -42,8 +42,10 @@ def test_different_reasons_stay_apart() -> None:
         "operation_unmeasured", "gloo all_reduce", dtype="bfloat16", backend="gloo", operation="x"
     )
     errors = [InputError("Measure it."), InputError("Measure it."), fp16, bf16]
-    rows = [StepForecast(hook="fp16", world_size=2, reason=Reason.of(error)) for error in errors]
-    assert unpredicted([*rows, StepForecast(hook="none")]) == ["Measure it.", str(fp16), str(bf16)]
+    rows = [StepForecast(hook="fp16", world_size=2, reason=Finding.of(error)) for error in errors]
+    sentences = unpredicted([*rows, StepForecast(hook="none")])
+    expected = [f"fp16 on 2 ranks. {reason}" for reason in ("Measure it.", fp16, bf16)]
+    assert [f"Not predicted: {each}" for each in expected] == sentences
 
 
 def test_files_hold_the_sentence() -> None:

@@ -8,7 +8,7 @@ from live_builders import OWN, make_blocks, make_options, open_run
 from pages import read
 
 from commbench.report.figures.live import live_figures
-from commbench.report.state import time_spent
+from commbench.report.findings import time_spent
 from commbench.report.training import baseline_sentences, render_training
 from commbench.results import Run, load_run
 
@@ -46,7 +46,9 @@ def test_a_terminal_says_where_the_steps_go(watched: Run) -> None:
     assert "commbench tune -- torchrun train.py" in text
     assert not baseline_sentences(watched)
     assert watched.recommendation is None
-    assert "Watching took 9 s of the training, in 1 launch." == time_spent(watched)
+    assert [("time_watched", 9.0)] == [
+        (each.code, pytest.approx(each.numbers["seconds"], abs=1.0)) for each in time_spent(watched)
+    ]
 
 
 def test_the_page_has_the_parts_and_the_ranks(watched: Run) -> None:

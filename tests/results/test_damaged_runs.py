@@ -25,7 +25,7 @@ from commbench.cli.presentation import print_run, print_unfinished
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
 from commbench.interop.exports.common import dated_s
-from commbench.interop.exports.metrics import metrics_of
+from commbench.interop.exports.measures import samples_of
 from commbench.interop.exports.openmetrics import render_openmetrics
 from commbench.interop.exports.trackers import trials_of
 from commbench.report.comparison import render_comparison
@@ -63,7 +63,7 @@ def use(run: Run, other: Run) -> None:
         print_run(run, style, console)
     print_unfinished(run, console)
     make_page([run], [], beside=False)
-    render_openmetrics(metrics_of(run), benchmark="x")
+    render_openmetrics(samples_of(run), benchmark="x")
     trials_of(run)
     dated_s(run.info)
     console.print(render_comparison(compare(run, other)))
@@ -147,7 +147,7 @@ def test_a_date_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
     info = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**info, "started": text}))
     assert not {"commbench_run_start_timestamp_seconds"} & {
-        sample.name for sample in metrics_of(load_run(path))
+        sample.name for sample in samples_of(load_run(path))
     }
 
 

@@ -13,7 +13,8 @@ from commbench.engine.records import Record
 from commbench.launch.tables import write_tables
 from commbench.report.figures.matrix import matrix_figures
 from commbench.report.figures.sizes import families
-from commbench.report.page.conclusion import bandwidths, find_conclusion, latencies, pairs
+from commbench.report.findings import bandwidths, latencies, pairs
+from commbench.report.page.conclusion import find_conclusion
 from commbench.results import MODEL, PAIRS, Run, Store
 from commbench.results.info import shares_gpu
 

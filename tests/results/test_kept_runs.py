@@ -17,6 +17,8 @@ from commands import Command
 from kept import KEPT, RESULTS, kept_names, table_of_kept_runs
 
 from commbench.analysis.runs import network_model, straggler_findings
+from commbench.cli.presentation import print_answer
+from commbench.cli.terminal import make_console
 from commbench.ddp.plan.cases import SWEEP
 from commbench.results import Run, load_run
 from commbench.stats.intervals import median, median_interval
@@ -25,6 +27,10 @@ ROOT = Path(__file__).parents[2]
 TABLE = table_of_kept_runs()
 #: A page, and a text that states a number of a kept run.
 Fact = tuple[str, str]
+
+
+#: The run whose tunings had equal settings to choose from.
+EQUAL_SETTINGS = "live_tuning_xeon2core_20261123"
 
 
 def page(name: str) -> str:
@@ -96,7 +102,6 @@ def test_a_kept_run_states_the_command_of_the_table(name: str) -> None:
     ("name", "marked", "run"),
     [
         ("docs/output.md", "bench output", "bench"),
-        ("docs/output.md", "train output", "train_resnet18_batch1_1gbit"),
         ("docs/tuning.md", "sweep output", "train_resnet18_1gbit"),
         ("docs/tuning.md", "tune output", "tune_resnet18_batch1_1gbit"),
     ],
@@ -118,6 +123,23 @@ def test_output_in_pages_is_what_report_prints(
     printed = commbench(f"report results/{newest(run)} --out {commbench.home}").out
     following = iter(line.rstrip() for line in printed.splitlines())
     assert [] == [line for line in lines if line not in following]
+
+
+@pytest.mark.parametrize(
+    ("marked", "run"),
+    [("bench answer", "bench"), ("train answer", "train_resnet18_batch1_1gbit")],
+)
+def test_first_answers_in_pages_are_those_of_kept_runs(
+    marked: str, run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Quote the whole first answer of a kept run."""
+    block = page("docs/output.md").split(f"<!-- {marked} -->")[1]
+    monkeypatch.chdir(ROOT)
+    path = Path("results", newest(run))
+    print_answer(load_run(path), make_console(), path / "report.html")
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert "\n".join(lines).strip() in (ROOT / "docs/output.md").read_text(encoding="utf-8")
+    assert lines[1] in block
 
 
 def text_of(*numbers: float | None, digits: str = ".2f") -> str:
@@ -244,7 +266,8 @@ def facts_of_live_tuning() -> Iterator[Fact]:
     for question in ("after", "while", "watching"):
         low, high = costs[question]["interval"]
         yield name, f"| {costs[question]['ratio']:.3f} [{low:.3f}, {high:.3f}] |"
-    verdicts = costs["equal"]["verdicts"]
+    equal = json.loads((RESULTS / EQUAL_SETTINGS / "live_tuning.json").read_text())["equal"]
+    verdicts = equal["verdicts"]
     assert "change" not in verdicts
     yield name, f"Of {len(verdicts)} tunings among twelve equal settings"
     for theme in ("live_narrow", "live_narrow_launches"):

@@ -26,9 +26,7 @@ from commbench.results.plan import (
 )
 from commbench.stats.budgets import BUDGETS
 
-TRAINED = TrainingSweep(hooks=["none", "fp16", "topk:0.01"], accumulations=[1, 2]).cases(
-    ranks=2, batch=8
-)
+TRAINED = TrainingSweep(bucket_caps=["default"], accumulations=[1, 2]).cases(ranks=2, batch=8)
 TERMS = Terms(seed=1, block_s=0.5, blocks=2)
 CASES = [make_case(message_bytes=1024 * size) for size in range(1, 9)]
 

@@ -7,15 +7,16 @@ from builders import make_case, make_record
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.errors import InputError, Reason
+from commbench.errors import InputError
+from commbench.findings import Finding
 from commbench.results.record_types import (
     AnyCase,
     blank_record,
     read_record,
 )
 
-STOPPED = Reason(
-    code="rank_stuck", subject="rank 1", parameters={"state": "is stopped", "others": ""}
+STOPPED = Finding(
+    code="rank_stuck", subject="rank 1", numbers={"state": "is stopped", "others": ""}
 )
 CASES = [
     make_case(),

@@ -1,6 +1,7 @@
 """Tests of a run's directory: create, append, resume, refuse, read."""
 
 import copy
+import dataclasses
 import errno
 import json
 import os
@@ -19,7 +20,7 @@ from commbench.errors import InputError, LaunchError
 from commbench.launch.tables import write_tables
 from commbench.results import Store, check_out, load_run
 from commbench.results.plan import RunRequest, missing_cases
-from commbench.results.recommendation import Choice, Recommendation
+from commbench.results.recommendation import Choice, Recommendation, SafeChoice
 from commbench.results.record_types import AnyRecord
 from commbench.results.tables import csv_text
 from commbench.stats.budgets import BUDGETS
@@ -193,12 +194,12 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
 def test_failed_rewrite_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the old run.json and recommendation.json if rewriting fails."""
     with Store.open(tmp_path / "mine", make_info()) as store:
-        store.write_recommendation(conclusion("keep").to_json())
+        store.write_recommendation(conclusion("keep"))
         monkeypatch.setattr(os, "fsync", fill)
         with pytest.raises(LaunchError, match=r"run\.json"):
             store.update(status="complete")
         with pytest.raises(LaunchError, match=r"recommendation\.json"):
-            store.write_recommendation(conclusion("change").to_json())
+            store.write_recommendation(conclusion("change"))
     run = load_run(tmp_path / "mine")
     assert (make_info(), conclusion("keep")) == (run.info, run.recommendation)
 
@@ -289,6 +290,7 @@ def conclusion(verdict: Literal["change", "keep"]) -> Recommendation:
         verdict=verdict,
         reason="so",
         snippet="",
+        safe=SafeChoice(**vars(choice), verdict="keep", snippet=""),
         measured_steps=1,
     )
 
@@ -297,8 +299,9 @@ def test_a_recommendation_comes_back(tmp_path: Path) -> None:
     """Write, replace and read back the recommendation; return None without one."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         assert load_run(tmp_path / "mine").recommendation is None
-        store.write_recommendation(conclusion("keep").to_json() | {"speedup": np.float64(1.5)})
-        store.write_recommendation(conclusion("change").to_json())
+        kept = dataclasses.replace(conclusion("keep"), speedup=np.float64(1.5))
+        store.write_recommendation(kept)
+        store.write_recommendation(conclusion("change"))
     assert conclusion("change") == load_run(tmp_path / "mine").recommendation
 
 

@@ -6,7 +6,6 @@ from training_builders import make_training_case, make_training_record
 
 from commbench import stats
 from commbench.tuner.effort import launch_advice, measured_steps, steps_of
-from commbench.units import format_duration
 
 ENTRIES = [
     {"stage": "confirm", "status": "ok", "seconds": 10.0},
@@ -22,15 +21,14 @@ def test_steps_count_all_blocks() -> None:
 
 
 def test_so_many_launches_would_decide() -> None:
-    """Name launches that decide most cases, their time, and the command."""
+    """Name launches that decide most cases, their time, and the number to give."""
     ratios = [0.97, 1.03, 0.99, 1.01, 1.02, 0.98]
-    sentence = launch_advice(ratios, 0.02, ENTRIES)
-    low, more = (
-        int(number) for number in sentence.removeprefix("About ").split(" more")[0].split(" to ")
-    )
-    assert 0 < low < more
-    assert f"--confirm-launches {6 + more}" in sentence
-    assert f" to {format_duration(10 * more)}, would" in sentence
+    advice = launch_advice(ratios, 0.02, ENTRIES)
+    assert advice is not None
+    more = int(advice.numbers["high"])
+    assert ("decide_between", 6 + more) == (advice.code, advice.numbers["launches"])
+    assert 0 < int(advice.numbers["low"]) < more
+    assert [10 * more] == [detail.numbers["seconds"] for detail in advice.details]
     generator = np.random.default_rng(1)
     spread = float(np.std(np.log(ratios), ddof=1))
     decided = 0
@@ -41,42 +39,39 @@ def test_so_many_launches_would_decide() -> None:
     assert decided > 130
 
 
+def further(ratios: list[float], level: float = 0.95) -> int:
+    """Return the launches that would decide."""
+    advice = launch_advice(ratios, 0.02, [], level=level)
+    assert advice is not None
+    assert not advice.details
+    return int(advice.numbers["high"])
+
+
 def test_another_level_takes_more_launches() -> None:
     """Name more launches at a higher level, and at least what an interval needs."""
     ratios = [0.98, 1.015, 0.99, 1.01]
-    numbers = [
-        int(launch_advice(ratios, 0.02, [], level=level).split("launches ")[-1].split()[0])
-        for level in (0.95, 0.975)
-    ]
-    assert numbers[0] < numbers[1]
+    assert further(ratios) < further(ratios, 0.975)
     sure = [1.5, 1.51, 1.49]
-    assert "About 3 more" in launch_advice(sure, 0.02, [])
-    assert "About 4 more" in launch_advice(sure, 0.02, [], level=0.975)
+    assert (3, 4) == (further(sure), further(sure, 0.975))
 
 
-def test_a_noisy_machine_is_named() -> None:
+@pytest.mark.parametrize("shift", [1.0, 1.02, 1.05])
+def test_a_noisy_machine_is_named(shift: float) -> None:
     """Name no launches if hundreds are needed, also for a gain near the margin."""
-    for shift in (1.0, 1.02, 1.05):
-        sentence = launch_advice(
-            [shift * ratio for ratio in (0.05, 0.4, 1.0, 2.5, 19.8)], 0.02, ENTRIES
-        )
-        assert "quieter machine" in sentence
-        assert "hardly" not in sentence
+    ratios = [shift * ratio for ratio in (0.05, 0.4, 1.0, 2.5, 19.8)]
+    advice = launch_advice(ratios, 0.02, ENTRIES)
+    assert advice is not None
+    assert "decide_noisy" == advice.code
 
 
 @pytest.mark.parametrize("ratios", [[], [1.1], [1.0, 0.0]])
 def test_too_few_launches_give_no_advice(ratios: list[float]) -> None:
-    """Return an empty sentence for one launch."""
-    assert "" == launch_advice(ratios, 0.02, ENTRIES)
+    """Return nothing for one launch."""
+    assert launch_advice(ratios, 0.02, ENTRIES) is None
 
 
 def test_a_gain_at_the_margin_is_not_decided() -> None:
     """Report a gain at the margin instead of thousands of launches."""
-    sentence = launch_advice([1.019, 1.021, 1.020, 1.022, 1.018, 1.02], 0.02, ENTRIES)
-    assert "too near the margin" in sentence
-
-
-def test_without_times_no_time_is_named() -> None:
-    """Name only the launches without measured times."""
-    assert "(" not in launch_advice([0.97, 1.03, 0.99, 1.01], 0.02, [])
-    assert " s, " not in launch_advice([0.97, 1.03, 0.99, 1.01], 0.02, [])
+    advice = launch_advice([1.019, 1.021, 1.020, 1.022, 1.018, 1.02], 0.02, ENTRIES)
+    assert advice is not None
+    assert "decide_near" == advice.code

@@ -19,12 +19,8 @@ from training_builders import (
 
 from commbench.ddp.plan.cases import TrainingCase, schedule
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.results.recommendation import (
-    Recommendation,
-    effect_of,
-    paragraph,
-    snippets,
-)
+from commbench.results.recommendation import Recommendation, effect_of
+from commbench.results.verdict import recommendation_findings, snippets, verdict_findings
 from commbench.tuner.decision import candidates, recommend
 from commbench.tuner.learning import withheld
 from commbench.tuner.snippet import keep_snippet, snippet_of
@@ -144,7 +140,11 @@ def test_a_withheld_setting_does_not_decide() -> None:
         (each.effect, each.withheld, each.snippet) for each in (half, lossy)
     ]
     assert (20 / 14, 2.0, 1.4) == pytest.approx((half.speedup, lossy.speedup, lossy.speedup_half))
-    assert {"1.429", "1.400"} < set(paragraph(recommendation).split())
+    withheld_codes = ["withheld_half_precision_unnamed", "withheld_lossy_unproven"]
+    assert ["setting_change", "reason", *withheld_codes] == [
+        finding.code for finding in verdict_findings(recommendation)
+    ]
+    assert "fastest_over_half" in {f.code for f in recommendation_findings(recommendation)}
 
 
 def test_each_allowed_effect_has_its_lines_to_paste() -> None:

@@ -10,6 +10,7 @@ from training_builders import EVEN, make_training_case, make_training_launches
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.findings import Finding
 from commbench.results.recommendation import Recommendation
 from commbench.results.trained import Trained, equal_losses
 from commbench.tuner.decision import candidates
@@ -38,7 +39,7 @@ def warning(
     *,
     is_decision: bool,
     **named: Any,
-) -> str:
+) -> Finding | None:
     """Return the reason against a configuration for a limit of 0.01."""
     one, baseline = trained(case, ends, **named), trained(BASE, base, **named)
     return accuracy_warning(
@@ -52,8 +53,9 @@ def warning(
 def test_metric_has_a_direction(metric: str, worse: float, better: float) -> None:
     """Exclude a higher loss or a lower metric beyond the limit."""
     said = warning(TOPK, [worse] * 3, [0.9] * 3, is_decision=False, metric=metric)
-    assert "0.02" in said
-    assert "" == warning(TOPK, [better] * 3, [0.9] * 3, is_decision=False, metric=metric)
+    assert said is not None
+    assert 0.02 == pytest.approx(said.numbers["worst"])
+    assert None is warning(TOPK, [better] * 3, [0.9] * 3, is_decision=False, metric=metric)
 
 
 @pytest.mark.parametrize(("metric", "scale"), [("accuracy", 1.0), ("perplexity", 5000.0)])
@@ -61,8 +63,8 @@ def test_launches_are_paired(metric: str, scale: float) -> None:
     """Compare with the baseline of the same launch."""
     base = [scale * value for value in (0.5, 0.7, 0.9, 0.6, 0.8, 0.75)]
     own = [value - 0.005 for value in base]
-    assert "" == warning(TOPK, own, base, is_decision=True, metric=metric)
-    assert "" != warning(
+    assert None is warning(TOPK, own, base, is_decision=True, metric=metric)
+    assert None is not warning(
         TOPK, [value - 0.02 for value in base], base, is_decision=True, metric=metric
     )
 
@@ -70,8 +72,10 @@ def test_launches_are_paired(metric: str, scale: float) -> None:
 def test_seeking_asks_for_the_median_and_deciding_for_a_bound() -> None:
     """Confirm by the median, and recommend by a bound."""
     base, own = [0.9] * 6, [0.9, 0.9, 0.9, 0.9, 0.9, 0.87]
-    assert "" == warning(TOPK, own, base, is_decision=False)
-    assert "0.03" in warning(TOPK, own, base, is_decision=True)
+    assert None is warning(TOPK, own, base, is_decision=False)
+    said = warning(TOPK, own, base, is_decision=True)
+    assert said is not None
+    assert ("accuracy_may_be_lower", 0.03) == (said.code, pytest.approx(said.numbers["worst"]))
 
 
 @pytest.mark.parametrize(("launches", "passes"), [(1, False), (2, False), (5, True), (6, True)])
@@ -79,15 +83,16 @@ def test_few_launches_bound_little(launches: int, passes: bool) -> None:
     """Recommend nothing on one launch, or on two that differ."""
     base = [0.9] * launches
     own = [0.9 - 0.002 * (launch % 2) for launch in range(launches)]
-    assert passes == (warning(TOPK, own, base, is_decision=True) == "")
-    assert "" == warning(TOPK, own, base, is_decision=False)
+    assert passes == (warning(TOPK, own, base, is_decision=True) is None)
+    assert None is warning(TOPK, own, base, is_decision=False)
 
 
 def test_loss_counts_as_a_share() -> None:
     """Compare the loss after equal steps relative to the baseline's without a metric."""
-    assert "" == warning(TOPK, [2.01] * 6, [2.0] * 6, is_decision=True, metric="")
+    assert None is warning(TOPK, [2.01] * 6, [2.0] * 6, is_decision=True, metric="")
     said = warning(TOPK, [2.04] * 6, [2.0] * 6, is_decision=True, metric="")
-    assert "2 %" in said
+    assert said is not None
+    assert ("accuracy_may_be_costlier", 2.0) == (said.code, pytest.approx(said.numbers["worst"]))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,7 @@ def test_unseen_learning_is_not_trusted(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("changes", [{"cap": "5"}, {"bucket_view": True}, {"static_graph": True}])
 def test_buckets_are_not_judged(changes: dict[str, Any]) -> None:
     """Accept bucket sizes and DDP's switches despite noise."""
-    assert "" == warning(make_training_case(**changes), [0.5] * 6, [0.9] * 6, is_decision=True)
+    assert None is warning(make_training_case(**changes), [0.5] * 6, [0.9] * 6, is_decision=True)
 
 
 def test_diverged_metric_is_left_out() -> None:

@@ -5,8 +5,9 @@ import json
 from tuning_world import World, default_play, default_world
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP
-from commbench.results.recommendation import Recommendation, paragraph
+from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, collective_records, training_records
+from commbench.results.verdict import recommendation_findings
 from commbench.tuner.decision import recommend
 from commbench.tuner.predictions import with_search
 
@@ -38,8 +39,11 @@ def test_counts_match_the_run() -> None:
     assert len(measured[SWEEP] - measured[CONFIRM]) == recommendation.search.in_rounds > 0
     counts = recommendation.search
     assert counts.settings == counts.afresh + counts.in_rounds + counts.predicted
-    assert recommendation.search.sentence in paragraph(recommendation)
-    assert f"{100 * (counts.speedup_error or 0):.1f} %" in recommendation.search.sentence
+    (stated,) = (each for each in recommendation_findings(recommendation) if each.code == "search")
+    assert (counts.afresh, 100 * (counts.speedup_error or 0.0)) == (
+        stated.numbers["afresh"],
+        stated.numbers["error"],
+    )
     assert recommendation == Recommendation.from_json(
         json.loads(json.dumps(recommendation.to_json()))
     )

@@ -20,7 +20,7 @@ from commbench.results.record_types import AnyRecord, training_records
 pytestmark = pytest.mark.usefixtures("forks")
 
 HOOKS = ("none", "fp16", "bf16")
-SWEEP_CASES = TrainingSweep(hooks=HOOKS).cases(ranks=2, batch=8)
+SWEEP_CASES = TrainingSweep(bucket_caps=["default"], hooks=HOOKS).cases(ranks=2, batch=8)
 TERMS = Terms(seed=1, block_s=0.5)
 ALL = """
 assert plan.training.steps == (None if plan.launch == 0 and plan.cases[0].case.phase == "sweep" else 5), plan.training

@@ -202,7 +202,7 @@ def test_a_dry_run_measures_nothing(tmp_path: Path) -> None:
     """List the planned cases and the number of later ones, without measuring."""
     done = tune(tmp_path, *TINY, "--dry-run", "-n", "2", "--oversubscribe")
     assert 0 == done.returncode, done.stdout + done.stderr
-    assert "tiny none, default buckets" in done.stdout
+    assert "tiny, default buckets" in done.stdout
     assert "gloo all_gather" in done.stdout
     assert "then the best again in" in done.stdout
     assert "Nothing was measured." in done.stdout

@@ -99,7 +99,7 @@ def test_choice_with_the_same_buckets_counts() -> None:
     swept = Exhaustive.of(records, {"same_layout": {ten.key: FIVE.key}})
     assert swept.find(ten) is swept.settings[FIVE]
     assert swept.regret(dataclasses.replace(FIVE, phase="confirm")) == swept.regret(ten)
-    with pytest.raises(InputError, match="not measured mlp none, 50 MiB buckets"):
+    with pytest.raises(InputError, match="not measured mlp, 50 MiB buckets"):
         swept.find(make_training_case(cap="50"))
     with pytest.raises(InputError, match="default"):
         Exhaustive.of(make_training_launches([1.0], FIVE), {})

@@ -8,6 +8,5 @@ from commbench.analysis.comparison.verdicts import (
     ComparisonTable,
     compare,
 )
-from commbench.analysis.comparison.words import summary
 
-__all__ = ["BrokenCase", "ComparedCase", "ComparisonTable", "compare", "summary"]
+__all__ = ["BrokenCase", "ComparedCase", "ComparisonTable", "compare"]

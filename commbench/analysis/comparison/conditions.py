@@ -7,41 +7,20 @@ from dataclasses import dataclass
 from typing import cast
 
 from commbench.analysis.comparison.sides import Measured
+from commbench.findings import Finding
 from commbench.results.info import RunInfo
 from commbench.schema import JsonMapping
-from commbench.system.environment import Environment, differing
+from commbench.system.environment import (
+    CARRIER,
+    CHOSEN,
+    CONDITIONS,
+    NETWORK,
+    WHOLE,
+    Environment,
+    conditions_from,
+    differing,
+)
 
-_RANKS = "the time of an exchange depends on how many ranks take part and where they are"
-_CPUS = "ranks that share cores, or have other ones, wait for each other"
-_SPEED = "it sets how fast cores copy and reduce"
-_NETWORK = "it sets what the network can deliver"
-_CARRIER = "another one carries the operation in another way"
-_TIMING = "times are taken in another way"
-
-#: Conditions that must agree, and why: if one differs, it could explain a difference of times.
-UNSOUND: Mapping[str, str] = {
-    # run.json
-    **dict.fromkeys(
-        ("world_size", "nodes", "ranks_per_node", "ranks_per_gpu", "group_size"), _RANKS
-    ),
-    **dict.fromkeys(
-        ("oversubscribed", "cpus_per_rank", "cpus_allowed", "cpu_quota", "logical_cpus"), _CPUS
-    ),
-    # hosts
-    "hostname": "machines of one model differ by several percent",
-    **dict.fromkeys(("cpu_model", "machine", "sockets", "physical_cores", "numa_nodes"), _SPEED),
-    **dict.fromkeys(("governor", "turbo", "virtualised", "gpus"), _SPEED),
-    "gpu_driver": _CARRIER,
-    **dict.fromkeys(("rdma", "emulated", "tcp_congestion_control"), _NETWORK),
-    "clock_source": "reading another clock takes up to a microsecond longer",
-    "kernel series": "it brings TCP and the scheduler",
-    # rows
-    "device": _SPEED,
-    **dict.fromkeys(("library", "transport"), _CARRIER),
-    **dict.fromkeys(("time", "sync", "loop"), _TIMING),
-    "batch": "operations that are timed together overlap a little",
-    "threads_per_rank": "it sets how fast a rank computes",
-}
 #: Interfaces count only if ranks are on several hosts.
 _INTERFACE = "interface "
 #: Variables that choose where and how ranks start, not how they communicate.
@@ -57,20 +36,9 @@ _LIBRARIES = {
 _SETTING = "a setting of the libraries or of their threads is part of what is measured"
 #: Carrier of a comparison of training, beside backends.
 TRAINING = "training"
-
-_RUN_ENTRIES = ("world_size", "nodes", "ranks_per_node", "ranks_per_gpu", "oversubscribed")
-#: Differences that are listed without consequences.
-_RUN_NOTES = ("status", "git_commit", "budget", "launcher")
-_COLUMNS = (
-    *("device", "library", "transport", "group_size", "time", "sync", "loop", "algorithm", "batch"),
-    *("threads_per_rank", "bucket_mb"),
-)
-#: How a case was timed. A probe may choose it in each run, so a difference concerns that case only.
-_TIMED = ("time", "sync", "loop", "batch")
-#: A probe always chooses the batch. If another one of `_TIMED` differs in all cases, the runs were
-#: requested differently.
-_CHOSEN = "batch"
-_ENVIRONMENT = ("hosts", "versions", "variables", "mpi_library", "nccl_library", "emulated")
+#: How a case was timed: a difference of these concerns the cases that differ in it.
+_TIMED = [each.name for each in CONDITIONS.values() if each.weight != WHOLE]
+_CHOSEN = [each.name for each in CONDITIONS.values() if each.weight == CHOSEN]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +60,15 @@ class Difference:
         """Whether it makes the whole comparison unsound."""
         return bool(self.reason) and not self.is_of_cases
 
-    def __str__(self) -> str:
-        """Return its line of the output."""
-        return f"{self.name}: {self.text}"
+    @property
+    def finding(self) -> Finding:
+        """What differs, and what follows from it."""
+        code = "condition_known"
+        if self.is_unsound:
+            code = "condition_unsound"
+        elif self.is_of_cases:
+            code = "condition_of_cases"
+        return Finding(code, self.name, {"values": self.text, "why": self.reason})
 
 
 def differences(
@@ -116,59 +90,56 @@ def differences(
     settings = {name for info in infos for name in _environment(info).get("variables") or ()}
     unequal = []
     for name, texts in _texts(infos).items():
-        before, after = (
-            list(dict.fromkeys(text for text in texts[:-1] if text is not None)),
-            texts[-1],
-        )
-        if len(before) > 1 or (before and after is not None and before != [after]):
-            unequal.append(
-                Difference(
-                    name=name,
-                    text=", ".join(before) + (f" vs {after}" if after is not None else ""),
-                    reason=(
-                        _setting(name, carriers) if name in settings else _reason(name, b, carriers)
-                    ),
-                    is_among_baselines=len(before) > 1,
-                )
-            )
+        before = list(dict.fromkeys(text for text in texts[:-1] if text is not None))
+        after = texts[-1]
+        among = len(before) > 1
+        if not among and (not before or after is None or before == [after]):
+            continue
+        text = ", ".join(before)
+        if after is not None:
+            text = f"{text} vs {after}"
+        reason = _reason(name, b, carriers)
+        if name in settings:
+            reason = _setting(name, carriers)
+        unequal.append(Difference(name=name, text=text, reason=reason, is_among_baselines=among))
     return sorted(unequal, key=lambda difference: not difference.reason)
 
 
 def _texts(infos: Sequence[RunInfo]) -> Mapping[str, Sequence[str | None]]:
     """Return each condition's text in every run; None if a run does not state it."""
-    run_facts = [_facts(info) for info in infos]
-    of_runs = {
-        name: [facts.get(name) for facts in run_facts]
-        for name in dict.fromkeys(n for facts in run_facts for n in facts)
-    }
+    facts_of_runs = [_facts(info) for info in infos]
+    texts: dict[str, list[str | None]] = {}
+    for facts in facts_of_runs:
+        for name in facts:
+            texts[name] = [each.get(name) for each in facts_of_runs]
     environments = [_environment(info) for info in infos]
     stated_at = [place for place, environment in enumerate(environments) if environment]
-    of_hosts = differing([environments[place] for place in stated_at])
-    spread = {name: dict(zip(stated_at, texts, strict=True)) for name, texts in of_hosts.items()}
-    return of_runs | {
-        name: [texts.get(place) for place in range(len(infos))] for name, texts in spread.items()
-    }
+    for name, of_hosts in differing([environments[place] for place in stated_at]).items():
+        texts[name] = [None] * len(infos)
+        for place, of_host in zip(stated_at, of_hosts, strict=True):
+            texts[name][place] = of_host
+    return texts
 
 
 def _facts(info: RunInfo) -> dict[str, str]:
     """Return the conditions that a run states, with the names and kernel series of its hosts."""
     entries: Mapping[str, object] = info
-    facts = {
-        name: str(entries[name])
-        for name in (*_RUN_ENTRIES, *_RUN_NOTES)
-        if entries.get(name) is not None
-    }
+    facts = {}
+    for name in conditions_from("run"):
+        if entries.get(name) is not None:
+            facts[name] = str(entries[name])
     if info.get("ranks"):
         counts = sorted({len(rank.get("cpus") or ()) for rank in info["ranks"]})
         facts["cpus_per_rank"] = ", ".join(map(str, counts))
-    hosts = _environment(info).get("hosts", ())
-    names = {name for host in hosts if (name := host.get("hostname"))}
-    series = {_series(kernel) for host in hosts if (kernel := host.get("kernel"))}
-    facts |= {
-        name: ", ".join(sorted(texts))
-        for name, texts in (("hostname", names), ("kernel series", series))
-        if texts
-    }
+    names, series = set(), set()
+    for host in _environment(info).get("hosts", ()):
+        if hostname := host.get("hostname"):
+            names.add(hostname)
+        if kernel := host.get("kernel"):  # patch levels do not matter
+            series.add(".".join(kernel.split(".")[:2]))
+    for name, texts in (("hostname", names), ("kernel series", series)):
+        if texts:
+            facts[name] = ", ".join(sorted(texts))
     return facts
 
 
@@ -178,31 +149,35 @@ def _environment(info: RunInfo) -> Environment:
     Empty for an imported run, which states no host.
     """
     entries: JsonMapping = info.get("environment") or {}
-    environment = {name: entries[name] for name in _ENVIRONMENT if entries.get(name) is not None}
+    environment = {}
+    for name in Environment.__annotations__:
+        if entries.get(name) is not None:
+            environment[name] = entries[name]
     return cast("Environment", environment) if environment.get("hosts") else {}
 
 
-def _series(kernel: str) -> str:
-    """Return the first two numbers of a kernel's release; patch levels do not matter."""
-    return ".".join(kernel.split(".")[:2])
-
-
 def _setting(name: str, carriers: Collection[str]) -> str:
+    """Return why a variable must agree; empty if it concerns none of the carriers."""
     if _STARTING.fullmatch(name):
         return ""
     concerned = [library for library, names in _LIBRARIES.items() if names.fullmatch(name)]
-    matters = (
-        any(library in carrier for library in concerned for carrier in carriers) or not concerned
-    )
-    return _SETTING if matters else ""
+    if not concerned:
+        return _SETTING
+    for carrier in carriers:
+        if any(library in carrier for library in concerned):
+            return _SETTING
+    return ""
 
 
 def _reason(name: str, info: RunInfo, carriers: Collection[str]) -> str:
-    if name.startswith(_INTERFACE):
-        return _NETWORK if (info.get("nodes") or 1) > 1 else ""
-    if name == "torch":  # rows of collectives name their library
-        return _CARRIER if TRAINING in carriers else ""
-    return UNSOUND.get(name, "")
+    """Return why a condition must agree; empty if a difference is only to be known."""
+    if name.startswith(_INTERFACE) and (info.get("nodes") or 1) > 1:
+        return NETWORK
+    if name == "torch" and TRAINING in carriers:  # rows of collectives name their library
+        return CARRIER
+    if name not in CONDITIONS:
+        return ""
+    return CONDITIONS[name].why
 
 
 def differing_cases(
@@ -217,23 +192,28 @@ def differing_cases(
     """
     counts: Counter[tuple[str, str]] = Counter()
     for before, row_b in pairs:
-        for name in _COLUMNS:
+        for name in conditions_from("row"):
             if is_unlike(before, row_b, name):
                 texts = dict.fromkeys(row.condition(name) for row in before)
                 counts[name, f"{', '.join(texts)} vs {row_b.condition(name)}"] += 1
     totals: Counter[str] = Counter()
     for (name, _), count in counts.items():
         totals[name] += count
-    return [
-        Difference(
+    differences = []
+    for (name, text), count in counts.items():
+        # a probe always chooses the batch; if another way of timing differs in all cases, the runs
+        # were requested differently
+        is_of_cases = name in _CHOSEN
+        if name in _TIMED and not force and totals[name] < len(pairs):
+            is_of_cases = True
+        difference = Difference(
             name=name,
             text=f"{text} (in {count} of {len(pairs)} cases)",
-            reason=UNSOUND.get(name, ""),
-            is_of_cases=name == _CHOSEN
-            or (name in _TIMED and not force and totals[name] < len(pairs)),
+            reason=CONDITIONS[name].why,
+            is_of_cases=is_of_cases,
         )
-        for (name, text), count in counts.items()
-    ]
+        differences.append(difference)
+    return differences
 
 
 def is_unlike(before: Sequence[Measured], row_b: Measured, name: str) -> bool:
@@ -248,4 +228,5 @@ def is_timed_alike(before: Sequence[Measured], row_b: Measured, *, force: bool) 
     """Return whether a case can be judged: it was timed in the same way, except for what ``force``
     allows.
     """
-    return not any(is_unlike(before, row_b, name) for name in ((_CHOSEN,) if force else _TIMED))
+    names = _CHOSEN if force else _TIMED
+    return not any(is_unlike(before, row_b, name) for name in names)

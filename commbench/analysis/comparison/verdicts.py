@@ -1,7 +1,7 @@
 """The comparison of run B with one baseline or several, case by case."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -25,16 +25,16 @@ from commbench.analysis.comparison.sides import (
 )
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
+from commbench.findings import Finding
 from commbench.results import Run, load_run
 from commbench.results.info import is_complete
 from commbench.results.summary import RowKey
 from commbench.stats import MARGIN, Comparison, Verdict
+from commbench.words import Estimate
 
 FALSE_DISCOVERY_RATE = 0.05
 #: With fewer baselines the variance between runs is poorly known (see `commbench.stats.hierarchy`).
 ENOUGH_BASELINES = 5
-#: Number of differences that an error message names.
-_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,11 @@ class ComparedCase:
     baselines: int = 1
     """Number of baselines with times."""
     comparison: Comparison
+
+    @property
+    def estimate(self) -> Estimate:
+        """B's time over A's, with the interval that decided."""
+        return Estimate(self.comparison.ratio, *self.comparison.bounds)
 
     def is_beyond(self, threshold: float) -> bool:
         """Return whether it is slower, with the interval wholly beyond ``threshold``."""
@@ -185,42 +190,46 @@ def compare(
         [measured(run, slow) for run, slow in zip(runs, states.slow, strict=True)]
     )
     side_a = pooled(sides)
-    shared = [key for key in side_b if key in side_a]
-    well = [key for key in shared if side_a[key].timed and side_b[key].is_timed]
+    well: list[RowKey] = []
+    broken: list[RowKey] = []
+    for key, row_b in side_b.items():
+        if key in side_a:
+            if side_a[key].timed and row_b.is_timed:
+                well.append(key)
+            else:
+                broken.append(key)
     pairs = [(side_a[key], side_b[key]) for key in well]
     unlike = _differences(baselines, run_b, pairs, force=force)
-    unlike += [
-        Difference(name=f"state of the machine, by the probe over {backend}", text=text)
-        for backend, text in states.unlike.items()
-    ]
+    for backend, text in states.unlike.items():
+        name = f"state of the machine, by the probe over {backend}"
+        unlike.append(Difference(name=name, text=text))
     if not force:
-        _refuse_unsound(
-            [difference for difference in unlike if difference.is_among_baselines], "The baselines"
-        )
+        among_baselines = [difference for difference in unlike if difference.is_among_baselines]
+        _refuse_unsound(among_baselines, "The baselines")
         _refuse_unsound(unlike, "A and B")
     comparisons = _verdicts(pairs, margin=margin, q=q, looks=looks, seed=seed, force=force)
-    keys_only_in_a = [key for key in side_a if key not in side_b]
-    lost = (
-        [key for key in keys_only_in_a if side_a[key].timed]
-        if _was_cut_short(run_b, baselines)
-        else []
-    )
+    lost: list[RowKey] = []
+    if _was_cut_short(run_b, baselines):
+        lost = [key for key in side_a if key not in side_b and side_a[key].timed]
     return ComparisonTable(
         names_a=tuple(str(run.path) for run in baselines),
         name_b=str(run_b.path),
         is_complete=is_complete(run_b.info),
         margin=margin,
         cases=tuple(map(_compared, well, pairs, comparisons)),
-        broken=_broken(side_a, side_b, [*(key for key in shared if key not in set(well)), *lost]),
-        only_in_a=tuple(
-            dict.fromkeys(side_a[key].case for key in keys_only_in_a if key not in set(lost))
-        ),
-        only_in_b=tuple(
-            dict.fromkeys(row.case for key, row in side_b.items() if key not in side_a)
-        ),
+        broken=_broken(side_a, side_b, broken + lost),
+        only_in_a=_cases_beside(side_a, {*side_b, *lost}),
+        only_in_b=_cases_beside(side_b, {*side_a}),
         differences=tuple(unlike),
         has_too_few_launches=_too_few([side_a[key] for key in well], comparisons, q),
     )
+
+
+def _cases_beside(
+    side: Mapping[RowKey, Pooled] | Mapping[RowKey, Measured], keys: Collection[RowKey]
+) -> tuple[AnyCase, ...]:
+    """Return the cases of a side that have none of these keys."""
+    return tuple(dict.fromkeys(row.case for key, row in side.items() if key not in keys))
 
 
 def _compared(key: RowKey, pair: tuple[Pooled, Measured], comparison: Comparison) -> ComparedCase:
@@ -340,16 +349,11 @@ def _differences(
 
 
 def _refuse_unsound(differences: Sequence[Difference], subject: str) -> None:
-    unsound = [difference for difference in differences if difference.is_unsound]
+    unsound = tuple(each.finding for each in differences if each.is_unsound)
     if not unsound:
         return
-    reasons = "; ".join(f"{difference}, and {difference.reason}" for difference in unsound[:_NAMED])
-    more = f"; and {len(unsound) - _NAMED} more" if len(unsound) > _NAMED else ""
-    raise InputError(
-        f"{subject} were measured under different conditions ({reasons}{more}), which could explain"
-        " a difference of times: measure again under the same conditions, or add --force to"
-        " compare anyway."
-    )
+    numbers = {"differences": unsound}
+    raise InputError(str(Finding("compare_refused", subject, numbers)))
 
 
 def _too_few(sides: Sequence[Pooled], comparisons: Sequence[Comparison], q: float) -> bool:

@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.stats import Floats, Interval
+from commbench.stats import DEFAULT_LEVEL, Floats, Interval
 from commbench.stats.intervals import STUDENT_T_975
 
 
@@ -231,7 +231,6 @@ def _segment(sizes: Floats, times_us: Floats) -> Segment:
 
 
 RESAMPLES = 1000
-LEVEL = 0.95
 _SEED = 20_261_121
 #: Half-width of a 95 % interval over the median absolute error, for normal errors.
 _HALF_WIDTH = 1.96 / 0.6745
@@ -311,7 +310,7 @@ def interval_of(centre: float, resampled: Floats, launches: int) -> Interval | N
     logarithm = parameter_interval(math.log(centre), np.log(resampled), launches, least=-math.inf)
     if logarithm is None:
         return None
-    return Interval(low=math.exp(logarithm.low), high=math.exp(logarithm.high), level=LEVEL)
+    return Interval(low=math.exp(logarithm.low), high=math.exp(logarithm.high), level=DEFAULT_LEVEL)
 
 
 def parameter_interval(
@@ -326,6 +325,8 @@ def parameter_interval(
             * float(np.std(resampled))
             * math.sqrt(launches / (launches - 1))
         )
-        return Interval(low=max(least, centre - half_width), high=centre + half_width, level=LEVEL)
-    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
-    return Interval(low=min(low, centre), high=max(high, centre), level=LEVEL)
+        return Interval(
+            low=max(least, centre - half_width), high=centre + half_width, level=DEFAULT_LEVEL
+        )
+    low, high = np.quantile(resampled, [(1 - DEFAULT_LEVEL) / 2, (1 + DEFAULT_LEVEL) / 2]).tolist()
+    return Interval(low=min(low, centre), high=max(high, centre), level=DEFAULT_LEVEL)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
-from commbench.analysis.prediction.fits import LEVEL, log_half_width
+from commbench.analysis.prediction.fits import log_half_width
 from commbench.analysis.prediction.law import (
     KEPT_STEP_ERROR,
     OVER_KEPT_RUNS,
@@ -18,8 +18,10 @@ from commbench.analysis.prediction.law import (
 )
 from commbench.analysis.prediction.replay import TrainedWorkload
 from commbench.collectives.operations import OPERATIONS
-from commbench.errors import InputError, Reason
+from commbench.errors import InputError
+from commbench.findings import Finding
 from commbench.schema import JsonObject
+from commbench.stats import DEFAULT_LEVEL
 from commbench.units import algbw_GBps, format_link_rate
 
 PREDICTED = "predicted"
@@ -50,7 +52,7 @@ class CollectiveForecast:
     held_out_error: float | None = _column("median absolute relative error of such predictions")
     held_out_over: str = ""
     status: str = "ok"
-    reason: Reason | None = field(
+    reason: Finding | None = field(
         default=None, metadata={"about": "one sentence where nothing is predicted"}
     )
 
@@ -89,7 +91,7 @@ class StepForecast:
     held_out_error: float | None = _column("median absolute relative error of such predictions")
     held_out_over: str = ""
     status: str = "ok"
-    reason: Reason | None = None
+    reason: Finding | None = None
 
     @property
     def subject(self) -> str:
@@ -167,7 +169,7 @@ def _collective(
     try:
         estimate = network.estimate(family, size, place)
     except InputError as error:
-        return CollectiveForecast(**columns, status="unsupported", reason=Reason.of(error))
+        return CollectiveForecast(**columns, status="unsupported", reason=Finding.of(error))
     factor = OPERATIONS[family.operation].busbw_factor(place.world_size)
     return CollectiveForecast(
         **columns,
@@ -202,13 +204,13 @@ def _step(
     try:
         replay = trained.replay(network, hook, place)
     except InputError as error:
-        return StepForecast(**columns, status="unsupported", reason=Reason.of(error))
+        return StepForecast(**columns, status="unsupported", reason=Finding.of(error))
     step_ms, local_ms = replay.step_ms, trained.local_step_ms
     low = high = 0.0
     if replay.interval:
         low = math.log(step_ms / replay.interval.low)
         high = math.log(replay.interval.high / step_ms)
-        columns["level"] = LEVEL
+        columns["level"] = DEFAULT_LEVEL
     doublings = trained.place.doublings(place)
     if doublings or place.is_within_host != trained.place.is_within_host:
         of_law = log_half_width(KEPT_STEP_ERROR, max(1.0, doublings))

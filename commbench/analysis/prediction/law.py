@@ -22,13 +22,15 @@ from typing import NamedTuple
 import numpy as np
 
 from commbench.analysis.prediction.curves import Curve
-from commbench.analysis.prediction.fits import LEVEL, fit_line, log_half_width
+from commbench.analysis.prediction.fits import fit_line, log_half_width
 from commbench.analysis.prediction.links import WITHIN_HOST, Link, link_of
 from commbench.analysis.prediction.network import CurveKey, NetworkModel
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
-from commbench.errors import InputError, UnpredictedError
+from commbench.errors import InputError
+from commbench.findings import UnpredictedError
 from commbench.results.info import RunInfo
+from commbench.stats import DEFAULT_LEVEL
 
 #: Operations in which all ranks send alike, and those with a root.
 RINGS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -272,7 +274,7 @@ class ForecastNetwork:
             low = math.log(measured_us / interval.low)
             high = math.log(interval.high / measured_us)
         error, over = curve.held_out_error, OVER_SIZES
-        level: float | None = LEVEL
+        level: float | None = DEFAULT_LEVEL
         of_law = 0.0
         if not nearest.is_at(place):
             error, over = self.held_out(family.backend)

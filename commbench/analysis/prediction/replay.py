@@ -15,7 +15,7 @@ from commbench.ddp.plan.cases import SWEEP, TrainingCase, hook_position
 from commbench.ddp.plan.layout import case_layout
 from commbench.ddp.plan.records import Bucket, TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
-from commbench.errors import UnpredictedError
+from commbench.findings import UnpredictedError
 from commbench.stats import Interval
 
 

@@ -26,7 +26,8 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.layout import case_layout
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
-from commbench.errors import InputError, UnpredictedError
+from commbench.errors import InputError
+from commbench.findings import UnpredictedError
 from commbench.hooks.message import FLOAT32_BYTES, BucketShape, Message, Shapes
 from commbench.hooks.registry import find_hook
 

@@ -4,16 +4,21 @@ failures, and drift.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from commbench.analysis.soak.drift import find_drifts
 from commbench.analysis.soak.events import find_events
 from commbench.analysis.soak.points import hosts_of, points_of
-from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
+from commbench.analysis.soak.rows import DRIFTS, DriftRow, EventRow, TimelineRow
 from commbench.engine.records import Record
+from commbench.findings import Finding
 from commbench.results.info import RunInfo
 from commbench.units import utc_text
+
+#: The most events that are named in words.
+MOST_NAMED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +33,39 @@ class Soak:
     def seconds(self) -> float:
         """Return the time from the first visit to the last."""
         return max(row.elapsed_s or 0.0 for row in self.timeline)
+
+    def findings(self) -> list[Finding]:
+        """Return its extent, events and drifts."""
+        findings = [self._extent()]
+        findings += [event.finding for event in self.events[:MOST_NAMED]]
+        more = len(self.events) - MOST_NAMED
+        if more > 0:
+            findings.append(Finding("soak_more", numbers={"more": more}))
+        findings += [row.finding for row in self.drifts if row.verdict in DRIFTS]
+        verdicts = Counter(row.verdict for row in self.drifts)
+        for code, verdict in (("soak_drift_none", "same"), ("soak_drift_unclear", "inconclusive")):
+            if verdicts[verdict]:
+                findings.append(Finding(code, numbers={"cases": verdicts[verdict]}))
+        return findings
+
+    def _extent(self) -> Finding:
+        spikes = sum(event.kind == "spike" for event in self.events)
+        failures = len(self.events) - spikes
+        code = "soak_quiet"
+        if failures:
+            code = "soak_events"
+        elif spikes:
+            code = "soak_spikes"
+        return Finding(
+            code,
+            numbers={
+                "seconds": self.seconds,
+                "launches": len({row.launch for row in self.timeline}),
+                "visits": len(self.timeline),
+                "spikes": spikes,
+                "failures": failures,
+            },
+        )
 
 
 def soak_of(records: Iterable[Record], info: RunInfo) -> Soak | None:

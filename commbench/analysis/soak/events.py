@@ -12,6 +12,7 @@ from commbench.analysis.soak.points import hosts_of, points_of
 from commbench.analysis.soak.rows import EventRow
 from commbench.collectives.patterns import rank_list, ranks_of
 from commbench.engine.records import Interruption, Point, Record
+from commbench.findings import Finding
 from commbench.results.info import Launch, RunInfo
 from commbench.units import utc_text
 
@@ -34,6 +35,13 @@ _SMALL_SAMPLE = 6.0
 TOGETHER_S = 1.0
 #: A rank causes an event if it is late for, or does not run for, this share of it.
 CAUSE_SHARE = 0.5
+#: Code of the evidence of a spike, by whether processes did not run and whether ranks are named.
+_EVIDENCE = {
+    (False, False): "evidence_late_all",
+    (False, True): "evidence_late",
+    (True, False): "evidence_stalled_all",
+    (True, True): "evidence_stalled",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,19 +182,7 @@ def _spike(parts: Sequence[_Part], info: RunInfo, begun_s: float) -> EventRow:
         host=host,
         launch=longest.record.launch,
         case=str(longest.record.case),
-        reason=_evidence(is_stall=causes[0].is_stall, has_ranks=bool(ranks)),
-    )
-
-
-def _evidence(*, is_stall: bool, has_ranks: bool) -> str:
-    if is_stall:
-        return (
-            "its process did not run: it was stopped, or had no CPU"
-            if has_ranks
-            else "no process ran"
-        )
-    return (
-        "the others waited for it" if has_ranks else "all ranks waited, and none was late by itself"
+        reason=str(Finding(_EVIDENCE[causes[0].is_stall, bool(ranks)])),
     )
 
 
@@ -194,11 +190,9 @@ def _scope(ranks: Sequence[int], host: str, hosts: Mapping[int, str]) -> str:
     """Return ``system``, ``rank``, ``host`` if they are all of its ranks, or ``ranks``."""
     if len(ranks) < 2:  # noqa: PLR2004 - a single rank
         return "rank" if ranks else "system"
-    return (
-        "host"
-        if host and {rank for rank, name in hosts.items() if name == host} == {*ranks}
-        else "ranks"
-    )
+    if host and {rank for rank, name in hosts.items() if name == host} == {*ranks}:
+        return "host"
+    return "ranks"
 
 
 def _failures(records: Sequence[Record], info: RunInfo, begun_s: float) -> list[EventRow]:
@@ -226,10 +220,15 @@ def _failure(entry: Launch, points: Sequence[Point], info: RunInfo, begun_s: flo
     next_s = min((point.at_s for point in points if point.at_s >= ended_s), default=ended_s)
     failed_rank = entry.get("culprit") or {}
     rank, host = failed_rank.get("rank"), failed_rank.get("host") or ""
+    scope = "system"
+    if rank is not None:
+        scope = "rank"
+    elif host:
+        scope = "host"
     return EventRow(
         run_id=str(info.get("run_id", "")),
         kind=entry.get("status", ""),
-        scope="system" if rank is None and not host else "host" if rank is None else "rank",
+        scope=scope,
         time=utc_text(last_s),
         elapsed_s=round(last_s - begun_s, 3),
         duration_s=round(next_s - last_s, 3),

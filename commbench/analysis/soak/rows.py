@@ -5,6 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from commbench.engine.records import SCHEMA, column
+from commbench.findings import Finding
+
+#: Codes of events by kind, and of drifts by verdict.
+_KINDS = {"spike": "soak_spike", "failed": "soak_failed", "hung": "soak_hung"}
+DRIFTS = {"slower": "soak_drift_slower", "faster": "soak_drift_faster"}
+#: Code of the ranks that caused an event, by whether it is one rank and whether on one host.
+_WHO = {
+    (False, False): "who_ranks",
+    (False, True): "who_ranks_on",
+    (True, False): "who_rank",
+    (True, True): "who_rank_on",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +61,31 @@ class EventRow:
     case: str = column("what was measured", "")
     reason: str = column("the evidence in a sentence", "")
 
+    @property
+    def who(self) -> Finding:
+        """The ranks that caused it."""
+        code = "who_all"
+        if self.ranks:
+            code = _WHO[self.scope == "rank", bool(self.host)]
+        elif self.host:
+            code = "who_host"
+        return Finding(code, numbers={"ranks": self.ranks, "host": self.host})
+
+    @property
+    def finding(self) -> Finding:
+        """When it began, how long it lasted, who caused it, and the evidence."""
+        return Finding(
+            _KINDS[self.kind],
+            str(self.who),
+            {
+                "began": self.time,
+                "lasted": self.duration_s or 0.0,
+                "launch": (self.launch or 0) + 1,
+                "case": self.case,
+                "cause": self.reason,
+            },
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DriftRow:
@@ -70,3 +107,16 @@ class DriftRow:
         " below 6 launches",
         "",
     )
+
+    @property
+    def finding(self) -> Finding:
+        """The change with its interval, of a case that became slower or faster."""
+        return Finding(
+            DRIFTS[self.verdict],
+            self.case,
+            {
+                "change": abs(self.change_percent or 0.0),
+                "low": self.change_percent_ci_low or 0.0,
+                "high": self.change_percent_ci_high or 0.0,
+            },
+        )

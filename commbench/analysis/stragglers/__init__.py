@@ -11,7 +11,7 @@ from commbench.analysis.stragglers.judging import (
     ALPHA,
     RELEVANT,
     Family,
-    Findings,
+    Search,
     Straggler,
     joined,
 )
@@ -20,12 +20,10 @@ from commbench.engine.records import Record
 from commbench.results.info import RunInfo, network_records, shares_gpu
 from commbench.results.pairs import Matrix
 
-__all__ = ["ALPHA", "RELEVANT", "Family", "Findings", "Straggler", "find_stragglers"]
+__all__ = ["ALPHA", "RELEVANT", "Family", "Search", "Straggler", "find_stragglers"]
 
 
-def find_stragglers(
-    matrices: Sequence[Matrix], records: Iterable[Record], info: RunInfo
-) -> Findings:
+def find_stragglers(matrices: Sequence[Matrix], records: Iterable[Record], info: RunInfo) -> Search:
     """Find slow hosts, ranks and links in the matrices and the other records of a run.
 
     If nothing is slow, the probability of any false alarm is at most `ALPHA`, divided evenly over
@@ -42,5 +40,6 @@ def find_stragglers(
     records = network_records(records, info)
     levels = [*rank_levels(records, info), *group_levels(records, info)]
     share = ALPHA / max(1, len(matrices) + len(levels))
-    findings = [judge_matrix(matrix, share) for matrix in matrices]
-    return joined([*findings, Findings(families=[level(share) for level in levels])])
+    searches = [judge_matrix(matrix, share) for matrix in matrices]
+    searches.append(Search(families=[level(share) for level in levels]))
+    return joined(searches)

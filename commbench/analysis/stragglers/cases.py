@@ -10,15 +10,16 @@ operation is enough.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from commbench.analysis.stragglers.judging import FEWEST, Family, Judgement, Words, make_family
+from commbench.analysis.stragglers.judging import FEWEST, Family, make_family
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import ranks_of
-from commbench.engine.records import GroupTimes, Record
+from commbench.engine.records import Record
+from commbench.engine.visits import launch_value
 from commbench.results.info import RunInfo
 from commbench.results.pairs import hosts_of
 from commbench.results.summary import records_by_case
@@ -27,29 +28,14 @@ from commbench.stats import Floats
 #: A rank must be slow in at least this many different operations.
 FEWEST_OPERATIONS = 2
 
-_LATE = ": with its late arrival an operation takes {} as long"
-_LONG = ": its operations take {} as long as the others'"
-
 Level = Callable[[float], Family]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Measured:
-    """The values to compare within one backend, by operation."""
-
-    backend: str
-    by_operation: Mapping[str, Floats]
-    """Logarithms of times, (launches, units)."""
-
-    @property
-    def description(self) -> str:
-        return f"{self.backend} {', '.join(self.by_operation)}"
 
 
 def rank_levels(records: Iterable[Record], info: RunInfo) -> list[Level]:
     """Return the comparisons of ranks in ordinary cases.
 
-    Each takes the probability of a false alarm.
+    Each takes the probability of a false alarm. A rank is judged by the operation in which it
+    deviates least.
 
     Empty if ranks cannot be compared: fewer than three ranks, oversubscribed cores, or fewer than
     two operations.
@@ -58,13 +44,27 @@ def rank_levels(records: Iterable[Record], info: RunInfo) -> list[Level]:
     levels: list[Level] = []
     for backend in dict.fromkeys(record.case.backend for record in records):
         of_backend = [record for record in records if record.case.backend == backend]
-        for of_rank, does in ((_arrivals, _LATE), (_times, _LONG)):
-            measured = _Measured(backend=backend, by_operation=_by_operation(of_backend, of_rank))
-            if len(measured.by_operation) >= FEWEST_OPERATIONS:
-                levels.append(
-                    partial(_judge_ranks, measured, does, hosts_of(info, of_backend[0].group_size))
-                )
+        names = _rank_names(hosts_of(info, of_backend[0].group_size))
+        for code, of_rank in (("slow_late", _arrivals), ("slow_operations", _times)):
+            tables = _by_operation(of_backend, of_rank)
+            if len(tables) >= FEWEST_OPERATIONS:
+                levels.append(_level("rank", code, backend, names, tables))
     return levels
+
+
+def _level(
+    kind: str, code: str, measured: str, names: Sequence[str], tables: Mapping[str, Floats]
+) -> Level:
+    """Return the comparison of units by their tables, (launches, units), of each operation."""
+    values = np.min(list(tables.values()), axis=0)
+    measured = f"{measured} {', '.join(tables)}"
+    return partial(make_family, values, kind=kind, code=code, measured=measured, names=names)
+
+
+def _rank_names(hosts: Sequence[str]) -> list[str]:
+    if len(set(hosts)) == 1:
+        return [f"rank {rank}" for rank in range(len(hosts))]
+    return [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
 
 
 def _is_plain(record: Record) -> bool:
@@ -86,7 +86,7 @@ def _arrivals(record: Record) -> Floats | None:
     """
     if len(record.rank_arrival_us) != len(record.rank_median_us):
         return None
-    return np.log1p(np.asarray(record.rank_arrival_us) / np.median(record.times_us))
+    return np.log1p(np.asarray(record.rank_arrival_us) / launch_value(record))
 
 
 def _times(record: Record) -> Floats | None:
@@ -120,19 +120,6 @@ def _by_operation(
     return {operation: np.median(tables, axis=0) for operation, tables in tables.items()}
 
 
-def _judge_ranks(measured: _Measured, does: str, hosts: Sequence[str], alpha: float) -> Family:
-    """Judge each rank by the operation in which it deviates least."""
-    values = np.min(list(measured.by_operation.values()), axis=0)
-    has_several_hosts = len(set(hosts)) > 1
-
-    def say(rank: int, _: Judgement) -> Words:
-        return Words(
-            name=f"rank {rank}{f' on {hosts[rank]}' if has_several_hosts else ''}", does=does
-        )
-
-    return make_family("rank", measured.description, values, say, alpha)
-
-
 # ------------------------------------------------------------------------------------------- groups
 
 
@@ -150,41 +137,27 @@ def group_levels(records: Iterable[Record], info: RunInfo) -> list[Level]:
             and len(record.groups) >= FEWEST
             and "oversubscribed" not in record.flags
         ):
-            names = tuple(group.group for group in record.groups)
-            by_groups.setdefault((record.case.backend, record.case.pattern, names), []).append(
-                record
-            )
-    for (backend, pattern, names), of_groups in by_groups.items():
-        of_group = partial(_group_times, names=names)
-        measured = _Measured(
-            backend=f"{backend} {pattern}", by_operation=_by_operation(of_groups, of_group)
-        )
-        if measured.by_operation:
-            levels.append(
-                partial(_judge_groups, measured, [_group_name(name, info) for name in names])
-            )
+            groups = tuple(group.group for group in record.groups)
+            key = record.case.backend, record.case.pattern, groups
+            by_groups.setdefault(key, []).append(record)
+    for (backend, pattern, groups), of_groups in by_groups.items():
+        tables = _by_operation(of_groups, partial(_group_times, names=groups))
+        if tables:
+            names = [_group_name(group, info) for group in groups]
+            levels.append(_level("group", "slow_operations", f"{backend} {pattern}", names, tables))
     return levels
 
 
 def _group_times(record: Record, *, names: Sequence[str]) -> Floats | None:
-    """Return each group's median time, as a logarithm; None if groups or their sizes differ."""
-    groups: dict[str, GroupTimes] = {
-        group.group: group for group in record.groups if len(group.times_us)
-    }
-    if list(groups) != list(names) or len({group.group_size for group in groups.values()}) != 1:
+    """Return each group's time in the launch, as a logarithm; None if groups or their sizes
+    differ.
+    """
+    groups = [group for group in record.groups if len(group.times_us)]
+    if [group.group for group in groups] != list(names):
         return None
-    return np.log([float(np.median(group.times_us)) for group in groups.values()])
-
-
-def _judge_groups(measured: _Measured, names: Sequence[str], alpha: float) -> Family:
-    values = np.min(list(measured.by_operation.values()), axis=0)
-    return make_family(
-        "group",
-        measured.description,
-        values,
-        lambda group, _: Words(name=names[group], does=_LONG),
-        alpha,
-    )
+    if len({group.group_size for group in groups}) != 1:
+        return None
+    return np.log([launch_value(replace(record, times_us=group.times_us)) for group in groups])
 
 
 def _group_name(group: str, info: RunInfo) -> str:

@@ -5,16 +5,20 @@ detectable.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from commbench import stats
+from commbench.findings import Finding
+from commbench.results.tables import rows_by
 from commbench.schema import JsonObject
 from commbench.stats import Floats
+from commbench.words import Estimate
 
 Indices = NDArray[np.intp]
 
@@ -223,6 +227,8 @@ def _detectable(relative: Floats, limit: float, error: float, level: float) -> f
 
 #: Any host or rank.
 ANY = "*"
+#: The most stragglers that are named in words.
+MOST_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,27 +239,29 @@ class Straggler:
     """``host``, ``rank``, ``link``, ``uplink`` (all links between two parts of the hosts) or
     ``group``."""
     name: str
-    does: str
-    """What it does slowly: the sentence after the name, with ``{}`` for the factor."""
+    code: str
+    """What is slow, as a code of `commbench.words`."""
     measured: str
     """The measured cases."""
     factor: float
     """Its time divided by its typical peer's time."""
     ci: tuple[float, float] | None
     """The factor's 95 % interval over launches; None for one launch."""
-    steadiness: str
-    """In how many launches it was slow."""
+    evidence: Finding
+    """In how many launches it was slow, or how many of its links are."""
     links: Sequence[tuple[str, str]] = ()
     """The slow links of a matrix that it explains, from and to; `ANY` stands for all."""
-
-    @property
-    def evidence(self) -> str:
-        """The measured cases, and in how many launches it was slow."""
-        return f"{self.measured}, {self.steadiness}"
 
     def covers(self, source: str, target: str) -> bool:
         """Return whether it explains the link between two units of the matrix."""
         return any(a in {source, ANY} and b in {target, ANY} for a, b in self.links)
+
+    @property
+    def observation(self) -> Finding:
+        """The factor and where it was measured."""
+        low, high = self.ci or (None, None)
+        factor = Estimate(self.factor, low, high)
+        return Finding("slow_observation", numbers={"factor": factor, "measured": self.measured})
 
     def to_json(self) -> JsonObject:
         """Return its entry in ``run.json``."""
@@ -262,7 +270,7 @@ class Straggler:
             "name": self.name,
             "factor": round(self.factor, 4),
             "ci": None if self.ci is None else [round(bound, 4) for bound in self.ci],
-            "evidence": self.evidence,
+            "evidence": str(self.evidence),
         }
 
 
@@ -279,8 +287,8 @@ class Family:
     level: float
     """Probability of a false alarm in this family."""
     stragglers: Sequence[Straggler] = ()
-    slowest: str = ""
-    """The slowest unit and its factor if that is relevant; a hint, not a finding."""
+    slowest: Finding | None = None
+    """The slowest unit and its factor if that is relevant: a hint."""
     measured: str = ""
     """The measured cases, as in `Straggler`."""
 
@@ -291,12 +299,12 @@ class Family:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
+class Search:
     """The result of one search."""
 
     families: Sequence[Family] = ()
-    remarks: Sequence[str] = ()
-    """Warnings: one sentence for each question that the data cannot answer."""
+    remarks: Sequence[Finding] = ()
+    """Questions that the data cannot answer."""
 
     @property
     def stragglers(self) -> list[Straggler]:
@@ -308,6 +316,19 @@ class Findings:
         """Number of compared units."""
         return sum(family.count for family in self.families)
 
+    def findings(self) -> list[Finding]:
+        """Return each straggler once; without any, the ratio that each kind of unit would have
+        shown; what is not judged, and why.
+
+        Empty if nothing could be compared.
+        """
+        judged = [family for family in self.families if family.launches >= family.needed > 0]
+        unjudged = [family for family in self.families if family.launches < family.needed]
+        findings = _name(self.stragglers)
+        if not findings:
+            findings += _exclude(judged)
+        return [*findings, *_leave_open(unjudged), *self.remarks]
+
     def to_json(self) -> JsonObject:
         """Return the entries of ``run.json``; empty if nothing was compared."""
         if not (self.families or self.remarks):
@@ -315,86 +336,141 @@ class Findings:
         return {
             "suspects": [straggler.to_json() for straggler in self.stragglers],
             "suspects_comparisons": self.comparisons,
-            "suspects_remarks": list(self.remarks),
+            "suspects_remarks": [str(remark) for remark in self.remarks],
         }
 
 
-def joined(findings: Iterable[Findings]) -> Findings:
-    """Return the findings of several searches as one."""
-    searches = list(findings)
-    return Findings(
-        families=[family for finding in searches for family in finding.families],
-        remarks=list(dict.fromkeys(remark for finding in searches for remark in finding.remarks)),
-    )
+def _name(stragglers: Iterable[Straggler]) -> list[Finding]:
+    """Return one finding for each straggler, also if several quantities show it."""
+    findings = []
+    for (code, name), observed in rows_by(stragglers, attrgetter("code", "name")).items():
+        observed.sort(key=attrgetter("factor"), reverse=True)
+        seen = tuple(straggler.observation for straggler in observed)
+        findings.append(Finding(code, name, {"seen": seen}))
+    more = findings[MOST_NAMED:]
+    if more:
+        findings[MOST_NAMED:] = [Finding("slow_more", numbers={"more": len(more)})]
+    return findings
 
 
-@dataclass(frozen=True, kw_only=True)
-class Words:
-    """Name and phrases for one unit of a family; fields as in `Straggler`."""
+def _exclude(families: Iterable[Family]) -> list[Finding]:
+    """Return, for each kind of unit, the slowdown that would have been detected in any family."""
+    clauses = []
+    for kind, of_kind in rows_by(families, attrgetter("kind")).items():
+        slowdown = max(family.judgement.detectable for family in of_kind) - 1
+        clauses.append(
+            Finding(
+                "slow_detectable",
+                numbers={"kind": kind, "count": _most(of_kind), "slowdown": slowdown},
+            )
+        )
+    if not clauses:
+        return []
+    return [Finding("slow_none", numbers={"detectable": tuple(clauses)})]
 
-    name: str
-    does: str
-    links: Sequence[tuple[str, str]] = ()
+
+def _leave_open(families: Sequence[Family]) -> list[Finding]:
+    """Return the kinds of unit with too few launches, and the slowest unit as a hint."""
+    findings = []
+    for kind, of_kind in rows_by(families, attrgetter("kind")).items():
+        launches = max(family.launches for family in of_kind)
+        needed = max(family.needed for family in of_kind)
+        findings.append(
+            Finding(
+                "slow_unjudged",
+                numbers={
+                    "kind": kind,
+                    "count": _most(of_kind),
+                    "launches": launches,
+                    "needed": needed,
+                },
+            )
+        )
+    largest = [float(np.nanmax(each.judgement.effects, initial=0.0)) for each in families]
+    for family, effect in zip(families, largest, strict=True):
+        if effect >= 0.8 * max(largest):  # of near-equals the coarsest: a slow host slows each link
+            if family.slowest:
+                findings.append(family.slowest)
+            break
+    return findings
+
+
+def _most(families: Iterable[Family]) -> int:
+    return max(family.count for family in families)
+
+
+def joined(searches: Sequence[Search]) -> Search:
+    """Return the results of several searches as one."""
+    families: list[Family] = []
+    remarks: list[Finding] = []
+    for search in searches:
+        families += search.families
+        remarks += [remark for remark in search.remarks if remark not in remarks]
+    return Search(families=families, remarks=remarks)
 
 
 def make_family(
-    kind: str,
-    measured: str,
     values: Floats,
-    say: Callable[[int, Judgement], Words],
     level: float,
-    **options: bool,
+    *,
+    kind: str,
+    code: str,
+    measured: str,
+    names: Sequence[str],
+    is_minority: bool = True,
 ) -> Family:
     """Judge units by their values and name the slow ones, the slowest first.
 
     Args:
-        kind: of the units, as in `Straggler`.
-        measured: as in `Straggler`.
         values: logarithms of times, (launches, units); a unit with a missing launch is not judged.
-        say: returns name and phrases of a slow unit.
         level: probability of a false alarm in this family.
-        options: of `judge`.
+        kind: of the units, as in `Straggler`.
+        code: as in `Straggler`.
+        measured: as in `Straggler`.
+        names: of the units.
+        is_minority: as in `judge`.
     """
-    judgement = judge(values, alpha=level, **options)
+    judgement = judge(values, alpha=level, is_minority=is_minority)
+    stragglers = []
+    for unit in judgement.slow:
+        interval = judgement.interval(unit)
+        launches = judgement.launches[:, unit]
+        straggler = Straggler(
+            kind=kind,
+            name=names[unit],
+            code=code,
+            measured=measured,
+            factor=math.exp(float(judgement.effects[unit])),
+            ci=(interval.low, interval.high) if interval else None,
+            evidence=Finding(
+                "slow_evidence",
+                numbers={
+                    "measured": measured,
+                    "kind": kind,
+                    "slower": int((launches > 0).sum()),
+                    "launches": len(launches),
+                    "p_value": judgement.p_values[unit],
+                },
+            ),
+        )
+        stragglers.append(straggler)
     return Family(
         kind=kind,
         count=int(np.isfinite(judgement.effects).sum()),
         judgement=judgement,
         launches=len(values),
         level=level,
-        stragglers=[
-            _straggler(kind, measured, unit, judgement, say(unit, judgement))
-            for unit in judgement.slow
-        ],
-        slowest=_slowest(judgement, say),
+        stragglers=stragglers,
+        slowest=_slowest(kind, names, judgement),
         measured=measured,
     )
 
 
-def _slowest(judgement: Judgement, say: Callable[[int, Judgement], Words]) -> str:
+def _slowest(kind: str, names: Sequence[str], judgement: Judgement) -> Finding | None:
+    if not len(judgement.effects):
+        return None
     effects = np.nan_to_num(judgement.effects, nan=-math.inf)
-    unit = int(effects.argmax()) if len(effects) else 0
-    if not len(effects) or effects[unit] < math.log(RELEVANT):
-        return ""
-    return f"{say(unit, judgement).name}, {math.exp(effects[unit]):.3g} times the typical,"
-
-
-def _straggler(
-    kind: str, measured: str, unit: int, judgement: Judgement, words: Words
-) -> Straggler:
-    interval = judgement.interval(unit)
-    launches = judgement.launches[:, unit]
-    slower = int((launches > 0).sum())
-    return Straggler(
-        kind=kind,
-        name=words.name,
-        does=words.does,
-        measured=measured,
-        factor=math.exp(float(judgement.effects[unit])),
-        ci=(interval.low, interval.high) if interval else None,
-        steadiness=(
-            f"slower than the typical {kind} in {slower} of {len(launches)} launches, "
-            f"p = {judgement.p_values[unit]:.1g}"
-        ),
-        links=words.links,
-    )
+    unit = int(effects.argmax())
+    if effects[unit] < math.log(RELEVANT):
+        return None
+    return Finding("slow_hint", names[unit], {"kind": kind, "factor": math.exp(effects[unit])})

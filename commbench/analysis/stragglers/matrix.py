@@ -25,12 +25,12 @@ from commbench.analysis.stragglers.judging import (
     FEWEST,
     RELEVANT,
     Family,
-    Findings,
     Judgement,
+    Search,
     Straggler,
-    Words,
     make_family,
 )
+from commbench.findings import Finding
 from commbench.results.pairs import Matrix
 from commbench.stats import Floats
 
@@ -39,11 +39,6 @@ Booleans = NDArray[np.bool_]
 
 #: Quantile over a unit's partners that is its score: with a quarter of them it must be fast.
 GOOD_SHARE = 0.25
-#: Each level's share of the allowed false alarms, by method name. Chosen so that four hosts and six
-#: launches suffice to name a straggler on each level, and one host even if another was slower in
-#: one launch.
-_PARTS = {"_hosts": 55, "_hosts_within": 8, "_links": 7}
-_OTHER_PART = 2
 #: Share of the slow links that must run between the parts.
 MOST = 0.9
 #: Up to this many hosts of a part are named.
@@ -116,17 +111,18 @@ def _uplink(
 ) -> Straggler:
     """Return the straggler for the links between the parts: as slow as the median of its links."""
     interval = stats.launch_interval(np.exp(in_launches))
+    ends = [_listed([names[host] for host in part]) for part in parts]
+    measured = merged[0].measured
     return Straggler(
         kind="uplink",
-        name=(
-            "links between"
-            f" {' and '.join(_listed([names[host] for host in part]) for part in parts)}"
-        ),
-        does=" take {} as long as the typical link",
-        measured=merged[0].measured,
+        name=f"links between {' and '.join(ends)}",
+        code="slow_uplink",
+        measured=measured,
         factor=math.exp(float(np.median(in_launches))),
         ci=(interval.low, interval.high) if interval else None,
-        steadiness=f"all {len(merged)} are slow",
+        evidence=Finding(
+            "slow_uplink_evidence", numbers={"measured": measured, "links": len(merged)}
+        ),
         links=[link for straggler in merged for link in straggler.links],
     )
 
@@ -207,17 +203,17 @@ def grouped_quantile(values: Floats, group: Integers, groups: int, share: float)
     return quantiles
 
 
-def judge_matrix(matrix: Matrix, alpha: float) -> Findings:
+def judge_matrix(matrix: Matrix, alpha: float) -> Search:
     """Name the slow hosts, ranks and links of a matrix.
 
     Args:
         matrix: wrong data are left out; without known hosts all ranks count as on one host.
         alpha: probability of any false alarm.
     """
-    return _Search(matrix, alpha).findings()
+    return _Levels(matrix, alpha).search()
 
 
-class _Search:
+class _Levels:
     """Levels of one matrix.
 
     Times between hosts and within hosts differ in kind and are judged separately.
@@ -227,6 +223,9 @@ class _Search:
         self.matrix = matrix
         self.alpha = alpha
         self.names, self.host = numbered_hosts(matrix.hosts)
+        self.rank_names = [f"rank {rank}" for rank in range(len(self.host))]
+        if len(self.names) > 1:
+            self.rank_names = [f"rank {rank} on {host}" for rank, host in enumerate(matrix.hosts)]
         with np.errstate(divide="ignore", invalid="ignore"):
             values = np.log(
                 np.where(matrix.is_sound & (matrix.times_us > 0), matrix.times_us, np.nan)
@@ -235,59 +234,54 @@ class _Search:
         self.inter, self.intra = links[matrix.is_inter], links[~matrix.is_inter]
         self.per_host = np.bincount(self.host)
         self.ways: dict[int, str] = {}
-        """By slow host: ``sends``, ``receives`` or ``both``."""
+        """By slow host: the code of its direction."""
         self.slow_within: set[int] = set()
         """Hosts whose own pairs are slow."""
 
-    def findings(self) -> Findings:
+    def search(self) -> Search:
         """Return all levels that these hosts and ranks allow, each with its share of the false
         alarms.
-        """
-        levels = self._levels()
-        parts = [_PARTS.get(level.__name__, _OTHER_PART) for level in levels]
-        families = [
-            level(self.alpha * part / sum(parts)) for level, part in zip(levels, parts, strict=True)
-        ]
-        return Findings(families=families, remarks=self._remarks())
 
-    def _levels(self) -> list[Callable[[float], Family]]:
-        hosts, ranks = len(self.names), len(self.host)
+        The shares are such that four hosts and six launches suffice to name a straggler on each
+        level, and one host even if another was slower in one launch.
+        """
+        hosts = len(self.names)
         hosts_with_pairs = int((self.per_host > 1).sum())
-        has_three_ranks = bool((self.per_host >= FEWEST).any())
-        levels: list[tuple[bool, Callable[[float], Family]]] = [
-            (hosts >= FEWEST, self._hosts),
-            (hosts > 1 and hosts_with_pairs > 0 and ranks >= FEWEST, self._ranks),
-            (hosts >= FEWEST, self._links),
-            (hosts_with_pairs >= FEWEST, self._hosts_within),
-            (has_three_ranks, self._ranks_within),
-            (has_three_ranks, self._links_within),
-        ]
-        return [level for is_judgeable, level in levels if is_judgeable]
+        levels: list[tuple[Callable[[float], Family], int]] = []
+        if hosts >= FEWEST:
+            levels.append((self._hosts, 55))
+        if hosts > 1 and hosts_with_pairs > 0 and len(self.host) >= FEWEST:
+            levels.append((self._ranks, 2))
+        if hosts >= FEWEST:
+            levels.append((self._links, 7))
+        if hosts_with_pairs >= FEWEST:
+            levels.append((self._hosts_within, 8))
+        if self.per_host.max(initial=0) >= FEWEST:
+            levels += [(self._ranks_within, 2), (self._links_within, 2)]
+        total = sum(weight for _, weight in levels)
+        families = [level(self.alpha * weight / total) for level, weight in levels]
+        return Search(families=families, remarks=self._remarks())
 
     # -------------------------------------------------------------------------------- between hosts
 
     def _hosts(self, alpha: float) -> Family:
-        family, self.ways = self._scored(
-            self.inter.gathered(self.host), "host", self.names.__getitem__, alpha
-        )
+        links = self.inter.gathered(self.host)
+        family, self.ways = self._scored("host", self.names, links, alpha)
         return family
 
     def _ranks(self, alpha: float) -> Family:
         """Judge ranks against the ranks of all hosts that are not slow as a whole."""
         slow = np.isin(self.host, list(self.ways))
         links = self.inter[~slow[self.inter.source] & ~slow[self.inter.target]]
-        return self._scored(links, "rank", self._rank_name, alpha)[0]
+        return self._scored("rank", self.rank_names, links, alpha)[0]
 
     def _links(self, alpha: float) -> Family:
         """Judge links between hosts that no slow host explains."""
         links = self.inter.gathered(self.host)
-        explained = np.isin(
-            links.source, [host for host, way in self.ways.items() if way != "receives"]
-        )
-        explained |= np.isin(
-            links.target, [host for host, way in self.ways.items() if way != "sends"]
-        )
-        judged_links, family = self._single(links[~explained], self.names.__getitem__, alpha)
+        senders = [host for host, way in self.ways.items() if way != "slow_receives"]
+        receivers = [host for host, way in self.ways.items() if way != "slow_sends"]
+        explained = np.isin(links.source, senders) | np.isin(links.target, receivers)
+        judged_links, family = self._single(self.names, links[~explained], alpha)
         return merge_uplink(
             family, judged_links.source, judged_links.target, self.names, leave_out=set(self.ways)
         )
@@ -296,21 +290,19 @@ class _Search:
 
     def _hosts_within(self, alpha: float) -> Family:
         """Judge hosts by the median pair of their own ranks."""
-        values = grouped_quantile(
-            self.intra.values, self.host[self.intra.source], len(self.names), 0.5
+        host = self.host[self.intra.source]
+        values = grouped_quantile(self.intra.values, host, len(self.names), 0.5)
+        family = make_family(
+            values,
+            alpha,
+            kind="host",
+            code="slow_within",
+            measured=self.matrix.name,
+            names=self.names,
         )
-
-        def say(host: int, _: Judgement) -> Words:
-            name = self.names[host]
-            return Words(
-                name=name,
-                does=": pairs of its own ranks take {} as long as the others'",
-                links=[(name, name)],
-            )
-
-        family = make_family("host", self.matrix.name, values, say, alpha)
         self.slow_within = set(family.judgement.slow)
-        return family
+        stragglers = [replace(slow, links=[(slow.name, slow.name)]) for slow in family.stragglers]
+        return replace(family, stragglers=stragglers)
 
     def _ranks_within(self, alpha: float) -> Family:
         """Judge ranks by their pairs on the same host.
@@ -321,107 +313,108 @@ class _Search:
         self.intra = self.intra[
             (self.per_host[host] >= FEWEST) & ~np.isin(host, list(self.slow_within))
         ]
-        family, ways = self._scored(self.intra, "rank", self._rank_name, alpha)
+        family, ways = self._scored("rank", self.rank_names, self.intra, alpha)
         slow = np.isin(np.arange(len(self.host)), list(ways))
         self.intra = self.intra[~slow[self.intra.source] & ~slow[self.intra.target]]
         return family
 
     def _links_within(self, alpha: float) -> Family:
         """Judge pairs of ranks on one host that neither the host nor a rank explains."""
-        return self._single(self.intra, self._rank_name, alpha)[1]
+        return self._single(self.rank_names, self.intra, alpha)[1]
 
     # ----------------------------------------------------------------------------------- both kinds
 
-    def _rank_name(self, rank: int) -> str:
-        return f"rank {rank}{f' on {self.names[self.host[rank]]}' if len(self.names) > 1 else ''}"
-
     def _scored(
-        self, links: Links, kind: str, name: Callable[[int], str], alpha: float
+        self, kind: str, names: Sequence[str], links: Links, alpha: float
     ) -> tuple[Family, dict[int, str]]:
-        """Judge units by their links.
-
-        Return the family and each slow unit's direction: sends, receives or both.
+        """Judge units by their links; return the family and the code of each slow unit's
+        direction.
         """
-        sends, receives = links.scores(len(self.names) if kind == "host" else len(self.host))
+        sends, receives = links.scores(len(names))
+        family = make_family(
+            np.fmax(sends, receives),
+            alpha,
+            kind=kind,
+            code="slow_both",
+            measured=self.matrix.name,
+            names=names,
+        )
+        ways: dict[int, str] = {}
+        stragglers = []
+        for unit, straggler in zip(family.judgement.slow, family.stragglers, strict=True):
+            code = straggler.code
+            if not links.is_symmetric:
+                code = _way(unit, sends, receives, family.judgement)
+            ways[unit] = code
+            slow_links = []
+            if code != "slow_receives":
+                slow_links.append((straggler.name, ANY))
+            if code != "slow_sends":
+                slow_links.append((ANY, straggler.name))
+            stragglers.append(replace(straggler, code=code, links=slow_links))
+        return replace(family, stragglers=stragglers), ways
 
-        def way(unit: int, judgement: Judgement) -> str:
-            return "both" if links.is_symmetric else _way(unit, sends, receives, judgement)
-
-        def say(unit: int, judgement: Judgement) -> Words:
-            direction, label = way(unit, judgement), name(unit)
-            touched = {
-                "sends": [(label, ANY)],
-                "receives": [(ANY, label)],
-                "both": [(label, ANY), (ANY, label)],
-            }
-            return Words(name=label, does=_DOES[direction], links=touched[direction])
-
-        family = make_family(kind, self.matrix.name, np.fmax(sends, receives), say, alpha)
-        return family, {unit: way(unit, family.judgement) for unit in family.judgement.slow}
-
-    def _single(
-        self, links: Links, name: Callable[[int], str], alpha: float
-    ) -> tuple[Links, Family]:
+    def _single(self, names: Sequence[str], links: Links, alpha: float) -> tuple[Links, Family]:
         """Judge links one by one; return the judged links and the family.
 
         Symmetric links count once.
         """
-        symmetric = links.is_symmetric
-        judged_links = links[links.source < links.target] if symmetric else links
-
-        def say(link: int, _: Judgement) -> Words:
-            ends = name(int(judged_links.source[link])), name(int(judged_links.target[link]))
-            return Words(
-                name=f" {'-' if symmetric else '->'} ".join(ends),
-                does=" takes {} as long as the typical link",
-                links=[ends, ends[::-1]] if symmetric else [ends],
-            )
-
-        return judged_links, make_family(
-            "link", self.matrix.name, judged_links.values, say, alpha, is_minority=False
+        arrow = "->"
+        if links.is_symmetric:
+            arrow = "-"
+            links = links[links.source < links.target]
+        ends = []
+        for source, target in zip(links.source.tolist(), links.target.tolist(), strict=True):
+            ends.append((names[source], names[target]))
+        link_names = [f"{source} {arrow} {target}" for source, target in ends]
+        family = make_family(
+            links.values,
+            alpha,
+            kind="link",
+            code="slow_link",
+            measured=self.matrix.name,
+            names=link_names,
+            is_minority=False,
         )
+        stragglers = []
+        for link, straggler in zip(family.judgement.slow, family.stragglers, strict=True):
+            slow_links = [ends[link]]
+            if arrow == "-":
+                slow_links.append(ends[link][::-1])
+            stragglers.append(replace(straggler, links=slow_links))
+        return links, replace(family, stragglers=stragglers)
 
-    def _remarks(self) -> list[str]:
-        """Return one sentence for each question that so few hosts or ranks leave open."""
-        hosts, ranks = len(self.names), len(self.host)
-        if hosts == 2:  # noqa: PLR2004 - the two ends of one link
-            return [
-                (
-                    f"{self._two_hosts()}with two hosts it cannot be told which of the two is slow;"
-                    " add a third"
-                )
-            ]
-        if ranks == 2:  # noqa: PLR2004 - as above
-            return ["with two ranks it cannot be told which of the two is slow; add a third"]
+    def _remarks(self) -> list[Finding]:
+        """Return the question that so few hosts or ranks leave open."""
+        if len(self.names) == 2:  # noqa: PLR2004 - the two ends of one link
+            return [self._two_hosts()]
+        if len(self.host) == 2:  # noqa: PLR2004 - as above
+            return [Finding("slow_two_ranks")]
         return []
 
-    def _two_hosts(self) -> str:
-        """Return whether one direction between two hosts is slower than the other, in words."""
+    def _two_hosts(self) -> Finding:
+        """Return whether one direction between two hosts is slower than the other."""
+        unknown = Finding("slow_two_hosts")
         links = self.inter.gathered(self.host)
         if links.is_symmetric or len(links) != 2:  # noqa: PLR2004 - there and back, unless one could not be timed
-            return ""
+            return unknown
         difference = links.values[:, 0] - links.values[:, 1]
         difference = difference[np.isfinite(difference)]
         if not len(difference):
-            return ""
+            return unknown
         middle = float(np.median(difference))
         steady = bool((np.sign(difference) == np.sign(middle)).all())
         if not steady or abs(middle) < math.log(RELEVANT):
-            return ""
-        first, second = self.names if middle > 0 else reversed(self.names)
-        return f"{first} to {second} takes {math.exp(abs(middle)):.2g} times as long as back, but "
-
-
-_DOES = {
-    "both": ": its links take {} as long as the others'",
-    "sends": ": sending takes it {} as long as the others",
-    "receives": ": receiving takes it {} as long as the others",
-}
+            return unknown
+        first, second = self.names
+        if middle < 0:
+            first, second = second, first
+        return Finding("slow_way_back", f"{first} to {second}", {"factor": math.exp(abs(middle))})
 
 
 def _way(unit: int, sends: Floats, receives: Floats, judgement: Judgement) -> str:
-    """Return whether a slow unit is slow as sender, receiver or both: both if the better direction
-    is half as slow.
+    """Return whether a slow unit is slow as sender, receiver or both, as a code: both if the better
+    direction is half as slow.
     """
     is_valid = np.isfinite(judgement.effects)
     is_valid[list(judgement.slow)] = False
@@ -430,8 +423,10 @@ def _way(unit: int, sends: Floats, receives: Floats, judgement: Judgement) -> st
         for scores in (sends, receives)
     )
     if min(send, receive) > max(send, receive) / 2:
-        return "both"
-    return "sends" if send > receive else "receives"
+        return "slow_both"
+    if send > receive:
+        return "slow_sends"
+    return "slow_receives"
 
 
 def numbered_hosts(hosts: Sequence[str]) -> tuple[list[str], Integers]:

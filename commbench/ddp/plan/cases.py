@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.errors import InputError, check_choice
+from commbench.fields import as_names, as_numbers, as_switch, join_names, option
 from commbench.hooks.registry import (
     HOOKS,
     NONE,
@@ -97,9 +98,30 @@ def switch_words(setting: Any, baseline: Any = None) -> list[str]:  # noqa: ANN4
     words = [switch.words for switch in changed if switch not in shared]
     words += [f"without {switch.words}" for switch in shared if switch not in changed]
     is_alike = baseline is not None and setting.compile == baseline.compile
-    return (
-        words if is_alike or not setting.compile else [*words, f"compiled with {setting.compile}"]
-    )
+    if setting.compile and not is_alike:
+        words.append(f"compiled with {setting.compile}")
+    return words
+
+
+def setting_name(setting: Any, baseline: Any = None) -> str:  # noqa: ANN401 - as above
+    """Return a setting of DDP in words, e.g. ``topk:0.01 with 25 MiB buckets, amp-bf16``.
+
+    Switches that the baseline has, too, are left out.
+    """
+    name = "default buckets"
+    if setting.bucket_cap_mb != DEFAULT_CAP:
+        name = f"{setting.bucket_cap_mb} MiB buckets"
+    if setting.hook == LOCAL:
+        name = "without DDP"
+    elif setting.hook != NONE:
+        hook = hook_words(setting.hook, setting.density, setting.hook_options)
+        name = f"{hook} with {name}"
+    words = [name]
+    if setting.precision != "fp32":
+        words.append(setting.precision)
+    if (setting.accumulation or 1) > 1:
+        words.append(f"accumulation {setting.accumulation}")
+    return ", ".join([*words, *switch_words(setting, baseline)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,56 +300,173 @@ class TrainingCase:
 
     def __str__(self) -> str:
         """Return a name of the settings that differ from the defaults."""
-        if not self.uses_ddp:
-            return f"{self.workload} without DDP" + self._but()
-        cap = (
-            "default buckets"
-            if self.bucket_cap_mb == DEFAULT_CAP
-            else f"{self.bucket_cap_mb} MiB buckets"
-        )
-        return f"{self.workload} {self.hook_name}, {cap}" + self._but()
+        ranks = f"{self.world_size} ranks"
+        if self.trains_on_gpu:
+            ranks = f"{ranks} over {self.backend.upper()}"
+        words = [self.workload, setting_name(self), ranks, f"batch {self.batch_per_rank}"]
+        if self.env:
+            words.append(f"under {self.env}")
+        if self.phase != SWEEP:
+            words.append(self.phase)
+        return ", ".join(words)
 
     @property
     def hook_name(self) -> str:
         """The hook as ``--hook`` takes it, e.g. ``topk:0.01:values=float16``."""
         return hook_words(self.hook, self.density, self.hook_options)
 
-    def _but(self) -> str:
-        words = [] if self.precision == "fp32" else [self.precision]
-        words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
-        words += switch_words(self)
-        over = f" over {self.backend.upper()}" if self.trains_on_gpu else ""
-        words += [f"{self.world_size} ranks{over}, batch {self.batch_per_rank}"]
-        words += [f"under {self.env}"] if self.env else []
-        words += [] if self.phase == SWEEP else [self.phase]
-        return "".join(f", {word}" for word in words)
+
+def _as_compile_modes(text: str) -> tuple[str, ...]:
+    """Return the modes of ``--compile``; the one without torch.compile is empty."""
+    names = as_names(text)
+    for name in names:
+        check_choice("compile mode", name, ("off", "all", *COMPILE_MODES))
+    if "all" in names:
+        names = ("off", *COMPILE_MODES)
+    return tuple({"off": ""}.get(name, name) for name in names)
+
+
+#: The axes by the fields of a case, in the order of cases: the last one changes fastest.
+_AXES = {
+    "accumulation": "accumulations",
+    "bucket_view": "bucket_views",
+    "static_graph": "static_graphs",
+    "unused_parameters": "unused_parameters",
+    "broadcast_buffers": "broadcast_buffers",
+    "batched_grad_copy": "batched_grad_copies",
+    "compile": "compile_modes",
+    "precision": "precisions",
+    "hook": "hooks",
+    "bucket_cap_mb": "bucket_caps",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSweep:
-    """Axes whose product is trained; values are written as on the command line.
+    """Axes whose product is trained: the options of ``commbench train``, whose help says what
+    their values are; by default its usual sweep, which shows a trend within a minute.
 
     Raises:
         InputError: an unknown name, a density outside (0, 1], or a number that is not above 0.
     """
 
-    workload: str = "resnet18"
+    workload: str = option(
+        "mlp",
+        "--workload",
+        "-w",
+        metavar="WORKLOAD",
+        about=(
+            "What to train: mlp, resnet18, gpt, digits (accuracy), text (loss); trace:resnet50,"
+            " trace:bert-base, trace:gpt2-small, trace:many-tiny or trace:FILE (recorded gradients,"
+            " replayed); or your own model as FILE.py:CALLABLE, see benchmarks/own_model.py."
+        ),
+        read=str,
+    )
     backend: str = "gloo"
-    bucket_caps: Sequence[str] = (DEFAULT_CAP,)
-    hooks: Sequence[str] = (NONE,)
-    precisions: Sequence[str] = ("fp32",)
-    accumulations: Sequence[int] = (1,)
-    bucket_views: Sequence[bool] = (False,)
-    static_graphs: Sequence[bool] = (False,)
-    unused_parameters: Sequence[bool] = (False,)
-    broadcast_buffers: Sequence[bool] = (True,)
-    batched_grad_copies: Sequence[bool] = (False,)
-    compile_modes: Sequence[str] = ("",)
+    bucket_caps: Sequence[str] = option(
+        "default,5,25,100",
+        "--bucket-cap-mb",
+        metavar="SIZES",
+        about=(
+            "DDP bucket sizes in MiB, comma-separated: default (1, then 25), numbers, and lists"
+            " such as 1+5+25."
+        ),
+        read=as_names,
+    )
+    hooks: Sequence[str] = option(
+        "none,fp16,topk:0.01",
+        "--hook",
+        metavar="HOOKS",
+        about=(
+            f"Communication hooks, comma-separated: {join_names(HOOKS)}; topk:0.01"
+            " sends 1 %, powersgd:2 has rank 2;"
+            " options follow as in topk:0.01:values=float16. FILE.py:CALLABLE is a hook of your"
+            " own: a function of (state, bucket), or a factory without required arguments."
+        ),
+        read=as_names,
+    )
+    precisions: Sequence[str] = option(
+        "fp32",
+        "--precision",
+        metavar="NAMES",
+        about=f"Any of {join_names(PRECISIONS)}.",
+        read=as_names,
+    )
+    accumulations: Sequence[int] = option(
+        "1",
+        "--accumulation",
+        metavar="NUMBERS",
+        about="Backward passes per optimiser step, comma-separated.",
+        read=as_numbers,
+    )
+    bucket_views: Sequence[bool] = option(
+        "off",
+        "--bucket-view",
+        metavar="WHICH",
+        about="gradient_as_bucket_view: off, on or both.",
+        read=as_switch,
+    )
+    static_graphs: Sequence[bool] = option(
+        "off",
+        "--static-graph",
+        metavar="WHICH",
+        about="static_graph: off, on or both.",
+        read=as_switch,
+    )
+    unused_parameters: Sequence[bool] = option(
+        "off",
+        "--unused-parameters",
+        metavar="WHICH",
+        about=(
+            "find_unused_parameters: off, on or both; on by itself for a model whose loss leaves"
+            " parameters out."
+        ),
+        read=as_switch,
+    )
+    broadcast_buffers: Sequence[bool] = option(
+        "on",
+        "--broadcast-buffers",
+        metavar="WHICH",
+        about=(
+            "Whether rank 0 sends its buffers before each forward pass (DDP's forward_sync_buffers,"
+            " or broadcast_buffers before torch 2.13): on, off or both."
+        ),
+        read=as_switch,
+    )
+    batched_grad_copies: Sequence[bool] = option(
+        "off",
+        "--batched-grad-copy",
+        metavar="WHICH",
+        about="batched_grad_copy (torch 2.13): off, on or both.",
+        read=as_switch,
+    )
+    compile_modes: Sequence[str] = option(
+        "off",
+        "--compile",
+        metavar="MODES",
+        about=(
+            "torch.compile of the DDP object, comma-separated: off, and optimize_ddp's"
+            f" {join_names(COMPILE_MODES)}; all is all four."
+        ),
+        read=_as_compile_modes,
+    )
     """Of `COMPILE_MODES`; empty: without torch.compile."""
-    batches: Sequence[int] = ()
-    """Samples per rank; empty: the workload's own."""
-    world_sizes: Sequence[int] = ()
-    """Numbers of ranks; empty: all ranks."""
+    batches: Sequence[int] = option(
+        (),
+        "--batch",
+        metavar="NUMBERS",
+        about="Samples per rank, comma-separated; by default the workload's.",
+        read=as_numbers,
+    )
+    world_sizes: Sequence[int] = option(
+        (),
+        "--world-size",
+        "--world-sizes",
+        metavar="NUMBERS",
+        about="Train on the first N ranks, comma-separated.",
+        read=as_numbers,
+    )
+    """Empty: all ranks."""
     env: Sequence[str] = ()
     """As in `commbench.collectives.cases.Sweep`."""
 
@@ -380,32 +519,18 @@ class TrainingSweep:
         return list(dict.fromkeys([*cases, *(case.local() for case in cases)]))
 
     def _group(self, world_size: int, batch: int) -> list[TrainingCase]:
-        points = itertools.product(
-            *(self.accumulations, self.bucket_views, self.static_graphs, self.unused_parameters),
-            *(self.broadcast_buffers, self.batched_grad_copies, self.compile_modes),
-            *(self.precisions, self.hooks, self.bucket_caps),
-        )
-        cases = [
-            TrainingCase(
+        cases = []
+        for values in itertools.product(*(getattr(self, axis) for axis in _AXES.values())):
+            settings: dict[str, Any] = dict(zip(_AXES, values, strict=True))
+            settings.update(parse_hook(settings["hook"]))
+            case = TrainingCase(
                 workload=self.workload,
                 backend=self.backend,
                 world_size=world_size,
                 batch_per_rank=batch,
-                precision=dtype,
-                bucket_cap_mb=cap,
-                bucket_view=view,
-                static_graph=static,
-                unused_parameters=unused,
-                broadcast_buffers=broadcast,
-                batched_grad_copy=batched,
-                compile=mode,
-                accumulation=accumulation,
-                **parse_hook(hook),
+                **settings,
             )
-            for accumulation, view, static, unused, broadcast, batched, mode, dtype, hook, cap in (
-                points
-            )
-        ]
+            cases.append(case)
         return [baseline_of(cases), *cases]
 
 

@@ -234,7 +234,7 @@ class TrainingRow:
     density: float | None = column("share of the gradient's elements that is sent")
     hook_options: str = column("further options of the hook, key=value;...", "")
     bucket_cap_mb: str = column("default (1 MiB, then 25), MiB, or a list 1+5+25", "")
-    bucket_count: int | None = column("buckets after DDP has rebuilt them")
+    bucket_count: int | None = column("buckets after DDP has rebuilt them", heading="count")
     bucket_mb: str = column(
         "sizes of the buckets in MB (1e6 bytes), in the order of sending, a+b+c", ""
     )
@@ -266,14 +266,16 @@ class TrainingRow:
     exposed_comm_ms: float | None = column(
         "communication that the step waits for: backward pass beyond the backward without DDP and"
         " beyond compressing; in a watched training: from the last local gradient to the end of the"
-        " backward pass"
+        " backward pass",
+        heading="exposed",
     )
     skew_wait_ms: float | None = column(
         "waiting for slower ranks inside communication, mean over ranks"
     )
     compress_ms: float | None = column("compressing and decompressing, mean over ranks")
     sent_MB_per_step: float | None = column(  # noqa: N815 - a unit
-        "sent by a rank, measured, MB = 1e6 bytes; empty over NCCL, where it cannot be counted"
+        "sent by a rank, measured, MB = 1e6 bytes; empty over NCCL, where it cannot be counted",
+        heading="sent",
     )
     dense_MB_per_step: float | None = column(  # noqa: N815 - a unit
         "sent by a rank in a ring all-reduce in float32: 2 (p-1)/p 4n"
@@ -291,14 +293,16 @@ class TrainingRow:
         "faster, slower, same (within 2 %) or inconclusive, as compare judges", ""
     )
     loss_first: float | None = column("training loss of the first step")
-    loss_equal_steps: float | None = column("training loss after the same number of steps")
+    loss_equal_steps: float | None = column(
+        "training loss after the same number of steps", heading="loss, equal steps"
+    )
     loss_equal_time: float | None = column(
-        "training loss when the fastest configuration has finished"
+        "training loss when the fastest configuration has finished", heading="loss, equal time"
     )
     metric_name: str = column("metric that the workload evaluates on held-out data", "")
     metric: float | None = column("metric after the last step, median over launches")
     time_to_target_s: float | None = column(
-        "steps until the metric meets the workload's target, times step_ms"
+        "steps until the metric meets the workload's target, times step_ms", heading="to target"
     )
     grad_rel_error: float | None = column(
         "relative error of the gradient against the mean over ranks, last step; empty if no"
@@ -310,11 +314,13 @@ class TrainingRow:
     skipped_steps: int | None = column("steps that the gradient scaler skipped, all launches")
     peak_memory_MB: float | None = column(  # noqa: N815 - a unit
         "largest resident memory of a rank's process in a block; on a GPU the most that torch had"
-        " allocated there"
+        " allocated there",
+        heading="memory",
     )
     energy_J: float | None = column(  # noqa: N815 - a unit
         "energy of one step; energy_of in samples.jsonl names the meters"
     )
+    energy_of: str = no_column()
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
     reason_code: str = no_column()

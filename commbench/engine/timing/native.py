@@ -26,7 +26,8 @@ from commbench.engine.timing.loops import (
     quiet_interpreter,
 )
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS, Synchroniser, is_late
-from commbench.errors import CommbenchError, UnsupportedError
+from commbench.errors import CommbenchError
+from commbench.findings import UnsupportedError
 
 #: Columns of a call table: address, number of arguments, arguments.
 MAX_ARGUMENTS = 12

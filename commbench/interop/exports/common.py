@@ -1,10 +1,10 @@
-"""Shared by the exports: labels of cases, start times of runs, and imports of optional packages."""
+"""What exports share: the labels of a row, the facts and the date of a run, optional packages."""
 
 from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,9 +15,10 @@ from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
 from commbench.errors import InputError
 from commbench.hooks.registry import hook_words
+from commbench.results import Run
 from commbench.results.info import RunInfo
 
-Labels = Mapping[str, str]
+Labels = dict[str, str]
 
 #: Labels of a collective case; ``variant`` holds every other difference from the defaults.
 CASE_LABELS = (
@@ -32,23 +33,29 @@ CASE_LABELS = (
 )
 #: Labels of a training configuration.
 TRAINING_LABELS = (
-    *(
-        "workload",
-        "backend",
-        "ranks",
-        "batch_per_rank",
-        "hook",
-        "bucket_cap_mb",
-        "precision",
-        "accumulation",
-    ),
+    "workload",
+    "backend",
+    "ranks",
+    "batch_per_rank",
+    "hook",
+    "bucket_cap_mb",
+    "precision",
+    "accumulation",
     "variant",
 )
+_FACTS = ("suite", "status", "launcher", "world_size", "nodes", "git_commit")
 
 
-def texts(labels: Mapping[str, object]) -> dict[str, str]:
-    """Return labels as text; empty if a label does not apply."""
-    return {name: "" if value is None else str(value) for name, value in labels.items()}
+def texts(values: Mapping[str, object]) -> Labels:
+    """Return values as text; empty if a value does not apply."""
+    return {name: "" if value is None else str(value) for name, value in values.items()}
+
+
+def labelled_rows(run: Run) -> Iterator[tuple[Labels, Row | TrainingRow]]:
+    """Yield the rows of ``collectives.csv`` and ``ddp.csv`` with their labels."""
+    yield from zip(case_labels(run.rows), run.rows, strict=True)
+    for row in run.training_rows:
+        yield training_labels(row), row
 
 
 def case_labels(rows: Sequence[Row]) -> list[Labels]:
@@ -57,46 +64,77 @@ def case_labels(rows: Sequence[Row]) -> list[Labels]:
     ``variant`` states the synchronisation and the timed loop only if cases differ in nothing else.
     Both can change from run to run by default, and that must not end a time series.
     """
-    plain = [_case_labels(row) for row in rows]
-    counts = Counter(tuple(labels.values()) for labels in plain)
-    return [
-        labels if counts[tuple(labels.values())] == 1 else _case_labels(row, row.sync, row.loop)
-        for row, labels in zip(rows, plain, strict=True)
-    ]
+    all_labels = [_case_labels(row) for row in rows]
+    counts = Counter(tuple(labels.values()) for labels in all_labels)
+    for row, labels in zip(rows, all_labels, strict=True):
+        if counts[tuple(labels.values())] > 1:
+            labels["variant"] = joined(labels["variant"], row.sync, row.loop)
+    return all_labels
 
 
-def _case_labels(row: Row, *more: str) -> Labels:
-    words = [row.redop] if row.redop and row.redop != "sum" else []
-    if row.in_place is not None and row.in_place != OPERATIONS[row.operation].default_in_place:
-        words.append("in place" if row.in_place else "out of place")
-    words += [f"root {row.root}"] if row.root else []
-    words += [f"{row.buffers} buffers"] if row.buffers not in {"", "hot"} else []
-    words += [
-        word
-        for word in (row.cadence.replace("isolated", ""), row.algorithm_requested, row.env, *more)
-        if word
-    ]
+def _case_labels(row: Row) -> Labels:
+    group = ""
+    if makes_groups(row.pattern):
+        group = row.group
     values = (
-        *(row.backend, row.operation, row.pattern, row.group if makes_groups(row.pattern) else ""),
-        *(row.group_size, row.dtype, row.message_bytes, ", ".join(words)),
+        row.backend,
+        row.operation,
+        row.pattern,
+        group,
+        row.group_size,
+        row.dtype,
+        row.message_bytes,
+        _variant(row),
     )
     return texts(dict(zip(CASE_LABELS, values, strict=True)))
 
 
+def _variant(row: Row) -> str:
+    """Return what no other label states and what is not the default."""
+    words = []
+    if row.redop != "sum":
+        words.append(row.redop)
+    if row.in_place is not None and row.in_place != OPERATIONS[row.operation].default_in_place:
+        words.append("in place" if row.in_place else "out of place")
+    if row.root:
+        words.append(f"root {row.root}")
+    if row.buffers and row.buffers != "hot":
+        words.append(f"{row.buffers} buffers")
+    if row.cadence != "isolated":
+        words.append(row.cadence)
+    return joined(*words, row.algorithm_requested, row.env)
+
+
+def joined(*words: str | None) -> str:
+    """Return the words that are not empty, separated by commas."""
+    return ", ".join(filter(None, words))
+
+
 def training_labels(row: TrainingRow) -> Labels:
     """Return the labels `TRAINING_LABELS` of a row."""
-    hook = hook_words(row.hook, row.density, row.hook_options)
-    words = switch_words(row) + ([row.env] if row.env else [])
     values = (
-        *(row.workload, row.backend, row.world_size, row.batch_per_rank, hook, row.bucket_cap_mb),
-        *(row.precision, row.accumulation, ", ".join(words)),
+        row.workload,
+        row.backend,
+        row.world_size,
+        row.batch_per_rank,
+        hook_words(row.hook, row.density, row.hook_options),
+        row.bucket_cap_mb,
+        row.precision,
+        row.accumulation,
+        joined(*switch_words(row), row.env),
     )
     return texts(dict(zip(TRAINING_LABELS, values, strict=True)))
 
 
-def began_s(info: RunInfo) -> float | None:
-    """Return when a run began, in seconds of Unix time; None if ``run.json`` does not state it."""
-    return _seconds(info.get("started"))
+def run_facts(run: Run) -> Labels:
+    """Return what identifies a run and where it was measured."""
+    environment = run.info.get("environment") or {}
+    versions = environment.get("versions") or {}
+    facts: dict[str, object] = {name: run.info.get(name) for name in _FACTS}
+    facts["run"] = run.info.get("run_id") or run.path.name
+    facts["version"] = versions.get("commbench")
+    facts["emulated"] = "yes" if environment.get("emulated") else "no"
+    return texts(facts)
 
 
 def dated_s(info: RunInfo) -> float | None:
@@ -104,32 +142,30 @@ def dated_s(info: RunInfo) -> float | None:
 
     None if neither is stated.
     """
-    return _seconds(info.get("started") or info.get("imported_at"))
+    return unix_s(info.get("started") or info.get("imported_at"))
 
 
-def _seconds(text: str | None) -> float | None:
+def unix_s(text: str | None) -> float | None:
     """Return the Unix time of a text in ISO 8601; None if the text is not a time."""
+    if not text:
+        return None
     try:
-        return datetime.fromisoformat(text).timestamp() if text else None
+        return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):  # also a year that the system's clock cannot have
         return None
 
 
-def import_optional(module: str, *, package: str, style: str) -> Any:  # noqa: ANN401 - a module that need not be installed
-    """Import a module of an optional package and return it.
-
-    Args:
-        module: its full name.
-        package: the package's name for pip.
-        style: the value of ``--format`` that needs it.
+def import_optional(module: str) -> Any:  # noqa: ANN401 - a module that need not be installed
+    """Import a module of an optional package, which is named as the module is, and return it.
 
     Raises:
         InputError: the package is not installed.
     """
+    package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise InputError(
-            f"--format {style} needs {package}, which this Python lacks (no module {error.name});"
+            f"This --format needs {package}, which this Python lacks (no module {error.name});"
             f" install it: pip install {package}"
         ) from error

@@ -1,6 +1,4 @@
-"""Exports to the experiment trackers MLflow and TensorBoard: trials with settings, and metrics over
-steps.
-"""
+"""Exports to the experiment trackers MLflow and TensorBoard: trials with settings and metrics."""
 
 from __future__ import annotations
 
@@ -9,43 +7,50 @@ import re
 import shlex
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from commbench.ddp.plan.cases import SWEEP, SWITCHES
-from commbench.ddp.plan.records import TrainingRecord, TrainingRow
+from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import join_flags, split_flags
+from commbench.engine.records import Row
 from commbench.errors import InputError
 from commbench.interop.exports.common import (
     Labels,
-    case_labels,
     dated_s,
     import_optional,
+    labelled_rows,
+    run_facts,
+    texts,
     training_labels,
 )
+from commbench.interop.exports.measures import ROW_COLUMNS
 from commbench.results import Run
 from commbench.results.files import refusing
-from commbench.results.info import RunInfo
 
-COLLECTIVE_METRICS = ("time_us", "time_us_ci_low", "time_us_ci_high", "algbw_GBps", "busbw_GBps")
-TRAINING_METRICS = (
-    *(
-        "step_ms",
-        "step_ms_ci_low",
-        "step_ms_ci_high",
-        "exposed_comm_ms",
-        "compress_ms",
-        "sent_MB_per_step",
-    ),
-    *("speedup", "speedup_ci_low", "speedup_ci_high", "samples_per_s", "scaling_efficiency"),
-    *("loss_equal_steps", "loss_equal_time", "metric"),
+#: Columns of both tables that become metrics: the measures, and what no monitoring system needs.
+COLUMNS = (
+    *ROW_COLUMNS,
+    "algbw_GBps",
+    "compress_ms",
+    "samples_per_s",
+    "scaling_efficiency",
+    "loss_equal_steps",
+    "loss_equal_time",
+    "metric",
 )
+#: How a trial's name states settings that are no words by themselves.
+_WORDS = {
+    "ranks": "{} ranks",
+    "batch_per_rank": "batch {}",
+    "bucket_cap_mb": "buckets {}",
+    "accumulation": "x{}",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(NamedTuple):
     """One value of one metric."""
 
     metric: str
@@ -57,97 +62,60 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The metrics of one setting: a collective over message sizes, or a training configuration."""
+    """The metrics of one setting: a collective over sizes, or a training configuration."""
 
-    name: str
     settings: Labels
     """The labels that apply."""
-    notes: Labels
-    """``status`` and ``flags`` of all rows of the trial."""
-    points: Sequence[Point]
+    rows: list[Row | TrainingRow] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The settings in one line, unique among trials."""
+        words = [_WORDS.get(name, "{}").format(text) for name, text in self.settings.items()]
+        return " ".join(words)
+
+    @property
+    def notes(self) -> Labels:
+        """``status`` and ``flags`` of all rows."""
+        flags = [flag.name for row in self.rows for flag in split_flags(row.flags)]
+        statuses = dict.fromkeys(row.status for row in self.rows)
+        return {"status": ";".join(statuses), "flags": join_flags(flags)}
+
+    def add(self, row: Row | TrainingRow) -> None:
+        """Add a row and the points of its columns."""
+        self.rows.append(row)
+        head = getattr(row, "operation", "training")
+        step = getattr(row, "message_bytes", None) or 0
+        for column in COLUMNS:
+            value = getattr(row, column, None)
+            if value is not None:
+                self.points.append(Point(f"{head}/{column}", value, step))
+
+    def add_losses(self, launches: Sequence[Sequence[float]]) -> None:
+        """Add the median loss of each step over the launches that made it."""
+        for step, losses in enumerate(itertools.zip_longest(*launches)):
+            loss = statistics.median(loss for loss in losses if loss is not None)
+            self.points.append(Point("training/loss", loss, step))
 
 
 def trials_of(run: Run) -> list[Trial]:
-    """Return the collectives of a run, then its training configurations, including trials without a
-    time.
-    """
-    return [
-        *_curves(run),
-        *(_configuration(row, run.training_records) for row in run.training_rows),
-    ]
+    """Return the collectives of a run, then its training configurations, with or without a time."""
+    trials: dict[str, Trial] = {}
+    for labels, row in labelled_rows(run):
+        trial = _trial(labels)
+        trials.setdefault(trial.name, trial).add(row)
+    for trial in trials.values():
+        trial.points.sort(key=attrgetter("step"))
+    for case, row in run.keyed_training_rows.items():
+        launches = [record.losses for record in run.training_records if record.case == case]
+        trials[_trial(training_labels(row)).name].add_losses(launches)
+    return list(trials.values())
 
 
-def _curves(run: Run) -> Iterable[Trial]:
-    rows = run.rows
-    lines = [
-        ({name: value for name, value in labels.items() if name != "message_bytes"}, row)
-        for row, labels in zip(rows, case_labels(rows), strict=True)
-    ]
-    lines.sort(key=lambda line: tuple(line[0].values()))
-    for settings, members in itertools.groupby(lines, key=lambda line: line[0]):
-        curve = [row for _, row in members]
-        points = [
-            Point(metric=f"{row.operation}/{name}", value=value, step=row.message_bytes or 0)
-            for row in sorted(curve, key=lambda row: row.message_bytes or 0)
-            for name in COLLECTIVE_METRICS
-            if (value := getattr(row, name)) is not None
-        ]
-        yield _trial(settings, [(row.status, row.flags) for row in curve], points)
-
-
-def _configuration(row: TrainingRow, records: Iterable[TrainingRecord]) -> Trial:
-    points = [
-        Point(metric=f"training/{name}", value=value, step=0)
-        for name in TRAINING_METRICS
-        if (value := getattr(row, name)) is not None
-    ]
-    labels = training_labels(row)
-    losses = [
-        record.losses for record in records if record.case.phase == SWEEP and _is_of(record, row)
-    ]
-    for step in range(max(map(len, losses), default=0)):
-        value = statistics.median(launch[step] for launch in losses if step < len(launch))
-        points.append(Point(metric="training/loss", value=value, step=step))
-    return _trial(labels, [(row.status, row.flags)], points)
-
-
-def _is_of(record: TrainingRecord, row: TrainingRow) -> bool:
-    names = (
-        *(
-            "workload",
-            "world_size",
-            "batch_per_rank",
-            "backend",
-            "precision",
-            "hook",
-            "density",
-            "hook_options",
-        ),
-        *("bucket_cap_mb", *(switch.name for switch in SWITCHES), "compile", "accumulation", "env"),
-    )
-    return all(getattr(record.case, name) == getattr(row, name) for name in names)
-
-
-def _trial(labels: Labels, outcomes: Sequence[tuple[str, str]], points: Sequence[Point]) -> Trial:
-    settings = {name: value for name, value in labels.items() if value}
-    flags = join_flags(flag.name for _, cell in outcomes for flag in split_flags(cell))
-    return Trial(
-        name=_name(settings),
-        settings=settings,
-        notes={"status": ";".join(dict.fromkeys(status for status, _ in outcomes)), "flags": flags},
-        points=points,
-    )
-
-
-def _name(settings: Mapping[str, str]) -> str:
-    """Return the settings in one line, unique among trials."""
-    forms = {
-        "ranks": "{} ranks",
-        "batch_per_rank": "batch {}",
-        "bucket_cap_mb": "buckets {}",
-        "accumulation": "x{}",
-    }
-    return " ".join(forms.get(name, "{}").format(value) for name, value in settings.items())
+def _trial(labels: Labels) -> Trial:
+    settings = {name: text for name, text in labels.items() if text and name != "message_bytes"}
+    return Trial(settings=settings)
 
 
 EXPERIMENT = "commbench"
@@ -168,78 +136,60 @@ def write_mlflow(run: Run, out: Path | None = None) -> str:
     Raises:
         InputError: MLflow is not installed, already holds this run, or cannot use the store.
     """
-    mlflow = import_optional("mlflow", package="mlflow", style="mlflow")
-    address = f"sqlite:///{out.absolute()}" if out else str(mlflow.get_tracking_uri())
+    mlflow = import_optional("mlflow")
+    address = str(mlflow.get_tracking_uri())
+    if out:
+        address = f"sqlite:///{out.absolute()}"
     try:
-        _log(run, mlflow.MlflowClient(tracking_uri=address))
+        _log(run, mlflow.MlflowClient(tracking_uri=address), mlflow.entities)
     except mlflow.exceptions.MlflowException as error:
         message = " ".join(str(error).split()).rstrip(".")
         raise InputError(
-            f"MLflow cannot log to {address} ({message}); give --out FILE.db, or a server in"
-            " MLFLOW_TRACKING_URI."
+            f"MLflow cannot log to {address} ({message}); "
+            "give --out FILE.db, or a server in MLFLOW_TRACKING_URI."
         ) from error
     return address
 
 
-def _log(run: Run, client: Any) -> None:  # noqa: ANN401 - MLflow's client
+def _log(run: Run, client: Any, entities: Any) -> None:  # noqa: ANN401 - MLflow's
     experiment = client.get_experiment_by_name(EXPERIMENT)
     number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
-    name, began = str(run.info.get("run_id") or run.path.name), dated_s(run.info) or time.time()
-    known_by = re.sub(
-        r"[^\w.-]", "_", f"{name}_{began:.0f}"
-    )  # no character that MLflow's search requires to be quoted
-    if client.search_runs([number], f"tags.`{TAG}` = '{known_by}'", max_results=1):
+    tags = _tags(run)
+    name = run_facts(run)["run"]
+    began_s = dated_s(run.info) or time.time()
+    # no character that MLflow's search requires to be quoted
+    tags[TAG] = re.sub(r"[^\w.-]", "_", f"{name}_{began_s:.0f}")
+    if client.search_runs([number], f"tags.`{TAG}` = '{tags[TAG]}'", max_results=1):
         raise InputError(
-            f"MLflow already has {name} in the experiment {EXPERIMENT}; delete it there to log it"
-            " again."
+            f"MLflow already has {name} in the experiment {EXPERIMENT}; "
+            "delete it there to log it again."
         )
-    began_ms = int(1000 * began)
-
-    def create(title: str, tags: Mapping[str, str]) -> str:
-        return str(
-            client.create_run(
-                number, start_time=began_ms, run_name=title, tags=dict(tags)
-            ).info.run_id
-        )
-
-    parent = create(name, {**_conditions(run.info), TAG: known_by})
+    began_ms = int(1000 * began_s)
+    parent = client.create_run(number, began_ms, tags, name).info.run_id
     for trial in trials_of(run):
-        child = create(trial.name, {**trial.notes, "mlflow.parentRunId": parent})
-        _log_trial(trial, child, began_ms, client)
+        notes = {**trial.notes, "mlflow.parentRunId": parent}
+        child = client.create_run(number, began_ms, notes, trial.name).info.run_id
+        settings = [entities.Param(name, text) for name, text in trial.settings.items()]
+        client.log_batch(child, params=settings)
+        points = [
+            entities.Metric(name, value, began_ms, step) for name, value, step in trial.points
+        ]
+        for start in range(0, len(points), BATCH):
+            client.log_batch(child, metrics=points[start : start + BATCH])
         client.set_terminated(child)
     client.set_terminated(parent)
 
 
-def _conditions(info: RunInfo) -> dict[str, str]:
+def _tags(run: Run) -> Labels:
     """Return the tags of a run: suite, status, command, hosts and versions."""
-    environment = info.get("environment") or {}
-    hosts = environment.get("hosts") or []
-    conditions = {
-        **{
-            name: info.get(name)
-            for name in ("suite", "status", "launcher", "world_size", "nodes", "git_commit")
-        },
-        "command": shlex.join(map(str, info.get("argv") or [])),
-        "hosts": ", ".join(str(host.get("hostname")) for host in hosts),
-        **(environment.get("versions") or {}),
-        "emulated": "yes" if environment.get("emulated") else "no",
-    }
-    return {
-        f"commbench.{name}": str(value)
-        for name, value in conditions.items()
-        if value not in {None, ""}
-    }
-
-
-def _log_trial(trial: Trial, run_id: str, began_ms: int, client: Any) -> None:  # noqa: ANN401 - MLflow's client
-    entities = import_optional("mlflow.entities", package="mlflow", style="mlflow")
-    settings = [entities.Param(name, value) for name, value in trial.settings.items()]
-    points = [
-        entities.Metric(point.metric, point.value, began_ms, point.step) for point in trial.points
-    ]
-    client.log_batch(run_id, params=settings)
-    for start in range(0, len(points), BATCH):
-        client.log_batch(run_id, metrics=points[start : start + BATCH])
+    environment = run.info.get("environment") or {}
+    hosts = [str(host.get("hostname")) for host in environment.get("hosts") or []]
+    facts = run_facts(run)
+    del facts["run"], facts["version"]  # the run's name, and the version of commbench below
+    facts["command"] = shlex.join(map(str, run.info.get("argv") or []))
+    facts["hosts"] = ", ".join(hosts)
+    facts.update(texts(environment.get("versions") or {}))
+    return {f"commbench.{name}": text for name, text in facts.items() if text}
 
 
 FOLDER = "tensorboard"
@@ -248,9 +198,7 @@ SUFFIX = ".commbench"
 
 
 def write_tensorboard(run: Run, out: Path | None = None) -> Path:
-    """Write a log directory for ``tensorboard --logdir`` and return it.
-
-    An earlier export there is replaced.
+    """Write a log directory for ``tensorboard --logdir`` and return it; replace an earlier export.
 
     The step of a collective is its message size, that of a loss the optimiser step. Settings are
     hyperparameters: the tab HPARAMS sorts them by any metric.
@@ -262,45 +210,21 @@ def write_tensorboard(run: Run, out: Path | None = None) -> Path:
     Raises:
         InputError: tensorboard is not installed, or the directory cannot be written.
     """
-    _tensorboard("summary.writer.event_file_writer")
+    events = import_optional("tensorboard.compat.proto.event_pb2")
+    hparams = import_optional("tensorboard.plugins.hparams.summary_v2")
+    writers = import_optional("tensorboard.summary.writer.event_file_writer")
     folder = out or run.path / FOLDER
-    wall_time = dated_s(run.info) or 0.0
+    began_s = dated_s(run.info) or 0.0
     with refusing(folder, InputError):
         for old in folder.glob(f"*/events.out.tfevents.*{SUFFIX}"):
             old.unlink()
         for trial in trials_of(run):
-            _write_trial(trial, folder / _file_name(trial.name), wall_time)
+            directory = folder / re.sub(r"[^\w .,:=+-]", "_", trial.name)
+            writer = writers.EventFileWriter(str(directory), filename_suffix=SUFFIX)
+            settings = hparams.hparams_pb(trial.settings, trial.name, start_time_secs=began_s)
+            writer.add_event(events.Event(wall_time=began_s, summary=settings))
+            for metric, value, step in trial.points:
+                summary = {"value": [{"tag": metric, "simple_value": value}]}
+                writer.add_event(events.Event(wall_time=began_s, step=step, summary=summary))
+            writer.close()
     return folder
-
-
-def _tensorboard(module: str) -> Any:  # noqa: ANN401 - a module of TensorBoard
-    return import_optional(f"tensorboard.{module}", package="tensorboard", style="tensorboard")
-
-
-def _write_trial(trial: Trial, folder: Path, wall_time: float) -> None:
-    writers = import_optional(
-        "tensorboard.summary.writer.event_file_writer", package="tensorboard", style="tensorboard"
-    )
-    events = _tensorboard("compat.proto.event_pb2")
-    summaries = _tensorboard("compat.proto.summary_pb2")
-    hyperparameters = import_optional(
-        "tensorboard.plugins.hparams.summary_v2", package="tensorboard", style="tensorboard"
-    )
-    hparams_summary = hyperparameters.hparams_pb(
-        dict(trial.settings), trial_id=trial.name, start_time_secs=wall_time
-    )
-    writer = writers.EventFileWriter(str(folder), filename_suffix=SUFFIX)
-
-    def write(summary: Any, step: int) -> None:  # noqa: ANN401 - TensorBoard's
-        writer.add_event(events.Event(wall_time=wall_time, step=step, summary=summary))
-
-    write(hparams_summary, 0)
-    for point in trial.points:
-        value = summaries.Summary.Value(tag=point.metric, simple_value=point.value)
-        write(summaries.Summary(value=[value]), point.step)
-    writer.close()
-
-
-def _file_name(name: str) -> str:
-    """Return a trial's name as the name of a directory."""
-    return re.sub(r"[^\w .,:=+-]", "_", name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.engine.records import Record
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.interop.imports.blocks import HEADING, Block, Layout, split_blocks
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
@@ -141,7 +141,7 @@ def _record(
     if "t_avg[usec]" in line:
         details["rank_mean_us"] = number(line["t_avg[usec]"])
     if "defects" in line and number(line["defects"]):
-        details["failure"] = Reason(code="imported_failure", parameters={"tool": "IMB"})
+        details["failure"] = Finding("imported_failure", "IMB")
     elif "defects" in line:
         details["wrong"] = 0
     size = whole_number(line.get("#bytes", "0"))

@@ -10,7 +10,8 @@ from typing import Any
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
-from commbench.errors import InputError, Reason
+from commbench.errors import InputError
+from commbench.findings import Finding
 from commbench.interop.imports.blocks import END, HEADING, Block, Layout, split_blocks
 from commbench.interop.imports.reading import (
     MEANS_PRINTED,
@@ -301,7 +302,7 @@ def _checked(line: Mapping[str, str], half: Mapping[str, str], block: Block) -> 
     if block.fact("wrong") == "0":
         return {"wrong": 0}
     if block.fact("wrong") and value > _ACCEPTED.get(line["type"], 0.0):
-        return {"failure": Reason(code="imported_failure", parameters={"tool": "nccl-tests"})}
+        return {"failure": Finding("imported_failure", "nccl-tests")}
     return {}
 
 

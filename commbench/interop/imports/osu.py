@@ -11,7 +11,7 @@ from typing import Any
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS, WINDOW_MESSAGES, Operation
 from commbench.engine.records import Overlap, Record
-from commbench.errors import Reason
+from commbench.findings import Finding
 from commbench.interop.imports.blocks import HEADING, Block, Layout, split_blocks
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
@@ -180,7 +180,7 @@ def _record(
     if passed == "pass":
         details["wrong"] = 0
     elif passed == "fail":
-        details["failure"] = Reason(code="imported_failure", parameters={"tool": "OSU"})
+        details["failure"] = Finding("imported_failure", "OSU")
     stated: dict[str, float] = {}
     if "Iterations" in line:
         stated["repetitions"] = whole_number(line["Iterations"])

@@ -18,7 +18,8 @@ from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import check_pattern, makes_groups
 from commbench.engine.records import Record, Stated, without_result
-from commbench.errors import InputError, Reason, UnsupportedError
+from commbench.errors import InputError
+from commbench.findings import Finding, UnsupportedError
 
 #: Start of the line that marks output of commbench in another tool's format.
 PRINTED_BY_COMMBENCH = "Printed by commbench in the format of"
@@ -187,7 +188,7 @@ def make_record(
     time: str,
     rank_mean_us: float | None = None,
     wrong: int | None = None,
-    failure: Reason | None = None,
+    failure: Finding | None = None,
     stated: Mapping[str, Any] = MappingProxyType({}),
     **conditions: Any,  # noqa: ANN401 - fields of `Record`
 ) -> Record:

@@ -9,26 +9,25 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from commbench.analysis.comparison.sides import AnyCase
-from commbench.analysis.comparison.verdicts import BrokenCase, ComparedCase, ComparisonTable
-from commbench.analysis.comparison.words import (
+from commbench.analysis.comparison.findings import (
+    answer,
     beyond,
     closing,
-    detectable_of,
-    further_of,
-    heading,
     name_of,
     names_of,
-    ratio_of,
     regressions,
-    summary,
-    times_of,
 )
+from commbench.analysis.comparison.sides import AnyCase
+from commbench.analysis.comparison.verdicts import BrokenCase, ComparedCase, ComparisonTable
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.records import column
+from commbench.findings import Finding, paragraph
 from commbench.report.columns import Column, printed, tabulate, verdict_cell
+from commbench.report.formats import microseconds
 from commbench.results.tables import csv_text
+from commbench.stats import Effort
+from commbench.words import thousandths
 
 
 def case_columns(table: ComparisonTable) -> tuple[Column[ComparedCase], ...]:
@@ -36,13 +35,34 @@ def case_columns(table: ComparisonTable) -> tuple[Column[ComparedCase], ...]:
     names = names_of(table)
     return (
         Column("case", lambda case: name_of(case, names), can_wrap=True),
-        Column("A", lambda case: times_of(case)[0], is_number=True),
-        Column("B", lambda case: times_of(case)[1], is_number=True),
-        Column("B / A [CI]", lambda case: ratio_of(case.comparison)),
+        Column("A", "time_a_us", text_of=microseconds, is_number=True),
+        Column("B", "time_b_us", text_of=microseconds, is_number=True),
+        Column("B / A [CI]", "estimate", text_of=thousandths),
         Column("verdict", lambda case: verdict_cell(case.comparison.verdict)),
-        Column("detectable", lambda case: detectable_of(case.comparison), is_number=True),
-        Column("more", lambda case: further_of(case.comparison.further), is_number=True),
+        Column("detectable", "comparison.detectable", text_of=_slowdown, is_number=True),
+        Column("more", lambda case: _launches(case.comparison.further), is_number=True),
     )
+
+
+def _slowdown(share: float) -> str:
+    if not math.isfinite(share):
+        return "none"
+    return f"+{100 * share:.1f} %"
+
+
+def _launches(effort: Effort | None) -> str:
+    """Return the number of launches of each run that would settle a case: ``4-12``, ``16+``, or why
+    none would.
+    """
+    if effort is None:
+        return ""
+    if effort.forecast != "settles":
+        return effort.forecast
+    if effort.high is None:
+        return f"{effort.low}+"
+    if effort.low == effort.high:
+        return str(effort.low)
+    return f"{effort.low}-{effort.high}"
 
 
 def render_comparison(table: ComparisonTable, threshold: float | None = None) -> RenderableType:
@@ -53,11 +73,19 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
         table: the comparison.
         threshold: the share that sets the exit code; cases that are slower by more are named last.
     """
-    parts: list[RenderableType] = [Text(summary(table)), Text("\n".join(heading(table))), Text("")]
+    lines = [paragraph(answer(table))]
+    lines += [f"A: {name}" for name in table.names_a]
+    lines.append(f"B: {table.name_b}")
+    if table.is_forced:
+        lines.append(str(Finding("compare_conditions")))
+    lines += [str(difference.finding) for difference in table.differences]
+    parts: list[RenderableType] = [Text("\n".join(lines)), Text("")]
     if table.cases:
         parts += [printed(tabulate(table.cases, case_columns(table))), Text("")]
-    last = [] if threshold is None else [beyond(table, threshold)]
-    return Group(*parts, *map(Text, [*closing(table), *last]))
+    parts += [Text(str(finding)) for finding in closing(table)]
+    if threshold is not None:
+        parts.append(Text(paragraph(beyond(table, threshold))))
+    return Group(*parts)
 
 
 # ------------------------------------------------------------------------------------- CSV and JSON
@@ -172,19 +200,21 @@ def _identity(case: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> 
 def _row(
     case: ComparedCase, names: Mapping[AnyCase, str], table: ComparisonTable, threshold: float
 ) -> ComparisonRow:
-    comparison, interval, effort = (
-        case.comparison,
-        case.comparison.interval,
-        case.comparison.further,
-    )
+    comparison, effort = case.comparison, case.comparison.further
+    low, high = comparison.bounds
+    further: dict[str, Any] = {}
+    if effort:
+        further["further"] = effort.forecast
+        if effort.forecast == "settles":
+            further |= {"further_launches_low": effort.low, "further_launches_high": effort.high}
     return ComparisonRow(
         **_identity(case, names),
         verdict=str(comparison.verdict),
         regression=case.is_beyond(threshold),
         ratio=comparison.ratio,
-        ratio_ci_low=interval.low if interval else None,
-        ratio_ci_high=interval.high if interval else None,
-        ci_level=interval.level if interval else None,
+        ratio_ci_low=low,
+        ratio_ci_high=high,
+        ci_level=comparison.interval.level if comparison.interval else None,
         detectable=comparison.detectable,
         p_value=comparison.p_value,
         time_us_a=case.time_a_us,
@@ -192,10 +222,8 @@ def _row(
         baselines=case.baselines,
         launches_a=comparison.launches_a,
         launches_b=comparison.launches_b,
-        further=effort.forecast if effort else "",
-        further_launches_low=effort.low if effort and effort.forecast == "settles" else None,
-        further_launches_high=effort.high if effort and effort.forecast == "settles" else None,
         forced=table.is_forced,
+        **further,
     )
 
 
@@ -214,7 +242,7 @@ def comparison_json(table: ComparisonTable, threshold: float) -> str:
         "threshold": threshold,
         "forced": table.is_forced,
         "complete": table.is_complete,
-        "summary": summary(table),
+        "summary": paragraph(answer(table)),
         "counts": {str(verdict): count for verdict, count in table.counts.items()},
         "regressions": [name for names in regressions(table, threshold) for name in names],
         "differences": [asdict(difference) for difference in table.differences],

@@ -3,8 +3,9 @@
 import math
 from pathlib import Path
 
+from commbench.analysis.comparison.findings import answer, beyond, closing
 from commbench.analysis.comparison.verdicts import ComparisonTable
-from commbench.analysis.comparison.words import beyond, closing, short_name, summary
+from commbench.findings import paragraph
 from commbench.report.columns import tabulate
 from commbench.report.comparison.formats import case_columns
 from commbench.report.page import style_sheet, template_of
@@ -25,18 +26,18 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
     from markupsafe import Markup
 
     reach = _reach(table)
-    answer, _, others = summary(table).partition(". ")
+    first, *others = answer(table)
     style = style_sheet() + (_HERE / "comparison.css").read_text(encoding="utf-8")
     return template_of(_HERE / "comparison.html").render(
         title=(
-            f"{short_name(table.name_b)} compared with"
-            f" {' and '.join(map(short_name, table.names_a))}"
+            f"{_short_name(table.name_b)} compared with"
+            f" {' and '.join(map(_short_name, table.names_a))}"
         ),
         style=Markup(style),  # noqa: S704 - our own files
         table=table,
         sides=[*(("A", name) for name in table.names_a), ("B", table.name_b)],
-        answer=f"{answer}.",
-        details=[others, beyond(table, threshold)],
+        answer=first,
+        details=[paragraph(others), paragraph(beyond(table, threshold))],
         regressions=table.regressions_beyond(threshold),
         lines=_lines(table, reach),
         band=(_place(1 - table.margin, reach), _place(1 + table.margin, reach)),
@@ -44,6 +45,11 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
         width=_WIDTH,
         closing=closing(table),
     )
+
+
+def _short_name(path: str) -> str:
+    """Return the name of a run's directory."""
+    return Path(path).name or path
 
 
 def _reach(table: ComparisonTable) -> float:

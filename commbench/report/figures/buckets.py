@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from commbench.ddp.plan.cases import DEFAULT_CAP
+from commbench.ddp.plan.cases import DEFAULT_CAP, setting_name
 from commbench.report.figures.drawing import (
     INK,
     MOST_SERIES,
@@ -32,7 +32,6 @@ from commbench.report.figures.words import (
     left_out,
     number_text,
     sentences,
-    setting_name,
 )
 from commbench.report.formats import listed
 from commbench.report.training import hook_label

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from commbench.collectives.operations import OPERATIONS
+from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
 from commbench.report.figures.drawing import (
@@ -26,7 +27,6 @@ from commbench.report.figures.words import (
     left_out,
     prefixes,
     sentences,
-    setting_name,
 )
 from commbench.report.formats import listed
 from commbench.report.state import counted_energy
@@ -76,7 +76,7 @@ def curves_of(runs: Sequence[Run], operation: str) -> dict[str, Curves]:
                 and row.energy_J is not None
                 and row.message_bytes
             ):
-                curves = curves_by_counter.setdefault(run.energy_of[row], {})
+                curves = curves_by_counter.setdefault(row.energy_of, {})
                 curves.setdefault(prefix + _name(row), {})[row.message_bytes] = row.energy_J
     return curves_by_counter
 
@@ -135,9 +135,9 @@ def bars_of(group: Group) -> dict[str, Bars]:
     for trial in group.trials:
         for row in trial.ok:
             if row.energy_J is not None:
-                bars_by_counter.setdefault(trial.run.energy_of[row], {})[
-                    trial.prefix + setting_name(row)
-                ] = row
+                bars_by_counter.setdefault(row.energy_of, {})[trial.prefix + setting_name(row)] = (
+                    row
+                )
     return bars_by_counter
 
 

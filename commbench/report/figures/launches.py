@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from commbench import stats
 from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
-from commbench.ddp.plan.cases import CONFIRM, hook_position
+from commbench.ddp.plan.cases import CONFIRM, hook_position, setting_name
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row
 from commbench.report.figures.drawing import INK, MUTED, Drawing, log_axis, look
-from commbench.report.figures.words import cap_name, prefixes, sentences
+from commbench.report.figures.words import prefixes, sentences
 from commbench.report.formats import launches_of, listed
 from commbench.report.groups import brief
 from commbench.results import Run
@@ -173,7 +173,7 @@ def training_spreads(run: Run, prefix: str) -> list[Spread]:
     settings = trained(run.training_records, CONFIRM) or trained(run.training_records)
     return [
         Spread(
-            name=f"{prefix}{setting.case.hook_name}, {cap_name(setting.case.bucket_cap_mb)}",
+            name=f"{prefix}{setting_name(setting.case)}",
             medians=list(setting.steps_ms.values()),
             flags=frozenset(launch_flags(list(setting.steps_ms.values()))),
             colour=look(_order(setting)[0]).colour,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from commbench import stats
-from commbench.ddp.plan.cases import CONFIRM, SWEEP
+from commbench.ddp.plan.cases import CONFIRM, SWEEP, setting_name
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
 from commbench.hooks.registry import find_hook
 from commbench.report.figures.drawing import (
@@ -33,7 +33,6 @@ from commbench.report.figures.words import (
     groups,
     left_out,
     sentences,
-    setting_name,
 )
 from commbench.report.formats import listed
 from commbench.report.training import hook_label

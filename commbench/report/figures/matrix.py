@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.analysis.runs import straggler_findings
-from commbench.analysis.stragglers.judging import ANY, Family, Straggler
+from commbench.analysis.stragglers.judging import ANY, Family, Search, Straggler
 from commbench.analysis.stragglers.matrix import numbered_hosts
 from commbench.collectives.operations import OPERATIONS
+from commbench.findings import Finding
 from commbench.report.figures.drawing import BAD, PAPER, Drawing, Style, plain, plain_time, slug
 from commbench.report.figures.words import prefixes, sentences
-from commbench.report.formats import listed
-from commbench.report.matrix import name_range, rate_unit, why_unjudged
+from commbench.report.matrix import conclude, name_range, rate_unit
 from commbench.results import Run
 from commbench.results.info import shares_gpu
 from commbench.results.pairs import Matrix
@@ -38,7 +38,6 @@ _WRITTEN, _NAMED = 8, 16
 _WIDE = 3.0
 #: Luminance above which text on a cell is dark.
 _BRIGHT = 0.55
-_MOST_NAMED = 4
 #: Quantiles that enclose half of the values.
 _HALF = (0.25, 0.75)
 
@@ -344,35 +343,4 @@ def _typical(matrix: Matrix, heat: Heat) -> list[str]:
 
 def _slow(heat: Heat) -> str:
     """State what is marked; without marks, whether stragglers were searched."""
-    if not heat.stragglers:
-        return (
-            " ".join(filter(None, (_none(heat), _unjudged(heat))))
-            or "With so few pairs no straggler can be identified."
-        )
-    stragglers = [
-        f"{s.name}{s.does.format(f'{three_digits(s.factor)} times')}"
-        for s in heat.stragglers[:_MOST_NAMED]
-    ]
-    more = (
-        f", and {len(heat.stragglers) - _MOST_NAMED} more"
-        if len(heat.stragglers) > _MOST_NAMED
-        else ""
-    )
-    return f"Marked as slow: {'; '.join(stragglers)}{more}."
-
-
-def _none(heat: Heat) -> str:
-    kinds = dict.fromkeys(
-        family.kind for family in heat.families if family.launches >= family.needed > 0
-    )
-    return f"Here no {' or '.join(kinds)} is shown to be slower than its peers." if kinds else ""
-
-
-def _unjudged(heat: Heat) -> str:
-    unjudged = [family for family in heat.families if family.launches < family.needed]
-    kinds = listed(f"{family.kind}s" for family in unjudged)
-    return (
-        f"{kinds[0].upper()}{kinds[1:]} are not judged: {why_unjudged(unjudged)}."
-        if unjudged
-        else ""
-    )
+    return conclude(Search(families=heat.families)) or str(Finding("slow_few_pairs"))

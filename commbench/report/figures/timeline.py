@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import BucketRow, TrainingRow
 from commbench.hooks.registry import NONE
 from commbench.report.figures.drawing import BAD, INK, MUTED, SERIES, Drawing, Style, slug
-from commbench.report.figures.words import Group, Trial, case_of, groups, sentences, setting_name
+from commbench.report.figures.words import Group, Trial, case_of, groups, sentences
 from commbench.results import Run
 from commbench.results.info import is_watched
 from commbench.units import counted, three_digits

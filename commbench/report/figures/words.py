@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name
+from commbench.ddp.plan.cases import TrainingCase, baseline_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.report.figures.drawing import Estimate
 from commbench.report.formats import listed
-from commbench.report.state import undecided
-from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.info import is_live
 from commbench.results.recommendation import Choice, Recommendation, setting_of
@@ -216,9 +214,9 @@ def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
 
     None if a tuning has not made its confirmation launches yet.
     """
-    if run.recommendation is None or undecided(run):
+    recommendation = run.decision
+    if recommendation is None:
         return None
-    recommendation = run.recommendation
     workload, backend, ranks, batch, env = key
     about = (recommendation.workload, recommendation.world_size, recommendation.env)
     is_same_workload = about == (workload, ranks, env)
@@ -234,13 +232,3 @@ def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
 def case_of(row: TrainingRow) -> TrainingCase:
     """Return the case of a row."""
     return TrainingCase(**{name: getattr(row, name) for name in _CASE_FIELDS - {"phase"}})
-
-
-def cap_name(bucket_cap_mb: str) -> str:
-    """Return a bucket size as text, e.g. ``default buckets`` or ``25 MiB buckets``."""
-    return "default buckets" if bucket_cap_mb == DEFAULT_CAP else f"{bucket_cap_mb} MiB buckets"
-
-
-def setting_name(row: TrainingRow) -> str:
-    """Return a setting as text, e.g. ``topk:0.01, 25 MiB buckets``."""
-    return f"{hook_label(row)}, {cap_name(row.bucket_cap_mb)}"

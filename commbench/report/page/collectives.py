@@ -13,6 +13,7 @@ from commbench.analysis.scaling import Growth, order_of
 from commbench.analysis.stragglers.judging import Straggler
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.patterns import makes_groups
+from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import OverlapRow, Row
 from commbench.report.columns import (
     MOST_LINES,
@@ -20,6 +21,7 @@ from commbench.report.columns import (
     Column,
     Named,
     Table,
+    declared,
     ends,
     flag_column,
     interval,
@@ -38,7 +40,7 @@ from commbench.results.info import measures_interconnect
 from commbench.results.overhead import Overhead, overheads
 from commbench.results.pairs import PairRow, pair_table
 from commbench.results.summary import order_of_row
-from commbench.results.tables import rows_of
+from commbench.results.tables import rows_by, rows_of
 from commbench.units import format_size
 
 #: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
@@ -66,17 +68,12 @@ def _table_of(named_row: Named[Row]) -> tuple[str, str]:
 def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
     names = _backend_names(rows)
     columns: list[Column[Row]] = [
-        size_column("message_bytes", Row),
+        *declared(Row, "message_bytes"),
         Column("backend", lambda row: names[id(row)]),
-        *(Column(name.replace("_", " "), name, Row, should_vary=True) for name in _UNIQUE[1:]),
-        outcome("time", "time_us", Row, unit="us", about=about_time),
-        interval("time_us", Row, unit="us"),
-        number("p95", "time_us_p95", Row, unit="us"),
-        number("algbw", "algbw_GBps", Row, unit="GB/s"),
-        number("busbw", "busbw_GBps", Row, unit="GB/s"),
-        number("overhead", "harness_us", Row, unit="us"),
-        number("torch's call", "framework_us", Row, unit="us"),
-        number("energy", "energy_J", Row, unit="J"),
+        *declared(Row, " ".join(_UNIQUE[1:]), should_vary=True),
+        outcome("time_us", Row, about_time),
+        interval("time_us", Row),
+        *declared(Row, "time_us_p95 algbw_GBps busbw_GBps harness_us framework_us energy_J"),
         flag_column(),
     ]
     title = title_of([row for _, row in rows])
@@ -97,23 +94,20 @@ def _backend_names(rows: Sequence[Named[Row]]) -> dict[int, str]:
 
 
 def slowest_groups(run: Run) -> list[str]:
-    """Return the name the slowest group of each pattern that makes groups, in one sentence for each
+    """Return the slowest group of each pattern that makes groups, in one sentence for each
     backend.
     """
-    hosts = [
-        rank["host"] for rank in sorted(run.info.get("ranks") or [], key=lambda rank: rank["rank"])
-    ]
+    ranks = sorted(run.info.get("ranks") or [], key=lambda rank: rank["rank"])
+    hosts = [rank["host"] for rank in ranks]
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
-    sentences = []
-    for (operation, pattern), members in itertools.groupby(
-        grouped, key=lambda row: (row.operation, row.pattern)
-    ):
-        rows = list(members)
+    sentences: list[str] = []
+    for (operation, pattern), rows in rows_by(
+        grouped, lambda row: (row.operation, row.pattern)
+    ).items():
         if len(groups_in(rows)) > 1:
             columns = columns_of(rows, attrgetter(*_UNIQUE))
-            sentences += [
-                f"{operation}, {pattern}, {sentence}" for sentence in name_slowest(columns, hosts)
-            ]
+            named = {f"{operation}, {pattern}, {name}": of for name, of in columns.items()}
+            sentences += map(str, name_slowest(named, hosts))
     return sentences
 
 
@@ -167,14 +161,9 @@ def _growth_lines(run: Run) -> list[_GrowthLine]:
 def overlap_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate non-blocking collectives, as OSU prints them."""
     columns: list[Column[OverlapRow]] = [
-        Column("operation", "operation", OverlapRow),
-        Column("backend", "backend", OverlapRow),
-        size_column("message_bytes", OverlapRow),
-        number("overall", "overall_us", OverlapRow, unit="us"),
-        number("compute", "compute_us", OverlapRow, unit="us"),
-        number("pure comm.", "pure_us", OverlapRow, unit="us"),
-        number("overlap", "overlap_percent", OverlapRow, unit="%"),
-        interval("overlap_percent", OverlapRow, unit="%", is_bounded=True),
+        *declared(OverlapRow, "operation backend message_bytes overall_us compute_us pure_us"),
+        *declared(OverlapRow, "overlap_percent"),
+        interval("overlap_percent", OverlapRow, is_bounded=True),
     ]
     return make_tables(
         "Overlap with computing (OSU's definition)", runs, lambda run: run.overlaps, columns
@@ -184,13 +173,10 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
 def overhead_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the time that a framework's call adds to the library's call."""
     columns: list[Column[Overhead]] = [
-        Column("operation", "operation", Overhead),
-        Column("pattern", "pattern", Overhead, should_vary=True),
-        size_column("message_bytes", Overhead),
-        number("NCCL alone", "direct_us", Overhead, unit="us"),
-        number("through torch", "through_us", Overhead, unit="us"),
-        number("added", "added_us", Overhead, unit="us"),
-        interval("added_us", Overhead, unit="us"),
+        *declared(Overhead, "operation"),
+        *declared(Overhead, "pattern", should_vary=True),
+        *declared(Overhead, "message_bytes direct_us through_us added_us"),
+        interval("added_us", Overhead),
     ]
     overheads_by_run = {run.name: overheads(all_rank_rows(run)) for run in runs}
     notes = (
@@ -251,11 +237,9 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
     Column("host", "source_host", PairRow),
     number("to", "target", about="rank that receives", text_of=str),
     Column("host", "target_host", PairRow),
-    number("time", "time_us", PairRow, unit="us"),
-    interval("time_us", PairRow, unit="us"),
-    number("p95", "time_us_p95", PairRow, unit="us"),
-    number("bandwidth", "algbw_GBps", PairRow, unit="GB/s"),
-    number("over the typical", "ratio_to_typical", PairRow),
+    *declared(PairRow, "time_us"),
+    interval("time_us", PairRow),
+    *declared(PairRow, "time_us_p95 algbw_GBps ratio_to_typical"),
     Column("status", lambda row: status_cell(row.status), should_vary=True),
     flag_column(),
 ]
@@ -264,13 +248,12 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
 def energy_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the energy of operations and steps, if it was measured."""
     columns: list[Column[Row]] = [
-        Column("operation", "operation", Row),
-        Column("pattern", "pattern", Row, should_vary=True),
-        Column("backend", "backend", Row),
-        size_column("message_bytes", Row),
-        outcome("time", "time_us", Row, unit="us", about=explain_time(runs)),
-        number("energy", "energy_J", Row, unit="J"),
-        energy_column(runs),
+        *declared(Row, "operation"),
+        *declared(Row, "pattern", should_vary=True),
+        *declared(Row, "backend message_bytes"),
+        outcome("time_us", Row, explain_time(runs)),
+        *declared(Row, "energy_J"),
+        energy_column(),
         number("energy a byte", _nanojoule, unit="nJ"),
     ]
 
@@ -280,13 +263,16 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
     return make_tables("Energy of one operation", runs, metered, columns, rest_in=SUMMARY)
 
 
-def energy_column(runs: Iterable[Run]) -> Column[Any]:
+def energy_column() -> Column[Any]:
     """Return the column that names the counted devices of a row's energy."""
-    counts = {
-        row: counted_energy(energy_of) for run in runs for row, energy_of in run.energy_of.items()
-    }
     meaning = "what is counted: idle GPUs and other programs there, too"
-    return Column("energy of", lambda row: counts.get(row, ""), about=meaning)
+    return Column("energy of", _counted, about=meaning)
+
+
+def _counted(row: Row | TrainingRow) -> str | None:
+    if row.energy_J is None:
+        return None
+    return counted_energy(row.energy_of)
 
 
 def _nanojoule(row: Row) -> float | None:

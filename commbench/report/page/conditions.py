@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from commbench.analysis.prediction.links import link_of
-from commbench.errors import shared_cause
+from commbench.ddp.plan.cases import setting_name
+from commbench.findings import shared_cause
 from commbench.report.columns import (
     Cell,
     Column,
@@ -28,9 +29,8 @@ from commbench.report.columns import (
 from commbench.report.formats import grouped
 from commbench.report.page.parts import Code, Fact
 from commbench.report.state import tools_of
-from commbench.report.training import named_setting
-from commbench.results import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
-from commbench.results.files import LOSSES
+from commbench.results import Run
+from commbench.results.files import FILES
 from commbench.results.info import FailedRank, Launch, RunInfo, is_live
 from commbench.results.tables import rows_by
 from commbench.schema import LARGEST
@@ -119,20 +119,6 @@ def when(info: Any) -> str:  # noqa: ANN401 - JSON
     return f"{began.day} {began:%B %Y, %H:%M} {began.tzname() or ''}".strip()
 
 
-#: The content of each file of a run.
-FILES = {
-    "run.json": "command, seed, conditions of every host, launches and how each ended",
-    SAMPLES: "every repetition of every case in every launch: all other files are made from it",
-    SUMMARY: "a row for each case and group, over launches",
-    "overlap.csv": "non-blocking collectives beside computing",
-    PAIRS: "a row for each ordered pair of ranks",
-    MODEL: "the network as fitted",
-    DDP: "a row for each training configuration",
-    "buckets.csv": "a row for each bucket of each configuration: when it was ready, sent and done",
-    PREDICTIONS: "predictions beside what was measured later",
-    LOSSES: "the loss of each step of a training that was tuned",
-    "recommendation.json": "the recommendation with its evidence and a snippet",
-}
 Pair = tuple[str, str]
 
 
@@ -328,7 +314,7 @@ def _unmeasured(run: Run) -> Iterable[tuple[str, Flagged]]:
             yield " ".join(word for word in words if word), row
     for training in run.training_rows:
         if training.status != "ok":
-            yield f"{training.workload}, {named_setting(training)}", training
+            yield f"{training.workload}, {setting_name(training)}", training
 
 
 def _listed(texts: Iterable[str]) -> str:

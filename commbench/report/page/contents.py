@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from commbench.analysis.expectations import Answer
-from commbench.analysis.runs import network_model, straggler_findings
-from commbench.analysis.watched import Part, RankTime, parts_of, rank_times, watched_sentences
+from commbench.analysis.watched import Part, RankTime, parts_of, rank_times
 from commbench.collectives.composed import MATRIX
 from commbench.ddp.plan.records import TrainingRow
+from commbench.findings import Finding
 from commbench.report.advice import advise_run
 from commbench.report.columns import (
     Cell,
     Column,
     Table,
     about,
+    declared,
     ends,
     flag_column,
     interval,
@@ -30,16 +31,27 @@ from commbench.report.columns import (
 from commbench.report.env import env_tables
 from commbench.report.expectations import answer_sentences, answer_table
 from commbench.report.figures.drawing import Drawing
-from commbench.report.matrix import conclude
-from commbench.report.model import conclude_model, model_tables
+from commbench.report.findings import (
+    kinds_of,
+    model_error,
+    origins,
+    row_warnings,
+    setting,
+    soak,
+    stragglers,
+    time_spent,
+    training_warnings,
+    unmetered,
+    watched,
+)
+from commbench.report.model import model_tables
 from commbench.report.page import collectives, conditions
 from commbench.report.page.collectives import energy_column
-from commbench.report.page.conclusion import BUSBW, MATRICES, find_conclusion, matrix_rows
+from commbench.report.page.conclusion import BUSBW, find_conclusion
 from commbench.report.page.conditions import commands, find_facts, when
-from commbench.report.page.parts import Code, Page, Section
-from commbench.report.soak import describe_soak, soak_tables
-from commbench.report.state import explain_time, origins, time_spent, undecided, unmetered
-from commbench.report.table import warnings_for
+from commbench.report.page.parts import Code, Page, Section, named, said
+from commbench.report.soak import soak_tables
+from commbench.report.state import explain_time
 from commbench.report.topology import topology_remarks
 from commbench.report.training import (
     baseline_sentences,
@@ -48,12 +60,11 @@ from commbench.report.training import (
     render_cost,
     trained_together,
     training_title,
-    training_warnings,
     without_ddp,
 )
 from commbench.results import DDP, PREDICTIONS, Run
 from commbench.results.info import is_watched
-from commbench.results.recommendation import paragraph, snippets
+from commbench.results.verdict import snippets
 from commbench.tuner.predictions import PredictionRow, predictions
 
 #: The sort value of `default`, which is 1 MiB, then 25: it comes before all numbers.
@@ -69,7 +80,7 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
             named_rows = [(run.name, row) for row in rows]
             notes = [*baseline_sentences(run), *without_ddp(rows)]
             title = f"{of_run}{training_title(rows)}"
-            columns = [*_COLUMNS, energy_column([run]), flag_column()]
+            columns = [*_COLUMNS, energy_column(), flag_column()]
             tables.append(make_table(title, named_rows, columns, notes=notes, rest_in=DDP))
     return tables
 
@@ -90,21 +101,15 @@ def _bucket_column(about: str) -> Column[Any]:
 _COLUMNS: list[Column[TrainingRow]] = [
     Column("hook", hook_label, about="DDP communication hook, as it is typed"),
     _bucket_column(about(TrainingRow, "bucket_cap_mb")),
-    number("count", "bucket_count", TrainingRow),
-    outcome("step", "step_ms", TrainingRow, unit="ms"),
-    interval("step_ms", TrainingRow, unit="ms"),
-    number("speedup", "speedup", TrainingRow),
+    *declared(TrainingRow, "bucket_count"),
+    outcome("step_ms", TrainingRow),
+    interval("step_ms", TrainingRow),
+    *declared(TrainingRow, "speedup"),
     interval("speedup", TrainingRow),
     Column("verdict", lambda row: verdict_cell(row.verdict), about=about(TrainingRow, "verdict")),
     number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100),
-    number("exposed", "exposed_comm_ms", TrainingRow, unit="ms"),
-    number("sent", "sent_MB_per_step", TrainingRow, unit="MB"),
-    number("loss, equal steps", "loss_equal_steps", TrainingRow),
-    number("loss, equal time", "loss_equal_time", TrainingRow),
-    number("metric", "metric", TrainingRow),
-    number("to target", "time_to_target_s", TrainingRow, unit="s"),
-    number("memory", "peak_memory_MB", TrainingRow, unit="MB"),
-    number("energy", "energy_J", TrainingRow, unit="J"),
+    *declared(TrainingRow, "exposed_comm_ms sent_MB_per_step loss_equal_steps loss_equal_time"),
+    *declared(TrainingRow, "metric time_to_target_s peak_memory_MB energy_J"),
 ]
 
 
@@ -143,15 +148,15 @@ def _error(row: PredictionRow) -> str:
 _PREDICTED: list[Column[PredictionRow]] = [
     Column("hook", hook_label, about="as in ddp.csv"),
     _bucket_column(""),
-    number("predicted step", "predicted_step_ms", PredictionRow, unit="ms"),
+    *declared(PredictionRow, "predicted_step_ms"),
     ends(
         _overlap,
         heading="full to no overlap",
         unit="ms",
         about="with perfect overlap of communication and computation, and with none",
     ),
-    number("measured step", "step_ms", PredictionRow, unit="ms"),
-    interval("step_ms", PredictionRow, unit="ms"),
+    *declared(PredictionRow, "step_ms"),
+    interval("step_ms", PredictionRow),
     Column(
         "error",
         unit="%",
@@ -162,9 +167,7 @@ _PREDICTED: list[Column[PredictionRow]] = [
         value_of=lambda row: Cell(_error(row), value=row.error),
         is_number=True,
     ),
-    number("predicted speedup", "predicted_speedup", PredictionRow),
-    number("measured speedup", "speedup", PredictionRow),
-    number("launches", "launches", PredictionRow),
+    *declared(PredictionRow, "predicted_speedup speedup launches"),
 ]
 
 
@@ -206,7 +209,7 @@ def make_page(
         Section(
             name="soak",
             title="Soak",
-            sentences=_each(runs, describe_soak),
+            sentences=_each(runs, soak),
             figures=_of(drawings, "soak"),
             tables=soak_tables(runs),
         ),
@@ -252,14 +255,12 @@ def _subtitle(run: Run) -> str:
     return " · ".join(part for part in (conditions.place(run), when(run.info), status) if part)
 
 
-def _each(runs: Sequence[Run], sentences_of: Callable[[Run], Iterable[str]]) -> list[str]:
-    """Return the sentences about each run, with its name if there are several runs."""
-    return [
-        f"{run.name}: {text}" if len(runs) > 1 else text
-        for run in runs
-        for text in sentences_of(run)
-        if text
-    ]
+def _each(runs: Sequence[Run], sentences_of: Callable[[Run], Iterable[Finding | str]]) -> list[str]:
+    """Return the sentences about each run, with its name unless all runs have them."""
+    texts = []
+    for run in runs:
+        texts.append((run.name, [said(each) for each in sentences_of(run) if each]))
+    return named(texts)
 
 
 def _of(drawings: Iterable[Drawing], *sections: str) -> list[Drawing]:
@@ -305,28 +306,28 @@ def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         name="collectives",
         title="Collectives",
         sentences=[*([BUSBW] if has_rates else []), *_each(runs, collectives.slowest_groups)],
-        warnings=_each(runs, _collective_warnings),
+        warnings=_each(runs, _warnings_of("collectives")),
         figures=_of(drawings, "collectives"),
         tables=tables,
     )
 
 
-def _collective_warnings(run: Run) -> list[str]:
-    if predictions(run):  # collectives are an input of the tuning
-        return []
-    return warnings_for([row for row in run.rows if row.pattern != MATRIX], run.info)
+def _warnings_of(section: str) -> Callable[[Run], list[Finding]]:
+    """Return the finder of the warnings about one kind of rows."""
 
+    def find(run: Run) -> list[Finding]:
+        kinds = [kind for kind in kinds_of(run) if kind.section == section]
+        return row_warnings(kinds, run.info)
 
-def _pair_warnings(run: Run) -> list[str]:
-    return warnings_for(matrix_rows(run), run.info, things=MATRICES)
+    return find
 
 
 def _pairs(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
     return Section(
         name="pairs",
         title="Pairs of ranks",
-        sentences=_each(runs, lambda run: [conclude(straggler_findings(run))]),
-        warnings=_each(runs, _pair_warnings),
+        sentences=_each(runs, stragglers),
+        warnings=_each(runs, _warnings_of("pairs")),
         figures=_of(drawings, "matrix"),
         tables=[*collectives.straggler_tables(runs), *collectives.pair_tables(runs)],
     )
@@ -378,40 +379,31 @@ _RANKS: list[Column[RankTime]] = [
 ]
 
 
-def _verdict(run: Run) -> list[str]:
-    if is_watched(run.info) and run.training_records:
-        return watched_sentences(run.training_records[-1], run.info)
-    if not run.recommendation:
-        return []
-    cost = (
-        [render_cost(run.recommendation, run.info.get("launches") or ()).plain]
-        if predictions(run)
-        else []
-    )
-    return [undecided(run) or paragraph(run.recommendation), *cost]
+def _verdict(run: Run) -> list[Finding | str]:
+    findings: list[Finding | str] = [*watched(run), *setting(run)]
+    if run.recommendation and predictions(run):
+        findings.append(render_cost(run.recommendation, run.info.get("launches") or ()).plain)
+    return findings
 
 
 def _snippets(runs: Sequence[Run]) -> list[Code]:
     """Return the lines to paste of each run with a recommendation."""
-    recommendations = [
-        (run, run.recommendation) for run in runs if run.recommendation and not undecided(run)
-    ]
-    of_run = ", by {}" if len(runs) > 1 else ""
-    return [
-        Code(
-            title=f"{title.rstrip(':') or 'To paste'}{of_run.format(run.name)}", text=text.rstrip()
-        )
-        for run, recommendation in recommendations
-        for title, text in snippets(recommendation)
-        if text and recommendation.has_baseline
-    ]
+    codes = []
+    for run in runs:
+        if run.decision is None or not run.decision.has_baseline:
+            continue
+        for title, text in snippets(run.decision):
+            if text:
+                by = f", by {run.name}" if len(runs) > 1 else ""
+                codes.append(Code(title=f"{title}{by}", text=text.rstrip()))
+    return codes
 
 
 def _predicted(runs: Sequence[Run]) -> Section:
     return Section(
         name="prediction",
         title="Prediction",
-        sentences=_each(runs, lambda run: [conclude_model(network_model(run))]),
+        sentences=_each(runs, model_error),
         tables=[*prediction_tables(runs), *model_tables(runs)],
     )
 
@@ -420,7 +412,7 @@ def _launches(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
     return Section(
         name="launches",
         title="Launches",
-        sentences=_each(runs, lambda run: [time_spent(run), *origins(run)]),
+        sentences=_each(runs, lambda run: [*time_spent(run), *origins(run)]),
         warnings=_each(runs, conditions.failed_ranks),
         figures=_of(drawings, "launches"),
         tables=conditions.launch_tables(runs),
@@ -431,16 +423,12 @@ def _remarks(run: Run) -> list[str]:
     """Return the remarks on what slows communication in the hosts' topology, each once with its
     hosts.
     """
-    by_remark: dict[str, list[str]] = {}
-    hosts = (run.info.get("environment") or {}).get("hosts") or ()
-    for host in hosts:
+    texts = []
+    for host in (run.info.get("environment") or {}).get("hosts") or ():
         topology = host.get("topology")
-        for remark in topology_remarks(topology) if topology else ():
-            by_remark.setdefault(remark, []).append(str(host.get("hostname")))
-    return [
-        remark if len(names) == len(hosts) else f"{', '.join(names)}: {remark}"
-        for remark, names in by_remark.items()
-    ]
+        remarks = topology_remarks(topology) if topology else ()
+        texts.append((str(host.get("hostname")), remarks))
+    return named(texts)
 
 
 def _repeat(runs: Sequence[Run], *, beside: bool) -> Section:

@@ -1,16 +1,38 @@
-"""The parts of a page before they are HTML: findings, facts and sections."""
+"""The parts of a page before they are HTML: entries of the conclusion, facts and sections."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from commbench.findings import Finding
 from commbench.report.columns import Table, Tone
 from commbench.report.figures.drawing import Drawing
 
 #: A table with more lines scrolls in its own box.
 LONG = 40
+
+
+def said(finding: Finding | str) -> str:
+    """Return a finding with its details as text."""
+    return finding.in_full if isinstance(finding, Finding) else finding
+
+
+def named(texts: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
+    """Return the texts of several runs or hosts, each once; it names those whose it is, unless all
+    have it.
+    """
+    names_by_text: dict[str, dict[str, None]] = {}
+    names = set()
+    for name, of_name in texts:
+        names.add(name)
+        for text in of_name:
+            names_by_text.setdefault(text, {})[name] = None
+    return [
+        text if len(having) == len(names) else f"{', '.join(having)}: {text}"
+        for text, having in names_by_text.items()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +44,8 @@ class Code:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One entry of the conclusion."""
+class Entry:
+    """Findings about one subject in the conclusion."""
 
     label: str
     """Its subject, in a word."""
@@ -89,7 +111,7 @@ class Page:
     title: str
     subtitle: str
     """The subtitle: what was measured, and when."""
-    findings: Sequence[Finding]
+    findings: Sequence[Entry]
     facts: Sequence[Fact]
     sections: Sequence[Section]
     time: str

@@ -39,16 +39,12 @@ def batches(rank: int, steps: int = STEPS) -> Iterator[torch.Tensor]:
 
 def report(*models: nn.Module) -> None:
     """Print every rank's digest of the parameters, and leave."""
-    flat = torch.cat(
-        [
-            torch.view_as_real(p.detach()).flatten() if p.is_complex() else p.detach().flatten()
-            for model in models
-            for p in model.parameters()
-        ]
-    )
-    digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
+    digest = hashlib.sha256()
+    for model in models:
+        for parameter in model.parameters():
+            digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
     digests = [""] * dist.get_world_size()
-    dist.all_gather_object(digests, digest)
+    dist.all_gather_object(digests, digest.hexdigest()[:16])
     if dist.get_rank() == 0:
         sys.stdout.write(" ".join(digests) + "\n")
     dist.barrier()

@@ -1,16 +1,23 @@
 """Trainings of kinds that profilers and wrappers have broken: ``kinds.py NAME``."""
 
+import copy
+import gc
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from common import RANKS, STEPS, WIDTH, batches, begin, network, report, train
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 
 def plain(rank: int) -> list[nn.Module]:
@@ -267,12 +274,253 @@ def shared_group(rank: int) -> list[nn.Module]:
     return [ddp]
 
 
+def longer(rank: int) -> list[nn.Module]:
+    """Make the 300 steps of a short job."""
+    ddp = DistributedDataParallel(network())
+    train(ddp, rank, steps=300)
+    return [ddp]
+
+
+def halves(rank: int) -> list[nn.Module]:
+    """Call ``backward()`` for each of two outputs that share no parameter."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = network(), network()
+
+        def forward(self, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.first(data), self.second(data)
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        first, second = model(x)
+        first.square().mean().backward()
+        return second.square().mean()
+
+    ddp = DistributedDataParallel(Two())
+    train(ddp, rank, loss=loss)
+    return [ddp]
+
+
+def late_hook(rank: int) -> list[nn.Module]:
+    """Register a communication hook after some steps."""
+    ddp = DistributedDataParallel(network())
+
+    def register(step: int) -> None:
+        if step == 70:
+            ddp.register_comm_hook(None, fp16_compress_hook)
+
+    train(ddp, rank, between=register)
+    return [ddp]
+
+
+def wrapped_anew(rank: int) -> list[nn.Module]:
+    """Wrap a model anew, as after loading a checkpoint, and count the wrappers that stay."""
+    model = network()
+    left = nn.ParameterList([torch.zeros(1)])
+    for steps in (70, 12, 50):
+        ddp = DistributedDataParallel(model)
+        before = weakref.ref(ddp)
+        train(ddp, rank, steps=steps)
+        del ddp
+        gc.collect()
+        if before() is not None:
+            left[0].data += 1
+    return [model, left]
+
+
+def scaled(rank: int) -> list[nn.Module]:
+    """Skip steps whose gradients are infinite, and clip the others."""
+    ddp = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu")
+    for step, x in enumerate(batches(rank)):
+        loss = ddp(x).square().mean()
+        if step % 15 == 7:
+            loss = loss * torch.inf
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return [ddp]
+
+
+def compiled(rank: int) -> list[nn.Module]:
+    """Compile the module inside DDP, and the optimiser."""
+    ddp = DistributedDataParallel(torch.compile(network(), backend="aot_eager"))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    update = torch.compile(optimizer.step, backend="eager")
+    for x in batches(rank):
+        ddp(x).square().mean().backward()
+        update()
+        optimizer.zero_grad()
+    return [ddp]
+
+
+def compiled_whole(rank: int) -> list[nn.Module]:
+    """Compile the DDP object."""
+    ddp = DistributedDataParallel(network())
+    train(torch.compile(ddp, backend="eager"), rank)
+    return [ddp]
+
+
+def averaged(rank: int) -> list[nn.Module]:
+    """Average copies of the DDP object while it trains."""
+    ddp = DistributedDataParallel(network())
+    means = [AveragedModel(ddp)]
+
+    def average(step: int) -> None:
+        if step == 70:
+            means.append(copy.deepcopy(means[0]))
+            means.append(AveragedModel(ddp))
+        for mean in means:
+            mean.update_parameters(ddp)
+
+    train(ddp, rank, between=average)
+    return [ddp, *means]
+
+
+def zero(rank: int) -> list[nn.Module]:
+    """Divide the optimiser among ranks, which then exchange the parameters."""
+    ddp = DistributedDataParallel(network())
+    optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
+    for x in batches(rank):
+        ddp(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [ddp]
+
+
+def workers(rank: int) -> list[nn.Module]:
+    """Load data in forked processes that are started anew in each epoch."""
+    ddp = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    data = TensorDataset(torch.cat([*batches(rank)]))
+    for _ in range(4):
+        for (x,) in DataLoader(data, batch_size=32, num_workers=1, multiprocessing_context="fork"):
+            ddp(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [ddp]
+
+
+def closure(rank: int) -> list[nn.Module]:
+    """Make several passes a step by LBFGS."""
+    ddp = DistributedDataParallel(network())
+    options = {"max_iter": 3, "tolerance_grad": 0, "tolerance_change": 0}
+    optimizer = torch.optim.LBFGS(ddp.parameters(), lr=0.05, **options)
+    for x in batches(rank, 60):
+
+        def evaluate(x: torch.Tensor = x) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = ddp(x).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(evaluate)
+    return [ddp]
+
+
+def twice(rank: int) -> list[nn.Module]:
+    """Call ``backward()`` twice for one graph; DDP synchronises the first call alone."""
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        value = model(x).square().mean()
+        value.backward(retain_graph=True)
+        return value
+
+    models = []
+    for is_static in (False, True):
+        ddp = DistributedDataParallel(network(), static_graph=is_static)
+        train(ddp, rank, loss=loss)
+        models.append(ddp)
+    return models
+
+
+def penalised(rank: int) -> list[nn.Module]:
+    """Penalise the gradient of the inputs, and look at the gradients of the outputs."""
+    ddp = DistributedDataParallel(network())
+    ddp.register_full_backward_hook(lambda *_: None)
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x.requires_grad_()
+        output = model(x)
+        (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        return output.square().mean() + slope.square().mean()
+
+    train(ddp, rank, loss=loss)
+    return [ddp]
+
+
+def adapted(rank: int) -> list[nn.Module]:
+    """Train tied adapters of two types of numbers beside a frozen and checkpointed body."""
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = network(WIDTH).requires_grad_(requires_grad=False)
+            self.down = nn.Linear(WIDTH, 8)
+            self.ups = nn.ModuleList([nn.Linear(8, WIDTH, dtype=torch.bfloat16) for _ in "ab"])
+            self.ups[1].weight = self.ups[0].weight
+
+        def forward(self, data: torch.Tensor) -> torch.Tensor:
+            narrow = self.down(data).bfloat16()
+            wide = self.ups[0](narrow) + self.ups[1](narrow)
+            return checkpoint(self.body, data + wide.float(), use_reentrant=False)
+
+    ddp = DistributedDataParallel(Adapted())
+    train(ddp, rank)
+    return [ddp]
+
+
+def by_own_exchange(rank: int) -> list[nn.Module]:
+    """Average gradients by hand, and never let DDP do so."""
+    ddp = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    for x in batches(rank):
+        with ddp.no_sync():
+            ddp(x).square().mean().backward()
+        for parameter in ddp.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [ddp]
+
+
+def restarted(rank: int) -> list[nn.Module]:
+    """Lose a rank in the first attempt, so that torchrun starts all ranks again."""
+    ddp = DistributedDataParallel(network())
+
+    def leave(step: int) -> None:
+        if rank == 1 and step == 60 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+            os._exit(7)
+
+    train(ddp, rank, between=leave)
+    return [ddp]
+
+
+def leaving(rank: int) -> list[nn.Module]:
+    """Leave in the middle with an exit code."""
+    ddp = DistributedDataParallel(network())
+
+    def leave(step: int) -> None:
+        if step == 60:
+            sys.exit(3)
+
+    train(ddp, rank, between=leave)
+    return [ddp]
+
+
 KINDS: dict[str, Callable[[int], list[nn.Module]]] = {
     each.__name__: each
     for each in (
         plain, thawed, preview, lonely_evaluation, nested, sparse, adversaries, folds, by_hand,
         reentrant, sharpness, complex_numbers, accumulated, uneven, static, unused, few,
-        shared_group,
+        shared_group, longer, halves, late_hook, wrapped_anew, scaled, compiled, compiled_whole,
+        averaged, zero, workers, closure, twice, penalised, adapted, by_own_exchange,
+        restarted, leaving,
     )
 }  # fmt: skip
 

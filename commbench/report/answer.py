@@ -1,0 +1,270 @@
+"""The first answer of a run, which ends `bench`, `train` and `tune`: what a newcomer needs, on one
+screen.
+
+Times by size and library, the settings that were compared again, at most two warnings, and a
+verdict of at most four lines. `commbench report` shows the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from commbench.analysis.runs import all_rank_rows
+from commbench.collectives.composed import MATRIX
+from commbench.collectives.operations import OPERATIONS
+from commbench.ddp.plan.cases import setting_name
+from commbench.ddp.plan.records import TrainingRow
+from commbench.engine.records import Row
+from commbench.findings import Finding
+from commbench.report.columns import Cell, Column, Table, number, plain_table, printed, tone_of
+from commbench.report.findings import (
+    half_widths_of,
+    kinds_of,
+    machine_states,
+    row_warnings,
+    setting,
+    without_mild,
+)
+from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
+from commbench.report.table import columns_of
+from commbench.results import Run
+from commbench.results.recommendation import (
+    Choice,
+    Recommendation,
+    effect_of,
+    fresh_extent,
+    setting_of,
+)
+from commbench.results.tables import rows_by
+from commbench.results.verdict import verdict_lines
+from commbench.stats import median
+from commbench.tuner.predictions import predictions
+from commbench.units import counted, format_size, three_digits
+
+#: The fewest launches whose spread an interval can rest on.
+FEWEST_LAUNCHES = 4
+#: The most settings of a sweep that the first answer shows.
+MOST_SETTINGS = 5
+#: The most warnings of the first answer.
+MOST_WARNINGS = 2
+#: Flags of a sweep that is short because its fastest settings are compared again.
+_OF_SWEEPS = frozenset({"one_launch", "few_launches", "ci_wide", "unsteady", "drift"})
+#: A width that every table fits into.
+_UNLIMITED = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """A column of times: the rows of an operation over one library, by size."""
+
+    operation: str
+    name: str
+    rows: Sequence[Row]
+
+    @property
+    def best_busbw_GBps(self) -> float | None:  # noqa: N802 - a unit
+        """The highest bus bandwidth of its sizes in GB/s; None without any."""
+        rates = [row.busbw_GBps for row in self.rows if row.busbw_GBps is not None]
+        return max(rates, default=None)
+
+
+def answer_times(run: Run, width: int) -> list[RenderableType]:
+    """Return the times of a run's collectives by size and library, with the best bandwidth of each
+    and one line on precision.
+
+    Empty where collectives were an input of a tuning, and without any.
+
+    Args:
+        run: what was measured.
+        width: columns of the console; operations that do not fit follow in another table.
+    """
+    rows = [row for row in all_rank_rows(run) if row.pattern != MATRIX]
+    if predictions(run) or not rows:
+        return []
+    parts: list[RenderableType] = [Text(f"\n{_title(rows)}", style="bold")]
+    for columns in _fitting(_series(rows), width):
+        parts.append(printed(_table(columns)))
+    parts.append(Text(_precision(rows)))
+    return parts
+
+
+def _title(rows: Sequence[Row]) -> str:
+    types = sorted({row.dtype for row in rows if row.dtype})
+    launches = launches_of(row.launches for row in rows)
+    where = f"{counted(rows[0].world_size or 0, 'rank')} on {counted(rows[0].nodes or 1, 'host')}"
+    return (
+        f"Time of one operation on {where} ({', '.join(types)}, slowest rank, median over"
+        f" {launches})"
+    )
+
+
+def _series(rows: Sequence[Row]) -> list[list[Series]]:
+    """Return the columns of each operation."""
+    by_operation = rows_by(rows, lambda row: row.operation)
+    order = [operation for operation in OPERATIONS if operation in by_operation]
+    operations = []
+    for operation in order:
+        columns = columns_of(by_operation[operation], lambda row: row.message_bytes)
+        operations.append(
+            [Series(operation=operation, name=name, rows=of) for name, of in columns.items()]
+        )
+    return operations
+
+
+def _fitting(operations: Sequence[Sequence[Series]], width: int) -> Iterable[list[Series]]:
+    """Yield the columns of each table: as many whole operations as fit the width."""
+    console = Console(width=_UNLIMITED, force_terminal=False)
+    table: list[Series] = []
+    for columns in operations:
+        wider = [*table, *columns]
+        if table and console.measure(printed(_table(wider))).maximum > width:
+            yield table
+            wider = list(columns)
+        table = wider
+    yield table
+
+
+def _table(columns: Sequence[Series]) -> Table:
+    sizes = {row.message_bytes for series in columns for row in series.rows}
+    lines: list[list[Cell]] = []
+    for size in sorted(sizes, key=lambda size: size or 0):
+        line = [Cell("-" if size is None else format_size(size))]
+        for series in columns:
+            line.append(_time([row for row in series.rows if row.message_bytes == size]))
+        lines.append(line)
+    best = [Cell("best busbw")]
+    for series in columns:
+        rate = series.best_busbw_GBps
+        best.append(Cell("" if rate is None else f"{short(rate)} GB/s", tone="strong"))
+    if any(cell.text for cell in best[1:]):
+        lines.append(best)
+    headings: list[Column[Row]] = [number("\nsize", "")]
+    shown = ""
+    for series in columns:
+        heading = "" if series.operation == shown else series.operation
+        if heading and OPERATIONS[series.operation].is_round_trip:
+            heading += ", one way"
+        headings.append(number(f"{heading}\n{series.name}", ""))
+        shown = series.operation
+    return Table(columns=headings, lines=lines)
+
+
+def _time(rows: Sequence[Row]) -> Cell:
+    if not rows:
+        return Cell("")
+    row = rows[0]
+    if row.status != "ok":
+        return Cell(row.status, tone=tone_of(row.status))
+    return Cell(microseconds(row.time_us))
+
+
+def _precision(rows: Sequence[Row]) -> str:
+    """State the typical half-width of each library's intervals, and whether data were right."""
+    parts = []
+    for backend, of_backend in rows_by(rows, lambda row: row.backend).items():
+        repeated = [row for row in of_backend if (row.launches or 0) >= FEWEST_LAUNCHES]
+        half_widths = half_widths_of(repeated)
+        if half_widths:
+            parts.append(f"{backend} ±{percent(median(half_widths))}")
+    sentences = []
+    if parts:
+        sentences.append(f"Half-width of a typical 95 % interval: {', '.join(parts)}.")
+    if all(row.wrong == 0 for row in rows if row.status == "ok"):
+        sentences.append("Every result was verified.")
+    return " ".join(sentences)
+
+
+def answer_settings(run: Run) -> list[RenderableType]:
+    """Return the settings that fresh launches compared, with the share of the step that waits.
+
+    Of a run without fresh launches the fastest settings of its sweep; empty without training.
+    """
+    rows = [row for row in run.training_rows if row.step_ms is not None]
+    if not rows:
+        return []
+    advice = run.recommendation
+    if advice is None or not advice.is_compared or not advice.has_baseline:
+        return _sweep(rows)
+    lines = [(advice.baseline_name, _milliseconds(advice.baseline.step_ms), "1")]
+    for choice in advice.alternatives:
+        name = advice.named(choice)
+        effect = effect_of(choice, advice.baseline)
+        if effect != "none":
+            name = f"{name} ({effect})"
+        lines.append((name, _milliseconds(choice.step_ms), _speedup(choice)))
+    extent = fresh_extent(advice.launches, advice.blocks, is_live=advice.is_live)
+    level = percent(advice.level, 1).replace(".0 ", " ")
+    headings = ["", "ms a step", f"speedup [{level} interval]"]
+    table = plain_table(headings, lines, words=1)
+    title = f"DDP step: {advice.workload}, {advice.backend}, {extent}"
+    return [Text(f"\n{title}", style="bold"), printed(table), *_remarks(run, advice)]
+
+
+def _speedup(choice: Choice) -> str:
+    low, high = choice.speedup_ci or (None, None)
+    return with_interval(choice.speedup, low, high, 2)
+
+
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else three_digits(value)
+
+
+def _sweep(rows: Sequence[TrainingRow]) -> list[RenderableType]:
+    """Return the fastest settings; an interval needs `FEWEST_LAUNCHES`."""
+    fastest = sorted(rows, key=lambda row: -(row.samples_per_s or 0.0))
+    lines = []
+    for row in fastest[:MOST_SETTINGS]:
+        speedup = with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
+        if (row.launches or 0) < FEWEST_LAUNCHES:
+            speedup = with_interval(row.speedup, None, None, 2)
+        lines.append((setting_name(row), _milliseconds(row.step_ms), speedup))
+    first = rows[0]
+    extent = launches_of(row.launches for row in rows)
+    title = f"DDP step: {first.workload}, {first.backend}, {extent}"
+    table = plain_table(["", "ms a step", "speedup"], lines, words=1)
+    return [Text(f"\n{title}", style="bold"), printed(table), *_others(len(rows) - len(lines))]
+
+
+def _remarks(run: Run, advice: Recommendation) -> list[RenderableType]:
+    compared = [advice.baseline, *advice.alternatives]
+    settings = [setting_of(choice) for choice in compared]
+    remarks: list[RenderableType] = []
+    others = 0
+    for row in run.training_rows:
+        place = setting_of(row)
+        if place not in settings:
+            others += 1
+        elif place == settings[0] and row.exposed_comm_ms is not None and row.step_ms:
+            share = percent(row.exposed_comm_ms / row.step_ms)
+            remarks.append(
+                Text(f"Of a step of {advice.baseline_name} {share} waits for gradients.")
+            )
+    return [*remarks, *_others(others)]
+
+
+def _others(count: int) -> list[RenderableType]:
+    if count < 1:
+        return []
+    return [Text(f"{counted(count, 'setting')} more, less exact: see the report.")]
+
+
+def answer_warnings(run: Run) -> list[Finding]:
+    """Return the gravest warnings, at most `MOST_WARNINGS`: two states of the machine first."""
+    kinds = []
+    for kind in kinds_of(run):
+        shown = without_mild(kind)
+        if kind.section == "training" and run.decision is not None:
+            shown = replace(shown, hidden=shown.hidden | _OF_SWEEPS)
+        kinds.append(shown)
+    return [*machine_states(run), *row_warnings(kinds, run.info)][:MOST_WARNINGS]
+
+
+def answer_verdict(run: Run) -> list[str]:
+    """Return the verdict on a run's training, or why there is none yet; empty without training."""
+    if run.decision is None:
+        return [str(finding) for finding in setting(run)]
+    return verdict_lines(run.decision)

@@ -1,0 +1,959 @@
+"""The sentences of findings, one for each code, and how a number reads in them.
+
+A field such as ``{speedup:ratio}`` names a format of `FORMATS`, ``{launches:launch}`` the noun of a
+count; other formats are Python's own. A list may hold findings, which are clauses then.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from commbench.units import (
+    clock_time,
+    counted,
+    format_duration,
+    format_seconds,
+    format_size,
+    format_time,
+    three_digits,
+)
+
+
+class Estimate(NamedTuple):
+    """A value with the ends of its interval; None where it has none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def _ratio(ratio: float | Estimate) -> str:
+    if not isinstance(ratio, Estimate):
+        return f"{ratio:.3g}"
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.3g}"
+    return f"{ratio.value:.3g} [{ratio.low:.3g}, {ratio.high:.3g}]"
+
+
+def thousandths(ratio: Estimate) -> str:
+    """Return a ratio with three decimals and its interval: ``0.821 [0.811, 0.835]``."""
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.3f}"
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _change(ratio: Estimate) -> str:
+    change = f"{_percent_change(ratio.value)} %"
+    if ratio.low is None or ratio.high is None:
+        return change
+    return f"{change} [{_percent_change(ratio.low)}, {_percent_change(ratio.high)}]"
+
+
+def _percent_change(ratio: float) -> str:
+    percent = 100 * (ratio - 1)
+    if abs(percent) < 1000:  # noqa: PLR2004 - beyond, three digits would need an exponent
+        return f"{percent:+.3g}"
+    return f"{percent:+.0f}"
+
+
+def _rate(rate_GBps: Estimate) -> str:  # noqa: N803 - a unit
+    text = f"{three_digits(rate_GBps.value)} GB/s"
+    if rate_GBps.low is None or rate_GBps.high is None:
+        return text
+    return f"{text} [{three_digits(rate_GBps.low)}, {three_digits(rate_GBps.high)}]"
+
+
+def _difference(difference: Estimate) -> str:
+    if difference.low is None or difference.high is None:
+        return f"{difference.value:+.2g}"
+    return f"{difference.value:+.2g} [{difference.low:+.2g}, {difference.high:+.2g}]"
+
+
+def _level(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _list(items: Sequence[object], separator: str = ", ") -> str:
+    texts = [str(item) for item in items[:MOST_LISTED]]
+    more = len(items) - MOST_LISTED
+    if more > 0:
+        texts[-1] += f" and {more} more"
+    return separator.join(texts)
+
+
+def _clauses(items: Sequence[object]) -> str:
+    return _list(items, "; ")
+
+
+def _microseconds(time_us: float) -> str:
+    return format_time(time_us * 1e-6)
+
+
+#: How a field of a sentence is written, by the name after its colon.
+FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
+    {
+        "change": _change,
+        "clauses": _clauses,
+        "digits": three_digits,
+        "duration": format_duration,
+        "GBps": _rate,
+        "level": _level,
+        "list": _list,
+        "percent": _percent,
+        "ratio": _ratio,
+        "seconds": format_seconds,
+        "signed": _difference,
+        "size": format_size,
+        "thousandths": thousandths,
+        "us": _microseconds,
+        "utc": clock_time,
+        "verdict": {
+            "change": "a gain",
+            "keep": "no gain beyond 2 %",
+            "inconclusive": "inconclusive",
+        }.__getitem__,
+    }
+)
+#: Nouns that a field's name of a format counts.
+NOUNS = frozenset(
+    {
+        "GPU",
+        "alternative",
+        "block",
+        "case",
+        "configuration",
+        "curve",
+        "event",
+        "expectation",
+        "fresh launch",
+        "more fresh launch",
+        "group",
+        "host",
+        "inconclusive case",
+        "launch",
+        "link",
+        "rank",
+        "row",
+        "setting",
+        "spike",
+        "start",
+        "step",
+        "straggler",
+        "visit",
+    }
+)
+#: The most items of a list; further ones are counted.
+MOST_LISTED = 8
+
+
+class _Words(string.Formatter):
+    """Python's formatting, with `FORMATS` and `NOUNS`."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - as in the base
+        if format_spec in FORMATS:
+            return FORMATS[format_spec](value)
+        if format_spec in NOUNS:
+            return counted(value, format_spec)
+        return str(super().format_field(value, format_spec))
+
+
+#: The sentence of each code; fields are the subject and the numbers, with a name of `FORMATS`.
+SENTENCES: Mapping[str, str] = MappingProxyType(
+    {
+        # A case without a result, by what refused it.
+        "algorithm_not_offered": (
+            "{backend} takes no algorithm from --algorithm; its library may have variables of its"
+            " own for it"
+        ),
+        "average_inexact": (
+            "the average of {dtype} has no exact answer: libraries round it differently"
+        ),
+        "bucket_list_missing": (
+            "torch {version} has no bucket_cap_mb_list; give one bucket size, or a newer torch"
+        ),
+        "buffers_not_made": "torch {version} makes no {kind} buffers here: {error}",
+        "cache_unknown": (
+            "the size of the last-level cache is not known on every rank; use --buffers hot"
+        ),
+        "channels_fixed": (
+            "cupy makes no NCCL communicators of so many channels; use --backend torch-nccl, or set"
+            " NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS for a parent run"
+        ),
+        "communicator_not_made": "NCCL makes no communicator for {algorithm}: {error}",
+        "compiler_missing": (
+            "torch.compile needs a C++ compiler on this host: install g++, or leave out --compile"
+        ),
+        "ddp_argument_missing": "DDP of torch {version} has no {argument}; use a newer torch",
+        "ddp_optimizer_small_bucket": (
+            "ddp_optimizer takes no buckets below 1 MiB; choose larger --bucket-cap-mb"
+        ),
+        "dtype_not_reduced": (
+            "this MPI library has no {dtype} to reduce in; use float32, or backend gloo"
+        ),
+        "elements_wrong": "{wrong} elements differ from the known answer{where}",
+        "gpu_memory_full": (
+            "the GPU's memory has no room for another {size}, {free} are free; choose smaller"
+            " --sizes"
+        ),
+        "graph_refused": "no graph can hold {operation} here: {error}",
+        "graph_waits": (
+            "{backend}'s {operation} waits on the host, which no graph can hold; use --cadence"
+            " isolated"
+        ),
+        "graphs_unsupported": "NCCL {version} cannot be captured in CUDA graphs, 2.9 or newer can",
+        "hook_bytes_unknown": "what hook {hook} sends is measured, not predicted",
+        "hosts_unequal": (
+            "pattern hierarchical needs several hosts with equally many ranks, two or more, on"
+            " each, and this run has {found}; use pattern flat"
+        ),
+        "idle": (
+            "among one rank {backend} has nothing to do in place, and there is nothing to time; use"
+            " more ranks, or --in-place out where the operation has it"
+        ),
+        "imported_failure": "{subject} found wrong data by its own check.",
+        "in_place_only": "torch.distributed reduces in place only; use --in-place in",
+        "library_refused": "{error}",
+        "loop_missing": "{backend} has no {loop} loop; use --loop {loops}",
+        "matrix_of_all_ranks": "a matrix is of all ranks; leave --world-sizes out",
+        "matrix_of_plain_calls": (
+            "a matrix is timed call by call on the same buffers; leave other cadences and buffers"
+            " out"
+        ),
+        "message_too_large": (
+            "{backend} takes at most {most} elements in one call, this case has {elements}; use a"
+            " larger data type or a smaller message"
+        ),
+        "missing": "{backend} has no {what}",
+        "native_form_missing": "this operation has no native form; use --loop python",
+        "never_on_time": "no repetition started on time; use --sync dissemination",
+        "never_queued_in_time": (
+            "the GPU waited for the host in every repetition; use --cadence pipelined or graph"
+        ),
+        "no_group": "pattern {pattern} makes no group of two ranks or more of {placement}",
+        "not_persistent": (
+            "{library} has no {function}, which came with MPI 4.0; use --cadence isolated"
+        ),
+        "operation_not_in_pattern": (
+            "pattern {pattern} is for {offered}, and {operation} was asked for; use pattern flat"
+        ),
+        "overlap_rotates": (
+            "{operation} and its overlap are timed on the same buffers; use --buffers hot"
+        ),
+        "pair_wrong": "the data differs from the known answer",
+        "parameters_differ": "its ranks ended with different parameters",
+        "redop_missing": "MPI has no {redop}; reduce by sum, or use backend gloo",
+        "root_outside_group": (
+            "root {root} counts within a group, and pattern {pattern} makes groups of {size} ranks"
+            " here"
+        ),
+        "start_method_missing": "{backend} cannot start ranks by {sync}; use --sync {syncs}",
+        "stated": "{sentence}",
+        "python_reducer_hook": (
+            "python_reducer calls no communication hook such as {hook}; use --hook none with it"
+        ),
+        "static_graph_accumulates": (
+            "DDP of torch {version} fails in its first step where a static graph accumulates; leave"
+            " out one of the two"
+        ),
+        "too_few_ranks": "{operation} needs at least {minimum} ranks, this run has {ranks}",
+        # A launch that failed or hung.
+        "daemon_lost": "mpirun has lost its daemon on host {host}",
+        "hosts_silent": "{hosts} not been heard of {since}{suspicion}",
+        "launcher_ended": "the launcher ended with exit status {status}{last_line}",
+        "launcher_not_started": (
+            "{program} cannot be started ({error}); install it again, or load its module"
+        ),
+        "no_progress": "no progress for {timeout_s} s: {cause}",
+        "no_rank_heard": "no rank has been heard of since the launch was started",
+        "no_rank_stands_out": (
+            "all ranks are alive and equally far; none can be told to be the cause"
+        ),
+        "rank_died": "{subject} has died: others lost their connection to it",
+        "rank_ended": "ended by {signal}: a person, a time limit or a failed rank",
+        "rank_killed": "{subject} was killed by signal {signal} ({meaning}){memory}{remedy}",
+        "rank_left": "{subject} left with exit status {status}{remedy}",
+        "rank_raised": "{subject} raised {error}",
+        "rank_stuck": "{subject} {state}{others}",
+        "ranks_not_started": "the ranks could not be started: {remedy}",
+        # A run: its state, its time, its origin.
+        "energy_missing": "Energy of {subject}: {error}.",
+        "imported_from": "Measured by {subject}, imported from {files}.",
+        "in_place": (
+            "In place: {operations}. OSU and IMB use a second buffer, as --in-place out does over"
+            " MPI; nccl-tests prints both."
+        ),
+        "run_cut": (
+            "Cut short: {why}. Everything measured is kept; the same command with --out {path} goes"
+            " on from there."
+        ),
+        "run_cut_live": "Cut short: {why}. The same command with --out {path} adds a launch.",
+        "run_empty": "Nothing has been measured yet.",
+        "run_undecided": "No verdict yet: {launches} of {planned:fresh launch} made.",
+        "run_unfinished": (
+            "Not finished: {why}. Everything measured is kept; the same command with --out {path}"
+            " goes on from there."
+        ),
+        "run_unfinished_live": (
+            "Not finished: {why}. The same command with --out {path} adds a launch."
+        ),
+        "runs_unlike": (
+            "Unlike in {conditions}: these conditions can explain differences between the runs."
+        ),
+        "time": (
+            "Where {seconds:duration} went: starting ranks {starting:percent}, measuring"
+            " {measuring:percent}, preparation, verification and collecting samples"
+            " {other:percent}."
+        ),
+        "time_live": "Tuning took {seconds:duration} of the training, in {launches:launch}.",
+        "time_of_hung": "That includes waiting for hung ranks in {launches:launch}.",
+        "time_watched": "Watching took {seconds:duration} of the training, in {launches:launch}.",
+        # Speed of the network, and how exactly it is known.
+        "bandwidth": "{subject} {operation} {busbw:GBps} at {size:size}",
+        "bandwidth_best_of_cases": "Bus bandwidth of {subject}, the best of its {count} cases.",
+        "bandwidth_best_of_groups": "Bus bandwidth of {subject}, the best of its {count} groups.",
+        "bandwidth_best_of_sizes": "Bus bandwidth of {subject}, the best of its {count} sizes.",
+        "bandwidth_of_link": (
+            "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of the link's"
+            " {link}"
+        ),
+        "bandwidth_of_links": (
+            "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of {link}"
+        ),
+        "bandwidth_of_one": "Bus bandwidth of {subject}, measured at one size.",
+        "brief_bimodal": "{subject}: times are bimodal within a launch.",
+        "brief_bimodal_launches": "{subject}: launches are bimodal.",
+        "brief_harness": (
+            "{subject}: {overhead:percent} is time of commbench's loop around an empty call."
+        ),
+        "brief_late": (
+            "{subject}: more than a fifth of the repetitions started late and were dropped."
+        ),
+        "brief_unsteady": "{subject}: times drifted within launches.",
+        "latency": "{subject} {time}",
+        "latency_is_half": "Half the round trip of {size:size}.",
+        "model": (
+            "Fitted: {curves:curve}; median error at sizes left out {held_out:.1f} %, lines off by"
+            " at most {worst:.1f} % ({file}; report --model)."
+        ),
+        "model_of_unknown_error": (
+            "Fitted: {curves:curve}; error at sizes left out unknown, lines off by at most"
+            " {worst:.1f} % ({file}; report --model)."
+        ),
+        "pairs": "{subject}: {range}",
+        "pairs_meaning": (
+            "From the slowest to the fastest pair, each the median of {launches:launch}."
+        ),
+        "pairs_of_hosts": "{subject}: {between} between hosts, {within} within hosts",
+        "precision": (
+            "Over {subject} {within} of {rows:row} have an interval within {target:level} either"
+            " way (median {median:.2g} %)."
+        ),
+        "precision_none": (
+            "Over {subject} {within} of {rows:row} have an interval within {target:level} either"
+            " way (median over 100 %)."
+        ),
+        "states": (
+            "The machine was in two states: over {subject} {share:percent} of visits met the fast"
+            " one; in the slow one the probe took {ratio:.2f} times as long. The table shows the"
+            " fast state, collectives.csv both."
+        ),
+        # A recommendation: what to do.
+        "setting_change": "{subject}: change to {setting}.",
+        "setting_change_altering": (
+            "{subject}: keep {baseline}, or change to {setting}, which alters learning."
+        ),
+        "setting_change_either": (
+            "{subject}: change to {safe}, which leaves learning as it is, or change to {setting},"
+            " which alters learning."
+        ),
+        "setting_inconclusive": "{subject}: keep {baseline} for now.",
+        "setting_keep": "{subject}: keep {baseline}.",
+        "setting_none": "{subject}: nothing can be recommended.",
+        # A recommendation: what it rests on.
+        "reason": "{sentence}",
+        "reason_all_withheld": (
+            "Every alternative to {baseline} that was measured alters learning, and none may be"
+            " recommended."
+        ),
+        "reason_baseline_failed": (
+            "Nothing can be compared with {baseline}, which did not train: {cause}."
+        ),
+        "reason_change": (
+            "In {extent} {subject} ran {speedup:thousandths} times as fast as {baseline}; the"
+            " {level:level} interval lies wholly above the margin of {margin:level}."
+        ),
+        "reason_inconclusive": (
+            "In {extent} {subject} ran {speedup:thousandths} times as fast as {baseline}; the"
+            " {level:level} interval neither shows nor excludes a gain beyond {margin:level}."
+        ),
+        "reason_keep": (
+            "In {extent} {subject} ran {speedup:thousandths} times as fast as {baseline}; by the"
+            " {level:level} interval it is no more than {margin:level} faster."
+        ),
+        "reason_none": "No alternative to {baseline} was measured well.",
+        "reason_none_because": "No alternative to {baseline} was measured well ({cause}).",
+        "reason_one_block": (
+            "{subject} was measured again in {blocks:block} only, which says nothing about the next"
+            " one."
+        ),
+        "reason_one_launch": (
+            "{subject} was measured again in {launches:launch} only, which says nothing about the"
+            " next one."
+        ),
+        "reason_unconfirmed": (
+            "{subject} was the fastest alternative of the {stage} but was not measured again in"
+            " fresh {fresh}."
+        ),
+        # A recommendation: what would decide.
+        "decide": "{sentence}",
+        "decide_about": (
+            "About {low:more fresh launch} would show on which side of {margin:level} the gain"
+            " lies, if the estimate holds: the same command with --confirm-launches {launches} and"
+            " the same --out makes them."
+        ),
+        "decide_at_least": (
+            "At least {low:more fresh launch} would show on which side of {margin:level} the gain"
+            " lies, if the estimate holds: the same command with --confirm-launches {launches} and"
+            " the same --out makes them."
+        ),
+        "decide_between": (
+            "About {low} to {high:more fresh launch} would show on which side of {margin:level} the"
+            " gain lies, if the estimate holds: the same command with --confirm-launches {launches}"
+            " and the same --out makes them."
+        ),
+        "decide_near": (
+            "The gain lies too near the margin of {margin:level} for more launches to decide."
+        ),
+        "decide_noisy": (
+            "Launches differ by {spread:.2g} %, too much to show a gain beyond {margin:level} with"
+            " {most} of them: a quieter machine helps more than further launches."
+        ),
+        "decide_time": "That takes up to {seconds:duration}.",
+        "decide_time_at_least": "That takes {seconds:duration} at least.",
+        # A recommendation: of which environment it is.
+        "env_chosen": "{sentence}",
+        "env_unconfirmed": (
+            "Settings are of {subject}: no environment was measured again in fresh launches."
+        ),
+        # A recommendation: its limits, each a clause.
+        "limit": "Warning: {sentence}.",
+        "limit_bimodal_launches": "launches are bimodal, and a training is one launch",
+        "limit_emulated": "the network was emulated",
+        "limit_few_blocks": "only {blocks} fresh blocks, so the interval assumes log-normal times",
+        "limit_few_fresh_launches": (
+            "only {launches:fresh launch}, so the interval assumes log-normal launches"
+        ),
+        "limit_few_launches": "only {launches:launch}, so the interval assumes log-normal launches",
+        "limit_launches": (
+            "only {launches:launch}, and launches differ: the same command with the same --out adds"
+            " one"
+        ),
+        "limit_left_out": "{subject} is left out because {cause}",
+        "limit_oversubscribed": "more ranks than cores took turns",
+        "limit_shared_gpu": "ranks shared a GPU and sent by TCP",
+        "limit_throttled": "a GPU was slowed down",
+        "limit_unpredicted": "no setting could be predicted: {cause}",
+        # A setting that may not be recommended, and why, each a clause.
+        "accuracy_is_costlier": (
+            "its {subject} is {worst:.2g} % higher and {allowed:.2g} % is allowed"
+        ),
+        "accuracy_is_higher": "its {subject} is {worst:.3g} higher and {allowed:.3g} is allowed",
+        "accuracy_is_lower": "its {subject} is {worst:.3g} lower and {allowed:.3g} is allowed",
+        "accuracy_may_be_costlier": (
+            "its {subject} may be {worst:.2g} % higher and {allowed:.2g} % is allowed"
+        ),
+        "accuracy_may_be_higher": (
+            "its {subject} may be {worst:.3g} higher and {allowed:.3g} is allowed"
+        ),
+        "accuracy_may_be_lower": (
+            "its {subject} may be {worst:.3g} lower and {allowed:.3g} is allowed"
+        ),
+        "accuracy_not_finite": "its {subject} or the default's is not finite",
+        "accuracy_unbounded": "a single launch cannot bound its effect on its {subject}",
+        "accuracy_unknown": (
+            "its effect on learning is unknown: there is neither a metric nor a loss"
+        ),
+        "too_costly": "{subject}, for {cause}",
+        "unfit_diverged": "its loss is not finite",
+        "unfit_skipped": "the gradient scaler skipped every step",
+        "unfit_unknown": "no reason is known",
+        "unfit_unpaired": "no launch has both it and the default",
+        "unfit_untimed": "it was not timed",
+        "unfit_untrained": "it was not trained",
+        # A recommendation: settings that are not recommended, and what it takes.
+        "withheld_half_precision_unnamed": (
+            "In half precision the fastest is {subject}, {speedup:thousandths} times as fast as"
+            " {baseline} ({verdict:verdict}); it is not recommended unless you name it by --hook or"
+            " --allow."
+        ),
+        "withheld_lossy_unnamed": (
+            "Of lossy hooks the fastest is {subject}, {speedup:thousandths} times as fast as"
+            " {baseline} ({verdict:verdict}); it is not recommended unless you name it by --hook or"
+            " --allow and give {proofs}."
+        ),
+        "withheld_lossy_unproven": (
+            "Of lossy hooks the fastest is {subject}, {speedup:thousandths} times as fast as"
+            " {baseline} ({verdict:verdict}); it is not recommended unless you give {proofs}."
+        ),
+        # A recommendation: the fastest setting of each effect on learning.
+        "fastest_batch": (
+            "With another accumulation the fastest is {subject}, {speedup:thousandths} times as"
+            " fast as {baseline} ({verdict:verdict})."
+        ),
+        "fastest_buffers": (
+            "Without the broadcast of buffers the fastest is {subject}, {speedup:thousandths} times"
+            " as fast as {baseline} ({verdict:verdict})."
+        ),
+        "fastest_compiled": (
+            "With torch.compile the fastest is {subject}, {speedup:thousandths} times as fast as"
+            " {baseline} ({verdict:verdict})."
+        ),
+        "fastest_half_precision": (
+            "In half precision the fastest is {subject}, {speedup:thousandths} times as fast as"
+            " {baseline} ({verdict:verdict})."
+        ),
+        "fastest_lossy": (
+            "Of lossy hooks the fastest is {subject}, {speedup:thousandths} times as fast as"
+            " {baseline} ({verdict:verdict})."
+        ),
+        "fastest_over_half": "{subject} ran {speedup:thousandths} times as fast as {half}.",
+        "fastest_safe": (
+            "Of those that leave learning as it is the fastest is {subject}, {speedup:thousandths}"
+            " times as fast as {baseline} ({verdict:verdict})."
+        ),
+        "fastest_safe_none": "No setting that leaves learning as it is was faster than {baseline}.",
+        "fastest_safe_unmeasured": (
+            "Of those that leave learning as it is the fastest is {subject}, not measured again."
+        ),
+        # A recommendation: the effect on learning.
+        "learning_few_steps": "{steps:step} are too few to judge the effect on learning.",
+        "learning_loss": (
+            "After {steps} steps the training loss of {subject} is {loss:.4g} against"
+            " {loss_baseline:.4g} (paired by launch: {difference:signed}), after equal time"
+            " {equal_time:.4g} against {equal_time_baseline:.4g} (paired:"
+            " {equal_time_difference:signed})."
+        ),
+        "learning_metric": (
+            "Its {metric} is {value:.4g} against {value_baseline:.4g} (paired:"
+            " {difference:signed})."
+        ),
+        "learning_no_more": "In equal time {subject} learnt no more than {baseline}.",
+        "learning_of_other_batch": (
+            "Speed is per sample: with another accumulation a step of the optimiser sees other"
+            " numbers of them."
+        ),
+        "learning_unmeasured": (
+            "What {subject} does to learning was not measured: the workload has no loss."
+        ),
+        "learning_unmeasured_live": (
+            "What {subject} does to learning was not measured: all settings trained the same model"
+            " in turn."
+        ),
+        # A recommendation: how the choice was limited, and found.
+        "accuracy_limit": (
+            "Left out, as no more than {limit:g} of accuracy may be lost: {settings}."
+        ),
+        "accuracy_limit_met": (
+            "As asked, no more than {limit:g} of accuracy may be lost; nothing was left out for"
+            " that."
+        ),
+        "accuracy_limit_more": (
+            "Left out, as no more than {limit:g} of accuracy may be lost: {settings}; and {more}"
+            " more."
+        ),
+        "search": (
+            "Of {settings:alternative}, {afresh} measured in fresh launches, {in_rounds} in rounds"
+            " only, and {predicted} judged by prediction (median error {error:.1f} % at"
+            " {held_out:setting} measured later)."
+        ),
+        "search_of_unknown_error": (
+            "Of {settings:alternative}, {afresh} measured in fresh launches, {in_rounds} in rounds"
+            " only, and {predicted} judged by prediction (of unknown error)."
+        ),
+        # Conditions of a host that distort a measurement, and what helps.
+        "host_clock": "The kernel's clock source is '{source}' instead of 'tsc'.",
+        "host_clock_of_cost": (
+            "The kernel's clock source is '{source}' instead of 'tsc', and reading the clock costs"
+            " {cost:.0f} ns."
+        ),
+        "host_clock_remedy": (
+            "Where `dmesg | grep -i tsc` shows nothing against it, boot with clocksource=tsc;"
+            " operations shorter than some twenty readings are timed in batches either way."
+        ),
+        "host_fabric_unused": "The data went over {transport} although {fabric} is active.",
+        "host_fabric_unused_remedy": (
+            "See whether the MPI or NCCL in use was built for this fabric and may open its devices"
+            " (`ucx_info -d`, `fi_info`, NCCL_DEBUG=INFO), else use the site's."
+        ),
+        "host_governor": (
+            "The CPU frequency governor is '{governor}', so short operations may be timed at a low"
+            " clock rate."
+        ),
+        "host_governor_remedy": (
+            "Set it to 'performance' while measuring, e.g. `sudo cpupower frequency-set -g"
+            " performance`."
+        ),
+        "host_gpu_unused": "{gpus:GPU} ({model}) present, but no cupy and no torch.",
+        "host_gpu_unused_remedy": (
+            "Install the extra `cuda13` (`cuda12` before driver 580), as `make install` does where"
+            " there are GPUs, or a CUDA build of torch to measure NCCL; without either only host"
+            " memory is."
+        ),
+        "host_gpu_unwatched": (
+            "{gpus:GPU} ({model}) present, but nvidia-ml-py is missing, so throttling and energy"
+            " cannot be read."
+        ),
+        "host_gpu_unwatched_remedy": "pip install nvidia-ml-py",
+        "host_gpu_without_cuda": (
+            "{gpus:GPU} ({model}) present, but no cupy and only the CPU build of torch ({torch})."
+        ),
+        "host_load": (
+            "The load average of the last minute was {load:.1f} on {cpus} CPUs at the start."
+        ),
+        "host_load_remedy": (
+            "End other programs, or wait until the load average has fallen, and measure again."
+        ),
+        "host_oversubscribed": (
+            "{ranks} ranks share {cpus} CPUs, so waiting ranks delay working ones."
+        ),
+        "host_oversubscribed_remedy": (
+            "Use at most {cpus} ranks on this host, or treat these times as times of an"
+            " oversubscribed host."
+        ),
+        "host_quota": (
+            "A control group limits this job to {quota:g} CPUs' worth of time for {cpus} CPUs, and"
+            " pauses it when the quota of a period is used up."
+        ),
+        "host_quota_of_ranks": (
+            "A control group limits this job to {quota:g} CPUs' worth of time for {ranks} ranks,"
+            " and pauses it when the quota of a period is used up."
+        ),
+        "host_quota_remedy": (
+            "Ask for whole CPUs (a CPU set instead of a quota), or for a quota of at least one CPU"
+            " per rank."
+        ),
+        "host_shared_cores": (
+            "{ranks} ranks run on {cores} physical cores, so some share a core with another rank."
+        ),
+        "host_shared_cores_remedy": (
+            "Use at most {cores} ranks on this host, each bound to a core of its own."
+        ),
+        "host_slow_init": "MPI_Init of Open MPI took {seconds:.1f} s.",
+        "host_slow_init_remedy": (
+            "On one host OMPI_MCA_btl=^ofi may save about a second of it; keep it on a fabric,"
+            " which may need it."
+        ),
+        "host_slow_init_remedy_of_fabric": (
+            "On one host OMPI_MCA_btl=^ofi may save about a second of it; keep it here if ranks on"
+            " several hosts talk over {fabric}, which may need it."
+        ),
+        "host_superuser": "This is root, and 1 is not the value of {variables}.",
+        "host_superuser_remedy": (
+            "Use an ordinary account, or, where there is none, set both variables to 1: without"
+            " them (or --allow-run-as-root) Open MPI's mpirun refuses root."
+        ),
+        "host_virtual": "This is a virtual machine.",
+        "host_virtual_remedy": (
+            "Its neighbours can change from minute to minute: use more launches, and compare runs"
+            " that were taken interleaved."
+        ),
+        "host_virtual_shared": (
+            "This is a virtual machine, and {steal:.1f} % of its CPU time since boot went to other"
+            " guests."
+        ),
+        "host_wheel": "{fabric} is active and the wheel {wheel} {version} is installed.",
+        "host_wheel_remedy": (
+            "A wheel is built for no particular fabric: look at the column `transport`, and prefer"
+            " the site's MPI (`make install MPI=system`) where there is one."
+        ),
+        # Rows with a flag or without a result; the subject counts them.
+        "flag_ci_wide": "{subject} have an interval wider than {target:level} either way.",
+        "flag_few_launches": (
+            "{subject} come from fewer than 6 launches; intervals assume log-normal launches."
+        ),
+        "flag_imported": (
+            "{subject} are figures of another tool, without raw repetitions and intervals, with"
+            " time as it defines it."
+        ),
+        "flag_one_launch": (
+            "{subject} come from one launch, but launches differ more than repetitions."
+        ),
+        "flag_short": "{subject} have fewer than 3 timed steps in a launch.",
+        "flag_slowest_group": (
+            "{subject} are of a group that was slower than the median one of its pattern, beyond"
+            " noise."
+        ),
+        "flagged": "{subject} are flagged {flag}: {meaning}.",
+        "flagged_noisy": "{subject} are noisy ({flags}).",
+        "launches_undecidable": (
+            "{launches:launch} cannot show one of {settings:configuration} to be faster or slower,"
+            " whatever the difference: go by the fresh launches of the recommendation, or add"
+            " launches."
+        ),
+        "remedy": "To try: {remedy}.",
+        "remedy_budget": "To try: --budget {budget} with a new --out, or a quieter machine.",
+        "remedy_launches": (
+            "To try: more launches, as --budget {budget} is in use already, or a quieter machine."
+        ),
+        "rows_failed": "{subject} failed: the same command measures them again.",
+        "rows_hung": "{subject} hung: the same command measures them again.",
+        "rows_unsupported": "{subject} are not supported by their backend.",
+        "rows_why": "The reason: {error}.",
+        "rows_why_first": "The first of {causes} reasons: {error}.",
+        "rows_wrong": (
+            "{subject} hold wrong data and no bandwidth: do not trust this library and transport"
+            " with these sizes."
+        ),
+        # A soak: spikes, failed launches, drift; who caused them, and the evidence.
+        "evidence_late": "the others waited for it",
+        "evidence_late_all": "all ranks waited, and none was late by itself",
+        "evidence_stalled": "its process did not run: it was stopped, or had no CPU",
+        "evidence_stalled_all": "no process ran",
+        "soak_drift_faster": (
+            "Drift: {subject} became {change:.1f} % faster from the first launch to the last"
+            " (interval {low:+.1f} to {high:+.1f} %)."
+        ),
+        "soak_drift_none": "Drift: {cases:case} stayed within 2 %.",
+        "soak_drift_slower": (
+            "Drift: {subject} became {change:.1f} % slower from the first launch to the last"
+            " (interval {low:+.1f} to {high:+.1f} %)."
+        ),
+        "soak_drift_unclear": (
+            "Drift: {cases:case} with too few launches, or too wide an interval, to tell."
+        ),
+        "soak_events": (
+            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: {spikes:spike} and"
+            " {failures:launch} that failed or hung."
+        ),
+        "soak_failed": "{began:utc} UTC, {lasted:seconds}: launch {launch} failed: {cause}.",
+        "soak_hung": "{began:utc} UTC, {lasted:seconds}: launch {launch} hung: {cause}.",
+        "soak_more": "{more} more events are in events.csv.",
+        "soak_quiet": (
+            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: no spike, no"
+            " failure."
+        ),
+        "soak_spike": "{began:utc} UTC, {lasted:seconds}: {subject} ({cause}), during {case}.",
+        "soak_spikes": (
+            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: {spikes:spike}."
+        ),
+        "who_all": "system-wide",
+        "who_host": "host {host}",
+        "who_rank": "rank {ranks}",
+        "who_rank_on": "rank {ranks} on host {host}",
+        "who_ranks": "ranks {ranks}",
+        "who_ranks_on": "ranks {ranks} on host {host}",
+        # Stragglers: hosts, ranks, links and groups that are slower than their peers.
+        "slow_both": "Slow: {subject}: its links take longer than the others': {seen:clauses}.",
+        "slow_detectable": "{slowdown:percent} among {count:{kind}}",
+        "slow_evidence": (
+            "{measured}, slower than the typical {kind} in {slower} of {launches} launches, p ="
+            " {p_value:.1g}"
+        ),
+        "slow_few_pairs": "With so few pairs no straggler can be identified.",
+        "slow_hint": (
+            "{subject} came out slowest, {factor:ratio} times the typical {kind}, maybe by chance."
+        ),
+        "slow_late": (
+            "Slow: {subject}: it arrives late, and operations take longer by it: {seen:clauses}."
+        ),
+        "slow_link": "Slow: {subject}: it takes longer than the typical link: {seen:clauses}.",
+        "slow_more": "Slow, too: {more:straggler} more, in run.json.",
+        "slow_none": (
+            "Nothing is slower than its peers by more than noise; a slowdown would have been seen"
+            " of {detectable:list}."
+        ),
+        "slow_observation": "{factor:ratio} times in {measured}",
+        "slow_operations": (
+            "Slow: {subject}: operations take longer than those of the others: {seen:clauses}."
+        ),
+        "slow_receives": (
+            "Slow: {subject}: receiving takes it longer than the others: {seen:clauses}."
+        ),
+        "slow_sends": "Slow: {subject}: sending takes it longer than the others: {seen:clauses}.",
+        "slow_two_hosts": "With two hosts it cannot be told which of the two is slow; add a third.",
+        "slow_two_ranks": "With two ranks it cannot be told which of the two is slow; add a third.",
+        "slow_unjudged": (
+            "{count:{kind}} are not judged: {launches:launch} cannot distinguish slowness from"
+            " chance, and {needed} would."
+        ),
+        "slow_uplink": "Slow: {subject}: they take longer than the typical link: {seen:clauses}.",
+        "slow_uplink_evidence": "{measured}, all {links} are slow",
+        "slow_way_back": (
+            "{subject} takes {factor:.2g} times as long as back, but with two hosts it cannot be"
+            " told which of the two is slow; add a third."
+        ),
+        "slow_within": (
+            "Slow: {subject}: pairs of its own ranks take longer than the others': {seen:clauses}."
+        ),
+        # Concurrent groups.
+        "groups_even": "{subject}: no group is slower than the median one beyond noise.",
+        "groups_slowest": "{subject}: slowest group {group}: {ratio:.2f} times the median.",
+        "groups_slowest_at": (
+            "{subject}: slowest group {group}: {ratio:.2f} times the median at {at}."
+        ),
+        "groups_slowest_often": (
+            "{subject}: slowest group {group}: {ratio:.2f} times the median at {at}; the slowest in"
+            " {often} of {cases:case}."
+        ),
+        # Matrices of pairs.
+        "pairs_untimed": (
+            "{untimed} of {pairs} pairs of ranks could not be timed: none of their repetitions"
+            " started on time; use --sync dissemination"
+        ),
+        # A prediction that cannot be made.
+        "hook_unmeasured": (
+            "A step with hook {subject} was to be predicted, but only {hooks} can be: measure one"
+            " setting of it first, and the collectives that it uses."
+        ),
+        "links_unmeasured": (
+            "{subject} was measured within one host and is not predicted for {ranks} ranks on hosts"
+            " of {ranks_per_node}: nothing is known of links between hosts; give --rate, or measure"
+            " across hosts."
+        ),
+        "operation_unmeasured": (
+            "Nothing is known of {subject} of {dtype}; measure it: commbench run --backend"
+            " {backend} --collective {operation} --dtype {dtype} --sizes 64K:64M:4."
+        ),
+        "within_host_unmeasured": (
+            "{subject} was measured across hosts alone and is not predicted for {ranks} ranks,"
+            " which fit on one host of {ranks_per_node}; measure it within a host, too, and give"
+            " both runs."
+        ),
+        # A watched training.
+        "watched_bound": (
+            "Without exposed communication of gradients a step would be {gain:.2f} times as fast;"
+            " that is the bound. To try: commbench tune -- {command}"
+        ),
+        "watched_even": "No rank is slower than the others beyond noise.",
+        "watched_exposed": "{share:percent} of a step is exposed communication of gradients.",
+        "watched_ranks": (
+            "Between two exchanges of gradients a rank computes for {fastest_ms:digits} ms (rank"
+            " {fastest}) to {slowest_ms:digits} ms (rank {slowest})."
+        ),
+        "watched_step": (
+            "A step takes {mean_ms:digits} ms on average over {steps:step}, {median_ms:digits} ms"
+            " in the median. The parts are of the rank that the others wait for."
+        ),
+        "watched_straggler": (
+            "The straggler is {subject}: the others wait {late_ms:digits} ms for its gradients."
+        ),
+        # Expectations of a run, and why a row is not tested or not shown.
+        "check_empty": "The row has no {column}.",
+        "check_holds_bound": "The interval holds the bound.",
+        "check_link": "Link: {limit}.",
+        "check_link_given": "Link: {rate} (--link).",
+        "check_no_interval": "The row has no interval.",
+        "check_no_ranks": "The run compares no ranks; measure the suite matrix.",
+        "check_no_row": "The run has no such row.",
+        "check_one_launch": "One launch does not show how much launches differ.",
+        "check_outcomes": "{expectations:expectation}: {outcomes:list}.",
+        "check_reason": "{subject}: {outcome}. {reason}",
+        "check_status": "The row's status is {status}.",
+        "check_unverified": "The result was not verified.",
+        # A comparison of runs: the answer, what is beyond a threshold, conditions, advice.
+        "compare_beyond": "Beyond {limit:g} %: {cases:clauses}.",
+        "compare_broken": "Not compared: {subject} is {status_a} in A and {status_b} in B.",
+        "compare_change": "{subject} {change:change}",
+        "compare_conditions": (
+            "A and B differ in these conditions, which could explain a difference of times:"
+        ),
+        "compare_few_baselines": (
+            "{baselines} baselines leave the variance between runs uncertain, so intervals are"
+            " wide, and the wider the more cases there are: keep {enough}."
+        ),
+        "compare_few_launches": (
+            "A single changed case among {cases} could not be detected with so few launches,"
+            " however large the change: measure with more launches (--budget standard or rigorous)"
+            " or compare fewer cases."
+        ),
+        "compare_forced": "A and B were measured under different conditions.",
+        "compare_incomplete": "B is not complete: {cases:case} of A not measured.",
+        "compare_lost": "{cases:case} lost: ok in A and not in B.",
+        "compare_lost_cases": "Lost: {cases:clauses}.",
+        "compare_near": ("{cases:case} so near the margin that no number of launches would tell."),
+        "compare_noisy": (
+            "{cases:case} too noisy for {launches} launches to tell: a quieter machine helps more"
+            " than further launches."
+        ),
+        "compare_noisy_runs": (
+            "{cases:case} too noisy for {launches} launches to tell: a quieter machine or more"
+            " baselines help more than further launches."
+        ),
+        "compare_none": "{slower} of {cases:case} slower.",
+        "compare_none_beyond": "None beyond {limit:g} %.",
+        "compare_none_seen": (
+            "None beyond {limit:g} %; half of the cases would have shown {slowdown:+.1f} %."
+        ),
+        "compare_none_visible": (
+            "None beyond {limit:g} %; half of the cases would have shown no slowdown."
+        ),
+        "compare_only_a": "Only in A: {cases:clauses}.",
+        "compare_only_b": "Only in B: {cases:clauses}.",
+        "compare_others": (
+            "{faster} faster, {same} same, {inconclusive} inconclusive, with a margin of {margin:g}"
+            " %."
+        ),
+        "compare_refused": (
+            "{subject} were measured under different conditions ({differences:clauses}), which"
+            " could explain a difference of times: measure again under the same conditions, or add"
+            " --force to compare anyway."
+        ),
+        "compare_settled": (
+            "{cases:inconclusive case} would be settled by {low} to {high} more launches of"
+            " each run (column more), if the estimates hold: the commands that made the runs add"
+            " them, with a larger --launches and the same --out."
+        ),
+        "compare_settled_by": (
+            "{cases:inconclusive case} would be settled by {high:launch} more of each run"
+            " (column more), if the estimates hold: the commands that made the runs add them, with"
+            " a larger --launches and the same --out."
+        ),
+        "compare_settled_open": (
+            "{cases:inconclusive case} would be settled by {low} to {high} more launches or"
+            " more of each run (column more), if the estimates hold: the commands that made the"
+            " runs add them, with a larger --launches and the same --out."
+        ),
+        "compare_slower": "{slower} of {cases:case} slower: {changes:clauses}.",
+        "condition_known": "differs, to be known: {subject}: {values}",
+        "condition_of_cases": "no verdict where timed unlike: {subject}: {values} - {why}",
+        "condition_unsound": "{subject}: {values}, and {why}",
+        # Environments of launches.
+        "env_fastest": (
+            "Fastest: {env} took {best:thousandths} of the time under {subject}; the control, which"
+            " is {subject} again, took {control:thousandths} of it."
+        ),
+        "env_few_launches": (
+            "No verdict: {subject} and its control take 2 launches each; add launches."
+        ),
+        "env_none": (
+            "No environment is shown to be faster than {subject}; the control, which is {subject}"
+            " again, took {control:thousandths} of its time."
+        ),
+        "env_unsound": (
+            "No verdict on any environment: the control, which is {subject} again, took"
+            " {control:thousandths} of its time, a difference without a cause; measure with more"
+            " launches on a machine without other work."
+        ),
+        "variables_nccl_read": "With {subject} NCCL read {read:list}.",
+        "variables_logged": "NCCL's log states that it read {names:list}.",
+        "variables_ranks_had": "With {subject} the ranks had {had}.",
+        "variables_set": "In {right} of {starts:start} every rank had {names:list} as asked.",
+        "variables_unlogged": "NCCL's log does not mention {names:list}.",
+    }
+)
+
+
+def sentence_of(code: str, subject: str, numbers: Mapping[str, object]) -> str:
+    """Return the sentence of a finding.
+
+    Raises:
+        KeyError: there is no such code, or its sentence has a field without a number.
+    """
+    return _Words().vformat(SENTENCES[code], (), {"subject": subject, **numbers})

@@ -1,0 +1,127 @@
+"""Tests of what a run says."""
+
+from typing import Any
+
+import pytest
+from builders import STEADY, make_info, make_launches
+from drawings import recommendation_of, run_of, training_run_of
+
+from commbench.engine.flags import FLAGS
+from commbench.engine.records import Row
+from commbench.findings import Finding
+from commbench.interop.exports.measures import samples_of
+from commbench.report.findings import Kind, precision, row_warnings, setting, unfinished
+from commbench.results.info import RunInfo
+
+
+def warnings(rows: list[Row], info: RunInfo | None = None) -> list[Finding]:
+    """Return the warnings about rows."""
+    return row_warnings([Kind(section="collectives", rows=rows)], info or make_info())
+
+
+def flagged(*flags: str, total: int = 4) -> list[Row]:
+    """Return ``total`` rows, all but one with the flags."""
+    return [Row(flags=";".join(flags))] * (total - 1) + [Row()]
+
+
+def test_warnings_count_instead_of_repeating() -> None:
+    """Warn once of a flag, with count and target."""
+    [warning] = warnings(flagged("ci_wide", total=60))
+    assert ("flag_ci_wide", "59 of 60 rows", 0.05) == (
+        warning.code,
+        warning.subject,
+        warning.numbers["target"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("budget", "code", "named"),
+    [
+        ("quick", "remedy_budget", "standard"),
+        ("standard", "remedy_budget", "rigorous"),
+        ({"name": "standard"}, "remedy_budget", "rigorous"),
+        ("rigorous", "remedy_launches", "rigorous"),
+    ],
+)
+def test_advice_knows_the_budget_in_use(budget: Any, code: str, named: str) -> None:
+    """Propose the next larger budget, and launches where there is none."""
+    [warning] = warnings(flagged("ci_wide"), make_info(budget=budget))
+    [remedy] = warning.details
+    assert (code, named) == (remedy.code, remedy.numbers["budget"])
+
+
+def test_every_flag_has_a_warning() -> None:
+    """Warn of each flag once, the gravest first, and of several flags of noise together."""
+    alone = [warnings(flagged(name)) for name in FLAGS]
+    assert {"3 of 4 rows"} == {warning.subject for [warning] in alone}
+    assert len(FLAGS) == len({str(warning) for [warning] in alone})
+    together = warnings(flagged(*FLAGS))
+    noise = [name for name, flag in FLAGS.items() if flag.is_noise]
+    assert len(FLAGS) - len(noise) + 1 == len(together)
+    assert "ranks_differ" == together[0].numbers["flag"]
+    [noisy] = (warning for warning in together if warning.code == "flagged_noisy")
+    assert all(f"3 {name}" in str(noisy) for name in noise)
+
+
+def test_failures_come_first_with_a_reason() -> None:
+    """Warn of wrong data, hangs and gaps before flags; of several causes name the first."""
+    rows = [
+        Row(status="unsupported", reason="gloo has no avg."),
+        Row(status="hung", reason="rank 1 stopped."),
+        Row(status="hung", reason="rank 2 stopped."),
+        Row(status="wrong", wrong=3, flags="late"),
+    ]
+    wrong, hung, unsupported, late = warnings(rows)
+    assert ["rows_wrong", "rows_hung", "rows_unsupported", "flagged"] == [
+        warning.code for warning in (wrong, hung, unsupported, late)
+    ]
+    assert "2 of 4 rows" == hung.subject
+    [why] = hung.details
+    assert {"error": "rank 1 stopped", "causes": 2} == why.numbers
+
+
+@pytest.mark.parametrize(
+    ("times_us", "code", "within"),
+    [(STEADY, "precision", 1), ([10.0, 1000.0], "precision_none", 0)],
+)
+def test_precision_is_the_median_half_width(times_us: list[float], code: str, within: int) -> None:
+    """State the median half-width as long as it says something."""
+    [stated] = precision(run_of(make_launches(times_us)))
+    assert (code, "mpi", within, 1) == (
+        stated.code,
+        stated.subject,
+        stated.numbers["within"],
+        stated.numbers["rows"],
+    )
+
+
+def test_a_recommendation_is_withheld_before_its_first_look() -> None:
+    """Say only how many launches are made; export nothing of it."""
+    advice = recommendation_of({"bucket_cap_mb": "5"}, launches=3)
+    early = training_run_of([], recommendation=advice, status="partial", first_look=6)
+    [pending] = setting(early)
+    assert ("run_undecided", 3, 6) == (
+        pending.code,
+        pending.numbers["launches"],
+        pending.numbers["planned"],
+    )
+    late = training_run_of([], recommendation=advice, status="complete", first_look=6)
+    assert "setting_change" == setting(late)[0].code
+    for run, is_exported in ((early, False), (late, True)):
+        names = {each.name for each in samples_of(run)}
+        assert is_exported == ("commbench_recommendation_info" in names)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        ("complete", ""),
+        ("cut", "run_cut"),
+        ("partial", "run_unfinished"),
+        ("running", "run_unfinished"),
+    ],
+)
+def test_an_unfinished_run_says_so(status: str, code: str) -> None:
+    """Tell a run that was cut short from one that may go on."""
+    found = unfinished(run_of(make_launches(STEADY), status=status))
+    assert [code] * bool(code) == [finding.code for finding in found]
