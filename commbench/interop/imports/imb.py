@@ -107,23 +107,17 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
         "buffers": "rotated" if is_off_cache else "hot",
     }
     if operation.moves_data:
-        case["dtype"] = _dtype(block, operation, reading, options)
+        stated = block.fact("reduced" if operation.reduces else "dtype")
+        default = "MPI_FLOAT" if operation.reduces else "MPI_BYTE"
+        dtype = reading.dtype(stated, options, default, operation.name)
+        case["dtype"] = _DTYPES.get(dtype, dtype)
+        if dtype == "MPI_BYTE":
+            reading.assume("MPI_BYTE is counted as int8")
     if operation.rooted:
         reading.assume("the root was rank 0, IMB's default (-root_shift off)")
     for line in block.lines(reading):
         with reading.noting():
             reading.records.append(_record(line, operation, case, ranks))
-
-
-def _dtype(block: Block, operation: Operation, reading: Reading, options: ImportOptions) -> str:
-    """Return the element type: stated, else of --dtype, else IMB's default."""
-    name = block.fact("reduced" if operation.reduces else "dtype") or options.dtype
-    if not name:
-        name = "MPI_FLOAT" if operation.reduces else "MPI_BYTE"
-        reading.assume(f"elements of {operation.name} were {name}, IMB's default (else --dtype)")
-    if name == "MPI_BYTE":
-        reading.assume("MPI_BYTE is counted as int8")
-    return _DTYPES.get(name, name)
 
 
 def _record(

@@ -154,16 +154,9 @@ def _read_report(report: JsonMapping, reading: Reading, options: ImportOptions) 
 
 def _option(report: JsonMapping, short: str, long: str) -> str | None:
     """Return the last value of an option; None if the option is missing."""
-    words = report.get("args", ())
-    option_value = None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word in {short, long}:
-            option_value = following
-        elif word.startswith(f"{long}="):
-            option_value = word.partition("=")[2]
-        elif re.fullmatch(rf"{short}\d+", word):
-            option_value = word.removeprefix(short)
-    return option_value
+    words = " ".join(report.get("args", ()))
+    found = re.findall(rf"(?<!\S)(?:{short} ?|{long}[ =])(\d+)", words)
+    return found[-1] if found else None
 
 
 def _time(average: str | None) -> str:

@@ -95,7 +95,10 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
     case["dtype"] = None
     operation = importable_operation(operation.name, case.get("pattern", "flat"), ranks)
     if operation.moves_data:
-        case["dtype"] = _dtype(block, operation, reading, options)
+        is_float = operation.reduces or suite == "OMB-Py"
+        default = "float32" if is_float else "int8"
+        dtype = reading.dtype(block.fact("dtype"), options, default, operation.name)
+        case["dtype"] = _DTYPES.get(dtype, dtype)
     for line in block.lines(reading):
         with reading.noting():
             reading.records.append(_record(line, operation, case, ranks, conditions))
@@ -143,22 +146,6 @@ def _defaults(
     if operation.rooted:
         reading.assume("the root was rank 0, OSU's default (-k)")
     return case, conditions
-
-
-def _dtype(block: Block, operation: Operation, reading: Reading, options: ImportOptions) -> str:
-    """Return the element type: stated, else of --dtype, else OSU's default."""
-    stated = block.fact("dtype")
-    if stated:
-        return _DTYPES.get(stated, stated)
-    if options.dtype is not None:
-        return options.dtype
-    suite = block.fact("title")
-    dtype = "float32" if operation.reduces or suite == "OMB-Py" else "int8"
-    reading.assume(
-        f"elements of {operation.name} were {DTYPES[dtype].mpi_name} ({dtype}), {suite}'s default"
-        " (else --dtype)"
-    )
-    return dtype
 
 
 def _record(

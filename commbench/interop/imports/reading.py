@@ -90,6 +90,13 @@ class Reading:
         except LeftOutError as reason:
             self.leave_out(str(reason))
 
+    def dtype(self, stated: str, options: ImportOptions, default: str, subject: str) -> str:
+        """Return the name of an element type: stated, else of --dtype, else the tool's default."""
+        if stated or options.dtype:
+            return str(stated or options.dtype)
+        self.assume(f"elements of {subject} were {default}, the tool's default (else --dtype)")
+        return default
+
     def ranks(self, options: ImportOptions, output_ranks: int | None, subject: str) -> int:
         """Return the number of ranks: the stated number, else that of -n.
 
