@@ -224,8 +224,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "among one rank {backend} has nothing to do in place, and there is nothing to time; use"
             " more ranks, or --in-place out where the operation has it"
         ),
-        "imported_defects": "IMB found defects.",
-        "imported_failure": "OSU's validation failed.",
+        "imported_failure": "{subject} found wrong data by its own check.",
         "in_place_only": "torch.distributed reduces in place only; use --in-place in",
         "library_refused": "{error}",
         "loop_missing": "{backend} has no {loop} loop; use --loop {loops}",

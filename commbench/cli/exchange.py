@@ -19,7 +19,7 @@ from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES, find_dtype
 from commbench.collectives.operations import find_operation
 from commbench.engine.records import Record
-from commbench.errors import InputError, check_choice
+from commbench.errors import InputError, WrongDataError, check_choice
 from commbench.fields import join_names
 from commbench.interop.exports import EXPORTS, write_openmetrics
 from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
@@ -149,6 +149,9 @@ def import_(
     path = out or default_out("import")
     rows = _write(path, imported, sources)
     _print_import(imported, rows, path, make_console())
+    is_row_wrong = any(record.status == "wrong" for record in imported.records)
+    if is_row_wrong or any(reading.wrong for _, reading in imported.readings):
+        return WrongDataError.exit_code
     return 0
 
 
@@ -235,6 +238,8 @@ def _print_import(imported: Imported, rows: int, path: Path, console: Console) -
             " get them."
         )
     wrong = sum(record.status == "wrong" for record in imported.records)
+    remarks = [imported.remark, *(reading.wrong for _, reading in imported.readings)]
+    _list(console, "! ", filter(None, remarks))
     if wrong:
         console.print(f"! {counted(wrong, 'measurement')} of wrong data: without bandwidths.")
     console.print(f"Results: {path} ({counted(rows, 'row')})", soft_wrap=True)

@@ -55,7 +55,7 @@ def test_import_reads_standard_input(commbench: Command, monkeypatch: pytest.Mon
     """Read standard input for ``-``."""
     stream = io.TextIOWrapper(io.BytesIO((DATA / "imb.txt").read_bytes()))
     monkeypatch.setattr(sys, "stdin", stream)
-    assert 0 == commbench("import - --out theirs").code
+    assert 4 == commbench("import - --out theirs").code  # it has a defect
     assert "-" == load_run(commbench.home / "theirs").info["imported"][0]["file"]
 
 
@@ -74,7 +74,7 @@ def test_compare_tells_imported_runs_apart(commbench: Command) -> None:
 def test_importing_again_adds_nothing(commbench: Command) -> None:
     """Leave a run of the same outputs unchanged, and refuse other outputs."""
     for _ in range(2):
-        assert 0 == commbench(f"import {DATA}/imb.txt --out theirs").code
+        assert 4 == commbench(f"import {DATA}/imb.txt --out theirs").code
     assert 8 == len(load_run(commbench.home / "theirs").records)
     commbench.refuses(f"import {DATA}/param.txt --out theirs", "another plan")
 
@@ -89,9 +89,20 @@ def test_what_is_said_of_an_output_is_not_mixed(commbench: Command, options: str
 def test_an_import_that_was_cut_short_goes_on(commbench: Command) -> None:
     """Complete an interrupted import without duplicates."""
     line = f"import {DATA}/osu_old.txt {DATA}/osu_validated.txt -n 3 --out theirs"
-    assert 0 == commbench(line).code
+    assert 4 == commbench(line).code  # one validation failed
     samples = commbench.home / "theirs" / "samples.jsonl"
     whole = samples.read_bytes()
     samples.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
-    assert 0 == commbench(line).code
+    assert 4 == commbench(line).code  # one validation failed
     assert whole == samples.read_bytes()
+
+
+def test_wrong_values_that_only_the_footer_counts_end_with_4(commbench: Command) -> None:
+    """Keep the rows, and end as any run with wrong data does."""
+    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    file = commbench.home / "failed.txt"
+    file.write_text(text.replace("values : 0 OK", "values : 3 FAILED"))
+    done = commbench(f"import {file} --out theirs")
+    assert 4 == done.code
+    assert "3 wrong values" in done.out
+    assert 6 == len(load_run(commbench.home / "theirs").records)

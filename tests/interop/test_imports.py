@@ -510,12 +510,96 @@ def test_edited_files_are_read_or_refused(data: st.DataObject, name: str) -> Non
         )
 
 
-def test_what_launchers_put_before_lines_is_ignored() -> None:
-    """Read the output of mpirun --tag-output and srun --label."""
+# ------------------------------------------------------------------------------- as people paste it
+
+#: What stands before a line, by its number: launchers, loggers, containers, quotations.
+PREFIXES = [
+    "[1,0]<stdout>:",
+    "Thu May  7 10:39:{:02} 2020[1,0]<stdout>:",
+    "[prterun-node1-1006@1,0]<stdout>: ",
+    "[1,0][node1:1006]<stdout>: ",
+    "[1,mpirank:0,algo-1]<stdout>:",
+    "[0] ",
+    "[0@node17] ",
+    "0: ",
+    "10.0.0.48: ",
+    "[pod/nccl-x7k2p/launcher] ",
+    "2026-09-01T10:39:{:02}.123456789Z stdout F ",
+    "2026-09-01 10:39:{:02},123 INFO [launcher] ",
+    "\x1b[36mworker_1    |\x1b[0m ",
+    "[1588847960.0{:02}] ",
+    "{:6}\t",
+    "        ",
+    "&gt; ",
+    "\\",
+]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("name", ["nccl_tests_all_reduce.txt", "osu_old.txt", "imb.txt"])
+def test_what_stands_before_lines_is_ignored(name: str, prefix: str) -> None:
+    """Find the prefix by the lines that are known, and read the rows as without it."""
+    lines = (DATA / name).read_text().splitlines()
+    pasted = "".join(f"{prefix.format(place)}{line}\r\n" for place, line in enumerate(lines))
+    text = f"\ufeff{pasted}```\nThis is what I get.\n"
+    ranks = RANKS.get(name)
+    plain, found = load(name, ranks=ranks), load_text(text, ranks=ranks)
+    assert plain.records == found.records
+    assert left_out(plain) == left_out(found)
+
+
+def test_ranks_that_write_at_the_same_time_are_told_apart() -> None:
+    """Read the output of each job, and ignore what other ranks write among the rows."""
+    names = ("nccl_tests_all_reduce.txt", "nccl_tests_broadcast.txt")
+    lines = [(DATA / name).read_text().splitlines() for name in names]
+    mixed = "".join(f"job-0: {a}\njob-1: {b}\n1: 8 of 9\n" for a, b in zip(*lines, strict=False))
+    found = {record.case.key for record in load_text(mixed).records}
+    assert {record.case.key for record in load(*names).records} == found
+
+
+def test_two_tests_in_parts_among_messages() -> None:
+    """Read rows that messages interrupt, a second test without a version, and blank columns."""
+    imported = load("nccl_tests_pasted.txt")
+    rows = {(r.operation, r.message_bytes, r.in_place): r for r in rows_of(imported)}
+    times = {
+        ("all_reduce", 512, False): 62.05,
+        ("all_reduce", 512, True): 61.4,
+        ("all_reduce", 2097152, False): 229.8,
+        ("all_reduce", 2097152, True): 228.0,
+        ("all_to_all", 2097152, False): 87.42,
+        ("all_to_all", 2097152, True): 88.9,
+        ("all_to_all", 4194304, False): 160.42,
+    }
+    assert times == {key: row.time_us for key, row in rows.items()}
+    assert {"all_reduce": 0, "all_to_all": None} == {r.operation: r.wrong for r in rows.values()}
+    assert "5 lines of NCCL_DEBUG" == left_out(imported)
+
+
+def test_a_command_says_the_operation_of_old_outputs() -> None:
+    """Tell the tables below two commands apart, and refuse one of another kind of operation."""
+    text = (DATA / "nccl_tests_old.txt").read_text()
+    moved = text.replace("sum", "   ")
+    both = f"$ all_reduce_perf -b 1M\n{text}$ mpirun ./all_gather_perf -g 2\n{moved}"
+    operations = [record.case.operation for record in load_text(both).records]
+    assert 4 * ["all_reduce"] + 4 * ["all_gather"] == operations
+    named = load_text(text + moved, operation="all_reduce")
+    assert 4 == len(named.records)
+    assert "redop none" in left_out(named)
+
+
+def test_old_versions_show_wrong_data_by_the_deviation() -> None:
+    """Mark what deviates too much where the footer counts it, and claim nothing of the rest."""
+    imported = load("nccl_tests_wrong.txt", operation="all_reduce")
+    rows = {row.message_bytes: row for row in rows_of(imported)}
+    assert ("wrong", "ok", None) == (rows[192].status, rows[8192].status, rows[8192].wrong)
+    assert "NCCL 2.9.6" == rows[192].library
+
+
+@pytest.mark.parametrize(("time", "is_odd"), [("91.12", False), ("290.12", True)])
+def test_launches_that_differ_severalfold_are_remarked(time: str, is_odd: bool) -> None:
+    """Suspect other settings behind launches whose times differ severalfold."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
-    for label in ("[1,0]<stdout>:", "0: "):
-        labelled = "".join(f"{label}{line}\n" for line in text.splitlines())
-        assert 6 == len(load_text(labelled).records)
+    assert is_odd == bool(load_text(text + text.replace("90.12", time)).remark)
 
 
 # -------------------------------------------------------------------------------------- round trips

@@ -287,7 +287,7 @@ def test_an_import_is_read(apply: Callable[[str], Copy]) -> None:
     """Recognise output of the new tool, read its times, and say what was assumed."""
     copy = apply("An import")
     (copy.folder / "mybench.txt").write_text(
-        "mybench allreduce 4 1024 12.5\nmybench allreduce 4 2048 15\n"
+        "mybench allreduce on 4 ranks\nbytes  time[usec]\n 1024 12.5\n 2048 15\n"
     )
     printed = copy.run("-m", "commbench", "import", "mybench.txt", "--out", "out")
     with (copy.folder / "out" / "collectives.csv").open(newline="") as table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -12,9 +13,10 @@ from commbench.errors import InputError, check_choice
 from commbench.interop.imports import imb, nccl_json, nccl_tests, osu, param
 from commbench.interop.imports.reading import ImportOptions, Place, Reading
 from commbench.schema import JsonObject
+from commbench.units import counted
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Tool:
     """One output format of a tool."""
 
@@ -31,21 +33,11 @@ class Tool:
 TOOLS = {
     tool.name: tool
     for tool in (
-        Tool(
-            name="nccl-tests-json",
-            title="nccl-tests",
-            recognises=nccl_json.recognises,
-            read=nccl_json.read,
-        ),
-        Tool(
-            name="nccl-tests",
-            title="nccl-tests",
-            recognises=nccl_tests.recognises,
-            read=nccl_tests.read,
-        ),
-        Tool(name="osu", title="OSU Micro-Benchmarks", recognises=osu.recognises, read=osu.read),
-        Tool(name="imb", title="Intel MPI Benchmarks", recognises=imb.recognises, read=imb.read),
-        Tool(name="param", title="PARAM", recognises=param.recognises, read=param.read),
+        Tool("nccl-tests-json", "nccl-tests", nccl_json.recognises, nccl_json.read),
+        Tool("nccl-tests", "nccl-tests", nccl_tests.LAYOUT.occurs_in, nccl_tests.read),
+        Tool("osu", "OSU Micro-Benchmarks", osu.LAYOUT.occurs_in, osu.read),
+        Tool("imb", "Intel MPI Benchmarks", imb.LAYOUT.occurs_in, imb.read),
+        Tool("param", "PARAM", param.LAYOUT.occurs_in, param.read),
     )
 }
 
@@ -59,16 +51,18 @@ def find_tool(text: str, name: str, tool_name: str | None = None) -> Tool:
     if tool_name is not None:
         check_choice("tool", tool_name, TOOLS)
         return TOOLS[tool_name]
-    recognising = next((tool for tool in TOOLS.values() if tool.recognises(text)), None)
-    if recognising is None:
-        titles = list(dict.fromkeys(tool.title for tool in TOOLS.values()))
-        raise InputError(
-            f"{name} is no output of {', '.join(titles[:-1])} or {titles[-1]}; see"
-            " docs/importing.md."
-        )
-    return recognising
+    for tool in TOOLS.values():
+        if tool.recognises(text):
+            return tool
+    titles = list(dict.fromkeys(tool.title for tool in TOOLS.values()))
+    raise InputError(
+        f"{name} has no table with a heading of {', '.join(titles[:-1])} or {titles[-1]}; give"
+        " their output from its first line, see docs/importing.md."
+    )
 
 
+#: Launches of one case whose times differ by this factor hardly had the same settings.
+SEVERALFOLD = 2
 #: Largest accepted file: outputs have a few kilobytes.
 LARGEST_BYTES = 64 * 2**20
 
@@ -89,7 +83,9 @@ class Source:
     @property
     def text(self) -> str:
         """The data as text; invalid bytes are marked."""
-        return self.data.decode("utf-8-sig", errors="replace")
+        is_utf16 = self.data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        encoding = "utf-16" if is_utf16 else "utf-8-sig"  # PowerShell writes UTF-16
+        return self.data.decode(encoding, errors="replace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +97,8 @@ class Imported:
     """Entries of ``run.json``."""
     readings: Sequence[tuple[Tool, Reading]]
     """Tool and reading of each output, in the given order."""
+    remark: str = ""
+    """What is odd about the launches of a case."""
 
 
 def import_outputs(
@@ -125,32 +123,46 @@ def import_outputs(
         text = source.text
         source_tool = find_tool(text, source.name, tool)
         readings.append((source_tool, source_tool.read(text, source.name, options)))
-    records = _with_launch_numbers(
-        [record for _, reading in readings for record in reading.records]
-    )
-    if not records:
-        reasons = [reason for _, reading in readings for reason in reading.left_out]
-        why = f": {'; '.join(reasons[:3])}" if reasons else ""
-        raise InputError(
-            f"Nothing was found in {', '.join(source.name for source in sources)}{why}."
-        )
-    most = max(record.group_size for record in records)
-    info = {
-        "imported": [
+    launches_by_case: dict[tuple[str, int], list[Record]] = {}
+    for _, reading in readings:
+        for record in reading.records:
+            launches = launches_by_case.setdefault((record.case.key, record.group_size), [])
+            for earlier in launches[:1]:
+                _check_alike(record, earlier)
+            launches.append(dataclasses.replace(record, launch=len(launches)))
+    if not launches_by_case:
+        raise InputError(f"Nothing was found in {_names(sources)}{_reasons(readings)}.")
+    most = max(ranks for _, ranks in launches_by_case)
+    records = []
+    for launches in launches_by_case.values():
+        records += [_with_world_size(record, most) for record in launches]
+    outputs = []
+    places = []
+    for source, (source_tool, reading) in zip(sources, readings, strict=True):
+        outputs.append(
             {
                 "file": source.name,
                 "sha256": source.sha256,
                 "tool": source_tool.title,
                 "version": reading.version,
             }
-            for source, (source_tool, reading) in zip(sources, readings, strict=True)
-        ],
-        "world_size": most,
-        **_layout([reading.places[most] for _, reading in readings if most in reading.places]),
-    }
-    return Imported(
-        records=[_with_world_size(record, most) for record in records], info=info, readings=readings
-    )
+        )
+        if most in reading.places:
+            places.append(reading.places[most])
+    info = {"imported": outputs, "world_size": most, **_layout(places)}
+    remark = _remark(launches_by_case.values())
+    return Imported(records=records, info=info, readings=readings, remark=remark)
+
+
+def _names(sources: Sequence[Source]) -> str:
+    return ", ".join(source.name for source in sources)
+
+
+def _reasons(readings: Sequence[tuple[Tool, Reading]]) -> str:
+    reasons: list[str] = []
+    for _, reading in readings:
+        reasons += reading.left_out
+    return f": {'; '.join(reasons[:3])}" if reasons else ""
 
 
 def _check_distinct(sources: Sequence[Source]) -> None:
@@ -164,34 +176,45 @@ def _check_distinct(sources: Sequence[Source]) -> None:
         names[source.sha256] = source.name
 
 
-def _with_launch_numbers(records: Iterable[Record]) -> list[Record]:
-    """Return the records with the launches of each case numbered from 0."""
-    launches_by_case: dict[tuple[str, int], list[Record]] = {}
-    numbered = []
-    for record in records:
-        launches = launches_by_case.setdefault((record.case.key, record.group_size), [])
-        _check_alike(record, launches[:1])
-        launches.append(record)
-        numbered.append(dataclasses.replace(record, launch=len(launches) - 1))
-    return numbered
-
-
-def _check_alike(record: Record, earlier_records: Sequence[Record]) -> None:
+def _check_alike(record: Record, earlier: Record) -> None:
     """Raise `InputError` if a further launch of a case has another meaning of time or another
     device.
     """
-    for earlier in earlier_records:
-        times = [each.stated.time if each.stated else "" for each in (earlier, record)]
-        if times[0] != times[1]:
-            raise InputError(
-                f"Of {record.case} one output states the {times[0]} and another the {times[1]};"
-                " import them apart."
-            )
-        if earlier.device and record.device and earlier.device != record.device:
-            raise InputError(
-                f"Of {record.case} buffers are on {earlier.device} in one output and on"
-                f" {record.device} in another; import them apart."
-            )
+    times = [each.stated.time if each.stated else "" for each in (earlier, record)]
+    if times[0] != times[1]:
+        raise InputError(
+            f"Of {record.case} one output states the {times[0]} and another the {times[1]};"
+            " import them apart."
+        )
+    if earlier.device and record.device and earlier.device != record.device:
+        raise InputError(
+            f"Of {record.case} buffers are on {earlier.device} in one output and on"
+            f" {record.device} in another; import them apart."
+        )
+
+
+def _remark(cases: Iterable[Sequence[Record]]) -> str:
+    """Return a sentence about the cases whose launches differ as only other settings do; empty
+    without any.
+    """
+    number = 0
+    widest = 1.0
+    example: Record | None = None
+    for launches in cases:
+        times = [record.times_us[0] for record in launches]
+        ratio = max(times) / min(times)
+        if ratio >= SEVERALFOLD:
+            number += 1
+        if ratio > widest:
+            widest = ratio
+            example = launches[0]
+    if not number or example is None:
+        return ""
+    return (
+        f"Launches of {counted(number, 'case')} differ {SEVERALFOLD} times or more, those of"
+        f" {example.case} {widest:.3g} times: if settings differed, import each setting by itself,"
+        " and compare them"
+    )
 
 
 def _with_world_size(record: Record, most: int) -> Record:

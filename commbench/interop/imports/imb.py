@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from commbench.collectives.operations import OPERATIONS, Operation
+from commbench.engine.records import Record
 from commbench.findings import Finding
+from commbench.interop.imports.blocks import HEADING, Block, Layout, split_blocks
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
     PAIR_MEAN,
@@ -16,9 +16,8 @@ from commbench.interop.imports.reading import (
     ImportOptions,
     LeftOutError,
     Reading,
-    Timed,
+    make_record,
     number,
-    whole_lines,
     whole_number,
 )
 
@@ -36,33 +35,22 @@ _UNLIKE = {
     "PingPing": "both ranks send at the same time, which no operation of commbench does",
 }
 _DTYPES = DTYPES_BY_MPI_NAME | {"MPI_BYTE": "int8"}
-_SETTINGS = {
-    "dtype": re.compile(r"# MPI_Datatype\s+:\s+(\S+)"),
-    "reduced": re.compile(r"# MPI_Datatype for reductions\s+:\s+(\S+)"),
-    "redop": re.compile(r"# MPI_Op\s+:\s+MPI_(\S+)"),
-    "off_cache": re.compile(r"#\s+\S*IMB-MPI1\b.*\s-off_cache\s+(\S+)"),
-}
+_OF_RUN = ("version", "dtype", "reduced", "redop", "off_cache")
 
-
-@dataclass(kw_only=True)
-class Benchmark:
-    """One table: a benchmark on a number of processes."""
-
-    name: str
-    processes: int | None = None
-    groups: int = 1
-    settings: dict[str, str] = field(default_factory=dict)
-    """Settings of the output up to this table."""
-    columns: list[str] = field(default_factory=list)
-    rows: list[tuple[int, list[str]]] = field(default_factory=list)
-    """Line number and words of each line of the table."""
-
-
-def recognises(text: str) -> bool:
-    """Return whether a text is output of the Intel MPI Benchmarks."""
-    return bool(
-        re.search(r"^\S*\s*#\s+(Intel ?\(R\) MPI Benchmarks|Benchmarking \w+)", text, re.MULTILINE)
-    )
+LAYOUT = Layout(
+    facts={
+        "version": r"#?\s*Intel ?\(R\) MPI Benchmarks ([\d.]+)",
+        "dtype": r"#?\s*MPI_Datatype\s+:\s+(\S+)",
+        "reduced": r"#?\s*MPI_Datatype for reductions\s+:\s+(\S+)",
+        "redop": r"#?\s*MPI_Op\s+:\s+MPI_(\S+)",
+        "off_cache": r"#\s+\S*IMB-MPI1\b.*\s-off_cache\s+(\S+)",
+        "benchmark": r"#?\s*Benchmarking (\S+)",
+        "processes": r"#?\s*#processes = (\d+)",
+        "groups": r"#?\s*\(\s*(\d+) groups of (\d+) processes",
+        HEADING: r"((?:#bytes\s+)?#repetitions\b.*)",
+    },
+    begins={"benchmark": _OF_RUN, HEADING: _OF_RUN},
+)
 
 
 def read(text: str, name: str, options: ImportOptions) -> Reading:
@@ -72,13 +60,13 @@ def read(text: str, name: str, options: ImportOptions) -> Reading:
         InputError: a table lacks the number and -n was not given; or no table has the number of -n.
     """
     reading = Reading(name=name)
-    benchmarks = _benchmarks(text, reading)
-    table_ranks = [benchmark.processes for benchmark in benchmarks if benchmark.processes]
-    if table_ranks and options.ranks not in {None, *table_ranks}:
-        reading.ranks(options, max(table_ranks), "its largest table")
-    for benchmark in benchmarks:
+    blocks = split_blocks(text, LAYOUT, reading)
+    stated = {_processes(block) for block in blocks} - {None}
+    if stated and options.ranks not in {None, *stated}:
+        reading.ranks(options, max(filter(None, stated)), "its largest table")
+    for block in blocks:
         with reading.noting():
-            _read_benchmark(benchmark, reading, options)
+            _read_block(block, reading, options)
     if "All processes entering MPI_Finalize" not in text:
         reading.leave_out(
             "the output does not say that it is complete, so that lines may be missing"
@@ -86,115 +74,76 @@ def read(text: str, name: str, options: ImportOptions) -> Reading:
     return reading
 
 
-def _benchmarks(text: str, reading: Reading) -> list[Benchmark]:
-    benchmarks: list[Benchmark] = []
-    settings: dict[str, str] = {}
-    for place, line in whole_lines(text, reading):
-        if version := re.match(r"#\s+Intel ?\(R\) MPI Benchmarks ([\d.]+)", line):
-            reading.version = version[1]
-        settings |= {
-            name: match[1] for name, pattern in _SETTINGS.items() if (match := pattern.match(line))
-        }
-        if begin := re.match(r"#\s*Benchmarking (\S+)", line):
-            benchmarks.append(Benchmark(name=begin[1], settings=dict(settings)))
-        elif benchmarks:
-            _read_line(place, line, benchmarks[-1])
-    return benchmarks
+def _processes(block: Block) -> int | None:
+    stated = block.fact("groups", 2) or block.fact("processes")
+    return int(stated) if stated else None
 
 
-def _read_line(place: int, line: str, benchmark: Benchmark) -> None:
-    words = line.split()
-    if match := re.match(r"#\s*#processes = (\d+)", line):
-        benchmark.processes = int(match[1])
-    elif match := re.match(r"#\s*\(\s*(\d+) groups of (\d+) processes", line):
-        benchmark.groups, benchmark.processes = int(match[1]), int(match[2])
-    elif "#repetitions" in words:
-        benchmark.columns = words
-    elif benchmark.columns and words and words[0].isdigit():
-        benchmark.rows.append((place, words))
-
-
-def _read_benchmark(benchmark: Benchmark, reading: Reading, options: ImportOptions) -> None:
-    name = benchmark.name
-    if name not in OPERATIONS_BY_NAME:
+def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
+    name = block.fact("benchmark")
+    if not name:
         raise LeftOutError(
-            f"IMB's {name} is left out: {_UNLIKE.get(name, 'commbench has no such operation')}"
+            "a table of IMB has no line 'Benchmarking' above it, so that its operation is unknown"
         )
-    if benchmark.groups > 1:
+    if name not in OPERATIONS_BY_NAME:
+        reason = _UNLIKE.get(name, "commbench has no such operation")
+        raise LeftOutError(f"IMB's {name} is left out: {reason}")
+    groups = block.fact("groups")
+    if groups not in {"", "1"}:
         raise LeftOutError(
-            f"IMB's {name} ran in {benchmark.groups} groups at the same time, which are not told"
-            " apart"
+            f"IMB's {name} ran in {groups} groups at the same time, which are not told apart"
         )
     operation = OPERATIONS_BY_NAME[name]
-    is_off_cache = operation.moves_data and "off_cache" in benchmark.settings
-    shared = {
+    ranks = _processes(block) or reading.ranks(options, None, name)
+    reading.version = reading.version or block.fact("version")
+    is_off_cache = operation.moves_data and block.fact("off_cache") != ""
+    case = {
         "operation": operation.name,
         "backend": "mpi",
-        "ranks": benchmark.processes or reading.ranks(options, None, name),
-        "time": PAIR_MEAN if operation.kind == "pair" else SLOWEST_RANK,
-        "in_place": False,
+        "dtype": None,
+        "redop": (block.fact("redop") or "SUM").lower(),
         "root": 0,
+        "in_place": False,
         "buffers": "rotated" if is_off_cache else "hot",
-        **_elements(benchmark, operation, reading, options),
     }
+    if operation.moves_data:
+        stated = block.fact("reduced" if operation.reduces else "dtype")
+        default = "MPI_FLOAT" if operation.reduces else "MPI_BYTE"
+        dtype = reading.dtype(stated, options, default, operation.name)
+        case["dtype"] = _DTYPES.get(dtype, dtype)
+        if dtype == "MPI_BYTE":
+            reading.assume("MPI_BYTE is counted as int8")
     if operation.rooted:
         reading.assume("the root was rank 0, IMB's default (-root_shift off)")
-    for place, words in benchmark.rows:
+    for line in block.lines(reading):
         with reading.noting():
-            reading.records.append(
-                _timed(place, words, benchmark.columns, operation, shared).record()
-            )
+            reading.records.append(_record(line, operation, case, ranks))
 
 
-def _elements(
-    benchmark: Benchmark, operation: Operation, reading: Reading, options: ImportOptions
-) -> dict[str, str | None]:
-    """Return the fields of `Timed` for element type and reduction."""
-    if not operation.moves_data:
-        return {"dtype": None}
-    name = benchmark.settings.get("reduced" if operation.reduces else "dtype", options.dtype)
-    if name is None:
-        name = "MPI_FLOAT" if operation.reduces else "MPI_BYTE"
-        reading.assume(f"elements of {operation.name} were {name}, IMB's default (else --dtype)")
-    if name == "MPI_BYTE":
-        reading.assume("MPI_BYTE is counted as int8")
-    return {
-        "dtype": _DTYPES.get(name, name),
-        "redop": benchmark.settings.get("redop", "SUM").lower() if operation.reduces else None,
-    }
-
-
-def _timed(
-    place: int,
-    words: Sequence[str],
-    columns: Sequence[str],
-    operation: Operation,
-    shared: Mapping[str, Any],
-) -> Timed:
-    """Parse one line of a table.
+def _record(
+    line: Mapping[str, str], operation: Operation, case: Mapping[str, Any], ranks: int
+) -> Record:
+    """Return the record of one line.
 
     Raises:
         LeftOutError: the line has no measurement.
     """
-    if stop := re.search(r"(time-out|out-of-mem).*", " ".join(words)):
-        raise LeftOutError(f"line {place}: IMB did not measure this size ({stop[0]:.60})")
-    if len(words) != len(columns):
-        raise LeftOutError(
-            f"line {place} has {len(words)} words where the heading has {len(columns)}"
-        )
-    line = dict(zip(columns, words, strict=True))
-    defects = number(line["defects"]) if "defects" in line else None
     slowest = line.get("t_max[usec]") or line.get("t[usec]")
     if slowest is None:
-        raise LeftOutError(f"IMB's columns {' '.join(columns)} are unknown to commbench")
-    return Timed(
-        **shared,
-        message_bytes=operation.message_bytes(
-            whole_number(line.get("#bytes", "0")), shared["ranks"]
-        ),
+        raise LeftOutError(f"IMB's columns {' '.join(line)} are unknown to commbench")
+    details: dict[str, Any] = {}
+    if "t_avg[usec]" in line:
+        details["rank_mean_us"] = number(line["t_avg[usec]"])
+    if "defects" in line and number(line["defects"]):
+        details["failure"] = Finding("imported_failure", "IMB")
+    elif "defects" in line:
+        details["wrong"] = 0
+    size = whole_number(line.get("#bytes", "0"))
+    return make_record(
+        {**case, "message_bytes": operation.message_bytes(size, ranks)},
+        ranks=ranks,
         time_us=number(slowest),
-        rank_mean_us=number(line["t_avg[usec]"]) if "t_avg[usec]" in line else None,
-        repetitions=whole_number(line["#repetitions"]),
-        wrong=0 if defects == 0 else None,
-        failure=Finding(code="imported_defects") if defects else None,
+        time=PAIR_MEAN if operation.kind == "pair" else SLOWEST_RANK,
+        stated={"repetitions": whole_number(line["#repetitions"])},
+        **details,
     )

@@ -11,11 +11,12 @@ from typing import Any, TypedDict
 from commbench.errors import InputError
 from commbench.interop.imports.nccl_tests import (
     cadence_of,
+    devices_of,
+    half_record,
     has_half,
     nccl_version,
     operation_of,
     stated_ranks,
-    timed_half,
 )
 from commbench.interop.imports.reading import (
     RANK_MEAN,
@@ -118,50 +119,44 @@ def _read_report(report: JsonMapping, reading: Reading, options: ImportOptions) 
     if len({device.get("group", 0) for device in config.get("devices", ())}) > 1:
         raise LeftOutError("several groups ran at the same time and only their average is written")
     ranks = reading.ranks(options, stated_ranks(places), operation)
-    reading.places |= {ranks: places} if places else {}
-    if reading.version == "" and "version" in report:
+    if places:
+        reading.places[ranks] = places
+    if "version" in report:
         reading.version = f"JSON {report['version']}"
     blocking = 0
     if config.get("blocking_collectives") == "true":  # which kind, only the command line says
         blocking = 2 if _option(report, "-z", "--blocking") == "2" else 1
-    devices = list(dict.fromkeys(place.device for place in places if place.device))
-    shared = {
+    case = {
         "operation": operation,
-        "ranks": ranks,
         "backend": "nccl",
-        "time": _time(_option(report, "-a", "--average")),
         "sync": cadence_of(blocking, reading),
         "buffers": "",
         "graph": bool(config.get("graph")),
-        "repetitions": 1,
-        "conditions": {
-            "batch": config.get("iterations", 1) * config.get("aggregated_iterations", 1),
-            "library": f"NCCL {nccl_version(report['nccl_version'])}"
-            if "nccl_version" in report
-            else "",
-            "device": " | ".join(devices),
-        },
     }
+    shared = {
+        "ranks": ranks,
+        "time": _time(_option(report, "-a", "--average")),
+        "batch": config.get("iterations", 1) * config.get("aggregated_iterations", 1),
+        "device": devices_of(places),
+    }
+    if "nccl_version" in report:
+        shared["library"] = f"NCCL {nccl_version(report['nccl_version'])}"
     for result in report.get("results", ()):
+        line = {name: str(result[name]).strip() for name in ("size", "type", "redop", "root")}
         for key, in_place in (("out_of_place", False), ("in_place", True)):
-            if not has_half(operation, in_place=in_place, reading=reading):
-                continue
-            with reading.noting():
-                reading.records += _record(result, key, in_place=in_place, shared=shared)
+            of_half = {**case, "in_place": in_place}
+            if key in result and has_half(of_half, reading):
+                with reading.noting():
+                    half, details = _half(result, key)
+                    record = half_record(of_half, line, half, **details, **shared)
+                    reading.records.append(record)
 
 
 def _option(report: JsonMapping, short: str, long: str) -> str | None:
     """Return the last value of an option; None if the option is missing."""
-    words = report.get("args", ())
-    option_value = None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word in {short, long}:
-            option_value = following
-        elif word.startswith(f"{long}="):
-            option_value = word.partition("=")[2]
-        elif re.fullmatch(rf"{short}\d+", word):
-            option_value = word.removeprefix(short)
-    return option_value
+    words = " ".join(report.get("args", ()))
+    found = re.findall(rf"(?<!\S)(?:{short} ?|{long}[ =])(\d+)", words)
+    return found[-1] if found else None
 
 
 def _time(average: str | None) -> str:
@@ -181,30 +176,28 @@ def _time(average: str | None) -> str:
     )
 
 
-def _record(result: JsonMapping, key: str, *, in_place: bool, shared: JsonObject) -> list[Any]:
-    half = result.get(key)
-    if half is None:
-        return []
-    if not isinstance(half, dict) or "time" not in half:
-        raise LeftOutError(
-            "times are of the CPU only (-C)" if isinstance(half, dict) else f"{key} is no object"
-        )
-    case = {
-        "size": str(result["size"]),
-        "type": result["type"],
-        "redop": result["redop"],
-        "root": result["root"].strip(),
-    }
-    wrong = half.get("nwrong")
-    words = {"time": str(half["time"]), "#wrong": "N/A" if wrong is None else str(wrong)}
+def _half(result: JsonMapping, key: str) -> tuple[dict[str, str], JsonObject]:
+    """Return the words of a half of a line, and further arguments of `make_record`.
+
+    Raises:
+        LeftOutError: the half has no time.
+    """
+    half = result[key]
+    if not isinstance(half, dict):
+        raise LeftOutError(f"{key} is no object")
+    if "time" not in half:
+        raise LeftOutError("times are of the CPU only (-C)")
+    stated: JsonObject = {"repetitions": 1}
+    details: JsonObject = {"stated": stated}
+    if half.get("nwrong") is not None:
+        details["wrong"] = int(number(str(half["nwrong"])))
     iterations = result.get(f"{key}_per_iter")
-    repeated: dict[str, float] = {}
     if isinstance(iterations, dict) and isinstance(iterations.get("times_us"), list):
-        words |= {"i_min": str(iterations["min_us"])} if "min_us" in iterations else {}
-        repeated = {"repetitions": len(iterations["times_us"])}
-        repeated |= {"p95_us": number(str(iterations["p95_us"]))} if "p95_us" in iterations else {}
-    timed = timed_half(case, words, in_place=in_place, out_of_bounds=None, **{**shared, **repeated})
-    return [timed.record()]
+        stated["repetitions"] = len(iterations["times_us"])
+        for name in ("min_us", "p95_us"):
+            if name in iterations:
+                stated[name] = number(str(iterations[name]))
+    return {"time": str(half["time"])}, details
 
 
 def _places(config: JsonMapping) -> list[Place]:

@@ -1,31 +1,32 @@
-"""Reads the output of nccl-tests, and commbench's output in the same format."""
+"""Reads the output of nccl-tests and rccl-tests, and commbench's output in the same format."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
+from commbench.engine.records import Record
 from commbench.errors import InputError
+from commbench.findings import Finding
+from commbench.interop.imports.blocks import END, HEADING, Block, Layout, split_blocks
 from commbench.interop.imports.reading import (
     MEANS_PRINTED,
+    OWN_SETTING,
     PRINTED_BY_COMMBENCH,
     RANK_MEAN,
     SLOWEST_RANK,
     ImportOptions,
     LeftOutError,
-    OwnSetting,
     Place,
     Reading,
-    Timed,
     importable_operation,
+    make_record,
     number,
     own_setting,
-    whole_lines,
     whole_number,
 )
 
@@ -35,68 +36,44 @@ OPERATIONS_BY_PROGRAM = {
 DTYPES_BY_NAME = {dtype.nccl_name: dtype.name for dtype in DTYPES.values()}
 BACK_TO_BACK = "operations were timed back to back, as is nccl-tests' default (-z 0)"
 RANKS_AVERAGED = "times are the mean over ranks, nccl-tests' default (-a 1)"
+#: The largest deviation that old versions accept, by type; they count what is beyond it.
+_ACCEPTED = {"double": 1e-12, "float": 1e-5, "half": 1e-2, "bfloat16": 1e-2}
+#: What follows the name of a column of the second half, in place.
+_SECOND = "'"
+_LIBRARY = ("version", "library", "own library")
 
-_TABLE = re.compile(r"#\s*size\s+count\s+type\b")
-_BEGIN = re.compile(rf"# (nccl-tests version|nThread \d|{PRINTED_BY_COMMBENCH})")
-_RANK = re.compile(
-    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s*(.*)"
+LAYOUT = Layout(
+    facts={
+        "version": r"#?\s*nccl-tests version (\S+)",
+        "library": r"#?\s*nccl-tests version .* nccl-library=(\d+)",
+        "own library": r"(NCCL|RCCL) version ?:? ?([\d.]+)",
+        "program": r"#?\s*Collective test starting: (\w+?)(?:_mpi)?\s*$",
+        "command": r".*\b(\w+_perf)(?:_mpi)?\s+-\w",
+        "threads": r"#?\s*nThread \d",
+        "iterations": r"#?\s*nThread .*(?<!warmup )(?<!agg )iters:? +(\d+)",
+        "aggregated": r"#?\s*nThread .*agg iters:? +(\d+)",
+        "graph": r"#?\s*nThread .*graph:? +(\d+)",
+        "blocking": r"#?\s*Blocking Enabled: (.*)",
+        "rank": (
+            r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+"
+            r"\s+\[\S+\]\s*(.*)"
+        ),
+        "own": rf"# {PRINTED_BY_COMMBENCH}(.*)",
+        "setting": OWN_SETTING,
+        HEADING: r"#?\s*(size\s+count\s+type\b.*?)(?:\s+timestamp)?\s*$",
+        "wrong": r"#?\s*Out of bounds values : (\d+)",
+        END: r"#?\s*Avg bus bandwidth",
+    },
+    begins={
+        "version": (),
+        "own": (),
+        "program": _LIBRARY,
+        "command": _LIBRARY,
+        "threads": _LIBRARY,
+        HEADING: _LIBRARY,
+    },
+    row=r"\d+\s+\d+\s",
 )
-_SETTINGS = {
-    "iters": re.compile(r"(?<!warmup )(?<!agg )iters:? (\d+)"),
-    "aggregated": re.compile(r"agg iters:? (\d+)"),
-    "graph": re.compile(r"graph:? (\d+)"),
-}
-_HALF = {"time", "cputime"}
-
-
-@dataclass(kw_only=True)
-class Block:
-    """One test: the lines above its table, and the table."""
-
-    version: str = ""
-    library: str = ""
-    program: str = ""
-    own: bool = False
-    """Whether commbench printed the table."""
-    means: bool = False
-    """Whether it printed means over ranks."""
-    setting: OwnSetting | None = None
-    """The conditions, if commbench printed the table."""
-    groups: set[int] = field(default_factory=set)
-    places: list[Place] = field(default_factory=list)
-    settings: dict[str, int] = field(default_factory=dict)
-    blocking: int = 0
-    columns: list[str] = field(default_factory=list)
-    """The words of the table's heading."""
-    rows: list[tuple[int, list[str]]] = field(default_factory=list)
-    """Line number and words of each line of the table."""
-    out_of_bounds: int | None = None
-    """The count in the footer."""
-    ended: bool = False
-    """Whether there is a footer."""
-
-    @property
-    def lists_twice(self) -> bool:
-        """Whether a rank of one group is listed more than once."""
-        return len(self.groups) == 1 and len(self.places) > len(
-            {place.rank for place in self.places}
-        )
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether rank 0 is the only listed rank."""
-        return [place.rank for place in self.places] == [0]
-
-
-def recognises(text: str) -> bool:
-    """Return whether a text is output of nccl-tests, or looks like it."""
-    return any(
-        _TABLE.match(line) or line.startswith("# nccl-tests version") for _, line in _lines(text)
-    )
-
-
-def _lines(text: str) -> list[tuple[int, str]]:
-    return list(whole_lines(text, Reading(name="")))
 
 
 def read(text: str, name: str, options: ImportOptions) -> Reading:
@@ -106,11 +83,13 @@ def read(text: str, name: str, options: ImportOptions) -> Reading:
         InputError: operation or number of ranks are neither stated nor given as options.
     """
     reading = Reading(name=name)
-    blocks = split_blocks(text, reading)
-    alone = Counter(block.program for block in blocks if block.is_alone)
+    blocks = split_blocks(text, LAYOUT, reading)
+    alone = Counter(block.fact("program") for block in blocks if _ranks(block) == [0])
     for block in blocks:
+        ranks = _ranks(block)
         with reading.noting():
-            if block.lists_twice or (block.is_alone and alone[block.program] > 1):
+            is_listed_twice = len(set(ranks)) < len(ranks) and len(_groups(block)) == 1
+            if is_listed_twice or (ranks == [0] and alone[block.fact("program")] > 1):
                 raise LeftOutError(
                     "several processes each ran alone, as where nccl-tests was built without MPI=1;"
                     " what one GPU measured is imported from an output of its own"
@@ -119,47 +98,12 @@ def read(text: str, name: str, options: ImportOptions) -> Reading:
     return reading
 
 
-def split_blocks(text: str, reading: Reading) -> list[Block]:
-    """Split a text into its tests, in order."""
-    blocks = [Block()]
-    for place, line in whole_lines(text, reading):
-        if _BEGIN.match(line) and (blocks[-1].columns or blocks[-1].ended):
-            blocks.append(Block(version=blocks[-1].version, library=blocks[-1].library))
-        block = blocks[-1]
-        if line.startswith("#"):
-            _read_comment(line, block)
-        elif block.columns and not block.ended and re.match(r"\s*\d", line):
-            block.rows.append((place, line.split()))
-    return [block for block in blocks if block.columns]
+def _ranks(block: Block) -> list[int]:
+    return [int(match[1]) for match in block.facts.get("rank", ())]
 
 
-def _read_comment(line: str, block: Block) -> None:  # noqa: C901 - one branch for each kind of line
-    """Parse a line above or below a table."""
-    if match := re.match(r"# nccl-tests version (\S+).* nccl-library=(\d+)", line):
-        block.version, block.library = match[1], f"NCCL {nccl_version(int(match[2]))}"
-    elif match := re.match(r"# Collective test starting: (\S+)", line):
-        block.program = match[1].removesuffix("_mpi")
-    elif line.startswith("# nThread"):
-        block.settings = {
-            name: int(match[1])
-            for name, pattern in _SETTINGS.items()
-            if (match := pattern.search(line))
-        }
-    elif match := re.match(r"# Blocking Enabled: (.*)", line):
-        block.blocking = 2 if "no barrier" in match[1] else 1
-    elif match := _RANK.match(line):
-        block.groups.add(int(match[2] or 0))
-        block.places.append(Place(rank=int(match[1]), host=match[3], device=match[4].strip()))
-    elif line.startswith(f"# {PRINTED_BY_COMMBENCH}"):
-        block.own, block.means = True, MEANS_PRINTED in line
-    elif block.own and (setting := own_setting(line)):
-        block.setting = setting
-    elif _TABLE.match(line):
-        block.columns = line.lstrip("# ").split()
-    elif match := re.match(r"# Out of bounds values : (\d+)", line):
-        block.out_of_bounds = int(match[1])
-    elif line.startswith("# Avg bus bandwidth"):
-        block.ended = True
+def _groups(block: Block) -> set[str]:
+    return {match[2] or "0" for match in block.facts.get("rank", ())}
 
 
 def nccl_version(code: int) -> str:
@@ -177,10 +121,11 @@ def operation_of(program: str, name: str, options: ImportOptions) -> str:
     """
     if not program and options.operation is None:
         raise InputError(f"{name} does not say which operation was timed; say so with --operation.")
-    operation = OPERATIONS_BY_PROGRAM.get(program) if program else options.operation
-    if operation is None:
+    if not program:
+        return str(options.operation)
+    if program not in OPERATIONS_BY_PROGRAM:
         raise LeftOutError(f"{program} of nccl-tests has no counterpart in commbench")
-    return operation
+    return OPERATIONS_BY_PROGRAM[program]
 
 
 def stated_ranks(places: Sequence[Place]) -> int | None:
@@ -188,7 +133,14 @@ def stated_ranks(places: Sequence[Place]) -> int | None:
     some ranks.
     """
     ranks = {place.rank for place in places}
-    return len(ranks) if ranks and ranks == set(range(len(ranks))) else None
+    if ranks and ranks == set(range(len(ranks))):
+        return len(ranks)
+    return None
+
+
+def devices_of(places: Sequence[Place]) -> str:
+    """Return the names of the devices, each once."""
+    return " | ".join(dict.fromkeys(place.device for place in places if place.device))
 
 
 def cadence_of(blocking: int, reading: Reading) -> str:
@@ -209,148 +161,216 @@ def cadence_of(blocking: int, reading: Reading) -> str:
 
 
 def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
+    columns = block.columns
+    _check_table(block)
+    places = []
+    for match in block.facts.get("rank", ()):
+        places.append(Place(rank=int(match[1]), host=match[3], device=match[4].strip()))
+    operation = _operation(block, reading, options)
+    own_ranks, case = own_setting(block.fact("setting"))
+    if not block.fact("setting"):
+        case = {"backend": "nccl", "sync": cadence_of(_blocking(block), reading), "buffers": ""}
+        case["graph"] = block.fact("graph") not in {"", "0"}
+    case["operation"] = operation
+    ranks = reading.ranks(options, own_ranks or stated_ranks(places), operation)
+    reading.version = reading.version or block.fact("version")
+    if stated_ranks(places) == ranks:
+        reading.places[ranks] = places
+    shared = {"ranks": ranks, **_conditions(block, places, reading)}
+    earlier = len(reading.records)
+    for line in block.lines(reading, _with_blanks):
+        for second in ("", _SECOND):
+            half = {name: line[name + second] for name in columns if name + second in columns}
+            of_half = {**case, "in_place": second == _SECOND}
+            if half["time"] != "N/A" and has_half(of_half, reading):
+                with reading.noting():
+                    _check_rates(half, of_half, ranks, reading)
+                    checked = _checked(line, half, block)
+                    reading.records.append(half_record(of_half, line, half, **checked, **shared))
+    _check_footer(block, operation, reading.records[earlier:], reading)
+
+
+def _check_table(block: Block) -> None:
+    """Raise `LeftOutError` if the times of a table have no counterpart."""
     if "cputime" in block.columns:
         raise LeftOutError("times are of the CPU only (-C)")
-    if len(block.groups) > 1:
+    if f"time{_SECOND}" not in block.columns:
+        raise LeftOutError("a heading has no two halves, out of place and in place")
+    groups = _groups(block)
+    if len(groups) > 1:
         raise LeftOutError(
-            f"{len(block.groups)} groups ran at the same time and only their average is printed"
+            f"{len(groups)} groups ran at the same time and only their average is printed"
         )
-    operation = operation_of(block.program, reading.name, options)
-    setting = block.setting
-    ranks = reading.ranks(
-        options, setting.ranks if setting else stated_ranks(block.places), operation
-    )
-    reading.version = reading.version or block.version
-    if stated_ranks(block.places) == ranks:
-        reading.places[ranks] = block.places
-    if not block.ended:
+
+
+def _check_footer(
+    block: Block, operation: str, records: Sequence[Record], reading: Reading
+) -> None:
+    """Note a missing footer, and one that counts wrong data which no row shows."""
+    if END not in block.facts:
         reading.leave_out(f"the table of {operation} has no footer, so that lines may be missing")
-    shared = {
-        "operation": operation,
-        "ranks": ranks,
-        "backend": setting.backend if setting else "nccl",
-    }
-    shared |= {"pattern": setting.pattern if setting else "flat", **_conditions(block, reading)}
-    for place, words in block.rows:
-        with reading.noting():
-            reading.records += [
-                timed.record() for timed in _halves(place, words, block, shared, reading)
-            ]
+    is_shown = any(record.status == "wrong" for record in records)
+    if block.fact("wrong") not in {"", "0"} and not is_shown:
+        reading.wrong = (
+            f"{reading.name} counts {block.fact('wrong')} wrong values below its table of"
+            f" {operation}, and no row shows which"
+        )
 
 
-def _conditions(block: Block, reading: Reading) -> dict[str, Any]:
-    """Return the fields of `Timed` that all rows of a test share."""
-    if block.setting:
-        return {"time": RANK_MEAN if block.means else SLOWEST_RANK, **block.setting.manner}
-    reading.assume(RANKS_AVERAGED)
-    together = block.settings.get("iters", 1) * block.settings.get("aggregated", 1)
-    devices = list(dict.fromkeys(place.device for place in block.places if place.device))
-    return {
-        "time": RANK_MEAN,
-        "sync": cadence_of(block.blocking, reading),
-        "buffers": "",
-        "graph": bool(block.settings.get("graph")),
-        "repetitions": 1 if "iters" in block.settings else None,
-        "conditions": {"batch": together, "library": block.library, "device": " | ".join(devices)},
-    }
-
-
-def _halves(
-    place: int, words: Sequence[str], block: Block, shared: dict[str, Any], reading: Reading
-) -> list[Timed]:
-    """Parse both halves of a line: out of place and in place.
+def _operation(block: Block, reading: Reading, options: ImportOptions) -> str:
+    """Return the operation of a block: stated, else of --operation, else of the command above.
 
     Raises:
-        LeftOutError: the words do not match the heading.
+        InputError: none of these is given.
+        LeftOutError: rows show that it is another.
     """
-    columns = [column for column in block.columns if column != "timestamp"]
-    stamp = 2 if "timestamp" in block.columns else 0
-    if len(words) not in {len(columns), len(columns) + stamp}:
-        raise LeftOutError(
-            f"line {place} has {len(words)} words where the heading has {len(columns)}"
-        )
-    begins = [number for number, column in enumerate(columns) if column in _HALF]
-    if len(begins) != 2:  # noqa: PLR2004 - out of place, in place
-        raise LeftOutError(
-            f"the heading above line {place} has no two halves, out of place and in place"
-        )
-    first, second = begins
-    case = dict(zip(columns[:first], words, strict=False))
-    timed = []
-    for in_place, low, high in ((False, first, second), (True, second, len(columns))):
-        half = dict(zip(columns[low:high], words[low:high], strict=True))
-        if half["time"] == "N/A" or not has_half(
-            shared["operation"], in_place=in_place, reading=reading
-        ):
-            continue
-        _check_rates(half, shared, reading)
-        timed.append(
-            timed_half(case, half, in_place=in_place, out_of_bounds=block.out_of_bounds, **shared)
-        )
-    return timed
+    program = block.fact("program")
+    command = block.fact("command")
+    if not program and command and options.operation is None:
+        program = command
+        reading.assume(f"the table below the command {command} is its output")
+    operation = operation_of(program, reading.name, options)
+    if not program and "redop" in block.columns:
+        for line in block.lines(Reading(name=""), _with_blanks):
+            if OPERATIONS[operation].reduces != (line["redop"] != "none"):
+                raise LeftOutError(
+                    f"a table with redop {line['redop']} is not of {operation}; import it by"
+                    " itself, with its own --operation"
+                )
+    return operation
 
 
-def has_half(operation: str, *, in_place: bool, reading: Reading) -> bool:
+def _blocking(block: Block) -> int:
+    """Return the kind of waiting as ``-z`` counts it."""
+    stated = block.fact("blocking")
+    if "no barrier" in stated:
+        return 2
+    return 1 if stated else 0
+
+
+def _conditions(block: Block, places: Sequence[Place], reading: Reading) -> dict[str, Any]:
+    """Return the arguments of `make_record` that all rows of a block share."""
+    if block.fact("setting"):
+        means = MEANS_PRINTED in block.fact("own")
+        return {"time": RANK_MEAN if means else SLOWEST_RANK, "stated": {}}
+    reading.assume(RANKS_AVERAGED)
+    library = f"{block.fact('own library')} {block.fact('own library', 2)}".strip()
+    if block.fact("library"):
+        library = f"NCCL {nccl_version(int(block.fact('library')))}"
+    iterations = int(block.fact("iterations") or 0)
+    return {
+        "time": RANK_MEAN,
+        "stated": {"repetitions": 1 if iterations else None},
+        "batch": (iterations or 1) * int(block.fact("aggregated") or 1),
+        "library": library,
+        "device": devices_of(places),
+    }
+
+
+def _with_blanks(words: list[str], columns: Sequence[str]) -> list[str]:
+    """Return the words of a row with a word for what is blank: no reduction (blank for alltoall),
+    no root, or no in-place half. Without the time stamp of -S.
+    """
+    full = list(words)
+    if len(full) > 1 and re.fullmatch(r"\d+-\d+-\d+", full[-2]):
+        full = full[:-2]
+    half = columns.index(f"time{_SECOND}")
+    if "redop" in columns:
+        place = columns.index("redop")
+        if not "".join(full[place : place + 1])[:1].isalpha():
+            full.insert(place, "none")
+    if "root" in columns and len(full) in {half - 1, len(columns) - 1}:
+        place = columns.index("root")
+        if not re.fullmatch(r"-?\d{1,4}", full[place]):  # a time has a point or five digits
+            full.insert(place, "-1")
+    if len(full) == half:
+        full += ["N/A"] * (len(columns) - half)
+    return full
+
+
+def _checked(line: Mapping[str, str], half: Mapping[str, str], block: Block) -> dict[str, Any]:
+    """Return what the tool's check of a half found, as arguments of `make_record`.
+
+    Old versions print the largest deviation, and count what is wrong in the footer.
+    """
+    word = half.get("#wrong", half.get("error", "N/A"))
+    if word == "N/A":
+        return {}
+    value = number(word)
+    if "#wrong" in half:
+        return {"wrong": int(value)}
+    if block.fact("wrong") == "0":
+        return {"wrong": 0}
+    if block.fact("wrong") and value > _ACCEPTED.get(line["type"], 0.0):
+        return {"failure": Finding("imported_failure", "nccl-tests")}
+    return {}
+
+
+def has_half(case: Mapping[str, Any], reading: Reading) -> bool:
     """Return whether commbench has this case; nccl-tests has in-place cases of more operations."""
-    if in_place and not OPERATIONS[operation].has_in_place:
+    operation = case["operation"]
+    if case["in_place"] and not OPERATIONS[operation].has_in_place:
         reading.leave_out(f"{operation} in place has no counterpart in commbench")
         return False
     return True
 
 
-def timed_half(
-    case: dict[str, str],
-    half: dict[str, str],
+def half_record(
+    case: Mapping[str, Any],
+    line: Mapping[str, str],
+    half: Mapping[str, str],
     *,
-    in_place: bool,
-    out_of_bounds: int | None,
-    **shared: Any,  # noqa: ANN401 - fields of `Timed`
-) -> Timed:
-    """Parse one half of a line.
+    stated: Mapping[str, Any],
+    **shared: Any,  # noqa: ANN401 - further arguments of `make_record`
+) -> Record:
+    """Return the record of one half of a line.
 
     Args:
-        case: ``size``, ``type``, ``redop`` and ``root``, as printed.
-        half: ``time`` and ``#wrong`` (``error`` in old versions), and ``i_min`` where iterations
-            were timed.
-        in_place: whether this is the in-place half.
-        out_of_bounds: count of wrong elements in the footer, the only count of old versions.
-        shared: further fields of `Timed`.
+        case: fields of `Case` that all lines share.
+        line: ``size``, ``type``, ``redop`` and ``root``, as printed.
+        half: ``time``, and ``i_min`` where iterations were timed.
+        stated: fields of `Stated`.
+        shared: further arguments of `make_record`.
 
     Raises:
         LeftOutError: the half has no measurement.
     """
-    redop, root = case.get("redop", "none"), case.get("root", "-1")
+    redop = line.get("redop", "none")
+    root = line.get("root", "-1")
     if redop == "mulsum":
         raise LeftOutError("reduction mulsum is unknown to commbench")
     time_us = number(half["time"])
-    wrong = half.get("#wrong", "0" if out_of_bounds == 0 else "N/A")
-    return Timed(
-        message_bytes=whole_number(case["size"]),
+    if "i_min" in half:
+        stated = {**stated, "min_us": number(half["i_min"])}
+    return make_record(
+        {
+            **case,
+            "message_bytes": whole_number(line["size"]),
+            "dtype": DTYPES_BY_NAME.get(line["type"], line["type"]),
+            "redop": None if redop in {"none", ""} else redop,
+            "root": None if root == "-1" else whole_number(root),
+        },
         time_us=time_us,
         rank_mean_us=time_us if shared["time"] == RANK_MEAN else None,
-        dtype=DTYPES_BY_NAME.get(case["type"], case["type"]),
-        redop=None if redop in {"none", ""} else redop,
-        root=None if root == "-1" else whole_number(root),
-        in_place=in_place,
-        wrong=None if wrong == "N/A" else int(number(wrong)),
-        min_us=number(half["i_min"]) if "i_min" in half else None,
+        stated=stated,
         **shared,
     )
 
 
-def _check_rates(half: dict[str, str], shared: dict[str, Any], reading: Reading) -> None:
+def _check_rates(
+    half: Mapping[str, str], case: Mapping[str, Any], ranks: int, reading: Reading
+) -> None:
     """Note an assumption if the printed bus bandwidth belongs to another number of ranks."""
     if "N/A" in {half["algbw"], half["busbw"]}:
         return
     algbw, busbw = number(half["algbw"]), number(half["busbw"])
-    factor = importable_operation(
-        shared["operation"], shared["pattern"], shared["ranks"]
-    ).busbw_factor(shared["ranks"])
+    operation = importable_operation(case["operation"], case.get("pattern", "flat"), ranks)
+    factor = operation.busbw_factor(ranks)
     rounding = 0.5 * (factor * _last_digit(half["algbw"]) + _last_digit(half["busbw"]))
     if abs(busbw - factor * algbw) > 1.01 * rounding:
         reading.assume(
-            f"{shared['operation']} ran on {shared['ranks']} ranks, although the busbw that"
-            f" {reading.name} prints is that of another number of them; ours is computed again"
+            f"{operation.name} ran on {ranks} ranks, although the busbw that {reading.name} prints"
+            " is that of another number of them, or of another operation; ours is computed again"
         )
 
 

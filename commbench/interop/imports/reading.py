@@ -7,8 +7,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from commbench.collectives.cases import Case
@@ -20,8 +21,6 @@ from commbench.engine.records import Record, Stated, without_result
 from commbench.errors import InputError
 from commbench.findings import Finding, UnsupportedError
 
-#: Prefixes that launchers add to lines: mpirun --tag-output and srun --label.
-_LABEL = re.compile(r"^(\[\d+,\d+\]<std(out|err)>:|\s{0,3}\d+: ) ?")
 #: Start of the line that marks output of commbench in another tool's format.
 PRINTED_BY_COMMBENCH = "Printed by commbench in the format of"
 #: What such a line says of the means of ``run --as``; without it the times in nccl-tests' format
@@ -68,6 +67,8 @@ class Reading:
     records: list[Record] = field(default_factory=list)
     places: dict[int, Sequence[Place]] = field(default_factory=dict)
     """Hosts and devices by number of ranks, if stated."""
+    wrong: str = ""
+    """A sentence about wrong data that no record shows; empty without any."""
     assumed: dict[str, None] = field(default_factory=dict)
     """Assumptions about facts that the output does not state, one sentence each, in order."""
     left_out: Counter[str] = field(default_factory=Counter)
@@ -89,6 +90,13 @@ class Reading:
         except LeftOutError as reason:
             self.leave_out(str(reason))
 
+    def dtype(self, stated: str, options: ImportOptions, default: str, subject: str) -> str:
+        """Return the name of an element type: stated, else of --dtype, else the tool's default."""
+        if stated or options.dtype:
+            return str(stated or options.dtype)
+        self.assume(f"elements of {subject} were {default}, the tool's default (else --dtype)")
+        return default
+
     def ranks(self, options: ImportOptions, output_ranks: int | None, subject: str) -> int:
         """Return the number of ranks: the stated number, else that of -n.
 
@@ -107,67 +115,30 @@ class Reading:
         return int(output_ranks or options.ranks or 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnSetting:
-    """The conditions that commbench states above a table in another tool's format."""
-
-    backend: str
-    ranks: int | None
-    pattern: str = "flat"
-    sync: str = "auto"
-    redop: str | None = None
-    in_place: bool = False
-    root: int = 0
-    graph: bool = False
-    persistent: bool = False
-    buffers: str = "hot"
-
-    @property
-    def manner(self) -> dict[str, Any]:
-        """The fields of `Timed` for synchronisation, cadence and buffers."""
-        return {
-            "sync": self.sync,
-            "graph": self.graph,
-            "persistent": self.persistent,
-            "buffers": self.buffers,
-        }
+#: The line of conditions that commbench states above a table in another tool's format.
+OWN_SETTING = r"# (backend [\w-]+, (?:\d+|\?) ranks.*)"
 
 
-def own_setting(line: str) -> OwnSetting | None:
-    """Parse the line of conditions; None for another line.
+def own_setting(text: str) -> tuple[int | None, dict[str, Any]]:
+    """Return the number of ranks, if known, and fields of `Case` of such a line.
 
     A library's name may contain commas; it stands before the searched words.
     """
-    match = re.match(r"# backend ([\w-]+), (\d+|\?) ranks(.*)", line)
-    if not match:
-        return None
-    words = dict(re.findall(r", (pattern|cadence|buffers|redop|root) (\S+?)(?=,|$)", match[3]))
-    return OwnSetting(
-        backend=match[1],
-        ranks=None if match[2] == "?" else int(match[2]),
-        pattern=words.get("pattern", "flat"),
-        sync="none" if words.get("cadence") == "pipelined" else "auto",
-        redop=words.get("redop"),
-        in_place=", in place" in match[3],
-        root=int(words.get("root", 0)),
-        graph=words.get("cadence") == "graph",
-        persistent=words.get("cadence") == "persistent",
-        buffers=words.get("buffers", "hot"),
-    )
-
-
-def whole_lines(text: str, reading: Reading) -> Iterator[tuple[int, str]]:
-    """Yield the complete lines with their numbers, without prefixes of launchers.
-
-    Count an unterminated last line.
-    """
-    *lines, rest = text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        yield number, _LABEL.sub("", line.rstrip("\r"), count=1)
-    if rest.strip():
-        reading.leave_out(
-            f"line {len(lines) + 1} has no end, so that it may be cut off ({rest.strip()[:60]!r})"
-        )
+    names = "backend|pattern|cadence|buffers|redop|root"
+    words = dict(re.findall(rf"(?:^|, )({names}) ([^,\s]+)", text))
+    cadence = words.pop("cadence", "")
+    ranks = re.search(r", (\d+) ranks", text)
+    case = {
+        "pattern": "flat",
+        "redop": None,
+        **words,
+        "sync": "none" if cadence == "pipelined" else "auto",
+        "in_place": ", in place" in text,
+        "root": int(words.get("root", 0)),
+        "graph": cadence == "graph",
+        "persistent": cadence == "persistent",
+    }
+    return int(ranks[1]) if ranks else None, case
 
 
 def number(word: str) -> float:
@@ -216,88 +187,66 @@ def importable_operation(operation: str, pattern: str, ranks: int) -> Operation:
     return composed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """One case as a tool states it; fields that the tool does not state stay empty."""
+def make_record(
+    case: Mapping[str, Any],
+    *,
+    ranks: int,
+    time_us: float,
+    time: str,
+    rank_mean_us: float | None = None,
+    wrong: int | None = None,
+    failure: Finding | None = None,
+    stated: Mapping[str, Any] = MappingProxyType({}),
+    **conditions: Any,  # noqa: ANN401 - fields of `Record`
+) -> Record:
+    """Return one case as a tool states it, as a record of launch 0.
 
-    operation: str
-    backend: str
-    ranks: int
-    message_bytes: int
-    time_us: float
-    time: str
-    """Meaning of the time: `RANK_MEAN`, `SLOWEST_RANK` or `PAIR_MEAN`."""
-    dtype: str | None
-    redop: str | None = None
-    root: int | None = None
-    in_place: bool | None = None
-    pattern: str = "flat"
-    sync: str = "auto"
-    buffers: str = "hot"
-    graph: bool = False
-    persistent: bool = False
-    rank_mean_us: float | None = None
-    wrong: int | None = None
-    failure: Finding | None = None
-    """Why the data is wrong, where the tool states no number of wrong elements."""
-    repetitions: int | None = None
-    min_us: float | None = None
-    p25_us: float | None = None
-    p75_us: float | None = None
-    p95_us: float | None = None
-    conditions: dict[str, Any] = field(default_factory=dict)
-    """Further fields of the record."""
+    Args:
+        case: fields of `Case`; those that the operation does not have are ignored.
+        ranks: the number of ranks.
+        time_us: the time of one operation, microseconds.
+        time: its meaning: `RANK_MEAN`, `SLOWEST_RANK` or `PAIR_MEAN`.
+        rank_mean_us: the mean over ranks, microseconds, if stated.
+        wrong: the number of wrong elements, if stated.
+        failure: why the data is wrong, where no number is stated.
+        stated: further fields of `Stated`.
+        conditions: further fields of the record.
 
-    def record(self) -> Record:
-        """Return the case as a record of launch 0.
-
-        Raises:
-            LeftOutError: commbench has no such case.
-        """
-        operation = importable_operation(self.operation, self.pattern, self.ranks)
-        if operation.moves_data and self.dtype not in DTYPES:
-            raise LeftOutError(f"element type {self.dtype} is unknown to commbench")
-        if operation.moves_data and not self.message_bytes:
-            raise LeftOutError("messages of 0 bytes cannot be imported")
-        if not self.time_us:
-            raise LeftOutError("a time or rate of 0 is below what the tool resolves")
-        if self.ranks < operation.minimum_ranks:
-            raise LeftOutError(f"{self.operation} on {self.ranks} rank has nothing to measure")
-        record = Record(
-            case=Case(
-                backend=self.backend,
-                operation=self.operation,
-                message_bytes=self.message_bytes if operation.moves_data else 0,
-                dtype=self.dtype if operation.moves_data else None,
-                redop=self.redop if operation.reduces else None,
-                root=self.root if operation.rooted else None,
-                in_place=self.in_place if operation.has_in_place else None,
-                pattern=self.pattern,
-                sync=self.sync,
-                buffers=self.buffers,
-                graph=self.graph,
-                persistent=self.persistent,
-            ),
-            launch=0,
-            status="wrong" if self.wrong else "ok",
-            group=f"0-{self.ranks - 1}" if self.ranks > 1 else "0",
-            group_size=self.ranks,
-            times_us=[self.time_us],
-            rank_mean_us=[] if self.rank_mean_us is None else [self.rank_mean_us],
-            wrong=self.wrong,
-            flags=(
-                ("imported",)
-                if self.wrong is not None or self.failure
-                else ("unverified", "imported")
-            ),
-            stated=Stated(
-                time=self.time,
-                repetitions=self.repetitions,
-                min_us=self.min_us,
-                p25_us=self.p25_us,
-                p75_us=self.p75_us,
-                p95_us=self.p95_us,
-            ),
-            **self.conditions,
-        )
-        return without_result(record, "wrong", self.failure) if self.failure else record
+    Raises:
+        LeftOutError: commbench has no such case.
+    """
+    operation = importable_operation(case["operation"], case.get("pattern", "flat"), ranks)
+    if operation.moves_data and case["dtype"] not in DTYPES:
+        raise LeftOutError(f"element type {case['dtype']} is unknown to commbench")
+    if operation.moves_data and not case["message_bytes"]:
+        raise LeftOutError("messages of 0 bytes cannot be imported")
+    applies = {
+        "dtype": operation.moves_data,
+        "redop": operation.reduces,
+        "root": operation.rooted,
+        "in_place": operation.has_in_place,
+    }
+    applied = {**case, **{name: None for name, does in applies.items() if not does}}
+    if not time_us:
+        raise LeftOutError("a time or rate of 0 is below what the tool resolves")
+    if ranks < operation.minimum_ranks:
+        raise LeftOutError(f"{operation.name} on {ranks} rank has nothing to measure")
+    flags = ["imported"]
+    if wrong is None and failure is None:
+        flags.insert(0, "unverified")
+    record = Record(
+        case=Case(**applied),
+        launch=0,
+        status="wrong" if wrong else "ok",
+        group=f"0-{ranks - 1}" if ranks > 1 else "0",
+        group_size=ranks,
+        times_us=[time_us],
+        rank_mean_us=[] if rank_mean_us is None else [rank_mean_us],
+        wrong=wrong,
+        flags=tuple(flags),
+        stated=Stated(time=time, **stated),
+        **conditions,
+    )
+    if failure is not None:
+        return without_result(record, "wrong", failure)
+    return record
