@@ -8,7 +8,7 @@ verdict of at most four lines. `commbench report` shows the rest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -23,11 +23,9 @@ from commbench.findings import Finding
 from commbench.report.columns import Cell, Column, Table, number, plain_table, printed, tone_of
 from commbench.report.findings import (
     half_widths_of,
-    kinds_of,
     machine_states,
-    row_warnings,
     setting,
-    without_mild,
+    warnings_of,
 )
 from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
 from commbench.report.table import columns_of
@@ -51,8 +49,6 @@ FEWEST_LAUNCHES = 4
 MOST_SETTINGS = 5
 #: The most warnings of the first answer.
 MOST_WARNINGS = 2
-#: Flags of a sweep that is short because its fastest settings are compared again.
-_OF_SWEEPS = frozenset({"one_launch", "few_launches", "ci_wide", "unsteady", "drift"})
 #: A width that every table fits into.
 _UNLIMITED = 10_000
 
@@ -254,13 +250,7 @@ def _others(count: int) -> list[RenderableType]:
 
 def answer_warnings(run: Run) -> list[Finding]:
     """Return the gravest warnings, at most `MOST_WARNINGS`: two states of the machine first."""
-    kinds = []
-    for kind in kinds_of(run):
-        shown = without_mild(kind)
-        if kind.section == "training" and run.decision is not None:
-            shown = replace(shown, hidden=shown.hidden | _OF_SWEEPS)
-        kinds.append(shown)
-    return [*machine_states(run), *row_warnings(kinds, run.info)][:MOST_WARNINGS]
+    return [*machine_states(run), *warnings_of(run)][:MOST_WARNINGS]
 
 
 def answer_verdict(run: Run) -> list[str]:

@@ -378,6 +378,8 @@ def in_place(run: Run) -> list[Finding]:
 
 #: Statuses without a result, the worst first.
 _FAILURES = ("wrong", "hung", "failed", "unsupported")
+#: Flags of a sweep of few launches.
+_OF_SHORT_SWEEPS = frozenset({"one_launch", "few_launches", "ci_wide", "unsteady", "drift"})
 #: Flags about spread: in a matrix differences between pairs cause it.
 _SPREAD = frozenset({"ci_wide", "bimodal", "bimodal_launches", "unsteady"})
 
@@ -405,9 +407,17 @@ class Kind:
 def warnings_of(run: Run) -> list[Finding]:
     """Return the warnings of a run, the most severe first.
 
-    They are failures, severe flags, and medium ones that most rows of a kind have.
+    They are failures, severe flags, and medium ones that most rows of a kind have. A sweep may be
+    short where its fastest settings were compared again.
     """
-    return row_warnings([without_mild(kind) for kind in kinds_of(run)], run.info)
+    kinds = []
+    for kind in kinds_of(run):
+        shown = _without_mild(kind)
+        is_compared = run.decision is not None and run.decision.is_compared
+        if kind.section == "training" and is_compared:
+            shown = replace(shown, hidden=shown.hidden | _OF_SHORT_SWEEPS)
+        kinds.append(shown)
+    return row_warnings(kinds, run.info)
 
 
 def kinds_of(run: Run) -> list[Kind]:
@@ -429,7 +439,7 @@ def kinds_of(run: Run) -> list[Kind]:
     return [kind for kind in kinds if kind.rows]
 
 
-def without_mild(kind: Kind) -> Kind:
+def _without_mild(kind: Kind) -> Kind:
     """Hide flags that only the section of these rows names."""
     counts = Counter(flag for row in kind.rows for flag in kind.flags_of(row))
     hidden = set(kind.hidden)

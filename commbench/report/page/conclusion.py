@@ -139,7 +139,7 @@ def _code(run: Run) -> list[Code]:
     title, text = choices[0]
     if advice.safe.verdict != "change":
         title, text = choices[-1]
-    return [Code(title=title, text=text.rstrip())]
+    return [Code(title=title, text="\n".join(filter(None, text.splitlines())))]
 
 
 def _conditions(runs: Sequence[Run]) -> list[Entry]:
