@@ -25,6 +25,7 @@ from commbench.results.reading import make_run
 from commbench.results.record_types import Records
 from commbench.results.states import find_states
 from commbench.results.summary import keyed_rows
+from commbench.results.verdict import paragraph
 
 ENVS = ["A=1", "A=1 (again)", "A=2"]
 
@@ -186,7 +187,7 @@ def test_a_recommendation_is_of_the_faster_environment() -> None:
     assert ("change", "5") == (recommendation.verdict, recommendation.best.bucket_cap_mb)
     assert 'os.environ["A"] = "2"' in recommendation.snippet
     assert "bucket_cap_mb=5" in recommendation.snippet
-    assert recommendation.env_reason in str(recommendation.to_json()["paragraph"])
+    assert recommendation.env_reason in paragraph(recommendation)
 
 
 def test_an_environment_of_the_sweep_alone_is_not_recommended() -> None:

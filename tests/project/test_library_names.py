@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -63,7 +64,9 @@ def absent(name: str) -> str:
             found = getattr(found, part)
         else:
             try:
-                found = importlib.import_module(path)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of torch's own modules
+                    found = importlib.import_module(path)
             except ImportError:
                 return path
         if not isinstance(found, ModuleType | type):
