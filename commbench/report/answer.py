@@ -31,7 +31,6 @@ from commbench.report.formats import launches_of, microseconds, percent, short, 
 from commbench.report.table import columns_of
 from commbench.results import Run
 from commbench.results.recommendation import (
-    Choice,
     Recommendation,
     effect_of,
     fresh_extent,
@@ -185,24 +184,25 @@ def answer_settings(run: Run) -> list[RenderableType]:
     advice = run.decision
     if advice is None or not advice.is_compared or not advice.has_baseline:
         return _sweep(rows)
+    heading = "speedup"
+    has_intervals = advice.blocks > 0 or advice.launches >= FEWEST_LAUNCHES
+    if has_intervals:
+        heading += f" [{percent(advice.level, 1).replace('.0 ', ' ')} interval]"
     lines = [(advice.baseline_name, _milliseconds(advice.baseline.step_ms), "1")]
     for choice in advice.alternatives:
         name = advice.named(choice)
         effect = effect_of(choice, advice.baseline)
         if effect != "none":
             name = f"{name} ({effect})"
-        lines.append((name, _milliseconds(choice.step_ms), _speedup(choice)))
+        low, high = None, None
+        if has_intervals and choice.speedup_ci is not None:
+            low, high = choice.speedup_ci
+        speedup = with_interval(choice.speedup, low, high, 2)
+        lines.append((name, _milliseconds(choice.step_ms), speedup))
     extent = fresh_extent(advice.launches, advice.blocks, is_live=advice.is_live)
-    level = percent(advice.level, 1).replace(".0 ", " ")
-    headings = ["", "ms a step", f"speedup [{level} interval]"]
-    table = plain_table(headings, lines, words=1)
+    table = plain_table(["", "ms a step", heading], lines, words=1)
     title = f"DDP step: {advice.workload}, {advice.backend}, {extent}"
     return [Text(f"\n{title}", style="bold"), printed(table), *_remarks(run, advice)]
-
-
-def _speedup(choice: Choice) -> str:
-    low, high = choice.speedup_ci or (None, None)
-    return with_interval(choice.speedup, low, high, 2)
 
 
 def _milliseconds(value: float | None) -> str:
