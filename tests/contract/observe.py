@@ -21,7 +21,7 @@ RECORDED = Path(__file__).resolve().parent / "recorded"
 #: A run of each kind.
 RUNS = (
     "bench_xeon2core_20261125",
-    "live_trainer_300mbit_xeon2core_20261125",
+    "live_trainer_300mbit_xeon2core_20261127",
     "matrix_slow_host_xeon2core_20261125",
     "soak_200mbit_xeon2core_20261125",
     "train_resnet18_1gbit_xeon2core_20261125",
