@@ -22,6 +22,7 @@ from commbench.engine.records import Row
 from commbench.findings import Finding
 from commbench.report.columns import Cell, Column, Table, number, plain_table, printed, tone_of
 from commbench.report.findings import (
+    FEWEST_LAUNCHES,
     half_widths_of,
     machine_states,
     setting,
@@ -42,8 +43,6 @@ from commbench.stats import median
 from commbench.tuner.predictions import predictions
 from commbench.units import counted, format_size, three_digits
 
-#: The fewest launches whose spread an interval can rest on.
-FEWEST_LAUNCHES = 4
 #: The most settings of a sweep that the first answer shows.
 MOST_SETTINGS = 5
 #: The most warnings of the first answer.

@@ -378,6 +378,8 @@ def in_place(run: Run) -> list[Finding]:
 
 #: Statuses without a result, the worst first.
 _FAILURES = ("wrong", "hung", "failed", "unsupported")
+#: The fewest launches whose spread an interval can rest on.
+FEWEST_LAUNCHES = 4
 #: Flags of a sweep of few launches.
 _OF_SHORT_SWEEPS = frozenset({"one_launch", "few_launches", "ci_wide", "unsteady", "drift"})
 #: Flags about spread: in a matrix differences between pairs cause it.
@@ -413,7 +415,7 @@ def warnings_of(run: Run) -> list[Finding]:
     kinds = []
     for kind in kinds_of(run):
         shown = _without_mild(kind)
-        is_compared = run.decision is not None and run.decision.is_compared
+        is_compared = run.decision is not None and run.decision.launches >= FEWEST_LAUNCHES
         if kind.section == "training" and is_compared:
             shown = replace(shown, hidden=shown.hidden | _OF_SHORT_SWEEPS)
         kinds.append(shown)
