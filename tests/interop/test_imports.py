@@ -597,7 +597,7 @@ def test_old_versions_show_wrong_data_by_the_deviation() -> None:
 
 @pytest.mark.parametrize(("time", "is_odd"), [("91.12", False), ("290.12", True)])
 def test_launches_that_differ_severalfold_are_remarked(time: str, is_odd: bool) -> None:
-    """Suspect other settings behind launches whose times differ severalfold."""
+    """Remark that launches whose times differ severalfold may have other settings."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     assert is_odd == bool(load_text(text + text.replace("90.12", time)).remark)
 

@@ -19,7 +19,7 @@ FIRST = ("thawed", "halves")
 OTHERS = (
     "preview",
     "late_hook",
-    "wrapped_anew",
+    "wrapped_again",
     "twice",
     "sparse",
     "sharpness",
@@ -55,7 +55,7 @@ OTHERS = (
 UNTUNED = ("few", "compiled_whole", "by_own_exchange")
 #: Kinds whose watching once went wrong, and others.
 WATCHED_SLOWLY = (
-    *("reentrant", "sharpness", "sparse", "thawed", "halves", "late_hook", "wrapped_anew"),
+    *("reentrant", "sharpness", "sparse", "thawed", "halves", "late_hook", "wrapped_again"),
     *("twice", "adapted", "restarted", "leaving"),
 )
 WATCHED = ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in WATCHED_SLOWLY)]

@@ -315,8 +315,8 @@ def late_hook(rank: int) -> list[nn.Module]:
     return [ddp]
 
 
-def wrapped_anew(rank: int) -> list[nn.Module]:
-    """Wrap a model anew, as after loading a checkpoint, and count the wrappers that stay."""
+def wrapped_again(rank: int) -> list[nn.Module]:
+    """Wrap a model again, as after loading a checkpoint, and count the wrappers that stay."""
     model = network()
     left = nn.ParameterList([torch.zeros(1)])
     for steps in (70, 12, 50):
@@ -399,7 +399,7 @@ def zero(rank: int) -> list[nn.Module]:
 
 
 def workers(rank: int) -> list[nn.Module]:
-    """Load data in forked processes that are started anew in each epoch."""
+    """Load data in forked processes that are started again in each epoch."""
     ddp = DistributedDataParallel(network())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     data = TensorDataset(torch.cat([*batches(rank)]))
@@ -523,7 +523,7 @@ KINDS: dict[str, Callable[[int], list[nn.Module]]] = {
     for each in (
         plain, thawed, preview, lonely_evaluation, nested, sparse, adversaries, folds, by_hand,
         reentrant, sharpness, complex_numbers, accumulated, uneven, static, unused, few,
-        shared_group, longer, halves, late_hook, wrapped_anew, scaled, compiled, compiled_whole,
+        shared_group, longer, halves, late_hook, wrapped_again, scaled, compiled, compiled_whole,
         averaged, zero, workers, closure, twice, penalised, adapted, by_own_exchange,
         restarted, leaving,
     )
