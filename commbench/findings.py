@@ -69,7 +69,7 @@ class Finding:
     @property
     def in_full(self) -> str:
         """The sentence, and those of its details."""
-        return " ".join(map(str, (self, *self.details)))
+        return as_text([self, *self.details])
 
     def key(self, subject: str) -> tuple[object, ...]:
         """Return what alike reasons have in common, for a prediction of ``subject``.
@@ -86,8 +86,8 @@ class Finding:
         )
 
 
-def paragraph(findings: Iterable[Finding]) -> str:
-    """Return the sentences of findings, one behind the other."""
+def as_text(findings: Iterable[Finding]) -> str:
+    """Return the sentences of findings as one text."""
     return " ".join(map(str, findings))
 
 

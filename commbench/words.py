@@ -17,7 +17,6 @@ from commbench.units import (
     format_duration,
     format_seconds,
     format_size,
-    format_time,
     three_digits,
 )
 
@@ -37,26 +36,27 @@ class Estimate(NamedTuple):
         return self.low, self.high
 
 
+def _interval(estimate: Estimate, text_of: Callable[[float], str], unit: str = "") -> str:
+    """Return the text of a value with its unit, and of the ends of its interval if it has one."""
+    text = f"{text_of(estimate.value)}{unit}"
+    if estimate.low is None or estimate.high is None:
+        return text
+    return f"{text} [{text_of(estimate.low)}, {text_of(estimate.high)}]"
+
+
 def _ratio(ratio: float | Estimate) -> str:
-    if not isinstance(ratio, Estimate):
-        return f"{ratio:.3g}"
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.3g}"
-    return f"{ratio.value:.3g} [{ratio.low:.3g}, {ratio.high:.3g}]"
+    if isinstance(ratio, Estimate):
+        return _interval(ratio, "{:.3g}".format)
+    return f"{ratio:.3g}"
 
 
 def thousandths(ratio: Estimate) -> str:
     """Return a ratio with three decimals and its interval: ``0.821 [0.811, 0.835]``."""
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.3f}"
-    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+    return _interval(ratio, "{:.3f}".format)
 
 
 def _change(ratio: Estimate) -> str:
-    change = f"{_percent_change(ratio.value)} %"
-    if ratio.low is None or ratio.high is None:
-        return change
-    return f"{change} [{_percent_change(ratio.low)}, {_percent_change(ratio.high)}]"
+    return _interval(ratio, _percent_change, " %")
 
 
 def _percent_change(ratio: float) -> str:
@@ -67,16 +67,11 @@ def _percent_change(ratio: float) -> str:
 
 
 def _rate(rate_GBps: Estimate) -> str:  # noqa: N803 - a unit
-    text = f"{three_digits(rate_GBps.value)} GB/s"
-    if rate_GBps.low is None or rate_GBps.high is None:
-        return text
-    return f"{text} [{three_digits(rate_GBps.low)}, {three_digits(rate_GBps.high)}]"
+    return _interval(rate_GBps, three_digits, " GB/s")
 
 
 def _difference(difference: Estimate) -> str:
-    if difference.low is None or difference.high is None:
-        return f"{difference.value:+.2g}"
-    return f"{difference.value:+.2g} [{difference.low:+.2g}, {difference.high:+.2g}]"
+    return _interval(difference, "{:+.2g}".format)
 
 
 def _level(share: float) -> str:
@@ -99,10 +94,6 @@ def _clauses(items: Sequence[object]) -> str:
     return _list(items, "; ")
 
 
-def _microseconds(time_us: float) -> str:
-    return format_time(time_us * 1e-6)
-
-
 #: How a field of a sentence is written, by the name after its colon.
 FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {
@@ -119,7 +110,6 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "signed": _difference,
         "size": format_size,
         "thousandths": thousandths,
-        "us": _microseconds,
         "utc": clock_time,
         "verdict": {
             "change": "a gain",
@@ -137,16 +127,11 @@ NOUNS = frozenset(
         "case",
         "configuration",
         "curve",
-        "event",
         "expectation",
         "fresh launch",
         "more fresh launch",
-        "group",
-        "host",
         "inconclusive case",
         "launch",
-        "link",
-        "rank",
         "row",
         "setting",
         "spike",
@@ -371,6 +356,11 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " one; in the slow one the probe took {ratio:.2f} times as long. The table shows the"
             " fast state, collectives.csv both."
         ),
+        # A first answer.
+        "answer_exposed": "A step with {baseline} waits {share:percent} of its time for gradients.",
+        "answer_others": "The report has {settings:setting} more, from the sweep.",
+        "answer_precision": "Typical 95 % interval: {half_widths:list}.",
+        "answer_verified": "Every result was verified.",
         # A recommendation: what to do.
         "setting_change": "{subject}: change to {setting}.",
         "setting_change_altering": (

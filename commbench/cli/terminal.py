@@ -98,7 +98,7 @@ class LineDisplay:
         self._console = console
         self._clock = clock
         self._progress_s = progress_s
-        self._said_s = clock()
+        self._printed_s = clock()
         self._stage = ""
         self._launch = ""
         self._launches = 0
@@ -149,7 +149,7 @@ class LineDisplay:
         done, total = self._progress
         if not total:
             self._print(f"{self._launch}: {format_duration(seconds)}, nothing was measured")
-        elif self._clock() - self._said_s >= self._progress_s:
+        elif self._clock() - self._printed_s >= self._progress_s:
             left = f", about {format_duration(self._eta_s)} left" if done < total else ""
             self._print(f"{self._launch}: {done} of {total} measurements{left}")
 
@@ -164,7 +164,7 @@ class LineDisplay:
     def _print(self, text: str) -> None:
         stage = STAGES.get(self._stage, self._stage)
         self._console.print(f"  {stage:<{STAGE_WIDTH}}{text}", markup=False)
-        self._said_s = self._clock()
+        self._printed_s = self._clock()
 
 
 class BarDisplay(LineDisplay):

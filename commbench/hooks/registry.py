@@ -125,20 +125,6 @@ class HookSpec:
     """Returns whether the size of the messages depends on the shapes of the tensors with these
     options."""
 
-    def selects_over_buckets(self, options: Mapping[str, str]) -> bool:
-        """Return whether the hook with these options selects over whole buckets: bucket sizes then
-        affect results.
-        """
-        return self.number == "density" and self._text("scope", options) in {"bucket", ""}
-
-    def _text(self, name: str, options: Mapping[str, str]) -> str:
-        """Return an option as text: the given value or the default.
-
-        Empty if the hook has no such option.
-        """
-        defaults = {option.name: str(option.default) for option in self.options}
-        return options.get(name, defaults.get(name, ""))
-
     @property
     def usage(self) -> str:
         """The syntax in ``--hook``: ``topk:DENSITY``."""

@@ -19,7 +19,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
-from commbench.findings import Finding
+from commbench.findings import Finding, Value, as_text
 from commbench.report.columns import Cell, Column, Table, number, plain_table, printed, tone_of
 from commbench.report.findings import (
     FEWEST_LAUNCHES,
@@ -82,8 +82,7 @@ def answer_times(run: Run, width: int) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(f"\n{_title(rows)}", style="bold")]
     for columns in _fitting(_series(rows), width):
         parts.append(printed(_table(columns)))
-    parts.append(Text(_precision(rows)))
-    return parts
+    return [*parts, Text(as_text(_precision(rows)))]
 
 
 def _title(rows: Sequence[Row]) -> str:
@@ -110,16 +109,30 @@ def _series(rows: Sequence[Row]) -> list[list[Series]]:
 
 
 def _fitting(operations: Sequence[Sequence[Series]], width: int) -> Iterable[list[Series]]:
-    """Yield the columns of each table: as many whole operations as fit the width."""
-    console = Console(width=_UNLIMITED, force_terminal=False)
-    table: list[Series] = []
+    """Yield the columns of each table: as many whole operations as fit the width.
+
+    The columns of an operation that is wider are distributed one by one.
+    """
+    units: list[Sequence[Series]] = []
     for columns in operations:
-        wider = [*table, *columns]
-        if table and console.measure(printed(_table(wider))).maximum > width:
+        if _width(columns) <= width:
+            units.append(columns)
+        else:
+            units += [[series] for series in columns]
+    table: list[Series] = []
+    for unit in units:
+        wider = [*table, *unit]
+        if table and _width(wider) > width:
             yield table
-            wider = list(columns)
+            wider = list(unit)
         table = wider
     yield table
+
+
+def _width(columns: Sequence[Series]) -> int:
+    """Return the characters of a table's lines."""
+    console = Console(width=_UNLIMITED, force_terminal=False)
+    return console.measure(printed(_table(columns))).maximum
 
 
 def _table(columns: Sequence[Series]) -> Table:
@@ -156,20 +169,21 @@ def _time(rows: Sequence[Row]) -> Cell:
     return Cell(microseconds(row.time_us))
 
 
-def _precision(rows: Sequence[Row]) -> str:
-    """State the typical half-width of each library's intervals, and whether data were right."""
-    parts = []
+def _precision(rows: Sequence[Row]) -> list[Finding]:
+    """Return the typical half-width of each library's intervals, and whether data were verified."""
+    half_widths = []
     for backend, of_backend in rows_by(rows, lambda row: row.backend).items():
         repeated = [row for row in of_backend if (row.launches or 0) >= FEWEST_LAUNCHES]
-        half_widths = half_widths_of(repeated)
-        if half_widths:
-            parts.append(f"{backend} ±{percent(median(half_widths))}")
-    sentences = []
-    if parts:
-        sentences.append(f"Half-width of a typical 95 % interval: {', '.join(parts)}.")
-    if all(row.wrong == 0 for row in rows if row.status == "ok"):
-        sentences.append("Every result was verified.")
-    return " ".join(sentences)
+        widths = half_widths_of(repeated)
+        if widths:
+            half_widths.append(f"{backend} ±{100 * median(widths):.2g} %")
+    findings = []
+    if half_widths:
+        findings.append(Finding("answer_precision", numbers={"half_widths": tuple(half_widths)}))
+    timed = [row for row in rows if row.status == "ok"]
+    if timed and all(row.wrong == 0 for row in timed):
+        findings.append(Finding("answer_verified"))
+    return findings
 
 
 def answer_settings(run: Run) -> list[RenderableType]:
@@ -201,7 +215,8 @@ def answer_settings(run: Run) -> list[RenderableType]:
     extent = fresh_extent(advice.launches, advice.blocks, is_live=advice.is_live)
     table = plain_table(["", "ms a step", heading], lines, words=1)
     title = f"DDP step: {advice.workload}, {advice.backend}, {extent}"
-    return [Text(f"\n{title}", style="bold"), printed(table), *_remarks(run, advice)]
+    remarks = map(Text, map(str, _remarks(run, advice)))
+    return [Text(f"\n{title}", style="bold"), printed(table), *remarks]
 
 
 def _milliseconds(value: float | None) -> str:
@@ -209,42 +224,49 @@ def _milliseconds(value: float | None) -> str:
 
 
 def _sweep(rows: Sequence[TrainingRow]) -> list[RenderableType]:
-    """Return the fastest settings; an interval needs `FEWEST_LAUNCHES`."""
-    fastest = sorted(rows, key=lambda row: -(row.samples_per_s or 0.0))
+    """Return the first setting, as a rule the baseline, and the fastest others; an interval needs
+    `FEWEST_LAUNCHES`.
+    """
+    first, *others = rows
+    fastest = sorted(others, key=lambda row: -(row.samples_per_s or 0.0))
+    shown = [first, *fastest[: MOST_SETTINGS - 1]]
     lines = []
-    for row in fastest[:MOST_SETTINGS]:
-        speedup = with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
-        if (row.launches or 0) < FEWEST_LAUNCHES:
-            speedup = with_interval(row.speedup, None, None, 2)
+    for row in shown:
+        low, high = None, None
+        if (row.launches or 0) >= FEWEST_LAUNCHES:
+            low, high = row.speedup_ci_low, row.speedup_ci_high
+        speedup = with_interval(row.speedup, low, high, 2)
         lines.append((setting_name(row), _milliseconds(row.step_ms), speedup))
-    first = rows[0]
     extent = launches_of(row.launches for row in rows)
     title = f"DDP step: {first.workload}, {first.backend}, {extent}"
     table = plain_table(["", "ms a step", "speedup"], lines, words=1)
-    return [Text(f"\n{title}", style="bold"), printed(table), *_others(len(rows) - len(lines))]
+    remarks = map(Text, map(str, _others(len(rows) - len(shown))))
+    return [Text(f"\n{title}", style="bold"), printed(table), *remarks]
 
 
-def _remarks(run: Run, advice: Recommendation) -> list[RenderableType]:
+def _remarks(run: Run, advice: Recommendation) -> list[Finding]:
+    """Return how long a step of the baseline waits, and how many settings are not shown."""
     compared = [advice.baseline, *advice.alternatives]
     settings = [setting_of(choice) for choice in compared]
-    remarks: list[RenderableType] = []
+    remarks = []
     others = 0
     for row in run.training_rows:
-        place = setting_of(row)
-        if place not in settings:
+        of_row = setting_of(row)
+        if of_row not in settings:
             others += 1
-        elif place == settings[0] and row.exposed_comm_ms is not None and row.step_ms:
-            share = percent(row.exposed_comm_ms / row.step_ms)
-            remarks.append(
-                Text(f"Of a step of {advice.baseline_name} {share} waits for gradients.")
-            )
+        elif of_row == settings[0] and row.exposed_comm_ms is not None and row.step_ms:
+            numbers: dict[str, Value] = {
+                "share": row.exposed_comm_ms / row.step_ms,
+                "baseline": advice.baseline_name,
+            }
+            remarks.append(Finding("answer_exposed", numbers=numbers))
     return [*remarks, *_others(others)]
 
 
-def _others(count: int) -> list[RenderableType]:
+def _others(count: int) -> list[Finding]:
     if count < 1:
         return []
-    return [Text(f"{counted(count, 'setting')} more, less exact: see the report.")]
+    return [Finding("answer_others", numbers={"settings": count})]
 
 
 def answer_warnings(run: Run) -> list[Finding]:

@@ -61,3 +61,10 @@ def test_few_launches_have_no_interval(capsys: pytest.CaptureFixture[str]) -> No
     lines = printed(RESULTS / "train_hooks_1gbit_xeon2core_20261125", capsys)
     [line] = [line for line in lines if line.startswith("fp16")]
     assert "[" not in line
+
+
+def test_columns_of_many_environments_are_readable(capsys: pytest.CaptureFixture[str]) -> None:
+    """Print each environment of an operation in full, in further tables if they do not fit."""
+    path = RESULTS / "env_links_200mbit_xeon2core_20261125"
+    text = "\n".join(printed(path, capsys, width=80))
+    assert all(row.env in text for row in load_run(path).rows)

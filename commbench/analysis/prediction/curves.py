@@ -36,10 +36,6 @@ from commbench.errors import InputError
 from commbench.schema import JsonObject
 from commbench.stats import Floats, Interval
 
-#: A picosecond: shorter than any measured time, so that computed values stay finite.
-SHORTEST_US = 1e-6
-
-
 #: A single size cannot separate start-up time from bandwidth.
 LEAST_CURVE = 2
 #: Assumed median absolute error per doubling if it was not measured.

@@ -22,7 +22,7 @@ from commbench.analysis.comparison.verdicts import BrokenCase, ComparedCase, Com
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.records import column
-from commbench.findings import Finding, paragraph
+from commbench.findings import Finding, as_text
 from commbench.report.columns import Column, printed, tabulate, verdict_cell
 from commbench.report.formats import microseconds
 from commbench.results.tables import csv_text
@@ -73,7 +73,7 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
         table: the comparison.
         threshold: the share that sets the exit code; cases that are slower by more are named last.
     """
-    lines = [paragraph(answer(table))]
+    lines = [as_text(answer(table))]
     lines += [f"A: {name}" for name in table.names_a]
     lines.append(f"B: {table.name_b}")
     if table.is_forced:
@@ -84,7 +84,7 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
         parts += [printed(tabulate(table.cases, case_columns(table))), Text("")]
     parts += [Text(str(finding)) for finding in closing(table)]
     if threshold is not None:
-        parts.append(Text(paragraph(beyond(table, threshold))))
+        parts.append(Text(as_text(beyond(table, threshold))))
     return Group(*parts)
 
 
@@ -242,7 +242,7 @@ def comparison_json(table: ComparisonTable, threshold: float) -> str:
         "threshold": threshold,
         "forced": table.is_forced,
         "complete": table.is_complete,
-        "summary": paragraph(answer(table)),
+        "summary": as_text(answer(table)),
         "counts": {str(verdict): count for verdict, count in table.counts.items()},
         "regressions": [name for names in regressions(table, threshold) for name in names],
         "differences": [asdict(difference) for difference in table.differences],

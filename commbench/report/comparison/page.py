@@ -5,7 +5,7 @@ from pathlib import Path
 
 from commbench.analysis.comparison.findings import answer, beyond, closing
 from commbench.analysis.comparison.verdicts import ComparisonTable
-from commbench.findings import paragraph
+from commbench.findings import as_text
 from commbench.report.columns import tabulate
 from commbench.report.comparison.formats import case_columns
 from commbench.report.page import style_sheet, template_of
@@ -37,7 +37,7 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
         table=table,
         sides=[*(("A", name) for name in table.names_a), ("B", table.name_b)],
         answer=first,
-        details=[paragraph(others), paragraph(beyond(table, threshold))],
+        details=[as_text(others), as_text(beyond(table, threshold))],
         regressions=table.regressions_beyond(threshold),
         lines=_lines(table, reach),
         band=(_place(1 - table.margin, reach), _place(1 + table.margin, reach)),
