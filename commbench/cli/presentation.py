@@ -16,6 +16,7 @@ from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
 from commbench.cli.terminal import make_console
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import check_choice
+from commbench.findings import Finding
 from commbench.report.advice import advise_run
 from commbench.report.answer import (
     answer_settings,
@@ -100,19 +101,20 @@ def print_answer(run_: Run, console: Console, page: Path | None) -> None:
     """Print the first answer of a run: times, compared settings, warnings, verdict, where the rest
     is.
     """
-    for part in [*answer_times(run_, console.width), *answer_settings(run_)]:
+    parts = [*answer_times(run_, console.width), *answer_settings(run_)]
+    if not parts:
+        parts = [Text(str(Finding("run_empty")))]
+    for part in parts:
         console.print(part)
-    console.print()
-    for warning in answer_warnings(run_):
-        console.print(f"! {warning.in_full}", soft_wrap=True)
-    for line in answer_verdict(run_):
-        console.print(line, soft_wrap=True)
-    console.print()
+    lines = [f"! {warning.in_full}" for warning in answer_warnings(run_)]
+    lines += answer_verdict(run_)
+    if lines:
+        console.print("", *lines, sep="\n", soft_wrap=True)
     command = shlex.join(["commbench", "report", str(run_.path)])
     where = f"All numbers: {run_.path} (tables and a page of figures: {command})"
     if page is not None:
         where = f"All numbers and figures: {page} (tables: {command})"
-    console.print(where, soft_wrap=True)
+    console.print(f"\n{where}", soft_wrap=True)
 
 
 def _print_conclusion(run_: Run, console: Console) -> None:

@@ -1,11 +1,13 @@
 """Tests of the first answer of a run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from commbench.cli.presentation import print_answer
 from commbench.cli.terminal import make_console
+from commbench.findings import Finding
 from commbench.report.answer import answer_verdict, answer_warnings
 from commbench.results import load_run
 from commbench.results.verdict import MOST_LINES
@@ -68,3 +70,12 @@ def test_columns_of_many_environments_are_readable(capsys: pytest.CaptureFixture
     path = RESULTS / "env_links_200mbit_xeon2core_20261125"
     text = "\n".join(printed(path, capsys, width=80))
     assert all(row.env in text for row in load_run(path).rows)
+
+
+def test_an_empty_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """State that nothing has been measured, in place of tables and a verdict."""
+    empty = replace(load_run(BENCH), records=(), training_records=(), recommendation=None)
+    print_answer(empty, make_console(), None)
+    said, _, where = capsys.readouterr().out.splitlines()
+    assert str(Finding("run_empty")) == said
+    assert str(BENCH) in where
