@@ -600,8 +600,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "host_gpu_unused": "{gpus:GPU} ({model}) present, but no cupy and no torch.",
         "host_gpu_unused_remedy": (
             "Install the extra `cuda13` (`cuda12` before driver 580), as `make install` does where"
-            " there are GPUs, or a CUDA build of torch to measure NCCL; without either only host"
-            " memory is."
+            " there are GPUs, or a CUDA build of torch to measure NCCL; without either, only host"
+            " memory is measured."
         ),
         "host_gpu_unwatched": (
             "{gpus:GPU} ({model}) present, but nvidia-ml-py is missing, so throttling and energy"

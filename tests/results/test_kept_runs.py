@@ -241,6 +241,8 @@ def facts_of_networks() -> Iterator[Fact]:
     assert worst.ci is not None
     low, high = (f"{bound:.2f}" for bound in worst.ci)
     yield "docs/evidence.md", f"{worst.factor:.3g} [{low}, {high}] times"
+    for finding in straggler_findings(kept("matrix_slow_host")).findings():
+        yield "docs/measure-your-cluster.md", str(finding)
     yield "README.md", f"{worst.factor:.1f} times as long [{low}, {high}]"
     rates = {(row.backend, row.operation): row.busbw_GBps for row in kept("links_1gbit").rows}
     shares = [100 * rates[key] / 0.125 for key in (("gloo", "all_reduce"), ("mpi", "bandwidth"))]
