@@ -118,7 +118,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         }.__getitem__,
     }
 )
-#: Nouns that a field's name of a format counts.
+#: Nouns that a field counts; a nested field, as in ``{units:{kind}}``, may name one.
 NOUNS = frozenset(
     {
         "GPU",
@@ -129,9 +129,13 @@ NOUNS = frozenset(
         "curve",
         "expectation",
         "fresh launch",
-        "more fresh launch",
+        "group",
+        "host",
         "inconclusive case",
         "launch",
+        "link",
+        "more fresh launch",
+        "rank",
         "row",
         "setting",
         "spike",

@@ -91,10 +91,8 @@ def baseline_sentences(run: Run) -> list[str]:
 def render_recommendation(recommendation: Recommendation) -> list[RenderableType]:
     """Return the recommendation's paragraph and the lines to paste."""
     parts: list[RenderableType] = [Text(f"\n{paragraph(recommendation)}\n")]
-    texts = snippets(recommendation)
-    for title, snippet in texts:
-        if len(texts) > 1:
-            parts.append(Text(f"{title}:"))
+    for title, snippet in snippets(recommendation):
+        parts.append(Text(f"{title}:"))
         parts.append(Padding(Text(snippet.rstrip()), (0, 0, 0, 4)))
     return parts
 

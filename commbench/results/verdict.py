@@ -42,10 +42,7 @@ def verdict_lines(recommendation: Recommendation) -> list[str]:
         lines.append(f"  {finding}")
     if recommendation.verdict != "change":
         return lines
-    codes = snippets(recommendation)
-    if recommendation.safe.verdict != "change":  # the first is the baseline
-        codes = codes[-1:]
-    for title, text in codes:
+    for title, text in snippets(recommendation):
         lines.append(f"{title}:")
         for line in text.splitlines():
             if line:
@@ -82,7 +79,9 @@ def snippets(recommendation: Recommendation) -> list[tuple[str, str]]:
     safe, best = recommendation.safe, recommendation.best
     if recommendation.verdict != "change" or not alters_learning(best, recommendation.baseline):
         return [("To paste", recommendation.snippet)]
-    texts = [("To paste, leaves learning as it is", safe.snippet)]
+    texts = []
+    if safe.verdict == "change":
+        texts.append(("To paste, leaves learning as it is", safe.snippet))
     for each in recommendation.altering:
         if each.snippet and setting_of(each) != setting_of(best):
             texts.append((f"To paste, {recommendation.named(each)}", each.snippet))

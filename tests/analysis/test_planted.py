@@ -41,5 +41,5 @@ def test_a_link_that_lost_a_tenth_is_found(tmp_path: Path) -> None:
     assert 0 == done.returncode, done.stdout + done.stderr
     facts = json.loads((tmp_path / "out" / "planted.json").read_text())
     assert {"slower": 2, "faster": 0, "same": 0, "inconclusive": 0} == facts["counts"]["b"]
-    assert any(text.startswith("emulated: ") for text in facts["differences"]["b"])
+    assert any("emulated: " in text for text in facts["differences"]["b"])
     assert 1 + 2 * 2 == len((tmp_path / "out" / "comparisons.csv").read_text().splitlines())

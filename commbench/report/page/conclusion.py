@@ -129,16 +129,11 @@ def _entry(group: Group, findings: Mapping[str, Sequence[Finding]], *, is_lead: 
 
 
 def _code(run: Run) -> list[Code]:
-    """Return the lines of a recommended change; a safe setting that is none is not worth
-    pasting.
-    """
+    """Return the lines of a recommended change."""
     advice = run.decision
     if advice is None or advice.verdict != "change":
         return []
-    choices = snippets(advice)
-    title, text = choices[0]
-    if advice.safe.verdict != "change":
-        title, text = choices[-1]
+    title, text = snippets(advice)[0]
     return [Code(title=title, text="\n".join(filter(None, text.splitlines())))]
 
 
