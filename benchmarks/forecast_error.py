@@ -32,6 +32,7 @@ from commbench.analysis.prediction.law import (
     hold_out,
 )
 from commbench.analysis.prediction.links import link_of
+from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.prediction.replay import TrainedWorkload
 from commbench.analysis.runs import network_model
 from commbench.cli.terminal import make_console
@@ -39,7 +40,6 @@ from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.hooks.registry import hook_words
 from commbench.results import Run, load_run
-from commbench.tuner.validation import compare_held_out_sizes
 
 RESULTS = Path(__file__).parent.parent / "results"
 #: The collectives from which others are predicted.
@@ -78,10 +78,18 @@ def kept_pairs() -> dict[str, list[HeldOut]]:
 
 
 def _sizes() -> Iterator[HeldOut]:
+    """Yield times at every other inner size, predicted from the sizes between."""
     for path in sorted(RESULTS.glob("*/samples.jsonl")):
-        for pairs in compare_held_out_sizes(load_run(path.parent).records).values():
-            for pair in pairs:
-                yield HeldOut(pair.predicted / pair.measured, 0.0)
+        records = load_run(path.parent).records
+        measured = NetworkModel.fit(records)
+        for key, curve in measured.curves.items():
+            left_out = set(list(curve.sizes)[1:-1:2])
+            fitted = NetworkModel.fit(r for r in records if r.case.message_bytes not in left_out)
+            if key not in fitted.curves:
+                continue
+            for size, time_us in zip(curve.sizes, curve.times_us, strict=True):
+                if size in left_out:
+                    yield HeldOut(fitted.curves[key].time_us(size) / time_us, 0.0)
 
 
 def _pair(

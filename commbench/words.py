@@ -460,7 +460,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "limit_oversubscribed": "more ranks than cores took turns",
         "limit_shared_gpu": "ranks shared a GPU and sent by TCP",
         "limit_throttled": "a GPU was slowed down",
-        "limit_unpredicted": "no setting could be predicted: {cause}",
         # A setting that may not be recommended, and why, each a clause.
         "accuracy_is_costlier": (
             "its {subject} is {worst:.2g} % higher and {allowed:.2g} % is allowed"
@@ -570,13 +569,13 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " more."
         ),
         "search": (
-            "Of {settings:alternative}, {afresh} measured in fresh launches, {in_rounds} in rounds"
-            " only, and {predicted} judged by prediction (median error {error:.1f} % at"
-            " {held_out:setting} measured later)."
+            "Of {settings:alternative}, {afresh} measured in fresh launches, and {in_rounds} in"
+            " the search only."
         ),
-        "search_of_unknown_error": (
-            "Of {settings:alternative}, {afresh} measured in fresh launches, {in_rounds} in rounds"
-            " only, and {predicted} judged by prediction (of unknown error)."
+        "search_of_some": (
+            "Of {settings:alternative}, {afresh} measured in fresh launches, {in_rounds} in the"
+            " search only, and {untried} not at all: bucket sizes of slower hooks, or no time was"
+            " left."
         ),
         # Conditions of a host that distort a measurement, and what helps.
         "host_clock": "The kernel's clock source is '{source}' instead of 'tsc'.",

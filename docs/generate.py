@@ -54,8 +54,7 @@ from commbench.results.recommendation import (
 )
 from commbench.results.tables import column_dtypes
 from commbench.schema import Limits
-from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, TUNING_BUDGETS
-from commbench.tuner.predictions import PredictionRow
+from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS
 
 DOCS = Path(__file__).parent
 FOLDER = DOCS / "figures"
@@ -97,7 +96,6 @@ that follow |
 | `model.json` | the model of the network, if three sizes or more of an operation were measured: see below |
 | `ddp.csv` | one line per training configuration, if the run trained |
 | `buckets.csv` | one line per bucket of each of these |
-| `predictions.csv` | one line per candidate of a tuning: what was predicted, and what was measured later |
 | `timeline.csv` | one line per visit of a soak: when, median, longest wait, slowest rank |
 | `events.csv` | one line per spike and per failed launch of a soak: when, how long, whose |
 | `drift.csv` | one line per case of a soak: its trend |
@@ -185,11 +183,6 @@ A flag is a warning about a row, never a reason to drop it. The mark is what tab
 TRAINING_FLAGS_HEAD = """## Flags of training
 
 Those above also apply where they make sense: to steps in place of repetitions.
-"""
-
-TUNING_BUDGETS_HEAD = """## Budgets of tuning
-
-At most; blocks and fresh launches are those of training, as far as the [cost](tuning.md#what-it-costs) allows them.
 """
 
 RECOMMENDATION_HEAD = """## recommendation.json
@@ -430,8 +423,6 @@ def _training() -> list[str]:
         _columns(TrainingRow),
         "## buckets.csv\n",
         _columns(BucketRow),
-        "## predictions.csv\n",
-        _columns(PredictionRow),
         TRAINING_FLAGS_HEAD,
         _flags(is_training_only=True),
         "## Budgets of training\n",
@@ -444,6 +435,7 @@ def _training() -> list[str]:
                 "blocks in a fresh launch",
                 "half-width aimed at",
                 "time aimed at",
+                "time of a search",
             ),
             (
                 (
@@ -454,28 +446,9 @@ def _training() -> list[str]:
                     str(b.confirm_blocks),
                     f"{100 * b.relative_half_width:g} %",
                     f"{b.aim_s:g} s" if b.aim_s else "",
+                    f"{b.search_s:g} s",
                 )
                 for b in TRAINING_BUDGETS.values()
-            ),
-        ),
-        TUNING_BUDGETS_HEAD,
-        _table(
-            (
-                "`--budget`",
-                "launches of the network",
-                "of the calibration",
-                "rounds",
-                "launches of a round",
-            ),
-            (
-                (
-                    f"`{name}`",
-                    str(b.network_launches),
-                    str(b.calibrate_launches),
-                    str(b.rounds),
-                    str(b.round_launches),
-                )
-                for name, b in TUNING_BUDGETS.items()
             ),
         ),
         RECOMMENDATION_HEAD,

@@ -49,14 +49,12 @@ from commbench.report.table import (
 from commbench.report.text_formats import STYLES, render
 from commbench.report.training import (
     render_cost,
-    render_predictions,
     render_recommendation,
     render_training,
 )
 from commbench.results import Run
 from commbench.results.overhead import overheads
 from commbench.results.tables import csv_text
-from commbench.tuner.predictions import predictions
 
 
 def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) -> None:
@@ -67,16 +65,12 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     if style != "table":
         sys.stdout.write(_text(run_, style))
         return
-    if predictions(run_):  # collectives are an input of the tuning, so one line suffices
-        for finding in model_error(run_):
-            console.print(str(finding), markup=False)
-    elif run_.records or not run_.training_records:
+    if run_.records or not run_.training_records:
         _print_collectives(run_, console)
     if run_.training_records:
         for part in [
             *render_training(run_),
             *render_envs(training_envs(run_)),
-            *render_predictions(predictions(run_)),
         ]:
             console.print(part)
     if run_.info.get("candidates"):
@@ -126,7 +120,7 @@ def _print_conclusion(run_: Run, console: Console) -> None:
         return
     for part in render_recommendation(recommendation):
         console.print(part)
-    if predictions(run_):
+    if run_.info.get("candidates"):
         console.print(render_cost(recommendation, run_.info.get("launches") or ()))
 
 

@@ -36,12 +36,12 @@ from commbench.launch.facts import emulated_conditions
 from commbench.results import load_run
 from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, fixed_settings
-from commbench.stats.budgets import Budget, TrainingBudget, TuningBudget
+from commbench.stats.budgets import Budget, TrainingBudget
 from commbench.system.gpus import gpu_addresses
 from commbench.system.software import git_commit
 from commbench.units import counted, format_size, parse_size, parse_sizes
 
-BudgetT = TypeVar("BudgetT", Budget, TrainingBudget, TuningBudget)
+BudgetT = TypeVar("BudgetT", Budget, TrainingBudget)
 
 #: Send and receive buffers of every rank count twice: libraries also stage messages.
 BUFFERS_PER_RANK = 3

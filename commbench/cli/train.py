@@ -33,11 +33,9 @@ from commbench.fields import join_names
 from commbench.hooks.registry import canonical_hook, find_file_hooks
 from commbench.launch.probe import probe_workload
 from commbench.results import Store
-from commbench.results.record_types import collective_records
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
 from commbench.tuner.decision import recommend
 from commbench.tuner.learning import Permission
-from commbench.tuner.predictions import with_search
 from commbench.tuner.sweep import TrainingPlan
 
 TrainingBackend = Annotated[
@@ -299,10 +297,7 @@ def write_recommendation(store: Store, permission: Permission) -> None:
     trainings = store.training_records
     recommendation = recommend(trainings, store.info)
     if recommendation is not None:
-        completed = with_search(
-            recommendation, collective_records(store.records), trainings, store.info
-        )
-        store.write_recommendation(completed)
+        store.write_recommendation(recommendation)
 
 
 def short_name(command: str, workload: str) -> str:

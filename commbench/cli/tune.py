@@ -49,7 +49,7 @@ from commbench.launch.probe import probe_hooks, probe_workload
 from commbench.live.command import attach_to, find_program, name_of
 from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
 from commbench.results import load_run
-from commbench.stats.budgets import TUNING_BUDGETS
+from commbench.stats.budgets import TRAINING_BUDGETS
 from commbench.tuner.stages import TuningPlan
 
 #: The fewest steps of a block: 3 untimed steps, and 3 for a median.
@@ -118,7 +118,10 @@ BudgetName = Annotated[
     typer.Option(
         "--budget",
         metavar="NAME",
-        help=("quick, standard or rigorous: up to 6, 10 or 20 fresh launches decide."),
+        help=(
+            "quick, standard or rigorous: 6, 10 or 20 fresh launches decide, or twice as many if"
+            " these do not."
+        ),
     ),
 ]
 
@@ -151,11 +154,11 @@ def tune(
     before --: --bucket-cap-mb, --allow, --accept-loss, --steps, --time-limit, --then, --out,
     --seed. The same command with the same --out adds to its results.
 
-    Without a COMMAND: trains --workload. Times the network and a few steps, predicts every setting
-    from them, measures the promising ones beside the default, and compares the best one with the
-    default in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is
-    one rank of one launch; repeat the command with the same --out until it says that nothing is
-    left.
+    Without a COMMAND: trains --workload. One launch searches: it trains with each hook in turns,
+    drops the slow ones, and then tries bucket sizes for those that are left. The best are compared
+    with the default in fresh launches; only these decide. Inside mpirun, torchrun or srun this
+    process is one rank of one launch; repeat the command with the same --out until it says that
+    nothing is left.
     """
     check_counts(
         {
@@ -189,7 +192,7 @@ def tune(
             then=checked_then(then),
         )
         return _start(settings, command, options)
-    tuning_budget = find_budget(TUNING_BUDGETS, budget)
+    tuning_budget = find_budget(TRAINING_BUDGETS, budget)
     requested = check_training_backend(backend)
     workload: str = axes["workload"]
     allowed = check_accuracy_loss(max_accuracy_loss)
@@ -274,7 +277,7 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
     """Return the task of a tuning; ``left_out`` as in `Task`."""
     return Task(
         name=short_name("tune", plan.workload),
-        requests=[plan.network_request(), plan.calibrate_request()],
+        requests=[plan.search_request()],
         stages=plan.stages(),
         left_out=left_out,
         info=plan.info,

@@ -249,6 +249,10 @@ class Training:
         with context:
             self.scaler.scale(loss).backward()
 
+    def digest(self) -> int:
+        """Return a checksum of the parameters."""
+        return _digest(self.inner)
+
     def close(self) -> None:
         """Break the cycle of model, hook and this object: DDP's C++ part holds the hook, so it is
         never collected.
@@ -304,7 +308,7 @@ class Training:
         self.log.finish()
         sent_bytes = _difference(sent_before, self._sent(), steps - early_steps)
         if case.uses_ddp and is_last:
-            digest = _digest(self.inner)
+            digest = self.digest()
         # Read before the extra passes, which are not part of the training.
         times, watched = np.array(self.log.seconds), self.log.buckets
         skipped, peak = int(self.skipped) - skipped_before, context.device.peak_memory_bytes()

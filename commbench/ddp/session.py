@@ -7,10 +7,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import statistics
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -24,6 +27,7 @@ from commbench.ddp.plan.cases import (
     Terms,
     TrainingCase,
     schedule,
+    search_blocks,
     short_blocks,
 )
 from commbench.ddp.plan.records import TrainingRecord
@@ -41,10 +45,15 @@ from commbench.hooks.registry import TOP_K, file_hook_name, find_hook
 from commbench.system.clock import clock_domain
 from commbench.system.host import usable_cpus
 
+if TYPE_CHECKING:
+    from commbench.tuner.search import Search
+
 #: Timed steps of the trial that sets the number of steps of all blocks, and the bounds of that
 #: number.
 TRIAL_STEPS = 2
 FEWEST_STEPS, MOST_STEPS = 3, 2000
+#: Rounds of a search that have the timed steps of a whole block.
+SEARCH_ROUNDS = 3
 #: Memory of a training in copies of its parameters: weights, gradients, buckets, two of the
 #: optimiser, one of a hook.
 TRAINING_COPIES = 6
@@ -74,6 +83,8 @@ class Duty:
     """Called with a case's record after its last block, on rank 0 only."""
     is_out_of_time: Callable[[], bool]
     """Whether no further block may begin."""
+    search: Search | None = None
+    """Plans the rounds of a launch that searches, on rank 0; None: all blocks are planned."""
 
 
 def train_launch(
@@ -96,8 +107,11 @@ def train_launch(
         for case in cases:  # before any case timeout starts: a user's workload may read much data
             session.build(case)
         session.load_file_hooks()
+        if terms.search_s is not None:
+            compile_hooks(cases, rank.device.torch_device)
+            return _SearchedLaunch(cases, session, duty).train()
         session.divide_blocks(cases)
-        blocks = len(session.short_blocks) or terms.blocks
+        blocks = len(session.lengths) or terms.blocks
         order = schedule(cases, terms.seed, launch, blocks, watches_drift=terms.watches_drift)
         compile_hooks(cases, rank.device.torch_device)
         return _train_blocks(cases, order, session, duty)
@@ -121,6 +135,68 @@ def _train_blocks(
         if outcome.record is not None:
             duty.finish(outcome.record)
     return True
+
+
+class _SearchedLaunch:
+    """A launch that trains in the rounds of `Duty.search`, as rank 0 plans them.
+
+    A case has its record when no further round holds it.
+    """
+
+    def __init__(self, cases: Sequence[TrainingCase], session: _Session, duty: Duty) -> None:
+        self._cases = cases
+        self._session = session
+        self._duty = duty
+        self._open: list[int] = []
+        """Cases with blocks and without a record."""
+
+    def train(self) -> bool:
+        """Train all rounds; return False if time ran out before the end."""
+        room = self._session.prepare_search(self._cases)
+        while members := self._plan(room):
+            for index in members:
+                if self._duty.is_out_of_time():
+                    self._finish(self._open)
+                    return False
+                self._train(index)
+        return True
+
+    def _plan(self, room: int) -> list[int]:
+        """Return the cases of the next round, and finish those that it does not hold."""
+        planned: list[int] = []
+        if self._duty.search is not None:
+            planned = self._duty.search.next_round(room)
+        members = self._session.control.broadcast(planned)
+        self._finish([index for index in self._open if index not in members])
+        return members
+
+    def _train(self, index: int) -> None:
+        """Train the block of a case in the round under way."""
+        case, session, search = self._cases[index], self._session, self._duty.search
+        self._duty.begin(index)
+        started = time.monotonic()
+        outcome = session.block(case, last=False)
+        if outcome.is_last:
+            self._hand_over(outcome.record)
+            if index in self._open:
+                self._open.remove(index)
+            if search is not None:
+                search.leave_out(index)
+            return
+        if index not in self._open:
+            self._open.append(index)
+        if search is not None:
+            session.rounds[case.key].append(search.round)
+            search.add(index, session.median_ms(case), time.monotonic() - started)
+
+    def _finish(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            self._hand_over(self._session.finish(self._cases[index]))
+        self._open = [index for index in self._open if index not in indices]
+
+    def _hand_over(self, record: TrainingRecord | None) -> None:
+        if record is not None:
+            self._duty.finish(record)
 
 
 def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None:
@@ -207,9 +283,12 @@ class _Session:
         self._groups: dict[int, _Groups] = {}
         self._built: dict[tuple[str, int, int], _Built] = {}
         self._blocks: dict[str, list[list[BlockSamples]]] = {}
-        self.short_blocks: Sequence[int] = ()
-        """Steps of each block of a training that is kept between its blocks; empty: each block
-        is a training."""
+        self.lengths: Sequence[int] = ()
+        """Steps of each block; empty: of a whole block. The last one is that of all later ones."""
+        self.is_keeping = False
+        """Whether a training is kept between its blocks, instead of one for each block."""
+        self.rounds: defaultdict[str, list[int]] = defaultdict(list)
+        """In a search, the rounds of each case, by its key; on rank 0."""
         self._kept: dict[str, Training] = {}
         self._refused_hooks: dict[str, Finding] = {}
         """Why a rank cannot load a user's own hook, by its name; the same on all ranks."""
@@ -220,22 +299,46 @@ class _Session:
         """
         if not (self.terms.divides_blocks and self.steps):
             return
-        parameters = sum(
-            p.numel() * p.element_size()
-            for case in cases
-            for p in self.build(case).workload.model.parameters()
+        if len(cases) > self._room(cases):
+            return
+        early, settling = early_steps_of(self.device, self.steps), self.device.settling_steps
+        lengths = short_blocks(
+            self.terms.blocks * self.steps,
+            early=early,
+            settling=settling,
+            fewest_timed=FEWEST_TIMED,
         )
+        if len(lengths) > self.terms.blocks:
+            self.lengths, self.is_keeping = lengths, True
+
+    def prepare_search(self, cases: Sequence[TrainingCase]) -> int:
+        """Fix the blocks of a search; return the most cases that a round may have.
+
+        Trainings are kept between rounds if those with the buckets of the first case fit into
+        memory.
+        """
+        steps = self._fix_steps(self.paces)
+        room = self._room(cases)
+        first = [case for case in cases if case.bucket_cap_mb == cases[0].bucket_cap_mb]
+        self.is_keeping = len(first) <= room
+        early, settling = early_steps_of(self.device, steps), self.device.settling_steps
+        if not self.is_keeping:
+            room, settling = len(cases), early
+        self.lengths = search_blocks(steps, early=early, settling=settling, rounds=SEARCH_ROUNDS)
+        return room
+
+    def _room(self, cases: Sequence[TrainingCase]) -> int:
+        """Return how many trainings fit into the memory of every rank, the largest model's each."""
+        largest = 0
+        for case in cases:
+            size = 0
+            for parameter in self.build(case).workload.model.parameters():
+                size += parameter.numel() * parameter.element_size()
+            largest = max(largest, size)
         sharing = self.device.ranks_per_gpu or len(_cpus_here(self.control))
-        has_room = sharing * TRAINING_COPIES * parameters <= FREE_SHARE * self.device.free_bytes()
-        if all(gather_everywhere(self.control, has_room)):
-            early, settling = early_steps_of(self.device, self.steps), self.device.settling_steps
-            lengths = short_blocks(
-                self.terms.blocks * self.steps,
-                early=early,
-                settling=settling,
-                fewest_timed=FEWEST_TIMED,
-            )
-            self.short_blocks = lengths if len(lengths) > self.terms.blocks else ()
+        free_bytes = FREE_SHARE * self.device.free_bytes()
+        room = int(free_bytes // (sharing * TRAINING_COPIES * max(1, largest)))
+        return min(gather_everywhere(self.control, room))
 
     def load_file_hooks(self) -> None:
         """Import the user's own hooks on all ranks, so that a rank without one refuses its case
@@ -262,15 +365,12 @@ class _Session:
         An error that all ranks raise fails only this case; any other ends the launch.
         """
         built = self.build(case)
-        if self.steps is None:
-            workload_steps = (
-                built.workload.steps if built.workload.evaluate else None
-            )  # the metric is defined after the workload's own number of steps
-            self.steps = workload_steps or self._find_steps(self.paces, self.build(self.paces))
-        steps = self.steps or EARLY_STEPS + FEWEST_STEPS
+        steps = self._fix_steps(case)
         blocks = self._blocks.setdefault(case.key, [])
         deep = self.launch == 0 and last and case.phase != CONFIRM
-        length = self.short_blocks[len(blocks)] if self.short_blocks else steps
+        length = steps
+        if self.lengths:
+            length = self.lengths[min(len(blocks), len(self.lengths) - 1)]
         samples, refusal = self._try(case, built, steps, length, deep=deep, last=last)
         first_refusal = next(
             (r for r in gather_everywhere(self.control, refusal) if r is not None), None
@@ -291,6 +391,37 @@ class _Session:
             return _Outcome(is_last=last)
         blocks.append([rank_samples for rank_samples in gathered if rank_samples is not None])
         return _Outcome(is_last=last, record=self._record(case, built, blocks) if last else None)
+
+    def median_ms(self, case: TrainingCase) -> float:
+        """Return the median timed step of a case's latest block on the slowest rank; on rank 0."""
+        ranks = self._blocks[case.key][-1]
+        slowest = np.max([samples.times[:, -1] for samples in ranks], axis=0)
+        return 1e3 * float(np.median(slowest[ranks[0].early_steps :]))
+
+    def finish(self, case: TrainingCase) -> TrainingRecord | None:
+        """End the training of a case after a block; return its record on rank 0."""
+        blocks = self._blocks[case.key]
+        training = self._kept.pop(case.key, None)
+        digest = None
+        if training is not None:
+            digest = training.digest()
+            training.close()
+        digests = self.control.gather(digest)
+        if digests is None:
+            return None
+        for samples, rank_digest in zip(blocks[-1], digests, strict=False):
+            if rank_digest is not None:
+                samples.digest = rank_digest
+        return self._record(case, self.build(case), blocks)
+
+    def _fix_steps(self, case: TrainingCase) -> int:
+        """Return the steps of a whole block, which the first block of a launch fixes."""
+        if self.steps is None:
+            workload = self.build(case).workload
+            if workload.evaluate:  # the metric is defined after the workload's own number of steps
+                self.steps = workload.steps
+            self.steps = self.steps or self._find_steps(self.paces, self.build(self.paces))
+        return self.steps or EARLY_STEPS + FEWEST_STEPS
 
     def _try(
         self, case: TrainingCase, built: _Built, steps: int, length: int, *, deep: bool, last: bool
@@ -316,9 +447,9 @@ class _Session:
                 device=self.device,
                 meter=self.meter.own if self.meter.covers(case.backend) else None,
                 file_hooks=self.terms.file_hooks,
-                is_alone=not self.short_blocks,
+                is_alone=not self.is_keeping,
             )
-            is_kept = bool(self.short_blocks) and not last
+            is_kept = self.is_keeping and not last
             training = self._kept.pop(case.key, None)
             try:
                 training = training or Training(case, context)
@@ -343,7 +474,8 @@ class _Session:
             blocks,
             built.workload,
             meter=self.meter,
-            block_steps=self.steps or 0 if self.short_blocks else 0,
+            block_steps=self.steps or 0 if self.lengths else 0,
+            rounds=tuple(self.rounds[case.key]),
             launch=self.launch,
             seed=self.seed,
             threads_per_rank=self.threads,

@@ -188,11 +188,8 @@ class Ledger:
         return code
 
     def _lacks_cases(self) -> bool:
-        """Return whether a case of a cut stage has no launch at all, and no prediction in its
-        place.
-        """
-        required = (request for request in self._cut if not request.is_optional)
-        return any(unmeasured_cases(request, self.store.records) for request in required)
+        """Return whether a case of a cut stage has no launch at all."""
+        return any(unmeasured_cases(request, self.store.records) for request in self._cut)
 
     def _why(self, ending: Ending) -> str:
         """Return how many cases failed and how the first did, or the reason of the launch that

@@ -246,10 +246,17 @@ class _Duty:
         rank = TrainingRank(
             control=self.control, device=device, progress=self.heart.progress, meter=meter
         )
+        search = None
+        if terms.search_s is not None and self.control.rank == 0:
+            from commbench.tuner.search import Search
+
+            seed = f"{terms.seed}:{self.plan.launch}"
+            search = Search(cases, seconds=terms.search_s, seed=seed)
         duty = Duty(
             begin=lambda index: self._begin(index, cases[index], number=next(self.numbers)),
             finish=self._finish,
             is_out_of_time=lambda: self.is_out_of_time(1 / terms.blocks),
+            search=search,
         )
         return train_launch(cases, terms, rank, duty, launch=self.plan.launch)
 

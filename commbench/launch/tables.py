@@ -1,4 +1,4 @@
-"""Writes the tables of a run from its records: rows, pairs, the network model, predictions and
+"""Writes the tables of a run from its records: rows, pairs, the network model and
 stragglers.
 """
 
@@ -18,7 +18,6 @@ from commbench.results.files import (
     MODEL,
     OVERLAP,
     PAIRS,
-    PREDICTIONS,
     SUMMARY,
     TIMELINE,
     encode,
@@ -27,7 +26,6 @@ from commbench.results.info import network_records
 from commbench.results.reading import make_run
 from commbench.results.summary import variance_components
 from commbench.results.tables import table_csv, table_of
-from commbench.tuner.predictions import PredictionRow, prediction_rows
 
 
 def write_tables(store: Store) -> list[Row]:
@@ -37,14 +35,13 @@ def write_tables(store: Store) -> list[Row]:
 
     These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``pairs.csv`` for
     matrices, ``model.json`` if enough sizes were measured, ``ddp.csv`` and ``buckets.csv`` for
-    training, ``predictions.csv`` for tuning, ``timeline.csv``, ``events.csv`` and ``drift.csv`` for
+    training, ``timeline.csv``, ``events.csv`` and ``drift.csv`` for
     a soak. Components of variance and slow hosts, ranks and links are added to ``run.json``.
 
     Raises:
         LaunchError: one could not be written; the old file is unharmed.
     """
     run = make_run(store.path, store.info, store.records)
-    predictions = prediction_rows(run.records, run.training_records, run.info)
     model = NetworkModel.fit(network_records(run.records, run.info))
     texts = _soak_tables(run)
     if run.records:
@@ -58,8 +55,6 @@ def write_tables(store: Store) -> list[Row]:
     if run.training_records:
         texts[DDP] = table_csv(run.ddp)
         texts[BUCKETS] = table_csv(run.buckets)
-    if predictions:
-        texts[PREDICTIONS] = table_csv(table_of(PredictionRow, predictions))
     store.write_files(texts)
     if run.divided.states or store.info.get("states"):
         store.update(states=run.divided.states)

@@ -91,6 +91,7 @@ class Tune(Programme):
                 step_ms=timed_ms,
                 block_lengths=[len(timed_ms)],
                 block_at=[measured.at],
+                rounds=[block.round],
                 bucket_bytes=measured.buckets,
                 measuring_s=float(steps_ms.sum()) / 1e3,
             )

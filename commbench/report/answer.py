@@ -40,7 +40,6 @@ from commbench.results.recommendation import (
 from commbench.results.tables import rows_by
 from commbench.results.verdict import verdict_lines
 from commbench.stats import median
-from commbench.tuner.predictions import predictions
 from commbench.units import counted, format_size, three_digits
 
 #: The most settings of a sweep that the first answer shows.
@@ -70,14 +69,14 @@ def answer_times(run: Run, width: int) -> list[RenderableType]:
     """Return the times of a run's collectives by size and library, with the best bandwidth of each
     and one line on precision.
 
-    Empty where collectives were an input of a tuning, and without any.
+    Empty without any.
 
     Args:
         run: what was measured.
         width: columns of the console; operations that do not fit follow in another table.
     """
     rows = [row for row in all_rank_rows(run) if row.pattern != MATRIX]
-    if predictions(run) or not rows:
+    if not rows:
         return []
     parts: list[RenderableType] = [Text(f"\n{_title(rows)}", style="bold")]
     for columns in _fitting(_series(rows), width):

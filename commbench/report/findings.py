@@ -35,7 +35,6 @@ from commbench.results.tables import rows_by
 from commbench.results.verdict import recommendation_findings
 from commbench.stats import family_hint, median
 from commbench.stats.budgets import BUDGETS
-from commbench.tuner.predictions import predictions
 from commbench.words import SENTENCES, Estimate
 
 #: Bits per second of 1 GB/s.
@@ -423,13 +422,9 @@ def warnings_of(run: Run) -> list[Finding]:
 
 
 def kinds_of(run: Run) -> list[Kind]:
-    """Return the rows of training, of collectives and of pairs; collectives are left out where
-    they are an input of a tuning.
-    """
+    """Return the rows of training, of collectives and of pairs."""
     matrices = [row for row in run.rows if row.pattern == MATRIX]
     collectives = [row for row in run.rows if row.pattern != MATRIX]
-    if predictions(run):
-        collectives = []
     kinds = [
         Kind(section="training", rows=run.training_rows),
         Kind(section="collectives", rows=collectives),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from commbench.results import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
+from commbench.results import DDP, PAIRS, SAMPLES, SUMMARY, Run
 from commbench.results.files import DRIFT, EVENTS, TIMELINE
-from commbench.tuner.predictions import predictions
 
 KINDS_OF_ENERGY = {"cpu": "processors", "gpu": "GPUs"}
 _TIME = "median over launches of the slowest rank's median"
@@ -53,9 +52,9 @@ def result_files(run: Run) -> list[Path]:
     """Return the paths of the main table, of the table of pairs and of those of a soak, as far as
     they exist.
     """
-    tables = [SUMMARY, DDP] if run.records and not predictions(run) else [DDP, SUMMARY]
+    tables = [DDP, SUMMARY]
+    if run.records:
+        tables = [SUMMARY, DDP]
     first = next((name for name in tables if (run.path / name).exists()), SAMPLES)
-    others = [
-        name for name in (PAIRS, PREDICTIONS, TIMELINE, EVENTS, DRIFT) if (run.path / name).exists()
-    ]
+    others = [name for name in (PAIRS, TIMELINE, EVENTS, DRIFT) if (run.path / name).exists()]
     return [run.path / name for name in (first, *others)]

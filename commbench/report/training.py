@@ -21,7 +21,6 @@ from commbench.report.columns import (
     Column,
     FittedTable,
     number,
-    printed,
     tabulate,
     tone_of,
     verdict_cell,
@@ -29,13 +28,12 @@ from commbench.report.columns import (
 from commbench.report.findings import training_warnings
 from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
 from commbench.report.table import legend, marks_of, reasons, without_shared_flags
-from commbench.results import DDP, PREDICTIONS, Run
+from commbench.results import DDP, Run
 from commbench.results.info import Launch, is_live, is_watched
 from commbench.results.recommendation import Recommendation
 from commbench.results.tables import rows_by
 from commbench.results.verdict import paragraph, snippets
-from commbench.tuner.predictions import Accuracy, PredictionRow, held_out_accuracy
-from commbench.units import counted, format_duration, three_digits
+from commbench.units import counted, format_duration
 
 
 def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]:
@@ -100,7 +98,7 @@ def render_recommendation(recommendation: Recommendation) -> list[RenderableType
 # ---------------------------------------------------------------------------------------- the table
 
 
-def hook_label(row: TrainingRow | PredictionRow) -> str:
+def hook_label(row: TrainingRow) -> str:
     """Return the hook as typed, and other settings that differ from the defaults, without
     buckets.
     """
@@ -197,96 +195,15 @@ def without_ddp(rows: Sequence[TrainingRow]) -> list[str]:
     return [f"Without DDP a step takes {alone}; scaling efficiency is {efficiencies}."]
 
 
-#: The most settings in the table that were only predicted; the file has all.
-MOST_UNMEASURED = 3
-
-
-def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
-    """Tabulate measured settings and the most promising others, the fastest prediction first.
-
-    Empty without rows.
-    """
-    if not rows:
-        return []
-    ranked = sorted(rows, key=lambda row: row.predicted_step_ms or row.step_ms or 0.0)
-    unmeasured = [row for row in ranked if row.used == "not_measured"]
-    hidden = {id(row) for row in unmeasured[MOST_UNMEASURED:]}
-    visible_rows = [row for row in ranked if id(row) not in hidden]
-    table = printed(
-        tabulate(visible_rows, _PREDICTED, should_keep_empty=True), collapse_padding=True
-    )
-    meanings = "no.: launches behind what was measured"
-    if any(row.is_fitted for row in rows):
-        meanings = f"*: predictions were fitted to this setting; {meanings}"
-    parts: list[RenderableType] = [Text(prediction_title(rows), style="bold"), table]
-    parts.append(Text(meanings, style="dim"))
-    if hidden:
-        text = f"{counted(len(hidden), 'more setting')} not measured, slower by prediction"
-        parts.append(Text(f"{text}: see {PREDICTIONS}.", style="dim"))
-    return parts
-
-
 def render_cost(recommendation: Recommendation, launches: Iterable[Launch] = ()) -> Text:
-    """Return the number of measured steps and the total time, with the network's.
+    """Return the number of measured steps and the total time.
 
     Args:
         recommendation: of a tuning.
         launches: as ``run.json`` lists them.
     """
-    launches = list(launches)
+    time = ""
     total = sum(launch.get("seconds", 0.0) for launch in launches)
-    network = sum(
-        launch.get("seconds", 0.0) for launch in launches if launch.get("stage") == "network"
-    )
-    time = (
-        f", in {format_duration(total)}, {format_duration(network)} of it for the network"
-        if total
-        else ""
-    )
+    if total:
+        time = f", in {format_duration(total)}"
     return Text(f"Measured {counted(recommendation.measured_steps, 'step')}{time}.")
-
-
-def prediction_title(rows: Iterable[PredictionRow]) -> str:
-    """Return the title of the table of predictions, with their error."""
-    return f"Predicted from the calibration{_clause(held_out_accuracy(rows))}"
-
-
-def _clause(accuracy: Accuracy | None) -> str:
-    if accuracy is None:
-        return ""
-    speedup = (
-        "" if accuracy.speedup_error is None else f", speedup ±{100 * accuracy.speedup_error:.1f} %"
-    )
-    return (
-        f" (step ±{100 * accuracy.step_error:.1f} %{speedup}: median error at "
-        f"{counted(accuracy.settings, 'held-out setting')})"
-    )
-
-
-def _milliseconds(value: float | None) -> str:
-    return "" if value is None else three_digits(value)
-
-
-def _bounds(row: PredictionRow) -> str:
-    if row.predicted_step_ms is None:
-        return ""
-    return (
-        f"[{_milliseconds(row.predicted_overlapped_ms)}, {_milliseconds(row.predicted_serial_ms)}]"
-    )
-
-
-_PREDICTED: tuple[Column[PredictionRow], ...] = (
-    Column("\nhook", hook_label),
-    Column("buckets\nMiB", "bucket_cap_mb"),
-    number("step, ms\npredicted", "predicted_step_ms", text_of=three_digits),
-    Column("overlap:\n[full, none]", _bounds, is_number=True),
-    number("\nmeasured", "step_ms", text_of=three_digits),
-    Column(
-        "\nerror",
-        lambda row: "*" if row.is_fitted else percent(row.error, 1, sign="+"),
-        is_number=True,
-    ),
-    number("speedup\npredicted", "predicted_speedup", text_of="{:.2f}".format),
-    number("\nmeasured", "speedup", text_of="{:.2f}".format),
-    number("\nno.", "launches", text_of=short),
-)

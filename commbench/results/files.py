@@ -25,7 +25,6 @@ PAIRS = "pairs.csv"
 MODEL = "model.json"
 DDP = "ddp.csv"
 BUCKETS = "buckets.csv"
-PREDICTIONS = "predictions.csv"
 LOSSES = "losses.csv"
 TIMELINE = "timeline.csv"
 EVENTS = "events.csv"
@@ -46,7 +45,6 @@ FILES: Mapping[str, str] = MappingProxyType(
         DRIFT: "a row for each case of a soak: its trend",
         DDP: "a row for each training configuration",
         BUCKETS: "a row for each bucket of each configuration: when it was ready, sent and done",
-        PREDICTIONS: "predictions beside what was measured later",
         LOSSES: "the loss of each step of a training that was tuned",
         RECOMMENDATION: "the recommendation with its evidence and a snippet",
     }

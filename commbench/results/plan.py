@@ -66,8 +66,6 @@ class RunRequest:
     slices are short enough to leave room for them."""
     later_launches: int = 0
     """Launches of these stages."""
-    is_optional: bool = False
-    """Whether a case without a launch is predicted instead, as in the rounds of a tuning."""
     soak_s: float | None = None
     """Wall time of a soak in seconds: launches follow each other until it is over; None: no
     soak."""
@@ -110,10 +108,17 @@ class RunRequest:
         """
         return list(dict.fromkeys(case.env for case in self.cases))
 
+    @property
+    def searches(self) -> bool:
+        """Whether a launch chooses among its cases, and may leave some out."""
+        return self.training is not None and self.training.search_s is not None
+
     def slices(self, cases: Iterable[AnyCase]) -> float:
         """Return the time slices that ``cases`` may take in one launch: one each, more for the
-        matrix of pairs.
+        matrix of pairs; a search takes its own time.
         """
+        if self.training is not None and self.training.search_s is not None and any(cases):
+            return self.training.search_s / self.budget.slice_s
         return sum(
             time_slices(case, self.ranks) if isinstance(case, Case) else 1.0 for case in cases
         )
@@ -197,7 +202,7 @@ def missing_cases(
     in another one and
     never succeeded, come last: cases after one that fails again wait for new ranks. Training cases
     come in the order of the request, as the ranks shuffle them. They are compared within a launch,
-    so if one is missing, all train again.
+    so if one is missing, all train again. A search is over when the first case has its record.
     """
     records = list(records)
     done = {
@@ -206,6 +211,8 @@ def missing_cases(
     order = request.cases if request.training else _broken_last(request, records, launch)
     wanted = [case for case in order if case.key not in left_out]
     missing = [case for case in wanted if case.key not in done]
+    if request.searches and request.cases[0].key in {*done, *left_out}:
+        return []
     return wanted if request.training and missing else missing
 
 
@@ -343,7 +350,10 @@ def unmeasured_cases(request: RunRequest, records: Iterable[AnyRecord]) -> list[
     If the time limit ends a run with any, it is partial.
     """
     measured = {record.case.key for record in records if record.status in DONE}
-    return [case for case in request.cases if case.key not in measured]
+    needed = request.cases
+    if request.searches:
+        needed = needed[:1]
+    return [case for case in needed if case.key not in measured]
 
 
 def unmeasured_clause(request: RunRequest, records: Iterable[AnyRecord]) -> str:

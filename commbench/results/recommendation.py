@@ -146,14 +146,9 @@ class Search:
     afresh: int
     """Measured in fresh launches."""
     in_rounds: int
-    """Measured in rounds only."""
-    predicted: int
-    """Judged by prediction."""
-    speedup_error: float | None = None
-    """Median absolute error of predicted speedups at held-out settings, as a share; None if
-    unknown."""
-    held_out: int = 0
-    """Settings that were measured in rounds and not used to fit predictions."""
+    """Measured in the rounds of the search only."""
+    untried: int = 0
+    """Not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

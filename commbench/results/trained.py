@@ -68,12 +68,15 @@ class Trained:
         """Return the median time per sample in each of ``launches``."""
         return [self.steps_ms[launch] / self.case.samples_per_step for launch in launches]
 
-    def block_sample_ms(self, launch: int) -> list[float]:
-        """Return the median time per sample in each block of a launch."""
-        return [
-            block_ms / self.case.samples_per_step
-            for block_ms in block_medians_ms(self.timed[launch])
-        ]
+    def round_sample_ms(self, launch: int) -> dict[int, float]:
+        """Return the median time per sample in each round of a launch: of the block in it."""
+        record = self.timed[launch]
+        medians_ms = block_medians_ms(record)
+        rounds = record.rounds or range(len(medians_ms))
+        times = {}
+        for number, block_ms in zip(rounds, medians_ms, strict=True):
+            times[number] = block_ms / self.case.samples_per_step
+        return times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,23 +194,26 @@ def paired_sample_ms(configuration: Trained, baseline: Trained) -> tuple[list[fl
     Where blocks were divided into short ones, whose numbers are those of rounds, the ratio of the
     two times is that of rounds, averaged by `commbench.stats.hodges_lehmann` on logarithms: what
     slows the machine for a while cancels out.
-    In a live tuning with few launches they are those of all blocks, paired within each launch:
-    blocks with the same number were trained in the same round. A launch that is slow as a whole
-    cancels out of each ratio.
+    In a live tuning with few launches they are those of all rounds. A launch that is slow as a
+    whole cancels out of each ratio.
     """
     launches = common_launches(configuration, baseline)
     if not pairs_blocks(configuration, baseline):
         return configuration.sample_ms(launches), [
             _paired_base_ms(configuration, baseline, n) for n in launches
         ]
-    pairs = [
-        pair
-        for launch in launches
-        for pair in zip(
-            configuration.block_sample_ms(launch), baseline.block_sample_ms(launch), strict=False
-        )
-    ]
+    pairs = []
+    for launch in launches:
+        pairs += _pairs_of_rounds(configuration, baseline, launch)
     return [own for own, _ in pairs], [theirs for _, theirs in pairs]
+
+
+def _pairs_of_rounds(
+    configuration: Trained, baseline: Trained, launch: int
+) -> list[tuple[float, float]]:
+    """Return the median times per sample of both in each round of a launch that has both."""
+    own, theirs = configuration.round_sample_ms(launch), baseline.round_sample_ms(launch)
+    return [(own[number], theirs[number]) for number in own if number in theirs]
 
 
 def pairs_blocks(configuration: Trained, baseline: Trained) -> bool:
@@ -222,10 +228,12 @@ def pairs_blocks(configuration: Trained, baseline: Trained) -> bool:
 
 
 def has_rounds(configuration: Trained, baseline: Trained, launch: int) -> bool:
-    """Return whether the blocks of both were divided in a launch, into at least `FEWEST_VISITS`
-    rounds.
+    """Return whether a launch compares both in rounds: in those of a search, or in at least
+    `FEWEST_VISITS` because the blocks of both were divided.
     """
     own, base = (each.timed[launch] for each in (configuration, baseline))
+    if own.rounds and base.rounds:
+        return bool(_pairs_of_rounds(configuration, baseline, launch))
     rounds = len(own.block_lengths)
     return (
         rounds >= FEWEST_VISITS
@@ -241,10 +249,8 @@ def _paired_base_ms(configuration: Trained, baseline: Trained, launch: int) -> f
     """
     if not has_rounds(configuration, baseline, launch):
         return baseline.sample_ms([launch])[0]
-    pairs = zip(
-        baseline.block_sample_ms(launch), configuration.block_sample_ms(launch), strict=True
-    )
-    ratio = math.exp(stats.hodges_lehmann([math.log(theirs / ours) for theirs, ours in pairs]))
+    pairs = _pairs_of_rounds(configuration, baseline, launch)
+    ratio = math.exp(stats.hodges_lehmann([math.log(theirs / ours) for ours, theirs in pairs]))
     return configuration.sample_ms([launch])[0] * ratio
 
 

@@ -274,13 +274,11 @@ def _search(search: Search | None) -> list[Finding]:
         "settings": search.settings,
         "afresh": search.afresh,
         "in_rounds": search.in_rounds,
-        "predicted": search.predicted,
-        "held_out": search.held_out,
+        "untried": search.untried,
     }
-    code = "search_of_unknown_error"
-    if search.speedup_error is not None:
-        code = "search"
-        numbers["error"] = 100 * search.speedup_error
+    code = "search"
+    if search.untried:
+        code = "search_of_some"
     return [Finding(code=code, numbers=numbers)]
 
 

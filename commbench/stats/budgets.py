@@ -53,6 +53,9 @@ class TrainingBudget:
     """Blocks of each configuration in a fresh launch, taken in turns."""
     relative_half_width: float
     """Target half-width of the interval of a step."""
+    search_s: float
+    """Time of the blocks with which a tuning searches for the settings to confirm; comparing the
+    hooks may take longer."""
     aim_s: float | None = None
     """Target time of the whole sweep: launches beyond it are left out, but never below two."""
 
@@ -66,6 +69,7 @@ TRAINING_BUDGETS = {
             confirm_launches=6,
             block_s=0.35,
             confirm_blocks=3,
+            search_s=40.0,
             relative_half_width=0.05,
             aim_s=70.0,
         ),
@@ -75,6 +79,7 @@ TRAINING_BUDGETS = {
             confirm_launches=10,
             block_s=2.0,
             confirm_blocks=3,
+            search_s=120.0,
             relative_half_width=0.02,
         ),
         TrainingBudget(
@@ -83,54 +88,8 @@ TRAINING_BUDGETS = {
             confirm_launches=20,
             block_s=5.0,
             confirm_blocks=4,
+            search_s=400.0,
             relative_half_width=0.01,
-        ),
-    )
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuningBudget:
-    """Number of launches of each stage of tuning.
-
-    Blocks and fresh launches are those of the training budget.
-    """
-
-    training: TrainingBudget
-    """The training budget of the same name, which is also that of a full sweep."""
-    network_launches: int
-    """Launches that time the collectives which the model of the network is fitted to."""
-    calibrate_launches: int
-    """Launches of the settings that the model of the step is fitted to."""
-    rounds: int
-    """The most rounds that narrow down the promising settings."""
-    round_launches: int
-    """Launches of each round."""
-
-
-TUNING_BUDGETS = {
-    budget.training.name: budget
-    for budget in (
-        TuningBudget(
-            training=TRAINING_BUDGETS["quick"],
-            network_launches=2,
-            calibrate_launches=1,
-            rounds=2,
-            round_launches=1,
-        ),
-        TuningBudget(
-            training=TRAINING_BUDGETS["standard"],
-            network_launches=3,
-            calibrate_launches=1,
-            rounds=3,
-            round_launches=2,
-        ),
-        TuningBudget(
-            training=TRAINING_BUDGETS["rigorous"],
-            network_launches=5,
-            calibrate_launches=2,
-            rounds=3,
-            round_launches=3,
         ),
     )
 }

@@ -27,6 +27,7 @@ from commbench.results.recommendation import (
     Difference,
     Recommendation,
     SafeChoice,
+    Search,
     Verdict,
     alters_learning,
     effect_of,
@@ -282,7 +283,28 @@ def recommend(records: Iterable[TrainingRecord], info: RunInfo) -> Recommendatio
     decision = _Decision(
         group=group, fresh=confirmed is not None, records=records, info=info
     ).recommendation()
-    return dataclasses.replace(decision, env=env, env_reason=env_reason)
+    search = _search_of(records, info)
+    return dataclasses.replace(decision, env=env, env_reason=env_reason, search=search)
+
+
+def _search_of(records: Sequence[TrainingRecord], info: RunInfo) -> Search | None:
+    """Return how a tuning selected its choice; None for a sweep and for a person's training."""
+    keys = info.get("candidates")
+    if not keys:
+        return None
+    settings = {TrainingCase.from_key(key) for key in keys[1:]}  # the default is first
+    measured: dict[str, set[TrainingCase]] = {}
+    for phase in (CONFIRM, SWEEP):
+        cases = [member.case for member in trained(records, phase).values() if member.is_ok]
+        measured[phase] = settings & {dataclasses.replace(case, phase=SWEEP) for case in cases}
+    afresh = measured[CONFIRM]
+    in_rounds = measured[SWEEP] - afresh
+    return Search(
+        settings=len(settings),
+        afresh=len(afresh),
+        in_rounds=len(in_rounds),
+        untried=len(settings) - len(afresh) - len(in_rounds),
+    )
 
 
 def _chosen_env(records: Sequence[TrainingRecord], info: RunInfo) -> tuple[str, str]:

@@ -1,28 +1,26 @@
 """The experiment of a live tuning: which setting trains the next block of steps, and when the
 comparison is decided.
 
-All settings are screened in rounds of short blocks: each round has a block of the baseline and of
-every setting that is left. The best are confirmed in fresh rounds; the decision rests on these
-alone. A speedup is the ratio of two block medians of one round, because the machine changes less
-within a round than between rounds. The order within a round is drawn again each time. Between equal
+All settings are screened (`commbench.tuner.screening`). The best are confirmed in fresh rounds; the
+decision rests on these alone. The order within a round is drawn again each time. Between equal
 settings the ratio is therefore as often above 1 as below it, whatever disturbs the machine, and the
 interval of its median holds.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
-from commbench.results.recommendation import EFFECTS, Verdict, effect_of
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.results.recommendation import Verdict
 from commbench.results.trained import Speedup, speedup_of_rounds
-from commbench.stats import MARGIN, fewest_launches, median
+from commbench.stats import fewest_launches, median
 from commbench.tuner.decision import LIVE_LOOKS, judge, live_level_of
+from commbench.tuner.screening import HALVINGS, Rounds, Screening
 
 #: Steps after a switch that are not timed: the first uses the initial buckets, the second allocates
 #: the rebuilt ones.
@@ -35,11 +33,6 @@ FIRST_STEPS = 8
 BLOCK_END_MS, BLOCK_END_SHARE = 3.0, 0.015
 #: The share of the steps or of the time that screening may take.
 SCREENING_SHARE = 0.4
-#: Rounds of the screening after which the slower half is dropped; the last of them ends it.
-HALVINGS = (3, 6, 12)
-#: An alternative is dropped if the logarithm of its speedup is below the best by the first of these
-#: numbers, or by the second times the standard error if that is less.
-BEHIND, BEHIND_ERRORS = 0.2, 2.5
 #: Tries of a block before its setting is left out.
 MOST_TRIES = 5
 #: Default limits: the larger of this number of steps and the steps that fit into these seconds.
@@ -58,127 +51,20 @@ class Block:
     """``sweep`` or ``confirm``."""
     steps: int
     """Timed steps; `UNTIMED` steps precede them."""
+    round: int = 0
+    """The round of the phase."""
 
     def is_measured_by(self, steps_ms: Sequence[float]) -> bool:
         """Return whether at least half of the timed steps were undisturbed."""
         return len(steps_ms) > 0 and 2 * len(steps_ms) >= self.steps
 
 
-class _Stage:
-    """The block medians of one phase; number i of each setting belongs to round i."""
-
-    phase: str
-
-    def __init__(self, candidates: Sequence[int]) -> None:
-        self.candidates = list(candidates)
-        """Alternatives that the next round holds."""
-        self._medians_ms: dict[int, list[float]] = {}
-
-    def add(self, setting: int, median_ms: float) -> None:
-        self._medians_ms.setdefault(setting, []).append(median_ms)
-
-    @property
-    def rounds(self) -> int:
-        """Blocks of the baseline."""
-        return len(self._medians_ms.get(0, ()))
-
-    def speedups(self, setting: int) -> list[float]:
-        """Return the speedup over the baseline in each round that has both."""
-        pairs = zip(self._medians_ms.get(0, ()), self._medians_ms.get(setting, ()), strict=False)
-        return [base_ms / own_ms for base_ms, own_ms in pairs]
-
-    def median_speedup(self, setting: int) -> float:
-        """Return the median over rounds, 0 without a round."""
-        speedups = self.speedups(setting)
-        return median(speedups) if speedups else 0.0
-
-
-class _Screening(_Stage):
-    """Successive halving, apart for the alternatives of each effect on learning.
-
-    Args:
-        classes: numbers of the alternatives by their effect on learning, none first.
-        withheld: numbers of those that may not be recommended.
-    """
-
-    phase = SWEEP
-
-    def __init__(self, classes: Sequence[Sequence[int]], withheld: Collection[int]) -> None:
-        super().__init__(list(itertools.chain.from_iterable(classes)))
-        self._classes = classes
-        self._withheld = withheld
-
-    def end_round(self) -> None:
-        """Drop the alternatives that are clearly behind and, after some rounds, the slower half."""
-        if self.rounds:
-            behind, leader = self._behind(), 0.0
-            survivors: list[int] = []
-            for members in self._by_class():
-                survivors += self._best_of(members, behind, leader)
-                leader = max(map(self.median_speedup, survivors), default=0.0)
-            self.candidates = survivors
-
-    def _by_class(self) -> list[list[int]]:
-        """Return the alternatives that are left by their effect on learning."""
-        return [
-            [setting for setting in self.candidates if setting in members]
-            for members in self._classes
-        ]
-
-    def _best_of(self, candidates: Sequence[int], behind: float, leader: float) -> list[int]:
-        ranked = sorted(candidates, key=self.median_speedup, reverse=True)
-        best = max([leader, *map(self.median_speedup, ranked[:1])])
-        near = [
-            setting for setting in ranked if self.median_speedup(setting) * math.exp(behind) >= best
-        ]
-        return near[: math.ceil(len(ranked) / 2)] if self.rounds in HALVINGS else near
-
-    def _behind(self) -> float:
-        """Return how far below the best the logarithm of a speedup may lie."""
-        changes = [
-            math.log(later / earlier)
-            for speedups in map(self.speedups, self.candidates)
-            for earlier, later in itertools.pairwise(speedups)
-        ]
-        if not changes:
-            return BEHIND
-        variance = sum(change**2 for change in changes) / len(changes) / 2
-        return min(BEHIND, BEHIND_ERRORS * math.sqrt(variance / self.rounds))
-
-    def next_round(self) -> list[int]:
-        """Return the settings of the next round; none when the finalists are chosen."""
-        if self.rounds:
-            has_chosen = max(map(len, self._by_class()), default=0) <= 1
-            if has_chosen or self.rounds >= HALVINGS[-1] or self._behind() < math.log1p(MARGIN):
-                return []
-        return [0, *self.candidates] if self.candidates else []
-
-    def finalists(self) -> list[int]:
-        """Return the best that may be recommended, then the best of each effect on learning.
-
-        One with a stronger effect must be faster than those with a weaker effect, and than the
-        baseline.
-        """
-        measured = [setting for setting in self.candidates if self.speedups(setting)]
-        ranked = sorted(measured, key=self.median_speedup, reverse=True)
-        usable = [setting for setting in ranked if setting not in self._withheld]
-        chosen, leader = (usable or ranked)[:1], 1.0
-        for members in self._by_class():
-            best = max(members, key=self.median_speedup, default=0)
-            if self.median_speedup(best) > leader:
-                leader = self.median_speedup(best)
-                chosen.append(best)
-        return list(dict.fromkeys(chosen))
-
-
-class _Confirmation(_Stage):
+class _Confirmation(Rounds):
     """Fresh rounds of the baseline and the finalists, with looks at a few fixed numbers of rounds.
 
     Args:
         finalists: numbers of the alternatives, the best first.
     """
-
-    phase = CONFIRM
 
     def __init__(self, finalists: Sequence[int]) -> None:
         super().__init__(finalists)
@@ -228,9 +114,10 @@ class _Confirmation(_Stage):
         speedups = self.speedups(setting)
         return speedup_of_rounds(speedups, self.level) if speedups else None
 
-    def next_round(self) -> list[int]:
-        """Return the settings of the next round; none when all is decided or every look is made."""
-        return [0, *self.candidates] if self.candidates and self.rounds < self._last_look else []
+    def _next_settings(self) -> list[int]:
+        if self.rounds >= self._last_look:
+            return []
+        return super()._next_settings()
 
 
 class _Limits:
@@ -297,12 +184,7 @@ class Experiment:
         max_steps: int | None,
         withheld: Collection[int] = (),
     ) -> None:
-        effects = [effect_of(case, settings[0]) for case in settings]
-        classes = [
-            [number for number in range(1, len(settings)) if effects[number] == effect]
-            for effect in EFFECTS
-        ]
-        self._stage: _Screening | _Confirmation = _Screening(classes, withheld)
+        self._stage: Screening | _Confirmation = Screening(settings, withheld)
         self._random = random.Random(seed)
         self._limits = _Limits(max_steps)
         self._queue: list[int] = []
@@ -342,7 +224,7 @@ class Experiment:
             if not self._queue:
                 self._begin_round()
                 continue
-            block = Block(self._queue[0], self._stage.phase, self._steps)
+            block = self._block(self._queue[0])
             expected_ms = self._step_ms.get(block.setting, self._step_ms.get(0, 0.0))
             limit = self._limits.exceeded(UNTIMED + block.steps, expected_ms)
             if limit is not None:
@@ -363,7 +245,7 @@ class Experiment:
         if self._ending is not None or len(self._queue) < 2 or not self._step_ms:  # noqa: PLR2004 - this and the next
             return None
         self._limits.update(made_steps, remaining_s)
-        block = Block(self._queue[1], self._stage.phase, self._steps)
+        block = self._block(self._queue[1])
         expected_ms = self._step_ms.get(block.setting, self._step_ms[0])
         steps = 2 * (UNTIMED + block.steps)
         if self._limits.exceeded(steps, expected_ms) is not None:
@@ -416,32 +298,39 @@ class Experiment:
         if self._ahead == setting:
             self._ahead = None
         self._queue = [number for number in self._queue if number != setting]
-        self._stage.candidates = [number for number in self._stage.candidates if number != setting]
+        self._stage.leave_out(setting)
         if setting == 0:
             self._end("nothing")
         elif not self._stage.candidates:
             self._queue = []
 
+    def _block(self, setting: int) -> Block:
+        return Block(setting, self._stage.phase, self._steps, self._stage.number)
+
     def _begin_round(self) -> None:
         """Evaluate the round that is over and begin the next one, or the next stage."""
         stage = self._stage
         stage.end_round()
-        self._queue = stage.next_round()
+        if isinstance(stage, Screening):
+            newcomers = stage.newcomers()
+            if newcomers:
+                stage.admit(newcomers)
+        self._queue = stage.begin_round()
         if self._queue:
             self._random.shuffle(self._queue)
             if not self._step_ms:  # the baseline first, for its time
                 self._queue.sort(key=bool)
-        elif isinstance(stage, _Screening):
+        elif isinstance(stage, Screening):
             self._confirm()
         else:
             self._end(stage.ending)
 
     def _is_screening_too_long(self, share: float) -> bool:
         stage = self._stage
-        return isinstance(stage, _Screening) and share > SCREENING_SHARE and bool(stage.finalists())
+        return isinstance(stage, Screening) and share > SCREENING_SHARE and bool(stage.finalists())
 
     def _confirm(self) -> None:
-        finalists = self._stage.finalists() if isinstance(self._stage, _Screening) else []
+        finalists = self._stage.finalists() if isinstance(self._stage, Screening) else []
         self._queue = []
         if finalists:
             self._stage = _Confirmation(finalists)

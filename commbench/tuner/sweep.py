@@ -149,14 +149,12 @@ class TrainingPlan:
         """Return the request for the baseline and the winners, in turns.
 
         None without any alternative.
-
-        Once begun, the winners do not change, even if further launches of the sweep favour others.
         """
         trainings = training_records(records)
         cases = [
             case
             for env in self._envs
-            for case in self._finalists([r for r in trainings if r.case.env == env])
+            for case in finalists([r for r in trainings if r.case.env == env], self.info)
         ]
         if len(cases) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
             return None
@@ -168,12 +166,6 @@ class TrainingPlan:
     def _envs(self) -> list[str]:
         """The environments of the sweep; one empty text if none was varied."""
         return list(dict.fromkeys(case.env for case in self.cases))
-
-    def _finalists(self, records: Sequence[TrainingRecord]) -> list[TrainingCase]:
-        """Return the baseline of one environment, then its winners."""
-        begun = dict.fromkeys(record.case for record in records if record.case.phase == CONFIRM)
-        finalists = list(begun) or candidates(records, self.info)
-        return sorted(finalists, key=lambda case: case != baseline_of(finalists))
 
     def _request(
         self,
@@ -204,6 +196,16 @@ class TrainingPlan:
             aim_s=aim_s,
             fewest_launches=FEWEST_LAUNCHES,
         )
+
+
+def finalists(records: Sequence[TrainingRecord], info: RunInfo) -> list[TrainingCase]:
+    """Return the baseline of one environment, then its winners.
+
+    Once begun, the winners do not change.
+    """
+    begun = dict.fromkeys(record.case for record in records if record.case.phase == CONFIRM)
+    cases = list(begun) or candidates(records, info)
+    return sorted(cases, key=lambda case: case != baseline_of(cases))
 
 
 def training_request(

@@ -1,12 +1,12 @@
-"""Tests of the messages of hooks and of the costs fitted to their buckets."""
+"""Tests of the messages of hooks."""
 
 import math
 from collections.abc import Sequence
 
 import pytest
-from training_builders import make_bucket, make_training_case, make_training_record
+from training_builders import make_training_case
 
-from commbench.analysis.prediction.steps import HookCost, messages_of
+from commbench.analysis.prediction.messages import messages_of
 from commbench.errors import InputError
 from commbench.hooks.message import Message
 
@@ -78,51 +78,3 @@ def test_messages_that_depend_on_shapes_need_shapes(text: str) -> None:
     case = make_training_case(text)
     with pytest.raises(InputError, match="shapes"):
         messages_of(case, 1000, 2)
-
-
-def cost_of(
-    elements: Sequence[int], compress_ms: Sequence[float], encoding: float, hook: str = "fp16"
-) -> HookCost:
-    """Return the cost fitted to one record of buckets with these compression times, ``encoding`` of
-    them encoding.
-    """
-    buckets = [
-        make_bucket(4 * n, compress_ms=cost) for n, cost in zip(elements, compress_ms, strict=True)
-    ]
-    total = sum(compress_ms)
-    record = make_training_record(
-        make_training_case(hook), buckets=buckets, compress_ms=total, encode_ms=encoding * total
-    )
-    return HookCost.of([record])
-
-
-def test_cost_is_a_line_through_the_buckets() -> None:
-    """Fit a fixed cost and a cost per element, and split both into encoding and decoding."""
-    elements = [1_000_000, 2_000_000, 8_000_000]
-    cost = cost_of(elements, [0.5 + 2e-6 * n for n in elements], 0.75)
-    assert cost.encoding_ms(4_000_000) == pytest.approx(0.75 * 8.5)
-    assert cost.decoding_ms(4_000_000) == pytest.approx(0.25 * 8.5)
-    assert cost.encode_ms == pytest.approx(0.375)
-
-
-def test_cost_of_like_buckets_is_proportional() -> None:
-    """Fit no fixed cost to buckets of similar size."""
-    cost = cost_of([1_000_000, 1_500_000], [2.0, 2.1], 1.0)
-    assert 0.0 == cost.encode_ms
-    assert cost.encoding_ms(1_250_000) == pytest.approx(2.05, rel=0.05)
-
-
-@pytest.mark.parametrize("compress_ms", [[3.0, 1.0], [1.0, 9.0]])
-def test_cost_is_never_negative(compress_ms: Sequence[float]) -> None:
-    """Replace a negative fixed cost or cost per element by 0."""
-    cost = cost_of([1_000_000, 4_000_000], compress_ms, 0.5)
-    assert (
-        min(cost.encode_ms, cost.encode_ms_per_element, cost.decode_ms, cost.decode_ms_per_element)
-        >= 0
-    )
-    assert cost.encoding_ms(0) >= 0
-
-
-def test_ddp_without_hook_costs_nothing_of_its_own() -> None:
-    """Attribute no cost to hook none; its division counts as DDP's copy."""
-    assert HookCost() == cost_of([1_000_000, 4_000_000], [1.0, 4.0], 1.0, hook="none")

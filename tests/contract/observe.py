@@ -56,7 +56,6 @@ def tables_of(run_name: str) -> dict[str, pd.DataFrame]:
     from commbench.results import load_run
     from commbench.results.tables import table_csv
     from commbench.tuner.decision import recommend
-    from commbench.tuner.predictions import prediction_table
 
     run = load_run(REPOSITORY / "results" / run_name)
     tables = {
@@ -64,7 +63,6 @@ def tables_of(run_name: str) -> dict[str, pd.DataFrame]:
         "pairs": run.pairs,
         "ddp": run.ddp,
         "buckets": run.buckets,
-        "predictions": prediction_table(run),
     }
     read = {
         f"{name}.csv": pd.read_csv(io.StringIO(table_csv(table)))

@@ -37,7 +37,6 @@ SHORT_PROGRAMS = {
     "planted.py": ("--launches", "2", "--sizes", "1M"),
     "selection.py": ("--rounds", "6", "--mib", "1"),
     "self_check.py": ("--launches", "2", "--pairs", "1", "--sizes", "8"),
-    "validate_model.py": ("--quick", "--scenarios", "mlp@none", "--parts", "collectives"),
 }
 #: Options that list the cases of a command and load no torch, which takes seconds.
 LISTED = {"run": ("--dry-run",), "bench": ("--no-train", "--dry-run"), "check": ("--dry-run",)}

@@ -100,7 +100,7 @@ SLOW = re.compile(
     r" (?!\w))|--until-decided"
     r"|python benchmarks|mpirun|torchrun|srun|sbatch|--format tensorboard"
 )
-LAB = re.compile(r"commbench lab|--hostfile|planted\.py|validate_model\.py")
+LAB = re.compile(r"commbench lab|--hostfile|planted\.py")
 SLURM = re.compile(r"srun|sbatch|SBATCH")
 #: Kept runs that stand for the directories that the pages name; a folder has a run in it.
 KEPT = ROOT / "results"

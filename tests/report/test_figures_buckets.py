@@ -5,14 +5,11 @@ from typing import Any
 import pytest
 from drawings import recommendation_of, training_run_of
 from training_builders import launches_of, make_training_case, make_training_record
-from tuning_world import default_play, default_world
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.report.figures.buckets import bucket_charts
 from commbench.report.figures.charts import Panel
 from commbench.results import Run
-from commbench.results.record_types import collective_records, training_records
-from commbench.tuner.predictions import predictions
 
 STEPS = {
     ("none", "default"): 20.0,
@@ -71,19 +68,6 @@ def test_the_recommended_setting_is_ringed(
     panel = panel_of(training_run_of(sweep(), recommendation=recommendation, **info))
     found = [one.ringed for one in panel.series if one.ringed is not None]
     assert ringed == [panel.places[x] for x in found]
-
-
-def test_a_tuning_shows_its_predictions_beside_what_it_measured() -> None:
-    """Draw each prediction of a tuning in a series of its hook's name."""
-    info, records = default_world().plan.info, default_play().records
-    run = training_run_of(
-        training_records(records),
-        collectives=collective_records(records),
-        **{**info, "world_size": 2},
-    )
-    predicted = [series for series in panel_of(run).series if series.is_predicted]
-    assert {"none", "fp16", "topk:0.01"} == {series.name for series in predicted}
-    assert len(predictions(run)) == sum(len(series.points) for series in predicted)
 
 
 def test_failures_are_crosses() -> None:

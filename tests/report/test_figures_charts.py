@@ -117,13 +117,9 @@ def test_wide_intervals_leave_the_frame() -> None:
 
 
 def test_marks_of_a_curve() -> None:
-    """Draw failures as crosses, predictions hollow in their series' colour, a ring, and ticks."""
+    """Draw failures as crosses, a ring, and ticks."""
     measured = Series(name="one", points={1.0: Estimate(1.0)}, failed=[2.0], ringed=1.0)
-    predicted = Series(name="one", points={2.0: Estimate(2.0)}, is_predicted=True)
-    axes = drawn(measured, predicted, ticks={3.0: 0}, background={4.0: 5.0})
-    (hollow,) = [line for line in axes.get_lines() if line.get_gid() == "predicted"]
-    assert "none" == hollow.get_markerfacecolor()
-    assert axes.get_lines()[1].get_color() == hollow.get_color()
+    axes = drawn(measured, ticks={3.0: 0}, background={4.0: 5.0})
     assert [(2.0, 0.0)] == marked(axes, "crosses")
     assert [(1.0, 1.0)] == marked(axes, "ring")
     assert [(3.0, 0.0), (3.0, 0.06)] == marked(axes, "tick")

@@ -32,7 +32,6 @@ from commbench.report.comparison import render_comparison
 from commbench.report.page.contents import make_page
 from commbench.results import Run, Store, load_run
 from commbench.results.tables import csv_text, table_csv
-from commbench.tuner.predictions import predictions
 
 RESULTS = Path(__file__).parents[2] / "results"
 KEPT = ("links_1gbit", "matrix_slow_host", "patterns_1gbit", "train_switches_tiny")
@@ -53,7 +52,7 @@ def make_run(path: Path) -> Path:
 
 def use(run: Run, other: Run) -> None:
     """Build every table, report and comparison of a run."""
-    for rows in (run.rows, run.overlaps, run.training_rows, run.bucket_rows, predictions(run)):
+    for rows in (run.rows, run.overlaps, run.training_rows, run.bucket_rows):
         csv_text(rows)
     table_csv(run.pairs)
     straggler_findings(run).to_json()

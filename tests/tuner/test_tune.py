@@ -2,7 +2,6 @@
 input.
 """
 
-import csv
 import json
 import os
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 from launching import HERE, marked_environment
 
 from commbench.results import load_run
-from commbench.tuner.predictions import PREDICTION_COLUMNS
 
 pytest.importorskip("torch")
 pytest.importorskip("mpi4py")
@@ -83,55 +81,31 @@ def stages_of(folder: Path) -> list[tuple[str, int]]:
     return [(entry["stage"], entry["launch"]) for entry in info_of(folder)["launches"]]
 
 
-def rounds_of(folder: Path) -> list[tuple[str, int]]:
-    """Return the launches of rounds, none if communication does not matter between two local
-    ranks.
-    """
-    return [stage for stage in stages_of(folder) if stage[0].startswith("round")]
-
-
-def predictions_of(folder: Path) -> list[dict[str, str]]:
-    """Return the rows of ``predictions.csv``."""
-    with (folder / "predictions.csv").open(encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        assert list(PREDICTION_COLUMNS) == reader.fieldnames
-        return list(reader)
-
-
 def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_path: Path) -> None:
-    """Predict every candidate, conclude with the compared settings, and resume into nothing."""
+    """Search among the candidates, conclude with the compared settings, and resume into nothing."""
     done = tune(tmp_path, *FEW, "-n", "2", "--oversubscribe")
     assert 0 == done.returncode, done.stdout + done.stderr
     out = tmp_path / "r"
-    rounds = rounds_of(out)
-    assert [("network", 0), ("network", 1), ("calibrate", 0), *rounds, ("confirm", 0)] == stages_of(
-        out
-    )
-    predictions = predictions_of(out)
-    assert 4 == len(predictions)
-    assert ("held_out" if rounds else "calibrated") in {row["used"] for row in predictions}
-    assert all(float(row["predicted_step_ms"]) > 0 for row in predictions)
-    assert {"ddp.csv", "buckets.csv", "model.json", "collectives.csv"} <= {
-        file.name for file in out.iterdir()
-    }
+    assert [("search", 0), ("confirm", 0)] == stages_of(out)
+    assert {"ddp.csv", "buckets.csv"} <= {file.name for file in out.iterdir()}
     recommended = json.loads((out / "recommendation.json").read_text())
-    steps = 6 * (4 + 3 * len(rounds))
-    assert steps == recommended["measured_steps"]
     assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
-    assert "DDP step: " in done.stdout
+    search = recommended["search"]
+    assert search["settings"] == search["afresh"] + search["in_rounds"] + search["untried"] == 3
     assert "1 fresh launch" in done.stdout
-    run = load_run(out)
-    phases = {"calibrate", "confirm", *(["sweep"] if rounds else [])}
-    assert phases == {record.case.phase for record in run.training_records}
-    calibrated = [
-        r for r in run.training_records if r.case.phase == "calibrate" and r.case.uses_ddp
-    ]
-    assert all(len(record.buckets) for record in calibrated)
+    records = load_run(out).training_records
+    assert recommended["measured_steps"] == sum(
+        record.total_steps for record in records if record.case.uses_ddp
+    )
+    swept = {r.case.hook_name: r for r in records if r.case.phase == "sweep"}
+    assert {"none", "fp16", "local"} <= swept.keys()
+    assert all(len(record.rounds) == len(record.block_lengths) for record in swept.values())
+    assert all(record.ranks_agree for record in records if record.case.uses_ddp)
 
     again = tune(tmp_path, *FEW, "-n", "2", "--oversubscribe")
     assert 0 == again.returncode, again.stdout + again.stderr
     assert "Resuming" in again.stdout
-    assert 4 + len(rounds) == len(stages_of(out))
+    assert 2 == len(stages_of(out))
     for words, difference in (
         (["--bucket-cap-mb", "default,0.2"], "candidates"),
         (["--max-accuracy-loss", "0.01"], "max_accuracy_loss is null there and 0.01 here"),
@@ -140,31 +114,6 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
         assert 2 == other.returncode
         assert "another plan" in other.stderr
         assert difference in other.stderr
-
-
-@pytest.mark.slow
-def test_rounds_narrow_the_promising_down(tmp_path: Path) -> None:
-    """Measure some of many settings in consecutively numbered rounds."""
-    many = [
-        "--workload",
-        "mlp",
-        "--allow",
-        "none,fp16,bf16,topk",
-        "--steps",
-        "6",
-        "--seed",
-        "1",
-        "--out",
-        "r",
-    ]
-    done = tune(tmp_path, *many, "-n", "2", "--oversubscribe", timeout_s=280)
-    assert 0 == done.returncode, done.stdout + done.stderr
-    stages = stages_of(tmp_path / "r")
-    assert [("network", 0), ("network", 1), ("calibrate", 0)] == stages[:3]
-    assert "confirm" == stages[-1][0]
-    used = {row["used"] for row in predictions_of(tmp_path / "r")}
-    if rounds_of(tmp_path / "r"):
-        assert {"held_out", "not_measured"} <= used
 
 
 @pytest.mark.slow
@@ -181,18 +130,14 @@ def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
     ]
     command = [*torchrun, "commbench", "tune", *FEW]
     made, messages = [], []
-    for _ in range(4):
+    for _ in range(2):
         done = start(command, tmp_path)
         assert 0 == done.returncode, done.stdout + done.stderr
         made.append(stages_of(tmp_path / "r"))
         messages.append(done.stderr)
-    rounds = rounds_of(tmp_path / "r")
-    assert [("network", 0), ("calibrate", 0)] == made[0]
-    assert [*made[0], ("network", 1), *rounds, ("confirm", 0)] == made[3]
-    last = 1 + len(rounds)
-    assert made[last] == made[3] != made[last - 1]
-    assert "Not finished: stage network has got 1 of its 2 launches" in messages[0]
-    assert ["Not finished" in text for text in messages] == [number < last for number in range(4)]
+    assert [("search", 0)] == made[0]
+    assert [("search", 0), ("confirm", 0)] == made[1]
+    assert ["Not finished" in text for text in messages] == [True, False]
     assert "complete" == info_of(tmp_path / "r")["status"]
 
 
@@ -201,7 +146,6 @@ def test_a_dry_run_measures_nothing(tmp_path: Path) -> None:
     done = tune(tmp_path, *TINY, "--dry-run", "-n", "2", "--oversubscribe")
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "tiny, default buckets" in done.stdout
-    assert "gloo all_gather" in done.stdout
     assert "then the best again in" in done.stdout
     assert "Nothing was measured." in done.stdout
     assert not (tmp_path / "r").exists()

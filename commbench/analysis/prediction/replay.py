@@ -10,7 +10,7 @@ from typing import Any
 
 from commbench import stats
 from commbench.analysis.prediction.law import Family, ForecastNetwork, Place
-from commbench.analysis.prediction.steps import messages_of, tensors_of
+from commbench.analysis.prediction.messages import messages_of, tensors_of
 from commbench.ddp.plan.cases import SWEEP, TrainingCase, hook_position
 from commbench.ddp.plan.layout import case_layout
 from commbench.ddp.plan.records import Bucket, TrainingRecord

@@ -625,8 +625,13 @@ class Terms:
     """The user's own hooks as ``FILE.py:CALLABLE``, with absolute paths."""
     watches_drift: bool = True
     """Whether a launch of one block per configuration repeats the baseline, see `schedule`."""
+    search_s: float | None = None
+    """Seconds of a launch that searches: it trains the baseline and the alternatives that are
+    left in rounds, see `commbench.tuner.search`; None: it trains every configuration."""
 
 
+#: The fewest timed steps of a block in a search.
+FEWEST_SEARCHED = 3
 #: The fewest timed steps of a short block, and the most short blocks of a configuration in a
 #: launch.
 FEWEST_TIMED, MOST_SHORT_BLOCKS = 2, 32
@@ -650,6 +655,21 @@ def short_blocks(
         timed * (number + 1) // blocks - timed * number // blocks for number in range(blocks)
     ]
     return [early + lengths[0], *(settling + length for length in lengths[1:])]
+
+
+def search_blocks(steps: int, *, early: int, settling: int, rounds: int) -> list[int]:
+    """Return the steps of the first and of each later block of a search, untimed ones included.
+
+    A few rounds have as many timed steps as a whole block.
+
+    Args:
+        steps: of a whole block.
+        early: untimed steps of the first block.
+        settling: untimed steps of each later block.
+        rounds: that have the timed steps of a whole block.
+    """
+    timed = max(FEWEST_SEARCHED, (steps - early) // rounds)
+    return [early + timed, settling + timed]
 
 
 #: Extra blocks of the baseline in a launch that watches for drift, see `schedule`.

@@ -84,6 +84,9 @@ class TrainingRecord:
     block_at: Sequence[int] = ()
     """In a live tuning, the number of the training's optimiser step at which each block began;
     else empty."""
+    rounds: Sequence[int] = ()
+    """In a search, the round of each block: blocks of one round are compared; empty: each is in
+    the round of its position."""
     block: int = 0
     """In a live run, the number of the block of this case in its launch, from 1, if the record
     holds one block; 0: it holds the whole launch."""
@@ -208,7 +211,7 @@ class TrainingRecord:
 
 #: Fields of a `TrainingRecord` that a further block of a live run appends to, those that are means
 #: over steps, and those that the last block which measured them decides.
-_OF_BLOCKS = ("step_ms", "block_lengths", "block_at", "computing_ms")
+_OF_BLOCKS = ("step_ms", "block_lengths", "block_at", "rounds", "computing_ms")
 _MEANS = ("broadcast_ms", "forward_ms", "backward_ms", "exposed_comm_ms", "optimizer_ms")
 _LATEST = ("bucket_bytes", "buckets", "comm_ms", "skew_wait_ms", "compress_ms", "encode_ms")
 

@@ -18,7 +18,6 @@ from commbench.results import Run
 from commbench.results.files import refusing
 from commbench.results.pairs import PairRow
 from commbench.results.tables import table_of
-from commbench.tuner.predictions import PredictionRow, prediction_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -31,7 +30,6 @@ ROW_CLASSES: dict[str, type[Any]] = {
     "pairs": PairRow,
     "ddp": TrainingRow,
     "buckets": BucketRow,
-    "predictions": PredictionRow,
     "repetitions": Case,
     "steps": TrainingCase,
 }
@@ -84,7 +82,6 @@ def tables_of(run: Run) -> dict[str, DataFrame]:
         "pairs": run.pairs,
         "ddp": run.ddp,
         "buckets": run.buckets,
-        "predictions": prediction_table(run),
         "repetitions": _samples(Case, run.records, "times_us", "repetition", "time_us"),
         "steps": _samples(TrainingCase, run.training_records, "step_ms", "step", "step_ms"),
     }

@@ -1,4 +1,4 @@
-"""Step time over bucket size: a line for each hook, and predictions."""
+"""Step time over bucket size: a line for each hook."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from commbench.report.figures.words import Group, Trial, groups
 from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.tables import rows_by
-from commbench.tuner.predictions import PredictionRow, predictions
 from commbench.words import Estimate
 
 _READING = (
     "Median step of the slowest rank (lower is better) with 95 % intervals, which the frame may"
-    " cut; DDP's default buckets stand by themselves. Hollow marks on dotted lines are predictions,"
-    " crosses have no result, and the recommended setting is ringed."
+    " cut; DDP's default buckets stand by themselves. Crosses have no result, and the recommended"
+    " setting is ringed."
 )
 
 
@@ -45,14 +44,11 @@ def _panel(group: Group) -> Panel:
     caps = set()
     for trial in group.trials:
         caps |= {row.bucket_cap_mb for row in trial.rows}
-        caps |= {row.bucket_cap_mb for row in _predictions(trial)}
     places = {cap: float(place) for place, cap in enumerate(sorted(caps, key=_order))}
     series = []
     for trial in group.trials:
         for rows in rows_by(trial.rows, _line).values():
             series.append(_measured(trial, rows, places))
-        for predicted in rows_by(_predictions(trial), _line).values():
-            series.append(_predicted(trial, predicted, places))
     return Panel(
         series=series,
         quantity="step",
@@ -75,7 +71,7 @@ def _is_number(cap: str) -> bool:
     return cap != DEFAULT_CAP and "+" not in cap
 
 
-def _line(row: TrainingRow | PredictionRow) -> tuple[str, bool]:
+def _line(row: TrainingRow) -> tuple[str, bool]:
     """Return the name of a row's series, and whether it is on a line: the default is not."""
     return hook_label(row), _is_number(row.bucket_cap_mb)
 
@@ -101,20 +97,3 @@ def _measured(trial: Trial, rows: Sequence[TrainingRow], places: Mapping[str, fl
         ringed=ringed,
         is_joined=is_joined,
     )
-
-
-def _predicted(trial: Trial, rows: Sequence[PredictionRow], places: Mapping[str, float]) -> Series:
-    points = {}
-    for row in rows:
-        step = estimate(row.predicted_step_ms)
-        if step is not None:
-            points[places[row.bucket_cap_mb]] = step
-    label, is_joined = _line(rows[0])
-    return Series(name=trial.prefix + label, points=points, is_joined=is_joined, is_predicted=True)
-
-
-def _predictions(trial: Trial) -> list[PredictionRow]:
-    first = trial.rows[0]
-    about = (first.workload, first.world_size, first.batch_per_rank)
-    rows = predictions(trial.run)
-    return [row for row in rows if (row.workload, row.world_size, row.batch_per_rank) == about]

@@ -100,8 +100,6 @@ class Series:
     """Values by x; of a row at most one."""
     is_joined: bool = True
     """Whether a line joins them."""
-    is_predicted: bool = False
-    """Whether marks are hollow and lines dotted."""
     failed: Sequence[float] = ()
     """Cases without a result: crosses on the axis."""
     ringed: float | None = None
@@ -194,8 +192,7 @@ def best(panel: Panel) -> list[str]:
                 name = f"{name} at {format_size(int(x))}"
             elif panel.x == "place":
                 name = f"{name} at {panel.places[x]}"
-            if not series.is_predicted:
-                values.append((point.value, name, point, series.limit))
+            values.append((point.value, name, point, series.limit))
     if not values:
         return []
     values.sort(key=lambda value: value[0])
@@ -355,9 +352,6 @@ def _draw_series(
         "linestyle": looks_as.dash,
         "label": series.name,
     }
-    if series.is_predicted:
-        hollow = {"markerfacecolor": "none", "markersize": 6.5, "gid": "predicted"}
-        style |= {"linestyle": (0, (1, 2)), "linewidth": 0.7, **hollow}
     if not series.is_joined:
         style["linestyle"] = "none"
         if len(points) > _MARKED:

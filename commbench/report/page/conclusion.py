@@ -24,7 +24,6 @@ from commbench.report.page.parts import Code, Entry, named
 from commbench.results import Run
 from commbench.results.verdict import snippets
 from commbench.system.environment import differing
-from commbench.tuner.predictions import predictions
 from commbench.units import counted
 
 #: The definition of bus bandwidth, for the section that shows it.
@@ -67,7 +66,7 @@ GROUPS = (
     Group("Bandwidth", bandwidths),
     Group("Pairs of ranks", pairs, ("pairs", "Every pair of ranks")),
     Group("Latency", latencies),
-    Group("Precision", lambda run: [] if predictions(run) else precision(run)),
+    Group("Precision", precision),
 )
 
 

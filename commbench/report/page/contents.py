@@ -19,7 +19,6 @@ from commbench.report.columns import (
     Table,
     about,
     declared,
-    ends,
     flag_column,
     interval,
     make_table,
@@ -56,16 +55,14 @@ from commbench.report.topology import topology_remarks
 from commbench.report.training import (
     baseline_sentences,
     hook_label,
-    prediction_title,
     render_cost,
     trained_together,
     training_title,
     without_ddp,
 )
-from commbench.results import DDP, PREDICTIONS, Run
+from commbench.results import DDP, Run
 from commbench.results.info import is_watched
 from commbench.results.verdict import snippets
-from commbench.tuner.predictions import PredictionRow, predictions
 
 #: The sort value of `default`, which is 1 MiB, then 25: it comes before all numbers.
 _DEFAULT_PLACE = 0.0
@@ -88,7 +85,7 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
 def _bucket_column(about: str) -> Column[Any]:
     """Return the column of bucket sizes, which are sorted by their first number."""
 
-    def cell(row: TrainingRow | PredictionRow) -> Cell:
+    def cell(row: TrainingRow) -> Cell:
         first = row.bucket_cap_mb.partition("+")[0]
         return Cell(
             row.bucket_cap_mb,
@@ -110,64 +107,6 @@ _COLUMNS: list[Column[TrainingRow]] = [
     number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100),
     *declared(TrainingRow, "exposed_comm_ms sent_MB_per_step loss_equal_steps loss_equal_time"),
     *declared(TrainingRow, "metric time_to_target_s peak_memory_MB energy_J"),
-]
-
-
-# -------------------------------------------------------------------------------------- predictions
-
-
-def prediction_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate predicted and measured steps of a tuning, the fastest prediction first."""
-    tables = []
-    for run in runs:
-        ranked = sorted(
-            predictions(run), key=lambda row: row.predicted_step_ms or row.step_ms or 0.0
-        )
-        if ranked:
-            title = (
-                f"{run.name}: {prediction_title(ranked)}"
-                if len(runs) > 1
-                else prediction_title(ranked)
-            )
-            named_rows = [(run.name, row) for row in ranked]
-            tables.append(make_table(title, named_rows, _PREDICTED, rest_in=PREDICTIONS))
-    return tables
-
-
-def _overlap(row: PredictionRow) -> tuple[float | None, ...]:
-    return row.predicted_overlapped_ms, row.predicted_serial_ms, row.predicted_step_ms
-
-
-def _error(row: PredictionRow) -> str:
-    """Return the error of a prediction; ``fitted`` if the model was fitted to this setting."""
-    if row.is_fitted:
-        return "fitted"
-    return "" if row.error is None else f"{100 * row.error:+.1f}".replace("-", "\N{MINUS SIGN}")
-
-
-_PREDICTED: list[Column[PredictionRow]] = [
-    Column("hook", hook_label, about="as in ddp.csv"),
-    _bucket_column(""),
-    *declared(PredictionRow, "predicted_step_ms"),
-    ends(
-        _overlap,
-        heading="full to no overlap",
-        unit="ms",
-        about="with perfect overlap of communication and computation, and with none",
-    ),
-    *declared(PredictionRow, "step_ms"),
-    interval("step_ms", PredictionRow),
-    Column(
-        "error",
-        unit="%",
-        about=(
-            "predicted less measured, over measured; fitted: the prediction rests on this"
-            " measurement"
-        ),
-        value_of=lambda row: Cell(_error(row), value=row.error),
-        is_number=True,
-    ),
-    *declared(PredictionRow, "predicted_speedup speedup launches"),
 ]
 
 
@@ -196,7 +135,6 @@ def make_page(
         _measured(runs, drawings),
         _pairs(runs, drawings),
     )
-    is_tuning = any(predictions(run) for run in runs)
     is_matrix = all(row.pattern == MATRIX for run in runs for row in run.rows)
     sections = [
         *([_compared(runs)] if several else []),
@@ -213,9 +151,8 @@ def make_page(
             figures=_of(drawings, "soak"),
             tables=soak_tables(runs),
         ),
-        *([trained] if is_tuning else []),
         *([pairs, measured] if is_matrix else [measured, pairs]),
-        *([] if is_tuning else [trained]),
+        trained,
         _predicted(runs),
         Section(
             name="energy",
@@ -381,7 +318,7 @@ _RANKS: list[Column[RankTime]] = [
 
 def _verdict(run: Run) -> list[Finding | str]:
     findings: list[Finding | str] = [*watched(run), *setting(run)]
-    if run.recommendation and predictions(run):
+    if run.recommendation and run.info.get("candidates"):
         findings.append(render_cost(run.recommendation, run.info.get("launches") or ()).plain)
     return findings
 
@@ -404,7 +341,7 @@ def _predicted(runs: Sequence[Run]) -> Section:
         name="prediction",
         title="Prediction",
         sentences=_each(runs, model_error),
-        tables=[*prediction_tables(runs), *model_tables(runs)],
+        tables=model_tables(runs),
     )
 
 

@@ -1,0 +1,216 @@
+"""The screening of settings: rounds of short blocks that drop the slow ones.
+
+Each round has a block of the baseline and of every setting that is left. A speedup is the ratio of
+two block medians of one round, because the machine changes less within a round than between rounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Sequence
+
+from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
+from commbench.results.recommendation import EFFECTS, effect_of
+from commbench.stats import MARGIN, median
+
+#: Rounds after which the slower half is dropped; the last of them ends the screening.
+HALVINGS = (3, 6, 12)
+#: An alternative is dropped if the logarithm of its speedup is below the best by the first of these
+#: numbers, or by the second times the standard error if that is less.
+BEHIND, BEHIND_ERRORS = 0.2, 2.5
+
+
+class Rounds:
+    """The block medians of a series of rounds.
+
+    Args:
+        candidates: numbers of the alternatives that the next round holds; the baseline is 0.
+    """
+
+    phase: str = CONFIRM
+
+    def __init__(self, candidates: Sequence[int]) -> None:
+        self.candidates = list(candidates)
+        self.number = -1
+        """Of the round under way, from 0."""
+        self._medians_ms: dict[int, dict[int, float]] = {}
+
+    def begin_round(self) -> list[int]:
+        """Begin the next round; return its settings, the baseline first; none at the end."""
+        settings = self._next_settings()
+        if settings:
+            self.number += 1
+        return settings
+
+    def _next_settings(self) -> list[int]:
+        if not self.candidates:
+            return []
+        return [0, *self.candidates]
+
+    def add(self, setting: int, median_ms: float) -> None:
+        """Enter the median step of a setting's block in the round under way."""
+        self._medians_ms.setdefault(setting, {})[self.number] = median_ms
+
+    def leave_out(self, setting: int) -> None:
+        """Do without a setting that cannot be trained."""
+        if setting in self.candidates:
+            self.candidates.remove(setting)
+
+    @property
+    def rounds(self) -> int:
+        """Blocks of the baseline."""
+        return len(self._medians_ms.get(0, ()))
+
+    def speedups(self, setting: int) -> list[float]:
+        """Return the speedup over the baseline in each round that has both."""
+        base_ms, own_ms = self._medians_ms.get(0, {}), self._medians_ms.get(setting, {})
+        return [base_ms[number] / own_ms[number] for number in own_ms if number in base_ms]
+
+    def median_speedup(self, setting: int) -> float:
+        """Return the median over rounds, 0 without a round."""
+        speedups = self.speedups(setting)
+        if not speedups:
+            return 0.0
+        return median(speedups)
+
+
+class Screening(Rounds):
+    """Successive halving, apart for the alternatives of each effect on learning.
+
+    Of several hooks each is tried with the baseline's bucket size first. The other sizes follow for
+    the hooks that are left, which saves most blocks where one hook is much faster than others.
+
+    Args:
+        settings: the baseline first.
+        withheld: numbers of those that may not be recommended.
+    """
+
+    phase = SWEEP
+
+    def __init__(self, settings: Sequence[TrainingCase], withheld: Collection[int] = ()) -> None:
+        self._settings = settings
+        self._withheld = withheld
+        numbers = range(1, len(settings))
+        effects = [effect_of(case, settings[0]) for case in settings]
+        self._classes: list[list[int]] = []
+        """Alternatives by their effect on learning, none first."""
+        for effect in EFFECTS:
+            self._classes.append([number for number in numbers if effects[number] == effect])
+        ordered = list(itertools.chain.from_iterable(self._classes))
+        self._waiting: list[int] = []
+        """Alternatives that follow when hooks have been compared."""
+        cap = settings[0].bucket_cap_mb
+        first_hooks = {case.hook_name for case in settings if case.bucket_cap_mb == cap}
+        if len(first_hooks) > 1:
+            for number in ordered:
+                case = settings[number]
+                if case.bucket_cap_mb != cap and case.hook_name in first_hooks:
+                    self._waiting.append(number)
+        super().__init__([number for number in ordered if number not in self._waiting])
+        self._compared_from = 0
+        """The round from which the present alternatives are compared."""
+
+    @property
+    def _compared(self) -> int:
+        """Rounds in which the present alternatives were compared."""
+        return self.rounds - self._compared_from
+
+    def end_round(self) -> None:
+        """Drop the alternatives that are clearly behind and, after some rounds, the slower half."""
+        if not self._compared:
+            return
+        behind, leader = self._behind(), 0.0
+        survivors: list[int] = []
+        for members in self._by_class():
+            survivors += self._best_of(members, behind, leader)
+            leader = max(map(self.median_speedup, survivors), default=0.0)
+        self.candidates = survivors
+
+    def newcomers(self) -> list[int]:
+        """Return the alternatives that `admit` may add now: the other bucket sizes of the hooks
+        that are left, those of the fastest hook first; none while hooks are compared.
+
+        Those that may not be recommended come last.
+        """
+        has_compared = self._compared >= HALVINGS[0] or not self.candidates
+        if not self._waiting or not has_compared:
+            return []
+        speedup_of_hook = {self._settings[0].hook_name: 1.0}
+        for setting in self.candidates:
+            hook = self._settings[setting].hook_name
+            speedup = max(self.median_speedup(setting), speedup_of_hook.get(hook, 0.0))
+            speedup_of_hook[hook] = speedup
+        joining = []
+        for setting in self._waiting:
+            speedup = speedup_of_hook.get(self._settings[setting].hook_name, 0.0)
+            if speedup:
+                joining.append((setting in self._withheld, -speedup, setting))
+        return [setting for _, _, setting in sorted(joining)]
+
+    def admit(self, newcomers: Sequence[int]) -> None:
+        """Go on with the alternatives that are left and with some of `newcomers`; no others
+        follow.
+        """
+        self._waiting = []
+        self.candidates += newcomers
+        self._compared_from = self.rounds
+
+    def _by_class(self) -> list[list[int]]:
+        """Return the alternatives that are left by their effect on learning."""
+        return [
+            [setting for setting in self.candidates if setting in members]
+            for members in self._classes
+        ]
+
+    def _best_of(self, candidates: Sequence[int], behind: float, leader: float) -> list[int]:
+        ranked = sorted(candidates, key=self.median_speedup, reverse=True)
+        best = max([leader, *map(self.median_speedup, ranked[:1])])
+        near = []
+        for setting in ranked:
+            if self.median_speedup(setting) * math.exp(behind) >= best:
+                near.append(setting)
+        if self._compared in HALVINGS:
+            return near[: math.ceil(len(ranked) / 2)]
+        return near
+
+    def _behind(self) -> float:
+        """Return how far below the best the logarithm of a speedup may lie."""
+        changes = []
+        for speedups in map(self.speedups, self.candidates):
+            for earlier, later in itertools.pairwise(speedups):
+                changes.append(math.log(later / earlier))
+        if not changes:
+            return BEHIND
+        variance = sum(change**2 for change in changes) / len(changes) / 2
+        return min(BEHIND, BEHIND_ERRORS * math.sqrt(variance / self._compared))
+
+    def _is_settled(self) -> bool:
+        """Return whether further rounds of the same alternatives would be of no use."""
+        if not self._compared or self._waiting:
+            return False
+        has_chosen = max(map(len, self._by_class()), default=0) <= 1
+        is_over = self._compared >= HALVINGS[-1]
+        return has_chosen or is_over or self._behind() < math.log1p(MARGIN)
+
+    def _next_settings(self) -> list[int]:
+        if self._is_settled():
+            return []
+        return super()._next_settings()
+
+    def finalists(self) -> list[int]:
+        """Return the best that may be recommended, then the best of each effect on learning.
+
+        One with a stronger effect must be faster than those with a weaker effect, and than the
+        baseline.
+        """
+        measured = [setting for setting in self.candidates if self.speedups(setting)]
+        ranked = sorted(measured, key=self.median_speedup, reverse=True)
+        usable = [setting for setting in ranked if setting not in self._withheld]
+        chosen, leader = (usable or ranked)[:1], 1.0
+        for members in self._by_class():
+            best = max(members, key=self.median_speedup, default=0)
+            if self.median_speedup(best) > leader:
+                leader = self.median_speedup(best)
+                chosen.append(best)
+        return list(dict.fromkeys(chosen))
