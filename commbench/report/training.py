@@ -4,9 +4,9 @@ a log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
+from typing import Any
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -20,7 +20,15 @@ from commbench.report.columns import (
     Cell,
     Column,
     FittedTable,
+    TableSpec,
+    about,
+    declared,
+    ends,
+    energy_column,
+    flag_column,
+    interval,
     number,
+    outcome,
     printed,
     tabulate,
     tone_of,
@@ -56,7 +64,7 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
         )
         parts += [
             Text(f"\n{training_title(group)}", style="bold"),
-            FittedTable(table=tabulate(ordered_rows, _COLUMNS), file=DDP),
+            FittedTable(table=tabulate(ordered_rows, TRAINING.on_terminal), file=TRAINING.file),
         ]
         parts += map(Text, [*baseline_sentences(run), *without_ddp(group)])
         parts += reasons((setting_name(row), row) for row in ordered_rows)
@@ -123,36 +131,69 @@ def _step(row: TrainingRow) -> str:
     return with_interval(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, places)
 
 
-def _if_timed(column: Column[TrainingRow]) -> Column[TrainingRow]:
-    """Return the column with empty cells for rows without a time."""
-
-    def cell(row: TrainingRow) -> Cell | None:
-        return column.cell(row) if row.status == "ok" and row.step_ms is not None else None
-
-    return replace(column, value_of=cell)
+def _speedup(row: TrainingRow) -> str:
+    return with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
 
 
-_COLUMNS: tuple[Column[TrainingRow], ...] = (
-    Column("\nhook", hook_label),
-    Column("buckets\nMiB", "bucket_cap_mb"),
-    _if_timed(number("\nno.", "bucket_count", text_of=short, drop_order=4)),
-    Column("step\nms [95 % CI]", lambda row: Cell(_step(row), tone=tone_of(row.status))),
-    *map(
-        _if_timed,
-        (
-            Column(
-                "speedup\n[95 % CI]",
-                lambda row: with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2),
-            ),
-            Column("\nverdict", lambda row: verdict_cell(row.verdict)),
-            number("exposed\nms", "exposed_comm_ms", text_of=short, drop_order=1),
-            number("sent\nMB", "sent_MB_per_step", text_of=short, drop_order=2),
-            number("loss,\nsteps", "loss_equal_steps", text_of="{:.4g}".format, drop_order=3),
-            number("loss,\ntime", "loss_equal_time", text_of="{:.4g}".format, drop_order=5),
-            number("\nmetric", "metric", text_of="{:.4g}".format, drop_order=6),
-            number("to target\ns", "time_to_target_s", text_of=short, drop_order=7),
-            Column("\n", lambda row: Cell(marks_of(row), tone="warning")),
+def _bucket_columns(row_class: type[Any], **options: Any) -> list[Column[Any]]:  # noqa: ANN401 - as in `Column`
+    """Return the columns of bucket sizes, which a page sorts by their first number."""
+
+    def cell(row: TrainingRow | PredictionRow) -> Cell:
+        first = row.bucket_cap_mb.partition("+")[0]
+        value = None
+        if first == "default":
+            value = _DEFAULT_PLACE
+        elif first:
+            value = float(first)
+        return Cell(row.bucket_cap_mb, value=value)
+
+    return [
+        number("buckets", cell, row_class, unit="MiB", shown="page", **options),
+        Column("buckets\nMiB", "bucket_cap_mb", shown="terminal"),
+    ]
+
+
+#: The sort value of `default`, which is 1 MiB, then 25: it comes before all numbers.
+_DEFAULT_PLACE = 0.0
+_four_digits, _two_decimals = "{:.4g}".format, "{:.2f}".format
+
+
+def _brief(name: str, drop_order: int, heading: str = "", **options: Any) -> list[Column[Any]]:  # noqa: ANN401 - as in `Column`
+    """Return a column of training that a narrow terminal leaves out."""
+    text = {"terminal_text": short, "terminal_heading": heading} | options
+    return declared(TrainingRow, name, drop_order=drop_order, **text)
+
+
+TRAINING: TableSpec[TrainingRow] = TableSpec(
+    file=DDP,
+    columns=(
+        Column("hook", hook_label, about="DDP communication hook, as it is typed"),
+        *_bucket_columns(TrainingRow, about=about(TrainingRow, "bucket_cap_mb")),
+        *_brief("bucket_count", 4, "no."),
+        outcome("step_ms", TrainingRow),
+        interval("step_ms", TrainingRow),
+        Column(
+            "step\nms [95 % CI]",
+            lambda row: Cell(_step(row), tone=tone_of(row.status)),
+            shown="terminal",
         ),
+        *declared(TrainingRow, "speedup", shown="page"),
+        interval("speedup", TrainingRow),
+        Column("speedup\n[95 % CI]", _speedup, shown="terminal"),
+        Column(
+            "verdict", lambda row: verdict_cell(row.verdict), about=about(TrainingRow, "verdict")
+        ),
+        number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100, shown="page"),
+        *_brief("exposed_comm_ms", 1, "exposed\nms"),
+        *_brief("sent_MB_per_step", 2, "sent\nMB"),
+        *_brief("loss_equal_steps", 3, "loss,\nsteps", terminal_text=_four_digits),
+        *_brief("loss_equal_time", 5, "loss,\ntime", terminal_text=_four_digits),
+        *_brief("metric", 6, terminal_text=_four_digits),
+        *_brief("time_to_target_s", 7, "to target\ns"),
+        *declared(TrainingRow, "peak_memory_MB energy_J", shown="page"),
+        energy_column(),
+        flag_column(),
+        Column("", lambda row: Cell(marks_of(row), tone="warning"), shown="terminal"),
     ),
 )
 
@@ -213,7 +254,7 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
     hidden = {id(row) for row in unmeasured[MOST_UNMEASURED:]}
     visible_rows = [row for row in ranked if id(row) not in hidden]
     table = printed(
-        tabulate(visible_rows, _PREDICTED, should_keep_empty=True), collapse_padding=True
+        tabulate(visible_rows, PREDICTED.on_terminal, should_keep_empty=True), collapse_padding=True
     )
     meanings = "no.: launches behind what was measured"
     if any(row.is_fitted for row in rows):
@@ -263,30 +304,66 @@ def _clause(accuracy: Accuracy | None) -> str:
     )
 
 
-def _milliseconds(value: float | None) -> str:
-    return "" if value is None else three_digits(value)
-
-
 def _bounds(row: PredictionRow) -> str:
     if row.predicted_step_ms is None:
         return ""
-    return (
-        f"[{_milliseconds(row.predicted_overlapped_ms)}, {_milliseconds(row.predicted_serial_ms)}]"
-    )
+    bounds = (row.predicted_overlapped_ms, row.predicted_serial_ms)
+    low, high = ("" if bound is None else three_digits(bound) for bound in bounds)
+    return f"[{low}, {high}]"
 
 
-_PREDICTED: tuple[Column[PredictionRow], ...] = (
-    Column("\nhook", hook_label),
-    Column("buckets\nMiB", "bucket_cap_mb"),
-    number("step, ms\npredicted", "predicted_step_ms", text_of=three_digits),
-    Column("overlap:\n[full, none]", _bounds, is_number=True),
-    number("\nmeasured", "step_ms", text_of=three_digits),
-    Column(
-        "\nerror",
-        lambda row: "*" if row.is_fitted else percent(row.error, 1, sign="+"),
-        is_number=True,
+def _overlap(row: PredictionRow) -> tuple[float | None, ...]:
+    return row.predicted_overlapped_ms, row.predicted_serial_ms, row.predicted_step_ms
+
+
+def _error(row: PredictionRow) -> Cell:
+    """Return the error of a prediction; ``fitted`` if the model was fitted to this setting."""
+    text = ""
+    if row.is_fitted:
+        text = "fitted"
+    elif row.error is not None:
+        text = f"{100 * row.error:+.1f}".replace("-", "\N{MINUS SIGN}")
+    return Cell(text, value=row.error)
+
+
+def _predicted(name: str, heading: str, text_of: Callable[[float], str]) -> list[Column[Any]]:
+    return declared(PredictionRow, name, terminal_heading=heading, terminal_text=text_of)
+
+
+PREDICTED: TableSpec[PredictionRow] = TableSpec(
+    file=PREDICTIONS,
+    columns=(
+        Column("hook", hook_label, about="as in ddp.csv"),
+        *_bucket_columns(PredictionRow),
+        *_predicted("predicted_step_ms", "step, ms\npredicted", three_digits),
+        ends(
+            _overlap,
+            heading="full to no overlap",
+            unit="ms",
+            about="with perfect overlap of communication and computation, and with none",
+        ),
+        Column("overlap:\n[full, none]", _bounds, is_number=True, shown="terminal"),
+        *_predicted("step_ms", "measured", three_digits),
+        interval("step_ms", PredictionRow),
+        Column(
+            "error",
+            _error,
+            unit="%",
+            about=(
+                "predicted less measured, over measured; fitted: the prediction rests on this"
+                " measurement"
+            ),
+            is_number=True,
+            shown="page",
+        ),
+        Column(
+            "error",
+            lambda row: "*" if row.is_fitted else percent(row.error, 1, sign="+"),
+            is_number=True,
+            shown="terminal",
+        ),
+        *_predicted("predicted_speedup", "speedup\npredicted", _two_decimals),
+        *_predicted("speedup", "measured", _two_decimals),
+        *_predicted("launches", "no.", short),
     ),
-    number("speedup\npredicted", "predicted_speedup", text_of="{:.2f}".format),
-    number("\nmeasured", "speedup", text_of="{:.2f}".format),
-    number("\nno.", "launches", text_of=short),
 )

@@ -5,28 +5,18 @@ training.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from commbench.analysis.expectations import Answer
 from commbench.analysis.watched import Part, RankTime, parts_of, rank_times
 from commbench.collectives.composed import MATRIX
-from commbench.ddp.plan.records import TrainingRow
 from commbench.findings import Finding
 from commbench.report.advice import advise_run
 from commbench.report.columns import (
-    Cell,
     Column,
     Table,
-    about,
-    declared,
-    ends,
-    flag_column,
-    interval,
     make_table,
     make_tables,
     number,
-    outcome,
-    verdict_cell,
 )
 from commbench.report.env import env_tables
 from commbench.report.expectations import answer_sentences, answer_table
@@ -46,7 +36,6 @@ from commbench.report.findings import (
 )
 from commbench.report.model import model_tables
 from commbench.report.page import collectives, conditions
-from commbench.report.page.collectives import energy_column
 from commbench.report.page.conclusion import BUSBW, find_conclusion
 from commbench.report.page.conditions import commands, find_facts, when
 from commbench.report.page.parts import Code, Page, Section, named, said
@@ -54,21 +43,19 @@ from commbench.report.soak import soak_tables
 from commbench.report.state import explain_time
 from commbench.report.topology import topology_remarks
 from commbench.report.training import (
+    PREDICTED,
+    TRAINING,
     baseline_sentences,
-    hook_label,
     prediction_title,
     render_cost,
     trained_together,
     training_title,
     without_ddp,
 )
-from commbench.results import DDP, PREDICTIONS, Run
+from commbench.results import Run
 from commbench.results.info import is_watched
 from commbench.results.verdict import snippets
-from commbench.tuner.predictions import PredictionRow, predictions
-
-#: The sort value of `default`, which is 1 MiB, then 25: it comes before all numbers.
-_DEFAULT_PLACE = 0.0
+from commbench.tuner.predictions import predictions
 
 
 def training_tables(runs: Sequence[Run]) -> list[Table]:
@@ -80,37 +67,10 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
             named_rows = [(run.name, row) for row in rows]
             notes = [*baseline_sentences(run), *without_ddp(rows)]
             title = f"{of_run}{training_title(rows)}"
-            columns = [*_COLUMNS, energy_column(), flag_column()]
-            tables.append(make_table(title, named_rows, columns, notes=notes, rest_in=DDP))
+            tables.append(
+                make_table(title, named_rows, TRAINING.on_page, notes=notes, rest_in=TRAINING.file)
+            )
     return tables
-
-
-def _bucket_column(about: str) -> Column[Any]:
-    """Return the column of bucket sizes, which are sorted by their first number."""
-
-    def cell(row: TrainingRow | PredictionRow) -> Cell:
-        first = row.bucket_cap_mb.partition("+")[0]
-        return Cell(
-            row.bucket_cap_mb,
-            value=_DEFAULT_PLACE if first == "default" else float(first) if first else None,
-        )
-
-    return Column("buckets", cell, unit="MiB", about=about, is_number=True)
-
-
-_COLUMNS: list[Column[TrainingRow]] = [
-    Column("hook", hook_label, about="DDP communication hook, as it is typed"),
-    _bucket_column(about(TrainingRow, "bucket_cap_mb")),
-    *declared(TrainingRow, "bucket_count"),
-    outcome("step_ms", TrainingRow),
-    interval("step_ms", TrainingRow),
-    *declared(TrainingRow, "speedup"),
-    interval("speedup", TrainingRow),
-    Column("verdict", lambda row: verdict_cell(row.verdict), about=about(TrainingRow, "verdict")),
-    number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100),
-    *declared(TrainingRow, "exposed_comm_ms sent_MB_per_step loss_equal_steps loss_equal_time"),
-    *declared(TrainingRow, "metric time_to_target_s peak_memory_MB energy_J"),
-]
 
 
 # -------------------------------------------------------------------------------------- predictions
@@ -130,45 +90,8 @@ def prediction_tables(runs: Sequence[Run]) -> list[Table]:
                 else prediction_title(ranked)
             )
             named_rows = [(run.name, row) for row in ranked]
-            tables.append(make_table(title, named_rows, _PREDICTED, rest_in=PREDICTIONS))
+            tables.append(make_table(title, named_rows, PREDICTED.on_page, rest_in=PREDICTED.file))
     return tables
-
-
-def _overlap(row: PredictionRow) -> tuple[float | None, ...]:
-    return row.predicted_overlapped_ms, row.predicted_serial_ms, row.predicted_step_ms
-
-
-def _error(row: PredictionRow) -> str:
-    """Return the error of a prediction; ``fitted`` if the model was fitted to this setting."""
-    if row.is_fitted:
-        return "fitted"
-    return "" if row.error is None else f"{100 * row.error:+.1f}".replace("-", "\N{MINUS SIGN}")
-
-
-_PREDICTED: list[Column[PredictionRow]] = [
-    Column("hook", hook_label, about="as in ddp.csv"),
-    _bucket_column(""),
-    *declared(PredictionRow, "predicted_step_ms"),
-    ends(
-        _overlap,
-        heading="full to no overlap",
-        unit="ms",
-        about="with perfect overlap of communication and computation, and with none",
-    ),
-    *declared(PredictionRow, "step_ms"),
-    interval("step_ms", PredictionRow),
-    Column(
-        "error",
-        unit="%",
-        about=(
-            "predicted less measured, over measured; fitted: the prediction rests on this"
-            " measurement"
-        ),
-        value_of=lambda row: Cell(_error(row), value=row.error),
-        is_number=True,
-    ),
-    *declared(PredictionRow, "predicted_speedup speedup launches"),
-]
 
 
 #: The most names of runs in a title.
