@@ -48,10 +48,10 @@ from commbench.report.table import (
 )
 from commbench.report.text_formats import STYLES, render
 from commbench.report.training import (
-    render_cost,
     render_predictions,
     render_recommendation,
     render_training,
+    tuning_cost,
 )
 from commbench.results import Run
 from commbench.results.overhead import overheads
@@ -127,7 +127,7 @@ def _print_conclusion(run_: Run, console: Console) -> None:
     for part in render_recommendation(recommendation):
         console.print(part)
     if predictions(run_):
-        console.print(render_cost(recommendation, run_.info.get("launches") or ()))
+        console.print(str(tuning_cost(recommendation, run_.info.get("launches") or ())))
 
 
 def _text(run_: Run, style: str) -> str:

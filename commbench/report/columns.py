@@ -15,6 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from commbench.engine.flags import FLAGS, split_flags
+from commbench.findings import Finding
 from commbench.report.formats import between, digits, grouped
 from commbench.report.state import counted_energy
 from commbench.results import Run
@@ -263,10 +264,10 @@ def make_table(
             (Cell(name), *line) for (name, _), line in zip(visible_rows, table.lines, strict=True)
         ]
         table = replace(table, columns=[Column("run"), *table.columns], lines=lines)
-    left_out = (
-        f"{grouped(len(visible_rows))} of {grouped(len(rows))} rows; all of them are in {rest_in}."
-    )
-    return replace(table, notes=[*([left_out] if len(visible_rows) < len(rows) else []), *notes])
+    if len(visible_rows) < len(rows):
+        numbers = {"shown": grouped(MOST_LINES), "lines": grouped(len(rows)), "file": rest_in}
+        notes = [str(Finding("lines_hidden", numbers=numbers)), *notes]
+    return replace(table, notes=notes)
 
 
 def make_tables(
@@ -502,4 +503,5 @@ class FittedTable:
             table = replace(table, columns=columns, lines=lines)
         yield printed(table, collapse_padding=True)
         if left_out:
-            yield Text(f"No space for {', '.join(left_out)}: see {self.file}.", style="dim")
+            numbers = {"columns": ", ".join(left_out), "file": self.file}
+            yield Text(str(Finding("columns_hidden", numbers=numbers)), style="dim")

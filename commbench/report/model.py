@@ -13,6 +13,7 @@ from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.fits import Segment
 from commbench.analysis.prediction.network import LEAST_SIZES, CurveKey, NetworkModel
 from commbench.analysis.runs import network_model
+from commbench.findings import Finding
 from commbench.report.columns import (
     Cell,
     Column,
@@ -102,12 +103,11 @@ def render_model(model: NetworkModel) -> RenderableType:
     intervals and errors.
     """
     if not model.curves:
-        return Text(
-            f"No model: fitting one needs {LEAST_SIZES} message sizes of an operation, by ranks"
-            " that do not share a GPU; measure more (--sizes)."
-        )
+        return Text(str(Finding("model_none", numbers={"sizes": LEAST_SIZES})))
     title = "Fitted: time = start-up + size / rate from one size to another"
-    notes = (f"{key}: measured {variant}." for key, variant in model.variants.items())
+    notes = []
+    for key, variant in model.variants.items():
+        notes.append(Text(str(Finding("model_variant", str(key), {"variant": variant}))))
     lines = _lines(model)
     table = tabulate(lines, _COLUMNS.on_terminal)
     of_curve = [place for place, column in enumerate(table.columns) if column.heading in _OF_CURVE]
@@ -117,7 +117,7 @@ def render_model(model: NetworkModel) -> RenderableType:
             for place in of_curve:
                 cells[place] = Cell("")
     rich_table = printed(replace(table, lines=shown), padding=0)
-    return Group(Text(title, style="bold"), rich_table, *(Text(note) for note in notes))
+    return Group(Text(title, style="bold"), rich_table, *notes)
 
 
 # ---------------------------------------------------------------------------------------- the table

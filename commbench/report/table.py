@@ -16,7 +16,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import FLAGS, join_flags, split_flags
 from commbench.engine.records import OverlapRow, Row
-from commbench.findings import shared_cause
+from commbench.findings import Finding, Value, shared_cause
 from commbench.report.columns import (
     Cell,
     Column,
@@ -97,22 +97,14 @@ def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) 
         for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)
     ]
     visible_groups = [group[:MOST_ROWS] for group in groups[:MOST_TABLES]]
-    omitted_rows = len(rows) - sum(map(len, visible_groups))
-    more = (
-        [
-            Text(
-                f"\n{omitted_rows} of {len(rows)} rows are not shown: see collectives.csv.",
-                style="bold",
-            )
-        ]
-        if omitted_rows
-        else []
-    )
-    return Group(
-        *(part for group in visible_groups for part in _render_group(group, width, hosts)),
-        *more,
-        *legend(rows),
-    )
+    parts = []
+    for group in visible_groups:
+        parts += _render_group(group, width, hosts)
+    hidden = len(rows) - sum(map(len, visible_groups))
+    if hidden:
+        numbers: dict[str, Value] = {"hidden": hidden, "rows": len(rows), "file": SUMMARY}
+        parts.append(Text(f"\n{Finding('rows_hidden', numbers=numbers)}", style="bold"))
+    return Group(*parts, *legend(rows))
 
 
 def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:

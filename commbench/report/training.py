@@ -15,6 +15,7 @@ from rich.text import Text
 from commbench.analysis.watched import watched_lines
 from commbench.ddp.plan.cases import TrainingCase, changed_switches, setting_name
 from commbench.ddp.plan.records import TrainingRow
+from commbench.findings import Finding, Value
 from commbench.hooks.registry import hook_words
 from commbench.report.columns import (
     Cell,
@@ -42,8 +43,8 @@ from commbench.results.info import Launch, is_live, is_watched
 from commbench.results.recommendation import Recommendation
 from commbench.results.tables import rows_by
 from commbench.results.verdict import paragraph, snippets
-from commbench.tuner.predictions import Accuracy, PredictionRow, held_out_accuracy
-from commbench.units import counted, format_duration, three_digits
+from commbench.tuner.predictions import PredictionRow, held_out_accuracy
+from commbench.units import counted, three_digits
 
 
 def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]:
@@ -66,7 +67,7 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
             Text(f"\n{training_title(group)}", style="bold"),
             FittedTable(table=tabulate(ordered_rows, TRAINING.on_terminal), file=TRAINING.file),
         ]
-        parts += map(Text, [*baseline_sentences(run), *without_ddp(group)])
+        parts += [Text(str(finding)) for finding in [*own_setting(run), *without_ddp(group)]]
         parts += reasons((setting_name(row), row) for row in ordered_rows)
     parts += legend(rows)
     if is_watched(run.info):
@@ -81,19 +82,12 @@ def trained_together(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
     )
 
 
-def baseline_sentences(run: Run) -> list[str]:
-    """Return a sentence on the script's own setting, the baseline of a live tuning.
-
-    No sentence for other runs.
-    """
+def own_setting(run: Run) -> list[Finding]:
+    """Return the script's own setting, the baseline of a live tuning; nothing for other runs."""
     if not is_live(run.info) or is_watched(run.info):
         return []
     baseline = TrainingCase.from_key(run.info["baseline"])
-    name = setting_name(baseline)
-    of_screening = (
-        "Times and speedups are of the screening; what is recommended rests on fresh blocks."
-    )
-    return [f"The script's own setting is {name}. {of_screening}"]
+    return [Finding("own_setting", setting_name(baseline))]
 
 
 def render_recommendation(recommendation: Recommendation) -> list[RenderableType]:
@@ -220,22 +214,25 @@ def training_title(rows: Sequence[TrainingRow]) -> str:
     )
 
 
-def without_ddp(rows: Sequence[TrainingRow]) -> list[str]:
-    """Return a sentence on the step without DDP, compared with the default and the fastest
-    setting.
-    """
-    compared = [
-        row for row in rows if row.local_step_ms is not None and row.scaling_efficiency is not None
-    ]
+def without_ddp(rows: Sequence[TrainingRow]) -> list[Finding]:
+    """Return the step without DDP, compared with the default and the fastest setting."""
+    compared = []
+    for row in rows:
+        if row.local_step_ms is not None and row.scaling_efficiency is not None:
+            compared.append(row)
     if not compared:
         return []
     first, best = compared[0], max(compared, key=lambda row: row.samples_per_s or 0.0)
-    alone = microseconds(1e3 * (first.local_step_ms or 0.0))
-    settings = [first, *([best] if best is not first else [])]
-    efficiencies = " and ".join(
-        f"{percent(row.scaling_efficiency)} for {setting_name(row)}" for row in settings
-    )
-    return [f"Without DDP a step takes {alone}; scaling efficiency is {efficiencies}."]
+    numbers: dict[str, Value] = {
+        "alone": microseconds(1e3 * (first.local_step_ms or 0.0)),
+        "efficiency": first.scaling_efficiency or 0.0,
+        "best": setting_name(best),
+        "best_efficiency": best.scaling_efficiency or 0.0,
+    }
+    code = "without_ddp"
+    if best is not first:
+        code = "without_ddp_best"
+    return [Finding(code, setting_name(first), numbers)]
 
 
 #: The most settings in the table that were only predicted; the file has all.
@@ -259,49 +256,45 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
     meanings = "no.: launches behind what was measured"
     if any(row.is_fitted for row in rows):
         meanings = f"*: predictions were fitted to this setting; {meanings}"
-    parts: list[RenderableType] = [Text(prediction_title(rows), style="bold"), table]
+    parts: list[RenderableType] = [Text(str(prediction_title(rows)), style="bold"), table]
     parts.append(Text(meanings, style="dim"))
     if hidden:
-        text = f"{counted(len(hidden), 'more setting')} not measured, slower by prediction"
-        parts.append(Text(f"{text}: see {PREDICTIONS}.", style="dim"))
+        numbers: dict[str, Value] = {"hidden": len(hidden), "file": PREDICTIONS}
+        parts.append(Text(str(Finding("settings_hidden", numbers=numbers)), style="dim"))
     return parts
 
 
-def render_cost(recommendation: Recommendation, launches: Iterable[Launch] = ()) -> Text:
+def tuning_cost(recommendation: Recommendation, launches: Iterable[Launch] = ()) -> Finding:
     """Return the number of measured steps and the total time, with the network's.
 
     Args:
         recommendation: of a tuning.
         launches: as ``run.json`` lists them.
     """
-    launches = list(launches)
-    total = sum(launch.get("seconds", 0.0) for launch in launches)
-    network = sum(
-        launch.get("seconds", 0.0) for launch in launches if launch.get("stage") == "network"
-    )
-    time = (
-        f", in {format_duration(total)}, {format_duration(network)} of it for the network"
-        if total
-        else ""
-    )
-    return Text(f"Measured {counted(recommendation.measured_steps, 'step')}{time}.")
+    seconds = {"seconds": 0.0, "network": 0.0}
+    for launch in launches:
+        seconds["seconds"] += launch.get("seconds", 0.0)
+        if launch.get("stage") == "network":
+            seconds["network"] += launch.get("seconds", 0.0)
+    code = "tuning_cost"
+    if seconds["seconds"]:
+        code = "tuning_cost_in"
+    return Finding(code, numbers={"steps": recommendation.measured_steps, **seconds})
 
 
-def prediction_title(rows: Iterable[PredictionRow]) -> str:
+def prediction_title(rows: Iterable[PredictionRow]) -> Finding:
     """Return the title of the table of predictions, with their error."""
-    return f"Predicted from the calibration{_clause(held_out_accuracy(rows))}"
-
-
-def _clause(accuracy: Accuracy | None) -> str:
+    accuracy = held_out_accuracy(rows)
     if accuracy is None:
-        return ""
-    speedup = (
-        "" if accuracy.speedup_error is None else f", speedup ±{100 * accuracy.speedup_error:.1f} %"
-    )
-    return (
-        f" (step ±{100 * accuracy.step_error:.1f} %{speedup}: median error at "
-        f"{counted(accuracy.settings, 'held-out setting')})"
-    )
+        return Finding("predicted")
+    numbers: dict[str, Value] = {
+        "step": 100 * accuracy.step_error,
+        "settings": accuracy.settings,
+    }
+    if accuracy.speedup_error is None:
+        return Finding("predicted_of_error", numbers=numbers)
+    numbers["speedup"] = 100 * accuracy.speedup_error
+    return Finding("predicted_of_errors", numbers=numbers)
 
 
 def _bounds(row: PredictionRow) -> str:

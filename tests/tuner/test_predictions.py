@@ -10,7 +10,7 @@ from rich.console import Console
 from tuning_world import World, default_play, default_world, play
 
 from commbench.ddp.plan.cases import SWEEP
-from commbench.report.training import render_cost, render_predictions
+from commbench.report.training import render_predictions, tuning_cost
 from commbench.results.record_types import AnyRecord, collective_records, training_records
 from commbench.results.tables import csv_text
 from commbench.tuner.predictions import (
@@ -128,15 +128,15 @@ def test_there_are_no_rows_before_there_is_a_prediction(lacks: str) -> None:
 
 
 def test_the_cost_is_stated() -> None:
-    """Print the number of steps, the time, and that of the network."""
+    """Return the number of steps, the time, and that of the network."""
     recommendation = dataclasses.replace(recommendation_of({}), measured_steps=5)
     launches = [
         {"stage": stage, "seconds": seconds}
         for stage, seconds in (("network", 4.0), ("confirm", 5.0))
     ]
-    took = render_cost(recommendation, launches).plain
-    assert "Measured 5 steps, in 9 s, 4 s of it for the network." == took
-    assert "Measured 5 steps." == render_cost(recommendation).plain
+    cost = tuning_cost(recommendation, launches)
+    assert ("tuning_cost_in", 5, 9.0, 4.0) == (cost.code, *cost.numbers.values())
+    assert "tuning_cost" == tuning_cost(recommendation).code
 
 
 def test_the_file_has_the_columns_in_order() -> None:

@@ -14,6 +14,7 @@ from commbench.analysis.stragglers.judging import Straggler
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import OverlapRow, Row
+from commbench.findings import Finding, Value
 from commbench.report.columns import (
     MOST_LINES,
     Cell,
@@ -228,13 +229,15 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
             )
             title += f" of {run.name}" if len(runs) > 1 else ""
             table = make_table(title, rows, _PAIR_COLUMNS, rest_in=PAIRS)
-            total = len(matrix.source)
-            omitted = (
-                [f"The slowest {len(rows)} of {total} pairs; all of them are in {PAIRS}."]
-                if total > len(rows)
-                else []
-            )
-            tables.append(dataclasses.replace(table, notes=omitted))
+            notes = []
+            if len(rows) < len(matrix.source):
+                numbers: dict[str, Value] = {
+                    "shown": len(rows),
+                    "lines": len(matrix.source),
+                    "file": PAIRS,
+                }
+                notes = [str(Finding("pairs_hidden", numbers=numbers))]
+            tables.append(dataclasses.replace(table, notes=notes))
     return tables
 
 

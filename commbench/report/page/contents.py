@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from commbench.analysis.expectations import Answer
 from commbench.analysis.watched import Part, RankTime, parts_of, rank_times
 from commbench.collectives.composed import MATRIX
-from commbench.findings import Finding
+from commbench.findings import Finding, Value
 from commbench.report.advice import advise_run
 from commbench.report.columns import (
     Column,
@@ -45,11 +45,11 @@ from commbench.report.topology import topology_remarks
 from commbench.report.training import (
     PREDICTED,
     TRAINING,
-    baseline_sentences,
+    own_setting,
     prediction_title,
-    render_cost,
     trained_together,
     training_title,
+    tuning_cost,
     without_ddp,
 )
 from commbench.results import Run
@@ -65,7 +65,7 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
         for rows in trained_together(run.training_rows):
             of_run = f"{run.name}: " if len(runs) > 1 else ""
             named_rows = [(run.name, row) for row in rows]
-            notes = [*baseline_sentences(run), *without_ddp(rows)]
+            notes = [str(finding) for finding in [*own_setting(run), *without_ddp(rows)]]
             title = f"{of_run}{training_title(rows)}"
             tables.append(
                 make_table(title, named_rows, TRAINING.on_page, notes=notes, rest_in=TRAINING.file)
@@ -84,11 +84,9 @@ def prediction_tables(runs: Sequence[Run]) -> list[Table]:
             predictions(run), key=lambda row: row.predicted_step_ms or row.step_ms or 0.0
         )
         if ranked:
-            title = (
-                f"{run.name}: {prediction_title(ranked)}"
-                if len(runs) > 1
-                else prediction_title(ranked)
-            )
+            title = str(prediction_title(ranked))
+            if len(runs) > 1:
+                title = f"{run.name}: {title}"
             named_rows = [(run.name, row) for row in ranked]
             tables.append(make_table(title, named_rows, PREDICTED.on_page, rest_in=PREDICTED.file))
     return tables
@@ -200,16 +198,13 @@ def _present(*tables: Table | None) -> list[Table]:
 def _compared(runs: Sequence[Run]) -> Section:
     """Return the runs of the page, and the conditions in which they differ."""
     differences = conditions.differences_table(runs)
-    sentence = "All conditions that the runs state are equal."
+    code = "conditions_equal"
     if differences is not None:
-        sentence = (
-            "The runs were measured under different conditions, which can explain a difference"
-            " between them."
-        )
+        code = "conditions_differ"
     return Section(
         name="runs",
         title="The runs and their conditions",
-        sentences=[sentence],
+        sentences=[str(Finding(code))],
         tables=_present(conditions.runs_table(runs), differences),
     )
 
@@ -302,10 +297,10 @@ _RANKS: list[Column[RankTime]] = [
 ]
 
 
-def _verdict(run: Run) -> list[Finding | str]:
-    findings: list[Finding | str] = [*watched(run), *setting(run)]
+def _verdict(run: Run) -> list[Finding]:
+    findings = [*watched(run), *setting(run)]
     if run.recommendation and predictions(run):
-        findings.append(render_cost(run.recommendation, run.info.get("launches") or ()).plain)
+        findings.append(tuning_cost(run.recommendation, run.info.get("launches") or ()))
     return findings
 
 
@@ -350,7 +345,7 @@ def _remarks(run: Run) -> list[str]:
     for host in (run.info.get("environment") or {}).get("hosts") or ():
         topology = host.get("topology")
         remarks = topology_remarks(topology) if topology else ()
-        texts.append((str(host.get("hostname")), remarks))
+        texts.append((str(host.get("hostname")), map(str, remarks)))
     return named(texts)
 
 
@@ -365,12 +360,15 @@ def _repeat(runs: Sequence[Run], *, beside: bool) -> Section:
     )
 
 
-def _origin(run: Run, *, beside: bool) -> str:
-    """Return a sentence with the seed, commit and directory of a run."""
-    seed, commit = run.info.get("seed"), run.info.get("git_commit")
-    parts = [f"seed {seed}"] if seed is not None else []
-    parts += [f"commbench at commit {commit}"] if commit else []
-    how = f"with {', '.join(parts)}" if parts else "by this command"
-    done = "Imported" if run.info.get("imported") else "Measured"
-    where = "lie beside this page" if beside else f"are in {run.path}"
-    return f"{done} {how}; its files {where}."
+def _origin(run: Run, *, beside: bool) -> Finding:
+    """Return the seed, commit and directory of a run."""
+    how = []
+    if run.info.get("seed") is not None:
+        how.append(f"seed {run.info['seed']}")
+    if run.info.get("git_commit"):
+        how.append(f"commbench at commit {run.info['git_commit']}")
+    code = "origin_imported" if run.info.get("imported") else "origin_measured"
+    if beside:
+        code = f"{code}_beside"
+    numbers: dict[str, Value] = {"how": tuple(how or ["this command"]), "path": str(run.path)}
+    return Finding(code, numbers=numbers)
