@@ -130,11 +130,13 @@ NOUNS = frozenset(
         "expectation",
         "fresh launch",
         "group",
+        "held-out setting",
         "host",
         "inconclusive case",
         "launch",
         "link",
         "more fresh launch",
+        "more setting",
         "rank",
         "row",
         "setting",
@@ -672,6 +674,79 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "host_wheel_remedy": (
             "A wheel is built for no particular fabric: look at the column `transport`, and prefer"
             " the site's MPI (`make install MPI=system`) where there is one."
+        ),
+        # The topology of a host: what slows communication, or is emulated.
+        "topology_bare": (
+            "NUMA node {subject} has no memory of its own: ranks there use the memory of other"
+            " nodes."
+        ),
+        "topology_bound_afar": (
+            "This process is bound to NUMA node {node}, {subject} to node {adapter_nodes:list}:"
+            " messages to other hosts cross the link between sockets."
+        ),
+        "topology_emulated": (
+            "{subject} is emulated: only that it is a link of its own is real, not its latency."
+        ),
+        "topology_emulated_rate": (
+            "{subject} is emulated: only its rate of {rate} is real, not its latency."
+        ),
+        "topology_far_gpu": (
+            "{subject} and {adapters} are on different NUMA nodes (SYS): what {subject} sends to"
+            " other hosts crosses the link between sockets, and may be slower than from GPUs beside"
+            " the adapter."
+        ),
+        "topology_far_gpus": (
+            "{subject} and {adapters} are on different NUMA nodes (SYS): what {subject} send to"
+            " other hosts crosses the link between sockets, and may be slower than from GPUs beside"
+            " the adapter."
+        ),
+        "topology_unbound": (
+            "This process may run on NUMA nodes {subject}: a rank that is not bound moves between"
+            " them, and its times with it; bind ranks (mpirun --bind-to core, or numactl)."
+        ),
+        # What stands around tables.
+        "conditions_differ": (
+            "The runs were measured under different conditions, which can explain a difference"
+            " between them."
+        ),
+        "conditions_equal": "All conditions that the runs state are equal.",
+        "columns_hidden": "No space for {columns}: see {file}.",
+        "left_out": "Left out: {sentence}",
+        "lines_hidden": "{shown} of {lines} rows; all of them are in {file}.",
+        "pairs_hidden": "The slowest {shown} of {lines} pairs; all of them are in {file}.",
+        "rows_hidden": "{hidden} of {rows} rows are not shown: see {file}.",
+        "origin_imported": "Imported with {how:list}; its files are in {path}.",
+        "origin_imported_beside": "Imported with {how:list}; its files lie beside this page.",
+        "origin_measured": "Measured with {how:list}; its files are in {path}.",
+        "origin_measured_beside": "Measured with {how:list}; its files lie beside this page.",
+        # A launch that failed, as the page of a run tells.
+        "launch_failed": "{subject}: {rank} {state}.",
+        "launch_failed_in": "{subject}: {rank} {state}, in {case}.",
+        # The model of a network, and predictions.
+        "model_none": (
+            "No model: fitting one needs {sizes} message sizes of an operation, by ranks that do"
+            " not share a GPU; measure more (--sizes)."
+        ),
+        "model_variant": "{subject}: measured {variant}.",
+        "not_predicted": "Not predicted: {subject} on {ranks} ranks. {reason}",
+        "predicted_from": "PREDICTED, not measured, from {subject}: {ranks} ranks over {links}",
+        "shared_cores": (
+            "The emulated hosts shared {cores} cores: hosts with their own can be faster."
+        ),
+        # A training: the baseline, the step without DDP, what tuning cost.
+        "own_setting": (
+            "The script's own setting is {subject}. Times and speedups are of the screening; what"
+            " is recommended rests on fresh blocks."
+        ),
+        "tuning_cost": "Measured {steps:step}.",
+        "tuning_cost_in": "Measured {steps:step}, in {seconds:duration}.",
+        "without_ddp": (
+            "Without DDP a step takes {alone}; scaling efficiency is {efficiency:percent} for"
+            " {subject}."
+        ),
+        "without_ddp_best": (
+            "Without DDP a step takes {alone}; scaling efficiency is {efficiency:percent} for"
+            " {subject} and {best_efficiency:percent} for {best}."
         ),
         # Rows with a flag or without a result; the subject counts them.
         "flag_ci_wide": "{subject} have an interval wider than {target:level} either way.",

@@ -137,7 +137,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType(
         "export": (
             (
                 "commbench export results/mine --format openmetrics",
-                "or parquet, tensorboard, mlflow",
+                "or parquet, tensorboard, mlflow, wandb",
             ),
             (
                 (

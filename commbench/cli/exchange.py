@@ -44,8 +44,8 @@ def export(
             "--out",
             metavar="PATH",
             help=(
-                "Where to: openmetrics a file NAME.prom, parquet and tensorboard a directory, each"
-                " by default in RUN; "
+                "Where to: openmetrics a file NAME.prom, parquet, tensorboard and wandb a"
+                " directory, each by default in RUN; "
                 "mlflow an SQLite file, by default what MLFLOW_TRACKING_URI says; nccl-tuner a"
                 " file, by default in RUN."
             ),
@@ -56,7 +56,8 @@ def export(
 ) -> int:
     """Export a run to the formats of other tools.
 
-    To Prometheus, data frames, TensorBoard, MLflow and NCCL. Needs neither torch nor MPI.
+    To Prometheus, data frames, TensorBoard, MLflow, Weights & Biases and NCCL. Needs neither
+    torch nor MPI.
 
     With --expect the metrics for Prometheus say which expectations the run meets, as commbench
     check does.

@@ -48,9 +48,9 @@ from commbench.report.table import (
 )
 from commbench.report.text_formats import STYLES, render
 from commbench.report.training import (
-    render_cost,
     render_recommendation,
     render_training,
+    tuning_cost,
 )
 from commbench.results import Run
 from commbench.results.overhead import overheads
@@ -121,7 +121,7 @@ def _print_conclusion(run_: Run, console: Console) -> None:
     for part in render_recommendation(recommendation):
         console.print(part)
     if run_.info.get("candidates"):
-        console.print(render_cost(recommendation, run_.info.get("launches") or ()))
+        console.print(str(tuning_cost(recommendation, run_.info.get("launches") or ())))
 
 
 def _text(run_: Run, style: str) -> str:

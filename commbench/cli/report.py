@@ -185,7 +185,8 @@ def _print_topology(*, as_json: bool) -> int:
     host, cpus = socket.gethostname(), usable_cpus()
     topology = collect_topology(emulated=emulated_conditions())
     if as_json:
-        facts = {"host": host, "topology": topology, "remarks": topology_remarks(topology, cpus)}
+        remarks = [str(remark) for remark in topology_remarks(topology, cpus)]
+        facts = {"host": host, "topology": topology, "remarks": remarks}
         sys.stdout.write(json.dumps(facts, indent=1) + "\n")
         return 0
     console = make_console()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from commbench.analysis.runs import all_rank_rows
@@ -20,7 +20,17 @@ from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
 from commbench.findings import Finding, Value, as_text
-from commbench.report.columns import Cell, Column, Table, number, plain_table, printed, tone_of
+from commbench.report.columns import (
+    Cell,
+    Column,
+    Table,
+    number,
+    plain_table,
+    printed,
+    split_to_fit,
+    tone_of,
+    width_of,
+)
 from commbench.report.findings import (
     FEWEST_LAUNCHES,
     half_widths_of,
@@ -46,8 +56,6 @@ from commbench.units import counted, format_size, three_digits
 MOST_SETTINGS = 5
 #: The most warnings of the first answer.
 MOST_WARNINGS = 2
-#: A width that every table fits into.
-_UNLIMITED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +87,8 @@ def answer_times(run: Run, width: int) -> list[RenderableType]:
     if not rows:
         return []
     parts: list[RenderableType] = [Text(f"\n{_title(rows)}", style="bold")]
-    for columns in _fitting(_series(rows), width):
-        parts.append(printed(_table(columns)))
+    for units in split_to_fit(_units(_series(rows), width), width, _table):
+        parts.append(printed(_table(units)))
     return [*parts, Text(as_text(_precision(rows)))]
 
 
@@ -107,34 +115,18 @@ def _series(rows: Sequence[Row]) -> list[list[Series]]:
     return operations
 
 
-def _fitting(operations: Sequence[Sequence[Series]], width: int) -> Iterable[list[Series]]:
-    """Yield the columns of each table: as many whole operations as fit the width.
-
-    The columns of an operation that is wider are distributed one by one.
-    """
-    units: list[Sequence[Series]] = []
+def _units(operations: Sequence[Sequence[Series]], width: int) -> Iterable[Sequence[Series]]:
+    """Yield the columns that stand in one table: of an operation, or one by one if it is wider."""
     for columns in operations:
-        if _width(columns) <= width:
-            units.append(columns)
+        if width_of(_table([columns])) <= width:
+            yield columns
         else:
-            units += [[series] for series in columns]
-    table: list[Series] = []
-    for unit in units:
-        wider = [*table, *unit]
-        if table and _width(wider) > width:
-            yield table
-            wider = list(unit)
-        table = wider
-    yield table
+            for series in columns:
+                yield [series]
 
 
-def _width(columns: Sequence[Series]) -> int:
-    """Return the characters of a table's lines."""
-    console = Console(width=_UNLIMITED, force_terminal=False)
-    return console.measure(printed(_table(columns))).maximum
-
-
-def _table(columns: Sequence[Series]) -> Table:
+def _table(units: Iterable[Sequence[Series]]) -> Table:
+    columns = [series for unit in units for series in unit]
     sizes = {row.message_bytes for series in columns for row in series.rows}
     lines: list[list[Cell]] = []
     for size in sorted(sizes, key=lambda size: size or 0):
@@ -148,7 +140,7 @@ def _table(columns: Sequence[Series]) -> Table:
         best.append(Cell("" if rate is None else f"{short(rate)} GB/s", tone="strong"))
     if any(cell.text for cell in best[1:]):
         lines.append(best)
-    headings: list[Column[Row]] = [number("\nsize", "")]
+    headings: list[Column[Row]] = [number("size", "")]
     shown = ""
     for series in columns:
         heading = "" if series.operation == shown else series.operation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -15,7 +15,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from commbench.engine.flags import FLAGS, split_flags
+from commbench.findings import Finding
 from commbench.report.formats import between, digits, grouped
+from commbench.report.state import counted_energy
 from commbench.results import Run
 from commbench.results.tables import column_dtypes
 from commbench.units import format_size
@@ -35,6 +37,7 @@ MOST_LINES = 1000
 _UNLIMITED = 10_000
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Flagged(Protocol):
@@ -105,6 +108,12 @@ class Column(Generic[R]):
     drop_order: int = 0
     """The order in which columns are left out if a terminal is narrow, the largest first; 0:
     never."""
+    shown: Literal["", "page", "terminal"] = ""
+    """The only place that shows it; empty: both."""
+    terminal_heading: str = ""
+    """The heading on a terminal, if it differs."""
+    terminal_text: Callable[[Any], str] | None = None
+    """As `text_of`, on a terminal; None: the same."""
 
     @property
     def description(self) -> str:
@@ -135,6 +144,31 @@ class Column(Generic[R]):
         """
         texts = {(cell.text, cell.flags) for cell in cells}
         return len(texts) > 1 if self.should_vary else texts != {("", ())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec(Generic[R]):
+    """A table that a page and a terminal show, declared once."""
+
+    file: str
+    """The file that has all rows and columns."""
+    columns: Sequence[Column[R]]
+
+    @property
+    def on_page(self) -> list[Column[R]]:
+        """The columns that a page shows."""
+        return [column for column in self.columns if column.shown != "terminal"]
+
+    @property
+    def on_terminal(self) -> list[Column[R]]:
+        """The columns that a terminal shows, also those with one value."""
+        columns = []
+        for column in self.columns:
+            if column.shown != "page":
+                heading = column.terminal_heading or column.heading
+                text_of = column.terminal_text or column.text_of
+                columns.append(replace(column, heading=heading, text_of=text_of, should_vary=False))
+        return columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,10 +264,10 @@ def make_table(
             (Cell(name), *line) for (name, _), line in zip(visible_rows, table.lines, strict=True)
         ]
         table = replace(table, columns=[Column("run"), *table.columns], lines=lines)
-    left_out = (
-        f"{grouped(len(visible_rows))} of {grouped(len(rows))} rows; all of them are in {rest_in}."
-    )
-    return replace(table, notes=[*([left_out] if len(visible_rows) < len(rows) else []), *notes])
+    if len(visible_rows) < len(rows):
+        numbers = {"shown": grouped(MOST_LINES), "lines": grouped(len(rows)), "file": rest_in}
+        notes = [str(Finding("lines_hidden", numbers=numbers)), *notes]
+    return replace(table, notes=notes)
 
 
 def make_tables(
@@ -319,6 +353,7 @@ def outcome(name: str, row_class: type[Any], about_time: str = "") -> Column[Any
         about=about_time or about(row_class, name),
         unit=unit_of(name),
         is_number=True,
+        shown="page",
     )
 
 
@@ -337,6 +372,7 @@ def ends(
         heading,
         lambda row: Cell(between(*ends_of(row)), value=ends_of(row)[0]),
         is_number=True,
+        shown="page",
         **options,
     )
 
@@ -361,7 +397,20 @@ def flag_column() -> Column[Any]:
     def cell(row: Flagged) -> Cell:
         return Cell("", flags=tuple(flag.name for flag in split_flags(row.flags)))
 
-    return Column("flags", cell, about="warnings about the row; see below the table")
+    about_flags = "warnings about the row; see below the table"
+    return Column("flags", cell, about=about_flags, shown="page")
+
+
+def energy_column() -> Column[Any]:
+    """Return the column that names the counted devices of a row's energy."""
+
+    def cell(row: Any) -> str | None:  # noqa: ANN401 - a row of any table
+        if row.energy_J is None:
+            return None
+        return counted_energy(row.energy_of)
+
+    meaning = "what is counted: idle GPUs and other programs there, too"
+    return Column("energy of", cell, about=meaning, shown="page")
 
 
 def status_cell(status: str, value: float | None = None) -> Cell:
@@ -396,12 +445,40 @@ def printed(table: Table, **options: Any) -> RichTable:  # noqa: ANN401 - rich's
         rich_table = RichTable(
             pad_edge=False, show_edge=False, **{"box": box.SIMPLE_HEAD, **options}
         )
+    lines = max((column.heading.count("\n") for column in table.columns), default=0)
     for column in table.columns:
+        heading = "\n" * (lines - column.heading.count("\n")) + column.heading  # at the bottom
         justify: Literal["left", "right"] = "right" if column.is_number else "left"
-        rich_table.add_column(Text(column.heading), justify=justify, no_wrap=not column.can_wrap)
+        rich_table.add_column(Text(heading), justify=justify, no_wrap=not column.can_wrap)
     for line in table.lines:
         rich_table.add_row(*(Text(cell.text, style=_STYLES[cell.tone]) for cell in line))
     return rich_table
+
+
+def width_of(table: Table, **options: Any) -> int:  # noqa: ANN401 - as in `printed`
+    """Return the characters of a table's lines on a terminal."""
+    console = Console(width=_UNLIMITED, force_terminal=False, markup=False, emoji=False)
+    return console.measure(printed(table, **options)).maximum
+
+
+def split_to_fit(
+    units: Iterable[T], width: int, table_of: Callable[[list[T]], Table]
+) -> Iterator[list[T]]:
+    """Yield the units of each table, in order: as many as fit the width, and at least one.
+
+    Args:
+        units: what is never split, as the columns of a backend.
+        width: characters of the terminal.
+        table_of: returns the table of some units.
+    """
+    part: list[T] = []
+    for unit in units:
+        if part and width_of(table_of([*part, unit])) > width:
+            yield part
+            part = []
+        part.append(unit)
+    if part:
+        yield part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,23 +491,17 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table, and the names of columns that did not fit."""
-        columns = list(self.table.columns)
-        left_out: list[str] = []
-        unlimited = options.update(width=_UNLIMITED)
-        while (
-            console.measure(rich_table := self._printed(columns), options=unlimited).maximum
-            > options.max_width
-        ):
-            column = max(columns, key=lambda column: column.drop_order)
-            if not column.drop_order:
+        table, left_out = self.table, []
+        while width_of(table, collapse_padding=True) > options.max_width:
+            dropped = max(table.columns, key=attrgetter("drop_order"))
+            if not dropped.drop_order:
                 break
-            columns.remove(column)
-            left_out.append(column.heading.replace("\n", " ").strip())
-        yield rich_table
+            left_out.append(dropped.heading.replace("\n", " "))
+            is_kept = [column is not dropped for column in table.columns]
+            lines = [list(itertools.compress(line, is_kept)) for line in table.lines]
+            columns = list(itertools.compress(table.columns, is_kept))
+            table = replace(table, columns=columns, lines=lines)
+        yield printed(table, collapse_padding=True)
         if left_out:
-            yield Text(f"No space for {', '.join(left_out)}: see {self.file}.", style="dim")
-
-    def _printed(self, columns: Sequence[Column[Any]]) -> RichTable:
-        is_visible = [column in columns for column in self.table.columns]
-        lines = [list(itertools.compress(line, is_visible)) for line in self.table.lines]
-        return printed(replace(self.table, columns=columns, lines=lines), collapse_padding=True)
+            numbers = {"columns": ", ".join(left_out), "file": self.file}
+            yield Text(str(Finding("columns_hidden", numbers=numbers)), style="dim")

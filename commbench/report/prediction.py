@@ -9,6 +9,7 @@ from rich.text import Text
 
 from commbench.analysis.prediction.forecast import AnyForecast, CollectiveForecast, StepForecast
 from commbench.analysis.prediction.law import ForecastNetwork
+from commbench.findings import Finding
 from commbench.report.columns import plain_table, printed
 from commbench.report.formats import percent, short
 from commbench.results.tables import rows_by
@@ -42,13 +43,12 @@ def render_predictions(
     curves = [curve for of_family in network.curves.values() for curve in of_family]
     ranks = ", ".join(map(str, sorted({curve.world_size for curve in curves})))
     links = ", ".join(dict.fromkeys(str(curve.link) for curve in curves))
-    source = f"from {' and '.join(runs)}: {ranks} ranks over {links}"
-    parts: list[RenderableType] = [Text(f"PREDICTED, not measured, {source}", style="bold")]
+    source = Finding("predicted_from", " and ".join(runs), {"ranks": ranks, "links": links})
+    parts: list[RenderableType] = [Text(str(source), style="bold")]
     if any(curve.link.is_within_host for curve in curves):
         parts.append(Text(_WITHIN_HOST))
     for cores in sorted({curve.link.shared_cores or 0 for curve in curves} - {0}):
-        note = f"The emulated hosts shared {cores} cores: hosts with their own can be faster."
-        parts.append(Text(note))
+        parts.append(Text(str(Finding("shared_cores", numbers={"cores": cores}))))
     of_collectives = ("collective", "link", "size", "ranks", "predicted ms LEVEL", "busbw GB/s")
     lines = [_collective_line(row) for row in collectives if row.status == "ok"]
     parts += _table("Collectives", of_collectives, lines, collectives)
@@ -68,19 +68,20 @@ def render_predictions(
     return parts
 
 
-def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
-    """Return what is not predicted, a sentence for each reason.
+def unpredicted(rows: Iterable[AnyForecast]) -> list[Finding]:
+    """Return what is not predicted, once for each reason.
 
     Reasons that differ only in ranks, sizes, operation or hook are one.
     """
     groups = rows_by(rows, lambda row: row.reason.key(row.subject) if row.reason else None)
-    sentences = []
+    findings = []
     for key, group in groups.items():
         if key is not None:
             subjects = ", ".join(sorted({row.subject for row in group}))
             ranks = ", ".join(map(str, sorted({row.world_size for row in group})))
-            sentences.append(f"Not predicted: {subjects} on {ranks} ranks. {group[0].reason}")
-    return sentences
+            numbers = {"ranks": ranks, "reason": str(group[0].reason)}
+            findings.append(Finding("not_predicted", subjects, numbers))
+    return findings
 
 
 def _table(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
@@ -16,16 +16,19 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import FLAGS, join_flags, split_flags
 from commbench.engine.records import OverlapRow, Row
-from commbench.findings import shared_cause
+from commbench.findings import Finding, Value, shared_cause
 from commbench.report.columns import (
     Cell,
     Column,
     Flagged,
     Table,
+    TableSpec,
     declared,
+    interval,
     number,
     plain_table,
     printed,
+    split_to_fit,
     tabulate,
     tone_of,
 )
@@ -46,6 +49,7 @@ from commbench.report.groups import (
     name_slowest,
     rates_together,
 )
+from commbench.results import SUMMARY
 from commbench.results.info import measures_interconnect
 from commbench.results.overhead import Overhead
 from commbench.results.tables import rows_by
@@ -93,22 +97,14 @@ def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) 
         for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)
     ]
     visible_groups = [group[:MOST_ROWS] for group in groups[:MOST_TABLES]]
-    omitted_rows = len(rows) - sum(map(len, visible_groups))
-    more = (
-        [
-            Text(
-                f"\n{omitted_rows} of {len(rows)} rows are not shown: see collectives.csv.",
-                style="bold",
-            )
-        ]
-        if omitted_rows
-        else []
-    )
-    return Group(
-        *(part for group in visible_groups for part in _render_group(group, width, hosts)),
-        *more,
-        *legend(rows),
-    )
+    parts = []
+    for group in visible_groups:
+        parts += _render_group(group, width, hosts)
+    hidden = len(rows) - sum(map(len, visible_groups))
+    if hidden:
+        numbers: dict[str, Value] = {"hidden": hidden, "rows": len(rows), "file": SUMMARY}
+        parts.append(Text(f"\n{Finding('rows_hidden', numbers=numbers)}", style="bold"))
+    return Group(*parts, *legend(rows))
 
 
 def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
@@ -120,7 +116,7 @@ def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
 
 def render_overheads(overheads: Sequence[Overhead]) -> RenderableType:
     """Return the time that a framework's call adds to the library's call, for each case."""
-    table = printed(tabulate(overheads, _OVERHEADS, title="What torch.distributed adds to NCCL"))
+    table = printed(tabulate(overheads, OVERHEADS.on_terminal, title=OVERHEADS_TITLE))
     return (
         table
         if all(map(measures_interconnect, overheads))
@@ -133,11 +129,18 @@ _OVERLAP: tuple[Column[OverlapRow], ...] = (
     *declared(OverlapRow, "overall_us compute_us pure_us", text_of=microseconds),
     number("overlap", "overlap_percent", text_of="{:.0f} %".format),
 )
-_OVERHEADS: tuple[Column[Overhead], ...] = (
-    *declared(Overhead, "operation pattern message_bytes"),
-    *declared(Overhead, "direct_us through_us", text_of=microseconds),
-    number("added", "added_us", text_of="{:.1f} us".format),
-    number("share", "share", text_of=percent),
+OVERHEADS_TITLE = "What torch.distributed adds to NCCL"
+OVERHEADS: TableSpec[Overhead] = TableSpec(
+    file=SUMMARY,
+    columns=(
+        *declared(Overhead, "operation"),
+        *declared(Overhead, "pattern", should_vary=True),
+        *declared(Overhead, "message_bytes"),
+        *declared(Overhead, "direct_us through_us", terminal_text=microseconds),
+        *declared(Overhead, "added_us", terminal_text="{:.1f} us".format),
+        interval("added_us", Overhead),
+        number("share", "share", text_of=percent, shown="terminal"),
+    ),
 )
 
 
@@ -155,7 +158,11 @@ def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list
     """Return the tables of one group under one heading, and the reasons for missing results."""
     groups = len(groups_in(rows))
     columns = columns_of(rows, lambda row: (row.message_bytes, row.group if groups > 1 else ""))
-    tables = (_build_table(part, groups) for part in _fitting(columns, width, groups))
+
+    def table_of(names: Sequence[str]) -> Table:
+        return _build_table({name: columns[name] for name in names}, groups)
+
+    tables = map(table_of, split_to_fit(columns, width, table_of))
     slowest = name_slowest(columns, hosts) if groups > 1 else []
     return [
         Text(f"\n{title_of(rows)}", style="bold"),
@@ -181,37 +188,16 @@ def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> Columns:
     return columns
 
 
-def _fitting(columns: Columns, width: int, groups: int) -> Iterable[Columns]:
-    """Split the columns, in order, into tables that fit the width.
-
-    A single column is never split.
-    """
-    names = list(columns)
-    while names:
-        count = len(names)
-        while (
-            count > 1 and _measure({name: columns[name] for name in names[:count]}, groups) > width
-        ):
-            count -= 1
-        yield {name: columns[name] for name in names[:count]}
-        names = names[count:]
-
-
-def _measure(columns: Columns, groups: int) -> int:
-    unlimited = Console(width=10_000, force_terminal=False, markup=False, emoji=False)
-    return unlimited.measure(printed(_build_table(columns, groups))).maximum
-
-
 def _build_table(columns: Columns, groups: int) -> Table:
     has_rates = any(row.algbw_GBps is not None for column in columns.values() for row in column)
     printed_columns: list[Column[Any]] = [
-        number("\nsize", ""),
-        *([Column("\ngroup")] if groups > 1 else []),
+        number("size", ""),
+        *([Column("group")] if groups > 1 else []),
     ]
     for name in columns:
         printed_columns.append(Column(f"{name}\ntime [95 % CI]"))
         printed_columns += [number(f"{rate}\nGB/s", "") for rate in ("algbw", "busbw") if has_rates]
-        printed_columns.append(Column("\n"))
+        printed_columns.append(Column(""))
     sizes = sorted(
         {row.message_bytes for column in columns.values() for row in column},
         key=lambda size: size or 0,

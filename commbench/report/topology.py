@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from commbench.findings import Finding, Value
 from commbench.report.columns import plain_table, printed
 from commbench.system.topology import Topology, cpu_list, nodes_of
 from commbench.units import counted, format_size
@@ -48,67 +49,50 @@ def render_topology(
     ]
 
 
-def topology_remarks(topology: Topology, cpus: Sequence[int] = ()) -> list[str]:
-    """Return a sentence on each part that slows communication or is emulated.
-
-    See `render_topology`.
-    """
+def topology_remarks(topology: Topology, cpus: Sequence[int] = ()) -> list[Finding]:
+    """Return what slows communication or is emulated; see `render_topology`."""
     remarks = [*_far_gpus(topology), *_placement(topology, cpus)]
     bare = [str(node["node"]) for node in topology["numa"] if node["memory_bytes"] == 0]
     if bare:
-        remarks.append(
-            f"NUMA node {_listed(bare)} has no memory of its own: ranks there use the memory of"
-            " other nodes."
-        )
+        remarks.append(Finding("topology_bare", _listed(bare)))
     for port in topology["network"]:
-        if port["emulated"]:
-            rate = (
-                f"its rate of {_speed(port['speed_Mbps'])}"
-                if port["speed_Mbps"]
-                else "that it is a link of its own"
-            )
-            remarks.append(f"{port['name']} is emulated: only {rate} is real, not its latency.")
+        if port["emulated"] and port["speed_Mbps"]:
+            rate = {"rate": _speed(port["speed_Mbps"])}
+            remarks.append(Finding("topology_emulated_rate", port["name"], rate))
+        elif port["emulated"]:
+            remarks.append(Finding("topology_emulated", port["name"]))
     return remarks
 
 
-def _far_gpus(topology: Topology) -> list[str]:
-    """Return a remark on GPUs that reach active adapters only across sockets."""
+def _far_gpus(topology: Topology) -> list[Finding]:
+    """Return the GPUs that reach active adapters only across sockets."""
     devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
     gpus = [index for index, name in enumerate(devices) if name.startswith("GPU")]
     adapters = [index for index, name in enumerate(devices) if name in _in_use(topology)]
-    far = [
-        devices[gpu]
-        for gpu in gpus
-        if adapters and {matrix[gpu][port] for port in adapters} == {"SYS"}
-    ]
+    far = []
+    for gpu in gpus:
+        if adapters and {matrix[gpu][port] for port in adapters} == {"SYS"}:
+            far.append(devices[gpu])
     if not far:
         return []
-    names = _listed([devices[port] for port in adapters])
-    sentence = (
-        f"{_listed(far)} and {names} are on different NUMA nodes (SYS): what {_listed(far)}"
-        f" {'sends' if len(far) == 1 else 'send'} to other hosts crosses the link between sockets,"
-        " and may be slower than from GPUs beside the adapter."
-    )
-    return [sentence]
+    names = {"adapters": _listed([devices[port] for port in adapters])}
+    code = "topology_far_gpu" if len(far) == 1 else "topology_far_gpus"
+    return [Finding(code, _listed(far), names)]
 
 
-def _placement(topology: Topology, cpus: Sequence[int]) -> list[str]:
-    """Return a remark on this process's NUMA nodes, compared with those of the active adapters."""
+def _placement(topology: Topology, cpus: Sequence[int]) -> list[Finding]:
+    """Return this process's NUMA nodes if it has several, or others than the active adapters."""
     own_nodes, ports = nodes_of(cpus, topology["numa"]), _in_use(topology)
     adapter_nodes = sorted({node for node in ports.values() if node is not None})
-    sentence = ""
     if len(own_nodes) > 1:
-        sentence = (
-            f"This process may run on NUMA nodes {_listed(own_nodes)}: a rank that is not bound"
-            " moves between them, and its times with it; bind ranks (mpirun --bind-to core, or"
-            " numactl)."
-        )
-    elif own_nodes and adapter_nodes and own_nodes[0] not in adapter_nodes:
-        sentence = (
-            f"This process is bound to NUMA node {own_nodes[0]}, {_listed(list(ports))} to node "
-            f"{_listed(adapter_nodes)}: messages to other hosts cross the link between sockets."
-        )
-    return [sentence] if sentence else []
+        return [Finding("topology_unbound", _listed(own_nodes))]
+    if not own_nodes or not adapter_nodes or own_nodes[0] in adapter_nodes:
+        return []
+    numbers: dict[str, Value] = {
+        "node": own_nodes[0],
+        "adapter_nodes": tuple(map(str, adapter_nodes)),
+    }
+    return [Finding("topology_bound_afar", _listed(list(ports)), numbers)]
 
 
 def _in_use(topology: Topology) -> dict[str, int | None]:

@@ -5,8 +5,8 @@ a log.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from operator import attrgetter
+from typing import Any
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -15,25 +15,33 @@ from rich.text import Text
 from commbench.analysis.watched import watched_lines
 from commbench.ddp.plan.cases import TrainingCase, changed_switches, setting_name
 from commbench.ddp.plan.records import TrainingRow
+from commbench.findings import Finding, Value
 from commbench.hooks.registry import hook_words
 from commbench.report.columns import (
     Cell,
     Column,
     FittedTable,
+    TableSpec,
+    about,
+    declared,
+    energy_column,
+    flag_column,
+    interval,
     number,
+    outcome,
     tabulate,
     tone_of,
     verdict_cell,
 )
 from commbench.report.findings import training_warnings
-from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
+from commbench.report.formats import launches_of, microseconds, short, with_interval
 from commbench.report.table import legend, marks_of, reasons, without_shared_flags
 from commbench.results import DDP, Run
 from commbench.results.info import Launch, is_live, is_watched
 from commbench.results.recommendation import Recommendation
 from commbench.results.tables import rows_by
 from commbench.results.verdict import paragraph, snippets
-from commbench.units import counted, format_duration
+from commbench.units import counted
 
 
 def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]:
@@ -54,9 +62,9 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
         )
         parts += [
             Text(f"\n{training_title(group)}", style="bold"),
-            FittedTable(table=tabulate(ordered_rows, _COLUMNS), file=DDP),
+            FittedTable(table=tabulate(ordered_rows, TRAINING.on_terminal), file=TRAINING.file),
         ]
-        parts += map(Text, [*baseline_sentences(run), *without_ddp(group)])
+        parts += [Text(str(finding)) for finding in [*own_setting(run), *without_ddp(group)]]
         parts += reasons((setting_name(row), row) for row in ordered_rows)
     parts += legend(rows)
     if is_watched(run.info):
@@ -71,19 +79,12 @@ def trained_together(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
     )
 
 
-def baseline_sentences(run: Run) -> list[str]:
-    """Return a sentence on the script's own setting, the baseline of a live tuning.
-
-    No sentence for other runs.
-    """
+def own_setting(run: Run) -> list[Finding]:
+    """Return the script's own setting, the baseline of a live tuning; nothing for other runs."""
     if not is_live(run.info) or is_watched(run.info):
         return []
     baseline = TrainingCase.from_key(run.info["baseline"])
-    name = setting_name(baseline)
-    of_screening = (
-        "Times and speedups are of the screening; what is recommended rests on fresh blocks."
-    )
-    return [f"The script's own setting is {name}. {of_screening}"]
+    return [Finding("own_setting", setting_name(baseline))]
 
 
 def render_recommendation(recommendation: Recommendation) -> list[RenderableType]:
@@ -121,36 +122,69 @@ def _step(row: TrainingRow) -> str:
     return with_interval(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, places)
 
 
-def _if_timed(column: Column[TrainingRow]) -> Column[TrainingRow]:
-    """Return the column with empty cells for rows without a time."""
-
-    def cell(row: TrainingRow) -> Cell | None:
-        return column.cell(row) if row.status == "ok" and row.step_ms is not None else None
-
-    return replace(column, value_of=cell)
+def _speedup(row: TrainingRow) -> str:
+    return with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
 
 
-_COLUMNS: tuple[Column[TrainingRow], ...] = (
-    Column("\nhook", hook_label),
-    Column("buckets\nMiB", "bucket_cap_mb"),
-    _if_timed(number("\nno.", "bucket_count", text_of=short, drop_order=4)),
-    Column("step\nms [95 % CI]", lambda row: Cell(_step(row), tone=tone_of(row.status))),
-    *map(
-        _if_timed,
-        (
-            Column(
-                "speedup\n[95 % CI]",
-                lambda row: with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2),
-            ),
-            Column("\nverdict", lambda row: verdict_cell(row.verdict)),
-            number("exposed\nms", "exposed_comm_ms", text_of=short, drop_order=1),
-            number("sent\nMB", "sent_MB_per_step", text_of=short, drop_order=2),
-            number("loss,\nsteps", "loss_equal_steps", text_of="{:.4g}".format, drop_order=3),
-            number("loss,\ntime", "loss_equal_time", text_of="{:.4g}".format, drop_order=5),
-            number("\nmetric", "metric", text_of="{:.4g}".format, drop_order=6),
-            number("to target\ns", "time_to_target_s", text_of=short, drop_order=7),
-            Column("\n", lambda row: Cell(marks_of(row), tone="warning")),
+def _bucket_columns(row_class: type[Any], **options: Any) -> list[Column[Any]]:  # noqa: ANN401 - as in `Column`
+    """Return the columns of bucket sizes, which a page sorts by their first number."""
+
+    def cell(row: TrainingRow) -> Cell:
+        first = row.bucket_cap_mb.partition("+")[0]
+        value = None
+        if first == "default":
+            value = _DEFAULT_PLACE
+        elif first:
+            value = float(first)
+        return Cell(row.bucket_cap_mb, value=value)
+
+    return [
+        number("buckets", cell, row_class, unit="MiB", shown="page", **options),
+        Column("buckets\nMiB", "bucket_cap_mb", shown="terminal"),
+    ]
+
+
+#: The sort value of `default`, which is 1 MiB, then 25: it comes before all numbers.
+_DEFAULT_PLACE = 0.0
+_four_digits, _two_decimals = "{:.4g}".format, "{:.2f}".format
+
+
+def _brief(name: str, drop_order: int, heading: str = "", **options: Any) -> list[Column[Any]]:  # noqa: ANN401 - as in `Column`
+    """Return a column of training that a narrow terminal leaves out."""
+    text = {"terminal_text": short, "terminal_heading": heading} | options
+    return declared(TrainingRow, name, drop_order=drop_order, **text)
+
+
+TRAINING: TableSpec[TrainingRow] = TableSpec(
+    file=DDP,
+    columns=(
+        Column("hook", hook_label, about="DDP communication hook, as it is typed"),
+        *_bucket_columns(TrainingRow, about=about(TrainingRow, "bucket_cap_mb")),
+        *_brief("bucket_count", 4, "no."),
+        outcome("step_ms", TrainingRow),
+        interval("step_ms", TrainingRow),
+        Column(
+            "step\nms [95 % CI]",
+            lambda row: Cell(_step(row), tone=tone_of(row.status)),
+            shown="terminal",
         ),
+        *declared(TrainingRow, "speedup", shown="page"),
+        interval("speedup", TrainingRow),
+        Column("speedup\n[95 % CI]", _speedup, shown="terminal"),
+        Column(
+            "verdict", lambda row: verdict_cell(row.verdict), about=about(TrainingRow, "verdict")
+        ),
+        number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100, shown="page"),
+        *_brief("exposed_comm_ms", 1, "exposed\nms"),
+        *_brief("sent_MB_per_step", 2, "sent\nMB"),
+        *_brief("loss_equal_steps", 3, "loss,\nsteps", terminal_text=_four_digits),
+        *_brief("loss_equal_time", 5, "loss,\ntime", terminal_text=_four_digits),
+        *_brief("metric", 6, terminal_text=_four_digits),
+        *_brief("time_to_target_s", 7, "to target\ns"),
+        *declared(TrainingRow, "peak_memory_MB energy_J", shown="page"),
+        energy_column(),
+        flag_column(),
+        Column("", lambda row: Cell(marks_of(row), tone="warning"), shown="terminal"),
     ),
 )
 
@@ -177,33 +211,37 @@ def training_title(rows: Sequence[TrainingRow]) -> str:
     )
 
 
-def without_ddp(rows: Sequence[TrainingRow]) -> list[str]:
-    """Return a sentence on the step without DDP, compared with the default and the fastest
-    setting.
-    """
-    compared = [
-        row for row in rows if row.local_step_ms is not None and row.scaling_efficiency is not None
-    ]
+def without_ddp(rows: Sequence[TrainingRow]) -> list[Finding]:
+    """Return the step without DDP, compared with the default and the fastest setting."""
+    compared = []
+    for row in rows:
+        if row.local_step_ms is not None and row.scaling_efficiency is not None:
+            compared.append(row)
     if not compared:
         return []
     first, best = compared[0], max(compared, key=lambda row: row.samples_per_s or 0.0)
-    alone = microseconds(1e3 * (first.local_step_ms or 0.0))
-    settings = [first, *([best] if best is not first else [])]
-    efficiencies = " and ".join(
-        f"{percent(row.scaling_efficiency)} for {setting_name(row)}" for row in settings
-    )
-    return [f"Without DDP a step takes {alone}; scaling efficiency is {efficiencies}."]
+    numbers: dict[str, Value] = {
+        "alone": microseconds(1e3 * (first.local_step_ms or 0.0)),
+        "efficiency": first.scaling_efficiency or 0.0,
+        "best": setting_name(best),
+        "best_efficiency": best.scaling_efficiency or 0.0,
+    }
+    code = "without_ddp"
+    if best is not first:
+        code = "without_ddp_best"
+    return [Finding(code, setting_name(first), numbers)]
 
 
-def render_cost(recommendation: Recommendation, launches: Iterable[Launch] = ()) -> Text:
+def tuning_cost(recommendation: Recommendation, launches: Iterable[Launch] = ()) -> Finding:
     """Return the number of measured steps and the total time.
 
     Args:
         recommendation: of a tuning.
         launches: as ``run.json`` lists them.
     """
-    time = ""
     total = sum(launch.get("seconds", 0.0) for launch in launches)
+    code = "tuning_cost"
     if total:
-        time = f", in {format_duration(total)}"
-    return Text(f"Measured {counted(recommendation.measured_steps, 'step')}{time}.")
+        code = "tuning_cost_in"
+    numbers: dict[str, Value] = {"steps": recommendation.measured_steps, "seconds": total}
+    return Finding(code, numbers=numbers)

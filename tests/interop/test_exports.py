@@ -31,7 +31,12 @@ def test_the_command_says_where_it_wrote(commbench: Command) -> None:
 
 @pytest.mark.parametrize(
     ("style", "package"),
-    [("parquet", "pyarrow"), ("tensorboard", "tensorboard"), ("mlflow", "mlflow")],
+    [
+        ("parquet", "pyarrow"),
+        ("tensorboard", "tensorboard"),
+        ("mlflow", "mlflow"),
+        ("wandb", "wandb"),
+    ],
 )
 def test_a_missing_package_is_named_with_the_command(
     style: str, package: str, commbench: Command, monkeypatch: pytest.MonkeyPatch

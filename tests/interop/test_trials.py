@@ -1,10 +1,12 @@
-"""Tests of runs as trials with settings and metrics, and of their export to TensorBoard and
-MLflow.
+"""Tests of runs as trials with settings and metrics, and of their export to TensorBoard, MLflow
+and Weights & Biases.
 """
 
 import dataclasses
+import json
 import os
 import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,13 @@ from training_builders import make_training_case, make_training_launches, make_t
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
 from commbench.errors import InputError
-from commbench.interop.exports.trackers import Trial, trials_of, write_mlflow, write_tensorboard
+from commbench.interop.exports.trackers import (
+    Trial,
+    trials_of,
+    write_mlflow,
+    write_tensorboard,
+    write_wandb,
+)
 from commbench.results import Run
 
 BEGAN = "2026-11-21T11:08:59+00:00"
@@ -225,3 +233,55 @@ def test_a_store_that_mlflow_cannot_use_is_refused(
     mlflow.set_tracking_uri(None)
     with pytest.raises(InputError, match="MLflow cannot log to nonsense://here"):
         write_mlflow(make_both())
+
+
+# ----------------------------------------------------------------------------------------- W&B
+
+
+def read_wandb(path: Path) -> Iterator[Any]:
+    """Yield the records of a small offline run: a header of 7 bytes, then each behind its length."""
+    internal = pytest.importorskip("wandb.proto.wandb_internal_pb2", reason="needs wandb")
+    data = path.read_bytes()
+    start = 7
+    while start < len(data):
+        _, length, kind = struct.unpack_from("<IHB", data, start)
+        assert 1 == kind  # whole: no record lies on the border of two blocks
+        start += 7 + length
+        yield internal.Record.FromString(data[start - length : start])
+
+
+def values_of(items: Any) -> dict[str, Any]:
+    """Return the values of a record of W&B by name."""
+    return {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
+
+
+@pytest.mark.programs
+@pytest.mark.filterwarnings("ignore")  # warnings of W&B's dependencies
+def test_wandb_gets_an_offline_run_for_every_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read back settings, curves and losses; a second export replaces the first."""
+    pytest.importorskip("wandb", reason="needs wandb")
+    monkeypatch.setenv("WANDB_MODE", "online")  # what a person has set sends nothing, either
+    run = make_both()
+    write_wandb(run, tmp_path)
+    folder = write_wandb(run, tmp_path)
+    assert tmp_path / "wandb" == folder
+    histories = {}
+    for file in folder.glob("offline-run-*/*.wandb"):
+        steps: dict[int, dict[str, Any]] = {}
+        for record in read_wandb(file):
+            if record.HasField("run"):
+                name = record.run.display_name
+                assert ("commbench", "mine") == (record.run.project, record.run.run_group)
+                config = values_of(record.run.config.update)
+            elif record.HasField("history"):
+                steps[record.history.step.num] = values_of(record.history.item)
+        histories[name] = config, steps
+    assert len(trials_of(run)) == len(histories) == len(list(folder.glob("offline-run-*")))
+    for trial in trials_of(run):
+        config, steps = histories[trial.name]
+        assert {**trial.settings, **trial.notes}.items() <= config.items()
+        assert "commbench run" == config["commbench.command"]
+        for metric, value, step in trial.points:
+            assert value == steps[step][metric]

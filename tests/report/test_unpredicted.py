@@ -29,8 +29,9 @@ ROWS = [collective("all_reduce", 8), collective("all_reduce", 64), collective("a
 
 def test_one_sentence_for_all_ranks_and_operations() -> None:
     """Merge and count reasons that differ in ranks or operations."""
-    (sentence,) = unpredicted(ROWS)
-    assert sentence.startswith("Not predicted: mpi all_gather, mpi all_reduce on 8, 16, 64 ranks. ")
+    (finding,) = unpredicted(ROWS)
+    named = (finding.subject, finding.numbers["ranks"])
+    assert ("mpi all_gather, mpi all_reduce", "8, 16, 64") == named
 
 
 def test_different_reasons_stay_apart() -> None:
@@ -43,9 +44,11 @@ def test_different_reasons_stay_apart() -> None:
     )
     errors = [InputError("Measure it."), InputError("Measure it."), fp16, bf16]
     rows = [StepForecast(hook="fp16", world_size=2, reason=Finding.of(error)) for error in errors]
-    sentences = unpredicted([*rows, StepForecast(hook="none")])
-    expected = [f"fp16 on 2 ranks. {reason}" for reason in ("Measure it.", fp16, bf16)]
-    assert [f"Not predicted: {each}" for each in expected] == sentences
+    found = unpredicted([*rows, StepForecast(hook="none")])
+    expected = ["Measure it.", str(fp16), str(bf16)]
+    assert [("fp16", reason) for reason in expected] == [
+        (each.subject, each.numbers["reason"]) for each in found
+    ]
 
 
 def test_files_hold_the_sentence() -> None:

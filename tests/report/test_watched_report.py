@@ -9,7 +9,7 @@ from pages import read
 
 from commbench.report.figures.live import live_charts
 from commbench.report.findings import time_spent
-from commbench.report.training import baseline_sentences, render_training
+from commbench.report.training import own_setting, render_training
 from commbench.results import Run, load_run
 
 
@@ -44,7 +44,7 @@ def test_a_terminal_says_where_the_steps_go(watched: Run) -> None:
     text = "\n".join(str(part) for part in render_training(watched))
     assert "exposed communication of gradients                20.00 ms  20.0 %" in text
     assert "commbench tune -- torchrun train.py" in text
-    assert not baseline_sentences(watched)
+    assert not own_setting(watched)
     assert watched.recommendation is None
     assert [("time_watched", 9.0)] == [
         (each.code, pytest.approx(each.numbers["seconds"], abs=1.0)) for each in time_spent(watched)

@@ -6,7 +6,7 @@ from pathlib import Path
 from commbench.interop.exports.nccl_tuner import write_nccl_tuner
 from commbench.interop.exports.openmetrics import write_openmetrics
 from commbench.interop.exports.parquet import write_parquet
-from commbench.interop.exports.trackers import write_mlflow, write_tensorboard
+from commbench.interop.exports.trackers import write_mlflow, write_tensorboard, write_wandb
 from commbench.results import Run
 
 __all__ = ["EXPORTS", "write_openmetrics"]
@@ -18,5 +18,6 @@ EXPORTS: Mapping[str, Callable[[Run, Path | None], Path | str]] = {
     "parquet": write_parquet,
     "tensorboard": write_tensorboard,
     "mlflow": write_mlflow,
+    "wandb": write_wandb,
     "nccl-tuner": write_nccl_tuner,
 }

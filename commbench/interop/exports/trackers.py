@@ -1,10 +1,12 @@
-"""Exports to the experiment trackers MLflow and TensorBoard: trials with settings and metrics."""
+"""Exports to experiment trackers (MLflow, TensorBoard, Weights & Biases): settings and metrics."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import shlex
+import shutil
 import statistics
 import time
 from collections.abc import Sequence
@@ -157,8 +159,7 @@ def _log(run: Run, client: Any, entities: Any) -> None:  # noqa: ANN401 - MLflow
     tags = _tags(run)
     name = run_facts(run)["run"]
     began_s = dated_s(run.info) or time.time()
-    # no character that MLflow's search requires to be quoted
-    tags[TAG] = re.sub(r"[^\w.-]", "_", f"{name}_{began_s:.0f}")
+    tags[TAG] = _known_by(name, began_s)
     if client.search_runs([number], f"tags.`{TAG}` = '{tags[TAG]}'", max_results=1):
         raise InputError(
             f"MLflow already has {name} in the experiment {EXPERIMENT}; "
@@ -178,6 +179,11 @@ def _log(run: Run, client: Any, entities: Any) -> None:  # noqa: ANN401 - MLflow
             client.log_batch(child, metrics=points[start : start + BATCH])
         client.set_terminated(child)
     client.set_terminated(parent)
+
+
+def _known_by(name: str, began_s: float) -> str:
+    """Return the identity of a run, without characters that MLflow's search must quote."""
+    return re.sub(r"[^\w.-]", "_", f"{name}_{began_s:.0f}")
 
 
 def _tags(run: Run) -> Labels:
@@ -227,4 +233,61 @@ def write_tensorboard(run: Run, out: Path | None = None) -> Path:
                 summary = {"value": [{"tag": metric, "simple_value": value}]}
                 writer.add_event(events.Event(wall_time=began_s, step=step, summary=summary))
             writer.close()
+    return folder
+
+
+#: Where Weights & Biases writes below the directory that it is given.
+WANDB_FOLDER = "wandb"
+
+
+def write_wandb(run: Run, out: Path | None = None) -> Path:
+    """Write offline runs for ``wandb sync`` and return their directory; replace an earlier export.
+
+    A trial is a run of the project ``commbench``, in the group of its commbench run. Nothing is
+    sent. The ids of the trials stay, so that a server knows those that it has.
+
+    Args:
+        run: the run to export.
+        out: the directory in which ``wandb`` is made; by default the run's.
+
+    Raises:
+        InputError: wandb is not installed or cannot start, or the directory cannot be written.
+    """
+    wandb = import_optional("wandb")
+    folder = (out or run.path) / WANDB_FOLDER
+    with refusing(folder, InputError):
+        folder.mkdir(parents=True, exist_ok=True)
+    settings = wandb.Settings(
+        mode="offline",
+        silent=True,
+        console="off",
+        disable_git=True,
+        # of the process that exports, not of the ranks
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+    )
+    name, tags = run_facts(run)["run"], _tags(run)
+    identity = _known_by(name, dated_s(run.info) or 0.0)
+    try:
+        for trial in trials_of(run):
+            number = hashlib.sha256(f"{identity} {trial.name}".encode()).hexdigest()[:16]
+            for old in folder.glob(f"offline-run-*-{number}"):
+                shutil.rmtree(old)
+            logged = wandb.init(
+                project=EXPERIMENT,
+                group=name,
+                name=trial.name,
+                id=number,
+                config={**trial.settings, **trial.notes, **tags},
+                dir=folder.parent,
+                settings=settings,
+                reinit="create_new",
+            )
+            for step, points in itertools.groupby(trial.points, key=attrgetter("step")):
+                logged.log({point.metric: point.value for point in points}, step=step)
+            logged.finish()
+        wandb.teardown()
+    except wandb.Error as error:
+        raise InputError(f"wandb cannot write to {folder} ({error}); install it again.") from error
     return folder

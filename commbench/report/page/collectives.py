@@ -6,15 +6,15 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
 from commbench.analysis.scaling import Growth, order_of
 from commbench.analysis.stragglers.judging import Straggler
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.patterns import makes_groups
-from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import OverlapRow, Row
+from commbench.findings import Finding, Value
 from commbench.report.columns import (
     MOST_LINES,
     Cell,
@@ -23,6 +23,7 @@ from commbench.report.columns import (
     Table,
     declared,
     ends,
+    energy_column,
     flag_column,
     interval,
     make_table,
@@ -33,11 +34,18 @@ from commbench.report.columns import (
     status_cell,
 )
 from commbench.report.groups import groups_in, name_slowest
-from commbench.report.state import counted_energy, explain_time
-from commbench.report.table import TIME_SLICES, columns_of, growth_text, title_of
+from commbench.report.state import explain_time
+from commbench.report.table import (
+    OVERHEADS,
+    OVERHEADS_TITLE,
+    TIME_SLICES,
+    columns_of,
+    growth_text,
+    title_of,
+)
 from commbench.results import PAIRS, SUMMARY, Run
 from commbench.results.info import measures_interconnect
-from commbench.results.overhead import Overhead, overheads
+from commbench.results.overhead import overheads
 from commbench.results.pairs import PairRow, pair_table
 from commbench.results.summary import order_of_row
 from commbench.results.tables import rows_by, rows_of
@@ -172,20 +180,19 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
 
 def overhead_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the time that a framework's call adds to the library's call."""
-    columns: list[Column[Overhead]] = [
-        *declared(Overhead, "operation"),
-        *declared(Overhead, "pattern", should_vary=True),
-        *declared(Overhead, "message_bytes direct_us through_us added_us"),
-        interval("added_us", Overhead),
-    ]
     overheads_by_run = {run.name: overheads(all_rank_rows(run)) for run in runs}
     notes = (
         []
         if all(measures_interconnect(row) for rows in overheads_by_run.values() for row in rows)
         else [TIME_SLICES]
     )
-    title = "What torch.distributed adds to NCCL"
-    return make_tables(title, runs, lambda run: overheads_by_run[run.name], columns, notes=notes)
+    return make_tables(
+        OVERHEADS_TITLE,
+        runs,
+        lambda run: overheads_by_run[run.name],
+        OVERHEADS.on_page,
+        notes=notes,
+    )
 
 
 def straggler_tables(runs: Sequence[Run]) -> list[Table]:
@@ -222,13 +229,15 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
             )
             title += f" of {run.name}" if len(runs) > 1 else ""
             table = make_table(title, rows, _PAIR_COLUMNS, rest_in=PAIRS)
-            total = len(matrix.source)
-            omitted = (
-                [f"The slowest {len(rows)} of {total} pairs; all of them are in {PAIRS}."]
-                if total > len(rows)
-                else []
-            )
-            tables.append(dataclasses.replace(table, notes=omitted))
+            notes = []
+            if len(rows) < len(matrix.source):
+                numbers: dict[str, Value] = {
+                    "shown": len(rows),
+                    "lines": len(matrix.source),
+                    "file": PAIRS,
+                }
+                notes = [str(Finding("pairs_hidden", numbers=numbers))]
+            tables.append(dataclasses.replace(table, notes=notes))
     return tables
 
 
@@ -261,18 +270,6 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
         return (row for row in run.rows if row.energy_J is not None)
 
     return make_tables("Energy of one operation", runs, metered, columns, rest_in=SUMMARY)
-
-
-def energy_column() -> Column[Any]:
-    """Return the column that names the counted devices of a row's energy."""
-    meaning = "what is counted: idle GPUs and other programs there, too"
-    return Column("energy of", _counted, about=meaning)
-
-
-def _counted(row: Row | TrainingRow) -> str | None:
-    if row.energy_J is None:
-        return None
-    return counted_energy(row.energy_of)
 
 
 def _nanojoule(row: Row) -> float | None:

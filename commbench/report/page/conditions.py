@@ -13,7 +13,8 @@ from typing import Any
 
 from commbench.analysis.prediction.links import link_of
 from commbench.ddp.plan.cases import setting_name
-from commbench.findings import shared_cause
+from commbench.findings import Finding, Value, shared_cause
+from commbench.launch.diagnosis import name_rank
 from commbench.report.columns import (
     Cell,
     Column,
@@ -31,7 +32,7 @@ from commbench.report.page.parts import Code, Fact
 from commbench.report.state import tools_of
 from commbench.results import Run
 from commbench.results.files import FILES
-from commbench.results.info import FailedRank, Launch, RunInfo, is_live
+from commbench.results.info import Launch, RunInfo, is_live
 from commbench.results.tables import rows_by
 from commbench.schema import LARGEST
 from commbench.system.environment import differing
@@ -325,24 +326,21 @@ def _listed(texts: Iterable[str]) -> str:
     return "; ".join(distinct[:most] + more)
 
 
-def failed_ranks(run: Run) -> list[str]:
-    """Return the diagnosis of each failed launch, in one sentence."""
-    return [
-        f"{launch.get('stage')} launch {launch.get('launch')}: {_diagnosis(failed_rank)}"
-        for launch in run.info.get("launches") or ()
-        if (failed_rank := launch.get("culprit"))
-    ]
-
-
-def _diagnosis(failed_rank: FailedRank) -> str:
-    rank = (
-        "the failed rank is unknown"
-        if failed_rank.get("rank") is None
-        else f"rank {failed_rank['rank']}"
-    )
-    where = f" on host {failed_rank['host']}" if failed_rank.get("host") else ""
-    case = f", in {failed_rank['case']}" if failed_rank.get("case") else ""
-    return f"{rank}{where} {failed_rank.get('state', '')}{case}."
+def failed_ranks(run: Run) -> list[Finding]:
+    """Return the diagnosis of each failed launch."""
+    findings = []
+    for launch in run.info.get("launches") or ():
+        failed_rank = launch.get("culprit")
+        if failed_rank:
+            code = "launch_failed_in" if failed_rank.get("case") else "launch_failed"
+            numbers: dict[str, Value] = {
+                "rank": name_rank(failed_rank.get("rank"), failed_rank.get("host") or ""),
+                "state": failed_rank.get("state") or "",
+                "case": failed_rank.get("case") or "",
+            }
+            subject = f"{launch.get('stage')} launch {launch.get('launch')}"
+            findings.append(Finding(code, subject, numbers))
+    return findings
 
 
 # -------------------------------------------------------------------------------------------- files
@@ -372,9 +370,10 @@ def _size_of(file: Path) -> str:
     return f"{grouped(-(-size // 1024))} KiB"
 
 
-def left_out(run: Run) -> list[str]:
-    """Return a sentence for each part that was not measured, with the reason."""
-    return [f"Left out: {sentence}" for sentence in run.info.get("left_out") or ()]
+def left_out(run: Run) -> list[Finding]:
+    """Return what was not measured, each part with the reason."""
+    sentences = run.info.get("left_out") or ()
+    return [Finding("left_out", numbers={"sentence": sentence}) for sentence in sentences]
 
 
 def place(run: Run) -> str:

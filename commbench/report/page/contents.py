@@ -5,27 +5,18 @@ training.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from commbench.analysis.expectations import Answer
 from commbench.analysis.watched import Part, RankTime, parts_of, rank_times
 from commbench.collectives.composed import MATRIX
-from commbench.ddp.plan.records import TrainingRow
-from commbench.findings import Finding
+from commbench.findings import Finding, Value
 from commbench.report.advice import advise_run
 from commbench.report.columns import (
-    Cell,
     Column,
     Table,
-    about,
-    declared,
-    flag_column,
-    interval,
     make_table,
     make_tables,
     number,
-    outcome,
-    verdict_cell,
 )
 from commbench.report.env import env_tables
 from commbench.report.expectations import answer_sentences, answer_table
@@ -45,7 +36,6 @@ from commbench.report.findings import (
 )
 from commbench.report.model import model_tables
 from commbench.report.page import collectives, conditions
-from commbench.report.page.collectives import energy_column
 from commbench.report.page.conclusion import BUSBW, find_conclusion
 from commbench.report.page.conditions import commands, find_facts, when
 from commbench.report.page.parts import Code, Page, Section, named, said
@@ -53,19 +43,16 @@ from commbench.report.soak import soak_tables
 from commbench.report.state import explain_time
 from commbench.report.topology import topology_remarks
 from commbench.report.training import (
-    baseline_sentences,
-    hook_label,
-    render_cost,
+    TRAINING,
+    own_setting,
     trained_together,
     training_title,
+    tuning_cost,
     without_ddp,
 )
-from commbench.results import DDP, Run
+from commbench.results import Run
 from commbench.results.info import is_watched
 from commbench.results.verdict import snippets
-
-#: The sort value of `default`, which is 1 MiB, then 25: it comes before all numbers.
-_DEFAULT_PLACE = 0.0
 
 
 def training_tables(runs: Sequence[Run]) -> list[Table]:
@@ -75,39 +62,12 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
         for rows in trained_together(run.training_rows):
             of_run = f"{run.name}: " if len(runs) > 1 else ""
             named_rows = [(run.name, row) for row in rows]
-            notes = [*baseline_sentences(run), *without_ddp(rows)]
+            notes = [str(finding) for finding in [*own_setting(run), *without_ddp(rows)]]
             title = f"{of_run}{training_title(rows)}"
-            columns = [*_COLUMNS, energy_column(), flag_column()]
-            tables.append(make_table(title, named_rows, columns, notes=notes, rest_in=DDP))
+            tables.append(
+                make_table(title, named_rows, TRAINING.on_page, notes=notes, rest_in=TRAINING.file)
+            )
     return tables
-
-
-def _bucket_column(about: str) -> Column[Any]:
-    """Return the column of bucket sizes, which are sorted by their first number."""
-
-    def cell(row: TrainingRow) -> Cell:
-        first = row.bucket_cap_mb.partition("+")[0]
-        return Cell(
-            row.bucket_cap_mb,
-            value=_DEFAULT_PLACE if first == "default" else float(first) if first else None,
-        )
-
-    return Column("buckets", cell, unit="MiB", about=about, is_number=True)
-
-
-_COLUMNS: list[Column[TrainingRow]] = [
-    Column("hook", hook_label, about="DDP communication hook, as it is typed"),
-    _bucket_column(about(TrainingRow, "bucket_cap_mb")),
-    *declared(TrainingRow, "bucket_count"),
-    outcome("step_ms", TrainingRow),
-    interval("step_ms", TrainingRow),
-    *declared(TrainingRow, "speedup"),
-    interval("speedup", TrainingRow),
-    Column("verdict", lambda row: verdict_cell(row.verdict), about=about(TrainingRow, "verdict")),
-    number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100),
-    *declared(TrainingRow, "exposed_comm_ms sent_MB_per_step loss_equal_steps loss_equal_time"),
-    *declared(TrainingRow, "metric time_to_target_s peak_memory_MB energy_J"),
-]
 
 
 #: The most names of runs in a title.
@@ -214,16 +174,13 @@ def _present(*tables: Table | None) -> list[Table]:
 def _compared(runs: Sequence[Run]) -> Section:
     """Return the runs of the page, and the conditions in which they differ."""
     differences = conditions.differences_table(runs)
-    sentence = "All conditions that the runs state are equal."
+    code = "conditions_equal"
     if differences is not None:
-        sentence = (
-            "The runs were measured under different conditions, which can explain a difference"
-            " between them."
-        )
+        code = "conditions_differ"
     return Section(
         name="runs",
         title="The runs and their conditions",
-        sentences=[sentence],
+        sentences=[str(Finding(code))],
         tables=_present(conditions.runs_table(runs), differences),
     )
 
@@ -316,10 +273,10 @@ _RANKS: list[Column[RankTime]] = [
 ]
 
 
-def _verdict(run: Run) -> list[Finding | str]:
-    findings: list[Finding | str] = [*watched(run), *setting(run)]
+def _verdict(run: Run) -> list[Finding]:
+    findings = [*watched(run), *setting(run)]
     if run.recommendation and run.info.get("candidates"):
-        findings.append(render_cost(run.recommendation, run.info.get("launches") or ()).plain)
+        findings.append(tuning_cost(run.recommendation, run.info.get("launches") or ()))
     return findings
 
 
@@ -364,7 +321,7 @@ def _remarks(run: Run) -> list[str]:
     for host in (run.info.get("environment") or {}).get("hosts") or ():
         topology = host.get("topology")
         remarks = topology_remarks(topology) if topology else ()
-        texts.append((str(host.get("hostname")), remarks))
+        texts.append((str(host.get("hostname")), map(str, remarks)))
     return named(texts)
 
 
@@ -379,12 +336,15 @@ def _repeat(runs: Sequence[Run], *, beside: bool) -> Section:
     )
 
 
-def _origin(run: Run, *, beside: bool) -> str:
-    """Return a sentence with the seed, commit and directory of a run."""
-    seed, commit = run.info.get("seed"), run.info.get("git_commit")
-    parts = [f"seed {seed}"] if seed is not None else []
-    parts += [f"commbench at commit {commit}"] if commit else []
-    how = f"with {', '.join(parts)}" if parts else "by this command"
-    done = "Imported" if run.info.get("imported") else "Measured"
-    where = "lie beside this page" if beside else f"are in {run.path}"
-    return f"{done} {how}; its files {where}."
+def _origin(run: Run, *, beside: bool) -> Finding:
+    """Return the seed, commit and directory of a run."""
+    how = []
+    if run.info.get("seed") is not None:
+        how.append(f"seed {run.info['seed']}")
+    if run.info.get("git_commit"):
+        how.append(f"commbench at commit {run.info['git_commit']}")
+    code = "origin_imported" if run.info.get("imported") else "origin_measured"
+    if beside:
+        code = f"{code}_beside"
+    numbers: dict[str, Value] = {"how": tuple(how or ["this command"]), "path": str(run.path)}
+    return Finding(code, numbers=numbers)
