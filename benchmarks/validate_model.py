@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from keeping import write_facts
 from model_findings import Check, Findings, Judged, tables
+from record_traces import record, save
 
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.prediction.steps import StepModel
@@ -41,7 +42,6 @@ from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.ddp.plan.workload import WorkloadFacts
-from commbench.ddp.recording import record
 from commbench.ddp.traces import Trace
 from commbench.ddp.workloads import load_workload
 from commbench.errors import CommbenchError, InputError
@@ -235,7 +235,7 @@ class Runs:
             return ["--workload", scenario.workload, *batch]
         path = self._folder / f"{scenario.name.rpartition('@')[0]}.json"
         if not path.exists():
-            offloaded_trace(scenario).save(path)
+            save(offloaded_trace(scenario), path)
         return ["--workload", f"trace:{path}"]
 
     def load(self, name: str) -> Run:
