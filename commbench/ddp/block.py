@@ -14,7 +14,7 @@ import random
 import shutil
 import time
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.ddp.buckets import bucket_bytes, bucket_parameters
 from commbench.ddp.devices import Device
 from commbench.ddp.local_step import default_optimizer
+from commbench.ddp.plan.arguments import ddp_arguments, known_name
 from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.step_times import StepLog, StepMarks
@@ -49,7 +50,6 @@ EARLY_STEPS = 3
 WATCHED_STEPS = 3
 #: Evaluations of a workload's metric in a block.
 EVALUATIONS = 15
-MIB = 2**20
 #: Bytes by which DDP tells other ranks whether a parameter was used.
 _USE_BYTES = 4
 
@@ -515,15 +515,6 @@ class Training:
         return torch.cat([gradient.detach().reshape(-1).float() for gradient in gradients])
 
 
-def takes_lists() -> bool:
-    """Return whether DDP of this torch takes a list of bucket sizes."""
-    return "bucket_cap_mb_list" in _ddp_options()
-
-
-def _ddp_options() -> Collection[str]:
-    return inspect.signature(DistributedDataParallel.__init__).parameters
-
-
 def _wrap(
     model: torch.nn.Module, case: TrainingCase, context: BlockContext
 ) -> DistributedDataParallel:
@@ -533,31 +524,17 @@ def _wrap(
     """
     if case.static_graph and case.accumulation > 1:  # an internal assertion of DDP's reducer fails
         raise UnsupportedError("static_graph_accumulates", version=torch.__version__)
-    options: dict[str, object] = {"init_sync": False} if "init_sync" in _ddp_options() else {}
-    caps = case.caps_mb
-    if len(caps) == 1:
-        options["bucket_cap_mb"] = caps[0]
-    elif caps:
-        if not takes_lists():
-            raise UnsupportedError("bucket_list_missing", version=torch.__version__)
-        options["bucket_cap_mb_list"] = list(caps)
-    if not case.broadcast_buffers:  # the older name also leaves out a broadcast at the start
-        newer, older = "forward_sync_buffers", "broadcast_buffers"
-        options[newer if newer in _ddp_options() else older] = False
-    if case.batched_grad_copy:
-        if "batched_grad_copy" not in _ddp_options():
-            raise UnsupportedError(
-                "ddp_argument_missing", argument="batched_grad_copy", version=torch.__version__
-            )
-        options["batched_grad_copy"] = True
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    arguments: dict[str, object] = {}
+    if "init_sync" in known:
+        arguments["init_sync"] = False
+    for argument, value in ddp_arguments(case).items():
+        name = known_name(argument, known)
+        if name not in known:
+            raise UnsupportedError("ddp_argument_missing", argument=name, version=torch.__version__)
+        arguments[name] = value
     return DistributedDataParallel(
-        model,
-        device_ids=context.device.numbers,
-        process_group=context.group,
-        gradient_as_bucket_view=case.bucket_view,
-        static_graph=case.static_graph,
-        find_unused_parameters=case.unused_parameters,
-        **options,
+        model, device_ids=context.device.numbers, process_group=context.group, **arguments
     )
 
 

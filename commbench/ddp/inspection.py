@@ -15,8 +15,8 @@ from commbench.ddp.checks import (
     naming_errors,
 )
 from commbench.ddp.devices import Device
-from commbench.ddp.local_step import LocalStep, local_step, median_step, trainable
-from commbench.ddp.plan.workload import ParameterFacts, Workload, WorkloadFacts
+from commbench.ddp.local_step import LocalStep, local_step, median_step, parameter_facts, trainable
+from commbench.ddp.plan.workload import Workload, WorkloadFacts
 
 #: Timed steps end after this number, or after this time in seconds.
 MAXIMUM_STEPS = 5
@@ -61,22 +61,12 @@ def _local_steps(workload: Workload, device: Device) -> list[LocalStep]:
 
 
 def _facts(workload: Workload, step: LocalStep) -> WorkloadFacts:
-    parameters = trainable(workload.model)
-    indices = {name: index for index, name in enumerate(parameters)}
-    unused = tuple(name for name in parameters if name not in step.ready_ms)
+    parameters = parameter_facts(workload.model, step.ready_ms)
+    names = [parameter.name for parameter in parameters]
+    unused = tuple(name for name in names if name not in step.ready_ms)
     return WorkloadFacts(
-        parameters=tuple(
-            ParameterFacts(
-                name=name,
-                numel=parameter.numel(),
-                itemsize=parameter.element_size(),
-                dtype=str(parameter.dtype).removeprefix("torch."),
-                ready_ms=step.ready_ms.get(name, 0.0),
-                shape=tuple(parameter.shape),
-            )
-            for name, parameter in parameters.items()
-        ),
-        ready_order=tuple(indices[name] for name in (*unused, *step.ready_ms)),
+        parameters=parameters,
+        ready_order=tuple(map(names.index, (*unused, *step.ready_ms))),
         buffer_bytes=sum(
             buffer.numel() * buffer.element_size() for buffer in workload.model.buffers()
         ),
