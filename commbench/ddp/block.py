@@ -36,7 +36,7 @@ from commbench.engine.gpu_clocks import Reading
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.findings import UnsupportedError
-from commbench.hooks import BucketMarks, BucketTimes, Hook, PassThrough, make_hook
+from commbench.hooks import BucketMarks, Hook, PassThrough, make_hook
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
 from commbench.hooks.registry import find_hook, hook_source
 from commbench.hooks.step_clock import Mark
@@ -75,9 +75,9 @@ class BlockSamples:
     has no meaning."""
     metrics: list[tuple[int, float]]
     """Of the same steps."""
-    watched: list[list[BucketTimes]]
-    """The buckets of each step, relative to the begin of its last backward pass; empty without
-    DDP."""
+    watched: list[NDArray[np.float64]]
+    """The buckets of each timed step since its last backward pass began, see
+    `commbench.ddp.step_times.bucket_stamps`; without DDP there are none."""
     sent_bytes: float | None
     """Per step after the early ones."""
     expected_bytes: float | None
@@ -325,7 +325,7 @@ class Training:
                 else []
             ),
             metrics=list(self.metrics),
-            watched=watched,
+            watched=watched[early_steps:],
             sent_bytes=sent_bytes,
             expected_bytes=self._expected_bytes(),
             bucket_bytes=bucket_bytes(self.model) if contents else [],
@@ -471,15 +471,13 @@ class Training:
         has_buckets = self.case.uses_ddp and self.case.compile != "python_reducer"
         return bucket_parameters(self.model, self.case) if has_buckets else []
 
-    def _watch(self) -> list[list[BucketTimes]]:
+    def _watch(self) -> list[NDArray[np.float64]]:
         """Return the bucket times of more steps with the pass-through hook, which DDP accepts at
         any time.
         """
         self.hook = self._register(PassThrough())
         self.log = StepLog(is_serial=self.context.device.is_serial)
-        for _ in range(
-            self.context.early_steps + WATCHED_STEPS
-        ):  # `timed_events` drops the early ones
+        for _ in range(self.context.early_steps + WATCHED_STEPS):
             self._step()
         self.log.finish()
         return self.log.buckets
@@ -569,11 +567,3 @@ def _digest(model: torch.nn.Module) -> int:
 
 def _difference(before: int | None, after: int | None, steps: int) -> float | None:
     return None if before is None or after is None or steps < 1 else (after - before) / steps
-
-
-def timed_events(samples: BlockSamples) -> list[list[BucketTimes]]:
-    """Return the buckets of every step after the early ones, in the order of sending."""
-    return [
-        sorted(events, key=lambda event: event.index)
-        for events in samples.watched[samples.early_steps :]
-    ]

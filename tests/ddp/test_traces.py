@@ -22,7 +22,7 @@ from commbench.errors import InputError
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
-from commbench.ddp.inspection import inspect_workload  # noqa: E402 - after the skips
+from commbench.ddp.inspect import inspect_workload  # noqa: E402 - after the skips
 from commbench.ddp.local_step import local_step, trainable  # noqa: E402
 from commbench.ddp.workloads import load_workload  # noqa: E402
 from commbench.ddp.workloads.replay import Replay, SleepingPace, pace_for  # noqa: E402
