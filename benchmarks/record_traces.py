@@ -2,40 +2,215 @@
 benchmarks/record_traces.py [NAME ...]``.
 
 Each is a real model, trained with one thread on random data of the size stated in the file. Let
-nothing else run beside it. The architectures' sources are in
-commbench/ddp/workloads/architectures.py.
+nothing else run beside it. `record` makes the trace of any model.
 """
 
 # mypy: disallow-subclassing-any=False
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import Optimizer
 
-from commbench.ddp.recording import record
-from commbench.ddp.traces import Trace
-from commbench.ddp.workloads.language import Decoder, Encoder
+from commbench.ddp.checks import checked_step, endless, first_batch
+from commbench.ddp.local_step import (
+    batch_length,
+    default_optimizer,
+    local_step,
+    median_step,
+    trainable,
+)
+from commbench.ddp.plan.workload import check_all_used
+from commbench.ddp.traces import Trace, TracedParameter
+from commbench.ddp.workloads.language import Decoder, initialise
 from commbench.ddp.workloads.sampling import classification_loss, next_token_loss
-from commbench.ddp.workloads.vision import Bottleneck, resnet
+from commbench.ddp.workloads.vision import projection, residual_stages
+from commbench.system.host import cpu_model
 
 FOLDER = Path(__file__).parent.parent / "commbench" / "ddp" / "data" / "traces"
 STEPS = 15
+#: 0.1 us: below the precision of the recorded times, and short in the file.
+DECIMALS = 4
+TIMES = ("forward_ms", "backward_ms", "optimizer_ms")
+
+
+# Recording
+
+
+def record(
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], Tensor],
+    batches: Iterable[Any],
+    *,
+    steps: int = 9,
+    name: str = "",
+    optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
+) -> Trace:
+    """Train a model for ``2 + steps`` steps and return the medians of the last ``steps``.
+
+    The batches are cycled; the optimiser is as in `commbench.ddp.plan.workload.Workload`. The model
+    is changed.
+
+    Raises:
+        InputError: the model, the loss or the batches are unsuitable (see `commbench.ddp.checks`).
+    """
+    batch = batch_length(first_batch(batches))
+    make = optimizer or default_optimizer
+    optimizer_in_use = make(trainable(model).values())
+    source = endless(batches)
+    check_all_used(checked_step(model, loss, next(source), optimizer_in_use))
+    local_step(model, loss, next(source), optimizer_in_use)
+    step = median_step(
+        [local_step(model, loss, next(source), optimizer_in_use) for _ in range(steps)]
+    )
+    parameters = []
+    for parameter_name, parameter in trainable(model).items():
+        traced = TracedParameter(
+            name=parameter_name,
+            shape=tuple(parameter.shape),
+            dtype=str(parameter.dtype).removeprefix("torch."),  # type: ignore[arg-type]
+            ready_ms=min(step.ready_ms[parameter_name], step.backward_ms),
+        )
+        parameters.append(traced)
+    recorded = {
+        "how": f"median of {steps} training steps, each gradient timed when it was accumulated",
+        "cpu": cpu_model(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    return Trace(
+        name=name or type(model).__name__.lower(),
+        device="cpu",
+        batch=batch,
+        forward_ms=step.forward_ms,
+        backward_ms=step.backward_ms,
+        optimizer_ms=step.optimizer_ms,
+        parameters=tuple(parameters),
+        recorded=recorded,
+    )
+
+
+def save(trace: Trace, path: Path) -> None:
+    """Write the file, one parameter per line."""
+    header = dataclasses.asdict(trace)
+    lines = []
+    for parameter in header.pop("parameters"):
+        parameter["ready_ms"] = round(parameter["ready_ms"], DECIMALS)
+        lines.append(json.dumps(parameter))
+    for name in TIMES:
+        header[name] = round(header[name], DECIMALS)
+    body = ",\n".join(lines)
+    path.write_text(f'{json.dumps(header)[:-1]},\n"parameters": [\n{body}\n]}}\n', encoding="utf-8")
+
+
+# Models
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions with a shortcut: ResNet-50's block, stride in the 3x3
+    (v1.5).
+    """
+
+    expansion = 4
+
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        channels_out = width * self.expansion
+        self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, channels_out, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels_out)
+        self.shortcut = projection(channels_in, channels_out, stride)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map (batch, channels_in, h, w) to (batch, 4 width, h / stride, w / stride)."""
+        hidden = functional.relu(self.bn1(self.conv1(images)))
+        hidden = functional.relu(self.bn2(self.conv2(hidden)))
+        return functional.relu(self.bn3(self.conv3(hidden)) + self.shortcut(images))
 
 
 def resnet50() -> Trace:
     """ResNet-50 on images of ImageNet's size: 25,557,032 parameters in 161 tensors."""
-    model = resnet(Bottleneck, (3, 4, 6, 3), 1000, small_images=False)
+    blocks, channels = residual_stages(Bottleneck, Bottleneck.expansion, (3, 4, 6, 3))
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, padding=1),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, 1000),
+    )
     images, labels = torch.randn(2, 3, 224, 224), torch.randint(1000, (2,))
     return trace_of(
         "resnet50", model, classification_loss, (images, labels), "2 images of 224 x 224 pixels"
     )
+
+
+class EncoderLayer(nn.Module):
+    """BERT's layer: separate queries, keys and values, normalised after attention and MLP."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inputs = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.output = nn.Linear(width, width)
+        self.norm1 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.norm2 = nn.LayerNorm(width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (batch, positions, width) to the same shape."""
+        query, key, value = [
+            layer(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in self.inputs
+        ]
+        mixed = functional.scaled_dot_product_attention(query, key, value)
+        hidden = self.norm1(hidden + self.output(mixed.transpose(1, 2).flatten(-2)))
+        return self.norm2(hidden + self.mlp(hidden))
+
+
+class Encoder(nn.Module):
+    """BERT's encoder with its pooler (Devlin et al., 2018): norms last, separate queries, keys and
+    values.
+    """
+
+    def __init__(
+        self, *, vocabulary: int, positions: int, width: int, layers: int, heads: int
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(positions, width)
+        self.segments = nn.Embedding(2, width)
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(EncoderLayer(width, heads) for _ in range(layers))
+        self.pooler = nn.Linear(width, width)
+        self.apply(initialise)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map token numbers (batch, positions) to pooled states (batch, width).
+
+        All tokens are of segment 0.
+        """
+        hidden = (
+            self.tokens(tokens) + self.positions.weight[: tokens.shape[1]] + self.segments.weight[0]
+        )
+        hidden = self.norm(hidden)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return torch.tanh(self.pooler(hidden[:, 0]))
 
 
 def bert_base() -> Trace:
@@ -118,7 +293,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for chosen in sys.argv[1:] or TRACES:
         trace = TRACES[chosen]()
-        trace.save(FOLDER / f"{chosen}.json")
+        save(trace, FOLDER / f"{chosen}.json")
         elements = sum(parameter.numel for parameter in trace.parameters)
         print(
             f"{chosen}: {elements:,} parameters in {len(trace.parameters)} tensors,"

@@ -130,7 +130,6 @@ NOUNS = frozenset(
         "expectation",
         "fresh launch",
         "group",
-        "held-out setting",
         "host",
         "inconclusive case",
         "launch",
@@ -172,9 +171,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "average_inexact": (
             "the average of {dtype} has no exact answer: libraries round it differently"
-        ),
-        "bucket_list_missing": (
-            "torch {version} has no bucket_cap_mb_list; give one bucket size, or a newer torch"
         ),
         "buffers_not_made": "torch {version} makes no {kind} buffers here: {error}",
         "cache_unknown": (

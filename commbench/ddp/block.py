@@ -14,7 +14,7 @@ import random
 import shutil
 import time
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.ddp.buckets import bucket_bytes, bucket_parameters
 from commbench.ddp.devices import Device
 from commbench.ddp.local_step import default_optimizer
+from commbench.ddp.plan.arguments import ddp_arguments, known_name
 from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.step_times import StepLog, StepMarks
@@ -35,7 +36,7 @@ from commbench.engine.gpu_clocks import Reading
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.findings import UnsupportedError
-from commbench.hooks import BucketMarks, BucketTimes, Hook, PassThrough, make_hook
+from commbench.hooks import BucketMarks, Hook, PassThrough, make_hook
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
 from commbench.hooks.registry import find_hook, hook_source
 from commbench.hooks.step_clock import Mark
@@ -49,7 +50,6 @@ EARLY_STEPS = 3
 WATCHED_STEPS = 3
 #: Evaluations of a workload's metric in a block.
 EVALUATIONS = 15
-MIB = 2**20
 #: Bytes by which DDP tells other ranks whether a parameter was used.
 _USE_BYTES = 4
 
@@ -75,9 +75,9 @@ class BlockSamples:
     has no meaning."""
     metrics: list[tuple[int, float]]
     """Of the same steps."""
-    watched: list[list[BucketTimes]]
-    """The buckets of each step, relative to the begin of its last backward pass; empty without
-    DDP."""
+    watched: list[NDArray[np.float64]]
+    """The buckets of each timed step since its last backward pass began, see
+    `commbench.ddp.step_times.bucket_stamps`; without DDP there are none."""
     sent_bytes: float | None
     """Per step after the early ones."""
     expected_bytes: float | None
@@ -329,7 +329,7 @@ class Training:
                 else []
             ),
             metrics=list(self.metrics),
-            watched=watched,
+            watched=watched[early_steps:],
             sent_bytes=sent_bytes,
             expected_bytes=self._expected_bytes(),
             bucket_bytes=bucket_bytes(self.model) if contents else [],
@@ -475,15 +475,13 @@ class Training:
         has_buckets = self.case.uses_ddp and self.case.compile != "python_reducer"
         return bucket_parameters(self.model, self.case) if has_buckets else []
 
-    def _watch(self) -> list[list[BucketTimes]]:
+    def _watch(self) -> list[NDArray[np.float64]]:
         """Return the bucket times of more steps with the pass-through hook, which DDP accepts at
         any time.
         """
         self.hook = self._register(PassThrough())
         self.log = StepLog(is_serial=self.context.device.is_serial)
-        for _ in range(
-            self.context.early_steps + WATCHED_STEPS
-        ):  # `timed_events` drops the early ones
+        for _ in range(self.context.early_steps + WATCHED_STEPS):
             self._step()
         self.log.finish()
         return self.log.buckets
@@ -519,15 +517,6 @@ class Training:
         return torch.cat([gradient.detach().reshape(-1).float() for gradient in gradients])
 
 
-def takes_lists() -> bool:
-    """Return whether DDP of this torch takes a list of bucket sizes."""
-    return "bucket_cap_mb_list" in _ddp_options()
-
-
-def _ddp_options() -> Collection[str]:
-    return inspect.signature(DistributedDataParallel.__init__).parameters
-
-
 def _wrap(
     model: torch.nn.Module, case: TrainingCase, context: BlockContext
 ) -> DistributedDataParallel:
@@ -537,31 +526,17 @@ def _wrap(
     """
     if case.static_graph and case.accumulation > 1:  # an internal assertion of DDP's reducer fails
         raise UnsupportedError("static_graph_accumulates", version=torch.__version__)
-    options: dict[str, object] = {"init_sync": False} if "init_sync" in _ddp_options() else {}
-    caps = case.caps_mb
-    if len(caps) == 1:
-        options["bucket_cap_mb"] = caps[0]
-    elif caps:
-        if not takes_lists():
-            raise UnsupportedError("bucket_list_missing", version=torch.__version__)
-        options["bucket_cap_mb_list"] = list(caps)
-    if not case.broadcast_buffers:  # the older name also leaves out a broadcast at the start
-        newer, older = "forward_sync_buffers", "broadcast_buffers"
-        options[newer if newer in _ddp_options() else older] = False
-    if case.batched_grad_copy:
-        if "batched_grad_copy" not in _ddp_options():
-            raise UnsupportedError(
-                "ddp_argument_missing", argument="batched_grad_copy", version=torch.__version__
-            )
-        options["batched_grad_copy"] = True
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    arguments: dict[str, object] = {}
+    if "init_sync" in known:
+        arguments["init_sync"] = False
+    for argument, value in ddp_arguments(case).items():
+        name = known_name(argument, known)
+        if name not in known:
+            raise UnsupportedError("ddp_argument_missing", argument=name, version=torch.__version__)
+        arguments[name] = value
     return DistributedDataParallel(
-        model,
-        device_ids=context.device.numbers,
-        process_group=context.group,
-        gradient_as_bucket_view=case.bucket_view,
-        static_graph=case.static_graph,
-        find_unused_parameters=case.unused_parameters,
-        **options,
+        model, device_ids=context.device.numbers, process_group=context.group, **arguments
     )
 
 
@@ -596,11 +571,3 @@ def _digest(model: torch.nn.Module) -> int:
 
 def _difference(before: int | None, after: int | None, steps: int) -> float | None:
     return None if before is None or after is None or steps < 1 else (after - before) / steps
-
-
-def timed_events(samples: BlockSamples) -> list[list[BucketTimes]]:
-    """Return the buckets of every step after the early ones, in the order of sending."""
-    return [
-        sorted(events, key=lambda event: event.index)
-        for events in samples.watched[samples.early_steps :]
-    ]

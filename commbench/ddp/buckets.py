@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.nn.parallel import DistributedDataParallel
 
+from commbench.ddp.local_step import parameter_facts
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.layout import caps_bytes, first_layout
 
@@ -24,16 +25,8 @@ def bucket_parameters(ddp_model: DistributedDataParallel, case: TrainingCase) ->
     bucket size.
     """
     if case.keeps_first_buckets:
-        trained = [
-            parameter for parameter in ddp_model.module.parameters() if parameter.requires_grad
-        ]
-        numels, itemsizes, dtypes = zip(
-            *((p.numel(), p.element_size(), p.dtype) for p in trained), strict=True
-        )
-        return [
-            list(bucket)
-            for bucket in first_layout(numels, itemsizes, dtypes, caps_bytes(case.bucket_cap_mb))
-        ]
+        parameters = parameter_facts(ddp_model.module)
+        return list(map(list, first_layout(parameters, caps_bytes(case.bucket_cap_mb))))
     logged = _logged(ddp_model, "rebuilt_per_bucket_param_indices")
     return [_integers(bucket.replace(" ", ",")) for bucket in logged.split(", ")] if logged else []
 

@@ -38,16 +38,16 @@ def check_workload(workload: Workload) -> None:
         )
     for name in ("loss", "optimizer", "evaluate"):
         function = getattr(workload, name)
-        if not callable(function) and (name == "loss" or function is not None):
+        is_left_out = function is None and name != "loss"
+        if not callable(function) and not is_left_out:
             raise InputError(
                 f"The workload's {name} is {function!r:.60}, which cannot be called: give a"
                 " function."
             )
     for name in ("batch_size", "steps"):
         number = getattr(workload, name)
-        if (not isinstance(number, int) or number < 1) and (
-            name == "batch_size" or number is not None
-        ):
+        is_left_out = number is None and name == "steps"
+        if not is_left_out and (not isinstance(number, int) or number < 1):
             raise InputError(
                 f"The workload's {name} is {number!r:.60}: give a whole number of 1 or more."
             )
@@ -68,17 +68,17 @@ def check_parameters(model: nn.Module) -> None:
             "The model has no trainable parameters, so there is nothing to communicate: leave"
             " requires_grad on for some."
         )
-    if lazy := [name for name, parameter in parameters.items() if is_lazy(parameter)]:
+    lazy = [name for name, parameter in parameters.items() if is_lazy(parameter)]
+    if lazy:
         raise InputError(
             f"{named(lazy)} came without initial values: call the model once on a batch first."
         )
-    if other := [
-        name for name, parameter in parameters.items() if not parameter.is_floating_point()
-    ]:
-        raise InputError(
-            f"{named(other)} came as {parameters[other[0]].dtype}, not floating point: use a real"
-            " float type."
-        )
+    for name, parameter in parameters.items():
+        if not parameter.is_floating_point():
+            raise InputError(
+                f"The parameter {name} came as {parameter.dtype}, not floating point: use a real"
+                " float type."
+            )
     devices = {str(parameter.device): name for name, parameter in parameters.items()}
     if len(devices) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in devices.items())
@@ -155,14 +155,15 @@ def checked_step(
     with naming_errors("The first backward pass"):
         value.backward()
     parameters = trainable(model)
-    unused = [name for name, parameter in parameters.items() if parameter.grad is None]
-    if sparse := [
-        name for name, p in parameters.items() if p.grad is not None and p.grad.is_sparse
-    ]:
-        raise InputError(
-            f"{named(sparse)} got a sparse gradient, which commbench does not exchange: make it"
-            " dense."
-        )
+    unused = []
+    for name, parameter in parameters.items():
+        if parameter.grad is None:
+            unused.append(name)
+        elif parameter.grad.is_sparse:
+            raise InputError(
+                f"The parameter {name} got a sparse gradient, which commbench does not exchange:"
+                " make it dense."
+            )
     with naming_errors("The first step of the optimizer"):
         optimizer.step()
     return unused
@@ -178,21 +179,20 @@ def naming_errors(what: str) -> Iterator[None]:
 
 
 def _check_loss(value: Any) -> None:  # noqa: ANN401 - a user's loss may return anything
-
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        returned = (
-            f"a tensor of shape {tuple(value.shape)}"
-            if isinstance(value, Tensor)
-            else f"a value of type {type(value).__name__}"
-        )
-        raise InputError(
-            f"The workload's loss returned {returned}: it must return one number as a tensor."
-        )
-    if not value.requires_grad:
+    if not isinstance(value, Tensor):
+        returned = f"a value of type {type(value).__name__}"
+    elif value.numel() != 1:
+        returned = f"a tensor of shape {tuple(value.shape)}"
+    elif value.requires_grad:
+        return
+    else:
         raise InputError(
             "The workload's loss does not depend on the model by a way that has gradients: compute"
             " it from model(...), without detach() or no_grad()."
         )
+    raise InputError(
+        f"The workload's loss returned {returned}: it must return one number as a tensor."
+    )
 
 
 def check_evaluation(workload: Workload) -> None:

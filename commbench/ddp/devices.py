@@ -30,7 +30,7 @@ class Device:
     """The most ranks of the launch on one GPU; None without GPUs."""
     is_serial = False
     """Whether a process group runs one collective after the other, see
-    `commbench.ddp.step_times.serialised`."""
+    `commbench.ddp.step_times.serialise`."""
     unsteady_steps = 0
     """Steps of a new model in which DDP makes the host wait for the device."""
     settling_steps = 0

@@ -1,28 +1,104 @@
-"""The command by which a conductor inspects a workload without importing torch itself.
+"""Inspection of a workload: its parameters, and the times of a few steps without DDP.
 
-``python -m commbench.ddp.inspect [SPEC] [--batch N] [--gpu K] [--hook HOOK]...`` prints one line of
-JSON: ``{"ok": {...}}`` with the `WorkloadFacts`, or ``{"error": "a sentence"}``. It imports torch
-only after checking that torch is installed.
+``python -m commbench.ddp.inspect [SPEC] [--batch N] [--gpu K] [--hook HOOK]...`` is the command by
+which a conductor inspects a workload without importing torch itself. It prints one line of JSON:
+``{"ok": {...}}`` with the `WorkloadFacts`, or ``{"error": "a sentence"}``.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import sys
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import torch
+
+from commbench.ddp.checks import (
+    check_evaluation,
+    check_workload,
+    checked_step,
+    endless,
+    make_optimizer,
+    naming_errors,
+)
+from commbench.ddp.devices import Device, Gpu, gpus_to_train_on
+from commbench.ddp.local_step import (
+    LocalStep,
+    local_step,
+    median_step,
+    parameter_facts,
+    trainable,
+)
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.ddp.plan.workload import Workload, WorkloadFacts
+from commbench.ddp.session import compile_hooks
+from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
-from commbench.hooks.registry import find_file_hooks, is_file_hook, make_hook, parse_hook
+from commbench.hooks import Hook, make_hook
+from commbench.hooks.from_file import check_file_hook
+from commbench.hooks.registry import find_file_hooks, is_file_hook, parse_hook
 
-if TYPE_CHECKING:
-    from commbench.ddp.devices import Device
-    from commbench.hooks import Hook
+#: Timed steps end after this number, or after this time in seconds.
+MAXIMUM_STEPS = 5
+ENOUGH_S = 1.0
+
+
+def inspect_workload(workload: Workload, device: Device | None = None) -> WorkloadFacts:
+    """Check a workload and measure a few local steps; the model keeps its weights.
+
+    Args:
+        workload: the model is moved to the device.
+        device: where the steps run; None: on this host's CPUs.
+
+    Raises:
+        InputError: the workload cannot be trained under DDP; the message states why and what to do.
+    """
+    device = device or Device()
+    check_workload(workload)
+    device.moved(workload.model)
+    weights = {name: value.detach().clone() for name, value in workload.model.state_dict().items()}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            step = median_step(_local_steps(workload, device))
+            check_evaluation(workload)
+    finally:
+        workload.model.load_state_dict(weights)
+        workload.model.zero_grad(set_to_none=True)
+    parameters = parameter_facts(workload.model, step.ready_ms)
+    names = [parameter.name for parameter in parameters]
+    unused = tuple(name for name in names if name not in step.ready_ms)
+    buffer_bytes = 0
+    for buffer in workload.model.buffers():
+        buffer_bytes += buffer.numel() * buffer.element_size()
+    return WorkloadFacts(
+        parameters=parameters,
+        ready_order=tuple(map(names.index, (*unused, *step.ready_ms))),
+        buffer_bytes=buffer_bytes,
+        batch_size=workload.batch_size,
+        forward_ms=step.forward_ms,
+        backward_ms=step.backward_ms,
+        optimizer_ms=step.optimizer_ms,
+        metric=workload.metric,
+        target=workload.target,
+        steps=workload.steps,
+        unused=unused,
+    )
+
+
+def _local_steps(workload: Workload, device: Device) -> list[LocalStep]:
+    """Return timed steps; a first step, which allocates memory, is checked and not timed."""
+    batches = map(device.moved, endless(workload.batches))
+    optimizer = make_optimizer(workload, list(trainable(workload.model).values()))
+    checked_step(workload.model, workload.loss, next(batches), optimizer)
+    steps: list[LocalStep] = []
+    started = time.perf_counter()
+    while len(steps) < MAXIMUM_STEPS and (not steps or time.perf_counter() - started < ENOUGH_S):
+        with naming_errors("A training step"):
+            steps.append(local_step(workload.model, workload.loss, next(batches), optimizer))
+    return steps
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,39 +122,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--gpu", type=int, help="number of this host's GPU, modulo their number (default: none)"
     )
     options = parser.parse_args(arguments)
+    answer: dict[str, object] = {"ok": {}}
+    exit_code = 0
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a user's own file may print
-            facts = _inspect_spec(
-                options.spec, options.batch, options.seed, options.hook, options.gpu
-            )
+            facts = _inspect_spec(options)
+        if facts is not None:
+            answer = {"ok": facts.to_json()}
     except InputError as error:
-        sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
-        return error.exit_code
-    sys.stdout.write(json.dumps({"ok": facts.to_json() if facts else {}}) + "\n")
-    return 0
+        answer = {"error": str(error)}
+        exit_code = error.exit_code
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return exit_code
 
 
-def _inspect_spec(
-    spec: str | None, batch: int | None, seed: int, hooks: Sequence[str], gpu: int | None
-) -> WorkloadFacts | None:
+def _inspect_spec(options: argparse.Namespace) -> WorkloadFacts | None:
     """Return the facts of a workload, after trying the hooks; None without a workload."""
-    if importlib.util.find_spec("torch") is None:
-        raise InputError(
-            "Training needs PyTorch, which is not installed: pip install 'commbench[torch]'."
-        )
-    from commbench.ddp.devices import Device, Gpu, gpus_to_train_on
-    from commbench.ddp.inspection import inspect_workload
-    from commbench.ddp.workloads import load_workload
-
-    device = Device() if gpu is None else Gpu(gpu % len(gpus_to_train_on()))
-    made_hooks = _try_hooks(hooks, device)
-    if spec is None:
+    device = Device()
+    if options.gpu is not None:
+        device = Gpu(options.gpu % len(gpus_to_train_on()))
+    made_hooks = _try_hooks(options.hook, device)
+    if options.spec is None:
         return None
-    workload = load_workload(spec, seed=seed, rank=0, world_size=1, batch_size=batch)
+    workload = load_workload(
+        options.spec, seed=options.seed, rank=0, world_size=1, batch_size=options.batch
+    )
     try:
         facts = inspect_workload(workload, device)
     except InputError as error:
-        if gpu is None:
+        if options.gpu is None:
             raise
         raise InputError(
             f"{error} Its model and batches were on a GPU, where all it makes must be; --backend"
@@ -97,21 +169,19 @@ def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
     A hook's code is compiled here, outside of any case timeout: on a busy machine it takes longer
     than a timeout.
     """
-    from commbench.ddp.session import compile_hooks
-    from commbench.hooks.from_file import check_file_hook
-
     for path in find_file_hooks(hooks):
         check_file_hook(path)
-    shipped = [text for text in hooks if not is_file_hook(text)]
-    cases = [
-        TrainingCase(workload="", world_size=1, batch_per_rank=1, **parse_hook(text))
-        for text in shipped
-    ]
-    hooks_or_none = [
-        make_hook(each.hook, density=each.density, options=each.options) for each in cases
-    ]
+    cases, made_hooks = [], []
+    for text in hooks:
+        if is_file_hook(text):
+            continue
+        case = TrainingCase(workload="", world_size=1, batch_per_rank=1, **parse_hook(text))
+        hook = make_hook(case.hook, density=case.density, options=case.options)
+        cases.append(case)
+        if hook is not None:
+            made_hooks.append(hook)
     compile_hooks(cases, device.torch_device)
-    return [hook for hook in hooks_or_none if hook is not None]
+    return made_hooks
 
 
 if __name__ == "__main__":

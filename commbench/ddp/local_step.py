@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from commbench.ddp.plan.workload import ParameterFacts
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
 
@@ -44,6 +46,27 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
+def parameter_facts(
+    model: nn.Module, ready_ms: Mapping[str, float] = MappingProxyType({})
+) -> tuple[ParameterFacts, ...]:
+    """Return the facts of the trainable parameters, in the order of their registration.
+
+    ``ready_ms``: as in `LocalStep`; 0 for those that it lacks.
+    """
+    facts = []
+    for name, parameter in trainable(model).items():
+        fact = ParameterFacts(
+            name=name,
+            numel=parameter.numel(),
+            itemsize=parameter.element_size(),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            ready_ms=ready_ms.get(name, 0.0),
+            shape=tuple(parameter.shape),
+        )
+        facts.append(fact)
+    return tuple(facts)
+
+
 def local_step(
     model: nn.Module,
     loss: Callable[[nn.Module, Any], Tensor],
@@ -60,7 +83,14 @@ def local_step(
     optimizer.zero_grad(set_to_none=True)
     clock = clock_of(model)
     ready: dict[str, Mark] = {}
-    with ready_hooks(trainable(model), lambda name, _: ready.__setitem__(name, clock())):
+
+    def timing(name: str) -> Callable[[nn.Parameter], None]:
+        return lambda _: ready.__setitem__(name, clock())
+
+    with contextlib.ExitStack() as stack:
+        for name, parameter in trainable(model).items():
+            handle = parameter.register_post_accumulate_grad_hook(timing(name))
+            stack.callback(handle.remove)
         start = clock()
         value = loss(model, batch)
         forward = clock()
@@ -140,25 +170,3 @@ def median_step(steps: Sequence[LocalStep]) -> LocalStep:
 
 def _median(values: Iterable[float]) -> float:
     return float(np.median(list(values)))
-
-
-@contextmanager
-def ready_hooks(
-    parameters: Mapping[str, nn.Parameter], on_ready: Callable[[str, nn.Parameter], None]
-) -> Iterator[None]:
-    """Call ``on_ready`` with name and parameter after each accumulation of a gradient, until the
-    block ends.
-    """
-
-    def noting(name: str) -> Callable[[nn.Parameter], None]:
-        return lambda parameter: on_ready(name, parameter)
-
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(noting(name))
-        for name, parameter in parameters.items()
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

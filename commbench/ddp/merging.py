@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench import stats
-from commbench.ddp.block import BlockSamples, timed_events
+from commbench.ddp.block import BlockSamples
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import Bucket, TrainingRecord
 from commbench.ddp.plan.workload import Workload
@@ -18,7 +18,6 @@ from commbench.engine.energy import RunMeter
 from commbench.engine.gpu_clocks import clocks_between
 from commbench.engine.records import without_result
 from commbench.findings import Finding
-from commbench.hooks import BucketTimes
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
 
 #: In blocks of at least this number of steps, the end of the warm-up is detected.
@@ -178,8 +177,8 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> BucketMe
     """Return the medians over steps.
 
     Args:
-        stamps: in ns since each rank's backward began, as `stamps_of`, shape (steps, ranks,
-            buckets, 5).
+        stamps: see `commbench.ddp.step_times.bucket_stamps`, shape (steps, ranks, buckets,
+            STAMPS).
         sizes: bytes and number of tensors of each bucket.
     """
     _, ranks, count, _ = stamps.shape
@@ -216,29 +215,15 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> BucketMe
 
 
 def _aligned_steps(ranks: Sequence[BlockSamples]) -> list[Floats]:
-    """Return the timestamps of each timed step, (ranks, buckets, 5), in ns since each rank's
-    backward began.
+    """Return the stamps of each timed step in which all ranks had the same number of buckets,
+    (ranks, buckets, STAMPS).
     """
-    per_rank = [timed_events(rank) for rank in ranks]
-    return [
-        np.array([stamps_of(rank_events) for rank_events in events])
-        for events in zip(*per_rank, strict=False)
-        if len({len(rank_events) for rank_events in events}) == 1 and events[0]
-    ]
-
-
-def stamps_of(events: Sequence[BucketTimes]) -> list[tuple[float, ...]]:
-    """Return ready, start, done, encoding and decoding of each bucket, in ns."""
-    return [
-        (
-            float(event.ready_ns),
-            float(event.start_ns),
-            float(event.done_ns),
-            float(event.encode_ns),
-            float(event.decode_ns),
-        )
-        for event in events
-    ]
+    steps = []
+    for stamps in zip(*(rank.watched for rank in ranks), strict=False):
+        counts = {len(of_rank) for of_rank in stamps}
+        if len(counts) == 1 and counts != {0}:
+            steps.append(np.stack(stamps))
+    return steps
 
 
 def _union(starts: Floats, ends: Floats) -> float:

@@ -4,14 +4,22 @@ step.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from commbench.hooks import BucketMarks, BucketTimes
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.hooks import BucketMarks
 from commbench.hooks.step_clock import Mark, elapsed_ns
 
 #: A nanosecond in seconds.
 NS = 1e-9
+#: Columns of a bucket's stamps: when all its gradients were ready, when its communication began
+#: and when its result was ready, in ns since the backward pass began; ns of encoding and decoding.
+READY, START, DONE, ENCODE, DECODE = range(5)
+STAMPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,37 +38,51 @@ class StepMarks:
 
     def seconds(self) -> tuple[float, float, float, float]:
         """Return the seconds of forward, backward, optimiser, and the whole step."""
-        forward = sum(elapsed_ns(fetched, loss_ready) for fetched, loss_ready, _ in self.passes)
-        backward = sum(
-            elapsed_ns(loss_ready, exchanged) for _, loss_ready, exchanged in self.passes
-        )
+        forward = backward = 0
+        for fetched, loss_ready, exchanged in self.passes:
+            forward += elapsed_ns(fetched, loss_ready)
+            backward += elapsed_ns(loss_ready, exchanged)
         updating, whole = elapsed_ns(self.updating, self.ended), elapsed_ns(self.begun, self.ended)
         return NS * forward, NS * backward, NS * updating, NS * whole
 
-    def bucket_times(self, *, is_serial: bool) -> list[BucketTimes]:
-        """Return the times of each bucket in ns since the last backward pass began.
 
-        ``is_serial``: see `serialised`.
-        """
-        _, began, _ = self.passes[-1]
-        times = [bucket.times(began) for bucket in self.buckets]
-        return serialised(times) if is_serial else times
+def bucket_stamps(
+    buckets: Sequence[BucketMarks], since: Mark, *, is_serial: bool
+) -> NDArray[np.float64]:
+    """Return the stamps of a step's buckets in the order of sending, shape (buckets, STAMPS).
+
+    Args:
+        buckets: of one step, in any order.
+        since: the begin of the backward pass.
+        is_serial: whether the process group runs one collective after the other, see `serialise`.
+    """
+    times = [bucket.times(since) for bucket in buckets]
+    times.sort(key=operator.attrgetter("index"))
+    stamps = np.empty((len(times), STAMPS))
+    for row, bucket in zip(stamps, times, strict=True):
+        row[:] = (
+            bucket.ready_ns,
+            bucket.start_ns,
+            bucket.done_ns,
+            bucket.encode_ns,
+            bucket.decode_ns,
+        )
+    if is_serial:
+        serialise(stamps)
+    return stamps
 
 
-def serialised(times: Sequence[BucketTimes]) -> list[BucketTimes]:
-    """Move starts after earlier arrivals, for a process group that runs one collective after the
-    other.
+def serialise(stamps: NDArray[np.float64]) -> None:
+    """Move the starts of buckets after earlier arrivals.
 
     NCCL queues collectives on its own stream, where we cannot set a mark. The mark is the time from
     which a bucket could have started.
     """
-    serial: list[BucketTimes] = []
-    free_ns = 0
-    for bucket in sorted(times, key=lambda each: each.index):
-        arrived_ns = max(bucket.start_ns, bucket.done_ns - bucket.decode_ns)
-        serial.append(replace(bucket, start_ns=min(max(bucket.start_ns, free_ns), arrived_ns)))
+    free_ns = 0.0
+    for row in stamps:
+        arrived_ns = max(row[START], row[DONE] - row[DECODE])
+        row[START] = min(max(row[START], free_ns), arrived_ns)
         free_ns = max(free_ns, arrived_ns)
-    return serial
 
 
 class StepLog:
@@ -73,8 +95,8 @@ class StepLog:
     def __init__(self, *, is_serial: bool = False) -> None:
         self.seconds: list[tuple[float, float, float, float]] = []
         """As `StepMarks.seconds`."""
-        self.buckets: list[list[BucketTimes]] = []
-        """As `StepMarks.bucket_times`."""
+        self.buckets: list[NDArray[np.float64]] = []
+        """The stamps of each step's buckets."""
         self._is_serial = is_serial
         self._latest: StepMarks | None = None
 
@@ -85,7 +107,9 @@ class StepLog:
 
     def finish(self) -> None:
         """Read the last step."""
-        if self._latest is not None:
-            self.seconds.append(self._latest.seconds())
-            self.buckets.append(self._latest.bucket_times(is_serial=self._is_serial))
-        self._latest = None
+        step, self._latest = self._latest, None
+        if step is None:
+            return
+        self.seconds.append(step.seconds())
+        _, began, _ = step.passes[-1]
+        self.buckets.append(bucket_stamps(step.buckets, began, is_serial=self._is_serial))

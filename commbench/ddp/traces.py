@@ -16,26 +16,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal
 
 from commbench.errors import InputError
-from commbench.schema import JsonMapping
+from commbench.schema import LARGEST, Limits, read_as
 
-FORMAT, VERSION = "commbench-trace", 1
 #: Traces of commbench, in data/traces; benchmarks/record_traces.py recorded them.
 SHIPPED = ("bert-base", "gpt2-small", "many-tiny", "resnet50")
-DEVICES = ("cpu", "cuda")
-#: Method, processor and software of a recording.
-Conditions: TypeAlias = Mapping[str, str | int]
-DTYPES = ("bfloat16", "float16", "float32", "float64")
-_TIMES = ("forward_ms", "backward_ms", "optimizer_ms")
-#: 0.1 us: below the precision of the recorded times, and short in the file.
-_DECIMALS = 4
+_Count = Annotated[int, Limits(low=1, high=LARGEST)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +35,8 @@ class TracedParameter:
     """One parameter and the time at which its gradient was ready."""
 
     name: str
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[_Count, ...]
+    dtype: Literal["bfloat16", "float16", "float32", "float64"]
     ready_ms: float
     """Time since the start of the backward pass."""
 
@@ -59,17 +51,19 @@ class Trace:
     """One recorded training step of a model; times are medians over steps, in milliseconds."""
 
     name: str
-    device: str
-    """The model's device: ``cpu`` or ``cuda``."""
-    batch: int
+    device: Literal["cpu", "cuda"]
+    """The model's device."""
+    batch: _Count
     """Samples in one batch."""
     forward_ms: float
     backward_ms: float
     optimizer_ms: float
     parameters: tuple[TracedParameter, ...]
     """In the order of registration in the model."""
-    recorded: Conditions = field(default_factory=dict)
-    """The method and the machine of the recording."""
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    """The method, the processor and the software of the recording."""
+    format: Literal["commbench-trace"] = "commbench-trace"
+    version: Literal[1] = 1
 
     @property
     def ready_order(self) -> tuple[int, ...]:
@@ -77,34 +71,25 @@ class Trace:
         ready = [(parameter.ready_ms, -index) for index, parameter in enumerate(self.parameters)]
         return tuple(-negative for _, negative in sorted(ready))
 
-    def save(self, path: Path) -> None:
-        """Write the file atomically, one parameter per line."""
-        header = {
-            "format": FORMAT,
-            "version": VERSION,
-            "name": self.name,
-            "device": self.device,
-            "batch": self.batch,
-            **{name: round(getattr(self, name), _DECIMALS) for name in _TIMES},
-            "recorded": dict(self.recorded),
-        }
-        lines = [
-            json.dumps(
-                {
-                    "name": parameter.name,
-                    "shape": parameter.shape,
-                    "dtype": parameter.dtype,
-                    "ready_ms": round(parameter.ready_ms, _DECIMALS),
-                }
-            )
-            for parameter in self.parameters
-        ]
-        body = ",\n".join(lines)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        part.write_text(
-            f'{json.dumps(header)[:-1]},\n"parameters": [\n{body}\n]}}\n', encoding="utf-8"
-        )
-        part.replace(path)
+    def checked(self) -> Trace:
+        """Return the trace if its parameters fit each other and the backward pass.
+
+        Raises:
+            InputError: there is none, a name is repeated, or a gradient is ready too late.
+        """
+        if not self.parameters:
+            raise InputError("it has no parameters")
+        names = set()
+        for parameter in self.parameters:
+            if parameter.name in names:
+                raise InputError(f"it names the parameter {parameter.name} twice")
+            names.add(parameter.name)
+            if parameter.ready_ms > self.backward_ms:
+                raise InputError(
+                    f"{parameter.name} is ready after {parameter.ready_ms:g} ms, and the backward"
+                    f" pass is over after {self.backward_ms:g} ms"
+                )
+        return self
 
 
 def load_trace(name_or_path: str) -> Trace:
@@ -113,113 +98,23 @@ def load_trace(name_or_path: str) -> Trace:
     Raises:
         InputError: there is no such trace or file, or the file is no valid trace.
     """
+    file: Any = Path(name_or_path)
     if name_or_path in SHIPPED:
-        text = (
-            resources.files("commbench.ddp") / "data" / "traces" / f"{name_or_path}.json"
-        ).read_text("utf-8")
-    else:
-        text = _read(Path(name_or_path))
+        file = resources.files("commbench.ddp") / "data" / "traces" / f"{name_or_path}.json"
     try:
-        return _parse(json.loads(text))
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"The trace {name_or_path} is not JSON ({error}): record it again."
-        ) from error
-    except _BadTraceError as error:
-        raise InputError(
-            f"The trace {name_or_path} {error}: record it again or correct the file."
-        ) from error
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
+        data = json.loads(file.read_text(encoding="utf-8"))
+        return read_as(Trace, data).checked()
     except FileNotFoundError as error:
         raise InputError(
-            f"There is no trace named {path} and no such file: choose one of {', '.join(SHIPPED)},"
-            " or give a file."
+            f"There is no trace named {name_or_path} and no such file: choose one of"
+            f" {', '.join(SHIPPED)}, or give a file."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"The trace {path} cannot be read ({error}): give a file that is a trace."
+            f"The trace {name_or_path} cannot be read ({error}): give a file that is a trace."
         ) from error
-
-
-class _BadTraceError(Exception):
-    """A defect of a trace, as the predicate of a sentence about it."""
-
-
-def _parse(data: Any) -> Trace:  # noqa: ANN401 - a file may contain anything
-    """Return the trace in decoded JSON."""
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise _BadTraceError(f'has no "format": "{FORMAT}"')
-    if data.get("version") != VERSION:
-        raise _BadTraceError(
-            f"is of version {data.get('version')} and this commbench reads version {VERSION}"
-        )
-    trace = Trace(
-        name=_entry(data, "name", str),
-        device=_one_of(data, "device", DEVICES),
-        batch=_entry(data, "batch", int),
-        **{name: _milliseconds(data, name) for name in _TIMES},
-        parameters=tuple(_parse_parameter(entry) for entry in _entry(data, "parameters", list)),
-        recorded=_entry(data, "recorded", dict),
-    )
-    if trace.batch < 1:
-        raise _BadTraceError(f"has a batch of {trace.batch}, not 1 or more")
-    _check_parameters(trace)
-    return trace
-
-
-def _check_parameters(trace: Trace) -> None:
-    if not trace.parameters:
-        raise _BadTraceError("has no parameters")
-    names = [parameter.name for parameter in trace.parameters]
-    if len(set(names)) < len(names):
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise _BadTraceError(f"names the parameter {repeated} twice")
-    for parameter in trace.parameters:
-        if parameter.ready_ms > trace.backward_ms:
-            raise _BadTraceError(
-                f"says that {parameter.name} is ready after {parameter.ready_ms:g} ms and the"
-                f" backward pass is over after {trace.backward_ms:g} ms"
-            )
-
-
-def _parse_parameter(entry: Any) -> TracedParameter:  # noqa: ANN401 - a file may contain anything
-    if not isinstance(entry, dict):
-        raise _BadTraceError(f"has the parameter {entry!r:.40}, which is no object")
-    shape = _entry(entry, "shape", list)
-    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape):
-        raise _BadTraceError(
-            f"has a parameter with the shape {shape!r:.40}, not positive whole numbers"
-        )
-    return TracedParameter(
-        name=_entry(entry, "name", str),
-        shape=tuple(shape),
-        dtype=_one_of(entry, "dtype", DTYPES),
-        ready_ms=_milliseconds(entry, "ready_ms"),
-    )
-
-
-def _entry(data: JsonMapping, key: str, kind: type) -> Any:  # noqa: ANN401 - a value of type ``kind``
-    value = data.get(key)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise _BadTraceError(f'has "{key}": {json.dumps(value):.40}, which is no {kind.__name__}')
-    return value
-
-
-def _one_of(data: JsonMapping, key: str, choices: tuple[str, ...]) -> str:
-    value = data.get(key)
-    if value not in choices:
-        raise _BadTraceError(
-            f'has "{key}": {json.dumps(value):.40}, not one of {", ".join(choices)}'
-        )
-    return str(value)
-
-
-def _milliseconds(data: JsonMapping, key: str) -> float:
-    value = data.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise _BadTraceError(f'has "{key}": {json.dumps(value):.40}, which is no time')
-    return float(value)
+    except (ValueError, RecursionError, InputError) as error:
+        raise InputError(
+            f"The trace {name_or_path} is not understood ({error}): record it again or correct the"
+            " file."
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -101,6 +102,10 @@ def probe_hooks(hooks: Sequence[str]) -> None:
 
 def _inspected(words: Sequence[str], subject: str) -> JsonObject:
     """Return the answer of `commbench.ddp.inspect` to these words."""
+    if importlib.util.find_spec("torch") is None:
+        raise InputError(
+            "Training needs PyTorch, which is not installed: pip install 'commbench[torch]'."
+        )
     one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     try:
         done = subprocess.run(

@@ -37,6 +37,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.buckets import bucket_bytes
+from commbench.ddp.plan.arguments import setting_of_model
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.hooks.base import StateDict
 from commbench.launch.facts import Place, own_host, own_place
@@ -47,7 +48,6 @@ from commbench.live.passes import Pass, Passes, of_steps, pass_times, period_of
 from commbench.live.switching import (
     COMPILED,
     Switcher,
-    cap_of,
     is_compiled,
     traits_of,
     why_untunable,
@@ -345,12 +345,7 @@ class Director:
             batch_per_rank=ended.batch,
             backend=group._get_backend(device).name(),  # noqa: SLF001 - of a group with several backends
             precision=ended.precision,
-            bucket_cap_mb=cap_of(self._model),
-            bucket_view=self._model.gradient_as_bucket_view,
-            static_graph=self._model.static_graph,
-            unused_parameters=self._model.find_unused_parameters,
-            broadcast_buffers=bool(self._model.broadcast_buffers),
-            batched_grad_copy=getattr(self._model, "batched_grad_copy", False),
+            **setting_of_model(self._model),
             accumulation=max(1, len(ended.forwards)),
         )
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import nn
 
+from commbench.ddp.local_step import parameter_facts
 from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
+from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
 from commbench.hooks.registry import NONE, is_file_hook, make_hook, parse_hook, split_options
 from commbench.live.options import LiveOptions, say
@@ -37,7 +38,9 @@ def settings_of(
     A script with a communication hook of its own keeps it: then no other hook is tried. Nor is one
     tried with a GradScaler, whose scale a hook would have to know.
     """
-    facts = _facts_of(model)
+    parameters = parameter_facts(model)
+    reverse = tuple(reversed(range(len(parameters))))  # the usual order of backward passes
+    facts = WorkloadFacts(parameters=parameters, ready_order=reverse)
     hooks = [hook for hook in options.allow if hook != NONE]
     if hooks and traits:
         say(f"no hook is tried, because the model has {' and '.join(traits)} gradients.")
@@ -83,36 +86,3 @@ def _caps(
     """Return the bucket sizes to try, the script's own first."""
     caps = options.bucket_cap_mb or candidate_caps(facts, most=most)
     return unique_layouts([original.bucket_cap_mb, *caps], facts)
-
-
-def _facts_of(model: nn.Module) -> WorkloadFacts:
-    """Return the sizes of the model's gradients.
-
-    They are taken to be ready in the reverse order of registration.
-    """
-    parameters = []
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            dtype = str(p.dtype).removeprefix("torch.")
-            parameters.append(
-                ParameterFacts(
-                    name=name,
-                    numel=p.numel(),
-                    itemsize=p.element_size(),
-                    dtype=dtype,
-                    ready_ms=0.0,
-                    shape=tuple(p.shape),
-                )
-            )
-    return WorkloadFacts(
-        parameters=tuple(parameters),
-        ready_order=tuple(reversed(range(len(parameters)))),
-        buffer_bytes=0,
-        batch_size=1,
-        forward_ms=0.0,
-        backward_ms=0.0,
-        optimizer_ms=0.0,
-        metric="",
-        target=None,
-        steps=None,
-    )

@@ -8,6 +8,7 @@ removes its autograd hooks. Parameters, optimiser state and gradients stay untou
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import sys
 import warnings
@@ -20,7 +21,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.ddp.plan.cases import DEFAULT_CAP, SWITCHES, Switch, TrainingCase, canonical_cap
+from commbench.ddp.plan.arguments import ddp_arguments, known_name, setting_of_model
+from commbench.ddp.plan.cases import SWITCHES, Switch, TrainingCase
 from commbench.ddp.plan.layout import MIB, caps_bytes
 from commbench.hooks import Hook, make_hook
 from commbench.hooks.registry import hook_source
@@ -50,17 +52,13 @@ _UNTUNABLE = {
     "_delay_all_reduce_params": "the all-reduce of some parameters is delayed",
     "_use_python_reducer": "compiled autograd reduces its gradients",
 }
-#: Arguments of DDP's constructor that it keeps under the same name.
+#: Arguments of DDP's constructor, but for the switches, that it keeps under the same name.
 _SAME_NAME = (
     "device_ids",
     "output_device",
     "dim",
     "process_group",
-    "find_unused_parameters",
-    "gradient_as_bucket_view",
-    "static_graph",
     "skip_all_reduce_unused_params",
-    "batched_grad_copy",
 )
 
 
@@ -173,47 +171,34 @@ def own_hooks(ddp_model: DistributedDataParallel) -> tuple[tuple[Any, Any], ...]
     return tuple(getattr(ddp_model, "_comm_hooks", ()))
 
 
-def arguments_of(ddp_model: DistributedDataParallel) -> dict[str, object]:
-    """Return keyword arguments, but for the bucket size, of another DDP object like this one around
-    the same module.
-    """
-    known = _known_arguments()
-    arguments: dict[str, object] = {"init_sync": False}
-    for name in _SAME_NAME:
-        if name in known and hasattr(ddp_model, name):
-            arguments[name] = getattr(ddp_model, name)
-    buffers = "broadcast_buffers"
-    if "forward_sync_buffers" in known:
-        buffers = "forward_sync_buffers"
-    arguments[buffers] = ddp_model.broadcast_buffers
-    return arguments
-
-
-def cap_of(ddp_model: DistributedDataParallel) -> str:
-    """Return the bucket size of a DDP object as ``ddp.csv`` writes it."""
-    caps = getattr(ddp_model, "bucket_bytes_cap_list", None)
-    if not caps:
-        if getattr(ddp_model, "bucket_bytes_cap_default", False):
-            return DEFAULT_CAP
-        caps = [ddp_model.bucket_bytes_cap]
-    return canonical_cap("+".join(f"{cap / MIB:.9f}" for cap in caps))
-
-
-def cap_arguments(bucket_cap_mb: str, *, is_trial: bool = False) -> dict[str, object]:
-    """Return DDP's arguments for a bucket size as ``ddp.csv`` writes it.
+def arguments_of(
+    ddp_model: DistributedDataParallel, case: TrainingCase, *, is_trial: bool = False
+) -> dict[str, Any]:
+    """Return the keyword arguments of another DDP object around the same module.
 
     Args:
-        bucket_cap_mb: the bucket size.
+        ddp_model: the script's model.
+        case: the setting; of its switches only those that can change between two steps count.
         is_trial: give the sizes as a list, if torch takes lists. The rebuilt buckets are the same,
             and DDP makes several buckets already in the first step. Without a list that step has
             one bucket and hides nothing.
     """
-    caps = [cap / MIB for cap in caps_bytes(bucket_cap_mb)]
-    if "+" in bucket_cap_mb or (is_trial and "bucket_cap_mb_list" in _known_arguments()):
-        return {"bucket_cap_mb_list": caps}
-    if bucket_cap_mb == DEFAULT_CAP:
-        return {"bucket_cap_mb": None}
-    return {"bucket_cap_mb": caps[0]}
+    known = _known_arguments()
+    arguments: dict[str, Any] = {"init_sync": False}
+    for name in _SAME_NAME:
+        if name in known and hasattr(ddp_model, name):
+            arguments[name] = getattr(ddp_model, name)
+    setting = setting_of_model(ddp_model)
+    for switch in live_switches():
+        setting[switch.name] = getattr(case, switch.name)
+    setting["bucket_cap_mb"] = case.bucket_cap_mb
+    wanted = ddp_arguments(dataclasses.replace(case, **setting))
+    if is_trial and "bucket_cap_mb_list" in known:
+        wanted.pop("bucket_cap_mb", None)
+        wanted["bucket_cap_mb_list"] = [cap / MIB for cap in caps_bytes(case.bucket_cap_mb)]
+    for argument, value in wanted.items():
+        arguments[known_name(argument, known)] = value
+    return arguments
 
 
 class Spare(DistributedDataParallel):  # type: ignore[misc] # torch is not typed here
@@ -257,7 +242,7 @@ class Switcher:
         Args:
             ddp_model: the script's model, here and below.
             case: the setting.
-            is_trial: see `cap_arguments`.
+            is_trial: see `arguments_of`.
 
         Raises:
             Exception: DDP or the hook refuses.
@@ -309,9 +294,7 @@ class Switcher:
 
         DDP had registered the parameters that were trainable when the script made its model.
         """
-        arguments = arguments_of(ddp_model) | cap_arguments(case.bucket_cap_mb, is_trial=is_trial)
-        for switch in live_switches():
-            arguments[switch.argument] = getattr(case, switch.name)
+        arguments = arguments_of(ddp_model, case, is_trial=is_trial)
         with _trainable(ddp_model.module, self._registered), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the script's own call has warned already
             spare = Spare(ddp_model.module, **arguments)

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.ddp.buckets import bucket_parameters
 from commbench.ddp.merging import bucket_medians
 from commbench.ddp.plan.cases import SWEEP, TrainingCase
+from commbench.ddp.step_times import STAMPS
 from commbench.live.agreement import Measured
 from commbench.live.options import LiveOptions, say
 from commbench.live.programme import Facts, Programme
@@ -25,7 +26,6 @@ from commbench.live.watch_steps import (
     EXPOSED,
     FORWARD,
     OPTIMIZER,
-    STAMPS,
     STEP,
 )
 from commbench.tuner.experiment import UNTIMED, Block

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 import weakref
 from collections.abc import Sequence
 
@@ -14,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.ddp.merging import stamps_of
-from commbench.ddp.step_times import serialised
+from commbench.ddp.step_times import STAMPS, bucket_stamps
 from commbench.hooks.base import BucketMarks, Hook
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 from commbench.live.passes import Pass, Passes
@@ -23,8 +21,6 @@ from commbench.live.passes import Pass, Passes
 #: Columns of `StepParts.times` before the buckets: milliseconds of the step and of its parts.
 STEP, BROADCAST, FORWARD, BACKWARD, EXPOSED, OPTIMIZER = range(6)
 COLUMNS = 6
-#: Timestamps of a bucket, as `commbench.ddp.merging.stamps_of`.
-STAMPS = 5
 #: DDP's method that broadcasts the buffers of a module, such as the statistics of BatchNorm.
 SYNC_BUFFERS = "_sync_buffers"
 #: Begin and end in milliseconds.
@@ -88,11 +84,8 @@ class StepParts:
         for begin, _ in step.backwards:
             if elapsed_ms(begin, step.buckets[0].ready) >= 0:
                 since = begin
-        events = [marks.times(since) for marks in step.buckets]
-        if self._model.device.type == "cuda":
-            events = serialised(events)
-        events.sort(key=operator.attrgetter("index"))
-        return np.array(stamps_of(events), dtype=np.float64).ravel()
+        is_serial = self._model.device.type == "cuda"
+        return bucket_stamps(step.buckets, since, is_serial=is_serial).ravel()
 
     def close(self) -> None:
         """Leave DDP's methods as they were; closing twice is harmless."""

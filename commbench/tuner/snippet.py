@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from commbench.ddp.plan.cases import SWITCHES, TrainingCase, changed_switches
+from commbench.ddp.plan.arguments import ddp_arguments
+from commbench.ddp.plan.cases import TrainingCase
 from commbench.hooks.registry import find_hook
 from commbench.system.env import variables_of
 
@@ -77,78 +78,59 @@ def live_snippet(case: TrainingCase, own: TrainingCase, *, framework: str = "") 
         framework: library that makes the DDP object: ``transformers``, ``accelerate``,
             ``lightning``; empty: the script.
     """
-    added, removed = _changed_arguments(case, own)
-    lines = [f"# leave out the argument {name} that the script gives" for name in removed]
-    supported = {
-        name: value
-        for name, value in added.items()
-        if name in _KNOWN_ARGUMENTS.get(framework, added)
-    }
-    lines += [
-        f"# {framework} cannot set {_joined({name: added[name]})}"
-        for name in added.keys() - supported.keys()
-    ]
-    lines += (
-        _WRITERS[framework](_joined(supported, prefix="ddp_" * (framework == "transformers")))
-        if supported
-        else []
-    )
+    given, wanted = ddp_arguments(own), ddp_arguments(case)
+    lines = []
+    for name in given:
+        if name not in wanted:
+            lines.append(f"# leave out the argument {name} that the script gives")
+    added = []
+    for name, value in wanted.items():
+        if given.get(name) == value:
+            continue
+        if name in _KNOWN_ARGUMENTS.get(framework, wanted):
+            added.append(_argument(name, value))
+        else:
+            lines.append(f"# {framework} cannot set {_argument(name, value)}")
+    if added:
+        lines += _WRITERS[framework](added)
     if case.hook != own.hook:
         lines += [*_hook_import(case), *_registration(case, framework)]
     return "\n".join(lines or ["# nothing to change: keep the script as it is"]) + "\n"
 
 
-def _changed_arguments(case: TrainingCase, own: TrainingCase) -> tuple[dict[str, str], list[str]]:
-    """Return the arguments of DDP to add, with their values as Python, and the names of those to
-    leave out.
-    """
-    caps = [f"{cap:.12g}" for cap in case.caps_mb]
-    size = (
-        {"bucket_cap_mb": caps[0]}
-        if len(caps) == 1
-        else {"bucket_cap_mb_list": f"[{', '.join(caps)}]"}
-    )
-    added: dict[str, str] = {}
-    removed: list[str] = []
-    if case.bucket_cap_mb != own.bucket_cap_mb:
-        added |= size if caps else {}
-        removed += [] if caps else ["bucket_cap_mb"]
-    for switch in SWITCHES:
-        is_wanted, is_given = getattr(case, switch.name), getattr(own, switch.name)
-        added |= (
-            {switch.argument: str(is_wanted)} if is_given == switch.default != is_wanted else {}
-        )
-        removed += [switch.argument] if is_wanted == switch.default != is_given else []
-    return added, removed
+def _argument(name: str, value: bool | float | list[float]) -> str:
+    """Return an argument of DDP as Python."""
+    if isinstance(value, list):
+        return f"{name}=[{', '.join(f'{each:.12g}' for each in value)}]"
+    if isinstance(value, bool):
+        return f"{name}={value}"
+    return f"{name}={value:.12g}"
 
 
-def _joined(arguments: Mapping[str, str], prefix: str = "") -> str:
-    return ", ".join(f"{prefix}{name}={value}" for name, value in arguments.items())
+def _for_script(arguments: Sequence[str]) -> list[str]:
+    return ["# add to the call of DistributedDataParallel:", f"{', '.join(arguments)},"]
 
 
-def _for_script(arguments: str) -> list[str]:
-    return ["# add to the call of DistributedDataParallel:", f"{arguments},"]
+def _for_transformers(arguments: Sequence[str]) -> list[str]:
+    return ["# add to TrainingArguments:", f"ddp_{', ddp_'.join(arguments)},"]
 
 
-def _for_transformers(arguments: str) -> list[str]:
-    return ["# add to TrainingArguments:", f"{arguments},"]
-
-
-def _for_accelerate(arguments: str) -> list[str]:
+def _for_accelerate(arguments: Sequence[str]) -> list[str]:
+    handler = f"DistributedDataParallelKwargs({', '.join(arguments)})"
     return [
         "from accelerate import Accelerator, DistributedDataParallelKwargs",
         "",
         "# beside the arguments that you have:",
-        f"accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({arguments})])",
+        f"accelerator = Accelerator(kwargs_handlers=[{handler}])",
     ]
 
 
-def _for_lightning(arguments: str) -> list[str]:
+def _for_lightning(arguments: Sequence[str]) -> list[str]:
     return [
         "from lightning.pytorch.strategies import DDPStrategy",
         "",
         "# beside the arguments that you have:",
-        f"trainer = Trainer(strategy=DDPStrategy({arguments}))",
+        f"trainer = Trainer(strategy=DDPStrategy({', '.join(arguments)}))",
     ]
 
 
@@ -204,31 +186,23 @@ def _hook_import(case: TrainingCase) -> list[str]:
 
 
 def _ddp(case: TrainingCase) -> list[str]:
-    caps = [f"{cap:.12g}" for cap in case.caps_mb]
+    lines = []
+    if case.compile:
+        lines.append(
+            f"torch._dynamo.config.optimize_ddp = {json.dumps(case.compile)}  # before the DDP"
+            " object is made"
+        )
+    given = ddp_arguments(case)
+    newer = [name for name in _NEW_ARGUMENTS if name in given]
+    if len(newer) == 1:
+        lines.append(f"# {newer[0]} needs torch 2.13")
+    elif newer:
+        lines.append(f"# {' and '.join(newer)} need torch 2.13")
     arguments = ["model"]
-    if len(caps) == 1:
-        arguments.append(f"bucket_cap_mb={caps[0]}")
-    elif caps:
-        arguments.append(f"bucket_cap_mb_list=[{', '.join(caps)}]")
-    arguments += [
-        f"{switch.argument}={getattr(case, switch.name)}" for switch in changed_switches(case)
-    ]
-    newer = [
-        name
-        for name in _NEW_ARGUMENTS
-        if any(argument.startswith(f"{name}=") for argument in arguments)
-    ]
-    comments = (
-        [f"# {' and '.join(newer)} {'needs' if len(newer) == 1 else 'need'} torch 2.13"]
-        if newer
-        else []
-    )
-    lines = [*comments, f"model = DistributedDataParallel({', '.join(arguments)})"]
-    mode = (
-        f"torch._dynamo.config.optimize_ddp = {json.dumps(case.compile)}  # before the DDP object"
-        " is made"
-    )
-    return [mode, *lines] if case.compile else lines
+    for name, value in given.items():
+        arguments.append(_argument(name, value))
+    lines.append(f"model = DistributedDataParallel({', '.join(arguments)})")
+    return lines
 
 
 def _hook(case: TrainingCase) -> str:

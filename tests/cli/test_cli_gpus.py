@@ -111,7 +111,7 @@ def test_traces_of_cpus_stay_there(
 def probe_on_host(workload: str, *_: object, **__: object) -> WorkloadFacts:
     """Inspect a workload on the CPU within this process."""
     pytest.importorskip("torch")
-    from commbench.ddp.inspection import inspect_workload
+    from commbench.ddp.inspect import inspect_workload
     from commbench.ddp.workloads import load_workload
 
     return inspect_workload(load_workload(workload, seed=0, rank=0, world_size=1))

@@ -1,7 +1,5 @@
 """Tests of bucket sizes: which candidates are measured."""
 
-import dataclasses
-
 import pytest
 from step_builders import make_facts
 from training_builders import make_training_case
@@ -12,44 +10,18 @@ from commbench.ddp.plan.candidates import (
 )
 from commbench.ddp.plan.cases import canonical_cap
 from commbench.ddp.plan.layout import case_layout
-from commbench.ddp.plan.workload import WorkloadFacts
-
-CASE = make_training_case()
-
-
-def layout_of(cap: str, facts: WorkloadFacts) -> tuple[tuple[int, ...], ...]:
-    """Return the parameters of each bucket that DDP makes."""
-    return case_layout(dataclasses.replace(CASE, bucket_cap_mb=cap), facts)
+from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
+from commbench.ddp.traces import load_trace
 
 
 def facts_of(trace: str) -> WorkloadFacts:
     """Return the workload facts of a recorded model."""
-    from commbench.ddp.plan.workload import ParameterFacts
-    from commbench.ddp.traces import load_trace
-
     recorded = load_trace(trace)
-    return WorkloadFacts(
-        parameters=tuple(
-            ParameterFacts(
-                name=p.name,
-                numel=p.numel,
-                itemsize=4,
-                dtype=p.dtype,
-                ready_ms=p.ready_ms,
-                shape=tuple(p.shape),
-            )
-            for p in recorded.parameters
-        ),
-        ready_order=recorded.ready_order,
-        buffer_bytes=0,
-        batch_size=recorded.batch,
-        forward_ms=recorded.forward_ms,
-        backward_ms=recorded.backward_ms,
-        optimizer_ms=recorded.optimizer_ms,
-        metric="",
-        target=None,
-        steps=None,
+    parameters = tuple(
+        ParameterFacts(name=p.name, numel=p.numel, itemsize=4, dtype=p.dtype)
+        for p in recorded.parameters
     )
+    return WorkloadFacts(parameters=parameters, ready_order=recorded.ready_order)
 
 
 @pytest.mark.parametrize("trace", ["resnet50", "many-tiny", "gpt2-small"])
@@ -58,7 +30,7 @@ def test_candidates_have_layouts_of_their_own(trace: str, most: int) -> None:
     """List the default first, one single bucket last, and no layout twice."""
     facts = facts_of(trace)
     caps = candidate_caps(facts, most=most)
-    layouts = [layout_of(cap, facts) for cap in caps]
+    layouts = [case_layout(make_training_case(cap=cap), facts) for cap in caps]
     assert "default" == caps[0]
     assert len(caps) <= most
     assert len(set(layouts)) == len(caps)

@@ -16,7 +16,7 @@ from stand_in import SimulatedCuda, StandIn  # noqa: E402 - needs torch
 from commbench.backends.nccl_library import loaded_version  # noqa: E402
 from commbench.backends.torch_calls import find_gpus, torch_version  # noqa: E402
 from commbench.ddp.devices import Device, Gpu, gpus_to_train_on, open_device  # noqa: E402
-from commbench.ddp.inspection import inspect_workload  # noqa: E402
+from commbench.ddp.inspect import inspect_workload  # noqa: E402
 from commbench.ddp.workloads import load_workload  # noqa: E402
 from commbench.engine.control import Control, run_threads  # noqa: E402
 from commbench.engine.gpu_clocks import Reading  # noqa: E402

@@ -20,8 +20,7 @@ pytest.importorskip("numba")
 
 from stand_in import StandIn  # noqa: E402 - after the skips
 
-from commbench.ddp.inspect import main  # noqa: E402
-from commbench.ddp.inspection import inspect_workload  # noqa: E402 - after the skips
+from commbench.ddp.inspect import inspect_workload, main  # noqa: E402 - after the skips
 
 
 def workload(model: Any = None, loss: Any = None, **others: Any) -> Workload:
@@ -240,8 +239,8 @@ def test_an_error_on_a_gpu_names_the_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Suggest CPUs if a workload fails on a GPU, but not on CPUs."""
-    monkeypatch.setattr("commbench.ddp.devices.gpus_to_train_on", lambda: ["one"])
-    monkeypatch.setattr("commbench.ddp.devices.Gpu", lambda _: StandIn())
+    monkeypatch.setattr("commbench.ddp.inspect.gpus_to_train_on", lambda: ["one"])
+    monkeypatch.setattr("commbench.ddp.inspect.Gpu", lambda _: StandIn())
     own = tmp_path / "own.py"
     own.write_text(
         "import torch\nfrom commbench.ddp.plan.workload import Workload\ndef fail(model, batch):\n "

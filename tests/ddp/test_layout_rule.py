@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.layout import (
     MIB,
-    bucket_sizes,
     caps_bytes,
     case_layout,
     group_by_layout,
@@ -77,12 +76,6 @@ def logged(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict
     return look(forked_python, ASKED, tmp_path_factory.mktemp("ddp") / "store")
 
 
-def columns(model: dict[str, Any]) -> tuple[list[int], list[int], list[str]]:
-    """Return numels, itemsizes and dtypes."""
-    parameters = model["parameters"]
-    return tuple([p[key] for p in parameters] for key in ("numel", "itemsize", "dtype"))  # type: ignore[return-value]
-
-
 @pytest.mark.parametrize(
     ("name", "cap"), [(name, cap) for name, caps in ASKED.items() for cap in caps]
 )
@@ -104,10 +97,11 @@ def test_rebuilt_buckets_of_large_traces_match_ddp(
 
 def check_rebuilt(model: dict[str, Any], cap: str) -> None:
     """Compare the predicted layout with DDP's."""
-    numels, itemsizes, dtypes = columns(model)
-    layout = rebuilt_layout(numels, itemsizes, dtypes, model["ready_order"], caps_bytes(cap))
+    parameters = [ParameterFacts(name="", **parameter) for parameter in model["parameters"]]
+    layout = rebuilt_layout(parameters, model["ready_order"], caps_bytes(cap))
     assert model["ddp"][cap]["indices"] == [list(bucket) for bucket in layout]
-    assert model["ddp"][cap]["sizes"] == list(bucket_sizes(layout, numels, itemsizes))
+    sizes = [sum(parameters[index].size_bytes for index in bucket) for bucket in layout]
+    assert model["ddp"][cap]["sizes"] == sizes
 
 
 @pytest.mark.parametrize("name", STATIC)
@@ -152,8 +146,11 @@ def test_any_parameters_are_assigned_as_torch_does(data: st.DataObject) -> None:
     assigned, _ = torch.distributed._compute_bucket_assignment_by_size(
         [tensors[i] for i in order], caps, [], list(order)
     )
-    numels, dtypes = zip(*parameters, strict=True)
-    predicted = rebuilt_layout(numels, [DTYPES[dtype] for dtype in dtypes], dtypes, order, caps)
+    facts = [
+        ParameterFacts(name="", numel=numel, itemsize=DTYPES[dtype], dtype=dtype)
+        for numel, dtype in parameters
+    ]
+    predicted = rebuilt_layout(facts, order, caps)
     assert assigned == [list(bucket) for bucket in predicted]
 
 
@@ -195,22 +192,11 @@ def facts(*sizes_mb: float) -> WorkloadFacts:
             numel=math.ceil(size * MIB / 4),
             itemsize=4,
             dtype="float32",
-            ready_ms=len(sizes_mb) - i,
         )
         for i, size in enumerate(sizes_mb)
     )
-    return WorkloadFacts(
-        parameters=parameters,
-        ready_order=tuple(reversed(range(len(parameters)))),
-        buffer_bytes=0,
-        batch_size=32,
-        forward_ms=1.0,
-        backward_ms=2.0,
-        optimizer_ms=0.1,
-        metric="",
-        target=None,
-        steps=None,
-    )
+    reverse = tuple(reversed(range(len(parameters))))
+    return WorkloadFacts(parameters=parameters, ready_order=reverse)
 
 
 def test_same_buckets_are_measured_once() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from training_builders import make_training_case
 
 pytest.importorskip("torch")
@@ -15,10 +16,10 @@ from commbench.ddp.merging import merge
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import Bucket, TrainingRecord
 from commbench.ddp.plan.workload import Workload
+from commbench.ddp.step_times import STAMPS
 from commbench.engine.energy import Kind, RunMeter
 from commbench.engine.gpu_clocks import Reading
 from commbench.engine.records import Clocks
-from commbench.hooks import BucketTimes
 
 MS = 1_000_000
 #: Of two ranks in one step, milliseconds since the backward began: ready, start, done, encode and
@@ -36,24 +37,9 @@ PLAIN = Workload(
 Buckets = Sequence[Sequence[float]]
 
 
-def make_events(buckets: Buckets, scale: float = 1.0) -> list[BucketTimes]:
-    """Return the buckets of a step, last one first, as a thread may finish them."""
-    events = []
-    for index, times in enumerate(buckets):
-        ready, start, done, encode, decode = (int(scale * MS * time) for time in times)
-        events.append(
-            BucketTimes(
-                index=index,
-                numel=250,
-                is_last=index == len(buckets) - 1,
-                ready_ns=ready,
-                start_ns=start,
-                done_ns=done,
-                encode_ns=encode,
-                decode_ns=decode,
-            )
-        )
-    return events[::-1]
+def make_stamps(buckets: Buckets, scale: float = 1.0) -> NDArray[np.float64]:
+    """Return the stamps of a step's buckets in ns."""
+    return scale * MS * np.array(buckets, dtype=float).reshape(-1, STAMPS)
 
 
 def make_samples(
@@ -63,8 +49,7 @@ def make_samples(
 
     Bucket times of the second timed step are tripled.
     """
-    watched = [make_events(buckets[:1], scale=100) for _ in range(EARLY_STEPS)]
-    watched += [make_events(buckets, 2 * n + 1) for n in range(len(timed))]
+    watched = [make_stamps(buckets, 2 * n + 1) for n in range(len(timed))]
     fields: dict[str, Any] = {
         "times": np.array([*[JUNK] * EARLY_STEPS, *timed]) / 1e3,
         "losses": [],
@@ -170,7 +155,7 @@ def test_steps_with_other_buckets_are_left_out() -> None:
     expected = merged([ranks])
     for samples, odd in zip(ranks, (RANK_0, RANK_1[:1]), strict=True):
         for buckets in (odd, RANK_0[:1]):
-            samples.watched.append(make_events(buckets, scale=50))
+            samples.watched.append(make_stamps(buckets, scale=50))
     record = merged([ranks])
     assert expected.buckets == record.buckets
     assert expected.comm_ms == record.comm_ms
@@ -278,7 +263,7 @@ def test_short_blocks_lose_the_early_steps_only(steps: int, discarded: int) -> N
 def test_a_block_may_have_more_early_steps(steps: int, discarded: int) -> None:
     """Exclude as many early steps and buckets as the ranks state."""
     times = np.full((steps, 4), 0.001)
-    watched = [*[make_events(RANK_0[:1], 100)] * 8, make_events(RANK_0), make_events(RANK_0, 3)]
+    watched = [make_stamps(RANK_0), make_stamps(RANK_0, 3)]
     record = merged([[make_samples((), RANK_0, times=times, watched=watched, early_steps=8)]])
     assert (discarded, [steps - discarded]) == (record.discarded, record.block_lengths)
     few = merged([[make_samples(TIMES_0, RANK_0)]])

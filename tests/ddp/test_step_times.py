@@ -2,14 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from stand_in import SimulatedCuda  # noqa: E402 - needs torch
 
-from commbench.ddp.step_times import StepLog, StepMarks, serialised  # noqa: E402
-from commbench.hooks import BucketMarks, BucketTimes  # noqa: E402
+from commbench.ddp.step_times import START, StepLog, StepMarks, bucket_stamps, serialise  # noqa: E402
+from commbench.hooks import BucketMarks  # noqa: E402
 from commbench.hooks.results import Expected  # noqa: E402
 from commbench.hooks.step_clock import event_clock  # noqa: E402
 
@@ -38,24 +39,11 @@ def test_parts_are_sums_over_passes() -> None:
     assert (0.010, 0.020, 0.003, 0.044) == pytest.approx(step().seconds())
 
 
-def test_buckets_count_from_the_last_backward_pass() -> None:
-    """Return bucket times since the last pass's loss, in the order reported."""
-    times = step([bucket(1), bucket(0, ready=31, start=32, arrived=34, done=37)]).bucket_times(
-        is_serial=False
-    )
-    assert [1, 0] == [timed.index for timed in times]
-    assert [(5, 6, 9), (1, 2, 7)] == [
-        (timed.ready_ns // MS, timed.start_ns // MS, timed.done_ns // MS) for timed in times
-    ]
-    assert [(1, 1), (1, 3)] == [(timed.encode_ns // MS, timed.decode_ns // MS) for timed in times]
-
-
-def times_of(index: int, start: int, arrived: int, decode: int = 1) -> BucketTimes:
-    """Return a bucket with these issue and arrival times."""
-    fields = {"numel": 10, "is_last": False, "ready_ns": start - 1, "encode_ns": 1}
-    return BucketTimes(
-        index=index, start_ns=start, done_ns=arrived + decode, decode_ns=decode, **fields
-    )
+def test_buckets_count_from_the_backward_pass() -> None:
+    """Return stamps since the backward pass began, in the order of sending."""
+    buckets = [bucket(1), bucket(0, ready=31, start=32, arrived=34, done=37)]
+    stamps = bucket_stamps(buckets, MS * 30, is_serial=False)
+    assert [[1, 2, 7, 1, 3], [5, 6, 9, 1, 1]] == (stamps / MS).tolist()
 
 
 @pytest.mark.parametrize(
@@ -77,12 +65,12 @@ def test_nccl_carries_one_after_the_other(
     issued: list[int], arrived: list[int], starts: list[int]
 ) -> None:
     """Start a bucket at the previous one's arrival, between its own issue and arrival."""
-    times = [times_of(index, *of) for index, of in enumerate(zip(issued, arrived, strict=True))]
-    serial = serialised(times[::-1])
-    assert list(range(len(issued))) == [timed.index for timed in serial]
-    assert starts == [timed.start_ns for timed in serial]
-    assert [timed.done_ns for timed in times] == [timed.done_ns for timed in serial]
-    assert serial == serialised(serial)
+    stamps = np.array([[0, start, at + 1, 1, 1] for start, at in zip(issued, arrived, strict=True)])
+    expected = stamps.copy()
+    expected[:, START] = starts
+    for _ in range(2):
+        serialise(stamps)
+        assert expected.tolist() == stamps.tolist()
 
 
 def queued(clock: Any) -> StepMarks:
@@ -103,7 +91,7 @@ def test_a_step_is_read_when_the_next_is_queued() -> None:
     assert 0 < cuda.waits
     log.finish()
     log.finish()
-    assert (2, [[], []]) == (len(log.seconds), log.buckets)
+    assert (2, [0, 0]) == (len(log.seconds), [len(stamps) for stamps in log.buckets])
     assert all(sum(parts[:3]) <= parts[3] + 1e-6 for parts in log.seconds)
 
 
@@ -115,5 +103,5 @@ def test_a_log_knows_how_collectives_are_carried() -> None:
         log = StepLog(is_serial=is_serial)
         log.add(step(marked))
         log.finish()
-        starts[is_serial] = [timed.start_ns // MS for timed in log.buckets[0]]
+        starts[is_serial] = (log.buckets[0][:, START] / MS).tolist()
     assert {False: [6, 6], True: [6, 8]} == starts

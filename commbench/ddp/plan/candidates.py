@@ -26,7 +26,8 @@ def candidate_caps(facts: WorkloadFacts, *, most: int = 12) -> list[str]:
     the whole model; if more than ``most`` remain, keep an evenly spaced subset that includes both
     ends.
     """
-    total_mb, smallest = _total_mb(facts), _smallest_mb(facts)
+    total_mb = sum(parameter.size_bytes for parameter in facts.parameters) / MIB
+    smallest = max(SMALLEST_CAP_MB, min(SMALLEST_MB, total_mb / FEWEST))
     count = math.ceil(math.log(max(1.0, total_mb / smallest), STEP))
     series = [canonical_cap(f"{float(f'{smallest * STEP**i:.2g}'):.9f}") for i in range(count + 2)]
     caps = unique_layouts([DEFAULT_CAP, *series], facts)
@@ -36,24 +37,10 @@ def candidate_caps(facts: WorkloadFacts, *, most: int = 12) -> list[str]:
     return [caps[0], *(caps[i] for i in dict.fromkeys(positions.tolist()))]
 
 
-def _total_mb(facts: WorkloadFacts) -> float:
-    return sum(parameter.numel * parameter.itemsize for parameter in facts.parameters) / MIB
-
-
-def _smallest_mb(facts: WorkloadFacts) -> float:
-    return max(SMALLEST_CAP_MB, min(SMALLEST_MB, _total_mb(facts) / FEWEST))
-
-
 def unique_layouts(caps: Sequence[str], facts: WorkloadFacts) -> list[str]:
     """Return ``caps`` without sizes whose layout an earlier size has."""
     first: dict[Layout, str] = {}
     for cap in caps:
-        first.setdefault(_layout(caps_bytes(cap), facts), cap)
+        layout = rebuilt_layout(facts.parameters, facts.ready_order, caps_bytes(cap))
+        first.setdefault(layout, cap)
     return list(first.values())
-
-
-def _layout(caps: Sequence[int], facts: WorkloadFacts) -> Layout:
-    numels, itemsizes, dtypes = zip(
-        *((p.numel, p.itemsize, p.dtype) for p in facts.parameters), strict=True
-    )
-    return rebuilt_layout(numels, itemsizes, dtypes, facts.ready_order, caps)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
-from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 
 MIB = 1 << 20
 #: Caps of DDP's default in bytes: ``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``, then 25 MiB.
@@ -40,64 +40,61 @@ def caps_bytes(bucket_cap_mb: str) -> list[int]:
 
 
 def rebuilt_layout(
-    numels: Sequence[int],
-    itemsizes: Sequence[int],
-    dtypes: Sequence[Hashable],
-    ready_order: Sequence[int],
-    caps: Sequence[int],
+    parameters: Sequence[ParameterFacts], ready_order: Sequence[int], caps: Sequence[int]
 ) -> Layout:
     """Return the buckets that DDP uses from the second step on (the third with a static graph).
 
     Args:
-        numels: elements of each trainable parameter, in the order of registration in the model.
-        itemsizes: bytes of one element of each.
-        dtypes: dtype of each, with the device if the model is on several: a bucket holds one dtype
-            and device.
+        parameters: the trainable ones, in the order of registration in the model.
         ready_order: indices of all parameters in the order in which their gradients became ready on
             rank 0.
         caps: as from `caps_bytes`.
     """
-    sizes = [numel * itemsize for numel, itemsize in zip(numels, itemsizes, strict=True)]
-    return _assign(sizes, dtypes, ready_order, caps)
+    # One bucket is open for each dtype, and each dtype counts through the caps separately.
+    closed: list[list[int]] = []
+    filling: dict[str, list[int]] = {}
+    filled: Counter[str] = Counter()
+    reached: Counter[str] = Counter()
+    for index in ready_order:
+        kind = parameters[index].dtype
+        filling.setdefault(kind, []).append(index)
+        filled[kind] += parameters[index].size_bytes
+        if filled[kind] >= caps[min(reached[kind], len(caps) - 1)]:
+            closed.append(filling[kind])
+            filling[kind], filled[kind] = [], 0
+            reached[kind] += 1
+    # Buckets that are open at the end are sent last, the first dtype at the very end: the hash
+    # table of GNU's C++ library, which Linux builds of torch use, lists its entries in this order.
+    closed += [bucket for bucket in reversed(filling.values()) if bucket]
+    return tuple(tuple(bucket) for bucket in closed)
 
 
-def first_layout(
-    numels: Sequence[int], itemsizes: Sequence[int], dtypes: Sequence[Hashable], caps: Sequence[int]
-) -> Layout:
+def first_layout(parameters: Sequence[ParameterFacts], caps: Sequence[int]) -> Layout:
     """Return the buckets of DDP's construction, which it keeps if it looks for unused parameters.
 
     DDP fills them in the order of registration and sends the last one first. Arguments are those of
     `rebuilt_layout`.
     """
-    layout = rebuilt_layout(numels, itemsizes, dtypes, range(len(numels)), caps)
+    layout = rebuilt_layout(parameters, range(len(parameters)), caps)
     return tuple(sorted(layout, key=min, reverse=True))
-
-
-def bucket_sizes(
-    layout: Layout, numels: Sequence[int], itemsizes: Sequence[int]
-) -> tuple[int, ...]:
-    """Return the bytes of each bucket's parameters."""
-    return tuple(sum(numels[i] * itemsizes[i] for i in bucket) for bucket in layout)
 
 
 def case_layout(case: TrainingCase, facts: WorkloadFacts) -> Layout:
     """Return the buckets of a configuration after the first steps; empty if it makes none."""
     if not case.uses_ddp:
         return ()
-    numels, itemsizes, dtypes = zip(
-        *((p.numel, p.itemsize, p.dtype) for p in facts.parameters), strict=True
-    )
+    caps = caps_bytes(case.bucket_cap_mb)
     if case.keeps_first_buckets:
-        return first_layout(numels, itemsizes, dtypes, caps_bytes(case.bucket_cap_mb))
-    return rebuilt_layout(
-        numels, itemsizes, dtypes, facts.ready_order, caps_bytes(case.bucket_cap_mb)
-    )
+        return first_layout(facts.parameters, caps)
+    return rebuilt_layout(facts.parameters, facts.ready_order, caps)
 
 
 def case_bucket_bytes(case: TrainingCase, facts: WorkloadFacts) -> tuple[int, ...]:
-    """Return the bytes of each bucket of a configuration after the first steps."""
-    sizes = [p.numel for p in facts.parameters], [p.itemsize for p in facts.parameters]
-    return bucket_sizes(case_layout(case, facts), *sizes)
+    """Return the bytes of each bucket's parameters after the first steps."""
+    sizes = []
+    for bucket in case_layout(case, facts):
+        sizes.append(sum(facts.parameters[index].size_bytes for index in bucket))
+    return tuple(sizes)
 
 
 def group_by_layout(
@@ -120,29 +117,3 @@ def group_by_layout(
         if keys[case] not in measured_case or case.bucket_cap_mb == DEFAULT_CAP:
             measured_case[keys[case]] = case
     return {case: measured_case[key] for case, key in keys.items()}
-
-
-def _assign(
-    sizes: Sequence[int], kinds: Sequence[Hashable], order: Sequence[int], caps: Sequence[int]
-) -> Layout:
-    """Fill buckets in ``order``, with one open bucket per kind.
-
-    Each kind counts through ``caps`` separately.
-
-    Buckets that are open at the end are sent last, the first kind at the very end: the hash table
-    of GNU's C++ library, which Linux builds of torch use, lists its entries in this order.
-    """
-    closed: list[list[int]] = []
-    filling: dict[Hashable, list[int]] = {}
-    filled: Counter[Hashable] = Counter()
-    reached: Counter[Hashable] = Counter()
-    for index in order:
-        kind = kinds[index]
-        filling.setdefault(kind, []).append(index)
-        filled[kind] += sizes[index]
-        if filled[kind] >= caps[min(reached[kind], len(caps) - 1)]:
-            closed.append(filling[kind])
-            filling[kind], filled[kind] = [], 0
-            reached[kind] += 1
-    closed += [bucket for bucket in reversed(filling.values()) if bucket]
-    return tuple(tuple(bucket) for bucket in closed)

@@ -61,10 +61,15 @@ class ParameterFacts:
     """Bytes of one element."""
     dtype: str
     """Name of its type, such as ``float32``."""
-    ready_ms: float
+    ready_ms: float = 0.0
     """Time from the start of the backward pass until its gradient was ready; median over steps."""
     shape: tuple[int, ...] | None = None
     """None if only the number of elements is known."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its gradient."""
+        return self.numel * self.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +83,16 @@ class WorkloadFacts:
     """The trainable parameters, in the order of registration in the model."""
     ready_order: tuple[int, ...]
     """Indices into ``parameters`` in the order in which gradients became ready."""
-    buffer_bytes: int
+    buffer_bytes: int = 0
     """Bytes of the model's buffers, such as BatchNorm's statistics; DDP broadcasts them in every
     forward pass."""
-    batch_size: int
-    forward_ms: float
-    backward_ms: float
-    optimizer_ms: float
-    metric: str
-    target: Diverging | None
-    steps: int | None
+    batch_size: int = 1
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    optimizer_ms: float = 0.0
+    metric: str = ""
+    target: Diverging | None = None
+    steps: int | None = None
     unused: tuple[str, ...] = ()
     """Names of trainable parameters without a gradient in some step; their ``ready_ms`` is 0."""
 

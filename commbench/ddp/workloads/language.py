@@ -1,6 +1,6 @@
 """Workloads on tokens: decoders over synthetic tokens and over real English text.
 
-Transformers have the same parameters as the published models. torch is untyped here, so its classes
+torch is untyped here, so its classes
 count as Any.
 """
 
@@ -161,37 +161,30 @@ def documentation() -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention.
+    """Causal multi-head self-attention with one matrix for queries, keys and values."""
 
-    ``packed`` has one matrix for queries, keys and values, as GPT-2, else three.
-    """
-
-    def __init__(self, width: int, heads: int, *, packed: bool, causal: bool) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
-        sizes = [3 * width] if packed else [width, width, width]
-        self.inputs = nn.ModuleList(nn.Linear(width, size) for size in sizes)
+        self.heads = heads
+        self.inputs = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map (batch, positions, width) to the same shape."""
         batch, positions, width = hidden.shape
-        packed = torch.cat([layer(hidden) for layer in self.inputs], dim=-1)
-        query, key, value = packed.view(
-            batch, positions, 3, self.heads, width // self.heads
-        ).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        packed = self.inputs(hidden).view(batch, positions, 3, self.heads, width // self.heads)
+        query, key, value = packed.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.output(mixed.transpose(1, 2).reshape(batch, positions, width))
 
 
 class TransformerLayer(nn.Module):
-    """Attention and a four times wider MLP; normalised before each (GPT-2) or after it (BERT)."""
+    """Attention and a four times wider MLP, normalised before each."""
 
-    def __init__(self, width: int, heads: int, *, decoder: bool) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norm_first = decoder
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads, packed=decoder, causal=decoder)
+        self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
@@ -199,11 +192,8 @@ class TransformerLayer(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map (batch, positions, width) to the same shape."""
-        if self.norm_first:
-            hidden = hidden + self.attention(self.norm1(hidden))
-            return hidden + self.mlp(self.norm2(hidden))
-        hidden = self.norm1(hidden + self.attention(hidden))
-        return self.norm2(hidden + self.mlp(hidden))
+        hidden = hidden + self.attention(self.norm1(hidden))
+        return hidden + self.mlp(self.norm2(hidden))
 
 
 class Decoder(nn.Module):
@@ -217,9 +207,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(positions, width)
-        self.layers = nn.ModuleList(
-            TransformerLayer(width, heads, decoder=True) for _ in range(layers)
-        )
+        self.layers = nn.ModuleList(TransformerLayer(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.apply(initialise)
 
@@ -231,42 +219,9 @@ class Decoder(nn.Module):
         return functional.linear(self.norm(hidden), self.tokens.weight)
 
 
-class Encoder(nn.Module):
-    """BERT's encoder with its pooler (Devlin et al., 2018): norms last, separate queries, keys and
-    values.
-    """
-
-    def __init__(
-        self, *, vocabulary: int, positions: int, width: int, layers: int, heads: int
-    ) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(positions, width)
-        self.segments = nn.Embedding(2, width)
-        self.norm = nn.LayerNorm(width)
-        self.layers = nn.ModuleList(
-            TransformerLayer(width, heads, decoder=False) for _ in range(layers)
-        )
-        self.pooler = nn.Linear(width, width)
-        self.apply(initialise)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map token numbers (batch, positions) to pooled states (batch, width).
-
-        All tokens are of segment 0.
-        """
-        hidden = (
-            self.tokens(tokens) + self.positions.weight[: tokens.shape[1]] + self.segments.weight[0]
-        )
-        hidden = self.norm(hidden)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return torch.tanh(self.pooler(hidden[:, 0]))
-
-
 def initialise(module: nn.Module) -> None:
-    """Draw matrices from a normal distribution with deviation 0.02 and zero biases, as GPT-2 and
-    BERT do.
+    """Draw matrices from a normal distribution with deviation 0.02 and zero biases, as GPT-2
+    does.
     """
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)

@@ -1,15 +1,14 @@
 """Workloads on images and vectors: a perceptron, residual networks and real handwritten digits.
 
 The digits are the UCI set "Optical Recognition of Handwritten Digits" (CC BY 4.0): see
-data/DIGITS.txt. Residual networks have the same parameters as the published models. torch is
-untyped here, so its classes count as Any.
+data/DIGITS.txt. torch is untyped here, so its classes count as Any.
 """
 
 # mypy: disallow-subclassing-any=False
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 
 import numpy as np
@@ -79,7 +78,7 @@ def _resnet_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 def resnet18(*, seed: int, rank: int, batch_size: int = RESNET_BATCH) -> Workload:
     """Return this rank's workload."""
     with initial_weights(seed):
-        model = resnet(BasicBlock, (2, 2, 2, 2), CLASSES, small_images=True)
+        model = small_resnet()
     return Workload(
         model=model,
         loss=classification_loss,
@@ -90,10 +89,22 @@ def resnet18(*, seed: int, rank: int, batch_size: int = RESNET_BATCH) -> Workloa
     )
 
 
+def small_resnet() -> nn.Sequential:
+    """Return ResNet-18 with the usual stem for 32x32 images: 3x3, without pooling."""
+    blocks, channels = residual_stages(BasicBlock, 1, (2, 2, 2, 2))
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, CLASSES),
+    )
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with a shortcut: the block of ResNet-18 (He et al., 2015)."""
-
-    expansion = 1
 
     def __init__(self, channels_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -109,31 +120,6 @@ class BasicBlock(nn.Module):
         return functional.relu(self.bn2(self.conv2(hidden)) + self.shortcut(images))
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions with a shortcut: ResNet-50's block, stride in the 3x3
-    (v1.5).
-    """
-
-    expansion = 4
-
-    def __init__(self, channels_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        channels_out = width * self.expansion
-        self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, channels_out, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(channels_out)
-        self.shortcut = projection(channels_in, channels_out, stride)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map (batch, channels_in, h, w) to (batch, 4 width, h / stride, w / stride)."""
-        hidden = functional.relu(self.bn1(self.conv1(images)))
-        hidden = functional.relu(self.bn2(self.conv2(hidden)))
-        return functional.relu(self.bn3(self.conv3(hidden)) + self.shortcut(images))
-
-
 def projection(channels_in: int, channels_out: int, stride: int) -> nn.Module:
     """Return the shortcut layer that maps a block's input to the shape of its output."""
     if stride == 1 and channels_in == channels_out:
@@ -143,32 +129,23 @@ def projection(channels_in: int, channels_out: int, stride: int) -> nn.Module:
     )
 
 
-def resnet(
-    block: type[BasicBlock | Bottleneck], depths: Sequence[int], classes: int, *, small_images: bool
-) -> nn.Sequential:
-    """Return a residual network with ``depths[i]`` blocks of width 64 * 2**i in stage i.
+def residual_stages(
+    block: Callable[[int, int, int], nn.Module], expansion: int, depths: Sequence[int]
+) -> tuple[list[nn.Module], int]:
+    """Return the blocks of a residual network, and the channels of the last one.
 
-    With ``small_images`` it has the usual 3x3 stem for 32x32 images, without pooling; else the 7x7
-    stem for ImageNet.
+    Stage i has ``depths[i]`` blocks of width 64 * 2**i, each with ``expansion`` times as many
+    channels; ``block`` takes the channels of its input, its width and its stride.
     """
-    kernel, stride = (3, 1) if small_images else (7, 2)
-    stages: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     channels = 64
     for stage, depth in enumerate(depths):
         width = 64 * 2**stage
         for index in range(depth):
-            stages.append(block(channels, width, stride=2 if stage > 0 and index == 0 else 1))
-            channels = width * block.expansion
-    return nn.Sequential(
-        nn.Conv2d(3, 64, kernel, stride, padding=kernel // 2, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(inplace=True),
-        nn.Identity() if small_images else nn.MaxPool2d(3, 2, padding=1),
-        *stages,
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(channels, classes),
-    )
+            stride = 2 if stage > 0 and index == 0 else 1
+            blocks.append(block(channels, width, stride))
+            channels = width * expansion
+    return blocks, channels
 
 
 # ------------------------------------------------------------------------------------------- digits
