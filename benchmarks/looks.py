@@ -73,21 +73,21 @@ def simulate(
     for _ in range(runs):
         default, *others = SPREAD * generator.standard_normal((1 + alternatives, first + more))
         ratios = [gain * np.exp(default - other) for other in others]
-        speedups = _judged([of_setting[:first] for of_setting in ratios], is_second=False)
+        speedups = _judged([of_setting[:first] for of_setting in ratios], 0)
         if more and _verdict(speedups) == "inconclusive":
             second += 1
-            speedups = _judged(ratios, is_second=True)
+            speedups = _judged(ratios, 1)
         interval = max(speedups, key=lambda speedup: speedup.ratio).interval
         changes += _verdict(speedups) == "change"
         misses += interval is None or not interval.low <= gain <= interval.high
     return Erred(changes=changes / runs, misses=misses / runs, second=second / runs)
 
 
-def _judged(ratios: Sequence[Floats], *, is_second: bool) -> list[Speedup]:
+def _judged(ratios: Sequence[Floats], look: int) -> list[Speedup]:
     """Return the speedups of all alternatives as a recommendation has them: short blocks have
     Student's interval.
     """
-    level = level_of(len(ratios), is_second=is_second)
+    level = level_of(len(ratios), look)
     return [
         Speedup(
             ratio=median(of_setting),

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from commbench.analysis.watched import watched_lines
-from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError, LaunchError
 from commbench.hooks.registry import canonical_hook
@@ -145,6 +145,15 @@ class LiveRun:
         # A data loader that outlives this process must not hold the lock.
         os.register_at_fork(after_in_child=self._store.close)
 
+    @property
+    def confirmed(self) -> list[TrainingRecord]:
+        """The records of fresh blocks, one of each setting and launch."""
+        fresh = []
+        for record in training_records(self._records):
+            if record.case.phase == CONFIRM and record.status == "ok":
+                fresh.append(record)
+        return fresh
+
     def append(self, record: TrainingRecord) -> None:
         """Write a record: of one block, or of a setting that has failed."""
         self._records.add(record)
@@ -175,6 +184,11 @@ class LiveRun:
             status = "ok"
         self._enter(status, ending, reason or _reason_of(ending, self.info))
         self.recommendation = _conclusion_of(training_records(self._records), self.info)
+        verdict = ""
+        if self.recommendation is not None:
+            verdict = self.recommendation.verdict
+        if ending == "decided" and verdict == "inconclusive":  # by all launches together
+            self._enter("ok", "undecided")
         self._requests.put(partial(_finish, self._store, self.recommendation))
         return self.recommendation
 

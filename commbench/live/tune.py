@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.ddp.plan.cases import CONFIRM, TrainingCase, setting_name
+from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase, setting_name
 from commbench.engine.records import without_result
 from commbench.findings import Finding
 from commbench.live.agreement import Measured
@@ -16,7 +16,7 @@ from commbench.live.programme import Facts, Programme
 from commbench.live.settings import settings_of
 from commbench.live.switching import own_hooks
 from commbench.results.recommendation import Recommendation, setting_of
-from commbench.tuner.experiment import UNTIMED, Block, Experiment
+from commbench.tuner.experiment import UNTIMED, Block, Earlier, Experiment
 from commbench.tuner.learning import withheld
 from commbench.units import counted
 
@@ -52,12 +52,24 @@ class Tune(Programme):
                 for number, case in enumerate(settings)
                 if withheld(case, original, self.run.info)
             ],
+            earlier=self._earlier(),
         )
         self._gaps_ms: list[float] = []
         say(
             f"tuning {type(ddp_model.module).__name__} on {original.world_size} ranks: "
             f"{counted(len(settings), 'setting')}, results in {options.out}"
         )
+
+    def _earlier(self) -> Earlier:
+        """Return what earlier launches of the run confirmed."""
+        rounds, compared = [], set()
+        for record in self.run.confirmed:
+            case = dataclasses.replace(record.case, phase=SWEEP)
+            if case == self.settings[0]:
+                rounds.append(len(record.block_lengths))
+            elif case in self.settings:
+                compared.add(self.settings.index(case))
+        return Earlier(rounds=rounds, compared=compared)
 
     def next_block(self, step: int, *, is_ahead: bool) -> Block | None:
         """Return the next block; None at the end of the round or of the experiment."""

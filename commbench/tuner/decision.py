@@ -59,33 +59,45 @@ from commbench.words import Estimate
 
 #: Never recommended: instruments only measure, and `LOCAL` exchanges no gradients.
 INSTRUMENTS = frozenset({LOCAL, *(name for name, spec in HOOKS.items() if spec.is_instrument)})
-#: Levels of one alternative's interval at the two looks of a group-sequential test. Each look may
-#: err: with a true gain equal to the margin, "change" is concluded in at most 2.5 % of first looks
-#: and 1.25 % of second looks. The joint error rate: `benchmarks/looks.py`.
-FIRST_LOOK, SECOND_LOOK = 0.95, 0.975
+#: Two-sided error of the interval of one alternative at the first look. Each further look may err
+#: half as often. With a true gain equal to the margin, "change" is concluded in at most 2.5 % of
+#: first looks and in less than 5 % of all, however many there are. See `benchmarks/looks.py`.
+FIRST_ERROR = 0.05
+#: Rounds of fresh blocks after which a live tuning looks. If it ends earlier, a look at its end
+#: replaces the next one.
+LIVE_LOOKS = (8, 16, 32, 64, 128, 256)
 
 
-def level_of(alternatives: int, *, is_second: bool) -> float:
-    """Return the level of each alternative's interval, with Bonferroni's correction for the number
-    of alternatives.
+def level_of(alternatives: int, look: int = 0) -> float:
+    """Return the level of each alternative's interval at a look, from 0, with Bonferroni's
+    correction for the number of alternatives.
 
     Whichever alternative is fastest, its interval then covers its speedup as often as a single
     alternative's would.
     """
-    return 1 - (1 - (SECOND_LOOK if is_second else FIRST_LOOK)) / max(1, alternatives)
+    return 1 - FIRST_ERROR / 2.0**look / max(1, alternatives)
 
 
-#: Rounds of fresh blocks after which a live tuning tests for a decision. If it ends earlier, a test
-#: at its end replaces the next one.
-LIVE_LOOKS = (8, 16, 32, 64, 128, 256)
+def look_of_launches(launches: int, first_look: int | None) -> int:
+    """Return the number of the look after some fresh launches, from 0.
 
-
-def live_level_of(alternatives: int, launches: int = 1) -> float:
-    """Return the level of each alternative's interval at each look of a live tuning (Bonferroni).
-
-    Each further launch that adds its blocks has as many looks as the first.
+    Each look has at most twice as many launches as the one before.
     """
-    return 1 - (1 - FIRST_LOOK) / (len(LIVE_LOOKS) * max(1, launches) * max(1, alternatives))
+    if not first_look or launches <= first_look:
+        return 0
+    return math.ceil(math.log2(launches / first_look))
+
+
+def look_of_rounds(rounds: Iterable[int]) -> int:
+    """Return the number of the look of a live tuning, from 0.
+
+    Args:
+        rounds: of fresh blocks in each launch; the looks of earlier launches count.
+    """
+    looks = 0
+    for in_launch in rounds:
+        looks += 1 + sum(look < in_launch for look in LIVE_LOOKS)
+    return max(0, looks - 1)
 
 
 def judge(speedup: Speedup | None) -> Verdict:
@@ -363,7 +375,7 @@ class _Decision:
         level = (
             judged_speedup.interval.level
             if judged_speedup and judged_speedup.interval
-            else FIRST_LOOK
+            else level_of(1)
         )
         snippet = self._snippet(best if verdict == "change" else None)
         return Recommendation(
@@ -490,12 +502,10 @@ class _Decision:
         alternatives = len(self.group.alternatives)
         launches = len(common_launches(candidate, self.group.baseline))
         if pairs_blocks(candidate, self.group.baseline):
-            level = live_level_of(alternatives, launches)
+            look = look_of_rounds(len(timed.block_lengths) for timed in candidate.timed.values())
         else:
-            first_look = self.info.get("first_look")
-            level = level_of(
-                alternatives, is_second=first_look is not None and launches > first_look
-            )
+            look = look_of_launches(launches, self.info.get("first_look"))
+        level = level_of(alternatives, look)
         return speedup_of(candidate, self.group.baseline, level=level)
 
     def _plain_of_sweep(self) -> Choice | None:

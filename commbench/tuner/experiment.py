@@ -18,8 +18,8 @@ from typing import Literal
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.results.recommendation import Verdict
 from commbench.results.trained import Speedup, speedup_of_rounds
-from commbench.stats import fewest_launches, median
-from commbench.tuner.decision import LIVE_LOOKS, judge, live_level_of
+from commbench.stats import median
+from commbench.tuner.decision import LIVE_LOOKS, judge, level_of, look_of_rounds
 from commbench.tuner.screening import HALVINGS, Rounds, Screening
 
 #: Steps after a switch that are not timed: the first uses the initial buckets, the second allocates
@@ -59,24 +59,41 @@ class Block:
         return len(steps_ms) > 0 and 2 * len(steps_ms) >= self.steps
 
 
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """The confirmations of earlier launches, which count among looks and alternatives."""
+
+    rounds: Sequence[int] = ()
+    """Fresh rounds of each launch."""
+    compared: Collection[int] = ()
+    """Numbers of the settings in them."""
+
+
 class _Confirmation(Rounds):
     """Fresh rounds of the baseline and the finalists, with looks at a few fixed numbers of rounds.
 
     Args:
         finalists: numbers of the alternatives, the best first.
+        earlier: see `Experiment`.
     """
 
-    def __init__(self, finalists: Sequence[int]) -> None:
+    def __init__(self, finalists: Sequence[int], earlier: Earlier) -> None:
         super().__init__(finalists)
-        self.level = live_level_of(len(finalists))
+        self._earlier = earlier
+        self._alternatives = len({*finalists, *earlier.compared})
         self._best = finalists[0]
         self._verdicts: dict[int, Verdict] = {}
-        self._looks = [max(look, fewest_launches(self.level)) for look in LIVE_LOOKS]
-        self._last_look = self._looks[-1]
+        self._last_look = LIVE_LOOKS[-1]
+
+    @property
+    def level(self) -> float:
+        """The level of the intervals at the present look or, between looks, at the next one."""
+        look = look_of_rounds([*self._earlier.rounds, self.rounds])
+        return level_of(self._alternatives, look)
 
     def end_round(self) -> None:
         """Look whether finalists are decided if it is time for a look."""
-        if self.rounds in self._looks:
+        if self.rounds in LIVE_LOOKS:
             self.look()
 
     def look(self) -> None:
@@ -88,7 +105,7 @@ class _Confirmation(Rounds):
         if self._is_best_faster and self._best in self.candidates:
             # The best of all can be used. The other finalists get one more look.
             self._last_look = min(
-                (look for look in self._looks if look > self.rounds), default=self.rounds
+                (look for look in LIVE_LOOKS if look > self.rounds), default=self.rounds
             )
         self.candidates = undecided
 
@@ -174,6 +191,7 @@ class Experiment:
         max_steps: optimiser steps of the training after which the experiment is over. None:
             `OWN_STEPS` or `OWN_SECONDS` if the time is not limited either.
         withheld: numbers of the settings that may not be recommended, however fast they are.
+        earlier: what launches before this one confirmed.
     """
 
     def __init__(
@@ -183,8 +201,11 @@ class Experiment:
         seed: int,
         max_steps: int | None,
         withheld: Collection[int] = (),
+        earlier: Earlier = Earlier(),
     ) -> None:
+        self._earlier = earlier
         self._stage: Screening | _Confirmation = Screening(settings, withheld)
+        self._settings = len(settings)
         self._random = random.Random(seed)
         self._limits = _Limits(max_steps)
         self._queue: list[int] = []
@@ -209,8 +230,10 @@ class Experiment:
 
     @property
     def level(self) -> float:
-        """The level of the intervals, corrected for all looks and alternatives."""
-        return self._stage.level if isinstance(self._stage, _Confirmation) else live_level_of(1)
+        """The level of the intervals at the present look."""
+        if isinstance(self._stage, _Confirmation):
+            return self._stage.level
+        return level_of(1)
 
     def next_block(self, made_steps: int, remaining_s: float | None) -> Block | None:
         """Return what to train next; None when the experiment is over.
@@ -285,7 +308,7 @@ class Experiment:
         if not self._step_ms:
             self._limits.set_own(median_ms)
             self._steps = _block_steps(
-                median_ms, self._limits.left_steps(median_ms), 1 + len(self._stage.candidates)
+                median_ms, self._limits.left_steps(median_ms), self._settings
             )
         self._step_ms[block.setting] = median_ms
 
@@ -333,7 +356,7 @@ class Experiment:
         finalists = self._stage.finalists() if isinstance(self._stage, Screening) else []
         self._queue = []
         if finalists:
-            self._stage = _Confirmation(finalists)
+            self._stage = _Confirmation(finalists, self._earlier)
         else:
             self._end("nothing")
 

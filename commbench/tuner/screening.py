@@ -14,6 +14,8 @@ from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.results.recommendation import EFFECTS, effect_of
 from commbench.stats import MARGIN, median
 
+#: Rounds that compare hooks before other bucket sizes follow.
+FIRST_ROUNDS = 2
 #: Rounds after which the slower half is dropped; the last of them ends the screening.
 HALVINGS = (3, 6, 12)
 #: An alternative is dropped if the logarithm of its speedup is below the best by the first of these
@@ -133,7 +135,7 @@ class Screening(Rounds):
 
         Those that may not be recommended come last.
         """
-        has_compared = self._compared >= HALVINGS[0] or not self.candidates
+        has_compared = self._compared >= FIRST_ROUNDS or not self.candidates
         if not self._waiting or not has_compared:
             return []
         speedup_of_hook = {self._settings[0].hook_name: 1.0}

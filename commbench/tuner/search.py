@@ -6,10 +6,7 @@ import random
 from collections.abc import Sequence
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.tuner.screening import HALVINGS, Screening
-
-#: Rounds in which every setting that joins is measured before one may be dropped for its rank.
-FIRST_ROUNDS = HALVINGS[0]
+from commbench.tuner.screening import FIRST_ROUNDS, HALVINGS, Screening
 
 
 class Search:
@@ -82,12 +79,12 @@ class Search:
         settings = [self._cases[self._numbers[n]] for n in (0, *self._screening.candidates)]
         left_s = self._left_s
         for case in settings:
-            left_s -= FIRST_ROUNDS * self._block_s.get(case.hook_name, 0.0)
+            left_s -= HALVINGS[0] * self._block_s.get(case.hook_name, 0.0)
         chosen: list[int] = []
         for setting in newcomers:
             hook = self._cases[self._numbers[setting]].hook_name
             # A first block is about twice as long, because DDP is made and its buckets are rebuilt.
-            left_s -= (FIRST_ROUNDS + 1) * self._block_s.get(hook, 0.0)
+            left_s -= (HALVINGS[0] + 1) * self._block_s.get(hook, 0.0)
             if left_s < 0 or len(settings) + len(chosen) >= room:
                 break
             chosen.append(setting)

@@ -89,6 +89,7 @@ class TrainingPlan:
                 for case in self.measured
                 if case.uses_ddp
             },
+            "first_look": self.budget.confirm_launches,
             "max_accuracy_loss": self.max_accuracy_loss,
             **self.permission.info,
             "batches": [case.batch_per_rank for case in self.cases[:1]],

@@ -17,8 +17,8 @@ from training_builders import make_training_case, make_training_info, make_train
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.results.trained import speedup_of_rounds
-from commbench.stats import MARGIN, Interval, fewest_launches, median
-from commbench.tuner.decision import LIVE_LOOKS, live_level_of, recommend
+from commbench.stats import MARGIN, Interval, median
+from commbench.tuner.decision import LIVE_LOOKS, level_of, recommend
 from commbench.tuner.experiment import (
     FIRST_STEPS,
     MOST_TRIES,
@@ -268,7 +268,7 @@ POWER = [
     ([1.0] * 7 + [1.1], None, 0.9),
     ([1.0] * 7 + [1.3], 200, 0.97),
     ([1.0, 0.6, 0.8, 0.95, 1.1, 1.2, 1.3, 1.05], None, 0.9),
-    ([1.0] * 8 + [1.1, 1.2, 1.3, 1.4, 1.4], 200, 0.75),
+    ([1.0] * 8 + [1.1, 1.2, 1.3, 1.4, 1.4], 200, 0.7),
 ]
 
 
@@ -380,9 +380,9 @@ def test_the_best_safe_setting_is_confirmed_too() -> None:
         3, make_training_case("fp16", cap="1"), make_training_case("fp16", cap="2")
     )
     tuning = simulate([1.0, 1.15, 1.0, 1.3, 1.6], NOISES["lognormal"], settings=settings)
-    assert tuning.faster == [1, 4]
-    assert tuning.level == live_level_of(2) == pytest.approx(1 - 0.05 / 12)
-    assert len(tuning.speedups[4]) == fewest_launches(tuning.level)
+    assert {1, 4} == set(tuning.faster)
+    assert tuning.level == level_of(2) == pytest.approx(1 - 0.05 / 2)
+    assert len(tuning.speedups[4]) == LIVE_LOOKS[0]
 
 
 def test_a_safe_setting_gets_one_more_look_when_the_best_is_decided() -> None:
@@ -392,7 +392,7 @@ def test_a_safe_setting_gets_one_more_look_when_the_best_is_decided() -> None:
     assert tuning.ending == "decided"
     assert {setting: len(speedups) for setting, speedups in tuning.speedups.items()} == {
         1: LIVE_LOOKS[1],
-        2: 9,
+        2: LIVE_LOOKS[0],
     }
 
 

@@ -12,7 +12,7 @@ from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.recommendation import Recommendation
 from commbench.results.verdict import paragraph, snippets
-from commbench.tuner.decision import live_level_of, recommend
+from commbench.tuner.decision import level_of, recommend
 
 FIVE = with_cap("5")
 FP16 = make_training_case("fp16", workload="train.py")
@@ -45,7 +45,7 @@ def test_a_change_is_worded_in_blocks() -> None:
     """State blocks, launch, the script's setting, the level, and that there is one launch."""
     recommendation = decide([fresh(OWN, 100), fresh(FIVE, 76.5)])
     text = paragraph(recommendation)
-    assert {"12", "1.307", f"{100 * live_level_of(1):.4g}"} < set(text.split())
+    assert {"12", "1.307", f"{100 * level_of(1, 1):.4g}"} < set(text.split())
     assert "default" not in text
     assert (1, ROUNDS, True) == (
         recommendation.launches,
@@ -90,9 +90,9 @@ def in_launches(launches: int) -> list[TrainingRecord]:
 
 
 def test_few_launches_are_judged_over_their_blocks() -> None:
-    """Pool the blocks of few launches, at the level of all looks, and warn."""
+    """Pool the blocks of few launches, at the level of the sixth look, and warn."""
     recommendation = decide(in_launches(3))
-    assert (3, 3 * ROUNDS, live_level_of(1, 3), "change") == (
+    assert (3, 3 * ROUNDS, level_of(1, 5), "change") == (
         recommendation.launches,
         recommendation.blocks,
         recommendation.level,
@@ -137,7 +137,7 @@ def test_alternatives_of_different_launches_are_each_compared_in_their_own() -> 
         choice.bucket_cap_mb: pytest.approx(choice.speedup)
         for choice in recommendation.alternatives
     }
-    assert (live_level_of(2), "5") == (recommendation.level, recommendation.best.bucket_cap_mb)
+    assert (level_of(2, 1), "5") == (recommendation.level, recommendation.best.bucket_cap_mb)
 
 
 def test_what_leaves_learning_as_it_is_comes_first() -> None:

@@ -13,7 +13,8 @@ from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.plan import missing_cases, next_launch, unmeasured_cases
 from commbench.stats.budgets import TRAINING_BUDGETS
-from commbench.tuner.search import FIRST_ROUNDS, Search
+from commbench.tuner.screening import FIRST_ROUNDS
+from commbench.tuner.search import Search
 from commbench.tuner.stages import TuningPlan
 
 #: Milliseconds of a step by hook; another bucket size than the default changes them by a factor.
