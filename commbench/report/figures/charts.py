@@ -200,19 +200,19 @@ def best(panel: Panel) -> list[Finding]:
     if not values:
         return []
     values.sort(key=lambda value: value[0])
-    code = "figure_lowest"
+    codes = ("figure_lowest", "figure_lowest_of_limit")
     if panel.is_rate:
-        code = "figure_highest"
+        codes = ("figure_highest", "figure_highest_of_limit")
         values.reverse()
     _, name, point, limit = values[0]
     numbers: dict[str, Value] = {
         "quantity": panel.quantity,
         "value": number_text(point, panel.unit),
     }
-    if limit is not None:
-        code = f"{code}_of_limit"
-        numbers |= {"share": 100 * point.value / limit.value, "limit": limit.name}
-    return [Finding(code, name, numbers)]
+    if limit is None:
+        return [Finding(codes[0], name, numbers)]
+    numbers |= {"share": 100 * point.value / limit.value, "limit": limit.name}
+    return [Finding(codes[1], name, numbers)]
 
 
 @dataclass(frozen=True, kw_only=True)
