@@ -16,7 +16,7 @@ import numpy as np
 from commbench.analysis.stragglers.judging import ALPHA, RELEVANT, judge, rank_sum_p
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding
-from commbench.results.info import RunInfo
+from commbench.results.info import RunInfo, host_by_rank
 from commbench.stats import median
 
 #: The part of a step in which it waits for gradients.
@@ -63,7 +63,7 @@ def parts_of(record: TrainingRecord) -> list[Part]:
 
 def rank_times(record: TrainingRecord, info: RunInfo) -> list[RankTime]:
     """Return the ranks of a watched training in their order."""
-    hosts = {entry["rank"]: entry["host"] for entry in info.get("ranks", ())}
+    hosts = host_by_rank(info)
     medians_ms = np.median(np.asarray(record.computing_ms), axis=0).tolist()
     return [RankTime(rank, hosts.get(rank, ""), ms) for rank, ms in enumerate(medians_ms)]
 

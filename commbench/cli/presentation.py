@@ -53,6 +53,7 @@ from commbench.report.training import (
     tuning_cost,
 )
 from commbench.results import Run
+from commbench.results.info import host_by_rank
 from commbench.results.overhead import overheads
 from commbench.results.tables import csv_text
 
@@ -141,12 +142,10 @@ def _text(run_: Run, style: str) -> str:
 
 
 def _print_collectives(run_: Run, console: Console) -> None:
-    ranks = sorted(run_.info.get("ranks") or [], key=lambda rank: rank["rank"])
     rows, scaling = all_rank_rows(run_), growths(run_)
     if rows or not scaling:
-        console.print(
-            render_table(rows, width=console.width, hosts=[rank["host"] for rank in ranks])
-        )
+        hosts = host_by_rank(run_.info)
+        console.print(render_table(rows, width=console.width, hosts=hosts))
     for part in render_growths(scaling):
         console.print(part)
     if run_.overlaps:

@@ -204,10 +204,17 @@ def answer_settings(run: Run) -> list[RenderableType]:
         speedup = with_interval(choice.speedup, low, high, 2)
         lines.append((name, _milliseconds(choice.step_ms), speedup))
     extent = fresh_extent(advice.launches, advice.blocks, is_live=advice.is_live)
+    title = f"{advice.workload}, {advice.backend}, {extent}"
+    return _settings(title, heading, lines, _remarks(run, advice))
+
+
+def _settings(
+    title: str, heading: str, lines: Sequence[Sequence[str]], remarks: Iterable[Finding]
+) -> list[RenderableType]:
+    """Return the table of settings: name, step and speedup."""
     table = plain_table(["", "ms a step", heading], lines, words=1)
-    title = f"DDP step: {advice.workload}, {advice.backend}, {extent}"
-    remarks = map(Text, map(str, _remarks(run, advice)))
-    return [Text(f"\n{title}", style="bold"), printed(table), *remarks]
+    texts = [Text(str(remark)) for remark in remarks]
+    return [Text(f"\nDDP step: {title}", style="bold"), printed(table), *texts]
 
 
 def _milliseconds(value: float | None) -> str:
@@ -229,10 +236,8 @@ def _sweep(rows: Sequence[TrainingRow]) -> list[RenderableType]:
         speedup = with_interval(row.speedup, low, high, 2)
         lines.append((setting_name(row), _milliseconds(row.step_ms), speedup))
     extent = launches_of(row.launches for row in rows)
-    title = f"DDP step: {first.workload}, {first.backend}, {extent}"
-    table = plain_table(["", "ms a step", "speedup"], lines, words=1)
-    remarks = map(Text, map(str, _others(len(rows) - len(shown))))
-    return [Text(f"\n{title}", style="bold"), printed(table), *remarks]
+    title = f"{first.workload}, {first.backend}, {extent}"
+    return _settings(title, "speedup", lines, _others(len(rows) - len(shown)))
 
 
 def _remarks(run: Run, advice: Recommendation) -> list[Finding]:

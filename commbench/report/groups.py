@@ -79,7 +79,7 @@ def rates_together(rows: Sequence[Row], total: int) -> tuple[float | None, float
     return sum(algbw for algbw, _ in pairs), sum(busbw for _, busbw in pairs)
 
 
-def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Sequence[str]) -> list[Finding]:
+def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Mapping[int, str]) -> list[Finding]:
     """Return for each column the group that is most often slowest beyond noise, and by how much.
 
     Args:
@@ -96,7 +96,7 @@ def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Sequence[str]) -> 
     return findings
 
 
-def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Sequence[str]) -> Finding:
+def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Mapping[int, str]) -> Finding:
     slow_groups = []
     for of_case in cases:
         median_us = middle(of_case).time_us or 1.0
@@ -124,7 +124,7 @@ def _slowest(name: str, cases: Sequence[Sequence[Row]], hosts: Sequence[str]) ->
     return Finding(code, name, numbers)
 
 
-def _on(group: str, hosts: Sequence[str]) -> str:
+def _on(group: str, hosts: Mapping[int, str]) -> str:
     """Return e.g. `` on host1``; empty if hosts are unknown or many."""
-    names = list(dict.fromkeys(hosts[rank] for rank in ranks_of(group) if rank < len(hosts)))
+    names = list(dict.fromkeys(hosts[rank] for rank in ranks_of(group) if rank in hosts))
     return f" on {', '.join(names)}" if 0 < len(names) <= MOST_HOSTS else ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from rich.console import Group, RenderableType
@@ -80,7 +81,9 @@ TIME_SLICES = (
 # ------------------------------------------------------------------------------------------- tables
 
 
-def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) -> RenderableType:
+def render_table(
+    rows: Sequence[Row], *, width: int, hosts: Mapping[int, str] = MappingProxyType({})
+) -> RenderableType:
     """Return rows as tables for `rich.console.Console.print`: sizes down, backends side by side.
 
     One table for each operation, pattern, dtype, redop, in_place and root. Backends that do not fit
@@ -154,7 +157,9 @@ def _table_order(row: Row) -> tuple[object, ...]:
     return (*ordered, *((other is not None, other) for other in others))
 
 
-def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list[RenderableType]:
+def _render_group(
+    rows: Sequence[Row], width: int, hosts: Mapping[int, str]
+) -> list[RenderableType]:
     """Return the tables of one group under one heading, and the reasons for missing results."""
     groups = len(groups_in(rows))
     columns = columns_of(rows, lambda row: (row.message_bytes, row.group if groups > 1 else ""))

@@ -9,10 +9,15 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import Row
 from commbench.errors import check_choice
-from commbench.interop.imports.reading import MEANS_PRINTED, PRINTED_BY_COMMBENCH
 from commbench.report.formats import launches_of
 from commbench.report.table import columns_of
-from commbench.results.tables import csv_text, one_line, rows_by
+from commbench.results.tables import (
+    MEANS_PRINTED,
+    PRINTED_BY_COMMBENCH,
+    csv_text,
+    one_line,
+    rows_by,
+)
 
 OSU_VERSION = "v7.4"
 _SIZE_WIDTH, _VALUE_WIDTH = 10, 18

@@ -251,6 +251,11 @@ class RunInfo(TypedDict, total=False):
     """Whether the script of a live tuning has registered a communication hook."""
 
 
+def host_by_rank(info: RunInfo) -> dict[int, str]:
+    """Return the host of each rank; empty where ``run.json`` holds none."""
+    return {rank["rank"]: str(rank["host"]) for rank in info.get("ranks") or ()}
+
+
 def is_live(info: RunInfo) -> bool:
     """Return whether commbench ran inside a person's own training."""
     return bool((info.get("plan") or {}).get("live"))

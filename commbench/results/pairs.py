@@ -17,7 +17,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
 from commbench.engine.records import SCHEMA, PairTable, Record, column, copied
 from commbench.findings import Finding
-from commbench.results.info import RunInfo
+from commbench.results.info import RunInfo, host_by_rank
 from commbench.results.summary import (
     MANY_LAUNCHES,
     condition_flags,
@@ -218,8 +218,8 @@ def hosts_of(info: RunInfo, ranks: int) -> list[str]:
 
     Empty texts where it holds none.
     """
-    host_by_rank = {rank["rank"]: str(rank["host"]) for rank in info.get("ranks") or ()}
-    return [host_by_rank.get(rank, "") for rank in range(ranks)]
+    hosts = host_by_rank(info)
+    return [hosts.get(rank, "") for rank in range(ranks)]
 
 
 def _median(values: Floats) -> Floats:

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
+#: Start of the line that marks output of commbench in another tool's format.
+PRINTED_BY_COMMBENCH = "Printed by commbench in the format of"
+#: What such a line says of the means of ``run --as``; without it the times in nccl-tests' format
+#: are medians of the slowest rank.
+MEANS_PRINTED = "times are means over repetitions and ranks"
+
 #: Control characters, and those that turn the direction of what follows; new lines stay.
 _HIDDEN = (
     *range(32),

@@ -183,9 +183,10 @@ def test_the_best_value_is_stated() -> None:
     foreseen = Series(name="two", points={1.0: Estimate(0.1)}, is_predicted=True)
     (lowest,) = best(panel_of(curve(4.0, 2.0), foreseen, unit="ms", x="size"))
     (highest,) = best(panel_of(curve(4.0, limit=Limit(5.0, "the most")), unit="J", is_rate=True))
-    for text in ("2.00 ms [1.80, 2.20]", "one at 2 B"):
-        assert text in lowest
-    assert "80 % of the most" in highest
+    assert ("figure_lowest", "one at 2 B") == (lowest.code, lowest.subject)
+    assert "2.00 ms [1.80, 2.20]" == lowest.numbers["value"]
+    assert "figure_highest_of_limit" == highest.code
+    assert ("the most", 80) == (highest.numbers["limit"], highest.numbers["share"])
     assert [] == best(panel_of())
 
 

@@ -22,7 +22,7 @@ from commbench.report.groups import name_slowest
 from commbench.report.table import render_table
 from commbench.report.text_formats import render
 
-HOSTS = ("host0", "host0", "host1", "host1")
+HOSTS = dict(enumerate(("host0", "host0", "host1", "host1")))
 
 
 def rows_of(records: list[Record]) -> list[Row]:
@@ -107,7 +107,7 @@ def test_groups_are_compared_within_a_case() -> None:
             ("2-3", "float64", 90.0, ""),
         )
     ]
-    (finding,) = name_slowest({"mpi": rows}, [])
+    (finding,) = name_slowest({"mpi": rows}, {})
     assert (1.5, 1, 2) == tuple(finding.numbers[name] for name in ("ratio", "often", "cases"))
 
 

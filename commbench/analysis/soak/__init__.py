@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from commbench.analysis.soak.drift import find_drifts
 from commbench.analysis.soak.events import find_events
-from commbench.analysis.soak.points import hosts_of, points_of
+from commbench.analysis.soak.points import points_of
 from commbench.analysis.soak.rows import DRIFTS, DriftRow, EventRow, TimelineRow
 from commbench.engine.records import Record
 from commbench.findings import Finding
-from commbench.results.info import RunInfo
+from commbench.results.info import RunInfo, host_by_rank
 from commbench.units import utc_text
 
 #: The most events that are named in words.
@@ -82,7 +82,7 @@ def soak_of(records: Iterable[Record], info: RunInfo) -> Soak | None:
 
 
 def _timeline(records: Sequence[Record], info: RunInfo, begun_s: float) -> list[TimelineRow]:
-    hosts = hosts_of(info)
+    hosts = host_by_rank(info)
     return [
         TimelineRow(
             run_id=str(info.get("run_id", "")),

@@ -8,12 +8,12 @@ from datetime import datetime
 
 import numpy as np
 
-from commbench.analysis.soak.points import hosts_of, points_of
+from commbench.analysis.soak.points import points_of
 from commbench.analysis.soak.rows import EventRow
 from commbench.collectives.patterns import rank_list, ranks_of
 from commbench.engine.records import Interruption, Point, Record
 from commbench.findings import Finding
-from commbench.results.info import Launch, RunInfo
+from commbench.results.info import Launch, RunInfo, host_by_rank
 from commbench.units import utc_text
 
 #: An interruption that is shorter, in seconds, is no spike: operating systems take a core for so
@@ -168,7 +168,7 @@ def _spike(parts: Sequence[_Part], info: RunInfo, begun_s: float) -> EventRow:
     ranks = sorted({rank for part in causes for rank in part.ranks})
     if 2 * len(ranks) > max(2, longest.participants):
         ranks = []
-    hosts = hosts_of(info)
+    hosts = host_by_rank(info)
     names = {hosts.get(rank, "") for rank in ranks}
     host = names.pop() if len(names) == 1 else ""
     return EventRow(

@@ -1,16 +1,10 @@
-"""The points of a soak in the order of time, and the hosts of its ranks."""
+"""The points of a soak in the order of time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from commbench.engine.records import Point, Record
-from commbench.results.info import RunInfo
-
-
-def hosts_of(info: RunInfo) -> dict[int, str]:
-    """Return the host of each rank."""
-    return {rank["rank"]: rank["host"] for rank in info.get("ranks") or ()}
 
 
 def points_of(records: Iterable[Record]) -> list[tuple[Record, Point]]:

@@ -14,9 +14,7 @@ from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.interop.imports.blocks import END, HEADING, Block, Layout, split_blocks
 from commbench.interop.imports.reading import (
-    MEANS_PRINTED,
     OWN_SETTING,
-    PRINTED_BY_COMMBENCH,
     RANK_MEAN,
     SLOWEST_RANK,
     ImportOptions,
@@ -29,6 +27,7 @@ from commbench.interop.imports.reading import (
     own_setting,
     whole_number,
 )
+from commbench.results.tables import MEANS_PRINTED, PRINTED_BY_COMMBENCH
 
 OPERATIONS_BY_PROGRAM = {
     operation.nccl_program: operation.name for operation in OPERATIONS.values()

@@ -21,11 +21,6 @@ from commbench.engine.records import Record, Stated, without_result
 from commbench.errors import InputError
 from commbench.findings import Finding, UnsupportedError
 
-#: Start of the line that marks output of commbench in another tool's format.
-PRINTED_BY_COMMBENCH = "Printed by commbench in the format of"
-#: What such a line says of the means of ``run --as``; without it the times in nccl-tests' format
-#: are medians of the slowest rank.
-MEANS_PRINTED = "times are means over repetitions and ranks"
 DTYPES_BY_MPI_NAME = {dtype.mpi_name: dtype.name for dtype in DTYPES.values() if dtype.mpi_name}
 #: Meanings of the time that a tool states.
 RANK_MEAN = "mean over repetitions and ranks"

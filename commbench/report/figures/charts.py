@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from commbench.findings import Finding, Value
 from commbench.report.figures.drawing import (
     BAD,
     BAND_ALPHA,
@@ -182,8 +183,8 @@ class Panel:
         return list(dict.fromkeys(limits))
 
 
-def best(panel: Panel) -> list[str]:
-    """Return a sentence on the best of the measured values; none without any."""
+def best(panel: Panel) -> list[Finding]:
+    """Return the best of the measured values; nothing without any."""
     values = []
     for series in panel.series:
         for x, point in series.points.items():
@@ -196,15 +197,19 @@ def best(panel: Panel) -> list[str]:
     if not values:
         return []
     values.sort(key=lambda value: value[0])
-    word = "Lowest"
+    codes = ("figure_lowest", "figure_lowest_of_limit")
     if panel.is_rate:
-        word = "Highest"
+        codes = ("figure_highest", "figure_highest_of_limit")
         values.reverse()
     _, name, point, limit = values[0]
-    text = f"{word} {panel.quantity}: {number_text(point, panel.unit)}, {name}"
+    numbers: dict[str, Value] = {
+        "quantity": panel.quantity,
+        "value": number_text(point, panel.unit),
+    }
     if limit is None:
-        return [f"{text}."]
-    return [f"{text}, {100 * point.value / limit.value:.3g} % of {limit.name}."]
+        return [Finding(codes[0], name, numbers)]
+    numbers |= {"share": 100 * point.value / limit.value, "limit": limit.name}
+    return [Finding(codes[1], name, numbers)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +221,8 @@ class Chart:
     title: str
     reading: str
     """How to read it: the same sentences for each figure of a kind."""
-    results: Sequence[str] = ()
-    """Sentences on what it shows."""
+    results: Sequence[Finding] = ()
+    """What it shows."""
     panels: Sequence[Panel]
     moments: Mapping[str, float] = field(default_factory=dict)
     """Named vertical lines through all panels."""
@@ -256,12 +261,12 @@ class Chart:
     @property
     def caption(self) -> str:
         """How to read the figure, what it shows, and what it leaves out."""
-        sentences = [self.reading, *self.results]
+        results = list(self.results)
         hidden = [name for name in self.names if name not in self.looks]
         if hidden:
-            text = f"Not drawn, as more than {MOST_SERIES} lines cannot be told apart"
-            sentences.append(f"{text}: {listed(hidden, 8)}.")
-        return " ".join(sentences)
+            numbers: dict[str, Value] = {"most": MOST_SERIES, "series": listed(hidden, 8)}
+            results.append(Finding("figure_hidden", numbers=numbers))
+        return " ".join([self.reading, *map(str, results)])
 
     @property
     def alt(self) -> str:

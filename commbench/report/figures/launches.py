@@ -11,6 +11,7 @@ from commbench.collectives.composed import MATRIX
 from commbench.ddp.plan.cases import CONFIRM, hook_position, setting_name
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row
+from commbench.findings import Finding
 from commbench.report.figures.charts import (
     MOST_ROWS,
     Chart,
@@ -22,7 +23,7 @@ from commbench.report.groups import brief
 from commbench.results import Run
 from commbench.results.summary import keyed_records, launch_flags, launch_medians
 from commbench.results.trained import Trained, trained
-from commbench.units import format_size, three_digits
+from commbench.units import format_size
 from commbench.words import Estimate
 
 _READING = (
@@ -86,13 +87,12 @@ def _chart(kind: str, spreads: Sequence[Spread]) -> Chart:
         x="rows",
     )
     widest = max(spreads, key=lambda spread: spread.ratio)
-    name, ratio = widest.row.name, three_digits(widest.ratio)
     return Chart(
         name=f"launches-{kind}",
         section="launches",
         title=f"Launches of {kind}: {len(rows)} of {len(spreads)} rows",
         reading=_READING,
-        results=[f"The launches of {name} differ most: by a factor of {ratio}."],
+        results=[Finding("figure_launches", widest.row.name, {"ratio": widest.ratio})],
         panels=[panel],
         moments={"": 100.0},
     )

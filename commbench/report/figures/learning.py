@@ -13,6 +13,7 @@ import numpy as np
 from commbench import stats
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, setting_name
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
+from commbench.findings import Finding
 from commbench.report.figures.charts import (
     Chart,
     Limit,
@@ -34,7 +35,6 @@ _READING = (
     " about a whole training. Without fresh launches those of the sweep are shown, each hook with"
     " one bucket size: another one learns differently only with hooks that select over a bucket."
 )
-_NONE_AHEAD = "No setting is shown to be ahead, for which it takes six launches at least."
 #: The most points of a curve; each is the mean of a window of steps.
 _POINTS = 60
 
@@ -63,7 +63,7 @@ def learning_charts(runs: Sequence[Run]) -> list[Chart]:
     for group in groups(runs):
         for quantity in ("loss", "metric"):
             learned = []
-            results = []
+            results: list[Finding] = []
             for trial in group.trials:
                 of_trial = learned_of(trial, quantity)
                 learned += of_trial
@@ -126,7 +126,7 @@ def windows_of(launches: Sequence[Curve]) -> dict[float, Estimate]:
 
 
 def _chart(
-    group: Group, quantity: str, learned: Sequence[Learned], results: Sequence[str]
+    group: Group, quantity: str, learned: Sequence[Learned], results: Sequence[Finding]
 ) -> Chart:
     label = "training loss"
     limit = None
@@ -163,7 +163,7 @@ def _metric(group: Group) -> tuple[str, Limit | None]:
     return name, limit
 
 
-def ahead(learned: Sequence[Learned]) -> list[str]:
+def ahead(learned: Sequence[Learned]) -> list[Finding]:
     """Return the loss of each setting when the fastest has finished, and which one is ahead.
 
     A lead is the median difference between launches of the same number, of which its interval needs
@@ -177,7 +177,7 @@ def ahead(learned: Sequence[Learned]) -> list[str]:
     if len(means) < 2:  # noqa: PLR2004 - nothing to compare
         return []
     texts = [f"{three_digits(mean)} with {name}" for name, mean in means.items()]
-    reached = f"When the fastest had finished, the mean was {listed(texts, MOST_SERIES)}."
+    reached = Finding("figure_losses", numbers={"losses": listed(texts, MOST_SERIES)})
     first, *others = sorted(learned, key=lambda curve: means[curve.name])
     leads = []
     for other in others:
@@ -185,8 +185,8 @@ def ahead(learned: Sequence[Learned]) -> list[str]:
         gains = [theirs.time - own.time for own, theirs in pairs]
         interval = stats.median_interval(gains)
         if interval is None or interval.low <= 0:
-            return [reached, _NONE_AHEAD]
+            return [reached, Finding("figure_ahead_none")]
         leads.append((median(gains), interval.low, interval.high, other.name))
     gain, low, high, nearest = min(leads)
-    lead = number_text(Estimate(gain, low, high), "")
-    return [reached, f"{first.name} is ahead, by {lead} of {nearest}, paired by launch."]
+    numbers = {"lead": number_text(Estimate(gain, low, high), ""), "other": nearest}
+    return [reached, Finding("figure_ahead", first.name, numbers)]

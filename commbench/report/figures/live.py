@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.findings import Finding
 from commbench.report.figures.charts import Chart, Panel, Series, Span
 from commbench.report.figures.learning import windows_of
 from commbench.report.figures.words import prefixes
@@ -61,7 +62,9 @@ def live_charts(runs: Sequence[Run]) -> list[Chart]:
                 section="timeline",
                 title=f"{prefix}Settings during the training",
                 reading=_READING,
-                results=[f"Blocks: {screened} of the screening, {len(fresh)} of the confirmation."],
+                results=[
+                    Finding("figure_blocks", numbers={"screened": screened, "fresh": len(fresh)})
+                ],
                 panels=[*panels, *_losses(losses, blocks, panels[0])],
                 moments={"confirmation": float(fresh[0].begin)} if fresh else {},
             )

@@ -14,6 +14,7 @@ from commbench.analysis.runs import straggler_findings
 from commbench.analysis.stragglers.judging import ANY, Straggler
 from commbench.analysis.stragglers.matrix import numbered_hosts
 from commbench.collectives.operations import OPERATIONS
+from commbench.findings import Finding
 from commbench.report.figures.drawing import (
     BAD,
     PAPER,
@@ -107,7 +108,7 @@ def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
                 name=slug("matrix", of_run, matrix.case.operation, place),
                 section="matrix",
                 title=title,
-                caption=" ".join([_READING, *typical(matrix, heat)]),
+                caption=" ".join([_READING, *map(str, typical(matrix, heat))]),
                 alt=f"{title}: heat map of {ranks}. Slow: {slow or 'none'}.",
                 height_in=4.2,
             )
@@ -115,7 +116,7 @@ def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
     return drawings
 
 
-def typical(matrix: Matrix, heat: Heat) -> list[str]:
+def typical(matrix: Matrix, heat: Heat) -> list[Finding]:
     """Return the middle half of the values of pairs, apart by what a straggler slows down."""
     marked = np.zeros(len(matrix.source), dtype=bool)
     for straggler in heat.stragglers:
@@ -127,15 +128,15 @@ def typical(matrix: Matrix, heat: Heat) -> list[str]:
         "pairs within hosts": ~matrix.is_inter & ~marked,
         "pairs with a slow end": marked,
     }
-    sentences = []
+    findings = []
     for kind, pairs in kinds.items():
         text = name_range(matrix, pairs, _HALF)
         if text:
-            sentences.append(f"Half of the {kind}: {text}.")
+            findings.append(Finding("figure_pairs", kind, {"range": text}))
     blank = len(heat.hosts) * (len(heat.hosts) - 1) - int(matrix.is_sound.sum())
     if blank:
-        sentences.append(f"Blank: {counted(blank, 'pair')}.")
-    return sentences
+        findings.append(Finding("figure_blank", numbers={"pairs": blank}))
+    return findings
 
 
 def heat_of(matrix: Matrix, run: Run) -> Heat:

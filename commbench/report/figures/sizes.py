@@ -11,6 +11,7 @@ from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
+from commbench.findings import Finding, Value
 from commbench.report.figures.charts import (
     MICROSECONDS,
     Chart,
@@ -26,7 +27,7 @@ from commbench.report.state import counted_energy, explain_time
 from commbench.results import Run
 from commbench.results.info import measures_interconnect
 from commbench.results.tables import rows_by
-from commbench.units import counted, format_size
+from commbench.units import format_size
 from commbench.words import Estimate
 
 #: Fields of `Case` that distinguish series, and how their values are spoken.
@@ -98,12 +99,12 @@ def size_charts(runs: Sequence[Run]) -> list[Chart]:
     charts = []
     for operation in OPERATIONS:
         if operation in readings:
-            results = [f"Times: {explain_time(runs)}."]
+            results = [Finding("figure_times", numbers={"meaning": explain_time(runs)})]
             if OPERATIONS[operation].is_round_trip:
-                results = ["A time is half a round trip."]
+                results = [Finding("figure_half")]
             if operation in hidden:
-                rows_hidden = counted(hidden[operation], "row")
-                results.append(f"Not drawn: {rows_hidden} of ranks that share a GPU.")
+                numbers = {"rows": hidden[operation]}
+                results.append(Finding("figure_shared_gpu", numbers=numbers))
             charts.append(_chart(operation, readings[operation], results))
     return charts
 
@@ -153,13 +154,13 @@ def _together(rates: Sequence[Estimate | None]) -> Estimate | None:
     return Estimate(sum(rate.value for rate in known), sum(lows), sum(highs))
 
 
-def _chart(operation: str, readings: Sequence[Reading], notes: Sequence[str]) -> Chart:
+def _chart(operation: str, readings: Sequence[Reading], notes: Sequence[Finding]) -> Chart:
     quantities = list(_QUANTITIES[OPERATIONS[operation].quantity])
     measured = dict.fromkeys(quantity for reading in readings for quantity in reading.values)
     quantities += [quantity for quantity in measured if quantity not in _UNITS]
     sizes = {reading.size_bytes for reading in readings}
     panels = []
-    results: list[str] = []
+    results: list[Finding] = []
     for quantity in quantities:
         panel = _panel(quantity, readings, has_curves=len(sizes) > 1)
         panels.append(panel)
@@ -221,8 +222,8 @@ def _by_series(readings: Sequence[Reading]) -> dict[str, list[Reading]]:
     return series
 
 
-def compared(panel: Panel) -> list[str]:
-    """Return a sentence on the lowest and the highest series at the largest size of all of them."""
+def compared(panel: Panel) -> list[Finding]:
+    """Return the lowest and the highest series at the largest size of all of them."""
     common = set.intersection(*(set(series.points) for series in panel.series))
     if len(panel.series) == 1 or not common:
         return []
@@ -230,6 +231,8 @@ def compared(panel: Panel) -> list[str]:
     ranked = sorted(panel.series, key=lambda series: series.points[size].value)
     low, high = ranked[0].points[size], ranked[-1].points[size]
     names = f"{ranked[0].name} and {ranked[-1].name} at {format_size(int(size))}"
+    numbers: dict[str, Value] = {"quantity": panel.quantity, "ratio": high.value / low.value}
+    code = "figure_apart"
     if low.high is None or high.low is None or low.high >= high.low:
-        return [f"No difference between the {panel.quantity} of {names} is shown."]
-    return [f"Between the {panel.quantity} of {names} is a factor of {high.value / low.value:.3g}."]
+        code = "figure_apart_none"
+    return [Finding(code, names, numbers)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import BucketRow, TrainingRow
+from commbench.findings import Finding, Value
 from commbench.report.figures.charts import Chart, Panel, Series, Span
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import Trial, case_of, groups
@@ -59,14 +60,15 @@ def steps_of(trial: Trial) -> list[TrainingRow]:
     return [row for row in rows if row.backward_ms is not None]
 
 
-def step_of(row: TrainingRow) -> str:
-    """Return a sentence on the time of a step, and on its exposed communication."""
-    step_ms, exposed_ms = row.step_ms or 0.0, row.exposed_comm_ms
-    text = f"{setting_name(row)}: a step takes {three_digits(step_ms)} ms"
-    if exposed_ms is None:
-        return f"{text}."
-    share = 100 * exposed_ms / step_ms
-    return f"{text}, of which {three_digits(exposed_ms)} ms ({share:.0f} %) are exposed."
+def step_of(row: TrainingRow) -> Finding:
+    """Return the time of a step, and its exposed communication if that was measured."""
+    numbers: dict[str, Value] = {"step_ms": row.step_ms or 0.0}
+    code = "figure_step"
+    if row.exposed_comm_ms is not None:
+        code = "figure_step_exposed"
+        numbers["exposed_ms"] = row.exposed_comm_ms
+        numbers["share"] = row.exposed_comm_ms / (row.step_ms or 1.0)
+    return Finding(code, setting_name(row), numbers)
 
 
 def _buckets_of(run: Run, row: TrainingRow) -> list[BucketRow]:

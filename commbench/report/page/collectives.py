@@ -44,7 +44,7 @@ from commbench.report.table import (
     title_of,
 )
 from commbench.results import PAIRS, SUMMARY, Run
-from commbench.results.info import measures_interconnect
+from commbench.results.info import host_by_rank, measures_interconnect
 from commbench.results.overhead import overheads
 from commbench.results.pairs import PairRow, pair_table
 from commbench.results.summary import order_of_row
@@ -105,8 +105,7 @@ def slowest_groups(run: Run) -> list[str]:
     """Return the slowest group of each pattern that makes groups, in one sentence for each
     backend.
     """
-    ranks = sorted(run.info.get("ranks") or [], key=lambda rank: rank["rank"])
-    hosts = [rank["host"] for rank in ranks]
+    hosts = host_by_rank(run.info)
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
     sentences: list[str] = []
     for (operation, pattern), rows in rows_by(

@@ -336,6 +336,15 @@ def _repeat(runs: Sequence[Run], *, beside: bool) -> Section:
     )
 
 
+#: Code of the origin of a run, by whether it was imported and whether its files lie beside.
+_ORIGINS = {
+    (False, False): "origin_measured",
+    (False, True): "origin_measured_beside",
+    (True, False): "origin_imported",
+    (True, True): "origin_imported_beside",
+}
+
+
 def _origin(run: Run, *, beside: bool) -> Finding:
     """Return the seed, commit and directory of a run."""
     how = []
@@ -343,8 +352,6 @@ def _origin(run: Run, *, beside: bool) -> Finding:
         how.append(f"seed {run.info['seed']}")
     if run.info.get("git_commit"):
         how.append(f"commbench at commit {run.info['git_commit']}")
-    code = "origin_imported" if run.info.get("imported") else "origin_measured"
-    if beside:
-        code = f"{code}_beside"
+    code = _ORIGINS[bool(run.info.get("imported")), beside]
     numbers: dict[str, Value] = {"how": tuple(how or ["this command"]), "path": str(run.path)}
     return Finding(code, numbers=numbers)
