@@ -14,7 +14,7 @@ import random
 import shutil
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ from commbench.errors import InputError
 from commbench.findings import UnsupportedError
 from commbench.hooks import BucketMarks, Hook, PassThrough, make_hook
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
-from commbench.hooks.registry import find_hook, hook_source
+from commbench.hooks.registry import hook_source
 from commbench.hooks.step_clock import Mark
 from commbench.system.process import without_collector
 
@@ -308,7 +308,6 @@ class Training:
             times=np.array(self.log.seconds),
             metrics=list(self.metrics),
             watched=self.log.buckets[early_steps:],
-            expected_bytes=self._expected_bytes(),
             skipped=int(self.skipped) - skipped_before,
             early_steps=early_steps,
             metered_s=metered_s,
@@ -328,21 +327,26 @@ class Training:
         return samples
 
     def _describe_exchange(self, samples: BlockSamples, *, is_last: bool) -> None:
-        """Add what the gradients and their buckets say of a block; make the extra passes."""
+        """Add what the gradients and their buckets say of a block.
+
+        The extra passes are no part of the training, whose other samples were read before.
+        """
         context = self.context
         if context.workload.steps:
             samples.losses = [float(loss) for loss in self.losses]
-        contents = self._bucket_parameters()
-        if contents:
-            samples.bucket_bytes = bucket_bytes(self.model)
-            samples.bucket_tensors = [len(indices) for indices in contents]
         if is_last:
             samples.digest = _digest(self.inner)
-        # The extra passes are not part of the training.
         if context.deep:
             samples.grad_rel_error = self._gradient_error()
             if self.hook is None and self.case.compile != "python_reducer":
                 samples.watched = self._watch()[samples.early_steps :]
+        if self.case.compile == "python_reducer":
+            return  # it makes no buckets
+        contents = bucket_parameters(self.model, self.case)
+        if contents:
+            samples.bucket_bytes = bucket_bytes(self.model)
+            samples.bucket_tensors = [len(indices) for indices in contents]
+            samples.expected_bytes = self._expected_bytes(contents)
 
     def _note(self, loss: torch.Tensor) -> None:
         """Count a step; keep its loss and the metric after it as long as the whole training
@@ -438,23 +442,25 @@ class Training:
         self.context.barrier()
         return sent_bytes
 
-    def _expected_bytes(self) -> float | None:
+    def _expected_bytes(self, contents: Sequence[Sequence[int]]) -> float | None:
         """Return the bytes that a rank sends in a step by theory: the hook's, and its share of
         broadcasting buffers.
 
-        A search for unused parameters adds an all-reduce of an integer for each parameter. None
-        without DDP, before DDP has rebuilt its buckets, and for a user's own hook.
+        A search for unused parameters adds an all-reduce of an integer for each parameter. None for
+        a user's own hook.
+
+        Args:
+            contents: the indices of each bucket's parameters.
         """
-        trained = self._trained()
-        contents = self._bucket_parameters()
-        if not contents or find_hook(self.case.hook).is_from_file:
+        if self.case.is_file_hook:
             return None
+        trained = self._trained()
         ranks = self.context.group.size()
         step_bytes = 0.0
         for indices in contents:
             shapes = [tuple(trained[i].shape) for i in indices]
             elements = sum(trained[i].numel() for i in indices)
-            if self.hook is None:
+            if self.case.is_plain or self.hook is None:
                 step_bytes += ring_bytes(FLOAT32_BYTES * elements, ranks)
             else:
                 step_bytes += self.hook.wire_bytes(elements, ranks, shapes=shapes)
@@ -464,15 +470,6 @@ class Training:
             buffers = sum(buffer.numel() * buffer.element_size() for buffer in self.inner.buffers())
             step_bytes += buffers * (ranks - 1) / ranks
         return float(step_bytes)
-
-    def _bucket_parameters(self) -> list[list[int]]:
-        """Return the indices of each bucket's parameters.
-
-        Empty if DDP's reducer makes no buckets.
-        """
-        if not self.case.uses_ddp or self.case.compile == "python_reducer":
-            return []
-        return bucket_parameters(self.model, self.case)
 
     def _watch(self) -> list[NDArray[np.float64]]:
         """Return the bucket times of more steps with the pass-through hook, which DDP accepts at
