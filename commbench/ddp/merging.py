@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +83,7 @@ def merge(
         backward_ms=backward,
         optimizer_ms=optimizer,
         bucket_bytes=blocks[-1][0].bucket_bytes,
-        **_bucket_times(blocks)._asdict(),
+        **_bucket_times(blocks),
         sent_bytes=_mean([rank.sent_bytes for rank in all_ranks]),
         expected_bytes=_mean([rank.expected_bytes for rank in all_ranks]),
         dense_bytes=dense_bytes,
@@ -148,31 +148,24 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(numbers))
 
 
-class BucketMedians(NamedTuple):
-    """The buckets of a step and their sums over a step, medians over steps: fields of a
-    `TrainingRecord`.
-    """
-
-    buckets: Sequence[Bucket]
-    comm_ms: float | None = None
-    skew_wait_ms: float | None = None
-    compress_ms: float | None = None
-    encode_ms: float | None = None
-
-
-def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> BucketMedians:
+def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> dict[str, Any]:
     """Return the medians over all timed steps with the usual buckets."""
-    steps = [step for ranks in blocks for step in _aligned_steps(ranks)]
+    steps = []
+    for ranks in blocks:
+        for stamps in zip(*(rank.watched for rank in ranks), strict=False):
+            if len({len(of_rank) for of_rank in stamps}) == 1 and len(stamps[0]):
+                steps.append(np.stack(stamps))
     if not steps:
-        return BucketMedians(buckets=[])
+        return {}
     usual_shape = Counter(step.shape for step in steps).most_common(1)[0][0]
-    stamps = np.stack([step for step in steps if step.shape == usual_shape])
+    usual = np.stack([step for step in steps if step.shape == usual_shape])
     rank = blocks[-1][0]
-    return bucket_medians(stamps, list(zip(rank.bucket_bytes, rank.bucket_tensors, strict=True)))
+    return bucket_medians(usual, list(zip(rank.bucket_bytes, rank.bucket_tensors, strict=True)))
 
 
-def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> BucketMedians:
-    """Return the medians over steps.
+def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Return the buckets of a step and their sums over a step, medians over steps, as fields of a
+    `TrainingRecord`.
 
     Args:
         stamps: see `commbench.ddp.step_times.bucket_stamps`, shape (steps, ranks, buckets,
@@ -203,25 +196,13 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> BucketMe
         [[_union(start[s, r], arrived[s, r]) for r in range(ranks)] for s in range(len(stamps))]
     )
     fastest = busy.min(axis=1)
-    return BucketMedians(
-        buckets=buckets,
-        comm_ms=_median_ms(fastest),
-        skew_wait_ms=_median_ms((busy - fastest[:, None]).mean(axis=1)),
-        compress_ms=_median_ms(compress.sum(axis=1)),
-        encode_ms=_median_ms(encode.sum(axis=2).mean(axis=1)),
-    )
-
-
-def _aligned_steps(ranks: Sequence[BlockSamples]) -> list[Floats]:
-    """Return the stamps of each timed step in which all ranks had the same number of buckets,
-    (ranks, buckets, STAMPS).
-    """
-    steps = []
-    for stamps in zip(*(rank.watched for rank in ranks), strict=False):
-        counts = {len(of_rank) for of_rank in stamps}
-        if len(counts) == 1 and counts != {0}:
-            steps.append(np.stack(stamps))
-    return steps
+    return {
+        "buckets": buckets,
+        "comm_ms": _median_ms(fastest),
+        "skew_wait_ms": _median_ms((busy - fastest[:, None]).mean(axis=1)),
+        "compress_ms": _median_ms(compress.sum(axis=1)),
+        "encode_ms": _median_ms(encode.sum(axis=2).mean(axis=1)),
+    }
 
 
 def _union(starts: Floats, ends: Floats) -> float:
