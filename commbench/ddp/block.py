@@ -14,7 +14,7 @@ import random
 import shutil
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ from commbench.errors import InputError
 from commbench.findings import UnsupportedError
 from commbench.hooks import BucketMarks, Hook, PassThrough, make_hook
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
-from commbench.hooks.registry import find_hook, hook_source
+from commbench.hooks.registry import hook_source
 from commbench.hooks.step_clock import Mark
 from commbench.system.process import without_collector
 
@@ -70,42 +70,40 @@ class BlockSamples:
 
     times: NDArray[np.float64]
     """Shape (steps, 4): forward, backward, optimiser, whole step."""
-    losses: list[float]
-    """Of each of the first `BlockContext.steps` steps made so far; empty if the workload's loss
-    has no meaning."""
     metrics: list[tuple[int, float]]
-    """Of the same steps."""
+    """Of each of the first `BlockContext.steps` steps made so far."""
     watched: list[NDArray[np.float64]]
     """The buckets of each timed step since its last backward pass began, see
     `commbench.ddp.step_times.bucket_stamps`; without DDP there are none."""
-    sent_bytes: float | None
-    """Per step after the early ones."""
-    expected_bytes: float | None
-    """By theory, per step, broadcast buffers included."""
-    bucket_bytes: list[int]
-    bucket_tensors: list[int]
-    """Number of parameters in each bucket."""
-    digest: int
-    """Checksum of the parameters at the end; 0 before the last block of a training."""
-    skipped: int
-    grad_rel_error: float | None
-    peak_memory_bytes: int | None
-    parameters: int
-    early_steps: int = EARLY_STEPS
+    early_steps: int
     """Steps at the beginning that are not timed."""
+    skipped: int
+    metered_s: float
+    """Duration of the timed steps, including the work between them."""
+    seconds: float
+    """Wall time of all steps."""
+    expected_bytes: float | None = None
+    """By theory, per step, broadcast buffers included."""
+    sent_bytes: float | None = None
+    """Per step after the early ones."""
+    losses: list[float] = field(default_factory=list)
+    """Of the same steps as ``metrics``; empty if the workload's loss has no meaning."""
+    bucket_bytes: list[int] = field(default_factory=list)
+    bucket_tensors: list[int] = field(default_factory=list)
+    """Number of parameters in each bucket."""
+    digest: int = 0
+    """Checksum of the parameters at the end; 0 before the last block of a training."""
+    grad_rel_error: float | None = None
+    peak_memory_bytes: int | None = None
     energy_J: float | None = None  # noqa: N815 - a unit
     """Energy of this machine in the timed steps; 0 if another rank reads the counter, None if no
     rank does."""
-    metered_s: float = 0.0
-    """Duration of the timed steps, including the work between them."""
     clocks: tuple[Reading, Reading] | None = None
     """Clocks of this rank's GPU before and after the timed steps; None without a GPU, or if NVML
     cannot read it."""
-    seconds: float = 0.0
-    """Wall time of all steps."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockContext:
     """The conditions of a training: ranks, device, the workload with its initial weights, and the
     number of steps.
@@ -119,9 +117,9 @@ class BlockContext:
     workload: Workload
     """Its model holds the initial weights on the device; blocks train copies."""
     seed: int
-    steps: int
+    steps: int = 0
     """Steps of a whole training; more may be made, without losses and metrics."""
-    deep: bool
+    deep: bool = False
     """Whether to make extra passes for the gradient's error, and for bucket times without a
     hook."""
     device: Device = field(default_factory=Device)
@@ -283,68 +281,76 @@ class Training:
             self._random_state = _random_state(self.context.device)
 
     def _run_block(self, steps: int, *, is_last: bool) -> BlockSamples:
-        context, case = self.context, self.case
-        early_steps = context.device.settling_steps if self.made else context.early_steps
-        started, sent_before = time.monotonic(), None
-        meter, metered_from = context.meter or EnergyMeter(), started
+        context, case, device = self.context, self.case, self.context.device
+        early_steps = context.early_steps
+        if self.made:
+            early_steps = device.settling_steps
+        meter = context.meter or EnergyMeter()
         energy_before: Readings = {}
         clock_before: Reading | None = None
-        skipped_before, digest = int(self.skipped), 0
-        self.log = StepLog(is_serial=context.device.is_serial)
+        sent_before: int | None = None
+        skipped_before = int(self.skipped)
+        self.log = StepLog(is_serial=device.is_serial)
+        started = metered_from = time.monotonic()
         context.barrier()
         for step in range(steps):
             if step == early_steps:
-                context.device.wait()
-                clock_before, sent_before = (
-                    context.device.read_clock(),
-                    self._sent(),
-                )  # ends with a barrier
-                energy_before, metered_from = meter.read(), time.monotonic()
+                device.wait()
+                clock_before = device.read_clock()
+                sent_before = self._sent()  # ends with a barrier
+                energy_before = meter.read()
+                metered_from = time.monotonic()
             self._note(self._step())
-        context.device.wait()
+        device.wait()
         seconds = time.monotonic() - started
-        energy, metered_s = meter.joules_since(energy_before), time.monotonic() - metered_from
-        clock_after = context.device.read_clock()
+        energy = meter.joules_since(energy_before)
+        metered_s = time.monotonic() - metered_from
+        clock_after = device.read_clock()
         self.log.finish()
-        sent_bytes = _difference(sent_before, self._sent(), steps - early_steps)
-        if case.uses_ddp and is_last:
-            digest = self.digest()
-        # Read before the extra passes, which are not part of the training.
-        times, watched = np.array(self.log.seconds), self.log.buckets
-        skipped, peak = int(self.skipped) - skipped_before, context.device.peak_memory_bytes()
-        error = self._gradient_error() if context.deep and case.uses_ddp else None
-        if (
-            context.deep
-            and case.uses_ddp
-            and self.hook is None
-            and case.compile != "python_reducer"
-        ):
-            watched = self._watch()
-        contents = self._bucket_parameters()
-        return BlockSamples(
-            times=times,
-            losses=(
-                [float(loss) for loss in self.losses]
-                if case.uses_ddp and context.workload.steps
-                else []
-            ),
+        sent_after = self._sent()
+        samples = BlockSamples(
+            times=np.array(self.log.seconds),
             metrics=list(self.metrics),
-            watched=watched[early_steps:],
-            sent_bytes=sent_bytes,
-            expected_bytes=self._expected_bytes(),
-            bucket_bytes=bucket_bytes(self.model) if contents else [],
-            bucket_tensors=[len(indices) for indices in contents],
-            digest=digest,
-            skipped=skipped,
-            grad_rel_error=error,
-            peak_memory_bytes=peak if context.is_alone else None,
-            parameters=sum(p.numel() for p in self._trained()),
+            watched=self.log.buckets[early_steps:],
+            skipped=int(self.skipped) - skipped_before,
             early_steps=early_steps,
-            energy_J=energy if context.meter else None,
             metered_s=metered_s,
-            clocks=(clock_before, clock_after) if clock_before and clock_after else None,
             seconds=seconds,
         )
+        if context.meter:
+            samples.energy_J = energy
+        if clock_before and clock_after:
+            samples.clocks = clock_before, clock_after
+        peak_memory_bytes = device.peak_memory_bytes()
+        if context.is_alone:
+            samples.peak_memory_bytes = peak_memory_bytes
+        if sent_before is not None and sent_after is not None and steps > early_steps:
+            samples.sent_bytes = (sent_after - sent_before) / (steps - early_steps)
+        if case.uses_ddp:
+            self._describe_exchange(samples, is_last=is_last)
+        return samples
+
+    def _describe_exchange(self, samples: BlockSamples, *, is_last: bool) -> None:
+        """Add what the gradients and their buckets say of a block.
+
+        The extra passes are no part of the training, whose other samples were read before.
+        """
+        context = self.context
+        if context.workload.steps:
+            samples.losses = [float(loss) for loss in self.losses]
+        if is_last:
+            samples.digest = self.digest()
+        if context.deep:
+            samples.grad_rel_error = self._gradient_error()
+            if self.hook is None and self.case.compile != "python_reducer":
+                samples.watched = self._watch()[samples.early_steps :]
+        if self.case.compile == "python_reducer":
+            return  # it makes no buckets
+        contents = bucket_parameters(self.model, self.case)
+        if contents:
+            samples.bucket_bytes = bucket_bytes(self.model)
+            samples.bucket_tensors = [len(indices) for indices in contents]
+            samples.expected_bytes = self._expected_bytes(contents)
 
     def _note(self, loss: torch.Tensor) -> None:
         """Count a step; keep its loss and the metric after it as long as the whole training
@@ -379,9 +385,7 @@ class Training:
                 start = clock()
                 loss = self._loss(batch)
                 between = clock()
-                progress.counters[0] += (
-                    1  # shows that a rank which never reaches the exchange is behind
-                )
+                progress.counters[0] += 1  # a rank that never reaches the exchange is behind
                 self._pass_backward(loss / accumulation)
                 passes.append((start, between, clock()))
             total = total + loss.detach() / accumulation
@@ -400,7 +404,10 @@ class Training:
         """Return the context of a pass, forward included: only the last pass of a step exchanges
         gradients.
         """
-        return contextlib.nullcontext() if last or not self.case.uses_ddp else self.model.no_sync()
+        if last or not self.case.uses_ddp:
+            return contextlib.nullcontext()
+        skips: contextlib.AbstractContextManager[Any] = self.model.no_sync()
+        return skips
 
     def _loss(self, batch: Any) -> torch.Tensor:  # noqa: ANN401 - the workload's own type
         kind = self.context.device.torch_device.type
@@ -439,41 +446,34 @@ class Training:
         self.context.barrier()
         return sent_bytes
 
-    def _expected_bytes(self) -> float | None:
+    def _expected_bytes(self, contents: Sequence[Sequence[int]]) -> float | None:
         """Return the bytes that a rank sends in a step by theory: the hook's, and its share of
         broadcasting buffers.
 
-        A search for unused parameters adds an all-reduce of an integer for each parameter. None
-        without DDP, before DDP has rebuilt its buckets, and for a user's own hook.
+        A search for unused parameters adds an all-reduce of an integer for each parameter. None for
+        a user's own hook.
+
+        Args:
+            contents: the indices of each bucket's parameters.
         """
-        trained = self._trained()
-        contents = self._bucket_parameters()
-        if not (self.case.uses_ddp and contents) or find_hook(self.case.hook).is_from_file:
+        if self.case.is_file_hook:
             return None
+        trained = self._trained()
         ranks = self.context.group.size()
-        hook = self.hook if not self.case.is_plain else None
         step_bytes = 0.0
         for indices in contents:
             shapes = [tuple(trained[i].shape) for i in indices]
             elements = sum(trained[i].numel() for i in indices)
-            dense = ring_bytes(FLOAT32_BYTES * elements, ranks)
-            step_bytes += hook.wire_bytes(elements, ranks, shapes=shapes) if hook else dense
+            if self.case.is_plain or self.hook is None:
+                step_bytes += ring_bytes(FLOAT32_BYTES * elements, ranks)
+            else:
+                step_bytes += self.hook.wire_bytes(elements, ranks, shapes=shapes)
         if self.case.keeps_first_buckets:
             step_bytes += ring_bytes(_USE_BYTES * len(trained), ranks)
-        buffers = (
-            sum(b.numel() * b.element_size() for b in self.inner.buffers())
-            if self.case.broadcast_buffers
-            else 0
-        )
-        return float(step_bytes + buffers * (ranks - 1) / ranks)
-
-    def _bucket_parameters(self) -> list[list[int]]:
-        """Return the indices of each bucket's parameters.
-
-        Empty if DDP's reducer makes no buckets.
-        """
-        has_buckets = self.case.uses_ddp and self.case.compile != "python_reducer"
-        return bucket_parameters(self.model, self.case) if has_buckets else []
+        if self.case.broadcast_buffers:
+            buffers = sum(buffer.numel() * buffer.element_size() for buffer in self.inner.buffers())
+            step_bytes += buffers * (ranks - 1) / ranks
+        return float(step_bytes)
 
     def _watch(self) -> list[NDArray[np.float64]]:
         """Return the bucket times of more steps with the pass-through hook, which DDP accepts at
@@ -504,7 +504,9 @@ class Training:
         error = float((self._flat_gradient() - mean).norm() / mean.norm())
         self.optimizer.zero_grad(set_to_none=True)
         self.buckets.clear()
-        return error if np.isfinite(error) else None
+        if not np.isfinite(error):
+            return None
+        return error
 
     def _trained(self) -> list[torch.nn.Parameter]:
         return [p for p in self.inner.parameters() if p.requires_grad]
@@ -567,7 +569,3 @@ def _digest(model: torch.nn.Module) -> int:
         data = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         value = zlib.crc32(data, value)
     return value
-
-
-def _difference(before: int | None, after: int | None, steps: int) -> float | None:
-    return None if before is None or after is None or steps < 1 else (after - before) / steps

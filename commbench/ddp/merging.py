@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,15 +56,21 @@ def merge(
     forward, backward, optimizer = (
         1e3 * float(np.median(timed_steps[:, part])) for part in (_FORWARD, _BACKWARD, _OPTIMIZER)
     )
-    first = blocks[0]
     longest = max(blocks, key=lambda ranks: len(ranks[0].losses) or len(ranks[0].metrics))
     all_ranks = [rank for ranks in blocks for rank in ranks]
     clocks = clocks_between(rank.clocks for rank in all_ranks if rank.clocks)
-    ranks_agree = (
-        all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks)
-        if case.uses_ddp
-        else None
-    )
+    parameters = sum(p.numel() for p in workload.model.parameters() if p.requires_grad)
+    ranks_agree = dense_bytes = None
+    if case.uses_ddp:
+        ranks_agree = all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks)
+        dense_bytes = ring_bytes(FLOAT32_BYTES * parameters, case.world_size)
+    grad_rel_error = None
+    for rank in reversed(all_ranks):
+        if rank.grad_rel_error is not None:
+            grad_rel_error = rank.grad_rel_error
+    flags = []
+    if clocks and clocks.slowed_by:
+        flags.append("throttled")
     record = TrainingRecord(
         case=case,
         step_ms=(1e3 * timed_steps[:, _STEP]).round(6).tolist(),
@@ -72,43 +78,32 @@ def merge(
         block_steps=block_steps or len(slowest[0]),
         total_steps=sum(map(len, slowest)),
         discarded=max(early),
-        parameters=first[0].parameters,
+        parameters=parameters,
         forward_ms=forward,
         backward_ms=backward,
         optimizer_ms=optimizer,
         bucket_bytes=blocks[-1][0].bucket_bytes,
-        **_bucket_times(blocks)._asdict(),
+        **_bucket_times(blocks),
         sent_bytes=_mean([rank.sent_bytes for rank in all_ranks]),
         expected_bytes=_mean([rank.expected_bytes for rank in all_ranks]),
-        dense_bytes=(
-            ring_bytes(FLOAT32_BYTES * first[0].parameters, case.world_size)
-            if case.uses_ddp
-            else None
-        ),
-        losses=(
-            np.mean([rank.losses for rank in longest], axis=0).tolist() if longest[0].losses else []
-        ),
+        dense_bytes=dense_bytes,
+        losses=np.mean([rank.losses for rank in longest], axis=0).tolist(),
         metric_name=workload.metric if longest[0].metrics else "",
         metrics=longest[0].metrics,
         target=workload.target if longest[0].metrics else None,
-        grad_rel_error=next(
-            (rank.grad_rel_error for rank in all_ranks if rank.grad_rel_error is not None), None
-        ),
+        grad_rel_error=grad_rel_error,
         ranks_agree=ranks_agree,
         skipped_steps=sum(ranks[0].skipped for ranks in blocks),
-        peak_memory_bytes=max((rank.peak_memory_bytes or 0 for rank in all_ranks), default=0)
-        or None,
+        peak_memory_bytes=max(rank.peak_memory_bytes or 0 for rank in all_ranks) or None,
         **(_energy(blocks, meter) if meter else {}),
         clocks=clocks,
-        flags=["throttled"] if clocks and clocks.slowed_by else [],
+        flags=flags,
         measuring_s=sum(ranks[0].seconds for ranks in blocks),
         **fields,
     )
-    return (
-        without_result(record, "wrong", Finding(code="parameters_differ"))
-        if ranks_agree is False
-        else record
-    )
+    if ranks_agree is False:
+        return without_result(record, "wrong", Finding(code="parameters_differ"))
+    return record
 
 
 def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter) -> dict[str, Any]:
@@ -139,42 +134,38 @@ def _early(times: Floats, least: int) -> int:
     early = min(least, len(times) - 1)
     if len(times) >= LONG_BLOCK:
         warmup_steps = stats.warmup_count(times.tolist())
-        early = max(
-            least, min(len(times) // 2, len(times) // 2 if warmup_steps is None else warmup_steps)
-        )
+        half = len(times) // 2
+        if warmup_steps is None:
+            warmup_steps = half
+        early = max(least, min(half, warmup_steps))
     return min(early, len(times) - 1)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
-    return float(np.mean(numbers)) if numbers else None
+    if not numbers:
+        return None
+    return float(np.mean(numbers))
 
 
-class BucketMedians(NamedTuple):
-    """The buckets of a step and their sums over a step, medians over steps: fields of a
-    `TrainingRecord`.
-    """
-
-    buckets: Sequence[Bucket]
-    comm_ms: float | None = None
-    skew_wait_ms: float | None = None
-    compress_ms: float | None = None
-    encode_ms: float | None = None
-
-
-def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> BucketMedians:
+def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> dict[str, Any]:
     """Return the medians over all timed steps with the usual buckets."""
-    steps = [step for ranks in blocks for step in _aligned_steps(ranks)]
+    steps = []
+    for ranks in blocks:
+        for stamps in zip(*(rank.watched for rank in ranks), strict=False):
+            if len({len(of_rank) for of_rank in stamps}) == 1 and len(stamps[0]):
+                steps.append(np.stack(stamps))
     if not steps:
-        return BucketMedians(buckets=[])
+        return {}
     usual_shape = Counter(step.shape for step in steps).most_common(1)[0][0]
-    stamps = np.stack([step for step in steps if step.shape == usual_shape])
+    usual = np.stack([step for step in steps if step.shape == usual_shape])
     rank = blocks[-1][0]
-    return bucket_medians(stamps, list(zip(rank.bucket_bytes, rank.bucket_tensors, strict=True)))
+    return bucket_medians(usual, list(zip(rank.bucket_bytes, rank.bucket_tensors, strict=True)))
 
 
-def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> BucketMedians:
-    """Return the medians over steps.
+def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Return the buckets of a step and their sums over a step, medians over steps, as fields of a
+    `TrainingRecord`.
 
     Args:
         stamps: see `commbench.ddp.step_times.bucket_stamps`, shape (steps, ranks, buckets,
@@ -205,25 +196,13 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> BucketMe
         [[_union(start[s, r], arrived[s, r]) for r in range(ranks)] for s in range(len(stamps))]
     )
     fastest = busy.min(axis=1)
-    return BucketMedians(
-        buckets=buckets,
-        comm_ms=_median_ms(fastest),
-        skew_wait_ms=_median_ms((busy - fastest[:, None]).mean(axis=1)),
-        compress_ms=_median_ms(compress.sum(axis=1)),
-        encode_ms=_median_ms(encode.sum(axis=2).mean(axis=1)),
-    )
-
-
-def _aligned_steps(ranks: Sequence[BlockSamples]) -> list[Floats]:
-    """Return the stamps of each timed step in which all ranks had the same number of buckets,
-    (ranks, buckets, STAMPS).
-    """
-    steps = []
-    for stamps in zip(*(rank.watched for rank in ranks), strict=False):
-        counts = {len(of_rank) for of_rank in stamps}
-        if len(counts) == 1 and counts != {0}:
-            steps.append(np.stack(stamps))
-    return steps
+    return {
+        "buckets": buckets,
+        "comm_ms": _median_ms(fastest),
+        "skew_wait_ms": _median_ms((busy - fastest[:, None]).mean(axis=1)),
+        "compress_ms": _median_ms(compress.sum(axis=1)),
+        "encode_ms": _median_ms(encode.sum(axis=2).mean(axis=1)),
+    }
 
 
 def _union(starts: Floats, ends: Floats) -> float:

@@ -5,6 +5,7 @@ train``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import statistics
 import time
@@ -31,7 +32,6 @@ from commbench.ddp.plan.cases import (
     short_blocks,
 )
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads import load_workload
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.energy import RunMeter
@@ -231,26 +231,6 @@ def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Groups:
-    """Two process groups of the same ranks: one for training, and one over Gloo for all other
-    communication.
-    """
-
-    training: dist.ProcessGroup
-    control_group: dist.ProcessGroup
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Built:
-    """A workload with its initial weights, equal on all training ranks, and the groups of these
-    ranks.
-    """
-
-    workload: Workload
-    groups: _Groups
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Outcome:
     """The result of a block; only rank 0 has a ``record``."""
 
@@ -280,8 +260,11 @@ class _Session:
         gc.collect()
         gc.freeze()  # garbage collections between blocks then skip torch's own objects
         self.steps = terms.steps
-        self._groups: dict[int, _Groups] = {}
-        self._built: dict[tuple[str, int, int], _Built] = {}
+        self._groups: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
+        """For each number of ranks the group that trains, and one over Gloo for all other
+        communication; may be the same."""
+        self._built: dict[tuple[str, int, int], BlockContext] = {}
+        """By workload, ranks and batch: what all blocks share."""
         self._blocks: dict[str, list[list[BlockSamples]]] = {}
         self.lengths: Sequence[int] = ()
         """Steps of each block; empty: of a whole block. The last one is that of all later ones."""
@@ -424,7 +407,14 @@ class _Session:
         return self.steps or EARLY_STEPS + FEWEST_STEPS
 
     def _try(
-        self, case: TrainingCase, built: _Built, steps: int, length: int, *, deep: bool, last: bool
+        self,
+        case: TrainingCase,
+        built: BlockContext,
+        steps: int,
+        length: int,
+        *,
+        deep: bool,
+        last: bool,
     ) -> tuple[BlockSamples | None, tuple[Status, Finding] | None]:
         """Return a block's samples (None on a rank that does not train), or the status and reason
         of a refusal.
@@ -436,18 +426,8 @@ class _Session:
         if case.hook in self._refused_hooks:
             refusal = ("failed", self._refused_hooks[case.hook])
         elif self.control.rank < case.world_size:
-            context = BlockContext(
-                progress=self.progress,
-                group=built.groups.training,
-                control_group=built.groups.control_group,
-                workload=built.workload,
-                seed=self.seed,
-                steps=steps,
-                deep=deep,
-                device=self.device,
-                meter=self.meter.own if self.meter.covers(case.backend) else None,
-                file_hooks=self.terms.file_hooks,
-                is_alone=not self.is_keeping,
+            context = dataclasses.replace(
+                built, steps=steps, deep=deep, is_alone=not self.is_keeping
             )
             is_kept = self.is_keeping and not last
             training = self._kept.pop(case.key, None)
@@ -467,7 +447,7 @@ class _Session:
         return samples, refusal
 
     def _record(
-        self, case: TrainingCase, built: _Built, blocks: Sequence[Sequence[BlockSamples]]
+        self, case: TrainingCase, built: BlockContext, blocks: Sequence[Sequence[BlockSamples]]
     ) -> TrainingRecord:
         return merge(
             case,
@@ -482,13 +462,13 @@ class _Session:
             device=self.device.name,
         )
 
-    def build(self, case: TrainingCase) -> _Built:
-        """Return the case's workload, built once per launch, with rank 0's weights on all ranks, as
-        under DDP.
+    def build(self, case: TrainingCase) -> BlockContext:
+        """Return what all blocks of the case's workload share, built once per launch, with rank 0's
+        weights on all ranks, as under DDP.
         """
         key = (case.workload, case.world_size, case.batch_per_rank)
         if key not in self._built:
-            groups = self._groups_of(case.world_size)
+            group, control_group = self._groups_of(case.world_size)
             rank = min(self.control.rank, case.world_size - 1)
             torch.manual_seed(self.seed)
             workload = load_workload(
@@ -501,11 +481,23 @@ class _Session:
             self.device.moved(workload.model)
             if self.control.rank < case.world_size:
                 for tensor in (*workload.model.parameters(), *workload.model.buffers()):
-                    dist.broadcast(tensor.detach(), 0, group=groups.training)
-            self._built[key] = _Built(workload=workload, groups=groups)
+                    dist.broadcast(tensor.detach(), 0, group=group)
+            meter = None
+            if self.meter.covers(case.backend):
+                meter = self.meter.own
+            self._built[key] = BlockContext(
+                progress=self.progress,
+                group=group,
+                control_group=control_group,
+                workload=workload,
+                seed=self.seed,
+                device=self.device,
+                meter=meter,
+                file_hooks=self.terms.file_hooks,
+            )
         return self._built[key]
 
-    def _groups_of(self, ranks: int) -> _Groups:
+    def _groups_of(self, ranks: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         """Return process groups of the first ``ranks`` ranks."""
         if ranks not in self._groups:
             backends = dict.fromkeys((self.device.backend, "gloo"))
@@ -514,10 +506,10 @@ class _Session:
                     dist.new_group(list(range(ranks)), timeout=TIMEOUT, backend=backend)
                     for backend in backends
                 ]
-            self._groups[ranks] = _Groups(training=new_groups[0], control_group=new_groups[-1])
+            self._groups[ranks] = new_groups[0], new_groups[-1]
         return self._groups[ranks]
 
-    def _find_steps(self, case: TrainingCase, built: _Built) -> int | None:
+    def _find_steps(self, case: TrainingCase, built: BlockContext) -> int | None:
         """Return the number of steps of a case that fill a block, from a short trial.
 
         None if the trial fails.

@@ -95,7 +95,7 @@ class Watch(Programme):
         if not len(stamps) or len(tensors) != len(sizes):
             say("buckets are not timed one by one, because their number varies from step to step.")
             return {}
-        return bucket_medians(stamps, list(zip(sizes, tensors, strict=True)))._asdict()
+        return bucket_medians(stamps, list(zip(sizes, tensors, strict=True)))
 
     def leave_out(self, setting: TrainingCase, reason: str) -> None:
         """Do without the hook that times buckets, because a rank could not register it."""

@@ -9,17 +9,17 @@ import pytest
 from numpy.typing import NDArray
 from training_builders import make_training_case
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from commbench.ddp.block import EARLY_STEPS, BlockSamples
-from commbench.ddp.merging import merge
-from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.records import Bucket, TrainingRecord
-from commbench.ddp.plan.workload import Workload
-from commbench.ddp.step_times import STAMPS
-from commbench.engine.energy import Kind, RunMeter
-from commbench.engine.gpu_clocks import Reading
-from commbench.engine.records import Clocks
+from commbench.ddp.block import EARLY_STEPS, BlockSamples  # noqa: E402 - needs torch
+from commbench.ddp.merging import merge  # noqa: E402
+from commbench.ddp.plan.cases import TrainingCase  # noqa: E402
+from commbench.ddp.plan.records import Bucket, TrainingRecord  # noqa: E402
+from commbench.ddp.plan.workload import Workload  # noqa: E402
+from commbench.ddp.step_times import STAMPS  # noqa: E402
+from commbench.engine.energy import Kind, RunMeter  # noqa: E402
+from commbench.engine.gpu_clocks import Reading  # noqa: E402
+from commbench.engine.records import Clocks  # noqa: E402
 
 MS = 1_000_000
 #: Of two ranks in one step, milliseconds since the backward began: ready, start, done, encode and
@@ -31,7 +31,12 @@ TIMES_0 = ((1.0, 4.0, 1.0, 6.0), (1.0, 5.0, 1.0, 7.0))
 TIMES_1 = ((2.0, 3.0, 0.5, 6.5), (2.0, 6.0, 2.0, 9.0))
 JUNK = (1e3, 1e3, 1e3, 1e3)
 PLAIN = Workload(
-    model=None, loss=lambda *_: None, batches=[], batch_size=1, metric="accuracy", target=0.9
+    model=torch.nn.Linear(499, 1),
+    loss=lambda *_: None,
+    batches=[],
+    batch_size=1,
+    metric="accuracy",
+    target=0.9,
 )
 
 Buckets = Sequence[Sequence[float]]
@@ -52,18 +57,14 @@ def make_samples(
     watched = [make_stamps(buckets, 2 * n + 1) for n in range(len(timed))]
     fields: dict[str, Any] = {
         "times": np.array([*[JUNK] * EARLY_STEPS, *timed]) / 1e3,
-        "losses": [],
         "metrics": [],
         "watched": watched,
-        "sent_bytes": None,
-        "expected_bytes": None,
+        "early_steps": EARLY_STEPS,
         "bucket_bytes": [1000] * len(buckets),
         "bucket_tensors": [2] * len(buckets),
         "digest": 7,
         "skipped": 0,
-        "grad_rel_error": None,
-        "peak_memory_bytes": None,
-        "parameters": 500,
+        "metered_s": 0.0,
         "seconds": 1.0,
     }
     return BlockSamples(**{**fields, **changes})
@@ -236,7 +237,8 @@ def test_without_ddp_there_is_nothing_to_exchange() -> None:
         record.compress_ms,
         record.encode_ms,
     )
-    assert (None, None, []) == (record.dense_bytes, record.ranks_agree, record.buckets)
+    assert (None, None) == (record.dense_bytes, record.ranks_agree)
+    assert not record.buckets
 
 
 def test_one_rank_waits_for_nobody() -> None:

@@ -12,6 +12,7 @@ from commbench.ddp.plan.cases import (
     COMPILE_MODES,
     FEWEST_TIMED,
     MOST_SHORT_BLOCKS,
+    SWITCHES,
     TrainingCase,
     TrainingSweep,
     baseline_of,
@@ -181,19 +182,15 @@ def test_the_case_without_ddp_keeps_model_batch_precision_and_phase() -> None:
 
 def test_keys_tell_cases_apart() -> None:
     """Give each configuration and phase its own constant key."""
-    cases = [
-        case(),
-        case(phase="confirm"),
-        case(bucket_cap_mb="25"),
-        case(density=0.1),
-        case(static_graph=True),
+    changes: list[dict[str, Any]] = [
+        {},
+        {"phase": "confirm"},
+        {"bucket_cap_mb": "25"},
+        {"density": 0.1},
+        *({"compile": mode} for mode in COMPILE_MODES),
+        *({switch.name: not switch.default} for switch in SWITCHES),
     ]
-    cases += [
-        case(unused_parameters=True),
-        case(broadcast_buffers=False),
-        case(batched_grad_copy=True),
-    ]
-    cases += [case(compile=mode) for mode in COMPILE_MODES]
+    cases = [case(**each) for each in changes]
     assert len(cases) == len({setting.key for setting in cases})
     assert case().key == case().key
 

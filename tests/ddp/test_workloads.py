@@ -80,9 +80,16 @@ def train(workload: Any, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_parameter_count(name: str) -> None:
-    """Return the documented number of parameters."""
-    assert SIZES[name] == sum(parameter.numel() for parameter in load(name).model.parameters())
+def test_a_workload_has_its_size_and_its_batch(name: str) -> None:
+    """Return the documented number of parameters and the requested batch, without a draw from
+    torch's global generator.
+    """
+    before = torch.random.get_rng_state()
+    own, chosen = load(name), load(name, batch_size=3)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert SIZES[name] == sum(parameter.numel() for parameter in own.model.parameters())
+    assert 3 == chosen.batch_size
+    assert [3, own.batch_size] == [len(first_batches(each)[0]) for each in (chosen, own)]
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -102,22 +109,6 @@ def test_seed_decides(name: str) -> None:
     assert equal(first_batches(one), first_batches(one))
     assert not equal(list(one.model.parameters()), list(other.model.parameters()))
     assert not equal(first_batches(one), first_batches(other))
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_loading_leaves_the_global_generator_alone(name: str) -> None:
-    """Draw nothing from torch's global generator."""
-    before = torch.random.get_rng_state()
-    load(name)
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_batch_size_is_obeyed(name: str) -> None:
-    """Return batches of the requested or the workload's own size."""
-    own, chosen = load(name), load(name, batch_size=3)
-    assert 3 == chosen.batch_size
-    assert [3, own.batch_size] == [len(first_batches(workload)[0]) for workload in (chosen, own)]
 
 
 @pytest.mark.parametrize(

@@ -55,24 +55,68 @@ class Switch(NamedTuple):
     """In a setting's name, where it differs from DDP's default."""
     label: str
     """The same in a table."""
+    about: str
+    """The help of its option."""
     default: bool = False
     is_live: bool = False
     """Whether it can change between two steps of a training without changing a gradient."""
 
+    def option(self) -> Any:  # noqa: ANN401 - a field
+        """Return the field of a sweep that is its option."""
+        return option(
+            "on" if self.default else "off",
+            f"--{self.name.replace('_', '-')}",
+            metavar="WHICH",
+            about=self.about,
+            read=as_switch,
+        )
 
-SWITCHES = (
-    Switch("bucket_view", "gradient_as_bucket_view", "bucket views", "views", is_live=True),
-    Switch("static_graph", "static_graph", "static graph", "static"),
-    Switch("unused_parameters", "find_unused_parameters", "unused parameters", "unused"),
-    Switch(
-        "broadcast_buffers",
-        "forward_sync_buffers",
-        "no broadcast of buffers",
-        "no broadcast",
-        default=True,
-    ),
-    Switch("batched_grad_copy", "batched_grad_copy", "batched copies", "batched", is_live=True),
+
+BUCKET_VIEW = Switch(
+    "bucket_view",
+    "gradient_as_bucket_view",
+    "bucket views",
+    "views",
+    about="gradient_as_bucket_view: off, on or both.",
+    is_live=True,
 )
+STATIC_GRAPH = Switch(
+    "static_graph",
+    "static_graph",
+    "static graph",
+    "static",
+    about="static_graph: off, on or both.",
+)
+UNUSED_PARAMETERS = Switch(
+    "unused_parameters",
+    "find_unused_parameters",
+    "unused parameters",
+    "unused",
+    about=(
+        "find_unused_parameters: off, on or both; on by itself for a model whose loss leaves"
+        " parameters out."
+    ),
+)
+BROADCAST_BUFFERS = Switch(
+    "broadcast_buffers",
+    "forward_sync_buffers",
+    "no broadcast of buffers",
+    "no broadcast",
+    about=(
+        "Whether rank 0 sends its buffers before each forward pass (DDP's forward_sync_buffers,"
+        " or broadcast_buffers before torch 2.13): on, off or both."
+    ),
+    default=True,
+)
+BATCHED_GRAD_COPY = Switch(
+    "batched_grad_copy",
+    "batched_grad_copy",
+    "batched copies",
+    "batched",
+    about="batched_grad_copy (torch 2.13): off, on or both.",
+    is_live=True,
+)
+SWITCHES = (BUCKET_VIEW, STATIC_GRAPH, UNUSED_PARAMETERS, BROADCAST_BUFFERS, BATCHED_GRAD_COPY)
 
 
 def changed_switches(setting: Any) -> list[Switch]:  # noqa: ANN401 - a case, a choice or a row
@@ -91,10 +135,10 @@ def switch_words(setting: Any, baseline: Any = None) -> list[str]:  # noqa: ANN4
 
     Without a baseline they are those that differ from DDP's default.
     """
-    changed, shared = (
-        changed_switches(setting),
-        changed_switches(baseline) if baseline is not None else [],
-    )
+    changed = changed_switches(setting)
+    shared = []
+    if baseline is not None:
+        shared = changed_switches(baseline)
     words = [switch.words for switch in changed if switch not in shared]
     words += [f"without {switch.words}" for switch in shared if switch not in changed]
     is_alike = baseline is not None and setting.compile == baseline.compile
@@ -176,11 +220,11 @@ class TrainingCase:
 
         Without fields in `_LATER` that have their default.
         """
-        fields = {
-            field.name: value
-            for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != field.default or field.name not in _LATER
-        }
+        fields = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default or field.name not in _LATER:
+                fields[field.name] = value
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
@@ -205,10 +249,11 @@ class TrainingCase:
         """
         if self.uses_ddp:
             find_hook(self.hook)
-        if any("=" not in pair for pair in self.hook_options.split(";") if pair):
-            raise InputError(
-                f"The options {self.hook_options!r} of hook {self.hook} are not key=value."
-            )
+        for pair in self.hook_options.split(";"):
+            if pair and "=" not in pair:
+                raise InputError(
+                    f"The options {self.hook_options!r} of hook {self.hook} are not key=value."
+                )
         canonical_cap(self.bucket_cap_mb)
         check_choice("training backend", self.backend, TRAINING_BACKENDS)
         return self
@@ -260,11 +305,9 @@ class TrainingCase:
     @property
     def caps_mb(self) -> tuple[float, ...]:
         """The numbers of ``bucket_cap_mb`` in MiB; empty for DDP's default."""
-        return (
-            ()
-            if self.bucket_cap_mb == DEFAULT_CAP
-            else tuple(float(cap) for cap in self.bucket_cap_mb.split("+"))
-        )
+        if self.bucket_cap_mb == DEFAULT_CAP:
+            return ()
+        return tuple(map(float, self.bucket_cap_mb.split("+")))
 
     @property
     def options(self) -> dict[str, str]:
@@ -399,47 +442,11 @@ class TrainingSweep:
         about="Backward passes per optimiser step, comma-separated.",
         read=as_numbers,
     )
-    bucket_views: Sequence[bool] = option(
-        "off",
-        "--bucket-view",
-        metavar="WHICH",
-        about="gradient_as_bucket_view: off, on or both.",
-        read=as_switch,
-    )
-    static_graphs: Sequence[bool] = option(
-        "off",
-        "--static-graph",
-        metavar="WHICH",
-        about="static_graph: off, on or both.",
-        read=as_switch,
-    )
-    unused_parameters: Sequence[bool] = option(
-        "off",
-        "--unused-parameters",
-        metavar="WHICH",
-        about=(
-            "find_unused_parameters: off, on or both; on by itself for a model whose loss leaves"
-            " parameters out."
-        ),
-        read=as_switch,
-    )
-    broadcast_buffers: Sequence[bool] = option(
-        "on",
-        "--broadcast-buffers",
-        metavar="WHICH",
-        about=(
-            "Whether rank 0 sends its buffers before each forward pass (DDP's forward_sync_buffers,"
-            " or broadcast_buffers before torch 2.13): on, off or both."
-        ),
-        read=as_switch,
-    )
-    batched_grad_copies: Sequence[bool] = option(
-        "off",
-        "--batched-grad-copy",
-        metavar="WHICH",
-        about="batched_grad_copy (torch 2.13): off, on or both.",
-        read=as_switch,
-    )
+    bucket_views: Sequence[bool] = BUCKET_VIEW.option()
+    static_graphs: Sequence[bool] = STATIC_GRAPH.option()
+    unused_parameters: Sequence[bool] = UNUSED_PARAMETERS.option()
+    broadcast_buffers: Sequence[bool] = BROADCAST_BUFFERS.option()
+    batched_grad_copies: Sequence[bool] = BATCHED_GRAD_COPY.option()
     compile_modes: Sequence[str] = option(
         "off",
         "--compile",
@@ -471,13 +478,12 @@ class TrainingSweep:
     """As in `commbench.collectives.cases.Sweep`."""
 
     def __post_init__(self) -> None:
-        for axis, values, choices in (
-            ("precision", self.precisions, PRECISIONS),
-            ("training backend", [self.backend], TRAINING_BACKENDS),
-            ("compile mode", [mode for mode in self.compile_modes if mode], COMPILE_MODES),
-        ):
-            for name in values:
-                check_choice(axis, name, choices)
+        check_choice("training backend", self.backend, TRAINING_BACKENDS)
+        for precision in self.precisions:
+            check_choice("precision", precision, PRECISIONS)
+        for mode in self.compile_modes:
+            if mode:
+                check_choice("compile mode", mode, COMPILE_MODES)
         object.__setattr__(
             self,
             "bucket_caps",
@@ -509,16 +515,14 @@ class TrainingSweep:
                 raise InputError(
                     f"A world size of {size} was asked for but {ranks} ranks are started; raise -n."
                 )
-        groups = itertools.product(self.world_sizes or (ranks,), self.batches or (batch,))
-        cases = [case for size, samples in groups for case in self._group(size, samples)]
-        cases = [
-            dataclasses.replace(case, env=env)
-            for env in parse_env(self.env) or ("",)
-            for case in cases
-        ]
+        cases = []
+        for env in parse_env(self.env) or ("",):
+            for size in self.world_sizes or (ranks,):
+                for samples in self.batches or (batch,):
+                    cases += self._group(size, samples, env)
         return list(dict.fromkeys([*cases, *(case.local() for case in cases)]))
 
-    def _group(self, world_size: int, batch: int) -> list[TrainingCase]:
+    def _group(self, world_size: int, batch: int, env: str) -> list[TrainingCase]:
         cases = []
         for values in itertools.product(*(getattr(self, axis) for axis in _AXES.values())):
             settings: dict[str, Any] = dict(zip(_AXES, values, strict=True))
@@ -528,6 +532,7 @@ class TrainingSweep:
                 backend=self.backend,
                 world_size=world_size,
                 batch_per_rank=batch,
+                env=env,
                 **settings,
             )
             cases.append(case)
@@ -651,10 +656,10 @@ def short_blocks(
     """
     blocks = min(MOST_SHORT_BLOCKS, max(1, (steps - early + settling) // (settling + fewest_timed)))
     timed = steps - early - (blocks - 1) * settling
-    lengths = [
-        timed * (number + 1) // blocks - timed * number // blocks for number in range(blocks)
-    ]
-    return [early + lengths[0], *(settling + length for length in lengths[1:])]
+    bounds = [timed * number // blocks for number in range(blocks + 1)]
+    lengths = [settling + end - begin for begin, end in itertools.pairwise(bounds)]
+    lengths[0] += early - settling
+    return lengths
 
 
 def search_blocks(steps: int, *, early: int, settling: int, rounds: int) -> list[int]:
