@@ -37,7 +37,7 @@ from commbench.errors import InputError
 from commbench.findings import UnsupportedError
 from commbench.hooks import BucketMarks, BucketTimes, Hook, PassThrough, make_hook
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
-from commbench.hooks.registry import find_hook, hook_source
+from commbench.hooks.registry import hook_source
 from commbench.hooks.step_clock import Mark
 from commbench.system.process import without_collector
 
@@ -444,7 +444,7 @@ class Training:
         """
         trained = self._trained()
         contents = self._bucket_parameters()
-        if not (self.case.uses_ddp and contents) or find_hook(self.case.hook).is_from_file:
+        if not (self.case.uses_ddp and contents) or self.case.is_file_hook:
             return None
         ranks = self.context.group.size()
         hook = self.hook if not self.case.is_plain else None

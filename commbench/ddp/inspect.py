@@ -98,7 +98,7 @@ def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
     than a timeout.
     """
     from commbench.ddp.session import compile_hooks
-    from commbench.hooks.from_file import check_file_hook
+    from commbench.hooks.own import check_file_hook
 
     for path in find_file_hooks(hooks):
         check_file_hook(path)

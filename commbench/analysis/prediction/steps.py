@@ -29,7 +29,7 @@ from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
 from commbench.findings import UnpredictedError
 from commbench.hooks.message import FLOAT32_BYTES, BucketShape, Message, Shapes
-from commbench.hooks.registry import find_hook
+from commbench.hooks.registry import read_hook
 
 #: Buckets whose sizes differ by less than this factor cannot separate a fixed cost from a cost per
 #: byte.
@@ -62,8 +62,15 @@ def messages_of(
     """
     if not case.uses_ddp:
         return ()
+    hook = read_hook(case.hook, density=case.density, options=case.options)
+    if shapes is None and hook.needs_shapes:
+        raise InputError(
+            f"What hook {case.hook_name} sends was asked for from the number of elements alone, but"
+            " it depends on the shapes of the tensors: give these, from an inspection of the"
+            " workload."
+        )
     bucket = BucketShape(elements=elements, world_size=world_size, shapes=shapes, dtype=dtype)
-    return find_hook(case.hook).messages_of(bucket, density=case.density, options=case.options)
+    return hook.messages(bucket)
 
 
 def tensors_of(facts: WorkloadFacts, indices: Sequence[int]) -> tuple[int, Shapes | None, str]:
@@ -347,11 +354,12 @@ class StepModel:
 
     def _servers(self, case: TrainingCase) -> int:
         """Return the number of buckets that the network carries at once."""
-        return (
-            1
-            if case.uses_ddp and find_hook(case.hook).runs_in_order(case.options)
-            else self.network.servers
-        )
+        if not case.uses_ddp:
+            return self.network.servers
+        hook = read_hook(case.hook, density=case.density, options=case.options)
+        if hook.runs_in_order:
+            return 1
+        return self.network.servers
 
     def _check(self, case: TrainingCase) -> None:
         reference = self.reference
