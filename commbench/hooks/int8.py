@@ -19,7 +19,7 @@ from commbench.hooks.layout import Layout
 from commbench.hooks.message import QuantisedLayout
 from commbench.hooks.ordered import OrderedHook
 from commbench.hooks.ordering import Ending, all_gather
-from commbench.hooks.quantisers import Quantiser, make_quantiser
+from commbench.hooks.quantisers import TorchQuantiser, make_quantiser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class _Channel:
     """One bucket's quantiser, and its buffers, uint8, reused in every step."""
 
     layout: QuantisedLayout
-    quantiser: Quantiser
+    quantiser: TorchQuantiser
     sent: torch.Tensor
     """Shape (world_size, row_bytes): a row for every rank, and later the sums of all ranks."""
     received: torch.Tensor

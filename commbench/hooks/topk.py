@@ -21,7 +21,7 @@ from commbench.hooks.layout import Layout
 from commbench.hooks.message import ChunkLayout, PayloadLayout, PayloadPart
 from commbench.hooks.ordered import OrderedHook
 from commbench.hooks.ordering import Ending, all_gather
-from commbench.hooks.selectors import DTYPES, Selector, make_selector, split
+from commbench.hooks.selectors import DTYPES, TorchSelector, make_selector, split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class _Channel:
     """One bucket's message layout, and its send and receive buffers, reused in every step."""
 
     payload: PayloadLayout
-    selectors: tuple[Selector, ...]
+    selectors: tuple[TorchSelector, ...]
     sent: torch.Tensor
     """uint8, shape (payload.nbytes,)."""
     gathered: torch.Tensor
@@ -48,7 +48,7 @@ class TopK(catalogue.TopK, OrderedHook):
         super().__post_init__()
         self._channels: dict[Layout, _Channel] = {}
         self._chunks: dict[Layout, ChunkChannel] = {}
-        self._selectors: dict[tuple[int, int], Selector] = {}
+        self._selectors: dict[tuple[int, int], TorchSelector] = {}
 
     def memory_kinds(self) -> tuple[str, ...]:
         """See `FeedbackHook.memory_kinds`."""
@@ -249,7 +249,7 @@ class TopK(catalogue.TopK, OrderedHook):
             self._chunks[layout] = ChunkChannel(chunk_layout, buffer, fast=self.compiles)
         return self._chunks[layout]
 
-    def _selector(self, part: PayloadPart, buffer: torch.Tensor) -> Selector:
+    def _selector(self, part: PayloadPart, buffer: torch.Tensor) -> TorchSelector:
         """Return the selector for a part.
 
         Parts of one size share a selector, because they are encoded in turn.

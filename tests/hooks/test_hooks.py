@@ -27,7 +27,7 @@ from commbench.hooks.layout import Layout, _stride_in_bucket  # noqa: E402
 from commbench.hooks.message import kept_elements  # noqa: E402
 from commbench.hooks.ordering import STUCK, CommThread  # noqa: E402
 from commbench.hooks.powersgd import seeded  # noqa: E402
-from commbench.hooks.selectors import NativeSelector, Selector, TorchSelector  # noqa: E402
+from commbench.hooks.selectors import NativeSelector, TorchSelector  # noqa: E402
 
 SHAPES = st.lists(st.lists(st.integers(1, 12), max_size=3).map(tuple), min_size=1, max_size=6)
 SELECTIONS = st.builds(
@@ -158,7 +158,7 @@ def test_selectors_agree(n: int, k: int, values: Any) -> None:
     gradient, residual = (torch.randn(n, generator=numbers) * 3e4 for _ in range(2))
     outcomes = []
     for selector in (TorchSelector(k, values), NativeSelector(n, k, values)):
-        made: Selector = selector
+        made: TorchSelector = selector
         new_residual, payload, total = (
             torch.empty(n),
             torch.zeros(8 * k, dtype=torch.uint8),
