@@ -9,7 +9,6 @@ import dataclasses
 import inspect
 import math
 import re
-import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +35,8 @@ from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import SCHEMA, OverlapRow, Record, Row
-from commbench.hooks.registry import HOOKS, HookOption, HookSpec
+from commbench.hooks.options import HookSpec
+from commbench.hooks.registry import HOOKS
 from commbench.interop.exports.common import CASE_LABELS, TRAINING_LABELS
 from commbench.interop.exports.measures import MEASURES
 from commbench.report.comparison.formats import ComparisonRow
@@ -233,9 +233,6 @@ SAID = {
     "Cost.metric_name": "what the workload evaluates on held-out data",
     "Cost.metric": "its value after the last step",
     "density": "k/n",
-    "seed": "of what is drawn",
-    "feedback": "keep what was not sent, and send it later",
-    "start": "number of first steps without compression",
 }
 KINDS = {
     "tuple[commbench.results.recommendation.Choice": "choices",
@@ -417,7 +414,7 @@ def _collectives() -> list[str]:
 
 def _training() -> list[str]:
     """What there is to say of training."""
-    hooks = [spec for spec in HOOKS.values() if spec.class_name]
+    hooks = [spec for spec in HOOKS.values() if spec.module]
     return [
         "## ddp.csv\n",
         _columns(TrainingRow),
@@ -561,48 +558,26 @@ def _clause(sentence: str) -> str:
     return text if text.endswith("..") else text.removesuffix(".")
 
 
-def _hook(spec: HookSpec) -> tuple[str, ...]:
+def _hook(hook: type[HookSpec]) -> tuple[str, ...]:
     """One line of the table of hooks."""
-    return f"`{spec.name}`", _first_line(spec.load()).removesuffix("."), spec.formula
+    return f"`{hook.name}`", _first_line(hook).removesuffix("."), hook.formula
 
 
-def _options(spec: HookSpec) -> list[Sequence[str]]:
+def _options(hook: type[HookSpec]) -> list[Sequence[str]]:
     """A hook's options; the number that stands without a name is required."""
-    described = SAID | _arguments(spec.load())
-    return [
-        (
-            f"`{spec.name}`",
-            f"`{option.name}`",
-            "required" if option.name == spec.number else _plain(option.default),
-            _values(option),
-            _clause(described[option.name]),
-        )
-        for option in spec.options
-    ]
-
-
-def _arguments(hook: type[object]) -> dict[str, str]:
-    """What a class says of its arguments, each in one line."""
-    text = (inspect.getdoc(hook) or "").partition("Args:\n")[2].partition("\n\n")[0]
-    lines = textwrap.dedent(text).replace("\n    ", " ").splitlines()
-    return {
-        name: " ".join(about.split()) for name, _, about in (line.partition(":") for line in lines)
-    }
-
-
-def _plain(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else "" if value == () else str(value)
-
-
-def _values(option: HookOption) -> str:
-    """What an option takes."""
-    words = {
-        bool: "true, false",
-        int: "a whole number",
-        float: "a number",
-        tuple: "a list `0.25+0.06`",
-    }
-    return ", ".join(option.choices) or words[type(option.default)]
+    described = docstrings_of_fields(hook)
+    kinds = hook.kinds()
+    lines: list[Sequence[str]] = []
+    for field in dataclasses.fields(hook):
+        default = str(field.default).lower()
+        if field.name == hook.number:
+            default = "required"
+        elif field.default == ():
+            default = ""
+        words = kinds[field.name].words
+        about = _clause(described[field.name])
+        lines.append((f"`{hook.name}`", f"`{field.name}`", default, words, about))
+    return lines
 
 
 def _workload(name: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import operator
 import re
 import textwrap
 from collections.abc import Iterator
@@ -151,7 +152,11 @@ def docstrings_of_fields(cls: type[Any]) -> dict[str, str]:
     (node,) = (
         each for each in statements if isinstance(each, ast.ClassDef) and each.name == cls.__name__
     )
-    bases = [getattr(module, base.id) for base in node.bases if isinstance(base, ast.Name)]
+    bases = [
+        operator.attrgetter(ast.unparse(base))(module)
+        for base in node.bases
+        if isinstance(base, (ast.Name, ast.Attribute))
+    ]
     inherited = [
         docstrings_of_fields(base) for base in bases if base.__module__.startswith("commbench")
     ]
@@ -186,7 +191,8 @@ def _object(name: str, entry: Any) -> list[str]:  # noqa: ANN401 - a class or a 
         fields = [each for each in dataclasses.fields(entry) if each.name in texts]
     else:
         fields = []
-    if not fields:
+    is_hook = inspect.isclass(entry) and issubclass(entry, hooks.HookSpec)
+    if is_hook or not fields:
         lines += [f"```python\n{name}{_signature(entry)}\n```\n"]
     lines += _docstring(inspect.getdoc(entry) or "")
     if fields:
@@ -195,7 +201,7 @@ def _object(name: str, entry: Any) -> list[str]:  # noqa: ANN401 - a class or a 
             f"| `{each.name}` | {_cell(texts[each.name].replace('``', '`'))} |" for each in fields
         ]
         lines += [""]
-    if inspect.isclass(entry) and not dataclasses.is_dataclass(entry):
+    if is_hook or (inspect.isclass(entry) and not dataclasses.is_dataclass(entry)):
         methods = [
             (method, function)
             for method, function in inspect.getmembers(entry, inspect.isfunction)

@@ -38,7 +38,7 @@ from commbench.ddp.session import compile_hooks
 from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
 from commbench.hooks import Hook, make_hook
-from commbench.hooks.from_file import check_file_hook
+from commbench.hooks.own import check_file_hook
 from commbench.hooks.registry import find_file_hooks, is_file_hook, parse_hook
 
 #: Timed steps end after this number, or after this time in seconds.

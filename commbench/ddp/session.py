@@ -40,10 +40,13 @@ from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.findings import Finding, UnsupportedError
 from commbench.hooks import selectors
-from commbench.hooks.from_file import check_file_hook
-from commbench.hooks.registry import TOP_K, file_hook_name, find_hook
+from commbench.hooks.catalogue import TopK
+from commbench.hooks.options import HookSpec
+from commbench.hooks.own import check_file_hook
+from commbench.hooks.registry import make_hook, read_hook
 from commbench.system.clock import clock_domain
 from commbench.system.host import usable_cpus
+from commbench.system.user_files import callable_name
 
 if TYPE_CHECKING:
     from commbench.tuner.search import Search
@@ -205,21 +208,28 @@ def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None
     Raises:
         InputError: it cannot be compiled for the device.
     """
-    for hook in sorted({case.hook for case in cases if _compiles(case)}):
-        find_hook(hook).load().prepare(device)
+    for case in cases:
+        if case.is_predicted and _declared(case).compiles:
+            hook = make_hook(case.hook, density=case.density, options=case.options)
+            assert hook is not None  # noqa: S101 - `none` compiles nothing
+            hook.prepare(device)
 
 
 def fast_selection(cases: Collection[TrainingCase], device: Device) -> str | None:
     """Return the package behind ``selection=fast``, see `commbench.hooks.selectors`.
 
-    None if no case uses it.
+    None if no case selects elements by it.
     """
-    selects = any(case.hook == TOP_K and _compiles(case) for case in cases)
-    return selectors.fast_selection(device.torch_device) if selects else None
+    for case in cases:
+        if case.hook == TopK.name:
+            hook = _declared(case)
+            if hook.compiles and not hook.runs_in_order:
+                return selectors.fast_selection(device.torch_device)
+    return None
 
 
-def _compiles(case: TrainingCase) -> bool:
-    return case.uses_ddp and find_hook(case.hook).compiles(case.options)
+def _declared(case: TrainingCase) -> HookSpec:
+    return read_hook(case.hook, density=case.density, options=case.options)
 
 
 def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
@@ -335,7 +345,7 @@ class _Session:
                 reason = Finding.of(error)
             refused = next(filter(None, gather_everywhere(self.control, reason)), None)
             if refused:
-                self._refused_hooks[file_hook_name(text)] = refused
+                self._refused_hooks[callable_name(text)] = refused
 
     def close(self) -> None:
         """Close the trainings whose last block was not made."""

@@ -1,8 +1,8 @@
 """DDP communication hooks as a library; one line registers a hook on any DDP model.
 
-`registry`, `message` and `compression` need no torch. The hooks' classes need it, so they are
-imported on first use. May import backends, engine, collectives and the packages below them; must
-not import ddp or anything above.
+`options` and `catalogue` declare hooks, `registry` reads and writes them, without torch. The
+classes that do the work need it, so they are imported on first use. May import backends, engine,
+collectives and the packages below them; must not import ddp or anything above.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 from commbench.errors import InputError
-from commbench.hooks.registry import HOOKS, HookSpec, make_hook
+from commbench.hooks.options import HookSpec
+from commbench.hooks.registry import HOOKS, make_hook
 
 if TYPE_CHECKING:
     from commbench.hooks.base import BucketMarks, BucketTimes, Hook
     from commbench.hooks.dense import BF16, FP16, PassThrough
-    from commbench.hooks.guard import Guard
     from commbench.hooks.int8 import Int8
+    from commbench.hooks.own import Guard
     from commbench.hooks.powersgd import PowerSGD
     from commbench.hooks.topk import TopK
 
@@ -39,17 +40,13 @@ __all__ = [
 
 #: The module of each class that needs torch.
 _MODULES = {
-    "BF16": "dense",
     "BucketMarks": "base",
     "BucketTimes": "base",
-    "FP16": "dense",
-    "Guard": "guard",
+    "Guard": "own",
     "Hook": "base",
-    "Int8": "int8",
-    "PassThrough": "dense",
-    "PowerSGD": "powersgd",
-    "TopK": "topk",
+    "make_file_hook": "own",
 }
+_MODULES |= {hook.__name__: hook.module for hook in HOOKS.values() if hook.module}
 
 
 def __getattr__(name: str) -> object:

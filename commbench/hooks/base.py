@@ -5,17 +5,17 @@ for checkpoints.
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
-from commbench.hooks.message import BucketShape, Message, Shapes, sent_bytes
+from commbench.hooks.options import HookSpec
 from commbench.hooks.results import Expected
 from commbench.hooks.step_clock import Clock, Mark, clock_of, elapsed_ns, host_clock
 
@@ -122,7 +122,7 @@ class Stopwatch:
         )
 
 
-class Hook(ABC):
+class Hook(HookSpec):
     """A DDP communication hook: averages each bucket of gradients over the ranks of the model's
     process group.
 
@@ -132,7 +132,6 @@ class Hook(ABC):
     an order that differs between ranks. One object serves one model.
     """
 
-    name: ClassVar[str]
     #: Called for every finished bucket, on the thread that finished it; a GPU may not have reached
     #: the marks yet.
     observer: Callable[[BucketMarks], None] | None = None
@@ -195,7 +194,7 @@ class Hook(ABC):
                 f" {self.name}."
             )
 
-    def attach(  # noqa: B027 - most hooks accept any model
+    def attach(
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
     ) -> None:
         """Inspect the model before the hook is registered.
@@ -203,11 +202,10 @@ class Hook(ABC):
         Raise InputError if the hook cannot serve it.
         """
 
-    def check_size(self, elements: int) -> None:  # noqa: B027 - most hooks accept any model
+    def check_size(self, elements: int) -> None:
         """Raise InputError if the hook cannot serve a model of that number of elements."""
 
-    @staticmethod  # noqa: B027 - most hooks need nothing
-    def prepare(device: torch.device) -> None:
+    def prepare(self, device: torch.device) -> None:
         """Compile what the hook needs on a device, so that no step waits for it.
 
         Raises:
@@ -223,21 +221,7 @@ class Hook(ABC):
         Return its future and the local work that follows it.
         """
 
-    @abstractmethod
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
-        """Return the collectives that the hook issues for a bucket, in order, after any warm-up."""
-
-    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
-        """Return the bytes that one rank sends by theory for a float32 bucket of ``numel``
-        elements, after any warm-up.
-
-        ``shapes`` are the shapes of the bucket's tensors. Without them, a hook that depends on
-        shapes treats the bucket as one matrix.
-        """
-        bucket = BucketShape(elements=numel, world_size=world_size, shapes=shapes)
-        return sent_bytes(self.messages(bucket), world_size)
-
-    def begin_step(self) -> None:  # noqa: B027 - most hooks have nothing to do
+    def begin_step(self) -> None:
         """Prepare a step, before its first bucket."""
 
     def state_dict(self) -> StateDict:
@@ -256,7 +240,7 @@ class Hook(ABC):
                 " own."
             )
 
-    def close(self) -> None:  # noqa: B027 - most hooks have no thread
+    def close(self) -> None:
         """End the hook's thread, if it has one; it ends at exit in any case."""
 
     @property

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.distributed as dist
 
+from commbench.hooks import catalogue
 from commbench.hooks.base import Finish, Hook, Stopwatch
-from commbench.hooks.message import BucketShape, Message, dense_messages
 
 
-class PassThrough(Hook):
+class PassThrough(catalogue.PassThrough, Hook):
     """The same all-reduce as DDP's without a hook; measures the overhead of a hook."""
-
-    name: ClassVar[str] = "passthrough"
 
     def launch(
         self, bucket: dist.GradBucket, watch: Stopwatch
@@ -28,12 +24,8 @@ class PassThrough(Hook):
             lambda _: buffer,
         )
 
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
-        """See `Hook.messages`."""
-        return dense_messages(bucket)
 
-
-class _Half(Hook):
+class _Half(catalogue.Dense, Hook):
     """Sends and adds gradients in a type of two bytes.
 
     Gradients are divided before the cast, in their original type. Sent and summed values are then
@@ -41,9 +33,8 @@ class _Half(Hook):
     has the gradients' type.
     """
 
-    dtype: ClassVar[torch.dtype]
-
-    def __init__(self) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._sent: dict[int, torch.Tensor] = {}
 
     def launch(
@@ -63,26 +54,17 @@ class _Half(Hook):
         """
         half = self._sent.get(index)
         if half is None or half.shape != buffer.shape or half.device != buffer.device:
-            half = self._sent[index] = torch.empty_like(buffer, dtype=self.dtype)
+            dtype = getattr(torch, self.sent_dtype)
+            half = self._sent[index] = torch.empty_like(buffer, dtype=dtype)
         return half
 
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
-        """See `Hook.messages`."""
-        return dense_messages(bucket, dtype=str(self.dtype).removeprefix("torch."))
 
-
-class FP16(_Half):
+class FP16(catalogue.FP16, _Half):
     """IEEE half precision: 11 bits of precision, overflow above 65504, underflow below 6e-8."""
 
-    name: ClassVar[str] = "fp16"
-    dtype: ClassVar[torch.dtype] = torch.float16
 
-
-class BF16(_Half):
+class BF16(catalogue.BF16, _Half):
     """bfloat16: the range of float32 with 8 bits of precision.
 
     Also works on CPUs, unlike torch's own hook.
     """
-
-    name: ClassVar[str] = "bf16"
-    dtype: ClassVar[torch.dtype] = torch.bfloat16

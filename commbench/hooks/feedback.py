@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.errors import InputError
 from commbench.hooks.base import Finish, Hook, StateDict, Stopwatch
 from commbench.hooks.layout import Layout
+from commbench.hooks.options import Feedback
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -146,24 +147,20 @@ class Memory:
         return slot
 
 
-class FeedbackHook(Hook):
+class FeedbackHook(Feedback, Hook):
     """A hook that compresses float32 gradients and keeps the unsent part.
 
-    A subclass implements `exchange`. With a GradScaler the residual is kept unscaled. If any
+    A subclass implements `exchange_bucket`. With a GradScaler the residual is kept unscaled. If any
     averaged bucket of a step is not finite, the optimiser skips the step, and the updates of all
     its buckets are dropped. All ranks have the same averaged data, so they decide alike.
     """
 
-    def __init__(
-        self, *, feedback: bool, start: int = 0, kinds: Collection[str] = ("residual",)
-    ) -> None:
-        if start < 0:
-            raise InputError(
-                f"Hook {self.name} was given start {start}: it is a number of steps, at least 0."
-            )
-        self.feedback = feedback
-        self.start = start
-        self.memory = Memory(kinds if feedback else ())
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kinds = self.memory_kinds()
+        if not self.feedback:
+            kinds = ()
+        self.memory = Memory(kinds)
         self._steps = 0
         self._names: dict[int, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -173,6 +170,10 @@ class FeedbackHook(Hook):
         self._device = torch.device("cpu")
         self._optimizer: torch.optim.Optimizer | None = None
         self._rates: dict[str, float] = {}
+
+    def memory_kinds(self) -> tuple[str, ...]:
+        """Return what the hook keeps of each parameter, if it has feedback."""
+        return ("residual",)
 
     @property
     def step(self) -> int:
@@ -206,7 +207,7 @@ class FeedbackHook(Hook):
         return isinstance(self._scale, torch.Tensor) or self._scale != 1.0
 
     @abstractmethod
-    def exchange(
+    def exchange_bucket(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
         """Do as `launch`: send ``buffer`` plus ``slot.old``, write ``slot.new``, leave sum /
@@ -219,7 +220,7 @@ class FeedbackHook(Hook):
     def send_dense(
         self, buffer: torch.Tensor, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Do as `exchange` by one all-reduce.
+        """Do as `exchange_bucket` by one all-reduce.
 
         The residual becomes zero, which it was except after a resume.
         """
@@ -317,7 +318,7 @@ class FeedbackHook(Hook):
         slot = self.memory.open(bucket.index(), layout, buffer)
         if self.is_scaled:
             buffer.mul_(1.0 / self._scale)
-        future, finish = self.exchange(buffer, layout, slot, watch)
+        future, finish = self.exchange_bucket(buffer, layout, slot, watch)
         return future, lambda value: self._inspected(finish(value))
 
     def _inspected(self, result: torch.Tensor) -> torch.Tensor:

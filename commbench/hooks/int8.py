@@ -12,20 +12,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.hooks import quantisers
+from commbench.hooks import catalogue, quantisers
 from commbench.hooks.base import Finish, Stopwatch
 from commbench.hooks.feedback import Slot
 from commbench.hooks.layout import Layout
-from commbench.hooks.message import (
-    BucketShape,
-    Message,
-    QuantisedLayout,
-    check_length,
-    quantised_messages,
-)
+from commbench.hooks.message import QuantisedLayout
 from commbench.hooks.ordered import OrderedHook
 from commbench.hooks.ordering import Ending, all_gather
-from commbench.hooks.quantisers import Quantiser, make_quantiser
+from commbench.hooks.quantisers import TorchQuantiser, make_quantiser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +27,7 @@ class _Channel:
     """One bucket's quantiser, and its buffers, uint8, reused in every step."""
 
     layout: QuantisedLayout
-    quantiser: Quantiser
+    quantiser: TorchQuantiser
     sent: torch.Tensor
     """Shape (world_size, row_bytes): a row for every rank, and later the sums of all ranks."""
     received: torch.Tensor
@@ -42,27 +36,20 @@ class _Channel:
     """Shape (row_bytes,): the sum of this rank's shard."""
 
 
-class Int8(OrderedHook):
-    """Sends int8 values with a scale per block: an all_to_all of shards, their sum in float32, an
-    all_gather of sums.
+class Int8(catalogue.Int8, OrderedHook):
+    """Sends int8 values with a scale per block: a quantised all-reduce, summed in float32.
 
     Each rank owns one shard of a bucket and sums it. All ranks, the owner included, use the
     quantised sum, so that they have the same bits. A block with an element that is not finite
     becomes NaN on all ranks.
 
-    Args:
-        block: elements that share a scale; smaller blocks round less and send more.
-        feedback: keep the rounding errors of gradients and, on the shard's owner, of sums; add them
-            to the next gradient.
-        start: number of first steps without compression.
+    With feedback, rounding errors of gradients and, on the shard's owner, of sums are kept.
     """
 
-    name: ClassVar[str] = "int8"
     opens: ClassVar[bool] = True
 
-    def __init__(self, *, block: int = 256, feedback: bool = True, start: int = 0) -> None:
-        super().__init__(feedback=feedback, start=start)
-        self.block = check_length(self.name, "block", block)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._channels: dict[Layout, _Channel] = {}
 
     def attach(
@@ -72,12 +59,11 @@ class Int8(OrderedHook):
         super().attach(ddp_model, scaler)
         self.prepare(self._device)
 
-    @staticmethod
-    def prepare(device: torch.device) -> None:
+    def prepare(self, device: torch.device) -> None:
         """Compile the quantisation, see `quantisers.prepare`."""
         quantisers.prepare(device)
 
-    def exchange(
+    def exchange_bucket(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
         """Quantise and begin to exchange shards on the autograd thread.
@@ -145,7 +131,3 @@ class Int8(OrderedHook):
     def forget(self, layout: Layout) -> None:
         """Drop the bucket's buffers."""
         self._channels.pop(layout, None)
-
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
-        """See `Hook.messages`."""
-        return quantised_messages(bucket, block=self.block)

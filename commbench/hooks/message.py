@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 ValueType: TypeAlias = Literal["float32", "float16"]
-Scope: TypeAlias = Literal["bucket", "parameter"]
-Exchange: TypeAlias = Literal["gather", "aligned"]
 #: The shape of each tensor of a bucket, in the order of the bucket.
 Shapes: TypeAlias = Sequence[Sequence[int]]
 
@@ -83,61 +81,8 @@ def ring_bytes(nbytes: float, world_size: int) -> float:
     return 2 * (world_size - 1) * nbytes / world_size
 
 
-def dense_messages(bucket: BucketShape, *, dtype: str | None = None) -> tuple[Message, ...]:
-    """Return one all_reduce of every element, as ``dtype``; None: in the type of the gradients."""
-    return (_all_reduce(bucket.elements, dtype or bucket.dtype),)
-
-
-def top_k_messages(bucket: BucketShape, selection: Selection) -> tuple[Message, ...]:
-    """Return one all_gather of payloads and tensors sent whole.
-
-    One all_reduce if all tensors are sent whole.
-    """
-    payload = selection.layout([(bucket.elements, 1)] if bucket.shapes is None else bucket.shapes)
-    if not payload.sparse:
-        return (_all_reduce(bucket.elements),)
-    gathered = bucket.world_size * payload.nbytes
-    return (Message(operation="all_gather", dtype="float32", message_bytes=gathered),)
-
-
-def aligned_messages(bucket: BucketShape, *, density: float, chunk: int) -> tuple[Message, ...]:
-    """Return two all_reduces: the norms of all chunks, then the values of the chosen chunks."""
-    layout = ChunkLayout.of(bucket.elements, density=density, chunk=chunk)
-    return (_all_reduce(layout.chunks), _all_reduce(layout.sent_chunks * layout.chunk))
-
-
-def quantised_messages(bucket: BucketShape, *, block: int) -> tuple[Message, ...]:
-    """Return the two halves of a quantised all-reduce: an all_to_all of shards, and an all_gather
-    of their sums.
-    """
-    layout = QuantisedLayout.of(bucket.elements, shards=bucket.world_size, block=block)
-    nbytes = bucket.world_size * layout.row_bytes
-    return (
-        Message(operation="all_to_all", dtype="float32", message_bytes=nbytes),
-        Message(operation="all_gather", dtype="float32", message_bytes=nbytes),
-    )
-
-
-def power_sgd_messages(
-    bucket: BucketShape, *, rank: int, min_compression_rate: float, values: str = "float32"
-) -> tuple[Message, ...]:
-    """Return two all_reduces: the left factors with all tensors that are sent whole, then the right
-    factors.
-
-    Without shapes the bucket counts as one square matrix.
-    """
-    side = max(1, math.isqrt(bucket.elements))
-    left = right = 0
-    for shape in (
-        [(side, max(1, bucket.elements // side))] if bucket.shapes is None else bucket.shapes
-    ):
-        factors = matrix_factors(shape, rank=rank, min_compression_rate=min_compression_rate)
-        left += factors.rows * factors.rank if factors else math.prod(shape)
-        right += factors.columns * factors.rank if factors else 0
-    return (_all_reduce(left, values), *([_all_reduce(right, values)] if right else []))
-
-
-def _all_reduce(elements: int, dtype: str = "float32") -> Message:
+def all_reduce(elements: int, dtype: str = "float32") -> Message:
+    """Return one all_reduce of that number of elements."""
     return Message(
         operation="all_reduce", dtype=dtype, message_bytes=elements * DTYPES[dtype].itemsize
     )
@@ -156,15 +101,6 @@ def check_slots(n: int, k: int, value_dtype: str) -> None:
     if not 1 <= n <= LARGEST_N or not 1 <= k <= n:
         raise InputError(f"Cannot send {k} of {n} elements; give 1 <= k <= n < 2**31.")
     check_choice("type of sent values", value_dtype, get_args(ValueType))
-
-
-def check_density(hook: str, density: float) -> float:
-    """Return k/n; raise InputError if it is outside (0, 1]."""
-    if not 0 < density <= 1:
-        raise InputError(
-            f"Hook {hook} was given density {density:g}: it is k/n, above 0 and at most 1."
-        )
-    return density
 
 
 def kept_elements(numel: int, density: float) -> int:
@@ -197,58 +133,6 @@ class PayloadLayout:
     sparse: tuple[PayloadPart, ...]
     dense: tuple[PayloadPart, ...]
     nbytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Selection:
-    """The selection of top-k: the density, the scope, and the tensors that are sent whole."""
-
-    density: float
-    values: ValueType = "float32"
-    scope: Scope = "bucket"
-    dense_below: int = 0
-    dense_vectors: bool = False
-
-    def at(self, density: float) -> Self:
-        """Return the same selection at another density."""
-        return replace(self, density=density)
-
-    def layout(self, shapes: Shapes) -> PayloadLayout:
-        """Lay out the message of a bucket whose tensors have these shapes."""
-        sparse: list[tuple[int, int, int]] = []  # start, elements, elements that count for k
-        dense: list[tuple[int, int]] = []  # start, elements
-        start = offset = 0
-        for shape in shapes:
-            numel = math.prod(shape)
-            if numel == 0:
-                continue
-            if self._is_dense(shape, numel):
-                dense.append((start, numel))
-            else:
-                sparse.append((start, numel, numel))
-            start += numel
-        if self.scope == "bucket" and sparse:
-            # One selection over the whole bucket: the tensors sent whole are zeroed first, so none
-            # is selected.
-            sparse = [(0, start, sum(numel for _, numel, _ in sparse))]
-        sparse_parts, dense_parts = [], []
-        for first, numel, count in sparse:
-            k = kept_elements(count, self.density)
-            nbytes = payload_bytes(k, self.values)
-            sparse_parts.append(
-                PayloadPart(start=first, numel=numel, k=k, offset=offset, nbytes=nbytes)
-            )
-            offset += nbytes
-        for first, numel in dense:
-            nbytes = FLOAT32_BYTES * numel
-            dense_parts.append(
-                PayloadPart(start=first, numel=numel, k=0, offset=offset, nbytes=nbytes)
-            )
-            offset += nbytes
-        return PayloadLayout(sparse=tuple(sparse_parts), dense=tuple(dense_parts), nbytes=offset)
-
-    def _is_dense(self, shape: Sequence[int], numel: int) -> bool:
-        return numel < self.dense_below or (self.dense_vectors and len(shape) <= 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,15 +199,6 @@ class QuantisedLayout:
         return slice(
             min(shard * self.shard, self.elements), min((shard + 1) * self.shard, self.elements)
         )
-
-
-def check_length(hook: str, option: str, elements: int) -> int:
-    """Return the number of elements that an option gives; raise InputError if it is below 1."""
-    if elements < 1:
-        raise InputError(
-            f"Hook {hook} was given {option} {elements}: it is a number of elements, at least 1."
-        )
-    return elements
 
 
 # ----------------------------------------------------------------------------------- matrix factors

@@ -47,7 +47,7 @@ class OrderedHook(FeedbackHook):
     """Whether the hook's jobs have an opening."""
 
     @property
-    def is_ordered(self) -> bool:
+    def runs_in_order(self) -> bool:
         """Whether the hook with its options needs jobs."""
         return True
 
@@ -64,7 +64,7 @@ class OrderedHook(FeedbackHook):
             for parameter in ddp_model.module.parameters()
             if parameter.requires_grad
         }
-        if self.is_ordered and (len(devices) != 1 or self._device.type not in {"cpu", "cuda"}):
+        if self.runs_in_order and (len(devices) != 1 or self._device.type not in {"cpu", "cuda"}):
             places = ", ".join(sorted(devices))
             raise InputError(
                 f"Hook {self.name} works on models on the host or on one GPU, this one is on"
@@ -83,7 +83,7 @@ class OrderedHook(FeedbackHook):
         Collective over Gloo, where the ranks create a process group.
         """
         super().register(ddp_model, scaler=scaler, optimizer=optimizer)
-        if not self.is_ordered:
+        if not self.runs_in_order:
             return self
         if self._device.type == "cuda":
             self._lane, self._private = CommStream(self._device), self._group

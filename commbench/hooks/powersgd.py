@@ -8,24 +8,15 @@ issues collectives from callbacks, which hangs or aborts on Gloo with more than 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 
-from commbench.errors import InputError, check_choice
+from commbench.hooks import catalogue
 from commbench.hooks.base import Finish, StateDict, Stopwatch
 from commbench.hooks.feedback import Slot, accumulate, is_finite, on_host, poison, put
 from commbench.hooks.layout import Layout, Span
-from commbench.hooks.message import (
-    BucketShape,
-    MatrixFactors,
-    Message,
-    matrix_factors,
-    power_sgd_messages,
-)
 from commbench.hooks.ordered import OrderedHook
 
 _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -65,47 +56,18 @@ class _Plan:
     warm: torch.Tensor
 
 
-class PowerSGD(OrderedHook):
-    """Sends r (rows + columns) numbers in place of rows x columns, in two dependent all-reduces a
-    bucket.
+class PowerSGD(catalogue.PowerSGD, OrderedHook):
+    """Sends r (rows + columns) numbers in place of rows x columns: the factors of each matrix.
 
-    Args:
-        rank: r, the number of columns of the factors.
-        start: number of first steps without compression.
-        feedback: keep the part that the factors do not represent, and add it to the next gradient.
-        min_compression_rate: a tensor is sent whole unless it shrinks by more than this.
-        values: the type in which factors and whole tensors are sent and summed; what rounding takes
-            from this rank's part stays in the residual.
-        seed: for the first right factors, which are the same on all ranks.
+    With feedback, the part that the factors do not represent is added to the next gradient.
     """
 
-    name: ClassVar[str] = "powersgd"
-
-    def __init__(
-        self,
-        *,
-        rank: int = 1,
-        start: int = 2,
-        feedback: bool = True,
-        min_compression_rate: float = 2.0,
-        values: Literal["float32", "float16", "bfloat16"] = "float32",
-        seed: int = 0,
-    ) -> None:
-        check_choice("values of hook powersgd", values, tuple(_TYPES))
-        if rank < 1 or min_compression_rate <= 0:
-            raise InputError(
-                f"Hook powersgd was given rank {rank}, min_compression_rate"
-                f" {min_compression_rate:g}: rank is at least 1, the rate above 0."
-            )
-        super().__init__(feedback=feedback, start=start)
-        self.rank = rank
-        self.min_compression_rate = min_compression_rate
-        self.seed = seed
-        self._values = values
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._plans: dict[Layout, _Plan] = {}
         self._warm: dict[str, torch.Tensor] = {}
 
-    def exchange(
+    def exchange_bucket(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
         """Project on the autograd thread.
@@ -143,15 +105,15 @@ class PowerSGD(OrderedHook):
     @property
     def _is_whole(self) -> bool:
         """Whether messages are sent in float32."""
-        return self._values == "float32"
+        return self.values == "float32"
 
     def _round(self, message: torch.Tensor) -> torch.Tensor:
         """Round a message to the type in which it is sent."""
-        return message if self._is_whole else message.copy_(message.to(_TYPES[self._values]))
+        return message if self._is_whole else message.copy_(message.to(_TYPES[self.values]))
 
     def _sum(self, message: torch.Tensor) -> None:
         """Sum a rounded message over the ranks, in the type in which it is sent."""
-        sent = message if self._is_whole else message.to(_TYPES[self._values])
+        sent = message if self._is_whole else message.to(_TYPES[self.values])
         dist.all_reduce(sent, group=self._private)
         if sent is not message:
             message.copy_(sent)
@@ -235,7 +197,7 @@ class PowerSGD(OrderedHook):
 
     def _make_plan(self, layout: Layout, like: torch.Tensor) -> _Plan:
         """Lay out both messages, and fill in the warm factors, or the initial ones."""
-        factors = {span.name: self._factors(span.shape, span.stride) for span in layout.spans}
+        factors = {span.name: self.factors(span.shape, span.stride) for span in layout.spans}
         rows = sum(each.rows * each.rank for each in factors.values() if each)
         columns = sum(each.columns * each.rank for each in factors.values() if each)
         whole = sum(span.numel for span in layout.spans if not factors[span.name])
@@ -265,27 +227,12 @@ class PowerSGD(OrderedHook):
             return warm
         return torch.randn((width, r), generator=seeded(self.seed, name))
 
-    def _factors(self, shape: Sequence[int], stride: Sequence[int] = ()) -> MatrixFactors | None:
-        """Return the factors of a tensor in its memory order; None if it is sent whole."""
-        return matrix_factors(
-            shape, rank=self.rank, min_compression_rate=self.min_compression_rate, stride=stride
-        )
-
     def forget(self, layout: Layout) -> None:
         """Drop the bucket's messages.
 
         The warm factors stay for the next bucket of their parameter.
         """
         self._plans.pop(layout, None)
-
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
-        """See `Hook.messages`."""
-        return power_sgd_messages(
-            bucket,
-            rank=self.rank,
-            min_compression_rate=self.min_compression_rate,
-            values=self._values,
-        )
 
     # Checkpoints
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,14 +19,18 @@ TOO_LARGE, LEAST_SCALE = 2.0**127, 2.0**-126
 LONGEST_CUDA_BLOCK = 4096
 
 
-class Quantiser(Protocol):
-    """Quantises the shards of a bucket.
+class TorchQuantiser:
+    """Quantises the shards of a bucket. By torch operations on any device; the reference for
+    compiled work, which inherits it.
 
     A payload is uint8, shape (shards, row_bytes), see `QuantisedLayout`.
 
     A block with a sum that is not finite, or that is too large, has the scale NaN: all its elements
     become NaN. On a device everything is queued on the current stream; the host never waits.
     """
+
+    def __init__(self, layout: QuantisedLayout) -> None:
+        self._layout = layout
 
     def encode(
         self,
@@ -40,42 +44,6 @@ class Quantiser(Protocol):
 
         Blocks that are not finite keep their ``out_residual``.
         """
-
-    def combine(
-        self,
-        payload: torch.Tensor,
-        own: torch.Tensor,
-        *,
-        divisor: float | torch.Tensor,
-        residual: torch.Tensor | None,
-    ) -> None:
-        """Sum one shard over the ranks in their order.
-
-        Write the sum / ``divisor`` to the row ``own``.
-
-        The rounding errors of the sum are added to ``residual``, the shard's elements, except in
-        blocks that are not finite.
-        """
-
-    def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """Write all elements of a payload to ``into``, shape (elements,)."""
-
-
-class TorchQuantiser:
-    """Quantisation by torch operations: the reference, for any device."""
-
-    def __init__(self, layout: QuantisedLayout) -> None:
-        self._layout = layout
-
-    def encode(
-        self,
-        gradient: torch.Tensor,
-        residual: torch.Tensor | None,
-        payload: torch.Tensor,
-        *,
-        out_residual: torch.Tensor | None,
-    ) -> None:
-        """See `Quantiser.encode`."""
         layout = self._layout
         whole = gradient.new_zeros((layout.shards, layout.shard))
         flat = whole.view(-1)[: layout.elements]
@@ -96,7 +64,13 @@ class TorchQuantiser:
         divisor: float | torch.Tensor,
         residual: torch.Tensor | None,
     ) -> None:
-        """See `Quantiser.combine`."""
+        """Sum one shard over the ranks in their order.
+
+        Write the sum / ``divisor`` to the row ``own``.
+
+        The rounding errors of the sum are added to ``residual``, the shard's elements, except in
+        blocks that are not finite.
+        """
         total = self._unpack(payload[:1])
         for row in payload[1:]:
             total += self._unpack(row.unsqueeze(0))
@@ -107,7 +81,7 @@ class TorchQuantiser:
             _put(residual, residual + errors.view(-1)[:size], is_sent.reshape(-1)[:size])
 
     def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """See `Quantiser.decode`."""
+        """Write all elements of a payload to ``into``, shape (elements,)."""
         into.copy_(self._unpack(payload).reshape(-1)[: self._layout.elements])
 
     def _pack(self, sums: torch.Tensor, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,12 +123,13 @@ class TorchQuantiser:
         return payload.view(torch.int8)[:, FLOAT32_BYTES * self._layout.blocks :]
 
 
-class NativeQuantiser:
+class NativeQuantiser(TorchQuantiser):
     """The compiled quantisation of `commbench.hooks.compression` on host memory."""
 
     def __init__(self, layout: QuantisedLayout) -> None:
         from commbench.hooks.compression import quantisation
 
+        super().__init__(layout)
         self._kernels = quantisation
         self._block, self._shard = layout.block, layout.shard
 
@@ -166,7 +141,7 @@ class NativeQuantiser:
         *,
         out_residual: torch.Tensor | None,
     ) -> None:
-        """See `Quantiser.encode`."""
+        """See `TorchQuantiser.encode`."""
         old = None if residual is None else residual.numpy()
         rest = None if out_residual is None else out_residual.numpy()
         self._kernels.quantise(
@@ -181,7 +156,7 @@ class NativeQuantiser:
         divisor: float | torch.Tensor,
         residual: torch.Tensor | None,
     ) -> None:
-        """See `Quantiser.combine`."""
+        """See `TorchQuantiser.combine`."""
         rest = None if residual is None else residual.numpy()
         sizes = self._block, self._shard
         self._kernels.combine(
@@ -189,16 +164,17 @@ class NativeQuantiser:
         )
 
     def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """See `Quantiser.decode`."""
+        """See `TorchQuantiser.decode`."""
         self._kernels.dequantise(*_both_views(payload), self._block, self._shard, into.numpy())
 
 
-class CudaQuantiser:
+class CudaQuantiser(TorchQuantiser):
     """The CUDA kernels of `commbench.hooks.compression` on GPU memory, which torch allocates."""
 
     def __init__(self, layout: QuantisedLayout, device: torch.device) -> None:
         from commbench.hooks.compression.cuda_quantisation import CudaInt8
 
+        super().__init__(layout)
         self._kernels = CudaInt8(layout, device=device.index or 0)
         self._divisor = torch.ones((), device=device)
 
@@ -210,7 +186,7 @@ class CudaQuantiser:
         *,
         out_residual: torch.Tensor | None,
     ) -> None:
-        """See `Quantiser.encode`."""
+        """See `TorchQuantiser.encode`."""
         self._kernels.quantise(
             gradient.data_ptr(),
             _address(residual),
@@ -227,7 +203,7 @@ class CudaQuantiser:
         divisor: float | torch.Tensor,
         residual: torch.Tensor | None,
     ) -> None:
-        """See `Quantiser.combine`."""
+        """See `TorchQuantiser.combine`."""
         self._divisor.fill_(divisor)  # a loss scale lies on the device
         self._kernels.combine(
             payload.data_ptr(),
@@ -239,11 +215,11 @@ class CudaQuantiser:
         )
 
     def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """See `Quantiser.decode`."""
+        """See `TorchQuantiser.decode`."""
         self._kernels.dequantise(payload.data_ptr(), into.data_ptr(), stream=stream_of(into.device))
 
 
-def make_quantiser(layout: QuantisedLayout, device: torch.device) -> Quantiser:
+def make_quantiser(layout: QuantisedLayout, device: torch.device) -> TorchQuantiser:
     """Return the compiled quantisation if the device has one that suits the layout, else
     torch's.
     """

@@ -4,8 +4,6 @@ or by torch.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from commbench.hooks.compilers import compile_error, find_compiler, stream_of
@@ -17,34 +15,13 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16}
 SLOW = "torch.topk"
 
 
-class Selector(Protocol):
-    """Selects k of n elements; a payload is uint8: k int32 indices, then k values.
+class TorchSelector:
+    """Selects k of n elements by ``torch.topk``, on any device; compiled selection inherits it.
+
+    A payload is uint8: k int32 indices, then k values.
 
     On a device everything is queued on the current stream; the host never waits.
     """
-
-    def encode(
-        self,
-        gradient: torch.Tensor,
-        residual: torch.Tensor | None,
-        payload: torch.Tensor,
-        *,
-        out_residual: torch.Tensor | None,
-        step: int,
-    ) -> None:
-        """Write the payload of a = gradient + residual, and the unsent part of a to
-        ``out_residual``.
-
-        ``gradient`` may be overwritten. If a is not finite, the payload's values are NaN and
-        ``out_residual`` is kept.
-        """
-
-    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """Add the values of a payload to ``into``, shape (n,), at its indices."""
-
-
-class TorchSelector:
-    """Selection by ``torch.topk``: the reference, for any device."""
 
     def __init__(self, k: int, values: ValueType) -> None:
         self._k = k
@@ -59,7 +36,12 @@ class TorchSelector:
         out_residual: torch.Tensor | None,
         step: int,  # noqa: ARG002 - torch.topk decides among equal elements
     ) -> None:
-        """See `Selector.encode`."""
+        """Write the payload of a = gradient + residual, and the unsent part of a to
+        ``out_residual``.
+
+        ``gradient`` may be overwritten. If a is not finite, the payload's values are NaN and
+        ``out_residual`` is kept.
+        """
         total = gradient if residual is None else gradient.add_(residual)
         magnitudes, positions = torch.topk(total.abs(), self._k, sorted=False)
         finite = magnitudes.isfinite().all()  # torch.topk treats infinity and NaN as the largest
@@ -79,18 +61,19 @@ class TorchSelector:
             )
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """See `Selector.add`."""
+        """Add the values of a payload to ``into``, shape (n,), at its indices."""
         indices, values = split(payload, self._k, self._dtype)
         into.index_add_(0, indices, values.to(into.dtype))
 
 
-class NativeSelector:
+class NativeSelector(TorchSelector):
     """The compiled selection of `commbench.hooks.compression` on host memory."""
 
     def __init__(self, n: int, k: int, values: ValueType) -> None:
         from commbench.hooks.compression.selection import TopKSelector, decode_add
 
-        self._n, self._k, self._values = n, k, values
+        super().__init__(k, values)
+        self._n, self._values = n, values
         self._selector = TopKSelector(n, k, value_dtype=values)
         self._decode_add = decode_add
 
@@ -103,22 +86,23 @@ class NativeSelector:
         out_residual: torch.Tensor | None,
         step: int,
     ) -> None:
-        """See `Selector.encode`."""
+        """See `TorchSelector.encode`."""
         old = None if residual is None else residual.numpy()
         new = None if out_residual is None else out_residual.numpy()
         self._selector.encode(gradient.numpy(), old, payload.numpy(), out_residual=new, step=step)
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """See `Selector.add`."""
+        """See `TorchSelector.add`."""
         self._decode_add(payload.numpy(), self._n, self._k, self._values, into.numpy())
 
 
-class CudaSelector:
+class CudaSelector(TorchSelector):
     """The CUDA kernels of `commbench.hooks.compression` on GPU memory, which torch allocates."""
 
     def __init__(self, n: int, k: int, values: ValueType, device: torch.device) -> None:
         from commbench.hooks.compression.cuda import CudaTopK, scratch_bytes
 
+        super().__init__(k, values)
         self._scratch = torch.zeros(scratch_bytes(n), dtype=torch.uint8, device=device)
         self._selector = CudaTopK(
             n, k, scratch=self._scratch.data_ptr(), value_dtype=values, device=device.index
@@ -133,7 +117,7 @@ class CudaSelector:
         out_residual: torch.Tensor | None,
         step: int,
     ) -> None:
-        """See `Selector.encode`."""
+        """See `TorchSelector.encode`."""
         sums = torch.empty_like(gradient) if out_residual is None else out_residual
         self._selector.encode(
             gradient.data_ptr(),
@@ -145,13 +129,13 @@ class CudaSelector:
         )
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """See `Selector.add`; an index out of range makes an element NaN."""
+        """See `TorchSelector.add`; an index out of range makes an element NaN."""
         self._selector.add(payload.data_ptr(), into.data_ptr(), stream=stream_of(into.device))
 
 
 def make_selector(
     n: int, k: int, values: ValueType, *, fast: bool, device: torch.device
-) -> Selector:
+) -> TorchSelector:
     """Return the compiled selection if ``fast`` and the device has one, else torch's."""
     compiler = fast_selection(device) if fast else SLOW
     if compiler == "numba":

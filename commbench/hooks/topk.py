@@ -4,175 +4,63 @@ same chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.errors import InputError, check_choice
-from commbench.hooks import chunks, selectors
+from commbench.errors import InputError
+from commbench.hooks import catalogue, chunks, selectors
 from commbench.hooks.base import Finish, Stopwatch
 from commbench.hooks.chunks import ChunkChannel
 from commbench.hooks.feedback import Slot, is_finite, on_host, put
 from commbench.hooks.layout import Layout
-from commbench.hooks.message import (
-    BucketShape,
-    ChunkLayout,
-    Exchange,
-    Message,
-    PayloadLayout,
-    PayloadPart,
-    Scope,
-    Selection,
-    ValueType,
-    aligned_messages,
-    check_density,
-    check_length,
-    top_k_messages,
-)
+from commbench.hooks.message import ChunkLayout, PayloadLayout, PayloadPart
 from commbench.hooks.ordered import OrderedHook
 from commbench.hooks.ordering import Ending, all_gather
-from commbench.hooks.registry import ALIGNED
-from commbench.hooks.selectors import DTYPES, Selector, make_selector, split
-
-#: Elements of a chunk by default: norms are then 0.4 % of the bytes of a dense bucket.
-CHUNK = 256
+from commbench.hooks.selectors import DTYPES, TorchSelector, make_selector, split
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Channel:
     """One bucket's message layout, and its send and receive buffers, reused in every step."""
 
-    selection: Selection
     payload: PayloadLayout
-    selectors: tuple[Selector, ...]
+    selectors: tuple[TorchSelector, ...]
     sent: torch.Tensor
     """uint8, shape (payload.nbytes,)."""
     gathered: torch.Tensor
     """uint8, shape (world_size, payload.nbytes)."""
 
 
-class TopK(OrderedHook):
-    """Sends k = ceil(density x n) elements per bucket or per parameter, largest first, in one
-    all_gather per bucket.
+class TopK(catalogue.TopK, OrderedHook):
+    """Each rank sends k = ceil(density x n) elements, the largest, per bucket or per parameter.
 
-    Args:
-        density: k/n.
-        selection: ``fast`` is the compiled selection, on NVIDIA's GPUs by cupy; with ``exact``, or
-            on a GPU without cupy, torch.topk selects. All send exactly the k largest elements; they
-            differ in the choice among ties. With ``exchange=aligned``, ``fast`` is compiled for the
-            host, and torch works with chunks on GPUs.
-        values: the type in which values are sent; the rounding error of float16 stays in the
-            residual.
-        scope: the elements among which k are selected. With ``bucket`` the result depends on the
-            bucket size.
-        dense_below: tensors of fewer elements are sent whole.
-        dense_vectors: tensors of one dimension (biases, norms) are sent whole.
-        exchange: with ``gather`` each rank sends its own elements to all ranks. With ``aligned``
-            the ranks sum the norms of their chunks, choose the same chunks and sum only these;
-            values, scope and the dense options cannot be given.
-        chunk: elements of a chunk with ``exchange=aligned``; density is then the share of chunks.
-        feedback: keep the unsent part, and send it later.
-        momentum: momentum correction of Deep Gradient Compression (Lin et al. 2018): u = m u + g is
-            accumulated in place of g, and zeroed for sent elements. The optimiser must then have no
-            momentum.
-        clip: each tensor's norm is clipped to ``clip`` / sqrt(ranks) before compression (same
-            source).
-        warmup: densities of equal parts of the first ``warmup_steps`` steps (same source).
-        warmup_steps: steps over which ``warmup`` goes.
-        start: number of first steps without compression.
+    With ``exchange=aligned``, all ranks send the same chunks.
     """
 
-    name: ClassVar[str] = "topk"
     opens: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        *,
-        density: float = 0.01,
-        selection: Literal["fast", "exact"] = "fast",
-        values: ValueType = "float32",
-        scope: Scope = "bucket",
-        dense_below: int = 0,
-        dense_vectors: bool = False,
-        exchange: Exchange = "gather",
-        chunk: int = CHUNK,
-        feedback: bool = True,
-        momentum: float = 0.0,
-        clip: float = 0.0,
-        warmup: Sequence[float] = (),
-        warmup_steps: int = 0,
-        start: int = 0,
-    ) -> None:
-        for key, value, choices in (
-            ("selection", selection, ("fast", "exact")),
-            ("values", values, tuple(DTYPES)),
-            ("scope", scope, ("bucket", "parameter")),
-            ("exchange", exchange, ("gather", ALIGNED)),
-        ):
-            check_choice(f"{key} of hook topk", value, choices)
-        if not 0 <= momentum < 1 or (momentum and not feedback):
-            raise InputError(
-                f"Hook topk was given momentum {momentum:g}: it is below 1 and needs feedback."
-            )
-        if bool(warmup) != bool(warmup_steps):
-            raise InputError(
-                "Hook topk was given one of warmup and warmup_steps: densities need steps, and"
-                " steps them."
-            )
-        super().__init__(
-            feedback=feedback,
-            start=start,
-            kinds=("residual", "momentum") if momentum else ("residual",),
-        )
-        self.density = check_density(self.name, density)
-        self.warmup = tuple(check_density(self.name, each) for each in warmup)
-        self.warmup_steps = warmup_steps
-        self.momentum = momentum
-        self.clip = clip
-        self._exchange = exchange
-        self._chunk = check_length(self.name, "chunk", chunk)
-        self._fast = selection == "fast"
-        self._selection = Selection(
-            density=density,
-            values=values,
-            scope=scope,
-            dense_below=dense_below,
-            dense_vectors=dense_vectors,
-        )
-        self._check_exchange()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._channels: dict[Layout, _Channel] = {}
         self._chunks: dict[Layout, ChunkChannel] = {}
-        self._selectors: dict[tuple[int, int], Selector] = {}
+        self._selectors: dict[tuple[int, int], TorchSelector] = {}
 
-    def _check_exchange(self) -> None:
-        """Raise InputError if an option does not suit the exchange."""
-        usual = Selection(density=self.density)
-        if self.is_ordered and self._selection != usual:
-            raise InputError(
-                "Hook topk was given exchange aligned and one of values, scope, dense_below,"
-                " dense_vectors: chunks of the whole bucket are sent as float32, so leave these"
-                " out."
-            )
-        if not self.is_ordered and self._chunk != CHUNK:
-            raise InputError(
-                f"Hook topk was given chunk {self._chunk} and exchange gather: chunks need"
-                " exchange=aligned."
-            )
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether the values wait for the norms of the chunks."""
-        return self._exchange == ALIGNED
+    def memory_kinds(self) -> tuple[str, ...]:
+        """See `FeedbackHook.memory_kinds`."""
+        if self.momentum:
+            return ("residual", "momentum")
+        return ("residual",)
 
     def check_size(self, elements: int) -> None:
         """See `Hook.check_size`: a chunk must not be larger than the model."""
-        if self.is_ordered and self._chunk > elements:
+        if self.runs_in_order and self.chunk > elements:
             raise InputError(
-                f"Hook topk was given chunk {self._chunk}, the model has {elements} elements: give"
+                f"Hook topk was given chunk {self.chunk}, the model has {elements} elements: give"
                 " a smaller chunk."
             )
 
@@ -181,18 +69,18 @@ class TopK(OrderedHook):
     ) -> None:
         """See `OrderedHook.attach`; also compile the selection, so that no step waits for it."""
         super().attach(ddp_model, scaler)
-        if self._fast and self.is_ordered:
-            chunks.prepare(self._device)
-        elif self._fast:
-            self.prepare(self._device)
+        self.prepare(self._device)
 
-    @staticmethod
-    def prepare(device: torch.device) -> None:
-        """Compile the work of both exchanges, see `selectors.prepare` and `chunks.prepare`."""
-        selectors.prepare(device)
-        chunks.prepare(device)
+    def prepare(self, device: torch.device) -> None:
+        """Compile the work of the exchange, see `selectors.prepare` and `chunks.prepare`."""
+        if not self.compiles:
+            return
+        if self.runs_in_order:
+            chunks.prepare(device)
+        else:
+            selectors.prepare(device)
 
-    def exchange(
+    def exchange_bucket(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
         """Encode, gather every rank's message, sum the messages in rank order.
@@ -205,7 +93,7 @@ class TopK(OrderedHook):
             self._correct(buffer, slot)
         if self.is_dense:
             return self.send_dense(buffer, slot, watch)
-        if self.is_ordered:
+        if self.runs_in_order:
             return self._exchange_chunks(buffer, layout, slot, watch)
         channel = self._channel_of(layout, buffer)
         self._encode(channel, buffer, slot)
@@ -261,7 +149,7 @@ class TopK(OrderedHook):
                 out_residual=None if new is None else _elements(part, new),
                 step=self.step,
             )
-            indices, values = split(payload, part.k, DTYPES[channel.selection.values])
+            indices, values = split(payload, part.k, DTYPES[self.values])
             if momentum is not None:
                 _forget(_elements(part, momentum), indices, values)
             if (
@@ -275,7 +163,7 @@ class TopK(OrderedHook):
         If the bucket has no others, divide them in place.
         """
         residual = slot.old.get("residual")
-        selected_over = channel.selection.scope == "bucket" and channel.payload.sparse
+        selected_over = self.scope == "bucket" and channel.payload.sparse
         for part in channel.payload.dense:
             values = _elements(part, buffer)
             if (
@@ -296,7 +184,7 @@ class TopK(OrderedHook):
         for block in channel.gathered:
             for part, selector in zip(channel.payload.sparse, channel.selectors, strict=True):
                 selector.add(_bytes(part, block), _elements(part, buffer))
-        if channel.selection.values == "float16":
+        if self.values == "float16":
             buffer.div_(self.divisor)
         for block in channel.gathered:
             for part in channel.payload.dense:
@@ -343,11 +231,10 @@ class TopK(OrderedHook):
         return self._channels[layout]
 
     def _make_channel(self, layout: Layout, buffer: torch.Tensor) -> _Channel:
-        selection = self._selection.at(self.current_density)
-        payload = selection.layout([span.shape for span in layout.spans])
+        shapes = [span.shape for span in layout.spans]
+        payload = self.layout(shapes, self.current_density)
         ranks = self.world_size if payload.sparse else 0
         return _Channel(
-            selection=selection,
             payload=payload,
             selectors=tuple(self._selector(part, buffer) for part in payload.sparse),
             sent=torch.zeros(payload.nbytes, dtype=torch.uint8, device=buffer.device),
@@ -357,21 +244,20 @@ class TopK(OrderedHook):
     def _chunks_of(self, layout: Layout, buffer: torch.Tensor) -> ChunkChannel:
         if layout not in self._chunks:
             chunk_layout = ChunkLayout.of(
-                layout.numel, density=self.current_density, chunk=self._chunk
+                layout.numel, density=self.current_density, chunk=self.chunk
             )
-            self._chunks[layout] = ChunkChannel(chunk_layout, buffer, fast=self._fast)
+            self._chunks[layout] = ChunkChannel(chunk_layout, buffer, fast=self.compiles)
         return self._chunks[layout]
 
-    def _selector(self, part: PayloadPart, buffer: torch.Tensor) -> Selector:
+    def _selector(self, part: PayloadPart, buffer: torch.Tensor) -> TorchSelector:
         """Return the selector for a part.
 
         Parts of one size share a selector, because they are encoded in turn.
         """
         key = (part.numel, part.k)
         if key not in self._selectors:
-            values = self._selection.values
             self._selectors[key] = make_selector(
-                *key, values, fast=self._fast, device=buffer.device
+                *key, self.values, fast=self.compiles, device=buffer.device
             )
         return self._selectors[key]
 
@@ -389,12 +275,6 @@ class TopK(OrderedHook):
         self._channels.pop(layout, None)
         self._chunks.pop(layout, None)
         self._selectors.clear()
-
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
-        """See `Hook.messages`."""
-        if self.is_ordered:
-            return aligned_messages(bucket, density=self.density, chunk=self._chunk)
-        return top_k_messages(bucket, self._selection)
 
 
 def _elements(part: PayloadPart, flat: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Literal, cast, get_args
 
 from commbench.ddp.plan.cases import canonical_cap
 from commbench.errors import InputError, check_choice
-from commbench.hooks.registry import HOOKS, find_file_hooks, find_hook, parse_hook, split_options
+from commbench.hooks.registry import HOOKS, find_file_hooks, find_hook, parse_hook
 from commbench.schema import read_as
 
 #: The environment variable that holds `LiveOptions` as JSON in every process of the training.
@@ -131,13 +131,16 @@ def checked_hooks(names: Iterable[str]) -> list[str]:
         InputError: an unknown hook or option, one that only measures, or one of a file that is
             missing.
     """
-    hooks = [HOOKS[name].usual if name in HOOKS else name for name in names]
+    hooks = []
+    for name in names:
+        if name in HOOKS and HOOKS[name].usual:
+            hooks.append(HOOKS[name].usual)
+        else:
+            hooks.append(name)
     find_file_hooks(hooks)
     for hook in hooks:
         fields = parse_hook(hook)
-        spec = find_hook(fields["hook"])
-        spec.arguments(density=fields["density"], options=split_options(fields["hook_options"]))
-        if spec.is_instrument:
+        if find_hook(fields["hook"]).is_instrument:
             raise InputError(
                 f"--allow {hook} is never recommended, because it sends the same as DDP without a"
                 " hook; leave it out."

@@ -10,7 +10,8 @@ from typing import Literal, get_args
 from commbench.ddp.plan.cases import TrainingCase, baseline_name, setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.errors import InputError
-from commbench.hooks.registry import Effect, find_hook
+from commbench.hooks.options import Effect
+from commbench.hooks.registry import find_hook
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 from commbench.units import counted
 

@@ -23,7 +23,7 @@ from commbench.ddp.plan.cases import (
 from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, TrainingRow
 from commbench.engine.flags import add_flag, join_flags, raised_flags
 from commbench.engine.records import copied, interval_columns
-from commbench.hooks.registry import FP16
+from commbench.hooks.catalogue import FP16
 from commbench.results.info import RunInfo, ranks_per_gpu
 from commbench.results.summary import (
     condition_flags,
@@ -195,7 +195,7 @@ def _fp16(
     None if it was not trained.
     """
     baseline = baseline_of([trained_case.case for trained_case in members])
-    case = dataclasses.replace(baseline, hook=FP16)
+    case = dataclasses.replace(baseline, hook=FP16.name)
     return by_key.get(stand_ins.get(case, case).key)
 
 

@@ -21,6 +21,13 @@ def is_callable_of_file(text: str) -> bool:
     return text.endswith((".py", ".py:")) or text.rpartition(":")[0].endswith(".py")
 
 
+def callable_name(text: str) -> str:
+    """Return the name of ``FILE.py:CALLABLE`` in results: the file without directories, and the
+    callable.
+    """
+    return text.replace("\\", "/").rpartition("/")[2]
+
+
 def split_callable(text: str, example: str) -> tuple[Path, str]:
     """Return the file and the name of ``FILE.py:CALLABLE``.
 

@@ -181,7 +181,7 @@ def _imports(case: TrainingCase) -> list[str]:
 
 
 def _hook_import(case: TrainingCase) -> list[str]:
-    name = "make_hook" if case.is_file_hook else find_hook(case.hook).class_name
+    name = "make_hook" if case.is_file_hook else find_hook(case.hook).__name__
     return [] if case.is_plain else [f"from commbench.hooks import {name}"]
 
 
@@ -214,7 +214,7 @@ def _hook(case: TrainingCase) -> str:
             f"make_hook({json.dumps(case.hook)}).register(model{scaler})  # with the path of your"
             " file"
         )
-    return f"{find_hook(case.hook).class_name}({', '.join(arguments)}).register(model{scaler})"
+    return f"{find_hook(case.hook).__name__}({', '.join(arguments)}).register(model{scaler})"
 
 
 def _literal(text: str) -> str:

@@ -97,8 +97,8 @@ def test_bad_hooks_are_refused(text: str) -> None:
 @given(
     hook=st.just("topk"),
     density=st.floats(1e-6, 1).map(lambda value: float(f"{value:.3g}")),
-    options=st.dictionaries(
-        st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.sampled_from(["1", "float16", "-0.5"])
+    options=st.fixed_dictionaries(
+        {}, optional={"start": st.just("1"), "values": st.just("float16"), "clip": st.just("2.5")}
     ),
 )
 def test_hook_names_are_read_back(hook: str, density: float, options: dict[str, str]) -> None:

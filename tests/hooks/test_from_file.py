@@ -19,10 +19,10 @@ from commbench.hooks.registry import (
     HOOKS,
     canonical_hook,
     find_file_hooks,
-    find_hook,
     hook_source,
     make_hook,
     parse_hook,
+    read_hook,
 )
 from commbench.results.recommendation import effect_of
 from commbench.tuner.snippet import snippet_of
@@ -76,9 +76,7 @@ def test_it_is_lossy_and_its_messages_are_unknown() -> None:
     case = make_training_case("mine.py:hook")
     assert "lossy" == effect_of(case, make_training_case())
     with pytest.raises(UnpredictedError, match="sends is measured, not predicted"):
-        find_hook(case.hook).messages_of(
-            BucketShape(elements=8, world_size=2), density=None, options={}
-        )
+        read_hook(case.hook).messages(BucketShape(elements=8, world_size=2))
 
 
 def test_the_snippet_makes_the_hook() -> None:

@@ -16,17 +16,22 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from commbench.errors import InputError, LaunchError  # noqa: E402 - needs torch
-from commbench.hooks import PowerSGD, TopK, make_hook  # noqa: E402
+from commbench.hooks import (  # noqa: E402
+    PowerSGD,
+    TopK,
+    catalogue,
+    make_hook,
+)
 from commbench.hooks.feedback import Memory, is_finite  # noqa: E402
 from commbench.hooks.layout import Layout, _stride_in_bucket  # noqa: E402
-from commbench.hooks.message import Selection, kept_elements  # noqa: E402
+from commbench.hooks.message import kept_elements  # noqa: E402
 from commbench.hooks.ordering import STUCK, CommThread  # noqa: E402
 from commbench.hooks.powersgd import seeded  # noqa: E402
-from commbench.hooks.selectors import NativeSelector, Selector, TorchSelector  # noqa: E402
+from commbench.hooks.selectors import NativeSelector, TorchSelector  # noqa: E402
 
 SHAPES = st.lists(st.lists(st.integers(1, 12), max_size=3).map(tuple), min_size=1, max_size=6)
 SELECTIONS = st.builds(
-    Selection,
+    catalogue.TopK,
     density=st.sampled_from([0.001, 0.01, 0.3, 1.0]),
     values=st.sampled_from(["float32", "float16"]),
     scope=st.sampled_from(["bucket", "parameter"]),
@@ -72,7 +77,7 @@ def test_options_reach_the_hook() -> None:
         hook.warmup_steps,
         hook.clip,
     )
-    assert ("float16", False) == (hook._selection.values, hook._fast)
+    assert ("float16", "exact") == (hook.values, hook.selection)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +114,10 @@ def test_refused_options(name: str, options: str) -> None:
 
 @given(SHAPES, SELECTIONS)
 def test_messages_hold_every_element_once(
-    shapes: list[tuple[int, ...]], selection: Selection
+    shapes: list[tuple[int, ...]], selection: catalogue.TopK
 ) -> None:
     """Cover each element of a bucket exactly once by its parts."""
-    message = selection.layout(shapes)
+    message = selection.layout(shapes, selection.density)
     whole = [part.start for part in message.dense]
     starts = [sum(math.prod(shape) for shape in shapes[:i]) for i in range(len(shapes))]
     assert whole == [
@@ -153,7 +158,7 @@ def test_selectors_agree(n: int, k: int, values: Any) -> None:
     gradient, residual = (torch.randn(n, generator=numbers) * 3e4 for _ in range(2))
     outcomes = []
     for selector in (TorchSelector(k, values), NativeSelector(n, k, values)):
-        made: Selector = selector
+        made: TorchSelector = selector
         new_residual, payload, total = (
             torch.empty(n),
             torch.zeros(8 * k, dtype=torch.uint8),

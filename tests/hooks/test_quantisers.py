@@ -21,7 +21,6 @@ from commbench.hooks.compression import quantisation  # noqa: E402 - as above
 from commbench.hooks.message import QuantisedLayout  # noqa: E402 - as above
 from commbench.hooks.quantisers import (  # noqa: E402 - as above
     NativeQuantiser,
-    Quantiser,
     TorchQuantiser,
     prepare,
 )
@@ -37,7 +36,7 @@ class Ranks:
     """The quantised all-reduce of several ranks in one process, without collectives."""
 
     layout: QuantisedLayout
-    quantiser: Quantiser
+    quantiser: TorchQuantiser
     residuals: Sequence[Any]
     """A tensor of shape (elements,) or None for each rank."""
 

@@ -12,7 +12,7 @@ def test_the_table_needs_no_torch() -> None:
         from commbench.errors import InputError
         from commbench.hooks import HOOKS
         from commbench.hooks.message import BucketShape
-        sent = HOOKS["topk"].messages_of(BucketShape(elements=1000, world_size=2), density=0.01, options={})
+        sent = HOOKS["topk"]().messages(BucketShape(elements=1000, world_size=2))
         print(int(sent[0].message_bytes))
         try:
             from commbench.hooks import TopK

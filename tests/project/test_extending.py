@@ -207,14 +207,14 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.ddp.plan.cases import TrainingSweep
 from commbench.hooks import make_hook
 from commbench.hooks.message import BucketShape
-from commbench.hooks.registry import find_hook
+from commbench.hooks.registry import read_hook
 from commbench.tuner.snippet import snippet_of
 
 sweep = TrainingSweep(workload="mlp", bucket_caps=["default"], hooks=["scaled:scale=4"])
 (case,) = (case for case in sweep.cases(ranks=2, batch=8) if case.hook == "scaled")
 bucket = BucketShape(elements=10, world_size=2)
 print(case.hook, case.hook_options)
-messages = find_hook("scaled").messages_of(bucket, density=None, options=case.options)
+messages = read_hook("scaled", options=case.options).messages(bucket)
 print([message.message_bytes for message in messages])
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = DistributedDataParallel(torch.nn.Linear(3, 1))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.errors import InputError
 from commbench.hooks.message import BucketShape, Message, Shapes
-from commbench.hooks.registry import find_hook
+from commbench.hooks.registry import read_hook
 
 
 def messages_of(
@@ -34,8 +35,15 @@ def messages_of(
     """
     if not case.uses_ddp:
         return ()
+    hook = read_hook(case.hook, density=case.density, options=case.options)
+    if shapes is None and hook.needs_shapes:
+        raise InputError(
+            f"What hook {case.hook_name} sends was asked for from the number of elements alone, but"
+            " it depends on the shapes of the tensors: give these, from an inspection of the"
+            " workload."
+        )
     bucket = BucketShape(elements=elements, world_size=world_size, shapes=shapes, dtype=dtype)
-    return find_hook(case.hook).messages_of(bucket, density=case.density, options=case.options)
+    return hook.messages(bucket)
 
 
 def tensors_of(facts: WorkloadFacts, indices: Sequence[int]) -> tuple[int, Shapes | None, str]:

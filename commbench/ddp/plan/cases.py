@@ -276,7 +276,7 @@ class TrainingCase:
     @property
     def is_predicted(self) -> bool:
         """Whether the model of a step predicts the hook: its messages must be known."""
-        return self.uses_ddp and not find_hook(self.hook).is_from_file
+        return self.uses_ddp and not self.is_file_hook
 
     @property
     def is_plain(self) -> bool:

@@ -1,0 +1,202 @@
+"""How a hook is declared, without torch: a dataclass whose fields are its options, and which states
+the messages that it sends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+from commbench.errors import InputError
+from commbench.hooks.message import BucketShape, Message, Shapes, sent_bytes
+from commbench.units import TRUTH
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+OptionValue: TypeAlias = bool | int | float | str | tuple[float, ...]
+#: What a hook does to gradients: nothing beyond the rounding of a sum; it rounds each to 16 bits;
+#: it drops more.
+Effect = Literal["none", "half precision", "lossy"]
+
+
+# ------------------------------------------------------------------------------------------ options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """The values that an option takes; a list takes any number of them."""
+
+    words: str
+    """The values, in words."""
+    read: Callable[[str], OptionValue]
+    """Parses a text; raises KeyError or ValueError."""
+    choices: Sequence[str] = ()
+    """Allowed texts; empty: numbers in the bounds below."""
+    least: float = -math.inf
+    above: float = -math.inf
+    most: float = math.inf
+
+    def holds(self, value: Any) -> bool:  # noqa: ANN401 - of any option
+        """Return whether the option takes this value."""
+        if self.choices:
+            return value in self.choices
+        if isinstance(value, Sequence):
+            return all(map(self.holds, value))
+        return bool(self.least <= value <= self.most and value > self.above)
+
+
+def _read_switch(text: str) -> bool:
+    return TRUTH[text.lower()]
+
+
+def _read_list(text: str) -> tuple[float, ...]:
+    """Parse a list; plus signs may stand for commas, which separate hooks on a command line."""
+    return tuple(map(float, text.replace("+", ",").split(",")))
+
+
+SWITCH = Kind(words="true or false", read=_read_switch)
+WHOLE = Kind(words="a whole number", read=int)
+FROM_0 = Kind(words="a whole number of at least 0", read=int, least=0)
+FROM_1 = Kind(words="a whole number of at least 1", read=int, least=1)
+NOT_NEGATIVE = Kind(words="a number of at least 0", read=float, least=0)
+POSITIVE = Kind(words="a number above 0", read=float, above=0)
+SHARE = Kind(words="a number above 0, at most 1", read=float, above=0, most=1)
+SHARES = Kind(words="a list such as 0.25+0.06", read=_read_list, above=0, most=1)
+
+
+def option(kind: Kind, default: OptionValue) -> Any:  # noqa: ANN401 - a field of any type
+    """Return a field of a hook that is an option of this kind."""
+    return dataclasses.field(default=default, metadata={"kind": kind})
+
+
+def one_of(*texts: str) -> Kind:
+    """Return the kind of an option that takes one of these texts."""
+    return Kind(words=" or ".join(texts), read=str, choices=texts)
+
+
+# -------------------------------------------------------------------------------------------- hooks
+
+
+@dataclass(kw_only=True, eq=False)
+class HookSpec(ABC):
+    """A hook as it is declared; the fields that `option` made are its options. It knows no torch.
+
+    The class of the same name in `commbench.hooks` inherits it and does the work.
+
+    Raises:
+        InputError: a value that an option does not take.
+    """
+
+    name: ClassVar[str]
+    """Name in ``--hook``."""
+    formula: ClassVar[str]
+    """Bytes that one of p ranks sends for n float32 elements, as text."""
+    module: ClassVar[str] = ""
+    """The module of `commbench.hooks` with the class that does the work; empty: there is none."""
+    effect: ClassVar[Effect] = "lossy"
+    """What the hook does to the gradients that the optimiser gets."""
+    number: ClassVar[Literal["density", "rank"] | None] = None
+    """The option whose value follows the hook's name, without the option's name."""
+    usual: ClassVar[str] = ""
+    """The hook with a typical number: ``topk:0.01``; empty: it takes none."""
+    is_instrument: ClassVar[bool] = False
+    """Whether the hook only serves measurements and is never recommended."""
+    is_from_file: ClassVar[bool] = False
+    """Whether it is a callable of a user's file: then its bytes can only be measured."""
+
+    def __post_init__(self) -> None:
+        for name, kind in self.kinds().items():
+            value = getattr(self, name)
+            if not kind.holds(value):
+                raise InputError(
+                    f"Hook {self.name} was given {name}={value}: it takes {kind.words}."
+                )
+
+    @abstractmethod
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
+        """Return the collectives that the hook issues for a bucket, in order, after any warm-up.
+
+        Without shapes, a hook that depends on them treats the bucket as one matrix.
+        """
+
+    def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
+        """Return the bytes that one rank sends by theory for a float32 bucket of ``numel``
+        elements, after any warm-up.
+
+        ``shapes`` are the shapes of the bucket's tensors, see `messages`.
+        """
+        bucket = BucketShape(elements=numel, world_size=world_size, shapes=shapes)
+        return sent_bytes(self.messages(bucket), world_size)
+
+    @property
+    def runs_in_order(self) -> bool:
+        """Whether the collectives of a bucket wait for those of the previous bucket."""
+        return False
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the hook uses compiled code, which takes seconds to compile."""
+        return False
+
+    @property
+    def needs_shapes(self) -> bool:
+        """Whether the size of the messages depends on the shapes of the tensors."""
+        return False
+
+    @classmethod
+    def kinds(cls) -> dict[str, Kind]:
+        """Return the kind of each option by its name."""
+        return {
+            each.name: each.metadata["kind"]
+            for each in dataclasses.fields(cls)
+            if "kind" in each.metadata
+        }
+
+    @classmethod
+    def usage(cls) -> str:
+        """Return the syntax in ``--hook``: ``topk:DENSITY``."""
+        if cls.number is None:
+            return cls.name
+        return f"{cls.name}:{cls.number.upper()}"
+
+    @classmethod
+    def read(cls, *, density: float | None, options: Mapping[str, str]) -> Self:
+        """Return the hook with the given density, and its options as text.
+
+        Raises:
+            InputError: the hook has no such option, or does not take the value.
+        """
+        kinds = cls.kinds()
+        values: dict[str, Any] = {}
+        if density is not None:
+            if "density" not in kinds:
+                raise InputError(
+                    f"Hook {cls.name} was given density {density:g} and takes none: leave it out."
+                )
+            values["density"] = density
+        for name, text in options.items():
+            if name not in kinds or name in values:
+                listed = ", ".join(kinds) or "none"
+                raise InputError(f"Hook {cls.name} has no option {name!r}: it takes {listed}.")
+            try:
+                values[name] = kinds[name].read(text)
+            except (KeyError, ValueError) as error:
+                raise InputError(
+                    f"Hook {cls.name} was given {name}={text}: it takes {kinds[name].words}."
+                ) from error
+        return cls(**values)
+
+
+@dataclass(kw_only=True, eq=False)
+class Feedback(HookSpec):
+    """A hook that keeps the unsent part of the gradients."""
+
+    feedback: bool = option(SWITCH, default=True)
+    """Keep the unsent part of each gradient, and add it to the next."""
+    start: int = option(FROM_0, 0)
+    """Number of first steps without compression."""

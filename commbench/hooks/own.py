@@ -1,0 +1,134 @@
+"""A person's own hook: `Guard` checks every result before DDP gets it; ``FILE.py:CALLABLE`` names a
+hook of DDP, or a factory of one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from commbench.errors import InputError
+from commbench.findings import UnsupportedError
+from commbench.hooks.base import Finish, Hook, Stopwatch
+from commbench.hooks.message import BucketShape, Message
+from commbench.system.user_files import callable_name, failure, load_callable
+from commbench.units import counted
+
+#: A hook of DDP requires its state and a bucket, a factory requires nothing.
+_HOOK_ARGUMENTS, _FACTORY_ARGUMENTS = 2, 0
+
+
+class Guard(Hook):
+    """A checked hook: ``Guard(my_hook).register(ddp_model)``, where ``my_hook(state, bucket)`` is a
+    hook for DDP.
+
+    Without it, DDP crashes if a hook returns None and silently accepts a result that is too long or
+    of the wrong type. After an error in a hook, every later step fails with an internal assertion.
+    """
+
+    name: ClassVar[str] = "own"
+
+    def __init__(
+        self, hook: Callable[[Any, Any], Any], state: object = None, *, name: str = ""
+    ) -> None:
+        if not callable(hook):
+            raise InputError(
+                f"Guard was given a {type(hook).__name__}: pass a function of (state, bucket)."
+            )
+        self._hook = hook
+        self._state = state
+        own_name = getattr(hook, "__name__", type(hook).__name__)
+        self.name = name or own_name  # type: ignore[misc] # a class attribute of other hooks
+
+    def launch(
+        self, bucket: dist.GradBucket, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
+        """Call the hook; its whole run time counts as encoding."""
+        watch.started()
+        try:
+            future = self._hook(self._state, bucket)
+        except Exception as error:
+            raise InputError(
+                f"Hook {self.name} raised {type(error).__name__} ({error}) on bucket"
+                f" {bucket.index()}: see its traceback, fix it and start again."
+            ) from error
+        watch.encoded()
+        if isinstance(future, torch._C.Future):  # noqa: SLF001 - the base of all of torch's futures has no public name
+            return future, lambda value: value
+        raise InputError(
+            f"Hook {self.name} returned a value of type {type(future).__name__} for bucket"
+            f" {bucket.index()}: it must return a torch Future."
+        )
+
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002 - the bucket does not determine the messages
+        """Raise UnsupportedError: the bytes of a user's own hook can only be measured."""
+        raise UnsupportedError("hook_bytes_unknown", hook=self.name)
+
+
+def check_file_hook(text: str) -> None:
+    """Import the file and inspect the callable; call nothing.
+
+    Raises:
+        InputError: it cannot be imported, or the callable is neither a hook nor a factory.
+    """
+    _load(text)
+
+
+def make_file_hook(text: str) -> Hook:
+    """Return the hook of ``FILE.py:CALLABLE`` inside `Guard`.
+
+    A factory is called for each hook that is made.
+
+    Raises:
+        InputError: as for `check_file_hook`, or the factory fails or returns no hook.
+    """
+    function, is_factory = _load(text)
+    name = callable_name(text)
+    if not is_factory:
+        return Guard(function, name=name)
+    try:
+        returned = function()
+    except (Exception, SystemExit) as error:
+        raise InputError(f"The factory {name} failed ({failure(error)}): correct it.") from error
+    if isinstance(returned, Hook):
+        return returned
+    state, hook = None, returned
+    if isinstance(returned, tuple) and len(returned) == 2:  # noqa: PLR2004 - state and hook
+        state, hook = returned
+    if not callable(hook):
+        raise InputError(
+            f"The factory {name} returned a value of type {type(returned).__name__}: return a hook"
+            " of (state, bucket), or the pair (state, hook)."
+        )
+    return Guard(hook, state, name=name)
+
+
+@functools.cache
+def _load(text: str) -> tuple[Callable[..., Any], bool]:
+    """Return the callable and whether it is a factory; the file is imported once."""
+    function = load_callable(text, "hook")
+    required = _required_arguments(function)
+    if required not in {_HOOK_ARGUMENTS, _FACTORY_ARGUMENTS}:
+        raise InputError(
+            f"{text} requires {counted(required, 'argument')}: a hook requires two, state and"
+            " bucket; a factory requires none and returns the hook, or the pair (state, hook)."
+        )
+    return function, required == _FACTORY_ARGUMENTS
+
+
+def _required_arguments(function: Callable[..., Any]) -> int:
+    """Return how many arguments have no default value.
+
+    Compiled functions without a signature count as hooks.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return _HOOK_ARGUMENTS
+    optional = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    return sum(each.default is each.empty and each.kind not in optional for each in parameters)
