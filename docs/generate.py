@@ -135,7 +135,8 @@ SAMPLES = """## samples.jsonl
 One object a line, a `Record` or a `TrainingRecord`: its `kind` is `collective` or `training`. Of several lines for one
 case and launch the last one counts, except for visits: the lines of all visits of a launch belong together. Times of a
 `Record` are those of one operation: divided by `batch` and `window`, and halved for a round trip. Its lists over
-repetitions hold valid repetitions only.
+repetitions hold valid repetitions only. A line with `of` holds only what differs from the last line before it whose `line`
+has that number; `commbench.load_run` reads both. The numbers mean nothing else.
 """
 
 STRAGGLERS = """## stragglers in run.json

@@ -140,7 +140,7 @@ def carry_out(
         messages = make_console()
     _print_left_out(task, messages)
     if settings.dry_run:
-        return _print_plan(task, messages)
+        return _print_plan(task, messages, launcher.hosts())
     return _conduct(task, settings, launcher, messages)
 
 
@@ -197,12 +197,19 @@ def _print_left_out(task: Task, messages: Console) -> None:
         messages.print(f"Left out: {sentence}", markup=False)
 
 
-def _print_plan(task: Task, messages: Console) -> int:
+def _print_plan(task: Task, messages: Console, hosts: Mapping[str, int]) -> int:
+    """Print the cases, the hosts by their slots, and how long it would take."""
     for request in task.requests:
         for case in request.cases:
             messages.print(str(case), markup=False)
     for sentence in _candidates(task):
         messages.print(sentence, markup=False, soft_wrap=True)
+    by_slots: dict[int, list[str]] = {}
+    for name, slots in hosts.items():
+        by_slots.setdefault(slots, []).append(name)
+    for slots, names in by_slots.items():
+        line = f"{counted(slots, 'slot')} a host: {join_names(names)}"
+        messages.print(line, markup=False, soft_wrap=True)
     closing = f"{task.extent}, about {format_duration(task.estimate_s())}. Nothing was measured."
     messages.print(closing, soft_wrap=True)
     return 0
@@ -280,12 +287,13 @@ def _apply_interface(settings: Settings, ranks: int) -> None:
         if getattr(settings, name):
             raise InputError(
                 f"--{name.replace('_', '-')} was given to ranks that are started already; give it"
-                " to what started them."
+                " to what started them, or add --role conductor to start ranks from here."
             )
     if settings.ranks not in {None, ranks}:
         raise InputError(
             f"-n {settings.ranks} was asked for but the launcher has started"
-            f" {counted(ranks, 'rank')}; leave it out, or start as many."
+            f" {counted(ranks, 'rank')}; leave it out, start as many, or add --role conductor to"
+            " start ranks from here."
         )
     if settings.interface:
         check_interface(settings.interface)
@@ -312,7 +320,7 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
     if identity.rank == 0:
         _print_left_out(task, messages)
     if settings.dry_run:
-        sys.exit(_print_plan(task, messages) if identity.rank == 0 else 0)
+        sys.exit(_print_plan(task, messages, {}) if identity.rank == 0 else 0)
 
     display = make_display(messages)
 

@@ -190,6 +190,18 @@ FLAGS: Mapping[str, Flag] = {
             priority=18,
         ),
         Flag(
+            name="small_window",
+            mark="W",
+            meaning="fewer messages in flight than OSU has (window), as more take too long",
+            remedy="use a larger budget",
+        ),
+        Flag(
+            name="brief",
+            mark="r",
+            meaning="few repetitions in each launch, as one takes long",
+            remedy="use a larger budget",
+        ),
+        Flag(
             name="layout",
             mark="L",
             meaning=(

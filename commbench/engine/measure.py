@@ -44,7 +44,7 @@ from commbench.engine.soak import SoakSamples
 from commbench.engine.stopping import Sampler
 from commbench.engine.timing.clocks import is_close
 from commbench.engine.timing.loops import Timer
-from commbench.engine.visits import DISTURBED_SHARE, are_many_late, extended
+from commbench.engine.visits import DISTURBED_SHARE, USUAL_OPERATIONS, are_many_late, extended
 from commbench.findings import Finding, UnsupportedError
 from commbench.system import process
 
@@ -54,6 +54,12 @@ NAMED_PAIRS = 3
 #: time slice.
 PROBES = 5
 PROBING_SHARE = 0.1
+#: Repetitions of an overlap at least, where there is time.
+FEWEST_OVERLAPS = 6
+#: Bytes of a window that may take long on a slow link.
+LARGE_WINDOW_BYTES = 2**20
+#: Share of a case's longest time that a window may take: less than a usual operation.
+WINDOW_SHARE = 1 / (1.5 * USUAL_OPERATIONS)
 
 #: Bytes of buffers that a rank keeps between visits, estimated from message sizes; others are
 #: allocated again.
@@ -164,7 +170,7 @@ class Measurement:
         if self.case.pattern == MATRIX:
             self.settings = replace(self.settings, visits=1)
             return _measure_matrix(record, self._communicator, session, stopwatch, self._fixed)
-        verified = _prepare_and_verify(record, self._communicator, session)
+        verified = _prepare_and_verify(record, self._communicator, session, self._fixed)
         if isinstance(verified, Record):
             self.settings = replace(self.settings, visits=1)
             return _on_root(session, verified)
@@ -186,7 +192,8 @@ class Measurement:
         with stopwatch.measuring():
             timer = _timer_for_length(prepared, communicator, timer, session, fixed)
             record = replace(record, **_conditions(prepared, timer))
-            sampler = self._sampler = _sampler(prepared, timer, session)
+            longest_s = session.budget.longest_s - stopwatch.lasted_s
+            sampler = self._sampler = _sampler(prepared, timer, session, longest_s)
             together = prepared.captured  # `batch` counts operations, the sampler counts calls
             calls = sampler.warm_up(fixed and replace(fixed, batch=max(1, fixed.batch // together)))
             self._calls_batch = calls.batch
@@ -197,7 +204,7 @@ class Measurement:
             )  # after warm-up: the clock of an idle GPU is low
             samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
             after = session.read_clock(communicator)
-            overlap = _overlap(prepared, communicator, timer, session)
+            overlap = _overlap(prepared, communicator, timer, session, is_brief=settled.is_brief)
         if session.budget.energy_s and session.meter.covers(self.case.backend):
             lasting_s = max(session.budget.energy_s, session.meter.least_s)
             at_once = replace(
@@ -216,7 +223,13 @@ class Measurement:
             warmups=settled.warmups,
             batch=settled.batch,
             **asdict(session.overhead(self.case, communicator, settled.batch)),
-            flags=raised_flags({"in_cache": in_cache}),
+            flags=raised_flags(
+                {
+                    "in_cache": in_cache,
+                    "small_window": prepared.window < prepared.usual_window,
+                    "brief": settled.is_brief,
+                }
+            ),
         )
         self._checked = checked
         record = self._first
@@ -366,9 +379,14 @@ class Stopwatch:
         self.measuring_s += time.perf_counter() - begun
 
     @property
+    def lasted_s(self) -> float:
+        """Return the seconds since the start."""
+        return time.perf_counter() - self._begun
+
+    @property
     def other_s(self) -> float:
         """Return the seconds since the start that were not measuring."""
-        return time.perf_counter() - self._begun - self.measuring_s
+        return self.lasted_s - self.measuring_s
 
 
 def _measure_matrix(
@@ -467,7 +485,7 @@ def _prepare_case(case: Case, communicator: Communicator, session: Session) -> P
 
 
 def _prepare_and_verify(
-    record: Record, communicator: Communicator, session: Session
+    record: Record, communicator: Communicator, session: Session, fixed: FixedSettings | None
 ) -> tuple[Prepared, Timer, Checked] | Record:
     """Return the prepared case, its timed loop and its verification.
 
@@ -478,6 +496,7 @@ def _prepare_and_verify(
     if isinstance(prepared_with_timer, Finding):
         return without_result(record, "unsupported", prepared_with_timer)
     prepared, timer = prepared_with_timer
+    prepared = _with_affordable_window(prepared, session, fixed)
     prepared, checked = _verify_case(prepared, timer, session)
     if not checked.refusal and not checked.wrong:
         return prepared, timer, checked
@@ -487,6 +506,34 @@ def _prepare_and_verify(
     if checked.refusal:
         return without_result(record, "unsupported", checked.refusal)
     return wrong_record(record, prepared, checked)
+
+
+def _with_affordable_window(
+    prepared: Prepared, session: Session, fixed: FixedSettings | None
+) -> Prepared:
+    """Return the case with as many messages in flight as there is time for; collective.
+
+    Windows of 1, 2, 4, ... messages are timed until one takes long enough to tell. The library's
+    refusal is left to the verification.
+    """
+    if fixed is not None:
+        return prepared.with_window(fixed.window) if fixed.window else prepared
+    is_large = prepared.usual_window * prepared.case.message_bytes >= LARGE_WINDOW_BYTES
+    if prepared.usual_window == 1 or not is_large or session.budget.is_soak:
+        return prepared
+    control = session.control
+    fitting_s = WINDOW_SHARE * session.budget.longest_s
+    window = 1
+    if prepared.with_window(window).run_once(control):  # connects the ranks
+        return prepared
+    lasted_s = 0.0
+    while lasted_s < fitting_s / 2 and window < prepared.usual_window:
+        begun = time.perf_counter()
+        prepared.with_window(window).run_once(control)
+        lasted_s = max(gather_everywhere(control, time.perf_counter() - begun))
+        affordable = int(window * fitting_s / lasted_s)
+        window *= 2
+    return prepared.with_window(max(1, min(prepared.usual_window, affordable)))
 
 
 def _verify_case(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepared, Checked]:
@@ -525,6 +572,8 @@ def _timer_for_length(
         affordable = (
             share * 1e6 * (session.slice_s or session.budget.slice_s) / max(lasting_us, 1.0)
         )
+        if lasting_us and affordable < 1:
+            break
         probes = max(1, min(PROBES, int(affordable)))
         probe_times = probe_us(
             session.control, timer, prepared.calls, prepared.participants, probes
@@ -533,8 +582,8 @@ def _timer_for_length(
     return session.timer(case, communicator, lasting_ns=1e3 * lasting_us)
 
 
-def _sampler(prepared: Prepared, timer: Timer, session: Session) -> Sampler:
-    """Return the sampler of a case."""
+def _sampler(prepared: Prepared, timer: Timer, session: Session, longest_s: float) -> Sampler:
+    """Return the sampler of a case that has ``longest_s`` left."""
     return Sampler(
         control=session.control,
         timer=timer,
@@ -544,6 +593,7 @@ def _sampler(prepared: Prepared, timer: Timer, session: Session) -> Sampler:
         reading_ns=session.reading_ns(timer),
         most_visits=session.budget.visits,
         is_soak=session.budget.is_soak,
+        longest_s=longest_s,
         watched=prepared.participants if prepared.reports_groups else (0,),
     )
 
@@ -569,7 +619,12 @@ def _sample(
 
 
 def _overlap(
-    prepared: Prepared, communicator: Communicator, settled: Timer, session: Session
+    prepared: Prepared,
+    communicator: Communicator,
+    settled: Timer,
+    session: Session,
+    *,
+    is_brief: bool,
 ) -> Overlap | None:
     """Return the overlap of a non-blocking collective that starts as in its row.
 
@@ -581,7 +636,14 @@ def _overlap(
         replace(prepared.case, loop="python", sync=settled.sync.plan.method), communicator
     )
     slice_s = session.slice_s or session.budget.slice_s
-    return measure_overlap(prepared.calls, timer, session.control, prepared.participants, slice_s)
+    return measure_overlap(
+        prepared.calls,
+        timer,
+        session.control,
+        prepared.participants,
+        slice_s=slice_s,
+        fewest=1 if is_brief else FEWEST_OVERLAPS,
+    )
 
 
 def _on_root(session: Session, record: Record) -> Record | None:

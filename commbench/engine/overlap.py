@@ -29,7 +29,9 @@ def measure_overlap(
     timer: Timer,
     control: Control,
     participants: Sequence[int],
+    *,
     slice_s: float,
+    fewest: int,
 ) -> Overlap | None:
     """Time a start and a completion with and without computing between them.
 
@@ -43,10 +45,11 @@ def measure_overlap(
         control: the ranks, which all call this together.
         participants: the ranks whose slowest counts.
         slice_s: time for all of it, in seconds.
+        fewest: repetitions, however long they take.
     """
-    first_ns = _median_ns(control, timer, calls, participants, 3)
+    first_ns = _median_ns(control, timer, calls, participants, min(fewest, 3))
     affordable = int(SHARE * slice_s * 1e9 / (first_ns or 1))
-    repetitions = max(6, min(REPETITIONS, affordable))
+    repetitions = max(fewest, min(REPETITIONS, affordable))
     pure_ns = _median_ns(control, timer, calls, participants, repetitions)
     compute = [Call(run=Computing(pure_ns or 0).run)] if calls else []
     compute_ns = _median_ns(control, timer, compute, participants, repetitions)

@@ -478,6 +478,10 @@ class FixedSettings:
     """Visits of a launch; 0: not determined yet."""
     repetitions: int = 0
     """Repetitions of each visit; 0: not determined yet."""
+    window: int = 0
+    """Messages in flight, if fewer than the operation's own; 0: as many."""
+    is_brief: bool = False
+    """Whether the one visit has few repetitions, as each takes long."""
     is_probed: bool = True
     """Whether the state of the machine is probed around each visit."""
 

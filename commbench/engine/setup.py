@@ -79,6 +79,8 @@ class Prepared:
     """Further sets of buffers, which rotate with ``buffers``."""
     rotation: int = 1
     """Number of rotating sets, the same on all ranks, also on one in no group."""
+    window: int = 1
+    """Messages in flight."""
     captured: int = 1
     """Operations in a graph if ``calls`` replay graphs."""
 
@@ -101,9 +103,21 @@ class Prepared:
         return len(self.groups[0]) < self.world_size
 
     @property
-    def window(self) -> int:
-        """Return the number of messages in flight."""
+    def usual_window(self) -> int:
+        """Return the messages in flight if there is time for them."""
         return window_of(self.operation, self.case.message_bytes)
+
+    def with_window(self, window: int) -> Prepared:
+        """Return the case with another number of messages in flight."""
+        if self.shape is None:
+            return replace(self, window=window)
+        shape = replace(self.shape, window=window)
+        turns = [
+            self.operation.call(self.communicator, buffers, shape, self.case.redop or "")
+            for buffers in (self.buffers, *self.more)
+        ]
+        calls = Turns(turns) if self.more else turns[0]
+        return replace(self, window=window, shape=shape, calls=calls)
 
     @property
     def is_idle(self) -> bool:
@@ -136,7 +150,7 @@ class Prepared:
         """
         if not self.operation.moves_data:
             return self._verify_barrier(control) if shared_clock else Checked()
-        refusal = agree_on(control, self._fill) or self._run_once(control)
+        refusal = agree_on(control, self._fill) or self.run_once(control)
         if refusal:
             return Checked(refusal=refusal)
         if timer and timer.name == "native":  # other loops make the same calls as above
@@ -149,7 +163,7 @@ class Prepared:
             return Checked(refusal=wrong)
         return Checked(by_rank=gather_everywhere(control, wrong))
 
-    def _run_once(self, control: Control) -> Finding | None:
+    def run_once(self, control: Control) -> Finding | None:
         """Run the calls; return the library's refusal if it refuses on all ranks with calls."""
         refusal = ""
         try:
@@ -347,6 +361,7 @@ def prepare(
         buffers=Buffers(send=None, receive=None),
         data=KnownData(dtype=dtype, size=size, redop=case.redop),
         rotation=sets,
+        window=window_of(operation, case.message_bytes),
     )
     if operation.overlaps and case.buffers == "rotated":
         raise UnsupportedError("overlap_rotates", operation=operation.name)
@@ -359,16 +374,15 @@ def prepare(
         size=size,
         elements=idle.message_bytes(size) // dtype.itemsize,
         root=case.root or 0,
-        window=idle.window,
         parts=[part for part in parts if part],
     )
     check_count(shape.block if operation.divided else shape.elements, within)
     with within.allocating(case.buffers):
         first, *more = [_allocate(case, operation, shape, dtype, within) for _ in range(sets)]
-    turns = [operation.call(within, buffers, shape, case.redop or "") for buffers in (first, *more)]
-    calls = Turns(turns) if more else turns[0]
-    _check_blocking(case, within, calls)
-    return replace(idle, communicator=within, shape=shape, buffers=first, more=more, calls=calls)
+    member = replace(idle, communicator=within, shape=shape, buffers=first, more=more)
+    prepared = member.with_window(idle.window)
+    _check_blocking(case, within, prepared.calls)
+    return prepared
 
 
 def _check_root(case: Case, size: int) -> None:

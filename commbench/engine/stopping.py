@@ -19,6 +19,7 @@ from commbench.engine.timing.sync import TOLERATED_LATE
 from commbench.engine.visits import (
     MOST_WARMUPS,
     PILOT_S,
+    USUAL_OPERATIONS,
     WARMUP_S,
     pilot_visits,
     soak_rule,
@@ -39,6 +40,8 @@ SPAN_S = 0.005
 CHUNK_S, MOST_TOGETHER = 0.05, 1024
 #: Operations behind the first estimate of an operation's time.
 GUESS_OPERATIONS = 3
+#: How late ranks may start in a brief visit, as a share of an operation.
+BRIEF_SLACK = 0.05
 #: A timed interval lasts at least this many readings of the clock; shorter operations are timed
 #: together.
 BATCH_READINGS = 20
@@ -74,6 +77,8 @@ class Sampler:
     """The budget's most visits of a case in a launch."""
     is_soak: bool = False
     """Whether each visit fills its share of the time slice."""
+    longest_s: float = math.inf
+    """Time left for the case in this launch: where that is short, there is one brief visit."""
     watched: Sequence[int] = (0,)
     """Ranks whose slowest decides on warm-up and batch; rank 0 alone if all ranks do the same
     together."""
@@ -109,7 +114,7 @@ class Sampler:
             self.begin_visit(settings, is_first=True)
             return settings
         times = self._run(self._guesses(_typical_ns(first)), 1)
-        window = self._window(_typical_ns(times))
+        window = self._window(_typical_ns(times or first))
         while True:
             steady = window == 0 or warmup_count(times, window) is not None
             step = self._agree(
@@ -118,14 +123,20 @@ class Sampler:
             if not step.repetitions:
                 break
             times += self._run(step.repetitions, 1)
-        self._note_operation(times)
+        self._note_operation(times or first)
         batch = batch_of(1e9 * self._operation_s, self.reading_ns)
         visits = self._pilot_visits()
-        settings = self.control.broadcast(
-            FixedSettings(warmups=1 + len(times), batch=batch, visits=visits)
-        )
+        settings = FixedSettings(warmups=1 + len(times), batch=batch, visits=visits)
+        settings = self.control.broadcast(self._shortened(settings))
         self.begin_visit(settings, is_first=True)
         return settings
+
+    def _shortened(self, settings: FixedSettings) -> FixedSettings:
+        """Return the settings, of one brief visit if there is no time for the usual ones."""
+        operations = (self.longest_s - self._elapsed()) / max(self._operation_s, 1e-9)
+        if self.is_soak or operations >= USUAL_OPERATIONS - 1:
+            return settings
+        return replace(settings, visits=1, repetitions=max(1, int(operations)), is_brief=True)
 
     def _note_operation(self, times: Sequence[int]) -> None:
         self._operation_s = _typical_ns(times[-WARMUP_WINDOW:]) / 1e9
@@ -154,6 +165,9 @@ class Sampler:
             if settings.visits == 1
             else PILOT_S
         )
+        if settings.is_brief:  # a late start of a long operation costs much and says little
+            plan = self.timer.sync.plan
+            plan.slack_ns = max(plan.slack_ns, int(BRIEF_SLACK * 1e9 * self._operation_s))
         if is_first:
             self._share_s = (self.slice_s - self._elapsed()) / settings.visits
         if settings.visits > 1 and not settings.repetitions and not self.is_soak:
@@ -269,10 +283,14 @@ class Sampler:
 
     def _guesses(self, first_ns: float) -> int:
         """Return the operations for the first estimate, the same on all ranks: one if the first was
-        long.
+        long, none if there is hardly time for another.
         """
-        affordable = GUESS_OPERATIONS * first_ns < self._warm_up_s * 1e9
-        return self.control.broadcast(GUESS_OPERATIONS if affordable else 1)
+        guesses = 1
+        if GUESS_OPERATIONS * first_ns < self._warm_up_s * 1e9:
+            guesses = GUESS_OPERATIONS
+        elif GUESS_OPERATIONS * first_ns > self.longest_s * 1e9:
+            guesses = 0
+        return self.control.broadcast(guesses)
 
     def _window(self, typical_ns: float) -> int:
         """Return the window of warm-up detection, the same on all ranks: 20, or fewer for long

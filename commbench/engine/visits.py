@@ -29,6 +29,9 @@ PILOT_S = 0.002
 #: Discarded repetitions before a later visit: at least one, at most this number, at most for this
 #: time in seconds.
 MOST_WARMUPS, WARMUP_S = 20, 0.001
+#: Operations that a launch makes of a case at least where there is time: of each visit a warm-up
+#: and the fewest repetitions.
+USUAL_OPERATIONS = FEWEST_VISITS * (1 + FEWEST_REPETITIONS)
 #: Above this share of late starts a record is flagged.
 FLAGGED_LATE = 0.2
 #: A visit is disturbed if a rank waited longer than this share of it for a CPU, or if other guests
@@ -64,12 +67,15 @@ def visit_rule(rule: StoppingRule, settings: FixedSettings) -> StoppingRule:
     if settings.visits <= 1 and not settings.repetitions:
         return rule
     repetitions = settings.repetitions or -(-rule.minimum // settings.visits)
-    repetitions = max(FEWEST_REPETITIONS, repetitions)
+    floor = FEWEST_REPETITIONS
+    if settings.is_brief:
+        floor = 1
+    repetitions = max(floor, repetitions)
     return replace(
         rule,
         relative_half_width=None,
         minimum=repetitions,
-        floor=FEWEST_REPETITIONS,
+        floor=floor,
         maximum=max(repetitions, rule.maximum // settings.visits),
     )
 
@@ -102,12 +108,16 @@ def settings_after(record: Record, budget: Budget) -> FixedSettings | None:
     if not record.times_us:
         return None
     settings = FixedSettings(warmups=record.warmups, batch=record.batch, sync=record.sync)
+    if "small_window" in record.flags:
+        settings = replace(settings, window=record.window)
+    repetitions = sum(record.visit_lengths) + record.late_discarded
+    if "brief" in record.flags:
+        return replace(settings, visits=1, repetitions=repetitions, is_brief=True)
     visits = visit_times(record)
     if record.pairs or not visits or budget.is_soak:
         return settings
     if len(visits) == 1:
         return replace(settings, visits=1)
-    repetitions = sum(record.visit_lengths) + record.late_discarded
     plan = plan_visits(
         components_of([visits]),
         budget,

@@ -126,13 +126,53 @@ def _slurm(environ: Mapping[str, str]) -> Identity | None:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Expand Slurm's ``2(x3),1`` to [2, 2, 2, 1]; empty for a text of another form."""
-    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
-    return (
-        [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
-        if all(parts)
-        else []
-    )
+    """Expand Slurm's ``2(x3),1`` to [2, 2, 2, 1]; empty for an empty text.
+
+    Raises:
+        InputError: another form.
+    """
+    tasks: list[int] = []
+    for part in text.split(",") if text else ():
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise InputError(
+                f"Slurm's tasks per node are {text!r}, which is not understood; name the hosts by"
+                " --hostfile."
+            )
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Expand Slurm's ``rack1-n[07-08,20],login`` to rack1-n07, rack1-n08, rack1-n20, login.
+
+    Raises:
+        InputError: a range is not one of numbers.
+    """
+    names: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        first, *rest = re.split(r"\[([^\]]*)\]", part)
+        expanded = [first]
+        for ranges, tail in zip(rest[::2], rest[1::2], strict=True):
+            numbers = _expand_ranges(ranges)
+            expanded = [f"{head}{number}{tail}" for head in expanded for number in numbers]
+        names += expanded
+    return names
+
+
+def _expand_ranges(text: str) -> list[str]:
+    numbers: list[str] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None:
+            raise InputError(
+                f"Slurm's list of nodes has {text!r}, which is not understood; name the hosts by"
+                " --hostfile."
+            )
+        last = int(match[2] or match[1])
+        for number in range(int(match[1]), last + 1):
+            numbers.append(f"{number:0{len(match[1])}}")
+    return numbers
 
 
 def _rank(launcher: str, environ: Mapping[str, str], *names: str) -> Identity:
@@ -180,9 +220,10 @@ def rendezvous_variables(identity: Identity, environ: Mapping[str, str]) -> dict
     Raises:
         InputError: the first node has no address that this host knows.
     """
-    address = environ.get("MASTER_ADDR") or _address(
-        first_node(environ.get("SLURM_STEP_NODELIST", ""))
-    )
+    address = environ.get("MASTER_ADDR", "")
+    if not address:
+        nodes = expand_nodes(environ.get("SLURM_STEP_NODELIST", ""))
+        address = _address(nodes[0] if nodes else socket.gethostname())
     return {
         "MASTER_ADDR": address,
         "MASTER_PORT": environ.get("MASTER_PORT") or str(_port(environ)),
@@ -191,14 +232,6 @@ def rendezvous_variables(identity: Identity, environ: Mapping[str, str]) -> dict
         "LOCAL_RANK": str(identity.local_rank),
         "LOCAL_WORLD_SIZE": str(identity.local_size),
     }
-
-
-def first_node(nodelist: str) -> str:
-    """Return the first name of a list in Slurm's form: ``rack1-n07`` of
-    ``rack1-n[07-12,20],login``.
-    """
-    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodelist)
-    return "".join(part or "" for part in match.groups()) if match else socket.gethostname()
 
 
 def _port(environ: Mapping[str, str]) -> int:

@@ -298,10 +298,11 @@ def plan_launch(
     elif terms and slice_s is not None:
         terms = dataclasses.replace(terms, block_s=terms.block_s * slice_s / request.budget.slice_s)
     slice_s = request.budget.slice_s if slice_s is None else slice_s
+    longest_s = request.budget.longest_s * slice_s / request.budget.slice_s
     missing = missing_cases(request, records, launch, left_out)
     return LaunchPlan(
         launch=launch,
-        budget=dataclasses.replace(request.budget, slice_s=slice_s),
+        budget=dataclasses.replace(request.budget, slice_s=slice_s, longest_s=longest_s),
         cases=[PlannedCase(case=case, fixed=fixed.get(case.key)) for case in missing],
         env=request.cases[0].env,
         case_timeout_s=request.case_timeout_s,

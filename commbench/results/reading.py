@@ -31,6 +31,7 @@ from commbench.results.states import SLOW, Divided, divide
 from commbench.results.summary import RowKey, keyed_rows, overlap_rows
 from commbench.results.tables import table_of
 from commbench.results.training_summary import bucket_rows, keyed_training_rows
+from commbench.schema import JsonObject
 from commbench.system.process import without_collector
 
 if TYPE_CHECKING:
@@ -300,12 +301,31 @@ def read_info(path: Path) -> RunInfo:
         raise InputError(f"{file} cannot be used ({error}); {_remedy(file)}.") from error
 
 
+def _whole_line(data: Any, whole: dict[int, JsonObject]) -> Any:  # noqa: ANN401 - JSON
+    """Return a line with what it has in common with the whole line before that its ``of`` names.
+
+    Raises:
+        InputError: there is no such line.
+    """
+    if not isinstance(data, dict):
+        return data
+    if "of" in data:
+        number = data.pop("of")
+        if type(number) is not int or number not in whole:
+            raise InputError(f"it refers to a line {number!r:.40} that is missing; remove it too")
+        return {**whole[number], **data}
+    if type(data.get("line")) is int:
+        whole[data["line"]] = data
+    return data
+
+
 def read_samples(path: Path) -> tuple[Records, int]:
     """Return the records and how many bytes of the file they fill: a last line that a crash tore is
     left out.
     """
     file = path / SAMPLES
     records = Records()
+    whole: dict[int, JsonObject] = {}
     sound = 0
     if not os.path.lexists(file):
         return records, sound
@@ -316,7 +336,7 @@ def read_samples(path: Path) -> tuple[Records, int]:
             if not line.endswith(b"\n"):
                 break
             try:
-                records.add(read_record(json.loads(line)))
+                records.add(read_record(_whole_line(json.loads(line), whole)))
             except (ValueError, RecursionError) as error:
                 if is_last:
                     break  # a crash can leave the length of a line without its content

@@ -34,7 +34,7 @@ from commbench.results.reading import read_info, read_samples
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, Records, training_records
 from commbench.results.verdict import paragraph
-from commbench.schema import JsonMapping
+from commbench.schema import JsonMapping, JsonObject
 
 
 class Store:
@@ -54,6 +54,8 @@ class Store:
     def __init__(self, path: Path, header: JsonMapping, lock: int) -> None:
         self.path = path
         self._lock = lock
+        self._whole: dict[tuple[str, int], JsonObject] = {}
+        """The last whole line of each case in the launch that is being written."""
         self._made: Sequence[Path] = ()
         """Directories that were made for the run, the innermost first."""
         self.resumed = (path / RUN).exists()
@@ -119,16 +121,33 @@ class Store:
             LaunchError: it could not be written; earlier records are intact.
         """
         self._check_place()
-        line = (encode(record.to_json()) + "\n").encode()
         before = os.fstat(self._samples).st_size
+        line = (encode(self._line(record, before)) + "\n").encode()
         with refusing(self.path / SAMPLES, LaunchError):
             try:
                 write_all(self._samples, line)
                 os.fsync(self._samples)
             except OSError:
                 os.ftruncate(self._samples, before)  # half a line would damage the next one
+                self._whole.clear()
                 raise
         return self.records.add(record)
+
+    def _line(self, record: AnyRecord, place: int) -> JsonObject:
+        """Return the line of a record at a place of the file: whole, or of a further visit what
+        differs from the whole line that ``of`` names.
+        """
+        content: JsonObject = json.loads(encode(record.to_json()))
+        key = (record.case.key, record.launch)
+        whole = self._whole.get(key)
+        if whole is not None and whole.keys() - {"line"} <= content.keys():
+            absent = object()
+            changed = {n: value for n, value in content.items() if whole.get(n, absent) != value}
+            return {"of": whole["line"], **changed}
+        if any(launch != record.launch for _, launch in self._whole):
+            self._whole.clear()
+        self._whole[key] = {"line": place, **content}
+        return self._whole[key]
 
     def update(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Set entries of ``run.json`` and rewrite it in one step.
@@ -228,6 +247,7 @@ class Store:
             raise BlockingIOError(errno.EBUSY, str(error)) from error
         self.close()
         self._samples, self._lock = samples, lock
+        self._whole.clear()
         sign_lock(lock)
         write_all(
             samples, b"".join(f"{encode(record.to_json())}\n".encode() for record in self.records)

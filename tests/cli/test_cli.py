@@ -113,8 +113,9 @@ def test_a_dry_run_lists_cases(commbench: Command, options: str, expected: list[
     before = commbench.files()
     line = f"run -c all_reduce --backend mpi -n 5 --oversubscribe {options} --dry-run --out new"
     outcome = commbench(line)
-    *cases, closing = outcome.out.strip().splitlines()
+    *cases, hosts, closing = outcome.out.strip().splitlines()
     assert (0, "") == (outcome.code, outcome.err)
+    assert f"2 slots a host: {os.uname().nodename}" == hosts
     assert [f"mpi all_reduce {words}" for words in expected] == cases
     assert closing.startswith("2 cases on 5 ranks in 6 launches")
     assert before == commbench.files()

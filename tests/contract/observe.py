@@ -142,6 +142,7 @@ def run(line: str) -> tuple[int, str, str]:
             patch.setenv(variable, value)
         patch.chdir(home)
         patch.setattr("commbench.launch.launchers.hosts.local_cpus", lambda: 2)
+        patch.setattr("socket.gethostname", lambda: "HOST")
         patch.setattr(os, "geteuid", lambda: 1000)
         patch.setattr(sys, "argv", ["commbench", *shlex.split(line)])
         # click reads the name of the program there

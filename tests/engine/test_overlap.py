@@ -96,7 +96,7 @@ def test_late_starts_are_tried_again(late: int, expected: tuple[float, ...] | No
 
     def work(control: ThreadControl) -> Overlap | None:
         timer: Any = LateTimer(late)
-        return measure_overlap(calls, timer, control, (0, 1), slice_s=0.1)
+        return measure_overlap(calls, timer, control, (0, 1), slice_s=0.1, fewest=6)
 
     overlap, overlap_of_rank_1 = run_threads(2, work)
     assert overlap_of_rank_1 is None

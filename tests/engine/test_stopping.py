@@ -228,3 +228,28 @@ def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank() ->
     assert chunks == others
     assert [(1, 4), (2, 4), (4, 4)] == chunks[:3]
     assert MOST_TOGETHER == max(repetitions for repetitions, _ in chunks)
+
+
+@pytest.mark.parametrize(
+    ("operation_s", "warmups", "repetitions"), [(0.3, 2, 9), (0.9, 2, 3), (2.0, 1, 1), (9.0, 1, 1)]
+)
+def test_a_long_operation_is_measured_in_one_brief_visit(
+    operation_s: float, warmups: int, repetitions: int
+) -> None:
+    """Make the repetitions that fit into the time left for the case, at least one."""
+    settled, samples, chunks, slack_ns = sample(
+        lambda _r, _i: 1e9 * operation_s, ranks=2, slice_s=0.2, longest_s=3.0, most_visits=24
+    )
+    assert (1, True, repetitions) == (settled.visits, settled.is_brief, samples.valid)
+    assert [warmups, repetitions] == [settled.warmups, settled.repetitions]
+    assert warmups + repetitions == sum(count for count, _ in chunks[0])
+    assert 0.05e9 * operation_s == pytest.approx(slack_ns)
+
+
+def test_later_launches_are_as_brief() -> None:
+    """Repeat as often as the first launch, and no more for late starts."""
+    fixed = FixedSettings(warmups=1, batch=1, visits=1, repetitions=2, is_brief=True)
+    _, samples, chunks, _ = sample(
+        lambda _r, _i: 2e9, late=lambda _r, i: i == 1, fixed=fixed, slice_s=0.0, longest_s=3.0
+    )
+    assert (1, 1, 3) == (samples.valid, samples.late, sum(count for count, _ in chunks[0]))

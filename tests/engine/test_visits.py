@@ -143,6 +143,18 @@ def test_the_first_launch_plans_the_visits_of_the_others() -> None:
     assert settings_after(dataclasses.replace(record, times_us=[]), QUICK) is None
 
 
+def test_later_launches_keep_a_shortened_case_short() -> None:
+    """Keep the window that the link had time for, and the repetitions of a brief visit."""
+    record = dataclasses.replace(
+        visited([1.0, 2.0]), window=3, late_discarded=1, flags=("small_window", "brief")
+    )
+    settings = settings_after(record, QUICK)
+    assert settings is not None
+    assert (3, 1, 3) == (settings.window, settings.visits, settings.repetitions)
+    rule = visit_rule(StoppingRule(relative_half_width=0.05, ticks_s=1e-9), settings)
+    assert (1, 3) == (rule.floor, rule.minimum)
+
+
 def test_visits_that_only_started_late_leave_the_launch_to_the_others() -> None:
     """Stay failed while every repetition of every visit started late.
 

@@ -1,6 +1,7 @@
 """Tests of cluster faults: a lost network, an unreachable host, full shared memory."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from launching import marked_environment
 
+import commbench
 from commbench.collectives.cases import Sweep
 from commbench.results import load_run
 
@@ -139,3 +141,20 @@ def test_a_full_memory_file_system_is_a_warning(tmp_path: Path) -> None:
     assert "warning: Launch 1: /dev/shm is full, so ranks of one host could not" in " ".join(
         output.split()
     )
+
+
+@pytest.mark.lab
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_neither_the_installation_nor_the_home_can_be_written(tmp_path: Path, ranks: int) -> None:
+    """Compile into a directory for temporary files, which only this user can write."""
+    package = Path(commbench.__file__).parent
+    before = (
+        f"mount --bind {package} {package} && mount -o remount,ro,bind {package} &&"
+        f" export HOME=/proc TMPDIR={tmp_path} && unset XDG_CACHE_HOME NUMBA_CACHE_DIR"
+    )
+    output, info = start(tmp_path, "", before, ranks)
+    assert ("0", "complete") == (output.splitlines()[0], info["status"]), output
+    cache = tmp_path / f"commbench-{os.getuid()}"
+    assert list(cache.rglob("*.nbc"))
+    assert 0o700 == cache.stat().st_mode & 0o777

@@ -3,7 +3,7 @@
 import pytest
 
 from commbench.errors import InputError
-from commbench.launch.identity import Identity, identify, tasks_per_node
+from commbench.launch.identity import Identity, expand_nodes, identify, tasks_per_node
 
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -107,9 +107,29 @@ def test_an_unknown_role_is_refused() -> None:
         identify({}, "boss")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("", []), ("2(x", [])]
-)
+@pytest.mark.parametrize(("text", "expected"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("", [])])
 def test_tasks_per_node_expands_repetition(text: str, expected: list[int]) -> None:
     """Expand Slurm's shorthand for tasks per node."""
     assert expected == tasks_per_node(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        ("n0", "n0"),
+        ("a-b[08-10,20],login", "a-b08 a-b09 a-b10 a-b20 login"),
+        ("r[1-2]n[3-4]-ib", "r1n3-ib r1n4-ib r2n3-ib r2n4-ib"),
+        ("n[8-11]", "n8 n9 n10 n11"),
+    ],
+)
+def test_node_lists_are_expanded(text: str, expected: str) -> None:
+    """Expand the names as ``scontrol show hostnames`` does."""
+    assert expected.split() == expand_nodes(text)
+
+
+def test_lists_that_are_not_understood_are_refused() -> None:
+    """Refuse what is not Slurm's."""
+    for expand, text in ((tasks_per_node, "2(x"), (expand_nodes, "n[a-b]")):
+        with pytest.raises(InputError, match="not understood"):
+            expand(text)

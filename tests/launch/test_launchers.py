@@ -125,11 +125,14 @@ def test_ranks_that_train_float_on_one_numa_node(monkeypatch: pytest.MonkeyPatch
     ("options", "words", "absent"),
     [
         (
-            {"oversubscribe": True, "environ": {"SLURM_TASKS_PER_NODE": "1"}},
+            {
+                "oversubscribe": True,
+                "environ": {"SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_NODELIST": "n0"},
+            },
             "-bind-to none",
             "core",
         ),
-        ({"hostfile": Path("hosts")}, "mpiexec -n 2 -f hosts -bind-to core", "none"),
+        ({"hostfile": Path("hosts")}, "mpiexec -n 2 -hosts a:2,b:2 -bind-to core", "none"),
         ({"environ": JOB, "ranks_per_node": 1, "bind_to": "numa"}, "-ppn 1 -bind-to numa", "core"),
         ({"interface": "eth1"}, "-iface eth1", ""),
         (
@@ -257,18 +260,70 @@ def test_root_is_allowed_twice(monkeypatch: pytest.MonkeyPatch, user: int, allow
         ("a\na\na\nb\nb\n", {"a": 3, "b": 2}),
         ("# mine\n\na\n", {"a": 4}),
         ("a slots=2\nb\n", {"a": 2, "b": 4}),
-        ("# nobody\n", None),
+        ("a max-slots=8 slots=2\nb cpu_max=3\nc count=1\n", {"a": 2, "b": 3, "c": 1}),
+        ("me@a username=me port=22 cpu=2 // mine\n", {"me@a": 2}),
+        ("a:2 binding=user:0,1 user=me\n", {"a": 2}),
+        ("2620:10d::3000:1 slots=2\n::1 slots=1\n", {"2620:10d::3000:1": 2, "::1": 1}),
+        ("\ufeffa slots=2\r\nb.org slots=1\r\n", {"a": 2, "b.org": 1}),
+        ("a 16 all.q@a UNDEFINED\na 4 short.q@a 0,1:0,2\n", {"a": 20}),
+        ("a slots=2\na slots=2\nb:1\nb:1\n", {"a": 4, "b": 2}),
+        ("a slots=2\na\n", {"a": 3}),
     ],
-    ids=["Open MPI", "Hydra", "a line a slot", "one host", "mixed", "none"],
 )
-def test_read_hostfile(tmp_path: Path, text: str, expected: dict[str, int] | None) -> None:
+def test_read_hostfile(tmp_path: Path, text: str, expected: dict[str, int]) -> None:
     """Parse slots; a host listed once without a number has as many as this host has CPUs."""
+    (tmp_path / "hosts").write_text(text, newline="")
+    assert expected == read_hostfile(tmp_path / "hosts").slots
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("# nobody\n", "names no host"),
+        ("a slots=2\nb slots=two\n", "Line 2"),
+        ("a slot=2\n", "Line 1"),
+        ("a:b\n", "Line 1"),
+        ("[::1]:2\n", "Line 1"),
+        ("a,b slots=2\n", "Line 1"),
+        ("rank 0=a slot=1\n", "Line 1"),
+        ("a slots=4 max-slots=2\n", "Line 1"),
+    ],
+)
+def test_a_hostfile_that_is_not_understood_is_refused(
+    tmp_path: Path, text: str, error: str
+) -> None:
+    """Name the line."""
     (tmp_path / "hosts").write_text(text)
-    if expected is None:
-        with pytest.raises(InputError):
-            read_hostfile(tmp_path / "hosts")
-    else:
-        assert expected == read_hostfile(tmp_path / "hosts")
+    with pytest.raises(InputError, match=error):
+        read_hostfile(tmp_path / "hosts")
+
+
+@pytest.mark.parametrize(
+    ("text", "mpirun", "mpiexec"),
+    [
+        ("a max-slots=8 slots=2\n", "--hostfile hosts", "-hosts a:2"),
+        ("a:2\nb:3\n", "--host a:2,b:3", "-f hosts"),
+        ("a slots=1\na slots=1\n", "--host a:2", "-hosts a:2"),
+        ("a\na\nb\nb\n", "--hostfile hosts", "-f hosts"),
+        ("\ufeffa\n", "--host a:4", "-hosts a:4"),
+        ("a 2 all.q@a UNDEFINED\n", "--host a:2", "-hosts a:2"),
+        ("::1 slots=2\n", "--hostfile hosts", None),
+        ("a slots=2 port=22\n", "--hostfile hosts", None),
+        ("a:2 binding=user:0\n", None, "-f hosts"),
+    ],
+)
+def test_a_launcher_gets_the_hosts_in_a_form_that_it_reads(
+    text: str, mpirun: str | None, mpiexec: str | None
+) -> None:
+    """Pass the file if the launcher reads it as it is, else each host with its slots."""
+    Path("hosts").write_text(text, newline="")
+    for make, words in ((MpirunLauncher, mpirun), (MpiexecLauncher, mpiexec)):
+        launcher = make(hostfile=Path("hosts"), environ={})
+        if words is None:
+            with pytest.raises(InputError, match="cannot read"):
+                launcher.command(1, PROGRAM)
+        else:
+            check_command(launcher, 1, words, "")
 
 
 @pytest.mark.parametrize(
@@ -287,7 +342,14 @@ def test_a_line_of_a_pbs_node_file_is_a_slot(
 
 def test_slots_follow_the_allocation() -> None:
     """Use Slurm's tasks as slots inside an allocation and CPUs outside; refuse more ranks."""
-    assert 7 == MpirunLauncher(environ={"SLURM_TASKS_PER_NODE": "2(x3),1"}).slots()
+    job = {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "2(x3),1", "SLURM_JOB_NODELIST": "a[8-11]"}
+    assert {"a8": 2, "a9": 2, "a10": 2, "a11": 1} == MpirunLauncher(environ=job).hosts()
+    step = {**job, "SLURM_TASKS_PER_NODE": "1", "SLURM_STEP_NODELIST": "a10"}
+    assert {"a10": 1} == MpirunLauncher(environ=step).hosts()
+    with pytest.raises(InputError, match="--ntasks"):
+        check_slots(2, MpirunLauncher(environ=step))
+    with pytest.raises(InputError, match="do not match"):
+        MpirunLauncher(environ={**job, "SLURM_TASKS_PER_NODE": "1"}).hosts()
     check_slots(4, MpirunLauncher(environ={}))
     check_slots(5, MpirunLauncher(environ={}, oversubscribe=True))
     with pytest.raises(InputError, match=r"--oversubscribe .* -n 4"):
@@ -366,8 +428,11 @@ def test_hostfiles_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path:
     choose = simulate(monkeypatch, "open", "mpi4py")
     (tmp_path / "ours").write_text("a slots=3\n")
     (tmp_path / "pbs").write_text("a\n" * 5)
+    (tmp_path / "sge").write_text("a 6 all.q@a UNDEFINED\n")
+    sge = {"PE_HOSTFILE": str(tmp_path / "sge")}
     pbs = {"PBS_NODEFILE": str(tmp_path / "pbs")}
     ours = {**pbs, "COMMBENCH_HOSTFILE": str(tmp_path / "ours")}
+    assert 6 == choose(environ=sge).slots()
     assert 5 == choose(environ=pbs).slots()
     assert 3 == choose(environ=ours).slots()
     assert 4 == choose(environ=ours, hostfile=tmp_path / "hosts").slots()
@@ -409,11 +474,10 @@ def test_an_open_mpi_without_slurm_gets_the_nodes(
     monkeypatch: pytest.MonkeyPatch, output: str, expected: tuple[Any, ...]
 ) -> None:
     """Pass the job's nodes to an mpirun that was built without Slurm."""
-    monkeypatch.setattr(
-        slurm, "_output_of", lambda command: "n0\nn1\n" if command[0] == "scontrol" else output
-    )
+    monkeypatch.setattr(slurm, "_output_of", lambda _: output)
+    one_node = {**JOB, "SLURM_TASKS_PER_NODE": "4", "SLURM_JOB_NODELIST": "n0"}
     assert expected == slurm.nodes_to_name("/x/mpirun", JOB)
-    assert () == slurm.nodes_to_name("/x/mpirun", {**JOB, "SLURM_TASKS_PER_NODE": "4"})
+    assert () == slurm.nodes_to_name("/x/mpirun", one_node)
     assert () == slurm.nodes_to_name("/x/mpirun", {})
     command = MpirunLauncher(nodes=expected, environ=JOB).command(4, PROGRAM)
     assert bool(expected) == ("n0:2,n1:2" in command)

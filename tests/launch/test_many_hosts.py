@@ -16,6 +16,7 @@ from builders import read_launches, read_rows
 from launching import marked_environment, mpirun
 
 from commbench.results import load_run
+from commbench.stats.budgets import BUDGETS
 
 pytestmark = [pytest.mark.lab, pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
@@ -158,3 +159,18 @@ def test_gloo_finds_other_hosts_where_names_lead_to_the_loopback(tmp_path: Path)
     info, rows = read(out)
     assert ["host0", "host1"] == [place["host"] for place in info["ranks"]]
     assert {("ok", "tcp/eth0")} == {(row["status"], row["transport"]) for row in rows}
+
+
+def test_a_quick_case_takes_seconds_on_a_slow_link(tmp_path: Path) -> None:
+    """Send fewer messages at once, alike in all launches, and say so; leave small ones alone."""
+    out = tmp_path / "run"
+    case = ("--collective", "bandwidth", "--sizes", "8,4M", "--backend", "mpi", "-n", "2")
+    run_in_lab(*commbench(), "run", *case, "--launches", "2", "--out", str(out))
+    small, large = read_rows(out)
+    assert ("64", False) == (small["window"], "small_window" in small["flags"])
+    assert (int(large["window"]) < 16, True) == (True, "small_window" in large["flags"])
+    records = [record for record in load_run(out).records if record.case.message_bytes > 8]
+    assert 2 == len(records)
+    assert 1 == len({record.window for record in records})
+    for record in records:
+        assert record.measuring_s + record.other_s < 2 * BUDGETS["quick"].longest_s

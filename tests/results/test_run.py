@@ -81,7 +81,7 @@ def test_every_operation_is_measured_and_verified_on_both_backends(
     probes = {
         (line["case"]["backend"], len(line["probes_us"]))
         for line in lines
-        if line["status"] == "ok"
+        if line.get("status") == "ok"  # further visits state what differs
     }
     assert {("gloo", 0), ("mpi", 2 if ranks > 1 and not is_busy else 0)} == probes
 

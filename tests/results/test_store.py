@@ -116,6 +116,25 @@ def test_visits_of_a_launch_become_one_record(tmp_path: Path) -> None:
     assert [7.0] == load_run(path).records[-1].times_us
 
 
+def test_a_further_visit_states_only_what_differs(tmp_path: Path) -> None:
+    """Write a visit whole again after a resume; refuse one whose whole line is missing."""
+    visits = [
+        make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)
+    ]
+    path = make_run(tmp_path / "mine", visits)
+    with Store.open(path, make_info()) as store:
+        store.append(dataclasses.replace(visits[1], visit=3))
+    samples = path / "samples.jsonl"
+    whole, further, again = samples.read_text().splitlines(keepends=True)
+    assert {"of", "visit", "times_us"} <= json.loads(further).keys()
+    assert "case" not in json.loads(further)
+    assert "case" in json.loads(again)
+    assert [1.0, 2.0, 2.0] == load_run(path).records[0].times_us
+    samples.write_text(further + whole)
+    with pytest.raises(InputError, match="refers to a line 0 that is missing"):
+        load_run(path)
+
+
 def test_a_case_that_fails_after_some_visits_is_measured_again(tmp_path: Path) -> None:
     """Replace a launch's visits by a later failure, so that the case is repeated."""
     visits = [

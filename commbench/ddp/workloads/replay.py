@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numba import njit, types
+from numba import types
 from torch import Tensor, nn
 
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.traces import Trace, TracedParameter, load_trace
 from commbench.ddp.workloads.sampling import GRADIENTS, STRUCTURE, cycled, generator
 from commbench.errors import InputError
+from commbench.system.compiling import compiled
 
 #: Standard deviations of the gradients, one for each tensor, lie between these powers of ten.
 SCALES = (-4.0, -2.0)
@@ -253,7 +254,7 @@ def _overhead_ns() -> int:
 # --------------------------------------------------------------------------------------------- pace
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def keep_busy(cpu_ns: int) -> None:
     """Use ``cpu_ns`` nanoseconds of this thread's CPU time, without holding the GIL."""
     now = np.zeros(2, dtype=np.int64)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -28,6 +28,7 @@ from commbench.engine.timing.loops import (
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS, Synchroniser, is_late
 from commbench.errors import CommbenchError
 from commbench.findings import UnsupportedError
+from commbench.system.compiling import compiled
 
 #: Columns of a call table: address, number of arguments, arguments.
 MAX_ARGUMENTS = 12
@@ -39,7 +40,7 @@ ROUND_TIME = METHODS.index("round-time")
 
 Table = NDArray[np.int64]
 
-_is_late = njit(nogil=True, cache=True)(is_late)
+_is_late = compiled(is_late)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ def _call_address(_typing: Any, _address: Any, arguments: Any) -> Any:  # noqa: 
     return types.int32(types.int64, arguments), generate
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _issue(table: Table) -> int:
     """Make the calls of a table in order; return how many reported an error."""
     errors = 0
@@ -133,13 +134,13 @@ def _issue(table: Table) -> int:
     return errors
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _now(clock: int, timespec: NDArray[np.int64]) -> int:
     _call_address(clock, (CLOCK_MONOTONIC, timespec.ctypes.data))
     return timespec[0] * 1_000_000_000 + timespec[1]  # type: ignore[no-any-return] # numba sees an int64
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _stamp(clock: int, stamps: NDArray[np.int64]) -> None:
     """Fill ``stamps`` with successive readings of the clock."""
     timespec = np.zeros(2, dtype=np.int64)
@@ -147,7 +148,7 @@ def _stamp(clock: int, stamps: NDArray[np.int64]) -> None:
         stamps[i] = _now(clock, timespec)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _align(
     method: int,
     barrier: Table,
@@ -182,7 +183,7 @@ def _align(
     return bool(_is_late(_now(clock, timespec), target, slack_ns))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _timed_loop(
     tables: Table,
     first: int,

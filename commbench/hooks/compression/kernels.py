@@ -21,13 +21,16 @@ All kernels are in one file because numba's cache does not detect a change in an
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from commbench.system.compiling import compiled
 
 Floats: TypeAlias = NDArray[np.float32]
 Words: TypeAlias = NDArray[np.int32]
@@ -195,13 +198,13 @@ def _ones(_typing: Any, _mask: Any) -> Any:  # noqa: ANN401 - numba's own protoc
     return types.intp(types.uint64), generate
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _word(value: float) -> np.int32:
     """Return the bits of a float32."""
     return np.float32(value).view(np.int32)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _above(words: Words, start: int, level: int) -> np.uint64:
     """Return the mask of `_lanes_above`, limited to the end of ``words``."""
     if start + LANES <= words.shape[0]:
@@ -216,7 +219,7 @@ def _above(words: Words, start: int, level: int) -> np.uint64:
 # ------------------------------------------------------------------------------------------- select
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _magnitude(value: float) -> np.int32:
     """Return the bits of a float32 without its sign.
 
@@ -225,21 +228,21 @@ def _magnitude(value: float) -> np.int32:
     return np.int32(np.float32(value).view(np.int32) & np.int32(MAGNITUDE))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _raise_to(largest: Words, values: Floats) -> None:
     """Take the larger magnitude of each pair."""
     for i in range(largest.shape[0]):
         largest[i] = max(largest[i], _magnitude(values[i]))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _raise_to_sum(largest: Words, gradient: Floats, residual: Floats) -> None:
     """Take the larger magnitude of each pair, of gradient + residual."""
     for i in range(largest.shape[0]):
         largest[i] = max(largest[i], _magnitude(gradient[i] + residual[i]))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _find_maxima(gradient: Floats, residual: Floats | None, rows: int, maxima: Words) -> bool:
     """Fill ``maxima`` with the largest magnitude of gradient + residual in each block.
 
@@ -263,7 +266,7 @@ def _find_maxima(gradient: Floats, residual: Floats | None, rows: int, maxima: W
     return bool(maxima.max() < INFINITY)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _count_digits(magnitudes: Words, prefix: int, shift: int, width: int, histogram: Words) -> None:
     """Count the digits at ``shift`` of those magnitudes that begin with ``prefix``."""
     low, last = prefix << (shift + width), (1 << width) - 1
@@ -281,7 +284,7 @@ def _count_digits(magnitudes: Words, prefix: int, shift: int, width: int, histog
             mask &= mask - np.uint64(1)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _find_kth(magnitudes: Words, k: int, histogram: Words) -> tuple[int, int]:
     """Return the k-th largest magnitude and how many are equal to it, by radix selection."""
     prefix, larger, equal = 0, 0, 0
@@ -297,7 +300,7 @@ def _find_kth(magnitudes: Words, k: int, histogram: Words) -> tuple[int, int]:
     return prefix, equal
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _sampled_level(
     gradient: Floats, residual: Floats | None, k: int, sample: Words, histogram: Words
 ) -> int:
@@ -316,7 +319,7 @@ def _sampled_level(
     return _find_kth(sample, rank, histogram)[0]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _sum(gradient: Floats, residual: Floats, into: Floats) -> None:
     """Write gradient + residual.
 
@@ -330,7 +333,7 @@ def _sum(gradient: Floats, residual: Floats, into: Floats) -> None:
             into[i] = gradient[i] + residual[i]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _collect(
     gradient: Floats | None,
     residual: Floats | None,
@@ -377,7 +380,7 @@ def _collect(
     return above, equal
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _take_equal(  # noqa: PLR0917 - numba compiles positional arguments only
     words: Words, counts: Words, level: int, low: int, high: int, taken: Words
 ) -> int:
@@ -408,7 +411,7 @@ def _take_equal(  # noqa: PLR0917 - numba compiles positional arguments only
     return count
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _choose_equal(  # noqa: PLR0917 - as `_take_equal`
     words: Words, counts: Words, level: int, equal: int, step: int, chosen: Words
 ) -> None:
@@ -422,7 +425,7 @@ def _choose_equal(  # noqa: PLR0917 - as `_take_equal`
         _take_equal(words, counts, level, 0, last - equal, chosen[count:])
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _choose(  # noqa: PLR0917 - as `select`
     gradient: Floats | None,
     residual: Floats | None,
@@ -462,7 +465,7 @@ def _choose(  # noqa: PLR0917 - as `select`
     return k
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def select(  # noqa: PLR0917 - numba compiles positional arguments only
     gradient: Floats,
     residual: Floats | None,
@@ -496,7 +499,7 @@ def select(  # noqa: PLR0917 - numba compiles positional arguments only
 # -------------------------------------------------------------------------------------------- slots
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _half(value: float) -> np.uint16:
     """Return the bits of the float16 that is sent for a finite float32.
 
@@ -517,7 +520,7 @@ def _half(value: float) -> np.uint16:
     return np.uint16(half | (HALF_SIGN if word < 0 else 0))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _single(half: int) -> np.float32:
     """Return the float32 equal to a float16, given by its bits."""
     magnitude = np.int32(half) & np.int32(HALF_SIGN - 1)
@@ -530,7 +533,7 @@ def _single(half: int) -> np.float32:
     return -value if half & HALF_SIGN else value
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def write_singles(
     source: Floats, rest: Floats | None, count: int, indices: Words, values: Floats
 ) -> None:
@@ -547,7 +550,7 @@ def write_singles(
         indices[slot], values[slot] = slot - count, 0
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def write_halves(
     source: Floats, rest: Floats | None, count: int, indices: Words, values: Halves
 ) -> None:
@@ -561,20 +564,20 @@ def write_halves(
         indices[slot], values[slot] = slot - count, 0
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def are_within(indices: Words, n: int) -> bool:
     """Return whether all indices (at least one) are in [0, n)."""
     return bool(indices.min() >= 0 and indices.max() < n)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def add_singles(indices: Words, values: Floats, into: Floats) -> None:
     """Add every value to the element at its index."""
     for slot in range(indices.shape[0]):
         into[indices[slot]] += values[slot]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def add_halves(indices: Words, values: Halves, into: Floats) -> None:
     """Do as ``add_singles`` for float16 values."""
     for slot in range(indices.shape[0]):
@@ -584,7 +587,7 @@ def add_halves(indices: Words, values: Halves, into: Floats) -> None:
 # ------------------------------------------------------------------------------------------- chunks
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
+@partial(compiled, fastmath={"reassoc"})
 def _sum_squares(values: Floats) -> np.float32:
     """Return the sum of squares.
 
@@ -596,7 +599,7 @@ def _sum_squares(values: Floats) -> np.float32:
     return total
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
+@partial(compiled, fastmath={"reassoc"})
 def _sum_squares_of_sums(gradient: Floats, residual: Floats) -> np.float32:
     """Return the sum of squares of gradient + residual, as `_sum_squares`."""
     total = np.float32(0)
@@ -606,7 +609,7 @@ def _sum_squares_of_sums(gradient: Floats, residual: Floats) -> np.float32:
     return total
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def measure_chunks(gradient: Floats, residual: Floats | None, chunk: int, norms: Floats) -> None:
     """Write the norm of each chunk of gradient + residual.
 
@@ -621,7 +624,7 @@ def measure_chunks(gradient: Floats, residual: Floats | None, chunk: int, norms:
             norms[number] = np.sqrt(_sum_squares_of_sums(gradient[start:end], residual[start:end]))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def choose_chunks(norms: Floats, histogram: Words, chosen: Words) -> bool:
     """Fill ``chosen`` with the numbers of the chunks with the largest norms, ascending.
 
@@ -647,7 +650,7 @@ def choose_chunks(norms: Floats, histogram: Words, chosen: Words) -> bool:
     return True
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def take_chunks(  # noqa: PLR0917 - as `select`
     gradient: Floats,
     residual: Floats | None,
@@ -686,7 +689,7 @@ def take_chunks(  # noqa: PLR0917 - as `select`
         _sum(gradient[begin:], residual[begin:], rest[begin:])
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def clear_chunks(chosen: Words, chunk: int, into: Floats) -> None:
     """Zero the chosen chunks."""
     for slot in range(chosen.shape[0]):
@@ -694,7 +697,7 @@ def clear_chunks(chosen: Words, chunk: int, into: Floats) -> None:
         into[start : start + chunk] = 0
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def spread_chunks(values: Floats, chosen: Words, into: Floats) -> None:
     """Write the values of the chosen chunks, whose numbers ascend, to ``into``, and zeros
     elsewhere.

@@ -17,8 +17,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from commbench.system.compiling import compiled
 
 Floats: TypeAlias = NDArray[np.float32]
 Bytes: TypeAlias = NDArray[np.int8]
@@ -34,7 +35,7 @@ STEPS = np.float32(127.0)
 ROUNDER = np.float32(12582912.0)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _sum(gradient: Floats, residual: Floats, sums: Floats) -> np.int32:
     """Write gradient + residual to ``sums``; return the bits of the largest magnitude."""
     largest = np.int32(0)
@@ -46,7 +47,7 @@ def _sum(gradient: Floats, residual: Floats, sums: Floats) -> np.int32:
     return largest
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _find_largest(sums: Floats) -> np.int32:
     """Return the bits of the largest magnitude."""
     largest, words = np.int32(0), sums.view(np.int32)
@@ -56,7 +57,7 @@ def _find_largest(sums: Floats) -> np.int32:
     return largest
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _scale_of(largest: int) -> np.float32:
     """Return the scale of a block by its largest magnitude's bits: NaN if it cannot be sent, 0 if
     it is too small.
@@ -67,7 +68,7 @@ def _scale_of(largest: int) -> np.float32:
     return scale if scale.view(np.int32) >= LEAST_SCALE else np.float32(0.0)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _pack(sums: Floats, scale: float, values: Bytes, errors: Floats) -> None:
     """Write the int8 values of a block and their rounding errors.
 
@@ -85,21 +86,21 @@ def _pack(sums: Floats, scale: float, values: Bytes, errors: Floats) -> None:
         errors[i] = sums[i] - (rounded - ROUNDER) * np.float32(scale)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _multiply(values: Bytes, scale: float, into: Floats) -> None:
     """Write value x scale for each value."""
     for i in range(values.shape[0]):
         into[i] = np.float32(values[i]) * np.float32(scale)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _multiply_add(values: Bytes, scale: float, into: Floats) -> None:
     """Add value x scale for each value."""
     for i in range(values.shape[0]):
         into[i] += np.float32(values[i]) * np.float32(scale)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def quantise(  # noqa: PLR0917 - numba compiles positional arguments only
     gradient: Floats,
     residual: Floats | None,
@@ -144,7 +145,7 @@ def quantise(  # noqa: PLR0917 - numba compiles positional arguments only
                 packed[i] = 0
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def combine(  # noqa: PLR0917 - as `quantise`
     words: Floats,
     values: Bytes,
@@ -187,7 +188,7 @@ def combine(  # noqa: PLR0917 - as `quantise`
                 chunk_rest[i] += errors[i]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def dequantise(words: Floats, values: Bytes, block: int, shard: int, into: Floats) -> None:
     """Write the elements of a payload to ``into``, shape (n,); arguments as for `quantise`."""
     n, blocks = into.shape[0], -(-shard // block)

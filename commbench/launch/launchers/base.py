@@ -70,6 +70,9 @@ class Launcher(Protocol):
         `commbench.system.env`.
         """
 
+    def hosts(self) -> dict[str, int]:
+        """Return the slots by host."""
+
     def slots(self) -> int:
         """Return the number of ranks that there is room for without sharing cores."""
 
@@ -126,17 +129,29 @@ class Placement:
     def slots(self) -> int:
         """Return the slots of all hosts, on each at most the requested ranks per node."""
         most = self.ranks_per_node
-        return sum(slots if most is None else min(slots, most) for slots in self.node_slots())
+        return sum(slots if most is None else min(slots, most) for slots in self.hosts().values())
 
-    def node_slots(self) -> list[int]:
-        """Return the slots of each host of the hostfile, else of Slurm's allocation, else this
-        process's CPUs.
+    def hosts(self) -> dict[str, int]:
+        """Return the slots by host of the hostfile, else of Slurm's job, else of this host."""
+        return hosts.find_hosts(self.hostfile, self.environ)
+
+    def name_hosts(self, reader: str, file_option: str, hosts_option: str) -> list[str]:
+        """Return the options that name the hosts of the hostfile: the file, if ``reader`` can read
+        it, else each host with its slots.
+
+        Raises:
+            InputError: the file is not understood, or not by this launcher.
         """
-        return hosts.node_slots(self.hostfile, self.environ)
+        if self.hostfile is None:
+            return []
+        content = hosts.read_hostfile(self.hostfile, self.environ)
+        if reader in content.readers:
+            return [file_option, str(self.hostfile)]
+        return [hosts_option, content.name_slots()]
 
     def limit(self) -> int | None:
         """Return ranks per node times hosts."""
-        return None if self.ranks_per_node is None else self.ranks_per_node * len(self.node_slots())
+        return None if self.ranks_per_node is None else self.ranks_per_node * len(self.hosts())
 
     def ranks_per_host(self, ranks: int) -> int:
         """Return the slots of the largest host, and more if ranks exceed slots.
@@ -145,7 +160,7 @@ class Placement:
         """
         if self.environ.get(hosts.EMULATED):
             return ranks
-        slots = self.node_slots()
+        slots = self.hosts().values()
         return min(ranks, self.ranks_per_node or max(*slots, -(-ranks // len(slots))))
 
     def environment(self) -> dict[str, str]:

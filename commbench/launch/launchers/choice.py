@@ -18,6 +18,7 @@ from commbench.launch.launchers.mpirun import (
 )
 from commbench.launch.launchers.slurm import SRUN
 from commbench.launch.launchers.torchrun import TORCHRUN
+from commbench.units import counted
 
 #: The launchers by the name that a person can request, in the order in which they are tried; a path
 #: works as well.
@@ -72,8 +73,10 @@ def check_slots(ranks: int, launcher: Launcher) -> None:
             f" name more hosts, or use -n {limit}."
         )
     if ranks > slots and not launcher.oversubscribe:
+        remedy = "name more hosts"
+        if launcher.hostfile is None and not launcher.is_local:
+            remedy = "ask Slurm for more tasks (--ntasks), each of which is a slot"
         raise InputError(
-            f"{ranks} ranks were asked for but there"
-            f" {'is 1 slot' if slots == 1 else f'are {slots} slots'}; add --oversubscribe to let"
-            f" ranks share cores, name more hosts, or use -n {slots}."
+            f"{ranks} ranks were asked for and there is room for {counted(slots, 'rank')}; add"
+            f" --oversubscribe to let ranks share cores, {remedy}, or use -n {slots}."
         )

@@ -4,15 +4,18 @@ names.
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from commbench.errors import InputError
-from commbench.launch.identity import tasks_per_node
+from commbench.launch.identity import expand_nodes, tasks_per_node
 from commbench.system.host import usable_cpus
 
 #: The variable that names the hostfile if none is given, as PBS_NODEFILE does in a PBS job.
@@ -22,66 +25,175 @@ EMULATED = "COMMBENCH_EMULATED"
 
 
 def named_hostfile(environ: Mapping[str, str]) -> Path | None:
-    """Return the hostfile that COMMBENCH_HOSTFILE names, else a PBS job's node file."""
-    name = environ.get(HOSTFILE) or environ.get("PBS_NODEFILE")
-    return Path(name) if name else None
+    """Return the hostfile that COMMBENCH_HOSTFILE names, else that of a PBS or Grid Engine job."""
+    for variable in (HOSTFILE, "PBS_NODEFILE", "PE_HOSTFILE"):
+        if environ.get(variable):
+            return Path(environ[variable])
+    return None
 
 
-def node_slots(hostfile: Path | None, environ: Mapping[str, str]) -> list[int]:
-    """Return the slots of each host of the hostfile, else of Slurm's allocation, else of this host.
+def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> dict[str, int]:
+    """Return the slots by host of the hostfile, else of Slurm's job or step, else of this host.
 
     Raises:
-        InputError: the hostfile cannot be used.
+        InputError: the hostfile or Slurm's variables are not understood.
     """
     if hostfile is not None:
-        return list(
-            read_hostfile(hostfile, each_line_a_slot=is_pbs_file(hostfile, environ)).values()
-        )
-    return tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", "")) or [local_cpus()]
+        return read_hostfile(hostfile, environ).slots
+    tasks = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
+    if not tasks:
+        return {socket.gethostname(): local_cpus()}
+    lists = [environ.get(f"SLURM_{part}_NODELIST", "") for part in ("JOB", "STEP")]
+    for nodes in lists:  # in a step the tasks are the step's
+        names = expand_nodes(nodes)
+        if len(names) == len(tasks):
+            return dict(zip(names, tasks, strict=True))
+    raise InputError(
+        f"Slurm's tasks per node, {tasks}, do not match its nodes, {' or '.join(lists)!r}; name the"
+        " hosts by --hostfile."
+    )
 
 
-def is_pbs_file(hostfile: Path, environ: Mapping[str, str]) -> bool:
-    """Return whether it is a PBS job's node file, in which a host that is listed once has one slot
-    (``mpiprocs=1``).
-    """
-    return str(hostfile) == environ.get("PBS_NODEFILE")
+#: Options of a host that state its slots, and the most slots.
+_SLOTS = ("slots", "cpu", "count")
+_MOST = ("max_slots", "slots_max", "max_cpu", "cpu_max", "max_count", "count_max")
+#: Options that leave the slots as they are.
+_OPENMPI = ("username", "user_name", "port", "boards", "sockets", "sockets_per_board", "cores")
+_HYDRA = ("user", "binding")
+#: The launcher that knows an option.
+_READERS = dict.fromkeys((*_SLOTS, *_MOST, *_OPENMPI), "mpirun") | dict.fromkeys(_HYDRA, "mpiexec")
+_NAME = re.compile(r"(\w[\w.-]*@)?\w[\w.-]*")
 
 
-def read_hostfile(hostfile: Path, *, each_line_a_slot: bool = False) -> dict[str, int]:
-    """Return the slots by host of a hostfile in Open MPI's form (``host slots=4``) or MPICH's and
-    Intel's (``host:4``).
+@dataclass
+class Hostfile:
+    """The content of a hostfile, and which launchers can read it."""
 
-    A host that is listed k times without a number has k slots. A host that is listed once without a
-    number has as many slots as this host has CPUs.
+    path: Path
+    slots: Counter[str] = field(default_factory=Counter)
+    """Slots by host."""
+    readers: set[str] = field(default_factory=lambda: {"mpirun", "mpiexec"})
+    """Launchers that read the file as it is."""
+    is_plain: bool = True
+    """Whether it has names and slots only: no IPv6 address, user, port or binding."""
+
+    def name_slots(self) -> str:
+        """Return ``a:2,b:4``, for the command line of a launcher that cannot read the file.
+
+        Raises:
+            InputError: this form cannot state all that the file has.
+        """
+        if not self.is_plain:
+            raise InputError(
+                f"The launcher cannot read the hostfile {self.path} as it is; write one host a line"
+                " in the launcher's own form, in UTF-8 without byte order mark or carriage returns."
+            )
+        return ",".join(f"{name}:{slots}" for name, slots in self.slots.items())
+
+    def read_line(self, words: list[str]) -> tuple[str, int | None]:
+        """Return the host of a line, and its slots if the line states them.
+
+        Raises:
+            ValueError: the line is not understood.
+        """
+        name, colon, number = words[0].partition(":")
+        options = words[1:]
+        stated: dict[str, int] = {}
+        if ":" in number:
+            name = str(ipaddress.IPv6Address(words[0]))
+            self.is_plain = False
+            self.readers.discard("mpiexec")
+        elif not _NAME.fullmatch(name):
+            raise ValueError(name)
+        elif colon:
+            stated["slots"] = _count(number)
+            self.readers.discard("mpirun")
+        elif options and options[0].isdecimal():  # Grid Engine: slots, queue, processor range
+            stated["slots"] = int(options[0])
+            options = []
+            self.readers.clear()
+        for option in options:
+            key, _, value = option.partition("=")
+            key = key.replace("-", "_")
+            if key not in _READERS or not value:
+                raise ValueError(option)
+            self.readers &= {_READERS[key]}
+            if key in _SLOTS:
+                stated["slots"] = _count(value)
+            elif key in _MOST:
+                stated["most"] = _count(value)
+            else:
+                self.is_plain = False
+        most = stated.get("most")
+        slots = stated.get("slots", most)
+        if slots is not None and most is not None and slots > most:
+            raise ValueError(slots)
+        return name, slots
+
+    def count_slots(
+        self, lines: Mapping[str, Sequence[int | None]], *, each_line_a_slot: bool
+    ) -> None:
+        """Add up the slots of each host's lines."""
+        for name, numbers in lines.items():
+            if numbers == [None] and not each_line_a_slot:
+                self.slots[name] = local_cpus()
+                continue
+            for slots in numbers:
+                self.slots[name] += 1 if slots is None else slots
+            if len(numbers) > 1 and any(numbers):
+                self.readers.discard("mpirun")  # it refuses numbers of a host listed twice
+        if each_line_a_slot:
+            # Open MPI 5 would give a host that is listed once as many slots as CPUs.
+            self.readers.discard("mpirun")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
+
+
+def read_hostfile(path: Path, environ: Mapping[str, str] | None = None) -> Hostfile:
+    """Read a hostfile in the form of Open MPI (``host slots=4``), of MPICH and Intel MPI
+    (``host:4``), of Grid Engine (``host 4 queue range``), or with a line for each slot.
+
+    A host that is listed once without a number has as many slots as this host has CPUs, in a PBS
+    job's node file one (``mpiprocs=1``). Of a host that is listed again, each line counts.
 
     Args:
-        hostfile: the file.
-        each_line_a_slot: a host that is listed once has one slot.
+        path: the file.
+        environ: its PBS_NODEFILE tells whether this is a PBS job's file.
 
     Raises:
-        InputError: the file cannot be read or names no host.
+        InputError: the file cannot be read, a line is not understood, or no line names a host.
     """
     try:
-        lines = hostfile.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = path.read_bytes().decode(errors="replace")
     except OSError as error:
-        raise InputError(f"The hostfile {hostfile} cannot be read ({error.strerror}).") from error
-    entries = [line for line in (line.partition("#")[0].strip() for line in lines) if line]
-    if not entries:
+        raise InputError(f"The hostfile {path} cannot be read ({error.strerror}).") from error
+    content = Hostfile(path)
+    lines: dict[str, list[int | None]] = {}
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+        words = re.sub(r"\s*=\s*", "=", re.split("#|//", line)[0]).split()
+        if not words:
+            continue
+        try:
+            name, slots = content.read_line(words)
+        except ValueError:
+            raise InputError(
+                f"Line {number} of the hostfile {path} is not understood: {line.strip()!r}; write"
+                " one host a line, e.g. `node1 slots=4`."
+            ) from None
+        lines.setdefault(name, []).append(slots)
+    if not lines:
         raise InputError(
-            f"The hostfile {hostfile} names no host; write one a line, e.g. `node1 slots=4`."
+            f"The hostfile {path} names no host; write one a line, e.g. `node1 slots=4`."
         )
-    slots: Counter[str] = Counter()
-    lines_without_number: Counter[str] = Counter()
-    for entry in entries:
-        name = re.split(r"[\s:]", entry)[0]
-        count = re.search(r"(?:\bslots\s*=\s*|^[^\s:]+:)(\d+)", entry)
-        slots[name] += int(count[1]) if count else 0
-        lines_without_number[name] += 0 if count else 1
-    slots_if_listed_once = 1 if each_line_a_slot else local_cpus()
-    return {
-        name: slots[name] + (slots_if_listed_once if times == 1 else times)
-        for name, times in lines_without_number.items()
-    }
+    is_pbs = environ is not None and str(path) == environ.get("PBS_NODEFILE")
+    content.count_slots(lines, each_line_a_slot=is_pbs)
+    if text.startswith("\ufeff") or "\r" in text:
+        content.readers.clear()
+    return content
 
 
 def local_cpus() -> int:

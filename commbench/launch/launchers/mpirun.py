@@ -14,7 +14,6 @@ from pathlib import Path
 
 from commbench.errors import InputError
 from commbench.launch.launchers.base import LauncherEntry, Placement
-from commbench.launch.launchers.hosts import is_pbs_file, read_hostfile
 from commbench.launch.launchers.slurm import nodes_to_name
 from commbench.system.host import is_superuser
 from commbench.system.variables import relevant_variables
@@ -44,7 +43,7 @@ class MpiexecLauncher(Placement):
 
         python -m mpi4py program``; Hydra forwards the environment by itself.
         """
-        options = ["-f", str(self.hostfile)] if self.hostfile else []
+        options = self.name_hosts("mpiexec", "-f", "-hosts")
         options += ["-ppn", str(self.ranks_per_node)] if self.ranks_per_node else []
         options += ["-iface", self.interface] if self.interface else []
         options += [] if self.has_own_binding else self._binding(ranks, training=training)
@@ -108,13 +107,11 @@ class MpirunLauncher(Placement):
         return Path(self.mpirun).parent == Path(sys.executable).parent
 
     def _hosts(self) -> list[str]:
-        nodes = self.nodes
         if self.hostfile is not None:
-            if not is_pbs_file(self.hostfile, self.environ):
-                return ["--hostfile", str(self.hostfile)]
-            # Open MPI 5 would give a host that is listed once as many slots as CPUs.
-            nodes = [*read_hostfile(self.hostfile, each_line_a_slot=True).items()]
-        return ["--host", ",".join(f"{name}:{slots}" for name, slots in nodes)] if nodes else []
+            return self.name_hosts("mpirun", "--hostfile", "--host")
+        if self.nodes:
+            return ["--host", ",".join(f"{name}:{slots}" for name, slots in self.nodes)]
+        return []
 
     def _mapping(self, ranks: int) -> list[str]:
         if self.ranks_per_node is None:

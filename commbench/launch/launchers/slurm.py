@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commbench.errors import InputError
-from commbench.launch.identity import tasks_per_node
 from commbench.launch.launchers.base import LauncherEntry, Placement
+from commbench.launch.launchers.hosts import find_hosts
 
 _CPU_BIND = {"core": "cores", "hwthread": "threads", "numa": "ldoms", "none": "none"}
 _QUERY_S = 20
@@ -148,13 +148,12 @@ def nodes_to_name(mpirun: str, environ: Mapping[str, str]) -> tuple[tuple[str, i
     """Return the hosts and slots of a Slurm job of several nodes for an Open MPI built without
     Slurm, else nothing.
     """
-    slots = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
-    if not in_allocation(environ) or len(slots) < 2 or _knows_slurm(mpirun):  # noqa: PLR2004 - several
+    if not in_allocation(environ):
         return ()
-    names = _output_of(
-        ["scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", "")]
-    ).split()
-    return tuple(zip(names, slots, strict=False))
+    nodes = find_hosts(None, environ)
+    if len(nodes) == 1 or _knows_slurm(mpirun):
+        return ()
+    return tuple(nodes.items())
 
 
 def _knows_slurm(mpirun: str) -> bool:

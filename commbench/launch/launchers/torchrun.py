@@ -62,9 +62,9 @@ class TorchrunLauncher(Placement):
             *(["--no-python", *self.run_python(program)] if self.env else program),
         ]
 
-    def node_slots(self) -> list[int]:
-        """Return the number of CPUs that this process may use on this host."""
-        return [hosts.local_cpus()]
+    def hosts(self) -> dict[str, int]:
+        """Return the CPUs that this process may use on this host."""
+        return hosts.find_hosts(None, {})
 
 
 TORCHRUN = LauncherEntry(
