@@ -908,10 +908,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " started on time; use --sync dissemination"
         ),
         # A prediction that cannot be made.
-        "hook_unmeasured": (
-            "A step with hook {subject} was to be predicted, but only {hooks} can be: measure one"
-            " setting of it first, and the collectives that it uses."
-        ),
         "links_unmeasured": (
             "{subject} was measured within one host and is not predicted for {ranks} ranks on hosts"
             " of {ranks_per_node}: nothing is known of links between hosts; give --rate, or measure"

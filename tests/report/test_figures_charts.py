@@ -180,8 +180,7 @@ def test_a_ninth_series_is_named_in_the_caption() -> None:
 
 def test_the_best_value_is_stated() -> None:
     """State the best of the measured values, where it is, and its share of a limit."""
-    foreseen = Series(name="two", points={1.0: Estimate(0.1)}, is_predicted=True)
-    (lowest,) = best(panel_of(curve(4.0, 2.0), foreseen, unit="ms", x="size"))
+    (lowest,) = best(panel_of(curve(4.0, 2.0), unit="ms", x="size"))
     (highest,) = best(panel_of(curve(4.0, limit=Limit(5.0, "the most")), unit="J", is_rate=True))
     assert ("figure_lowest", "one at 2 B") == (lowest.code, lowest.subject)
     assert "2.00 ms [1.80, 2.20]" == lowest.numbers["value"]
