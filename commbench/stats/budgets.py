@@ -94,7 +94,7 @@ TRAINING_BUDGETS = {
             confirm_launches=6,
             block_s=0.35,
             confirm_blocks=3,
-            search_s=40.0,
+            search_s=30.0,
             relative_half_width=0.05,
             aim_s=70.0,
         ),
@@ -104,7 +104,7 @@ TRAINING_BUDGETS = {
             confirm_launches=10,
             block_s=2.0,
             confirm_blocks=3,
-            search_s=120.0,
+            search_s=60.0,
             relative_half_width=0.02,
         ),
         TrainingBudget(
@@ -113,7 +113,7 @@ TRAINING_BUDGETS = {
             confirm_launches=20,
             block_s=5.0,
             confirm_blocks=4,
-            search_s=400.0,
+            search_s=200.0,
             relative_half_width=0.01,
         ),
     )

@@ -14,6 +14,7 @@ from commbench.hooks.registry import find_file_hooks, parse_hook
 from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, training_records
+from commbench.stats import median
 from commbench.stats.budgets import TrainingBudget
 from commbench.tuner.decision import recommend
 from commbench.tuner.learning import ANY_HOOK, Permission
@@ -127,7 +128,18 @@ class TuningPlan:
         cases = finalists(training_records(records), self.info)
         if len(cases) < 2:  # noqa: PLR2004 - the default and something to compare it with
             return None
-        return self._train(CONFIRM, cases, self.first_look, blocks=self.budget.confirm_blocks)
+        return self._train(CONFIRM, cases, self.first_look, blocks=self._fresh_blocks(records))
+
+    def _fresh_blocks(self, records: Sequence[AnyRecord]) -> int:
+        """Return the blocks of a setting in a fresh launch: fewer than the budget's if steps are
+        so slow that these would take longer than it says.
+        """
+        most = self.budget.confirm_blocks
+        for record in training_records(records):
+            if record.case == self.baseline and record.status == "ok":
+                block_s = record.block_steps * median(record.step_ms) / 1e3
+                return max(1, min(most, round(most * self.budget.block_s / block_s)))
+        return most
 
     def second_look_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
         """Return the request for as many fresh launches again if the first look did not decide."""

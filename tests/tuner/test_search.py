@@ -172,6 +172,17 @@ def test_the_winners_of_the_search_are_confirmed() -> None:
     assert 6 == request.budget.launches == plan.first_look
 
 
+@pytest.mark.parametrize(("slower", "blocks"), [(0.05, 3), (1.0, 1), (0.4, 2)])
+def test_slow_steps_have_fewer_blocks_in_a_fresh_launch(slower: float, blocks: int) -> None:
+    """Make as many blocks as fit into the budget's time, one at least."""
+    plan = make_plan()
+    made = [record_of(case, 0, slower * true_ms(case)) for case in plan.candidates]
+    request = plan.confirm_request(made)
+    assert request is not None
+    assert request.training is not None
+    assert blocks == request.training.blocks
+
+
 @pytest.mark.parametrize(("gain", "more"), [(0.5, False), (0.03, True)])
 def test_a_second_look_follows_an_undecided_first_one(gain: float, more: bool) -> None:
     """Make as many launches again, once, unless the first ones decide or are given."""
