@@ -172,7 +172,7 @@ def test_the_winners_of_the_search_are_confirmed() -> None:
     assert 6 == request.budget.launches == plan.first_look
 
 
-@pytest.mark.parametrize(("slower", "blocks"), [(0.05, 3), (1.0, 1), (0.4, 2)])
+@pytest.mark.parametrize(("slower", "blocks"), [(0.05, 3), (1.0, 1), (0.25, 2)])
 def test_slow_steps_have_fewer_blocks_in_a_fresh_launch(slower: float, blocks: int) -> None:
     """Make as many blocks as fit into the budget's time, one at least."""
     plan = make_plan()
