@@ -251,7 +251,7 @@ class _Duty:
             from commbench.tuner.search import Search
 
             seed = f"{terms.seed}:{self.plan.launch}"
-            search = Search(cases, seconds=terms.search_s, seed=seed)
+            search = Search(cases, seconds=terms.search_s, seed=seed, withheld=terms.withheld)
         duty = Duty(
             begin=lambda index: self._begin(index, cases[index], number=next(self.numbers)),
             finish=self._finish,

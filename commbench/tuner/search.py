@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.tuner.screening import FIRST_ROUNDS, HALVINGS, Screening
@@ -16,15 +16,24 @@ class Search:
         cases: the default first; steps without DDP are measured in the first rounds, for
             comparison.
         seconds: of all blocks together. The hooks are compared however long that takes.
+        withheld: hooks that may not be recommended.
         seed: of the order within rounds.
     """
 
-    def __init__(self, cases: Sequence[TrainingCase], *, seconds: float, seed: str) -> None:
+    def __init__(
+        self,
+        cases: Sequence[TrainingCase],
+        *,
+        seconds: float,
+        seed: str,
+        withheld: Collection[str] = (),
+    ) -> None:
         settings = [case for case in cases if case.uses_ddp]
         self._cases = cases
         self._numbers = [cases.index(case) for case in settings]
         self._local = [index for index, case in enumerate(cases) if not case.uses_ddp]
-        self._screening = Screening(settings)
+        unusable = [n for n, case in enumerate(settings) if case.hook_name in withheld]
+        self._screening = Screening(settings, unusable)
         self._random = random.Random(seed)
         self._left_s = seconds
         self._is_over = False

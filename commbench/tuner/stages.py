@@ -17,7 +17,7 @@ from commbench.results.record_types import AnyRecord, training_records
 from commbench.stats import median
 from commbench.stats.budgets import TrainingBudget
 from commbench.tuner.decision import recommend
-from commbench.tuner.learning import ANY_HOOK, Permission
+from commbench.tuner.learning import ANY_HOOK, Permission, withheld
 from commbench.tuner.sweep import MOST_CONFIRMED, finalists, training_request
 from commbench.units import counted
 
@@ -102,6 +102,15 @@ class TuningPlan:
         }
 
     @property
+    def _withheld(self) -> tuple[str, ...]:
+        """The hooks that may not be recommended."""
+        hooks, info = [], self.info
+        for case in self.candidates:
+            if withheld(case, self.baseline, info):
+                hooks.append(case.hook_name)
+        return tuple(dict.fromkeys(hooks))
+
+    @property
     def first_look(self) -> int:
         """Fresh launches before the first look."""
         return self.confirm_launches or self.budget.confirm_launches
@@ -183,6 +192,7 @@ class TuningPlan:
                 file_hooks=find_file_hooks(self.hooks),
                 watches_drift=False,
                 search_s=search_s,
+                withheld=self._withheld,
             ),
             case_timeout_s=self.case_timeout_s,
             time_limit_s=self.time_limit_s,

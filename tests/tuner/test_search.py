@@ -41,9 +41,10 @@ def play(
     room: int = 100,
     seed: int = 0,
     failing: str = "",
+    withheld: Sequence[str] = (),
 ) -> list[list[TrainingCase]]:
     """Return the cases of each round."""
-    search = Search(cases, seconds=seconds, seed=str(seed))
+    search = Search(cases, seconds=seconds, seed=str(seed), withheld=withheld)
     noise = random.Random(seed)
     rounds = []
     while members := search.next_round(room):
@@ -92,6 +93,16 @@ def test_time_limits_the_bucket_sizes_but_not_the_hooks() -> None:
         case.hook_name for case in some[FIRST_ROUNDS] if case.bucket_cap_mb != "default"
     )
     assert set(tried) == {"topk:0.01"}
+
+
+def test_bucket_sizes_of_hooks_that_may_not_be_recommended_come_last() -> None:
+    """Try the sizes of FP16 before those of a faster hook that is withheld."""
+    cases = make_cases(["none", "fp16", "topk:0.01"])
+    hooks_s = FIRST_ROUNDS * BLOCK_STEPS * sum(STEP_MS.values()) / 1e3
+    some = play(cases, seconds=hooks_s + 4.5, withheld=["topk:0.01"])
+    tried = {case.hook_name for case in some[FIRST_ROUNDS] if case.bucket_cap_mb != "default"}
+    assert {"fp16"} == tried
+    assert {"fp16"} & {case.hook_name for case in some[-1]}
 
 
 def test_memory_limits_the_cases_of_a_round() -> None:

@@ -633,6 +633,8 @@ class Terms:
     search_s: float | None = None
     """Seconds of a launch that searches: it trains the baseline and the alternatives that are
     left in rounds, see `commbench.tuner.search`; None: it trains every configuration."""
+    withheld: tuple[str, ...] = ()
+    """In a search, hooks that may not be recommended: their bucket sizes come last."""
 
 
 #: The fewest timed steps of a block in a search.
