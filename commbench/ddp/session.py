@@ -209,7 +209,13 @@ def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None
         InputError: it cannot be compiled for the device.
     """
     for case in cases:
-        if case.is_predicted and _declared(case).compiles:
+        if not case.is_predicted:
+            continue
+        try:
+            declared = _declared(case)
+        except InputError:  # the case fails by itself
+            continue
+        if declared.compiles:
             hook = make_hook(case.hook, density=case.density, options=case.options)
             assert hook is not None  # noqa: S101 - `none` compiles nothing
             hook.prepare(device)
