@@ -25,7 +25,7 @@ RUNS = (
     "matrix_slow_host_xeon2core_20261125",
     "soak_200mbit_xeon2core_20261125",
     "train_resnet18_1gbit_xeon2core_20261125",
-    "tune_resnet18_batch1_1gbit_xeon2core_20261125",
+    "tune_resnet18_batch1_1gbit_xeon2core_20261127",
 )
 BENCH, MATRIX = "repo/results/bench_xeon2core_20261125", f"repo/results/{RUNS[2]}"
 PAIR = "repo/tests/data/pair"
