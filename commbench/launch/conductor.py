@@ -214,9 +214,8 @@ class _StageRun:
             launch,
             slice_s=self.times.slice_s(
                 begun,
-                slices=remaining.slices + request.later_slices,
-                launches=remaining.launches + request.later_launches,
-                whole=request.later_slices > 0,
+                slices=remaining.slices,
+                launches=remaining.launches,
             ),
             deadline_s=self.times.deadline_s(begun, whole=self._may_use_whole_limit(launch)),
             left_out=self.ledger.failed,

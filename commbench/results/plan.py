@@ -61,11 +61,6 @@ class RunRequest:
     is_fixed_length: bool = False
     """Whether later stages depend on all launches of this one: then no launch is added, also
     under mpirun or torchrun, where each invocation makes one launch of each stage."""
-    later_slices: float = 0.0
-    """Time slices of later stages whose length this stage fixes. Under a time limit its own
-    slices are short enough to leave room for them."""
-    later_launches: int = 0
-    """Launches of these stages."""
     soak_s: float | None = None
     """Wall time of a soak in seconds: launches follow each other until it is over; None: no
     soak."""

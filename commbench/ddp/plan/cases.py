@@ -683,13 +683,6 @@ def search_blocks(steps: int, *, early: int, settling: int, rounds: int) -> list
 DRIFT_BLOCKS = 2
 
 
-def blocks_of_sweep(cases: int, launches: int) -> int:
-    """Return the blocks of a sweep over a number of configurations, extra baseline blocks
-    included.
-    """
-    return launches * (cases + (DRIFT_BLOCKS if cases > 1 else 0))
-
-
 def schedule(
     cases: Sequence[TrainingCase],
     seed: int,
