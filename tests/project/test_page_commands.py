@@ -93,7 +93,6 @@ NOT_RUN = {
     ),
     "needs another version of commbench beside this one": ("--reference ",),
     "needs a program of another project": ("IMB-MPI1",),
-    "needs an account of Weights & Biases": ("wandb sync",),
 }
 #: Commands that start ranks or draw figures, on emulated hosts, and in Slurm.
 SLOW = re.compile(
