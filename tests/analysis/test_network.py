@@ -10,7 +10,6 @@ from builders import KIB, make_case, make_launches, make_record
 from laws import SIZES, sweep
 
 from commbench.analysis.prediction.network import MOST_SIZES, CurveKey, NetworkModel
-from commbench.errors import InputError
 from commbench.results import load_run
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -95,55 +94,6 @@ def test_the_variant_nearest_to_ddp_counts(changes: dict[str, Any], variant: str
     alone = NetworkModel.fit([*odd, *sweep(sizes=SIZES[:2])])
     assert {KEY: variant} == alone.variants
     assert alone.curves[KEY].time_us(KIB) == pytest.approx(2 * both.curves[KEY].time_us(KIB))
-
-
-# ------------------------------------------------------------------------------------------ network
-
-
-def test_a_network_has_one_backend_and_number_of_ranks() -> None:
-    """Select the curves of a backend, pattern and number of ranks."""
-    model = NetworkModel.fit([*sweep(), *sweep(make_case(backend="gloo"), factor=10)])
-    mpi, gloo = model.at("mpi", 2), model.at("gloo", 2)
-    assert (2, 1, 2) == (mpi.world_size, mpi.servers, gloo.servers)
-    assert gloo.time_us("all_reduce", "float32", 5000) == pytest.approx(
-        10 * mpi.time_us("all_reduce", "float32", 5000)
-    )
-
-
-def test_moving_data_takes_as_long_for_any_type() -> None:
-    """Substitute another data type's curve for data movement, but never for a reduction."""
-    model = NetworkModel.fit(
-        [
-            *sweep(),
-            *sweep(make_case("all_gather", dtype="int8")),
-            *sweep(make_case("all_gather"), sizes=SIZES[:3], factor=5),
-        ]
-    )
-    network = model.at("mpi", 2)
-    assert (
-        network.curve("all_gather", "int32")
-        is model.curves[replace(KEY, operation="all_gather", dtype="int8")]
-    )
-    for operation, words in (
-        ("all_reduce", "--collective all_reduce --dtype float16 -n 2"),
-        ("broadcast", "--collective broadcast --dtype float16 -n 2"),
-    ):
-        with pytest.raises(
-            InputError, match=f"mpi {operation} of float16 was not measured on 2 ranks.*{words}"
-        ):
-            network.time_us(operation, "float16", KIB)
-
-
-def test_a_network_that_was_not_measured_is_refused() -> None:
-    """Name the measured networks and the command that measures the missing one."""
-    model = NetworkModel.fit(sweep())
-    for backend, ranks, pattern in (("gloo", 2, "flat"), ("mpi", 4, "flat"), ("mpi", 2, "ring")):
-        with pytest.raises(
-            InputError, match=rf"there is mpi on 2 ranks \(flat\)\. Measure it: .* -n {ranks}\."
-        ):
-            model.at(backend, ranks, pattern)
-    with pytest.raises(InputError, match="there are no curves, which need 3 sizes"):
-        NetworkModel.fit([]).at("mpi", 2)
 
 
 # --------------------------------------------------------------------------------------------- file

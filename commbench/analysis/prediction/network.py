@@ -1,4 +1,4 @@
-"""Measured networks: a curve for each operation, backend, data type, pattern and number of
+"""The measured network: a curve for each operation, backend, data type, pattern and number of
 ranks.
 """
 
@@ -13,12 +13,10 @@ import numpy as np
 
 from commbench.analysis.prediction.curves import Curve, fit_curve
 from commbench.collectives.algorithms import AUTO
-from commbench.collectives.backends import backend_of_any_tool
 from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
-from commbench.errors import InputError
 from commbench.results.summary import latest, launch_medians
 from commbench.schema import JsonObject
 
@@ -44,54 +42,6 @@ class CurveKey:
         return (
             f"{self.backend} {self.operation} of {self.dtype} on {self.world_size} ranks{pattern}"
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredNetwork:
-    """The curves of one backend, pattern and number of ranks."""
-
-    backend: str
-    world_size: int
-    pattern: str
-    curves: Mapping[tuple[str, str], Curve]
-    """By operation and data type."""
-
-    @property
-    def servers(self) -> int:
-        """Concurrent collectives of a process group."""
-        return backend_of_any_tool(self.backend).collectives_at_once
-
-    def curve(self, operation: str, dtype: str) -> Curve:
-        """Return the curve of an operation and a data type.
-
-        Without a reduction, time depends on the bytes only, so the data type with the most sizes
-        substitutes for a missing one. A reduction has no substitute: in half precision it computes
-        far more slowly than its bytes suggest.
-
-        Raises:
-            InputError: there is no curve; the message names the command that measures it.
-        """
-        if (operation, dtype) in self.curves:
-            return self.curves[operation, dtype]
-        others = [curve for (name, _), curve in sorted(self.curves.items()) if name == operation]
-        if others and operation in OPERATIONS and not OPERATIONS[operation].reduces:
-            return max(others, key=lambda curve: len(curve.sizes))
-        pattern = "" if self.pattern == "flat" else f" --pattern {self.pattern}"
-        raise InputError(
-            f"{self.backend} {operation} of {dtype} was not measured on {self.world_size} ranks;"
-            f" measure it: commbench run --backend {self.backend} --collective {operation} --dtype"
-            f" {dtype}{pattern} -n {self.world_size}."
-        )
-
-    def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
-        """Return the time of one operation alone, in microseconds.
-
-        ``message_bytes`` as in ``collectives.csv``.
-
-        Raises:
-            InputError: as `curve`.
-        """
-        return self.curve(operation, dtype).time_us(message_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,32 +102,6 @@ class NetworkModel:
                 curves[key] = _fit_table(fitted[variant])
                 notes |= {key: str(variant)} if str(variant) else {}
         return cls(curves=curves, variants=notes)
-
-    def at(self, backend: str, world_size: int, pattern: str = "flat") -> MeasuredNetwork:
-        """Return the network of one backend and number of ranks.
-
-        Raises:
-            InputError: no curve was measured there.
-        """
-        curves = {
-            (key.operation, key.dtype): curve
-            for key, curve in self.curves.items()
-            if (key.backend, key.world_size, key.pattern) == (backend, world_size, pattern)
-        }
-        if not curves:
-            names = sorted(
-                {f"{key.backend} on {key.world_size} ranks ({key.pattern})" for key in self.curves}
-            )
-            there = "are no curves, which need 3 sizes"
-            if names:
-                there = "is " + ", ".join(names)
-            raise InputError(
-                f"No curve was measured of {backend} on {world_size} ranks ({pattern});"
-                f" there {there}. Measure it: commbench run --backend {backend} -n {world_size}."
-            )
-        return MeasuredNetwork(
-            backend=backend, world_size=world_size, pattern=pattern, curves=curves
-        )
 
     def to_json(self) -> JsonObject:
         """Return lists, numbers and texts."""
