@@ -20,7 +20,6 @@ from commbench.results import Run, once_per_run
 from commbench.results.info import Launch, RunInfo
 from commbench.results.summary import keyed_records
 from commbench.results.trained import trained
-from commbench.results.training_summary import swept
 from commbench.stats import Comparison, Verdict
 from commbench.system.env import is_control, variables_of
 from commbench.words import Estimate
@@ -209,7 +208,7 @@ def compare_training_envs(records: Iterable[TrainingRecord], info: RunInfo) -> E
     """
     records, envs = list(records), list(info.get("env") or ())
     confirmed = trained(records, CONFIRM)
-    settings = confirmed or swept(records)
+    settings = confirmed or trained(records)
     by_env: dict[str, _Times] = {}
     for setting in settings.values():
         if setting.case.uses_ddp and setting.is_ok:

@@ -65,8 +65,7 @@ class Launch(TypedDict, total=False):
     """A launch with the durations of its parts and its end; ``started`` is UTC in ISO 8601."""
 
     stage: str
-    """``collectives``, ``sweep``, ``confirm`` or ``live``; of a tuning ``network``,
-    ``calibrate``, ``round 1`` ... The last stage of a tuning is ``confirm``, too."""
+    """``collectives``, ``sweep``, ``search``, ``confirm`` or ``live``."""
     seconds: float
     """Wall time of the launch."""
     startup_s: float

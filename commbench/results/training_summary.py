@@ -12,7 +12,6 @@ import numpy as np
 
 from commbench import stats
 from commbench.ddp.plan.cases import (
-    CALIBRATE,
     COMPILE_MODES,
     PRECISIONS,
     SWITCHES,
@@ -89,8 +88,8 @@ def keyed_training_rows(
 
     Args:
         records: as ``samples.jsonl`` holds them; the last one of a case and launch counts. Those of
-            the phase ``confirm`` are not looked at, those of ``calibrate`` only where nothing was
-            swept, and those without DDP give ``local_step_ms``.
+            the phase ``confirm`` are not looked at, and those without DDP give
+            ``local_step_ms``.
         info: as ``run.json`` holds it; read are ``run_id``, ``nodes``, ``ranks_per_node``,
             ``ranks_per_gpu``, ``seed``, ``relative_half_width`` (the budget's target),
             ``oversubscribed``, ``emulated`` (also inside ``environment``), ``baseline``,
@@ -98,7 +97,7 @@ def keyed_training_rows(
             ``same_layout``: for the key of each case that was not measured the key of the one that
             was measured for it. Each is optional.
     """
-    by_key = swept(records)
+    by_key = trained(records)
     stand_ins = _stand_ins(info)
     groups = groups_of(by_key)
     baselines = {group: _baseline(members, by_key, info) for group, members in groups.items()}
@@ -125,14 +124,6 @@ def keyed_training_rows(
             rows[case] = _copied(rows[measured], case)
     first = {trained_case.case for trained_case in baselines.values() if trained_case}
     return {case: rows[case] for case in sorted(rows, key=lambda case: _order(case, first, info))}
-
-
-def swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
-    """Return the configurations of the sweep, or those of the calibration if a tuning made no
-    sweep.
-    """
-    records = list(records)
-    return trained(records) or trained(records, CALIBRATE)
 
 
 def _stand_ins(info: RunInfo) -> dict[TrainingCase, TrainingCase]:
@@ -438,7 +429,7 @@ def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[Bucket
 
     Launches in which the buckets were others than in most are left out.
     """
-    by_key = swept(records)
+    by_key = trained(records)
     baselines = [_baseline(members, by_key, info) for members in groups_of(by_key).values()]
     first = {trained_case.case for trained_case in baselines if trained_case}
     ddp = {each.case: each for each in by_key.values() if each.case.uses_ddp}

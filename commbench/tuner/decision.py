@@ -14,7 +14,7 @@ import numpy as np
 
 from commbench import stats
 from commbench.analysis.env import compare_training_envs
-from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_name
+from commbench.ddp.plan.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_name
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding, Value
 from commbench.hooks.registry import HOOKS
@@ -155,16 +155,6 @@ def candidates(records: Iterable[TrainingRecord], info: RunInfo) -> list[Trainin
     )
 
 
-def comparable(
-    records: Iterable[TrainingRecord], info: RunInfo, phase: str = SWEEP
-) -> tuple[Trained | None, Sequence[Trained]]:
-    """Return the baseline of a phase, None if it failed, and the alternatives that may be
-    recommended.
-    """
-    group = _Compared.of(records, phase, info)
-    return (group.baseline, group.alternatives) if group else (None, ())
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
     """The configurations of one group in one phase, with the reasons why some may not be
@@ -271,7 +261,7 @@ def recommend(records: Iterable[TrainingRecord], info: RunInfo) -> Recommendatio
     wholly above the margin of 2 %. It is ``keep`` if no alternative's interval reaches above the
     margin. The intervals have the level of `level_of`. Without fresh launches the verdict is
     inconclusive, because the best of many equal settings looks faster by chance; the reason then
-    names the fastest of the sweep or calibration.
+    names the fastest of the sweep.
 
     Args:
         records: of the run, all phases.
@@ -283,13 +273,7 @@ def recommend(records: Iterable[TrainingRecord], info: RunInfo) -> Recommendatio
     env, env_reason = _chosen_env(records, info)
     records = [record for record in records if record.case.env == env]
     confirmed = _Compared.of(records, CONFIRM, info)
-    group = confirmed or next(
-        filter(
-            None,
-            (_Compared.of(records, phase, info) for phase in (SWEEP, CALIBRATE)),
-        ),
-        None,
-    )
+    group = confirmed or _Compared.of(records, SWEEP, info)
     if group is None:
         return None
     decision = _Decision(
@@ -512,9 +496,10 @@ class _Decision:
         """Return the sweep's fastest configuration without a hook, if none was confirmed."""
         if not self.fresh or any(candidate.case.is_plain for candidate in self.group.alternatives):
             return None
-        base, others = comparable(self.records, self.info)
-        if base is None:
+        sought = _Compared.of(self.records, SWEEP, self.info)
+        if sought is None or sought.baseline is None:
             return None
+        base, others = sought.baseline, sought.alternatives
         speedups = {
             candidate.case: speedup_of(candidate, base)
             for candidate in others
@@ -628,8 +613,6 @@ class _Decision:
     @property
     def _stage(self) -> str:
         """The last measured stage, if nothing was confirmed."""
-        if self.group.case.phase == CALIBRATE:
-            return "calibration"
         return "screening" if is_live(self.info) else "sweep"
 
     def _why_unfit(self) -> str:

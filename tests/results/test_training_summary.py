@@ -15,7 +15,6 @@ from training_builders import (
     rows_of,
 )
 
-from commbench.ddp.plan.cases import CALIBRATE
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.training_summary import bucket_rows, training_rows
 
@@ -342,17 +341,6 @@ def test_other_buckets_are_left_out() -> None:
     confirm = make_training_record(make_training_case(phase="confirm"), buckets=other)
     rows = bucket_rows([*records, confirm, make_training_record(LOCAL)], {})
     assert [(0, 8.0)] == [(row.bucket, row.done_ms) for row in rows]
-
-
-def test_a_tuning_without_rounds_shows_its_calibration() -> None:
-    """Write rows of the calibration only if nothing was swept."""
-    calibrated = [make_training_case(hook, phase=CALIBRATE) for hook in ("none", "fp16", "local")]
-    records = [record for case in calibrated for record in launches_of(20.0, case)]
-    rows = training_rows(records, make_training_info())
-    assert ["none", "fp16"] == [row.hook for row in rows]
-    assert all(row.local_step_ms is not None for row in rows)
-    swept = launches_of(10.0, FP16)
-    assert ["fp16"] == [row.hook for row in training_rows([*records, *swept], make_training_info())]
 
 
 def test_one_launch_has_the_interval_within() -> None:

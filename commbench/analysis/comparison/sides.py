@@ -15,7 +15,7 @@ from commbench.engine.records import Record, Row
 from commbench.results import Run
 from commbench.results.states import FAST, SLOW, level_us, probed_name
 from commbench.results.summary import RowKey, keyed_records, launch_medians
-from commbench.results.training_summary import swept
+from commbench.results.trained import trained
 
 AnyCase = Case | TrainingCase
 #: The definition of a launch's time in commbench.
@@ -138,7 +138,7 @@ def _nearest(levels: Mapping[str, float], level_us: float) -> str | None:
 def _configurations(run: Run) -> dict[RowKey, Measured]:
     by_setting = {
         dataclasses.replace(record.case, phase=""): record
-        for record in swept(run.training_records).values()
+        for record in trained(run.training_records).values()
     }
     rows = {}
     for row in run.training_rows:

@@ -35,8 +35,6 @@ DEFAULT_CAP = "default"
 #: One byte, and more than any model, which is one bucket.
 SMALLEST_CAP_MB, LARGEST_CAP_MB = 2**-20, 2**20
 SWEEP, CONFIRM = "sweep", "confirm"
-#: Settings that only calibrate the step model; they are not rows of ``ddp.csv``.
-CALIBRATE = "calibrate"
 #: Fields of a case that older keys lack.
 _LATER = ("env", "unused_parameters", "broadcast_buffers", "batched_grad_copy", "compile")
 #: How torch.compile splits the graph of a DDP object, as ``torch._dynamo.config.optimize_ddp``
@@ -209,8 +207,7 @@ class TrainingCase:
     accumulation: int = 1
     """Backward passes per optimiser step."""
     phase: str = SWEEP
-    """``sweep``, ``confirm`` for the fresh blocks that confirm a recommendation, or
-    ``calibrate``."""
+    """``sweep``, or ``confirm`` for the fresh blocks that confirm a recommendation."""
     env: str = ""
     """As in `commbench.collectives.cases.Case`."""
 
