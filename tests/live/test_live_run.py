@@ -121,6 +121,21 @@ def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
     assert {0, 1, 2} == {loss.launch for loss in run.losses}
 
 
+def test_launches_that_disagree_are_undecided(tmp_path: Path) -> None:
+    """End undecided if a launch has decided for itself and all launches together do not."""
+    out = tmp_path / "mine"
+    for five_ms in (105.0, 80.0):
+        run = open_run(out)
+        for case, step_ms in ((FRESH, 100.0), (FRESH_FIVE, five_ms)):
+            medians_ms = [step_ms + number % 3 for number in range(8)]
+            run.append(make_blocks(case, medians_ms, launch=run.launch))
+        run.conclude("decided")
+        end(run)
+    info = load_run(out).info
+    assert ["decided", "undecided"] == [entry["ending"] for entry in info["launches"]]
+    assert "complete" == info["status"]
+
+
 def test_a_script_with_another_setting_does_not_mix(tmp_path: Path) -> None:
     """Refuse to continue if the script's setting changed, name both, and leave the run
     unchanged.
