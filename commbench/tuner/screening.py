@@ -131,9 +131,11 @@ class Screening(Rounds):
 
     def newcomers(self) -> list[int]:
         """Return the alternatives that `admit` may add now: the other bucket sizes of the hooks
-        that are left, those of the fastest hook first; none while hooks are compared.
+        that are left; none while hooks are compared.
 
-        Those that may not be recommended come last.
+        The first size of each hook comes first, the fastest hook's before others, then the second
+        size of each. Sizes are spread, so that the first few lie far apart. What may not be
+        recommended comes last.
         """
         has_compared = self._compared >= FIRST_ROUNDS or not self.candidates
         if not self._waiting or not has_compared:
@@ -144,11 +146,12 @@ class Screening(Rounds):
             speedup = max(self.median_speedup(setting), speedup_of_hook.get(hook, 0.0))
             speedup_of_hook[hook] = speedup
         joining = []
-        for setting in self._waiting:
-            speedup = speedup_of_hook.get(self._settings[setting].hook_name, 0.0)
-            if speedup:
-                joining.append((setting in self._withheld, -speedup, setting))
-        return [setting for _, _, setting in sorted(joining)]
+        for hook, speedup in speedup_of_hook.items():
+            sizes = [n for n in self._waiting if self._settings[n].hook_name == hook]
+            for place, number in enumerate(_spread(len(sizes))):
+                setting = sizes[number]
+                joining.append((setting in self._withheld, place, -speedup, setting))
+        return [setting for *_, setting in sorted(joining)]
 
     def admit(self, newcomers: Sequence[int]) -> None:
         """Go on with the alternatives that are left and with some of `newcomers`; no others
@@ -216,3 +219,15 @@ class Screening(Rounds):
                 leader = self.median_speedup(best)
                 chosen.append(best)
         return list(dict.fromkeys(chosen))
+
+
+def _spread(count: int) -> list[int]:
+    """Return the numbers below ``count``: the middle one, then those of the halves, and so on."""
+    order = []
+    parts = [(0, count)]
+    for low, high in parts:
+        if low < high:
+            middle = (low + high) // 2
+            order.append(middle)
+            parts += [(low, middle), (middle + 1, high)]
+    return order

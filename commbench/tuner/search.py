@@ -84,7 +84,7 @@ class Search:
             self._screening.leave_out(self._numbers.index(index))
 
     def _affordable(self, newcomers: Sequence[int], room: int) -> list[int]:
-        """Return the first settings for which the time and the room suffice."""
+        """Return the settings, in this order, for which the time and the room suffice."""
         settings = [self._cases[self._numbers[n]] for n in (0, *self._screening.candidates)]
         left_s = self._left_s
         for case in settings:
@@ -93,8 +93,8 @@ class Search:
         for setting in newcomers:
             hook = self._cases[self._numbers[setting]].hook_name
             # A first block is about twice as long, because DDP is made and its buckets are rebuilt.
-            left_s -= (HALVINGS[0] + 1) * self._block_s.get(hook, 0.0)
-            if left_s < 0 or len(settings) + len(chosen) >= room:
-                break
-            chosen.append(setting)
+            seconds = (HALVINGS[0] + 1) * self._block_s.get(hook, 0.0)
+            if seconds <= left_s and len(settings) + len(chosen) < room:
+                chosen.append(setting)
+                left_s -= seconds
         return chosen
