@@ -159,7 +159,7 @@ class _SearchedLaunch:
         while members := self._plan(room):
             for index in members:
                 if self._duty.is_out_of_time():
-                    self._finish(self._open)
+                    self._cut()
                     return False
                 self._train(index)
         return True
@@ -196,6 +196,19 @@ class _SearchedLaunch:
         for index in indices:
             self._hand_over(self._session.finish(self._cases[index]))
         self._open = [index for index in self._open if index not in indices]
+
+    def _cut(self) -> None:
+        """Keep what was measured.
+
+        Until the hooks have been compared, the first case has no record, so that the next
+        invocation searches again.
+        """
+        for index in self._open:
+            record = self._session.finish(self._cases[index])
+            search = self._duty.search
+            if index > 0 or (search is not None and search.has_compared):
+                self._hand_over(record)
+        self._open = []
 
     def _hand_over(self, record: TrainingRecord | None) -> None:
         if record is not None:

@@ -45,6 +45,11 @@ class Search:
         """The number of the round under way, from 0."""
         return self._screening.number
 
+    @property
+    def has_compared(self) -> bool:
+        """Whether the hooks have been compared."""
+        return self._screening.rounds >= FIRST_ROUNDS
+
     def next_round(self, room: int) -> list[int]:
         """Return the indices of the cases in the next round, in their order; none at the end.
 
@@ -56,7 +61,7 @@ class Search:
         newcomers = screening.newcomers()
         if newcomers:
             screening.admit(self._affordable(newcomers, room))
-        if self._left_s <= 0 and screening.rounds >= FIRST_ROUNDS:
+        if self._left_s <= 0 and self.has_compared:
             self._is_over = True
         if self._is_over:
             return []
