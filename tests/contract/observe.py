@@ -55,7 +55,7 @@ def tables_of(run_name: str) -> dict[str, pd.DataFrame]:
     """
     from commbench.results import load_run
     from commbench.results.tables import table_csv
-    from commbench.tuner.decision import recommend
+    from commbench.tuner.conclusion import recommend
 
     run = load_run(REPOSITORY / "results" / run_name)
     tables = {
