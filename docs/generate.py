@@ -88,7 +88,8 @@ A run is one directory, schema {SCHEMA}:
 | `run.json` | command line, seed, conditions of every host, `status` of the run and of each launch: \
 [fields](#runjson) |
 | `samples.jsonl` | one line per visit of a case in a launch, appended and synced after every visit: the source of \
-truth: [fields](#samplesjsonl) |
+truth: [fields](#samplesjsonl). To save space, compress it with `gzip`: commbench reads \
+`samples.jsonl.gz` and adds nothing to such a run |
 | `collectives.csv` | one line per collective case, summarised over launches; made from the two files above, like all \
 that follow |
 | `overlap.csv` | one line per non-blocking collective, if the run has any |
