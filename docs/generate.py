@@ -163,7 +163,6 @@ number of ranks that take part (`world_size`), if three sizes or more were measu
 | `segments` | from and to which size time = `alpha_us` + `beta_us_per_byte` n fits best; a line each, ascending |
 | | of each also `alpha_us_ci` and `beta_us_per_byte_ci`: [low, high] at 95 % by resampling launches, null for one |
 | `residuals` | (line - measured) / measured at each size |
-| `trust` | how far measured times count beside the lines, 0 to 1: what of the residuals noise does not explain |
 | `held_out_error` | median error at inner sizes, each predicted from all others; null for none |
 
 Times between sizes are interpolated, beyond them the outer segments are continued: `docs/measuring.md` says how.
