@@ -99,10 +99,16 @@ def encode(value: object, indent: int | None = None) -> str:
     On one line unless ``indent`` is given.
     """
     separators = (",", ":") if indent is None else None
-    return json.dumps(value, indent=indent, separators=separators, default=_plain)
+    return json.dumps(value, indent=indent, separators=separators, default=as_plain)
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever json does not know
+def join_fields(texts: Mapping[str, str]) -> str:
+    """Return the line of an object from the JSON of each of its fields."""
+    fields = ",".join(f'"{name}":{text}' for name, text in texts.items())
+    return f"{{{fields}}}\n"
+
+
+def as_plain(value: Any) -> Any:  # noqa: ANN401 - whatever json does not know
     """Return numpy's numbers and arrays as Python's, paths and the rest as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 

@@ -23,6 +23,7 @@ from commbench.results.files import (
     SCAFFOLD,
     as_json,
     encode,
+    join_fields,
     refusing,
     replace_file,
     samples_file,
@@ -36,7 +37,7 @@ from commbench.results.reading import read_info, read_samples
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, Records, training_records
 from commbench.results.verdict import paragraph
-from commbench.schema import JsonMapping, JsonObject
+from commbench.schema import JsonMapping
 
 
 class Store:
@@ -56,8 +57,8 @@ class Store:
     def __init__(self, path: Path, header: JsonMapping, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self._whole: dict[tuple[str, int], JsonObject] = {}
-        """The last whole line of each case in the launch that is being written."""
+        self._whole: dict[tuple[str, int], dict[str, str]] = {}
+        """The last whole line of each case in the launch that is being written: JSON by field."""
         self._made: Sequence[Path] = ()
         """Directories that were made for the run, the innermost first."""
         self.resumed = (path / RUN).exists()
@@ -124,7 +125,7 @@ class Store:
         """
         self._check_place()
         before = os.fstat(self._samples).st_size
-        line = (encode(self._line(record, before)) + "\n").encode()
+        line = self._line(record, before).encode()
         with refusing(self.path / SAMPLES, LaunchError):
             try:
                 write_all(self._samples, line)
@@ -135,21 +136,20 @@ class Store:
                 raise
         return self.records.add(record)
 
-    def _line(self, record: AnyRecord, place: int) -> JsonObject:
+    def _line(self, record: AnyRecord, place: int) -> str:
         """Return the line of a record at a place of the file: whole, or of a further visit what
         differs from the whole line that ``of`` names.
         """
-        content: JsonObject = json.loads(encode(record.to_json()))
+        fields = {name: encode(value) for name, value in record.to_json().items()}
         key = (record.case.key, record.launch)
         whole = self._whole.get(key)
-        if whole is not None and whole.keys() - {"line"} <= content.keys():
-            absent = object()
-            changed = {n: value for n, value in content.items() if whole.get(n, absent) != value}
-            return {"of": whole["line"], **changed}
+        if whole is not None and whole.keys() - {"line"} <= fields.keys():
+            changed = {name: text for name, text in fields.items() if whole.get(name) != text}
+            return join_fields({"of": whole["line"], **changed})
         if any(launch != record.launch for _, launch in self._whole):
             self._whole.clear()
-        self._whole[key] = {"line": place, **content}
-        return self._whole[key]
+        self._whole[key] = {"line": str(place), **fields}
+        return join_fields(self._whole[key])
 
     def update(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Set entries of ``run.json`` and rewrite it in one step.

@@ -15,9 +15,9 @@ from faking import EXACT, Coarse, FakeRun, fake_case
 from commbench.analysis.comparison import compare
 from commbench.backends.fake import FakeBuffer, FakeCommunicator, FakeTimer, Regime, Script
 from commbench.engine.records import Record
+from commbench.engine.sampling import settings_after
 from commbench.engine.timing.loops import Call, Repetitions
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS
-from commbench.engine.visits import settings_after
 from commbench.findings import UnsupportedError
 from commbench.results import Run
 from commbench.results.summary import keyed_rows

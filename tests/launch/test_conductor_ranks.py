@@ -33,7 +33,7 @@ PATIENCE_S = 6.0
 SABOTAGE = """
 import os, sys, time
 from commbench.launch import rank
-visit = rank.Measurement.visit
+visit = rank.CaseRun.visit
 seen = 0
 def sabotaged(measurement):
     global seen
@@ -42,7 +42,7 @@ def sabotaged(measurement):
     if {when} and session.control.rank == {rank}:
         {harm}
     return visit(measurement)
-rank.Measurement.visit = sabotaged
+rank.CaseRun.visit = sabotaged
 rank.main()
 """
 

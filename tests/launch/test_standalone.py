@@ -50,13 +50,13 @@ from commbench.launch.identity import identify
 from commbench.results import Store
 out, backend, harm, more = sys.argv[1:]
 identity = identify(os.environ)
-visit, seen = rank.Measurement.visit, []
+visit, seen = rank.CaseRun.visit, []
 def sabotaged(measurement):
     seen.append(measurement.case)
     if len(seen) == 3:
         exec(harm)
     return visit(measurement)
-rank.Measurement.visit = sabotaged
+rank.CaseRun.visit = sabotaged
 def ask(name, operations):
     sweep = Sweep(backends=[backend], sizes=[8, 1024], operations=operations, sync="dissemination")
     budget = Budget(name="quick", launches=6, relative_half_width=0.5, slice_s=0.05)

@@ -12,7 +12,7 @@ import pytest
 from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
-from commbench.engine.stopping import MAXIMUM_BATCH, MOST_TOGETHER, WARMUP_CAP, Sampler
+from commbench.engine.sampling import MAXIMUM_BATCH, MOST_TOGETHER, WARMUP_CAP, Sampler
 from commbench.engine.timing.loops import Call, Repetitions
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
 from commbench.stats import StoppingRule
