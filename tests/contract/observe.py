@@ -17,7 +17,7 @@ import pytest
 
 from commbench.results import Run
 from commbench.results.tables import table_csv
-from commbench.tuner.decision import recommend
+from commbench.tuner.conclusion import recommend
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECORDED = Path(__file__).resolve().parent / "recorded"
