@@ -18,7 +18,6 @@ from commbench.backends.torch_calls import (
     torch_version,
 )
 from commbench.backends.torch_control import TIMEOUT, join_world, leave_world, unpinned
-from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.patterns import Group
 from commbench.engine.communicator import HostBuffer, HostCommunicator
 from commbench.engine.control import Control, gather_everywhere
@@ -32,6 +31,7 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
 
     backend = "gloo"
     own_threads = True
+    fewest_elements = 1  # torch sends no empty tensors
 
     def __init__(
         self,
@@ -118,10 +118,6 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
     def tensor_of(self, buffer: HostBuffer) -> torch.Tensor:
         """See `TorchCommunicator.tensor_of`."""
         return as_tensor(buffer.memory, buffer.dtype)
-
-    def empty(self) -> HostBuffer:
-        """Return a buffer of one byte: torch sends no empty tensors."""
-        return self.allocate(DTYPES["int8"], 1)
 
     def close(self) -> None:
         """Destroy the groups, except a default group that is the control plane's."""

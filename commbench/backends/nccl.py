@@ -67,6 +67,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
 
     backend = "nccl"
     idle_alone = True
+    fewest_elements = 1  # NCCL does not document calls with zero elements
 
     def __init__(
         self,
@@ -186,10 +187,6 @@ class NcclCommunicator(NcclBase, CupyMemory):
         gc.collect()
         self._comm.destroy()
         LOG.remove()
-
-    def empty(self) -> DeviceBuffer:
-        """Return a buffer of one byte: NCCL does not document calls with zero elements."""
-        return self.allocate(DTYPES["int8"], 1)
 
     # Graphs
 
@@ -373,7 +370,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
     def _blocks(self, buffer: DeviceBuffer, ranks: Iterable[int]) -> Ends[DeviceBuffer]:
         """Return the block of a buffer for each rank, with the rank."""
         block = buffer.count // self.size
-        return [(self.part(buffer, rank * block, block), rank) for rank in ranks]
+        return [(buffer.part(rank * block, block), rank) for rank in ranks]
 
 
 def _code(buffer: DeviceBuffer) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from commbench.findings import UnsupportedError
 
@@ -15,81 +15,93 @@ Ends = Sequence[tuple[BufferT, int]]
 """Buffers, each with the rank that it goes to or comes from."""
 
 
-class Primitives(ABC, Generic[BufferT, CallT_co]):
-    """The primitives of a backend: each returns a prepared call that can be repeated.
+@dataclass(frozen=True)
+class Request(Generic[BufferT]):
+    """A primitive with its arguments, of which each primitive uses some.
 
-    Each backend has its own type of buffers. It overrides the primitives that it has; others raise
-    `UnsupportedError`.
+    A collective has ``send`` and ``receive``; ``broadcast`` has ``receive`` only. ``send``,
+    ``receive``, ``send_receive`` and ``window`` have ``sends`` and ``receives``. A window posts
+    ``window`` messages with each peer, then waits for all.
     """
+
+    name: str
+    send: BufferT | None = None
+    receive: BufferT | None = None
+    redop: str = ""
+    root: int = 0
+    sends: Ends[BufferT] = ()
+    receives: Ends[BufferT] = ()
+    window: int = 1
+
+    @property
+    def buffers(self) -> list[BufferT]:
+        """The send and the receive buffer of a collective, as far as this rank has them."""
+        return [buffer for buffer in (self.send, self.receive) if buffer is not None]
+
+    def mapped(self, function: Callable[[BufferT], Any]) -> Request[Any]:
+        """Return the request with ``function`` of each buffer in its place."""
+        send, receive = self.send, self.receive
+        if send is not None:
+            send = function(send)
+        if receive is not None:
+            receive = function(receive)
+        sends = [(function(buffer), peer) for buffer, peer in self.sends]
+        receives = [(function(buffer), peer) for buffer, peer in self.receives]
+        return replace(self, send=send, receive=receive, sends=sends, receives=receives)
+
+    def among(self, ranks: Sequence[int]) -> Request[BufferT]:
+        """Return the request with the rank of ``ranks`` at each peer's number in its place."""
+        sends = [(buffer, ranks[peer]) for buffer, peer in self.sends]
+        receives = [(buffer, ranks[peer]) for buffer, peer in self.receives]
+        return replace(self, sends=sends, receives=receives)
+
+    def read(self, rank: int) -> list[BufferT]:
+        """Return the buffers that ``rank`` reads, as often as it sends them."""
+        if self.name == "broadcast":
+            return self.buffers[-1:] if rank == self.root else []
+        if self.send is not None:
+            return [self.send]
+        return [buffer for buffer, _ in self.sends] * self.window
+
+    def written(self, rank: int) -> list[BufferT]:
+        """Return the buffers that ``rank`` writes, as often as it receives into them."""
+        if self.name == "broadcast" and rank == self.root:
+            return []
+        if self.receive is not None:
+            return [self.receive]
+        return [buffer for buffer, _ in self.receives] * self.window
+
+
+class Primitives(ABC, Generic[BufferT, CallT_co]):
+    """The primitives of a backend, which has its own type of buffers."""
 
     backend: str
     rank: int
     size: int
 
-    def all_reduce(self, send: BufferT, receive: BufferT, redop: str) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("all_reduce")
+    def call(self, request: Request[BufferT]) -> CallT_co:
+        """Return a prepared call that can be repeated.
 
-    def all_gather(self, send: BufferT, receive: BufferT) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("all_gather")
+        Raises:
+            UnsupportedError: the backend lacks the primitive.
+        """
+        return _old(self, request, request.name)
 
-    def reduce_scatter(self, send: BufferT, receive: BufferT, redop: str) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("reduce_scatter")
+    def begin(self, request: Request[BufferT]) -> Sequence[CallT_co]:
+        """Return the start and the completion of a non-blocking collective.
 
-    def all_to_all(self, send: BufferT, receive: BufferT) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("all_to_all")
-
-    def broadcast(self, buffer: BufferT, root: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("broadcast")
-
-    def reduce(self, send: BufferT, receive: BufferT | None, redop: str, root: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("reduce")
-
-    def gather(self, send: BufferT, receive: BufferT | None, root: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("gather")
-
-    def scatter(self, send: BufferT | None, receive: BufferT, root: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("scatter")
-
-    def iall_reduce(self, send: BufferT, receive: BufferT, redop: str) -> Sequence[CallT_co]:  # noqa: ARG002
-        """Return the start and the completion."""
-        raise self._cannot("non-blocking all_reduce")
-
-    def iall_gather(self, send: BufferT, receive: BufferT) -> Sequence[CallT_co]:  # noqa: ARG002
-        """Return the start and the completion."""
-        raise self._cannot("non-blocking all_gather")
-
-    def barrier(self) -> CallT_co:
-        raise self._cannot("barrier")
-
-    def send(self, buffer: BufferT, peer: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("send")
-
-    def receive(self, buffer: BufferT, peer: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("receive")
-
-    def send_receive(self, send: BufferT, target: int, receive: BufferT, source: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("send_receive")
-
-    def exchange_window(
-        self,
-        sends: Ends[BufferT],  # noqa: ARG002
-        receives: Ends[BufferT],  # noqa: ARG002
-        window: int,  # noqa: ARG002
-    ) -> CallT_co:
-        """Post ``window`` receives and sends with each of the peers, then wait for all."""
-        raise self._cannot("a window of messages")
+        Raises:
+            UnsupportedError: the backend lacks the primitive.
+        """
+        return _old(self, request, f"i{request.name}")
 
     @abstractmethod
     def empty(self) -> BufferT:
         """Return a buffer without elements, for acknowledgements."""
 
     @abstractmethod
-    def part(self, buffer: BufferT, offset: int, count: int) -> BufferT:
-        """Return ``count`` elements of ``buffer`` from ``offset`` on: the same memory."""
-
-    @abstractmethod
-    def like(self, buffer: BufferT, count: int) -> BufferT:
-        """Return a new buffer of ``count`` elements of the type of ``buffer``."""
+    def allocate(self, dtype: Any, count: int) -> BufferT:  # noqa: ANN401 - a DataType, which datatypes.py defines
+        """Return a buffer of ``count`` elements."""
 
     def _cannot(self, what: str) -> UnsupportedError:
         return UnsupportedError("missing", backend=self.backend, what=what)
@@ -104,3 +116,28 @@ class Buffers(Generic[BufferT]):
 
     send: BufferT | None
     receive: BufferT | None
+
+
+def _old(backend: Any, request: Request[Any], name: str) -> Any:
+    """Call the primitive of a backend that is not yet asked by a request."""
+    words = {
+        "all_reduce": (request.send, request.receive, request.redop),
+        "reduce_scatter": (request.send, request.receive, request.redop),
+        "all_gather": (request.send, request.receive),
+        "all_to_all": (request.send, request.receive),
+        "broadcast": (request.receive, request.root),
+        "reduce": (request.send, request.receive, request.redop, request.root),
+        "gather": (request.send, request.receive, request.root),
+        "scatter": (request.send, request.receive, request.root),
+        "iall_reduce": (request.send, request.receive, request.redop),
+        "iall_gather": (request.send, request.receive),
+        "barrier": (),
+        "send": (*request.sends,)[:1] and request.sends[0],
+        "receive": (*request.receives,)[:1] and request.receives[0],
+        "send_receive": [x for end in (*request.sends, *request.receives) for x in end],
+        "window": (request.sends, request.receives, request.window),
+    }[name]
+    method = getattr(backend, {"window": "exchange_window"}.get(name, name), None)
+    if method is None:
+        raise backend._cannot(f"non-blocking {name[1:]}" if name.startswith("i") else name)
+    return method(*words)

@@ -421,12 +421,12 @@ def _allocate(
     block = (communicator.result_offset(operation, shape), shape.block)
     if operation.in_place_slice == "send_in_receive":
         return (
-            Buffers(send=communicator.part(whole, *block), receive=whole)
+            Buffers(send=whole.part(*block), receive=whole)
             if receive_count
             else Buffers(send=whole, receive=None)
         )
     return (
-        Buffers(send=whole, receive=communicator.part(whole, *block))
+        Buffers(send=whole, receive=whole.part(*block))
         if send_count
         else Buffers(send=None, receive=whole)
     )
