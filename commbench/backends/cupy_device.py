@@ -11,7 +11,8 @@ import cupy
 
 from commbench.backends.gpu_assignment import assign_gpu, room_for
 from commbench.collectives.datatypes import Content, DataType
-from commbench.engine.communicator import STALE, Buffer, Communicator
+from commbench.collectives.primitives import Buffer
+from commbench.engine.communicator import STALE, Communicator
 from commbench.engine.control import Control
 from commbench.errors import InputError
 

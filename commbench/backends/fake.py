@@ -152,11 +152,11 @@ class FakeCommunicator(Communicator):
         """Return the scripted number."""
         return self.script.wrong(self._control.rank)
 
-    def call(self, request: Request[HostBuffer]) -> Call:
+    def call(self, request: Request) -> Call:
         """Return a call with a scripted time."""
         return self._fake(request.name, self._call_bytes(request))
 
-    def begin(self, request: Request[HostBuffer]) -> list[Call]:
+    def begin(self, request: Request) -> list[Call]:
         """Return a start with a scripted time, and a completion without."""
         start = self._fake(f"i{request.name}", self._call_bytes(request))
         return [start, FakeCall(run=_nothing, primitive="wait", call_bytes=-1)]
@@ -175,9 +175,9 @@ class FakeCommunicator(Communicator):
             run=_nothing, primitive=drawn_as, call_bytes=call_bytes, factor=self._factor
         )
 
-    def _call_bytes(self, request: Request[HostBuffer]) -> int:
+    def _call_bytes(self, request: Request) -> int:
         """Return the bytes of the whole message on any rank, or of a window's busier direction."""
-        messages = [buffer.nbytes for buffer, _ in (*request.sends, *request.receives)]
+        messages: list[int] = [buffer.nbytes for buffer, _ in (*request.sends, *request.receives)]
         if messages:
             streams = max(len(request.sends), len(request.receives))
             return max(messages) * request.window * streams

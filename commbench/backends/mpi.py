@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from commbench.backends.mpi_control import COMPONENT_QUERY, MpiControl
 from commbench.backends.mpi_report import algorithm_of, takes_gpu_memory
 from commbench.collectives.datatypes import DataType
-from commbench.collectives.operations import Operation, Shape
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Request
-from commbench.engine.communicator import HostBuffer, HostCommunicator
+from commbench.engine.communicator import HostCommunicator
 from commbench.engine.control import gather_everywhere
 from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer, address_of
 from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls
@@ -194,7 +195,7 @@ class MpiCommunicator(HostCommunicator):
         """
         return 0 if operation.has_mpi_result_at_start else super().result_offset(operation, shape)
 
-    def call(self, request: Request[HostBuffer]) -> Call:
+    def call(self, request: Request) -> Call:
         """Prepare a function of MPI, by mpi4py and by address."""
         if request.name == "window":
             return self._exchange(request)
@@ -203,7 +204,7 @@ class MpiCommunicator(HostCommunicator):
         run = partial(getattr(self._comm, name), *in_python)
         return Call(run=run, rows=[row], keep=(request, self._status))
 
-    def begin(self, request: Request[HostBuffer]) -> list[Call]:
+    def begin(self, request: Request) -> list[Call]:
         """Prepare a non-blocking function and MPI_Wait, with the MPI_Request that they share."""
         blocking, in_python, in_c = self._arguments(request)
         name = f"I{blocking.lower()}"
@@ -219,7 +220,7 @@ class MpiCommunicator(HostCommunicator):
             Call(run=lambda: pending.pop().Wait(), rows=[ended], keep=keep),
         ]
 
-    def _arguments(self, request: Request[HostBuffer]) -> tuple[str, list[Any], list[int]]:
+    def _arguments(self, request: Request) -> tuple[str, list[Any], list[int]]:
         """Return a primitive's function, its arguments for mpi4py, and its arguments in C.
 
         Raises:
@@ -260,7 +261,7 @@ class MpiCommunicator(HostCommunicator):
             [in_c[word] for word in words],
         )
 
-    def _exchange(self, request: Request[HostBuffer]) -> Call:
+    def _exchange(self, request: Request) -> Call:
         """Prepare MPI_Irecv and MPI_Isend as often as the window says, then MPI_Waitall."""
         posts = [("Irecv", buffer, peer) for buffer, peer in request.receives]
         posts += [("Isend", buffer, peer) for buffer, peer in request.sends]
@@ -294,7 +295,7 @@ class PersistentMpiCommunicator(MpiCommunicator):
         """Return an empty text: the component of persistent collectives is unknown."""
         return ""
 
-    def call(self, request: Request[HostBuffer]) -> Call:
+    def call(self, request: Request) -> Call:
         """Initialise a persistent request; return the call of MPI_Start and MPI_Wait.
 
         Raises:
@@ -316,7 +317,7 @@ class PersistentMpiCommunicator(MpiCommunicator):
         ]
         return Call(run=persistent.run, rows=rows, keep=(request, persistent, self._status))
 
-    def begin(self, request: Request[HostBuffer]) -> NoReturn:  # noqa: ARG002 - none is persistent
+    def begin(self, request: Request) -> NoReturn:  # noqa: ARG002 - none is persistent
         """Refuse a primitive that is no blocking collective."""
         raise self._cannot(_NOT_PERSISTENT)
 

@@ -15,7 +15,8 @@ from commbench.backends.cupy_device import CupyMemory, DeviceBuffer
 from commbench.backends.mpi import MpiCommunicator
 from commbench.backends.mpi_control import MpiControl
 from commbench.collectives.datatypes import DataType
-from commbench.collectives.operations import Operation, Shape
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Request
 from commbench.engine.communicator import STALE, HostBuffer
@@ -106,7 +107,7 @@ class DeviceMpiCommunicator(CupyMemory):
         super().poison(buffer)
         self.complete()
 
-    def call(self, request: Request[Any]) -> Call:
+    def call(self, request: Request) -> Call:
         """Prepare the carrier's call, with the copies that it needs."""
         call = self._carrier.call(request.mapped(self.mpi_side))
         return self.with_copies(call, request.read(self.rank), request.written(self.rank))

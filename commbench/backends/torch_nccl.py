@@ -27,7 +27,8 @@ from commbench.collectives.algorithms import AUTO, Choice
 from commbench.collectives.cases import REGISTERED
 from commbench.collectives.datatypes import Content, DataType, Raw
 from commbench.collectives.patterns import Group
-from commbench.engine.communicator import STALE, Buffer
+from commbench.collectives.primitives import Buffer
+from commbench.engine.communicator import STALE
 from commbench.engine.control import Control
 from commbench.engine.timing.loops import Call
 from commbench.findings import UnsupportedError
@@ -44,7 +45,7 @@ class TensorBuffer(Buffer):
         return int(self.memory.data_ptr())
 
 
-class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
+class TorchNcclCommunicator(NcclBase, TorchCommunicator):
     """An NCCL process group on this rank's GPU.
 
     Operations run on a stream of the group, as in DDP. The current stream waits for them: an event
@@ -53,6 +54,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
 
     backend = "torch-nccl"
     idle_alone = True
+    barrier_blocks = True
     fewest_elements = 1  # torch sends no empty tensors
     carrier = "nccl"
     """The name of torch's backend for the process groups."""
@@ -237,9 +239,10 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
 
     # Buffers
 
-    def tensor_of(self, buffer: TensorBuffer) -> torch.Tensor:
+    def tensor_of(self, buffer: Buffer) -> torch.Tensor:
         """See `TorchCommunicator.tensor_of`."""
-        return buffer.memory
+        tensor: torch.Tensor = buffer.memory
+        return tensor
 
     def allocate(self, dtype: DataType, count: int) -> TensorBuffer:
         """See `Primitives.allocate`; torch aligns memory to 512 bytes."""
@@ -335,12 +338,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
             for call in calls:
                 call.run()
         return Call(run=graph.replay, keep=tuple(calls))
-
-    # Calls that differ from Gloo's
-
-    def barrier(self) -> Call:
-        """Prepare dist.barrier, which waits on the host."""
-        return Call(run=lambda: dist.barrier(self._group), blocking=True)
 
     def post(self, receives: Tensors, sends: Tensors) -> list[Any]:
         """Post all messages in one group of NCCL; without a group they run one after the other."""

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from commbench.collectives.layouts import Shape, Span
 from commbench.collectives.operations import (
     WINDOW_BYTES,
     Operation,
-    Shape,
-    Span,
     exchange,
     find_operation,
     left,
@@ -24,7 +23,7 @@ from commbench.collectives.operations import (
     whole,
 )
 from commbench.collectives.patterns import Group, groups_of
-from commbench.collectives.primitives import Buffers, CallT_co, Ends, Primitives, Request
+from commbench.collectives.primitives import Buffer, Buffers, Ends, Primitives, Request
 from commbench.findings import UnsupportedError
 
 MATRIX = "matrix"
@@ -55,7 +54,7 @@ def _messages(shape: Shape, sources: Sequence[int]) -> list[Span]:
     ]
 
 
-def _receive_slots(buffer: Any, shape: Shape, sources: Sequence[int]) -> Ends[Any]:  # noqa: ANN401 - a backend's own
+def _receive_slots(buffer: Buffer, shape: Shape, sources: Sequence[int]) -> Ends:
     """Return the part of a buffer that receives the message of each source, in the order of
     `_messages`.
     """
@@ -63,9 +62,7 @@ def _receive_slots(buffer: Any, shape: Shape, sources: Sequence[int]) -> Ends[An
     return [(buffer.part(index * count, count), source) for index, source in enumerate(sources)]
 
 
-def _token(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _token(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     """Pass a token round the ring: rank 0 sends first and receives last, all others receive
     first.
     """
@@ -78,16 +75,12 @@ def _token(
     return calls
 
 
-def _to_the_next(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _to_the_next(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     sends, receives = [(buffers.send, right(shape))], [(buffers.receive, left(shape))]
     return [exchange(backend, shape, sends=sends, receives=receives)]
 
 
-def _with_both(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _with_both(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     sends = [(buffers.send, right(shape)), (buffers.send, left(shape))]
     receives = _receive_slots(buffers.receive, shape, [left(shape), right(shape)])
     return [exchange(backend, shape, sends=sends, receives=receives)]
@@ -151,9 +144,7 @@ def _from_root(shape: Shape) -> list[Span]:
     return [] if shape.is_root else _messages(shape, [shape.root])
 
 
-def _fan_in(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _fan_in(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     """Send a window of messages from every other rank to the root.
 
     The root acknowledges each window.
@@ -166,9 +157,7 @@ def _fan_in(
     return [window, *(send_to(backend, backend.empty(), other) for other in _others(shape))]
 
 
-def _fan_out(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _fan_out(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     """Send a window of one message from the root to every other rank.
 
     Each acknowledges its window.
@@ -181,15 +170,13 @@ def _fan_out(
     return [window, *(receive_from(backend, backend.empty(), other) for other in others)]
 
 
-def _fan_both(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _fan_both(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     if not shape.is_root:
         sends, receives = [(buffers.send, shape.root)], [(buffers.receive, shape.root)]
-    else:
-        sends = [(buffers.send, other) for other in _others(shape)]
-        receives = _receive_slots(buffers.receive, shape, _others(shape))
-    return [exchange(backend, shape, sends=sends, receives=receives)]
+        return [exchange(backend, shape, sends=sends, receives=receives)]
+    sends = [(buffers.send, other) for other in _others(shape)]
+    slots = _receive_slots(buffers.receive, shape, _others(shape))
+    return [exchange(backend, shape, sends=sends, receives=slots)]
 
 
 def _fan(plain: Operation, size: int, **changes: Any) -> Operation:  # noqa: ANN401 - fields of an entry
@@ -268,9 +255,7 @@ def _hierarchy(hosts: Sequence[str]) -> tuple[Sequence[Group], Sequence[Group]]:
     return groups_of("node", hosts), groups_of("cross", hosts)
 
 
-def _by_levels(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, redop: str
-) -> list[Any]:
+def _by_levels(backend: Primitives, buffers: Buffers, shape: Shape, redop: str) -> list[Any]:
     """Reduce-scatter within each host, all-reduce the pieces across hosts, one rail each,
     all-gather within each host.
 

@@ -1,8 +1,8 @@
 """The operations: each entry has the sizes of buffers, the busbw factor, the known result and the
 call.
 
-A backend turns a `Request` of a primitive (``all_reduce``, ``send``, ...) into a prepared `Call`; an
-entry composes them. To add an operation, add one entry to `OPERATIONS`.
+A backend makes a prepared `Call` of each `Request` of a primitive (``all_reduce``, ``send``, ...);
+an entry composes them. To add an operation, add one entry to `OPERATIONS`.
 
 Words: *message* is the larger of the send and the receive buffer, as in nccl-tests; *block* is one
 rank's share of it.
@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from commbench.collectives.primitives import Buffers, CallT_co, Ends, Primitives, Request
+from commbench.collectives.layouts import Shape, Span
+from commbench.collectives.primitives import Buffer, Buffers, Ends, Primitives, Request
 from commbench.errors import find_entry
 from commbench.findings import UnsupportedError
 
@@ -24,53 +25,6 @@ REDOPS = ("sum", "min", "max", "prod", "avg")
 #: be in flight.
 WINDOW_MESSAGES = 64
 WINDOW_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The ranks and the message size of one group: the arguments of an entry's rules for
-    buffers.
-    """
-
-    rank: int
-    size: int
-    elements: int
-    """Elements of the message: the larger of the send and the receive buffer of any rank."""
-    root: int = 0
-    window: int = 1
-    parts: Sequence[Primitives[Any, Any]] = ()
-    """For each of the operation's `divisions`, the communicator of this rank's group."""
-
-    @property
-    def block(self) -> int:
-        """One rank's share of the message, in elements."""
-        return self.elements // self.size
-
-    @property
-    def last(self) -> int:
-        """The highest rank, the far end of a point-to-point pair."""
-        return self.size - 1
-
-    @property
-    def is_root(self) -> bool:
-        """Whether this rank is the root of a rooted operation."""
-        return self.rank == self.root
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """A range of elements with known content: data from ``source`` for ``target``, or part of a
-    reduction.
-
-    ``offset`` and ``count`` are in elements of the buffer; ``start`` is where the span begins
-    within the source's data. ``source`` None means the reduction over all ranks.
-    """
-
-    offset: int
-    count: int
-    source: int | None
-    target: int = 0
-    start: int = 0
 
 
 LengthRule = Callable[[Shape], int]
@@ -213,7 +167,7 @@ class Operation:
     answer: SpanRule = lambda _: []
     primitives: Sequence[str] = ()
     """The primitives that it calls in turn; empty: the one with its name."""
-    compose: Callable[[Primitives[Any, Any], Buffers[Any], Shape, str], Sequence[Any]] | None = None
+    compose: Callable[[Primitives, Buffers, Shape, str], Sequence[Any]] | None = None
     """Makes the calls where more than the names of primitives has to be said."""
     divisions: Callable[[Sequence[str]], Sequence[Sequence[tuple[int, ...]]]] = lambda _: ()
     """Returns the further divisions into groups that a composed operation uses, from the host of
@@ -279,15 +233,15 @@ class Operation:
 
     def call(
         self,
-        backend: Primitives[Any, CallT_co],
-        buffers: Buffers[Any],
+        backend: Primitives,
+        buffers: Buffers,
         shape: Shape,
         redop: str,
-    ) -> Sequence[CallT_co]:
+    ) -> Sequence[Any]:
         """Return the prepared calls that are timed as one operation."""
         if self.compose is not None:
             return self.compose(backend, buffers, shape, redop)
-        calls: list[CallT_co] = []
+        calls: list[Any] = []
         for name in self.primitives or [self.name]:
             request = Request(name, buffers.send, buffers.receive, redop, shape.root)
             if self.overlaps:
@@ -321,30 +275,28 @@ class Operation:
         return osu_bytes * size if self.osu_per_rank else osu_bytes
 
 
-def send_to(backend: Primitives[Any, CallT_co], buffer: Any, peer: int) -> CallT_co:  # noqa: ANN401 - a backend's own
+def send_to(backend: Primitives, buffer: Buffer, peer: int) -> Any:  # noqa: ANN401 - a Call, which the engine defines
     """Return the call that sends a buffer."""
     return backend.call(Request("send", sends=[(buffer, peer)]))
 
 
-def receive_from(backend: Primitives[Any, CallT_co], buffer: Any, peer: int) -> CallT_co:  # noqa: ANN401 - a backend's own
+def receive_from(backend: Primitives, buffer: Buffer, peer: int) -> Any:  # noqa: ANN401 - a Call, which the engine defines
     """Return the call that receives into a buffer."""
     return backend.call(Request("receive", receives=[(buffer, peer)]))
 
 
 def exchange(
-    backend: Primitives[Any, CallT_co],
+    backend: Primitives,
     shape: Shape,
     *,
-    sends: Ends[Any] = (),
-    receives: Ends[Any] = (),
-) -> CallT_co:
+    sends: Ends = (),
+    receives: Ends = (),
+) -> Any:  # noqa: ANN401 - a Call, which the engine defines
     """Return the call that exchanges a window of messages with each peer."""
     return backend.call(Request("window", sends=sends, receives=receives, window=shape.window))
 
 
-def _ping_pong(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _ping_pong(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     if shape.rank == 0:
         there = send_to(backend, buffers.send, shape.last)
         return [there, receive_from(backend, buffers.receive, shape.last)]
@@ -354,9 +306,7 @@ def _ping_pong(
     return []
 
 
-def _one_way(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _one_way(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     """Send a window of messages one way, then an empty acknowledgement, as OSU's osu_bw."""
     if shape.rank == 0:
         window = exchange(backend, shape, sends=[(buffers.send, shape.last)])
@@ -367,9 +317,7 @@ def _one_way(
     return []
 
 
-def _both_ways(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _both_ways(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     if shape.rank not in {0, shape.last}:
         return []
     peer = _other_end(shape)
@@ -377,9 +325,7 @@ def _both_ways(
     return [exchange(backend, shape, sends=sends, receives=receives)]
 
 
-def _round_the_ring(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _round_the_ring(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     sends, receives = [(buffers.send, right(shape))], [(buffers.receive, left(shape))]
     return [backend.call(Request("send_receive", sends=sends, receives=receives))]
 

@@ -5,18 +5,65 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
+from typing_extensions import Self
+
+from commbench.collectives.datatypes import DataType
 from commbench.findings import UnsupportedError
 
-BufferT = TypeVar("BufferT")
-CallT_co = TypeVar("CallT_co", covariant=True)
-Ends = Sequence[tuple[BufferT, int]]
-"""Buffers, each with the rank that it goes to or comes from."""
+SameT = TypeVar("SameT", bound="Buffer")
 
 
 @dataclass(frozen=True)
-class Request(Generic[BufferT]):
+class Buffer(ABC):
+    """Elements in memory: ``memory`` has shape (count,) in the data type's storage."""
+
+    memory: Any
+    dtype: DataType
+
+    @property
+    @abstractmethod
+    def address(self) -> int:
+        """Address of the first element."""
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return len(self.memory)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.dtype.itemsize
+
+    def shares_memory(self, other: Buffer) -> bool:
+        """Return whether both buffers overlap: the operation is in place."""
+        end, other_end = self.address + self.nbytes, other.address + other.nbytes
+        return self.address < other_end and other.address < end
+
+    def part(self, offset: int, count: int) -> Self:
+        """Return ``count`` elements from ``offset`` on: the same memory."""
+        return replace(self, memory=self.memory[offset : offset + count])
+
+
+Ends = Sequence[tuple[Any, int]]
+"""Of type `Buffer`, each with the rank that it goes to or comes from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffers:
+    """The buffers of one rank, each a `Buffer`, or None if the rank has none.
+
+    In place, ``send`` and ``receive`` are (parts of) the same memory.
+    """
+
+    send: Any
+    receive: Any
+
+
+@dataclass(frozen=True)
+class Request:
     """A primitive with its arguments, of which each primitive uses some.
 
     A collective has ``send`` and ``receive``; ``broadcast`` has ``receive`` only. ``send``,
@@ -25,20 +72,27 @@ class Request(Generic[BufferT]):
     """
 
     name: str
-    send: BufferT | None = None
-    receive: BufferT | None = None
+    send: Buffer | None = None
+    receive: Buffer | None = None
     redop: str = ""
     root: int = 0
-    sends: Ends[BufferT] = ()
-    receives: Ends[BufferT] = ()
+    sends: Ends = ()
+    receives: Ends = ()
     window: int = 1
 
     @property
-    def buffers(self) -> list[BufferT]:
+    def buffers(self) -> list[Buffer]:
         """The send and the receive buffer of a collective, as far as this rank has them."""
         return [buffer for buffer in (self.send, self.receive) if buffer is not None]
 
-    def mapped(self, function: Callable[[BufferT], Any]) -> Request[Any]:
+    @property
+    def in_place(self) -> bool:
+        """Whether a collective's send and receive buffer overlap."""
+        if self.send is None or self.receive is None:
+            return False
+        return self.send.shares_memory(self.receive)
+
+    def mapped(self, function: Callable[[Any], Buffer]) -> Request:
         """Return the request with ``function`` of each buffer in its place."""
         send, receive = self.send, self.receive
         if send is not None:
@@ -49,21 +103,22 @@ class Request(Generic[BufferT]):
         receives = [(function(buffer), peer) for buffer, peer in self.receives]
         return replace(self, send=send, receive=receive, sends=sends, receives=receives)
 
-    def among(self, ranks: Sequence[int]) -> Request[BufferT]:
+    def among(self, ranks: Sequence[int]) -> Request:
         """Return the request with the rank of ``ranks`` at each peer's number in its place."""
         sends = [(buffer, ranks[peer]) for buffer, peer in self.sends]
         receives = [(buffer, ranks[peer]) for buffer, peer in self.receives]
         return replace(self, sends=sends, receives=receives)
 
-    def read(self, rank: int) -> list[BufferT]:
+    def read(self, rank: int) -> list[Buffer]:
         """Return the buffers that ``rank`` reads, as often as it sends them."""
+        buffer = self.send
         if self.name == "broadcast":
-            return self.buffers[-1:] if rank == self.root else []
-        if self.send is not None:
-            return [self.send]
+            buffer = self.receive if rank == self.root else None
+        if buffer is not None:
+            return [buffer]
         return [buffer for buffer, _ in self.sends] * self.window
 
-    def written(self, rank: int) -> list[BufferT]:
+    def written(self, rank: int) -> list[Buffer]:
         """Return the buffers that ``rank`` writes, as often as it receives into them."""
         if self.name == "broadcast" and rank == self.root:
             return []
@@ -72,72 +127,36 @@ class Request(Generic[BufferT]):
         return [buffer for buffer, _ in self.receives] * self.window
 
 
-class Primitives(ABC, Generic[BufferT, CallT_co]):
-    """The primitives of a backend, which has its own type of buffers."""
+class Primitives(ABC):
+    """The primitives of a backend; a prepared call, which the engine defines, can be repeated."""
 
     backend: str
     rank: int
     size: int
 
-    def call(self, request: Request[BufferT]) -> CallT_co:
-        """Return a prepared call that can be repeated.
+    def call(self, request: Request) -> Any:  # noqa: ANN401 - a prepared call
+        """Return the prepared call of a primitive.
 
         Raises:
             UnsupportedError: the backend lacks the primitive.
         """
-        return _old(self, request, request.name)
+        raise self._cannot(request.name)
 
-    def begin(self, request: Request[BufferT]) -> Sequence[CallT_co]:
+    def begin(self, request: Request) -> Sequence[Any]:
         """Return the start and the completion of a non-blocking collective.
 
         Raises:
             UnsupportedError: the backend lacks the primitive.
         """
-        return _old(self, request, f"i{request.name}")
+        raise self._cannot(f"non-blocking {request.name}")
 
     @abstractmethod
-    def empty(self) -> BufferT:
+    def empty(self) -> Buffer:
         """Return a buffer without elements, for acknowledgements."""
 
     @abstractmethod
-    def allocate(self, dtype: Any, count: int) -> BufferT:  # noqa: ANN401 - a DataType, which datatypes.py defines
+    def allocate(self, dtype: DataType, count: int) -> Buffer:
         """Return a buffer of ``count`` elements."""
 
     def _cannot(self, what: str) -> UnsupportedError:
         return UnsupportedError("missing", backend=self.backend, what=what)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Buffers(Generic[BufferT]):
-    """The buffers of one rank.
-
-    In place, ``send`` and ``receive`` are (parts of) the same memory.
-    """
-
-    send: BufferT | None
-    receive: BufferT | None
-
-
-def _old(backend: Any, request: Request[Any], name: str) -> Any:
-    """Call the primitive of a backend that is not yet asked by a request."""
-    words = {
-        "all_reduce": (request.send, request.receive, request.redop),
-        "reduce_scatter": (request.send, request.receive, request.redop),
-        "all_gather": (request.send, request.receive),
-        "all_to_all": (request.send, request.receive),
-        "broadcast": (request.receive, request.root),
-        "reduce": (request.send, request.receive, request.redop, request.root),
-        "gather": (request.send, request.receive, request.root),
-        "scatter": (request.send, request.receive, request.root),
-        "iall_reduce": (request.send, request.receive, request.redop),
-        "iall_gather": (request.send, request.receive),
-        "barrier": (),
-        "send": (*request.sends,)[:1] and request.sends[0],
-        "receive": (*request.receives,)[:1] and request.receives[0],
-        "send_receive": [x for end in (*request.sends, *request.receives) for x in end],
-        "window": (request.sends, request.receives, request.window),
-    }[name]
-    method = getattr(backend, {"window": "exchange_window"}.get(name, name), None)
-    if method is None:
-        raise backend._cannot(f"non-blocking {name[1:]}" if name.startswith("i") else name)
-    return method(*words)

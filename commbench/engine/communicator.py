@@ -8,22 +8,21 @@ buffers, and bring their own timed loop.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from typing_extensions import Self
 
 from commbench.collectives.algorithms import AUTO
 from commbench.collectives.cases import REGISTERED, SYNCS
 from commbench.collectives.datatypes import DTYPES, Content, DataType
-from commbench.collectives.operations import Operation, Shape
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import Group
-from commbench.collectives.primitives import Primitives
+from commbench.collectives.primitives import Buffer, Primitives, Request
 from commbench.engine.timing.loops import Call, Progress, Timer
 from commbench.engine.timing.sync import SyncPlan
 from commbench.findings import UnsupportedError
@@ -33,10 +32,9 @@ from commbench.system.topology import last_level_cache_bytes
 ALIGNMENT = 4096
 #: Byte in a receive buffer before an operation overwrites it; -91 in int8, which is never a result.
 STALE = 0xA5
-SameT = TypeVar("SameT", bound="Buffer")
 
 
-class Communicator(Primitives[Any, Call]):
+class Communicator(Primitives):
     """One backend in one launch or in a group of its ranks, seen from one rank.
 
     ``call`` and ``begin`` return prepared, repeatable `Call`s and raise `UnsupportedError` for what
@@ -105,7 +103,12 @@ class Communicator(Primitives[Any, Call]):
         """
         return []
 
-    def empty(self) -> Any:  # noqa: ANN401 - a backend's own buffer type
+    def call(self, request: Request) -> Call:
+        """See `Primitives.call`."""
+        call: Call = super().call(request)
+        return call
+
+    def empty(self) -> Buffer:
         """Return a buffer without elements, or with the fewest that the library can send."""
         return self.allocate(DTYPES["int8"], self.fewest_elements)
 
@@ -119,15 +122,15 @@ class Communicator(Primitives[Any, Call]):
         yield
 
     @abstractmethod
-    def write(self, buffer: Any, content: Content) -> None:  # noqa: ANN401 - as empty
+    def write(self, buffer: Any, content: Content) -> None:  # noqa: ANN401 - a backend's own buffer type
         """Fill a buffer with known content."""
 
     @abstractmethod
-    def poison(self, buffer: Any) -> None:  # noqa: ANN401 - as empty
+    def poison(self, buffer: Any) -> None:  # noqa: ANN401 - a backend's own buffer type
         """Fill a buffer with bytes that occur in no result."""
 
     @abstractmethod
-    def count_wrong(self, buffer: Any, content: Content) -> int:  # noqa: ANN401 - as empty
+    def count_wrong(self, buffer: Any, content: Content) -> int:  # noqa: ANN401 - a backend's own buffer type
         """Return the number of elements that differ from ``content``."""
 
     def complete(self) -> None:
@@ -185,38 +188,6 @@ class Communicator(Primitives[Any, Call]):
             if part is not None:
                 part.close()
         self._splits.clear()
-
-
-@dataclass(frozen=True)
-class Buffer(ABC):
-    """Elements in memory: ``memory`` has shape (count,) in the data type's storage."""
-
-    memory: Any
-    dtype: DataType
-
-    @property
-    @abstractmethod
-    def address(self) -> int:
-        """Address of the first element."""
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        return len(self.memory)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.count * self.dtype.itemsize
-
-    def shares_memory(self, other: Buffer) -> bool:
-        """Return whether both buffers overlap: the operation is in place."""
-        end, other_end = self.address + self.nbytes, other.address + other.nbytes
-        return self.address < other_end and other.address < end
-
-    def part(self, offset: int, count: int) -> Self:
-        """Return ``count`` elements from ``offset`` on: the same memory."""
-        return replace(self, memory=self.memory[offset : offset + count])
 
 
 class HostBuffer(Buffer):

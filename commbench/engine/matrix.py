@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from commbench.collectives.cases import Case, shuffled
 from commbench.collectives.composed import MATRIX, operation_in_pattern
 from commbench.collectives.datatypes import DTYPES, KnownData
-from commbench.collectives.operations import Operation, Shape, Span, check_ranks, window_of
+from commbench.collectives.layouts import Shape, Span
+from commbench.collectives.operations import Operation, check_ranks, window_of
 from commbench.collectives.patterns import Pair, rounds_of
 from commbench.collectives.primitives import Buffers, Request
 from commbench.engine.communicator import Communicator
@@ -50,7 +51,7 @@ class _PairView:
         self._communicator = communicator
         self._pair = pair
 
-    def call(self, request: Request[Any]) -> Call:
+    def call(self, request: Request) -> Call:
         return self._communicator.call(request.among(self._pair))
 
     def empty(self) -> Any:  # noqa: ANN401 - a backend's own buffer type
@@ -68,7 +69,7 @@ class PreparedMatrix:
     data: KnownData
     elements: int
     window: int
-    buffers: Buffers[Any]
+    buffers: Buffers
 
     @property
     def participants(self) -> tuple[int, ...]:

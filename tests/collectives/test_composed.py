@@ -20,7 +20,8 @@ from commbench.collectives.composed import (
     _hierarchy,
     operation_in_pattern,
 )
-from commbench.collectives.operations import WINDOW_BYTES, Operation, Shape, window_of
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import WINDOW_BYTES, Operation, window_of
 from commbench.collectives.primitives import Buffers, Request
 from commbench.engine.records import Row
 from commbench.findings import UnsupportedError
@@ -62,7 +63,7 @@ class Noting:
         """Return an empty buffer."""
         return "ack"
 
-    def call(self, request: Request[object]) -> None:
+    def call(self, request: Request) -> None:
         """Record each peer once."""
         for buffer, peer in request.sends:
             self.sent.append((self.rank, peer, buffer == "ack"))

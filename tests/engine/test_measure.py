@@ -15,7 +15,6 @@ from faking import EXACT, Coarse, FakeRun, fake_case
 from commbench.analysis.comparison import compare
 from commbench.backends.fake import FakeCommunicator, FakeTimer, Regime, Script
 from commbench.collectives.primitives import Request
-from commbench.engine.communicator import HostBuffer
 from commbench.engine.records import Record
 from commbench.engine.timing.loops import Call, Repetitions
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS
@@ -104,7 +103,7 @@ def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPa
     """Refuse on all ranks what only the root's library refuses, and stay in step."""
     make_call = FakeCommunicator.call
 
-    def call(self: FakeCommunicator, request: Request[HostBuffer]) -> Call:
+    def call(self: FakeCommunicator, request: Request) -> Call:
         if request.name == "reduce" and self.rank == 1:
             raise UnsupportedError("missing", backend="this rank", what="reduce")
         return make_call(self, request)
