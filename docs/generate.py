@@ -29,7 +29,8 @@ import terminal
 from reference import commands_page, docstrings_of_fields, python_page
 
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
-from commbench.collectives.operations import OPERATIONS, LengthRule, Operation, Shape
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import OPERATIONS, LengthRule, Operation
 from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
