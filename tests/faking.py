@@ -9,10 +9,10 @@ from commbench.collectives.cases import Case
 from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.measure import measure
 from commbench.engine.records import FixedSettings, Record
+from commbench.engine.sampling import settings_after
 from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock
 from commbench.engine.timing.loops import Progress
-from commbench.engine.visits import settings_after
 from commbench.stats.budgets import BUDGETS, Budget
 
 #: Repetitions decide by themselves when to stop; time does not, however busy the machine is.

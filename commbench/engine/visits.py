@@ -1,14 +1,7 @@
-"""The visits of a case in a launch: how many, how long, in which rounds, and the record that they
-make together.
-
-A launch measures a case in several short visits, spread over the launch in shuffled rounds.
-Consecutive repetitions share a state of the machine, so that one long stretch says less about a
-launch than several short ones.
-"""
+"""The record that the visits of a case in a launch make together, and its time."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -17,26 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from commbench.engine.flags import raised_flags
-from commbench.engine.records import Clocks, FixedSettings, GroupTimes, Record
-from commbench.stats import StoppingRule, Values, is_bimodal, median
-from commbench.stats.budgets import Budget
-from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS, components_of, plan_visits
+from commbench.engine.records import Clocks, Record, Times
+from commbench.stats import Values, is_bimodal, median
 
-#: The most visits while components of variance are unknown.
-PILOT_VISITS = 8
-#: Duration of the repetitions of such a visit.
-PILOT_S = 0.002
-#: Discarded repetitions before a later visit: at least one, at most this number, at most for this
-#: time in seconds.
-MOST_WARMUPS, WARMUP_S = 20, 0.001
-#: Operations that a launch makes of a case at least where there is time: of each visit a warm-up
-#: and the fewest repetitions.
-USUAL_OPERATIONS = FEWEST_VISITS * (1 + FEWEST_REPETITIONS)
 #: Above this share of late starts a record is flagged.
 FLAGGED_LATE = 0.2
-#: A visit is disturbed if a rank waited longer than this share of it for a CPU, or if other guests
-#: had CPUs so long.
-DISTURBED_SHARE = 0.25
 #: Flags that are determined again when a visit is added.
 _JUDGED = frozenset({"bimodal", "unsteady", "late"})
 
@@ -44,88 +22,7 @@ _JUDGED = frozenset({"bimodal", "unsteady", "late"})
 _LISTS = ("times_us", "rank_mean_us", "skew_us")
 _BY_RANK = ("rank_median_us", "rank_average_us", "rank_arrival_us")
 
-TimesT = TypeVar("TimesT", bound=Record | GroupTimes)
-
-
-def pilot_visits(most: int, *, left_s: float, operation_s: float) -> int:
-    """Return the visits of a launch that determines the components of variance, 1 to ``most``.
-
-    Args:
-        most: the budget's.
-        left_s: time left for the case in this launch.
-        operation_s: typical time of one repetition.
-    """
-    least_s = max(PILOT_S, (1 + FEWEST_REPETITIONS) * operation_s)
-    return max(min(FEWEST_VISITS, most), min(PILOT_VISITS, most, int(left_s / max(least_s, 1e-9))))
-
-
-def visit_rule(rule: StoppingRule, settings: FixedSettings) -> StoppingRule:
-    """Return the stopping rule of each visit.
-
-    A single visit of no fixed length has to be precise by itself.
-    """
-    if settings.visits <= 1 and not settings.repetitions:
-        return rule
-    repetitions = settings.repetitions or -(-rule.minimum // settings.visits)
-    floor = FEWEST_REPETITIONS
-    if settings.is_brief:
-        floor = 1
-    repetitions = max(floor, repetitions)
-    return replace(
-        rule,
-        relative_half_width=None,
-        minimum=repetitions,
-        floor=floor,
-        maximum=max(repetitions, rule.maximum // settings.visits),
-    )
-
-
-def soak_rule(rule: StoppingRule) -> StoppingRule:
-    """Return the stopping rule of a visit that only time ends."""
-    return replace(rule, relative_half_width=None, minimum=1, floor=1, maximum=sys.maxsize)
-
-
-def rounds_of_launch(settings: Sequence[FixedSettings | None], budget: Budget) -> int:
-    """Return the rounds of a launch: the most visits of any case."""
-    pilot = budget.visits if budget.is_soak else min(PILOT_VISITS, budget.visits)
-    return max(1, *(fixed.visits if fixed and fixed.visits else pilot for fixed in settings))
-
-
-def is_due(visit: int, visits: int, number: int, rounds: int) -> bool:
-    """Return whether the next visit of a case, counted from 0, belongs to round ``number`` of
-    ``rounds``.
-
-    The visits are spread evenly over the rounds; the first is in the first round.
-    """
-    return visit < visits and visit * rounds // visits <= number
-
-
-def settings_after(record: Record, budget: Budget) -> FixedSettings | None:
-    """Return the settings that later launches keep from a launch.
-
-    None if the case was not measured.
-    """
-    if not record.times_us:
-        return None
-    settings = FixedSettings(warmups=record.warmups, batch=record.batch, sync=record.sync)
-    if "small_window" in record.flags:
-        settings = replace(settings, window=record.window)
-    repetitions = sum(record.visit_lengths) + record.late_discarded
-    if "brief" in record.flags:
-        return replace(settings, visits=1, repetitions=repetitions, is_brief=True)
-    visits = visit_times(record)
-    if record.pairs or not visits or budget.is_soak:
-        return settings
-    if len(visits) == 1:
-        return replace(settings, visits=1)
-    plan = plan_visits(
-        components_of([visits]),
-        budget,
-        visit_s=record.revisiting_s / (len(visits) - 1),
-        repetition_s=record.repeating_s / max(1, repetitions),
-        most_repetitions=2 * max(record.visit_lengths),
-    )
-    return replace(settings, visits=plan.visits, repetitions=plan.repetitions)
+TimesT = TypeVar("TimesT", bound=Times)
 
 
 def visit_times(record: Record) -> list[Values]:

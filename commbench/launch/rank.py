@@ -28,11 +28,11 @@ from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.engine.energy import RunMeter, own_meter
 from commbench.engine.matrix import time_slices
-from commbench.engine.measure import Measurement
+from commbench.engine.measure import CaseRun
+from commbench.engine.sampling import is_due, rounds_of_launch
 from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock, open_clock
 from commbench.engine.timing.loops import Progress
-from commbench.engine.visits import is_due, rounds_of_launch
 from commbench.errors import CommbenchError, InputError
 from commbench.launch.events import (
     CaseFinished,
@@ -207,23 +207,21 @@ class _Duty:
         budget, settings = self.plan.budget, [planned.fixed for planned in self.plan.cases]
         rounds = rounds_of_launch(settings, budget)
         more_rounds = rounds // 4  # for visits that are repeated
-        measurements: dict[int, Measurement] = {}
+        runs: dict[int, CaseRun] = {}
         order = list(range(len(self.plan.cases)))
         for round_number in range(rounds + more_rounds):
             for index in shuffled(order, self.plan.launch, round_number) if round_number else order:
                 case = self.plan.cases[index].case
                 assert isinstance(case, Case)  # noqa: S101 - what is trained comes with terms
-                measurement = measurements.get(index)
-                if measurement and not is_due(
-                    measurement.visits_made, measurement.settings.visits, round_number, rounds
-                ):
+                run = runs.get(index)
+                if run and not is_due(run.visits_made, run.settings.visits, round_number, rounds):
                     continue
                 if self.is_out_of_time(time_slices(case, self.control.size) / rounds):
                     return round_number > 0 and not self.control.broadcast_int(
                         int(self.leave_off())
                     )
-                if measurement is None:
-                    measurement = measurements[index] = Measurement(
+                if run is None:
+                    run = runs[index] = CaseRun(
                         case,
                         communicators[case.backend],
                         session,
@@ -231,9 +229,9 @@ class _Duty:
                         fixed=settings[index],
                     )
                 self._begin(index, case, number=next(self.numbers))
-                record = measurement.visit()
+                record = run.visit()
                 is_repeated = record is not None and record.disturbed > 0
-                self._finish(record, share=0.0 if is_repeated else 1 / measurement.settings.visits)
+                self._finish(record, share=0.0 if is_repeated else 1 / run.settings.visits)
         return True
 
     def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:

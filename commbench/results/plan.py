@@ -13,7 +13,7 @@ from commbench.ddp.plan.cases import Terms, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.matrix import time_slices
 from commbench.engine.records import FixedSettings
-from commbench.engine.visits import settings_after
+from commbench.engine.sampling import settings_after
 from commbench.errors import InputError
 from commbench.results.info import Launch
 from commbench.results.record_types import AnyCase, AnyRecord, collective_records, training_records

@@ -15,6 +15,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import SCHEMA
 from commbench.errors import InputError, LaunchError
 from commbench.results.files import (
+    COMPRESSED_SAMPLES,
     LOCK,
     RECOMMENDATION,
     RUN,
@@ -22,8 +23,10 @@ from commbench.results.files import (
     SCAFFOLD,
     as_json,
     encode,
+    join_fields,
     refusing,
     replace_file,
+    samples_file,
     sign_lock,
     sync_directory,
     take_lock,
@@ -34,7 +37,7 @@ from commbench.results.reading import read_info, read_samples
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, Records, training_records
 from commbench.results.verdict import paragraph
-from commbench.schema import JsonMapping, JsonObject
+from commbench.schema import JsonMapping
 
 
 class Store:
@@ -54,8 +57,8 @@ class Store:
     def __init__(self, path: Path, header: JsonMapping, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self._whole: dict[tuple[str, int], JsonObject] = {}
-        """The last whole line of each case in the launch that is being written."""
+        self._whole: dict[tuple[str, int], dict[str, str]] = {}
+        """The last whole line of each case in the launch that is being written: JSON by field."""
         self._made: Sequence[Path] = ()
         """Directories that were made for the run, the innermost first."""
         self.resumed = (path / RUN).exists()
@@ -122,7 +125,7 @@ class Store:
         """
         self._check_place()
         before = os.fstat(self._samples).st_size
-        line = (encode(self._line(record, before)) + "\n").encode()
+        line = self._line(record, before).encode()
         with refusing(self.path / SAMPLES, LaunchError):
             try:
                 write_all(self._samples, line)
@@ -133,21 +136,20 @@ class Store:
                 raise
         return self.records.add(record)
 
-    def _line(self, record: AnyRecord, place: int) -> JsonObject:
+    def _line(self, record: AnyRecord, place: int) -> str:
         """Return the line of a record at a place of the file: whole, or of a further visit what
         differs from the whole line that ``of`` names.
         """
-        content: JsonObject = json.loads(encode(record.to_json()))
+        fields = {name: encode(value) for name, value in record.to_json().items()}
         key = (record.case.key, record.launch)
         whole = self._whole.get(key)
-        if whole is not None and whole.keys() - {"line"} <= content.keys():
-            absent = object()
-            changed = {n: value for n, value in content.items() if whole.get(n, absent) != value}
-            return {"of": whole["line"], **changed}
+        if whole is not None and whole.keys() - {"line"} <= fields.keys():
+            changed = {name: text for name, text in fields.items() if whole.get(name) != text}
+            return join_fields({"of": whole["line"], **changed})
         if any(launch != record.launch for _, launch in self._whole):
             self._whole.clear()
-        self._whole[key] = {"line": place, **content}
-        return self._whole[key]
+        self._whole[key] = {"line": str(place), **fields}
+        return join_fields(self._whole[key])
 
     def update(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Set entries of ``run.json`` and rewrite it in one step.
@@ -295,7 +297,7 @@ def check_out(path: str | Path, plan: JsonMapping | None = None) -> None:
 
     Raises:
         InputError: ``path`` is a file, cannot be written, belongs to something else, to a newer
-            version, to a run with another plan or to a running commbench.
+            version, to a run with another plan, with compressed samples or to a running commbench.
     """
     path = Path(path)
     with refusing(path, InputError):
@@ -307,6 +309,7 @@ def check_out(path: str | Path, plan: JsonMapping | None = None) -> None:
             )
         elif (path / RUN).exists():
             check_plan(path, read_info(path), plan)
+            _check_plain(path)
             _check_unlocked(path)
         elif foreign := sorted({entry.name for entry in path.iterdir()} - SCAFFOLD):
             raise InputError(
@@ -366,6 +369,15 @@ def _difference(name: str, kept: object, requested: object) -> str:
         if max(map(len, texts)) > longest
         else f"{name} is {texts[0]} there and {texts[1]} here"
     )
+
+
+def _check_plain(path: Path) -> None:
+    file = samples_file(path)
+    if file.name == COMPRESSED_SAMPLES:
+        raise InputError(
+            f"--out {path} holds a run whose samples are compressed, to which nothing is added;"
+            f" choose another --out, or decompress them: gunzip {file}"
+        )
 
 
 def _check_unlocked(path: Path) -> None:

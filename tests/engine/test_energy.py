@@ -21,8 +21,8 @@ from commbench.engine.control import Control, run_threads
 from commbench.engine.energy import LEAST_S, Counter, EnergyMeter, Kind, RunMeter, own_meter
 from commbench.engine.measure import measure
 from commbench.engine.records import Record
+from commbench.engine.sampling import Sampler
 from commbench.engine.session import Session
-from commbench.engine.stopping import Sampler
 from commbench.engine.timing.loops import Progress
 from commbench.stats.budgets import BUDGETS
 

@@ -26,7 +26,7 @@ PATIENCE_S = 6.0
 SABOTAGE = """
 import os, signal, sys, time
 from commbench.launch import rank
-visit = rank.Measurement.visit
+visit = rank.CaseRun.visit
 seen = 0
 def sabotaged(measurement):
     global seen
@@ -34,7 +34,7 @@ def sabotaged(measurement):
     if seen == 3 and measurement.session.control.rank == {rank}:
         {harm}
     return visit(measurement)
-rank.Measurement.visit = sabotaged
+rank.CaseRun.visit = sabotaged
 rank.main()
 """
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from launching import mpirun
 
 from commbench.collectives.cases import Sweep
-from commbench.engine.measure import Measurement
+from commbench.engine.measure import CaseRun
 from commbench.launch import rank
 from commbench.launch.conductor import conduct
 from commbench.launch.events import Event, Notice
@@ -41,15 +41,15 @@ def interrupt() -> None:
 
 def be_harmful() -> None:
     """Run the harm in the third visit."""
-    visit, seen = Measurement.visit, []
+    visit, seen = CaseRun.visit, []
 
-    def harmed(measurement: Measurement) -> Record | None:
+    def harmed(measurement: CaseRun) -> Record | None:
         seen.append(measurement)
         if len(seen) == 3:
             exec(harm)  # noqa: S102 - a test's own
         return visit(measurement)
 
-    Measurement.visit = harmed  # type: ignore[method-assign]
+    CaseRun.visit = harmed  # type: ignore[method-assign]
 
 
 class HarmfulMpirun(MpirunLauncher):
