@@ -408,8 +408,12 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " next one."
         ),
         "reason_unconfirmed": (
-            "{subject} was the fastest alternative of the {stage} but was not measured again in"
-            " fresh {fresh}."
+            "{subject} was the fastest alternative of the sweep but was not measured again in fresh"
+            " launches."
+        ),
+        "reason_unconfirmed_live": (
+            "{subject} was the fastest alternative of the screening but was not measured again in"
+            " fresh blocks."
         ),
         # A recommendation: what would decide.
         "decide": "{sentence}",

@@ -14,9 +14,10 @@ import numpy as np
 from commbench.collectives.cases import Case, shuffled
 from commbench.collectives.composed import MATRIX, operation_in_pattern
 from commbench.collectives.datatypes import DTYPES, KnownData
-from commbench.collectives.operations import Operation, Shape, Span, check_ranks, window_of
+from commbench.collectives.layouts import Shape, Span
+from commbench.collectives.operations import Operation, check_ranks, window_of
 from commbench.collectives.patterns import Pair, rounds_of
-from commbench.collectives.primitives import Buffers, Ends
+from commbench.collectives.primitives import Buffers, Request
 from commbench.engine.communicator import Communicator
 from commbench.engine.records import FixedSettings, PairTimes
 from commbench.engine.samples import DECIMALS
@@ -47,24 +48,10 @@ class _PairView:
         self._communicator = communicator
         self._pair = pair
 
-    def send(self, buffer: Any, peer: int) -> Call:  # noqa: ANN401 - a backend's own buffer type
-        return self._communicator.send(buffer, self._pair[peer])
+    def call(self, request: Request) -> Call:
+        return self._communicator.call(request.among(self._pair))
 
-    def receive(self, buffer: Any, peer: int) -> Call:  # noqa: ANN401 - as above
-        return self._communicator.receive(buffer, self._pair[peer])
-
-    def send_receive(self, send: Any, target: int, receive: Any, source: int) -> Call:  # noqa: ANN401 - as above
-        return self._communicator.send_receive(
-            send, self._pair[target], receive, self._pair[source]
-        )
-
-    def exchange_window(self, sends: Ends[Any], receives: Ends[Any], window: int) -> Call:
-        there, back = (
-            [(buffer, self._pair[peer]) for buffer, peer in side] for side in (sends, receives)
-        )
-        return self._communicator.exchange_window(there, back, window)
-
-    def empty(self) -> Any:  # noqa: ANN401 - as above
+    def empty(self) -> Any:  # noqa: ANN401 - a backend's own buffer type
         return self._communicator.empty()
 
 
@@ -79,7 +66,7 @@ class PreparedMatrix:
     data: KnownData
     elements: int
     window: int
-    buffers: Buffers[Any]
+    buffers: Buffers
 
     @property
     def participants(self) -> tuple[int, ...]:

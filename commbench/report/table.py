@@ -143,10 +143,9 @@ GROWTH_TITLE = "Scaling: time on the first n ranks"
 def growth_spec(growths: Sequence[Growth]) -> TableSpec[Growth]:
     """Return the table of a scaling study, with a column for each number of ranks."""
     columns: list[Column[Growth]] = [
-        Column("operation", "case.operation"),
-        Column("pattern", "case.pattern", should_vary=True),
+        Column("operation", _growth_name),
         Column("backend", "case.backend"),
-        Column("env", "case.env", should_vary=True),
+        Column("dtype", "case.dtype"),
         size_column(_growth_size),
     ]
     for ranks in sorted({ranks for growth in growths for ranks in growth.rows}):
@@ -158,6 +157,15 @@ def growth_spec(growths: Sequence[Growth]) -> TableSpec[Growth]:
         Column("grows with", "law"),
     ]
     return TableSpec(file=SUMMARY, columns=columns)
+
+
+def _growth_name(growth: Growth) -> str:
+    words = [growth.case.operation]
+    if growth.case.pattern != "flat":
+        words.append(growth.case.pattern)
+    if growth.case.env:
+        words.append(growth.case.env)
+    return " ".join(words)
 
 
 def _growth_size(growth: Growth) -> int | None:

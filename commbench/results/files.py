@@ -19,6 +19,7 @@ from commbench.schema import JsonMapping, JsonObject
 
 RUN = "run.json"
 SAMPLES = "samples.jsonl"
+COMPRESSED_SAMPLES = "samples.jsonl.gz"
 SUMMARY = "collectives.csv"
 OVERLAP = "overlap.csv"
 PAIRS = "pairs.csv"
@@ -36,6 +37,7 @@ FILES: Mapping[str, str] = MappingProxyType(
     {
         RUN: "command, seed, conditions of every host, launches and how each ended",
         SAMPLES: "every repetition of every case in every launch: all other files are made from it",
+        COMPRESSED_SAMPLES: f"{SAMPLES}, compressed by gzip: read where that is absent",
         SUMMARY: "a row for each case and group, over launches",
         OVERLAP: "non-blocking collectives beside computing",
         PAIRS: "a row for each ordered pair of ranks",
@@ -52,6 +54,15 @@ FILES: Mapping[str, str] = MappingProxyType(
 #: Files that a run which ended before its first line leaves; they make a directory neither ours nor
 #: foreign.
 SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in FILES)})
+
+
+def samples_file(path: Path) -> Path:
+    """Return the file of a run's samples: the compressed one where there is no other."""
+    plain = path / SAMPLES
+    compressed = path / COMPRESSED_SAMPLES
+    if os.path.lexists(compressed) and not os.path.lexists(plain):
+        return compressed
+    return plain
 
 
 def take_lock(path: Path) -> int:

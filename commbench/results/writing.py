@@ -15,6 +15,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import SCHEMA
 from commbench.errors import InputError, LaunchError
 from commbench.results.files import (
+    COMPRESSED_SAMPLES,
     LOCK,
     RECOMMENDATION,
     RUN,
@@ -25,6 +26,7 @@ from commbench.results.files import (
     join_fields,
     refusing,
     replace_file,
+    samples_file,
     sign_lock,
     sync_directory,
     take_lock,
@@ -329,7 +331,7 @@ def check_out(path: str | Path, plan: JsonMapping | None = None) -> None:
 
     Raises:
         InputError: ``path`` is a file, cannot be written, belongs to something else, to a newer
-            version, to a run with another plan or to a running commbench.
+            version, to a run with another plan, with compressed samples or to a running commbench.
     """
     path = Path(path)
     with refusing(path, InputError):
@@ -341,6 +343,7 @@ def check_out(path: str | Path, plan: JsonMapping | None = None) -> None:
             )
         elif (path / RUN).exists():
             check_plan(path, read_info(path), plan)
+            _check_plain(path)
             _check_unlocked(path)
         elif foreign := sorted({entry.name for entry in path.iterdir()} - SCAFFOLD):
             raise InputError(
@@ -400,6 +403,15 @@ def _difference(name: str, kept: object, requested: object) -> str:
         if max(map(len, texts)) > longest
         else f"{name} is {texts[0]} there and {texts[1]} here"
     )
+
+
+def _check_plain(path: Path) -> None:
+    file = samples_file(path)
+    if file.name == COMPRESSED_SAMPLES:
+        raise InputError(
+            f"--out {path} holds a run whose samples are compressed, to which nothing is added;"
+            f" choose another --out, or decompress them: gunzip {file}"
+        )
 
 
 def _check_unlocked(path: Path) -> None:

@@ -13,7 +13,8 @@ from effort import repetitions, slack
 from faking import EXACT, Coarse, FakeRun, fake_case
 
 from commbench.analysis.comparison import compare
-from commbench.backends.fake import FakeBuffer, FakeCommunicator, FakeTimer, Regime, Script
+from commbench.backends.fake import FakeCommunicator, FakeTimer, Regime, Script
+from commbench.collectives.primitives import Request
 from commbench.engine.records import Record
 from commbench.engine.sampling import settings_after
 from commbench.engine.timing.loops import Call, Repetitions
@@ -100,15 +101,14 @@ def test_what_a_backend_cannot_do_is_a_row() -> None:
 
 def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse on all ranks what only the root's library refuses, and stay in step."""
+    make_call = FakeCommunicator.call
 
-    def reduce(
-        self: FakeCommunicator, send: FakeBuffer, receive: FakeBuffer | None, *_: Any
-    ) -> Call:
-        if self.rank == 1:
+    def call(self: FakeCommunicator, request: Request) -> Call:
+        if request.name == "reduce" and self.rank == 1:
             raise UnsupportedError("missing", backend="this rank", what="reduce")
-        return self._fake("reduce", send, receive)
+        return make_call(self, request)
 
-    monkeypatch.setattr(FakeCommunicator, "reduce", reduce)
+    monkeypatch.setattr(FakeCommunicator, "call", call)
     refused, measured = FakeRun(ranks=3).launch([fake_case("reduce", root=0), fake_case()])
     assert ("unsupported", "this rank has no reduce") == (refused.status, refused.reason)
     assert "ok" == measured.status
