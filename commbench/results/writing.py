@@ -33,11 +33,24 @@ from commbench.results.files import (
     write_all,
 )
 from commbench.results.info import RunInfo
-from commbench.results.reading import read_info, read_samples
+from commbench.results.reading import Run, make_run, read_info, read_recommendation, read_samples
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, Records, training_records
 from commbench.results.verdict import paragraph
 from commbench.schema import JsonMapping
+
+#: Entries of ``run.json`` that no table is made of.
+_CONCLUDED = frozenset(
+    {
+        "status",
+        "reason",
+        "states",
+        "components",
+        "suspects",
+        "suspects_comparisons",
+        "suspects_remarks",
+    }
+)
 
 
 class Store:
@@ -59,6 +72,9 @@ class Store:
         self._lock = lock
         self._whole: dict[tuple[str, int], dict[str, str]] = {}
         """The last whole line of each case in the launch that is being written: JSON by field."""
+        self._run: Run | None = None
+        self._written: dict[str, int] = {}
+        """Hash of what was last written into each file of tables."""
         self._made: Sequence[Path] = ()
         """Directories that were made for the run, the innermost first."""
         self.resumed = (path / RUN).exists()
@@ -111,6 +127,14 @@ class Store:
         return store
 
     @property
+    def run(self) -> Run:
+        """The run so far; its tables are made once until a record or a condition is added."""
+        if self._run is None:
+            recommendation = read_recommendation(self.path)
+            self._run = make_run(self.path, self.info, self.records, recommendation=recommendation)
+        return self._run
+
+    @property
     def training_records(self) -> tuple[TrainingRecord, ...]:
         """The training records."""
         return training_records(self.records)
@@ -134,6 +158,7 @@ class Store:
                 os.ftruncate(self._samples, before)  # half a line would damage the next one
                 self._whole.clear()
                 raise
+        self._run = None
         return self.records.add(record)
 
     def _line(self, record: AnyRecord, place: int) -> str:
@@ -158,12 +183,16 @@ class Store:
             LaunchError: it could not be written; the old file is unharmed.
         """
         self._check_place()
+        run = self._run
         self._set_info({**self.info, **as_json(fields)})
+        if run is not None and fields.keys() <= _CONCLUDED:
+            self._run = run.with_info(self.info)
         with refusing(self.path / RUN, LaunchError):
             replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
 
     def _set_info(self, info: JsonMapping) -> None:
         self.info = cast("RunInfo", dict(info))
+        self._run = None
 
     def restore(self, info: RunInfo) -> None:
         """Put ``run.json`` back as it was when it held ``info``.
@@ -175,15 +204,18 @@ class Store:
         self.update()
 
     def write_files(self, texts: Mapping[str, str]) -> None:
-        """Write each file of the run directory, by name, in one step.
+        """Write each file of the run directory that has changed, by name, in one step.
 
         Raises:
             LaunchError: one could not be written; the old file is unharmed.
         """
         self._check_place()
         for name, text in texts.items():
+            if self._written.get(name) == hash(text):
+                continue
             with refusing(self.path / name, LaunchError):
                 replace_file(self.path / name, text)
+            self._written[name] = hash(text)
 
     def write_recommendation(self, recommendation: Recommendation) -> None:
         """Write ``recommendation.json`` in one step, with a paragraph of text.
@@ -194,6 +226,7 @@ class Store:
         content = {**recommendation.to_json(), "paragraph": paragraph(recommendation)}
         with refusing(self.path / RECOMMENDATION, LaunchError):
             replace_file(self.path / RECOMMENDATION, encode(content, indent=1) + "\n")
+        self._run = None
 
     def discard(self) -> None:
         """Remove a run that was refused before anything was measured, and directories made for it.
@@ -250,6 +283,7 @@ class Store:
         self.close()
         self._samples, self._lock = samples, lock
         self._whole.clear()
+        self._written.clear()
         sign_lock(lock)
         write_all(
             samples, b"".join(f"{encode(record.to_json())}\n".encode() for record in self.records)
