@@ -11,7 +11,8 @@ from training_builders import make_training_case, make_training_record
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.results.plan import missing_cases, next_launch, unmeasured_cases
+from commbench.launch.schedule import next_launch, unmeasured_cases
+from commbench.results.plan import missing_cases
 from commbench.stats.budgets import TRAINING_BUDGETS
 from commbench.tuner.plans import TuningPlan
 from commbench.tuner.screening import FIRST_ROUNDS

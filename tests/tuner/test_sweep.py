@@ -9,7 +9,8 @@ from training_builders import make_training_record
 
 from commbench.ddp.plan.cases import CONFIRM, LOCAL, TrainingCase, TrainingSweep
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
-from commbench.results.plan import RunRequest, exceeds_aim
+from commbench.launch.schedule import exceeds_aim
+from commbench.results.plan import RunRequest
 from commbench.results.record_types import AnyRecord
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
 from commbench.tuner.plans import FEWEST_LAUNCHES, TrainingPlan
@@ -22,9 +23,7 @@ QUICK = TRAINING_BUDGETS["quick"]
 def make_facts(*mib: float) -> WorkloadFacts:
     """Return a workload with parameters of these sizes in MiB, ready in reverse order."""
     parameters = tuple(
-        ParameterFacts(
-            name=f"p{i}", numel=int(size * MIB) // 4, itemsize=4, dtype="float32", ready_ms=1.0
-        )
+        ParameterFacts(name=f"p{i}", numel=int(size * MIB) // 4, itemsize=4, dtype="float32")
         for i, size in enumerate(mib)
     )
     return WorkloadFacts(
@@ -32,9 +31,6 @@ def make_facts(*mib: float) -> WorkloadFacts:
         ready_order=tuple(range(len(mib)))[::-1],
         buffer_bytes=0,
         batch_size=8,
-        forward_ms=1.0,
-        backward_ms=2.0,
-        optimizer_ms=0.5,
         metric="",
         target=None,
         steps=None,
