@@ -89,7 +89,8 @@ A run is one directory, schema {SCHEMA}:
 | `run.json` | command line, seed, conditions of every host, `status` of the run and of each launch: \
 [fields](#runjson) |
 | `samples.jsonl` | one line per visit of a case in a launch, appended and synced after every visit: the source of \
-truth: [fields](#samplesjsonl) |
+truth: [fields](#samplesjsonl). To save space, compress it with `gzip`: commbench reads \
+`samples.jsonl.gz` and adds nothing to such a run |
 | `collectives.csv` | one line per collective case, summarised over launches; made from the two files above, like all \
 that follow |
 | `overlap.csv` | one line per non-blocking collective, if the run has any |
@@ -164,7 +165,6 @@ number of ranks that take part (`world_size`), if three sizes or more were measu
 | `segments` | from and to which size time = `alpha_us` + `beta_us_per_byte` n fits best; a line each, ascending |
 | | of each also `alpha_us_ci` and `beta_us_per_byte_ci`: [low, high] at 95 % by resampling launches, null for one |
 | `residuals` | (line - measured) / measured at each size |
-| `trust` | how far measured times count beside the lines, 0 to 1: what of the residuals noise does not explain |
 | `held_out_error` | median error at inner sizes, each predicted from all others; null for none |
 
 Times between sizes are interpolated, beyond them the outer segments are continued: `docs/measuring.md` says how.

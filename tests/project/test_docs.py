@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import typer
 from commands import Command
-from kept import KEPT_RUNS
+from kept import KEPT_RUNS, sample_lines
 
 from commbench import errors
 from commbench.cli import app
@@ -69,7 +69,7 @@ def test_every_field_of_kept_runs_is_described() -> None:
     fields = {"kind"}
     for run in KEPT_RUNS:
         info = json.loads((run / "run.json").read_text())
-        samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+        samples = [json.loads(line) for line in sample_lines(run)]
         objects = [
             info,
             *samples,

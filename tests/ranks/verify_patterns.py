@@ -21,10 +21,10 @@ from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.engine.measure import measure
 from commbench.engine.records import Record
+from commbench.engine.sampling import settings_after
 from commbench.engine.session import Session
 from commbench.engine.setup import prepare
 from commbench.engine.timing.loops import Call, Progress
-from commbench.engine.visits import settings_after
 from commbench.stats.budgets import Budget
 
 #: The least, and numbers that no library likes.

@@ -262,7 +262,7 @@ def facts_of_networks() -> Iterator[Fact]:
 
 
 def facts_of_live_tuning() -> Iterator[Fact]:
-    """Yield the costs of live tuning, false alarms, and half-widths beside wall times."""
+    """Yield the costs of live tuning, and false alarms."""
     name = "docs/tune-your-training.md"
     costs = json.loads((RESULTS / newest("live_tuning") / "live_tuning.json").read_text())
     for question in ("after", "while", "watching"):
@@ -272,12 +272,6 @@ def facts_of_live_tuning() -> Iterator[Fact]:
     verdicts = equal["verdicts"]
     assert "change" not in verdicts
     yield name, f"Of {len(verdicts)} tunings among twelve equal settings"
-    for theme in ("live_narrow", "live_narrow_launches"):
-        found = json.loads((RESULTS / newest(theme) / "live_tuning.json").read_text())["narrow"]
-        for command in ("train", "tune"):
-            widths = ", ".join(f"{100 * width:.1f}" for width in found[command])
-            seconds = ", ".join(f"{second:.0f}" for second in found[f"{command}_s"])
-            yield name, f"| {widths} % in {seconds} s |"
     check = statement_of(newest("self_check"))
     yield "docs/evidence.md", f"{check['different']} of {check['cases']} cases"
 
