@@ -202,9 +202,13 @@ class Training:
         if case.compile:
             _check_compile(case, context.device)
         self._choose_compile_mode()
-        self.model: Any = _wrap(self.inner, case, context) if case.uses_ddp else self.inner
-        self.called: Any = torch.compile(self.model) if case.compile else self.model
+        self.model: Any = self.inner
+        if case.uses_ddp:
+            self.model = _wrap(self.inner, case, context)
+        self.called: Any = self.model
         """Computes the forward pass: the model, compiled if the case says so."""
+        if case.compile:
+            self.called = torch.compile(self.model)
         self.buckets: list[BucketMarks] = []
         self.hook = self._hook()
         self.batches = _cycle(context.workload.batches)
@@ -222,10 +226,14 @@ class Training:
             return None
         source = hook_source(self.case.hook, self.context.file_hooks)
         hook = make_hook(source, density=self.case.density, options=self.case.options)
-        return self._register(hook) if hook else None
+        if hook is None:
+            return None
+        return self._register(hook)
 
     def _register(self, hook: Hook) -> Hook:
-        scaler = self.scaler if self.scaler.is_enabled() else None
+        scaler = None
+        if self.scaler.is_enabled():
+            scaler = self.scaler
         hook.register(self.model, scaler=scaler, optimizer=self.optimizer)
         hook.observer, hook.clock = self.buckets.append, self.context.device.clock
         return hook
@@ -273,7 +281,9 @@ class Training:
             with without_collector():
                 return self._run_block(steps, is_last=is_last)
         except Exception as error:
-            failure = self.hook.failure if self.hook else None
+            failure = None
+            if self.hook is not None:
+                failure = self.hook.failure
             if isinstance(failure, InputError) and failure is not error:
                 raise failure from error  # DDP only says that a callback failed
             raise
@@ -515,8 +525,13 @@ class Training:
         """Return all gradients as one vector of the same length on every rank: zeros for unused
         parameters.
         """
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained()]
-        return torch.cat([gradient.detach().reshape(-1).float() for gradient in gradients])
+        flat = []
+        for parameter in self._trained():
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = torch.zeros_like(parameter)
+            flat.append(gradient.detach().reshape(-1).float())
+        return torch.cat(flat)
 
 
 def _wrap(

@@ -28,7 +28,9 @@ def bucket_parameters(ddp_model: DistributedDataParallel, case: TrainingCase) ->
         parameters = parameter_facts(ddp_model.module)
         return list(map(list, first_layout(parameters, caps_bytes(case.bucket_cap_mb))))
     logged = _logged(ddp_model, "rebuilt_per_bucket_param_indices")
-    return [_integers(bucket.replace(" ", ",")) for bucket in logged.split(", ")] if logged else []
+    if not logged:
+        return []
+    return [_integers(bucket.replace(" ", ",")) for bucket in logged.split(", ")]
 
 
 def _logged(ddp_model: DistributedDataParallel, name: str) -> str:

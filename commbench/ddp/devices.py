@@ -43,7 +43,9 @@ class Device:
     @property
     def numbers(self) -> list[int] | None:
         """DDP's ``device_ids``."""
-        return None if self.torch_device.index is None else [self.torch_device.index]
+        if self.torch_device.index is None:
+            return None
+        return [self.torch_device.index]
 
     def library(self) -> str:
         """Return the communication library, e.g. ``torch 2.13.0 gloo``."""
@@ -122,7 +124,9 @@ class Gpu(Device):
         self._number = number
         self._cuda = cuda
         address = pci_address(cuda.get_device_properties(number))
-        self._clock = find_clock(address) if address else None
+        self._clock = None
+        if address:
+            self._clock = find_clock(address)
 
     def library(self) -> str:
         """Return torch and the loaded NCCL, e.g.
@@ -145,7 +149,9 @@ class Gpu(Device):
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor in pinned memory, which the GPU copies asynchronously."""
-        return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+        if tensor.device.type == "cpu":
+            return tensor.pin_memory()
+        return tensor
 
     def wait(self) -> None:
         """See `Device.wait`."""
@@ -173,7 +179,9 @@ class Gpu(Device):
 
     def read_clock(self) -> Reading | None:
         """See `Device.read_clock`."""
-        return self._clock.read() if self._clock else None
+        if self._clock is None:
+            return None
+        return self._clock.read()
 
     def random_state(self) -> tuple[torch.Tensor, ...]:
         """See `Device.random_state`."""

@@ -88,14 +88,12 @@ def merge(
         expected_bytes=_mean([rank.expected_bytes for rank in all_ranks]),
         dense_bytes=dense_bytes,
         losses=np.mean([rank.losses for rank in longest], axis=0).tolist(),
-        metric_name=workload.metric if longest[0].metrics else "",
-        metrics=longest[0].metrics,
-        target=workload.target if longest[0].metrics else None,
+        **_metrics(longest[0], workload),
         grad_rel_error=grad_rel_error,
         ranks_agree=ranks_agree,
         skipped_steps=sum(ranks[0].skipped for ranks in blocks),
         peak_memory_bytes=max(rank.peak_memory_bytes or 0 for rank in all_ranks) or None,
-        **(_energy(blocks, meter) if meter else {}),
+        **_energy(blocks, meter),
         clocks=clocks,
         flags=flags,
         measuring_s=sum(ranks[0].seconds for ranks in blocks),
@@ -106,13 +104,26 @@ def merge(
     return record
 
 
-def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter) -> dict[str, Any]:
+def _metrics(samples: BlockSamples, workload: Workload) -> dict[str, Any]:
+    """Return the workload's metric after some steps, if it was evaluated."""
+    if not samples.metrics:
+        return {}
+    return {
+        "metric_name": workload.metric,
+        "metrics": samples.metrics,
+        "target": workload.target,
+    }
+
+
+def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter | None) -> dict[str, Any]:
     """Return the joules per step of all machines, and the counted devices.
 
     All blocks count: one may be too short.
 
-    Empty if a counter failed, or no counter changed.
+    Empty if a counter failed, no counter changed, or energy was not measured.
     """
+    if meter is None:
+        return {}
     readings = [rank.energy_J for ranks in blocks for rank in ranks]
     valid_readings = [joules for joules in readings if joules is not None]
     steps = sum(len(ranks[0].times) - ranks[0].early_steps for ranks in blocks)
@@ -179,22 +190,21 @@ def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> dict[str
     shortest = duration.min(axis=1)
     skew_wait = (duration - shortest[:, None]).mean(axis=1)
     compress = (encode + decode).mean(axis=1)
-    buckets = [
-        Bucket(
-            size_bytes=size,
-            parameters=tensors,
-            ready_ms=_median_ms(ready[:, :, i].max(axis=1)),
-            start_ms=_median_ms(start[:, :, i].max(axis=1)),
-            done_ms=_median_ms(done[:, :, i].max(axis=1)),
-            comm_ms=_median_ms(shortest[:, i]),
-            skew_wait_ms=_median_ms(skew_wait[:, i]),
-            compress_ms=_median_ms(compress[:, i]),
-        )
-        for i, (size, tensors) in enumerate(sizes[:count])
-    ]
-    busy = np.array(
-        [[_union(start[s, r], arrived[s, r]) for r in range(ranks)] for s in range(len(stamps))]
-    )
+    times = {
+        "ready_ms": ready.max(axis=1),
+        "start_ms": start.max(axis=1),
+        "done_ms": done.max(axis=1),
+        "comm_ms": shortest,
+        "skew_wait_ms": skew_wait,
+        "compress_ms": compress,
+    }
+    buckets = []
+    for number, (size, tensors) in enumerate(sizes[:count]):
+        medians = {name: _median_ms(of_steps[:, number]) for name, of_steps in times.items()}
+        buckets.append(Bucket(size_bytes=size, parameters=tensors, **medians))
+    busy = np.empty((len(stamps), ranks))
+    for step, rank in np.ndindex(*busy.shape):
+        busy[step, rank] = _union(start[step, rank], arrived[step, rank])
     fastest = busy.min(axis=1)
     return {
         "buckets": buckets,

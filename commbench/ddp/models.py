@@ -48,7 +48,9 @@ def batch_length(batch: Any) -> int:  # noqa: ANN401 - a batch has any type that
     dicts; else 1.
     """
     first = next(tensors_in(batch), None)
-    return int(first.shape[0]) if first is not None and first.dim() else 1
+    if first is None or not first.dim():
+        return 1
+    return int(first.shape[0])
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 - the inputs or outputs of a model
@@ -76,10 +78,9 @@ def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - a
         return {key: moved_by(move, part) for key, part in value.items()}
     if isinstance(value, tuple | list):
         parts = [moved_by(move, part) for part in value]
-        is_named = hasattr(
-            value, "_fields"
-        )  # the constructor of a named tuple has one argument for each part
-        return type(value)(*parts) if is_named else type(value)(parts)
+        if hasattr(value, "_fields"):  # the constructor of a named tuple takes the parts one by one
+            return type(value)(*parts)
+        return type(value)(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         copied = copy.copy(value)
         for name, part in vars(value).items():

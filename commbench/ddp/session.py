@@ -105,7 +105,7 @@ def train_launch(
     Returns:
         False if time ran out before the last block.
     """
-    session = _Session(terms, launch, rank, paces=_find_baseline(cases))
+    session = _Session(terms, launch, rank, duty.finish, paces=_find_baseline(cases))
     with contextlib.closing(session):
         for case in cases:  # before any case timeout starts: a user's workload may read much data
             session.build(case)
@@ -132,11 +132,8 @@ def _train_blocks(
             return False
         duty.begin(index)
         blocks_left[index] -= 1
-        outcome = session.block(cases[index], last=not blocks_left[index])
-        if outcome.is_last:
+        if not session.block(cases[index], last=not blocks_left[index]):
             blocks_left[index] = 0
-        if outcome.record is not None:
-            duty.finish(outcome.record)
     return True
 
 
@@ -178,9 +175,7 @@ class _SearchedLaunch:
         case, session, search = self._cases[index], self._session, self._duty.search
         self._duty.begin(index)
         started = time.monotonic()
-        outcome = session.block(case, last=False)
-        if outcome.is_last:
-            self._hand_over(outcome.record)
+        if not session.block(case, last=False):
             if index in self._open:
                 self._open.remove(index)
             if search is not None:
@@ -194,7 +189,7 @@ class _SearchedLaunch:
 
     def _finish(self, indices: Sequence[int]) -> None:
         for index in indices:
-            self._hand_over(self._session.finish(self._cases[index]))
+            self._session.finish(self._cases[index])
         self._open = [index for index in self._open if index not in indices]
 
     def _cut(self) -> None:
@@ -203,16 +198,11 @@ class _SearchedLaunch:
         Until the hooks have been compared, the first case has no record, so that the next
         invocation searches again.
         """
+        search = self._duty.search
+        has_compared = search is not None and search.has_compared
         for index in self._open:
-            record = self._session.finish(self._cases[index])
-            search = self._duty.search
-            if index > 0 or (search is not None and search.has_compared):
-                self._hand_over(record)
+            self._session.finish(self._cases[index], is_kept=index > 0 or has_compared)
         self._open = []
-
-    def _hand_over(self, record: TrainingRecord | None) -> None:
-        if record is not None:
-            self._duty.finish(record)
 
 
 def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None:
@@ -259,22 +249,28 @@ def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
     return next(plain, cases[0])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    """The result of a block; only rank 0 has a ``record``."""
-
-    is_last: bool
-    """Whether no further block of the case follows."""
-    record: TrainingRecord | None = None
-
-
 class _Session:
-    """The state that the blocks of a launch share."""
+    """The state that the blocks of a launch share.
+
+    Args:
+        terms: the conditions that all cases share.
+        launch: the launch's number.
+        rank: the resources of this rank.
+        hand_over: takes each case's record, on rank 0.
+        paces: the case whose steps set the length of all blocks.
+    """
 
     def __init__(
-        self, terms: Terms, launch: int, rank: TrainingRank, *, paces: TrainingCase
+        self,
+        terms: Terms,
+        launch: int,
+        rank: TrainingRank,
+        hand_over: Callable[[TrainingRecord], None],
+        *,
+        paces: TrainingCase,
     ) -> None:
         self.paces = paces
+        self.hand_over = hand_over
         self.meter = rank.meter
         self.terms = terms
         self.launch = launch
@@ -371,8 +367,8 @@ class _Session:
         while self._kept:
             self._kept.popitem()[1].close()
 
-    def block(self, case: TrainingCase, *, last: bool) -> _Outcome:
-        """Train a block.
+    def block(self, case: TrainingCase, *, last: bool) -> bool:
+        """Train a block; return False if the case has failed.
 
         An error that all ranks raise fails only this case; any other ends the launch.
         """
@@ -391,18 +387,19 @@ class _Session:
         if first_refusal:
             if case.key in self._kept:
                 self._kept.pop(case.key).close()
-            record = TrainingRecord(
-                case=case, launch=self.launch, seed=self.seed, device=self.device.name
-            )
-            return _Outcome(
-                is_last=True,
-                record=without_result(record, *first_refusal) if gathered is not None else None,
-            )
+            if gathered is not None:
+                record = TrainingRecord(
+                    case=case, launch=self.launch, seed=self.seed, device=self.device.name
+                )
+                self.hand_over(without_result(record, *first_refusal))
+            return False
         if gathered is None:
             blocks.append([])
-            return _Outcome(is_last=last)
+            return True
         blocks.append([rank_samples for rank_samples in gathered if rank_samples is not None])
-        return _Outcome(is_last=last, record=self._record(case, built, blocks) if last else None)
+        if last:
+            self.hand_over(self._record(case, built, blocks))
+        return True
 
     def median_ms(self, case: TrainingCase) -> float:
         """Return the median timed step of a case's latest block on the slowest rank; on rank 0."""
@@ -410,8 +407,8 @@ class _Session:
         slowest = np.max([samples.times[:, -1] for samples in ranks], axis=0)
         return 1e3 * float(np.median(slowest[ranks[0].early_steps :]))
 
-    def finish(self, case: TrainingCase) -> TrainingRecord | None:
-        """End the training of a case after a block; return its record on rank 0."""
+    def finish(self, case: TrainingCase, *, is_kept: bool = True) -> None:
+        """End the training of a case after a block, and hand over its record if it is kept."""
         blocks = self._blocks[case.key]
         training = self._kept.pop(case.key, None)
         digest = None
@@ -419,12 +416,12 @@ class _Session:
             digest = training.digest()
             training.close()
         digests = self.control.gather(digest)
-        if digests is None:
-            return None
+        if digests is None or not is_kept:
+            return
         for samples, rank_digest in zip(blocks[-1], digests, strict=False):
             if rank_digest is not None:
                 samples.digest = rank_digest
-        return self._record(case, self.build(case), blocks)
+        self.hand_over(self._record(case, self.build(case), blocks))
 
     def _fix_steps(self, case: TrainingCase) -> int:
         """Return the steps of a whole block, which the first block of a launch fixes."""
@@ -478,12 +475,15 @@ class _Session:
     def _record(
         self, case: TrainingCase, built: BlockContext, blocks: Sequence[Sequence[BlockSamples]]
     ) -> TrainingRecord:
+        block_steps = 0
+        if self.lengths and self.steps:
+            block_steps = self.steps
         return merge(
             case,
             blocks,
             built.workload,
             meter=self.meter,
-            block_steps=self.steps or 0 if self.lengths else 0,
+            block_steps=block_steps,
             rounds=tuple(self.rounds[case.key]),
             launch=self.launch,
             seed=self.seed,
@@ -547,11 +547,13 @@ class _Session:
         samples, refusal = self._try(case, built, trial, trial, deep=False, last=True)
         if any(gather_everywhere(self.control, refusal)):
             return None
-        rank_step_s = (
-            statistics.median(samples.times[samples.early_steps :, -1].tolist()) if samples else 0.0
-        )
+        rank_step_s = 0.0
+        if samples is not None:
+            rank_step_s = statistics.median(samples.times[samples.early_steps :, -1].tolist())
         step_s = max(gather_everywhere(self.control, rank_step_s))
-        steps = int(self.terms.block_s / step_s) if step_s else FEWEST_STEPS
+        steps = FEWEST_STEPS
+        if step_s:
+            steps = int(self.terms.block_s / step_s)
         return EARLY_STEPS + min(MOST_STEPS, max(FEWEST_STEPS, steps))
 
 

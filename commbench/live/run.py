@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from commbench.analysis.watched import watched_lines
-from commbench.ddp.plan.cases import CONFIRM, TrainingCase
+from commbench.ddp.plan.cases import CONFIRM, TrainingCase, setting_name
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError, LaunchError
 from commbench.hooks.registry import canonical_hook
@@ -29,11 +29,7 @@ from commbench.results.info import Launch, RunInfo, is_live, is_watched
 from commbench.results.losses import Loss, append_losses
 from commbench.results.plan import launch_times
 from commbench.results.reading import read_info
-from commbench.results.recommendation import (
-    Choice,
-    Recommendation,
-    setting_of,
-)
+from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import Records, training_records
 from commbench.results.verdict import verdict_lines
 from commbench.schema import JsonObject
@@ -283,7 +279,7 @@ def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:
 
 
 def _named(case: TrainingCase) -> str:
-    return f"{Choice(**setting_of(case)).name} with batch {case.batch_per_rank}"
+    return f"{setting_name(case)} with batch {case.batch_per_rank}"
 
 
 def _conclusion_of(records: Sequence[TrainingRecord], info: RunInfo) -> Recommendation | None:

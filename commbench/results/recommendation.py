@@ -58,25 +58,17 @@ class Choice:
         """The setting as a case without a particular workload."""
         return TrainingCase(workload="", world_size=1, batch_per_rank=1, **setting_of(self))
 
-    @property
-    def name(self) -> str:
-        """The setting, in words."""
-        return self.name_beside(None)
-
-    def name_beside(self, baseline: Choice | None) -> str:
-        """Return the setting in words; switches that the baseline has too are left out."""
-        return setting_name(self, baseline)
-
     def gain_over(self, baseline: str) -> str:
         """Return the speedup with its interval: ``1.31 times as fast as the default [1.28,
         1.34]``.
         """
         if self.speedup is None:
             return "not measured again"
-        interval = (
-            f" [{self.speedup_ci[0]:.3f}, {self.speedup_ci[1]:.3f}]" if self.speedup_ci else ""
-        )
-        return f"{self.speedup:.3f} times as fast as {baseline}{interval}"
+        gain = f"{self.speedup:.3f} times as fast as {baseline}"
+        if self.speedup_ci is None:
+            return gain
+        low, high = self.speedup_ci
+        return f"{gain} [{low:.3f}, {high:.3f}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +211,7 @@ class Recommendation:
 
     def named(self, choice: Choice) -> str:
         """Return a setting in words; switches that the baseline has too are left out."""
-        return choice.name_beside(self.baseline)
+        return setting_name(choice, self.baseline)
 
     @property
     def has_baseline(self) -> bool:
@@ -278,11 +270,9 @@ def fresh_extent(launches: int, blocks: int, *, is_live: bool) -> str:
     """
     if blocks:
         return f"{counted(blocks, 'fresh block')} of {counted(launches, 'launch')}"
-    return (
-        f"the fresh blocks of {counted(launches, 'launch')}"
-        if is_live
-        else counted(launches, "fresh launch")
-    )
+    if is_live:
+        return f"the fresh blocks of {counted(launches, 'launch')}"
+    return counted(launches, "fresh launch")
 
 
 def alters_learning(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) -> bool:
@@ -292,7 +282,9 @@ def alters_learning(choice: Choice | TrainingCase, baseline: Choice | TrainingCa
 
 def effect_of(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) -> LearningEffect:
     """Return the strongest effect on learning of what differs from the baseline."""
-    effect: Effect = "none" if choice.hook == baseline.hook else find_hook(choice.hook).effect
+    effect: Effect = "none"
+    if choice.hook != baseline.hook:
+        effect = find_hook(choice.hook).effect
     if effect == "lossy":
         return effect
     if choice.accumulation != baseline.accumulation:
@@ -301,7 +293,9 @@ def effect_of(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) ->
         return "half precision"
     if choice.broadcast_buffers != baseline.broadcast_buffers:
         return "buffers"
-    return "none" if choice.compile == baseline.compile else "compiled"
+    if choice.compile != baseline.compile:
+        return "compiled"
+    return "none"
 
 
 _SETTING = tuple(

@@ -57,7 +57,9 @@ class Trained:
     def outcome(self) -> Outcome:
         """Status and reason of the configuration."""
         wrong = next((record for record in self.records if record.status == "wrong"), None)
-        return Outcome.of(wrong) if wrong else last_outcome(self.records)
+        if wrong:
+            return Outcome.of(wrong)
+        return last_outcome(self.records)
 
     @property
     def is_ok(self) -> bool:
@@ -158,11 +160,9 @@ def speedup_of(configuration: Trained, baseline: Trained, *, level: float = 0.95
     is_divided = len(launches) > 1 and all(
         has_rounds(configuration, baseline, launch) for launch in launches
     )
-    interval = (
-        stats.student_interval(ratios, level)
-        if is_divided
-        else stats.launch_interval(ratios, level)
-    )
+    interval = stats.launch_interval(ratios, level)
+    if is_divided:
+        interval = stats.student_interval(ratios, level)
     return Speedup(ratio=median(ratios), launches=len(launches), interval=interval)
 
 
@@ -284,11 +284,10 @@ def equal_losses(group: Sequence[Trained]) -> dict[tuple[str, int], EqualLosses]
     """
     equal = {}
     for launch in sorted({launch for member in group for launch in member.timed}):
-        members = [
-            member
-            for member in group
-            if launch in member.timed and len(member.timed[launch].losses)
-        ]
+        members = []
+        for member in group:
+            if launch in member.timed and len(member.timed[launch].losses):
+                members.append(member)
         if not members:
             continue
         count = min(len(member.timed[launch].losses) for member in members)
@@ -297,7 +296,9 @@ def equal_losses(group: Sequence[Trained]) -> dict[tuple[str, int], EqualLosses]
         )
         for member in members:
             losses, step_ms = member.timed[launch].losses, member.steps_ms[launch]
-            reached = math.floor(over_ms / step_ms + 1e-9) if step_ms else count
+            reached = count
+            if step_ms:
+                reached = math.floor(over_ms / step_ms + 1e-9)
             width = max(1, count // LOSS_WINDOW)
             equal[member.case.key, launch] = EqualLosses(
                 steps=_ending(losses, count, width),
@@ -312,10 +313,13 @@ def paired_losses(
 ) -> list[tuple[EqualLosses, EqualLosses]]:
     """Return the losses of two configurations in each launch that has both."""
     launches = sorted(configuration.timed.keys() & base.timed.keys())
-    keys = [((configuration.case.key, launch), (base.case.key, launch)) for launch in launches]
-    return [
-        (losses[own], losses[theirs]) for own, theirs in keys if own in losses and theirs in losses
-    ]
+    pairs = []
+    for launch in launches:
+        own = losses.get((configuration.case.key, launch))
+        theirs = losses.get((base.case.key, launch))
+        if own is not None and theirs is not None:
+            pairs.append((own, theirs))
+    return pairs
 
 
 def _ending(losses: Sequence[float], end: int, width: int) -> float:
@@ -337,7 +341,10 @@ def time_to_target_s(configuration: Trained) -> float | None:
         if record.target is not None and len(record.metrics)
     ]
     times = [_reached(record) * configuration.steps_ms[record.launch] / 1e3 for record in aimed]
-    return time if times and math.isfinite(time := median(times)) else None
+    time_s = median_known(times)
+    if time_s is None or not math.isfinite(time_s):
+        return None
+    return time_s
 
 
 def _reached(record: TrainingRecord) -> float:
@@ -346,11 +353,13 @@ def _reached(record: TrainingRecord) -> float:
     Infinite if never.
     """
     target = float(record.target or 0.0)
-    falling = falls(record.metric_name)
-    steps = (
-        step for step, value in record.metrics if (value <= target if falling else value >= target)
-    )
-    return next(steps, math.inf)
+    for step, value in record.metrics:
+        is_met = value >= target
+        if falls(record.metric_name):
+            is_met = value <= target
+        if is_met:
+            return step
+    return math.inf
 
 
 def falls(metric_name: str) -> bool:
@@ -366,4 +375,6 @@ def median(values: stats.Values) -> float:
 def median_known(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None without any."""
     present = [value for value in values if value is not None]
-    return median(present) if present else None
+    if not present:
+        return None
+    return median(present)

@@ -333,32 +333,34 @@ def _exposed(record: TrainingRecord, local: TrainingRecord) -> float | None:
 
 def _copied(row: TrainingRow, case: TrainingCase) -> TrainingRow:
     """Return the row of a case that was not measured because another has the same buckets."""
-    is_baseline = row.speedup is not None and not row.verdict
-    return dataclasses.replace(
-        row,
-        bucket_cap_mb=case.bucket_cap_mb,
-        verdict=str(stats.Verdict.SAME) if is_baseline else row.verdict,
-        flags=add_flag(row.flags, "same_layout"),
-    )
+    verdict = row.verdict
+    if row.speedup is not None and not verdict:  # the baseline
+        verdict = str(stats.Verdict.SAME)
+    flags = add_flag(row.flags, "same_layout")
+    return dataclasses.replace(row, bucket_cap_mb=case.bucket_cap_mb, verdict=verdict, flags=flags)
 
 
 def _order(case: TrainingCase, baselines: set[TrainingCase], info: RunInfo) -> tuple[Any, ...]:
     *group, env = case.group
-    envs = list(info.get("env") or ())
     return (
         *group,
-        envs.index(env) if env in envs else 0,
+        _position(env, info.get("env") or (), 0),
         case not in baselines,
         case.accumulation,
         *(getattr(case, switch.name) != switch.default for switch in SWITCHES),
-        ("", *COMPILE_MODES).index(case.compile) if case.compile in COMPILE_MODES else 0,
-        PRECISIONS.index(case.precision) if case.precision in PRECISIONS else len(PRECISIONS),
+        _position(case.compile, ("", *COMPILE_MODES), 0),
+        _position(case.precision, PRECISIONS, len(PRECISIONS)),
         hook_position(case.hook),
         case.hook,
         -(case.density or 0.0),
         case.hook_options,
         case.caps_mb,
     )
+
+
+def _position(name: str, names: Iterable[str], otherwise: int) -> int:
+    """Return the place of a name among names, or another number for a name that is not there."""
+    return {each: place for place, each in enumerate(names)}.get(name, otherwise)
 
 
 # -------------------------------------------------------------------------------------------- flags

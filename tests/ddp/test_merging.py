@@ -191,7 +191,7 @@ def test_losses_and_metrics_come_from_the_first_block() -> None:
     assert ([3.0, 1.5], [(1, 0.5)]) == (record.losses, record.metrics)
     assert ("accuracy", 0.9) == (record.metric_name, record.target)
     without = merged([later])
-    assert ("", None, []) == (without.metric_name, without.target, without.metrics)
+    assert ("", None, ()) == (without.metric_name, without.target, without.metrics)
 
 
 def test_what_was_sent_is_the_mean_over_ranks_and_blocks() -> None:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from step_builders import make_facts
 from training_builders import make_training_record
 
 from commbench.ddp.plan.cases import CONFIRM, LOCAL, TrainingCase, TrainingSweep
-from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 from commbench.launch.schedule import exceeds_aim
 from commbench.results.plan import RunRequest
 from commbench.results.record_types import AnyRecord
@@ -16,32 +16,14 @@ from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
 from commbench.tuner.plans import FEWEST_LAUNCHES, TrainingPlan
 from commbench.tuner.rules import SWEEP_SHARE
 
-MIB = 1 << 20
 QUICK = TRAINING_BUDGETS["quick"]
-
-
-def make_facts(*mib: float) -> WorkloadFacts:
-    """Return a workload with parameters of these sizes in MiB, ready in reverse order."""
-    parameters = tuple(
-        ParameterFacts(name=f"p{i}", numel=int(size * MIB) // 4, itemsize=4, dtype="float32")
-        for i, size in enumerate(mib)
-    )
-    return WorkloadFacts(
-        parameters=parameters,
-        ready_order=tuple(range(len(mib)))[::-1],
-        buffer_bytes=0,
-        batch_size=8,
-        metric="",
-        target=None,
-        steps=None,
-    )
 
 
 def make_plan(
     sweep: TrainingSweep, *mib: float, budget: TrainingBudget = QUICK, **options: Any
 ) -> TrainingPlan:
     """Return the plan of a sweep on 2 ranks over 10 parameters of 1 MiB, or the given sizes."""
-    facts = make_facts(*(mib or (1.0,) * 10))
+    facts = make_facts(mib or [1.0] * 10)
     return TrainingPlan(
         sweep=sweep, facts=facts, **{"ranks": 2, "seed": 5, "budget": budget, **options}
     )
@@ -90,7 +72,7 @@ def test_the_same_buckets_are_measured_once() -> None:
     }
     assert {("none", "100"): ("none", "25"), ("fp16", "100"): ("fp16", "25")} == same
     (sentence,) = plan.left_out
-    assert "mlp, 100 MiB buckets, 2 ranks, batch 8 as 25" in sentence
+    assert "mlp, 100 MiB buckets, 2 ranks, batch 32 as 25" in sentence
 
 
 def test_a_small_model_has_one_layout() -> None:
@@ -103,7 +85,7 @@ def test_a_small_model_has_one_layout() -> None:
 
 def test_run_json_lists_cases_with_the_same_layout() -> None:
     """Write the keys of merged cases, and the first batch."""
-    sweep = dataclasses.replace(CAPS, batches=(32, 4))
+    sweep = dataclasses.replace(CAPS, batches=(16, 4))
     plan = make_plan(sweep)
     same = plan.info["same_layout"]
     assert isinstance(same, dict)
@@ -111,9 +93,9 @@ def test_run_json_lists_cases_with_the_same_layout() -> None:
     keys = {case.key for case in plan.measured}
     assert keys.issuperset(same.values())
     assert keys.isdisjoint(same)
-    assert [32] == plan.info["batches"]
+    assert [16] == plan.info["batches"]
     assert plan.info["facts"] == plan.facts.to_json()
-    assert [8] == make_plan(CAPS).info["batches"]
+    assert [32] == make_plan(CAPS).info["batches"]
 
 
 def test_the_sweep_leaves_time_for_the_confirmation() -> None:

@@ -61,8 +61,11 @@ class Switch(NamedTuple):
 
     def option(self) -> Any:  # noqa: ANN401 - a field
         """Return the field of a sweep that is its option."""
+        default = "off"
+        if self.default:
+            default = "on"
         return option(
-            "on" if self.default else "off",
+            default,
             f"--{self.name.replace('_', '-')}",
             metavar="WHICH",
             about=self.about,
@@ -325,6 +328,9 @@ class TrainingCase:
 
     def local(self) -> TrainingCase:
         """Return the step without DDP that this case is compared with."""
+        compiled = ""
+        if self.compile:
+            compiled = LOCAL
         return TrainingCase(
             workload=self.workload,
             world_size=self.world_size,
@@ -333,7 +339,7 @@ class TrainingCase:
             precision=self.precision,
             hook=LOCAL,
             accumulation=self.accumulation,
-            compile=LOCAL if self.compile else "",
+            compile=compiled,
             phase=self.phase,
             env=self.env,
         )
@@ -545,7 +551,9 @@ def hook_position(hook: str) -> int:
     """
     own = "FILE.py"
     positions = {name: position for position, name in enumerate((*HOOKS, own, LOCAL))}
-    return positions[own if is_file_hook(hook) else hook]
+    if is_file_hook(hook):
+        return positions[own]
+    return positions[hook]
 
 
 def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
@@ -571,7 +579,9 @@ def baseline_name(*, is_live: bool) -> str:
     """Return the baseline's name in text: in a live tuning it is the setting of the user's
     script.
     """
-    return "the script's own setting" if is_live else "the default"
+    if is_live:
+        return "the script's own setting"
+    return "the default"
 
 
 def canonical_cap(text: str) -> str:

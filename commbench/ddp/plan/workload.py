@@ -112,9 +112,12 @@ class WorkloadFacts:
 
 def named(names: Sequence[str]) -> str:
     """Return 'The parameter a' or 'The parameters a, b, c and 4 more'."""
+    if len(names) == 1:
+        return f"The parameter {names[0]}"
     listed = ", ".join(names[:NAMED])
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"The parameter{'s' if len(names) > 1 else ''} {listed}{more}"
+    if len(names) > NAMED:
+        return f"The parameters {listed} and {len(names) - NAMED} more"
+    return f"The parameters {listed}"
 
 
 def check_all_used(unused: Sequence[str]) -> None:

@@ -74,11 +74,9 @@ def _arguments(
             parameter.VAR_POSITIONAL,
         }
         if not optional and parameter.name not in arguments:
-            hint = (
-                "give it a default value"
-                if parameter.name in requested
-                else f"take only {ARGUMENTS}"
-            )
+            hint = f"take only {ARGUMENTS}"
+            if parameter.name in requested:
+                hint = "give it a default value"
             raise InputError(
                 f"{spec} needs the argument {parameter.name}, which commbench does not give:"
                 f" {hint}."
@@ -90,11 +88,9 @@ def _as_workload(spec: str, returned: Any, batch_size: int | None) -> Workload: 
     if isinstance(returned, Workload):
         return returned
     if not isinstance(returned, tuple) or len(returned) != 3:  # noqa: PLR2004 - model, loss, batches
-        description = (
-            f"a tuple of {len(returned)}"
-            if isinstance(returned, tuple)
-            else f"a value of type {type(returned).__name__}"
-        )
+        description = f"a value of type {type(returned).__name__}"
+        if isinstance(returned, tuple):
+            description = f"a tuple of {len(returned)}"
         raise InputError(
             f"{spec} returned {description}: return a Workload or (model, loss, batches)."
         )

@@ -152,7 +152,9 @@ class ReplayedOptimizer(torch.optim.SGD):
         """
         self._pace.begin()
         self._pace.enter()
-        value: float | None = super().step(closure) if self._trace.device == "cpu" else None
+        value: float | None = None
+        if self._trace.device == "cpu":
+            value = super().step(closure)
         self._pace.until(self._trace.optimizer_ms)
         return value
 
@@ -182,7 +184,9 @@ def workload(name_or_path: str, *, seed: int, rank: int, batch_size: int | None)
 
 def pace_for(trace: Trace) -> Pace:
     """Return a new pace for the device of the trace."""
-    return BusyPace(_overhead_ns()) if trace.device == "cpu" else SleepingPace()
+    if trace.device == "cpu":
+        return BusyPace(_overhead_ns())
+    return SleepingPace()
 
 
 def _register(root: nn.Module, trace: Trace) -> list[nn.Parameter]:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from commbench.analysis.expectations import Answer, Outcome
 from commbench.analysis.runs import soak_results, straggler_findings
 from commbench.analysis.soak import Soak
+from commbench.ddp.plan.cases import setting_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row, Status
@@ -313,7 +314,7 @@ def _of_recommendation(run: Run) -> Iterator[Sample]:
     if found is None:
         return
     labels = texts({"workload": found.workload, "ranks": found.world_size})
-    setting = found.best.name
+    setting = setting_name(found.best)
     yield sample("commbench_recommendation_info", **labels, verdict=found.verdict, setting=setting)
     low, high = found.speedup_ci or (None, None)
     speedup = {"speedup": found.speedup, "speedup_ci_low": low, "speedup_ci_high": high}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from commbench.ddp.plan.cases import CONFIRM, TrainingCase
+from commbench.ddp.plan.cases import CONFIRM, TrainingCase, setting_name
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding
 from commbench.report.figures.charts import Chart, Panel, Series, Span
@@ -15,7 +15,6 @@ from commbench.report.figures.learning import windows_of
 from commbench.report.figures.words import prefixes
 from commbench.results import Run
 from commbench.results.info import is_live, is_watched
-from commbench.results.recommendation import Choice, setting_of
 from commbench.results.summary import latest
 from commbench.results.tables import rows_by
 from commbench.results.trained import block_medians_ms, median
@@ -51,11 +50,11 @@ def live_charts(runs: Sequence[Run]) -> list[Chart]:
         records = [each for each in latest(run.training_records).values() if len(each.block_at)]
         if is_live(run.info) and not is_watched(run.info) and records:
             launch = max(record.launch for record in records)
-            own = Choice(**setting_of(TrainingCase.from_key(run.info["baseline"])))
+            own = TrainingCase.from_key(run.info["baseline"])
             blocks = blocks_of([record for record in records if record.launch == launch], own)
             fresh = [block for block in blocks if block.is_confirmation]
             screened = len(blocks) - len(fresh)
-            panels = _course(blocks, own.name_beside(own))
+            panels = _course(blocks, setting_name(own, own))
             losses = {float(loss.step): loss.loss for loss in run.losses if loss.launch == launch}
             chart = Chart(
                 name="live" if len(runs) == 1 else f"live-{number}",
@@ -72,11 +71,11 @@ def live_charts(runs: Sequence[Run]) -> list[Chart]:
     return charts
 
 
-def blocks_of(records: Sequence[TrainingRecord], own: Choice) -> list[Block]:
+def blocks_of(records: Sequence[TrainingRecord], own: TrainingCase) -> list[Block]:
     """Return the blocks of one launch in the order of steps; each ends before the next begins."""
     blocks = []
     for record in records:
-        name = Choice(**setting_of(record.case)).name_beside(own)
+        name = setting_name(record.case, own)
         is_confirmation = record.case.phase == CONFIRM
         parts = zip(record.block_at, record.block_lengths, block_medians_ms(record), strict=True)
         for begin, length, step_ms in parts:
