@@ -1,10 +1,14 @@
-"""Workloads by formula."""
+"""Workloads and the times of their steps by formula."""
 
 from collections.abc import Sequence
 
+from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 
 MIB = 2**20
+#: Milliseconds of a step by hook; another bucket size than the default changes them by a factor.
+STEP_MS = {"none": 100.0, "fp16": 60.0, "topk:0.01": 20.0, "bf16": 90.0, "local": 10.0}
+FACTORS = {"default": 1.0, "1": 1.2, "5": 0.9, "25": 1.05}
 
 
 def make_facts(sizes_mb: Sequence[float]) -> WorkloadFacts:
@@ -33,3 +37,8 @@ def make_facts(sizes_mb: Sequence[float]) -> WorkloadFacts:
 def size_of(size_mb: float) -> int:
     """Return the float32 elements of a size in MiB."""
     return round(size_mb * MIB / 4)
+
+
+def true_ms(case: TrainingCase) -> float:
+    """Return the time of a step."""
+    return STEP_MS[case.hook_name] * FACTORS[case.bucket_cap_mb]

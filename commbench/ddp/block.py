@@ -8,13 +8,12 @@ import contextlib
 import copy
 import gc
 import inspect
-import itertools
 import os
 import random
 import shutil
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.buckets import bucket_bytes, bucket_parameters
+from commbench.ddp.checks import endless
 from commbench.ddp.devices import Device
 from commbench.ddp.models import default_optimizer
 from commbench.ddp.plan.arguments import ddp_arguments, known_name
@@ -211,7 +211,7 @@ class Training:
             self.called = torch.compile(self.model)
         self.buckets: list[BucketMarks] = []
         self.hook = self._hook()
-        self.batches = _cycle(context.workload.batches)
+        self.batches = endless(context.workload.batches)
         self.log = StepLog(is_serial=context.device.is_serial)
         self.one = torch.ones((), device=context.device.torch_device)
         self.skipped = torch.zeros((), device=context.device.torch_device)
@@ -569,10 +569,6 @@ def _check_compile(case: TrainingCase, device: Device) -> None:
         raise UnsupportedError("python_reducer_hook", hook=case.hook_name)
     if case.compile == "ddp_optimizer" and any(cap < _LEAST_OPTIMIZED_MB for cap in case.caps_mb):
         raise UnsupportedError("ddp_optimizer_small_bucket")
-
-
-def _cycle(batches: Any) -> Iterator[Any]:  # noqa: ANN401 - any iterable that starts over
-    return itertools.chain.from_iterable(itertools.repeat(batches))
 
 
 def _digest(model: torch.nn.Module) -> int:

@@ -686,10 +686,6 @@ def search_blocks(steps: int, *, early: int, settling: int, rounds: int) -> list
     return [early + timed, settling + timed]
 
 
-#: Extra blocks of the baseline in a launch that watches for drift, see `schedule`.
-DRIFT_BLOCKS = 2
-
-
 def schedule(
     cases: Sequence[TrainingCase],
     seed: int,

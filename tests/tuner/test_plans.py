@@ -1,19 +1,20 @@
-"""Tests of a training sweep's stages, with given workloads and records."""
+"""Tests of the stages of sweeps and tunings, with given workloads and records."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from step_builders import make_facts
-from training_builders import make_training_record
+from step_builders import make_facts, true_ms
+from training_builders import make_training_case, make_training_record
 
-from commbench.ddp.plan.cases import CONFIRM, LOCAL, TrainingCase, TrainingSweep
-from commbench.launch.schedule import exceeds_aim
-from commbench.results.plan import RunRequest
+from commbench.ddp.plan.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, TrainingSweep
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.launch.schedule import exceeds_aim, next_launch, unmeasured_cases
+from commbench.results.plan import RunRequest, missing_cases
 from commbench.results.record_types import AnyRecord
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
-from commbench.tuner.plans import FEWEST_LAUNCHES, TrainingPlan
+from commbench.tuner.plans import FEWEST_LAUNCHES, TrainingPlan, TuningPlan
 from commbench.tuner.rules import SWEEP_SHARE
 
 QUICK = TRAINING_BUDGETS["quick"]
@@ -223,3 +224,101 @@ def test_each_environment_has_its_own_winners() -> None:
 def caps_of(case: TrainingCase) -> str:
     """Return the bucket size of a case without a hook; empty for others."""
     return case.bucket_cap_mb if case.is_plain else ""
+
+
+# ------------------------------------------------------------------------------------------ tuning
+
+
+def make_tuning(**changes: Any) -> TuningPlan:
+    """Return a tuning among no hook, FP16 and top-k."""
+    fields: dict[str, Any] = {"hooks": ["none", "fp16", "topk:0.01"], "caps": ["1", "5"]}
+    return TuningPlan(
+        workload="mlp",
+        facts=make_facts([1.0] * 12),
+        ranks=2,
+        seed=3,
+        budget=TRAINING_BUDGETS["quick"],
+        **{**fields, **changes},
+    )
+
+
+def tuned_records(plan: TuningPlan, launches: int, gain: float = 0.0) -> list[TrainingRecord]:
+    """Return the records of a search and of fresh launches of its winners.
+
+    Args:
+        plan: of the tuning.
+        launches: fresh ones.
+        gain: of every alternative in them; 0: the true one.
+    """
+    made = []
+    for case in plan.cases:
+        made.append(make_training_record(case, step_ms=true_ms(case)))
+    request = plan.confirm_request(made)
+    assert request is not None
+    for launch in range(launches):
+        for number, case in enumerate(request.cases):
+            assert isinstance(case, TrainingCase)
+            step_ms = true_ms(case)
+            if gain:
+                step_ms = 100.0
+                if number:
+                    step_ms *= (1 + 0.03 * (-1) ** launch) / (1 + gain)
+            made.append(make_training_record(case, launch=launch, step_ms=step_ms))
+    return made
+
+
+def test_the_winners_of_the_search_are_confirmed() -> None:
+    """Confirm the default, the fastest of each effect on learning, and the fastest plain one."""
+    plan = make_tuning()
+    made = tuned_records(plan, 1)
+    fresh = {(r.case.hook_name, r.case.bucket_cap_mb) for r in made if r.case.phase == CONFIRM}
+    assert {("none", "default"), ("none", "5"), ("fp16", "5"), ("topk:0.01", "5")} == fresh
+    request = plan.confirm_request(made)
+    assert request is not None
+    assert 6 == request.budget.launches == plan.first_look
+
+
+@pytest.mark.parametrize(("slower", "blocks"), [(0.05, 3), (1.0, 1), (0.25, 2)])
+def test_slow_steps_have_fewer_blocks_in_a_fresh_launch(slower: float, blocks: int) -> None:
+    """Make as many blocks as fit into the budget's time, one at least."""
+    plan = make_tuning()
+    made = [make_training_record(case, step_ms=slower * true_ms(case)) for case in plan.cases]
+    request = plan.confirm_request(made)
+    assert request is not None
+    assert request.training is not None
+    assert blocks == request.training.blocks
+
+
+@pytest.mark.parametrize(("gain", "more"), [(0.5, False), (0.03, True)])
+def test_a_second_look_follows_an_undecided_first_one(gain: float, more: bool) -> None:
+    """Make as many launches again, once, unless the first ones decide or are given."""
+    plan = make_tuning()
+    second = plan.second_look_request(tuned_records(plan, 6, gain))
+    assert more == (second is not None)
+    if second is not None:
+        assert (6, 12) == (second.first_launch, second.budget.launches)
+    given = make_tuning(confirm_launches=6)
+    assert given.second_look_request(tuned_records(given, 6, gain)) is None
+
+
+def test_a_search_is_over_when_the_default_has_its_record() -> None:
+    """Miss no setting that the search has left out; repeat a search that was interrupted."""
+    request = make_tuning().first_request()
+    assert request.searches
+    assert 1 == request.budget.launches
+    default = request.cases[0]
+    assert isinstance(default, TrainingCase)
+    dropped = make_training_record(make_training_case("topk:0.01", "5"), step_ms=20.0)
+    assert list(request.cases) == missing_cases(request, [dropped], 0)
+    assert 0 == next_launch(request, [dropped])
+    done = [dropped, make_training_record(default, step_ms=100.0)]
+    assert [] == missing_cases(request, done, 0) == unmeasured_cases(request, done)
+    assert 1 == next_launch(request, done)
+    assert {SWEEP} == {record.case.phase for record in done}
+
+
+def test_a_time_limit_shortens_the_search() -> None:
+    """Give half of the time to the search."""
+    request = make_tuning(time_limit_s=30.0).first_request()
+    assert request.training is not None
+    assert 15.0 == request.training.search_s == request.time_limit_s
