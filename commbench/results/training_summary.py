@@ -378,17 +378,24 @@ def _flags(
         "ci_wide": is_wide(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, info),
         "bimodal": sum(stats.is_bimodal(record.step_ms) for record in timed) >= half,
         "unsteady": sum(not stats.is_steady(record.step_ms) for record in timed) >= half,
-        "oversubscribed": bool(info.get("oversubscribed")),
         "traffic": _is_odd(timed),
         "layout": _has_other_layout(trained_case, info),
         "ranks_differ": row.ranks_agree is False,
         "short": any(len(record.step_ms) < FEWEST_STEPS for record in timed),
         "drift": baseline is not None and _has_drifted(baseline),
     }
-    flags = {flag for record in timed for flag in record.flags}
-    flags |= set(raised_flags(judged))
-    flags |= condition_flags(row.backend, info)
-    return flags | launch_flags(list(trained_case.steps_ms.values()))
+    return flags_of(trained_case, info) | set(raised_flags(judged))
+
+
+def flags_of(trained_case: Trained, info: RunInfo) -> set[str]:
+    """Return the flags of the records, of how launches differ, and of the run's conditions."""
+    flags = condition_flags(trained_case.case.backend, info)
+    flags |= launch_flags(list(trained_case.steps_ms.values()))
+    if info.get("oversubscribed"):
+        flags.add("oversubscribed")
+    for record in trained_case.timed.values():
+        flags.update(record.flags)
+    return flags
 
 
 def _has_other_layout(trained_case: Trained, info: RunInfo) -> bool:

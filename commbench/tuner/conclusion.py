@@ -24,8 +24,8 @@ from commbench.results.recommendation import (
     fresh_extent,
     setting_of,
 )
-from commbench.results.summary import condition_flags, launch_flags
 from commbench.results.trained import Speedup, median_known, paired_sample_ms, speedup_of, trained
+from commbench.results.training_summary import flags_of
 from commbench.stats import MARGIN
 from commbench.tuner.decision import Decision, Judged, LeftOut, decide, decision_of
 from commbench.tuner.effort import launch_advice, measured_steps
@@ -302,7 +302,8 @@ class _Conclusion:
             codes.append("limit_few_fresh_launches")
             if is_live(self.info):
                 codes = ["limit_few_launches"]
-        flags = self._flags()
+        flags = flags_of(self.decision.baseline.trained, self.info)
+        flags |= flags_of(self.decision.best.trained, self.info)
         codes += [code for flag, code in _LIMITS.items() if flag in flags]
         findings = [Finding(code, numbers=numbers) for code in codes]
         if self.decision.is_fresh and self.decision.has_baseline:
@@ -310,19 +311,6 @@ class _Conclusion:
                 if not each.is_costly:
                     findings.append(_left_out("limit_left_out", each))
         return findings
-
-    def _flags(self) -> set[str]:
-        """Return the flags of the run's conditions, and of the baseline's and the best's
-        launches.
-        """
-        flags = condition_flags(self.decision.baseline.case.backend, self.info)
-        if self.info.get("oversubscribed"):
-            flags.add("oversubscribed")
-        for judged in (self.decision.baseline, self.decision.best):
-            flags |= launch_flags(list(judged.trained.steps_ms.values()))
-            for record in judged.trained.timed.values():
-                flags |= set(record.flags)
-        return flags
 
 
 def _left_out(code: str, left_out: LeftOut) -> Finding:
