@@ -205,8 +205,9 @@ class RunInfo(TypedDict, total=False):
     argv: Sequence[str]
     """The command line."""
     suspects: Sequence[JsonMapping]
-    """Hosts, ranks, links and groups that are slower than their peers; see
-    [stragglers](#stragglers-in-runjson)."""
+    """Hosts, ranks, links, uplinks and groups that are slower than their peers: ``kind``, ``name``,
+    ``factor`` (times as slow as a typical peer), its 95 % interval ``ci`` over launches (None for
+    one launch), and ``evidence``."""
     suspects_comparisons: int
     """Number of hosts, ranks, links and groups that were compared."""
     suspects_remarks: Sequence[str]

@@ -94,7 +94,7 @@ class DriftRow:
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
     case: str = column("what was measured", "")
-    launches: int | None = column("launches behind the trend")
+    launches: int | None = column("launches behind the row")
     change_percent: float | None = column(
         "change of the time from the first launch to the last, by Theil-Sen's slope"
     )
