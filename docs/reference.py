@@ -121,9 +121,7 @@ def _command(
     """Return the section of a command; its options that have no description yet are added to
     those that have, with this command.
     """
-    context = command.make_context(name, [], resilient_parsing=True)
-    usage = " ".join(["commbench", name, *command.collect_usage_pieces(context)])
-    lines = [f"## {name}\n", f"`{usage}`\n", _paragraphs(command.help)]
+    lines = [f"## {name}\n", _paragraphs(command.help)]
     examples = [(f"`{line}`", purpose) for line, purpose in EXAMPLES.get(name, ())]
     lines.append(table(("example", "purpose"), examples))
     own = []

@@ -184,7 +184,7 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path, planted: str) -
     ):
         (docs.parent / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, docs.parent / name)
-    with (docs / "reading.md").open("a", encoding="utf-8") as page:
+    with (docs / "first-run.md").open("a", encoding="utf-8") as page:
         page.write(f"\n{planted}\n")
     command = [str(mkdocs), "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
