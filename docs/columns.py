@@ -73,7 +73,6 @@ operation, backend, type, pattern and `world_size` with three sizes or more; [ho
 | `launches_us` | for each size the median of every launch; null where a launch has none |
 | `segments` | `alpha_us` + `beta_us_per_byte` n between two sizes; a line each, with 95 % intervals |
 | `residuals` | (line - measured) / measured at each size |
-| `trust` | weight of measured times against the lines, 0 to 1 |
 | `held_out_error` | median error at inner sizes, each predicted from all others |
 | `variant` | difference from how DDP communicates (in place, sums) |
 """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -27,8 +29,8 @@ from commbench.report.columns import (
     declared,
     interval,
     number,
-    plain_table,
     printed,
+    size_column,
     split_to_fit,
     tabulate,
     tone_of,
@@ -50,10 +52,9 @@ from commbench.report.groups import (
     name_slowest,
     rates_together,
 )
-from commbench.results import SUMMARY
+from commbench.results import SUMMARY, files
 from commbench.results.info import measures_interconnect
 from commbench.results.overhead import Overhead
-from commbench.results.tables import rows_by
 from commbench.units import counted, format_size
 
 #: Fields that split the columns of one backend, in order, until every cell holds one row.
@@ -95,42 +96,33 @@ def render_table(
     if not rows:
         return Text("Nothing has been measured yet.")
     rows = without_shared_flags(rows)
-    groups = [
-        list(group)
-        for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)
-    ]
-    visible_groups = [group[:MOST_ROWS] for group in groups[:MOST_TABLES]]
+    by_table: dict[tuple[object, ...], list[Row]] = {}
+    for row in sorted(rows, key=_table_order):
+        by_table.setdefault(_table_key(row), []).append(row)
     parts = []
-    for group in visible_groups:
-        parts += _render_group(group, width, hosts)
-    hidden = len(rows) - sum(map(len, visible_groups))
-    if hidden:
-        numbers: dict[str, Value] = {"hidden": hidden, "rows": len(rows), "file": SUMMARY}
+    shown = 0
+    for of_table in list(by_table.values())[:MOST_TABLES]:
+        parts += _render_group(of_table[:MOST_ROWS], width, hosts)
+        shown += len(of_table[:MOST_ROWS])
+    if shown < len(rows):
+        numbers: dict[str, Value] = {
+            "hidden": len(rows) - shown,
+            "rows": len(rows),
+            "file": SUMMARY,
+        }
         parts.append(Text(f"\n{Finding('rows_hidden', numbers=numbers)}", style="bold"))
     return Group(*parts, *legend(rows))
 
 
-def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
-    """Return non-blocking collectives as OSU prints them: overall, computing, pure communication
-    and overlap.
-    """
-    return printed(tabulate(rows, _OVERLAP, title="Overlap with computing (OSU's definition)"))
-
-
-def render_overheads(overheads: Sequence[Overhead]) -> RenderableType:
-    """Return the time that a framework's call adds to the library's call, for each case."""
-    table = printed(tabulate(overheads, OVERHEADS.on_terminal, title=OVERHEADS_TITLE))
-    return (
-        table
-        if all(map(measures_interconnect, overheads))
-        else Group(Text(TIME_SLICES, style="yellow"), table)
-    )
-
-
-_OVERLAP: tuple[Column[OverlapRow], ...] = (
-    *declared(OverlapRow, "backend operation message_bytes"),
-    *declared(OverlapRow, "overall_us compute_us pure_us", text_of=microseconds),
-    number("overlap", "overlap_percent", text_of="{:.0f} %".format),
+OVERLAP_TITLE = "Overlap with computing (OSU's definition)"
+OVERLAP: TableSpec[OverlapRow] = TableSpec(
+    file=files.OVERLAP,
+    columns=(
+        *declared(OverlapRow, "operation backend message_bytes"),
+        *declared(OverlapRow, "overall_us compute_us pure_us", terminal_text=microseconds),
+        *declared(OverlapRow, "overlap_percent", terminal_text="{:.0f} %".format),
+        interval("overlap_percent", OverlapRow, is_bounded=True),
+    ),
 )
 OVERHEADS_TITLE = "What torch.distributed adds to NCCL"
 OVERHEADS: TableSpec[Overhead] = TableSpec(
@@ -145,6 +137,76 @@ OVERHEADS: TableSpec[Overhead] = TableSpec(
         number("share", "share", text_of=percent, shown="terminal"),
     ),
 )
+GROWTH_TITLE = "Scaling: time on the first n ranks"
+
+
+def growth_spec(growths: Sequence[Growth]) -> TableSpec[Growth]:
+    """Return the table of a scaling study, with a column for each number of ranks."""
+    columns: list[Column[Growth]] = [
+        Column("operation", _growth_name),
+        Column("backend", "case.backend"),
+        Column("dtype", "case.dtype"),
+        size_column(_growth_size),
+    ]
+    for ranks in sorted({ranks for growth in growths for ranks in growth.rows}):
+        time_of = partial(_time_on, ranks=ranks)
+        columns.append(number(f"n = {ranks}", time_of, unit="us", terminal_text=microseconds))
+    about = "time on the most ranks over time on the fewest, with its 95 % interval"
+    columns += [
+        Column("growth", _growth_cell, about=about, is_number=True),
+        Column("grows with", "law"),
+    ]
+    return TableSpec(file=SUMMARY, columns=columns)
+
+
+def _growth_name(growth: Growth) -> str:
+    words = [growth.case.operation]
+    if growth.case.pattern != "flat":
+        words.append(growth.case.pattern)
+    if growth.case.env:
+        words.append(growth.case.env)
+    return " ".join(words)
+
+
+def _growth_size(growth: Growth) -> int | None:
+    return growth.case.message_bytes if growth.case.dtype else None
+
+
+def _time_on(growth: Growth, *, ranks: int) -> float | None:
+    return growth.rows[ranks].time_us if ranks in growth.rows else None
+
+
+def _growth_cell(growth: Growth) -> Cell:
+    """Return the growth with its interval, e.g. ``1.84 [1.80, 1.88]``."""
+    low = high = None
+    if growth.interval is not None:
+        low, high = growth.interval.low, growth.interval.high
+    text = with_interval(growth.ratio, low, high, 2, should_bound=False)
+    return Cell(text, value=growth.ratio)
+
+
+def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
+    """Return non-blocking collectives as OSU prints them: overall, computing, pure communication
+    and overlap.
+    """
+    return printed(tabulate(rows, OVERLAP.on_terminal, title=OVERLAP_TITLE))
+
+
+def render_overheads(overheads: Sequence[Overhead]) -> RenderableType:
+    """Return the time that a framework's call adds to the library's call, for each case."""
+    table = printed(tabulate(overheads, OVERHEADS.on_terminal, title=OVERHEADS_TITLE))
+    if all(map(measures_interconnect, overheads)):
+        return table
+    return Group(Text(TIME_SLICES, style="yellow"), table)
+
+
+def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
+    """Return the table of a scaling study; empty for other runs."""
+    if not growths:
+        return []
+    columns = growth_spec(growths).on_terminal
+    table = tabulate(sorted(growths, key=order_of), columns, title=GROWTH_TITLE)
+    return [Text(""), printed(table)]
 
 
 def _table_key(row: Row) -> tuple[object, ...]:
@@ -162,19 +224,19 @@ def _render_group(
 ) -> list[RenderableType]:
     """Return the tables of one group under one heading, and the reasons for missing results."""
     groups = len(groups_in(rows))
-    columns = columns_of(rows, lambda row: (row.message_bytes, row.group if groups > 1 else ""))
+    unique = ("message_bytes", "group") if groups > 1 else ("message_bytes",)
+    columns = columns_of(rows, attrgetter(*unique))
 
     def table_of(names: Sequence[str]) -> Table:
         return _build_table({name: columns[name] for name in names}, groups)
 
-    tables = map(table_of, split_to_fit(columns, width, table_of))
-    slowest = name_slowest(columns, hosts) if groups > 1 else []
-    return [
-        Text(f"\n{title_of(rows)}", style="bold"),
-        *(part for table in tables for part in (Text(""), printed(table))),
-        *(Text(str(finding)) for finding in slowest),
-        *reasons((name, row) for name, column in columns.items() for row in column),
-    ]
+    parts: list[RenderableType] = [Text(f"\n{title_of(rows)}", style="bold")]
+    for names in split_to_fit(columns, width, table_of):
+        parts += [Text(""), printed(table_of(names))]
+    if groups > 1:
+        parts += [Text(str(finding)) for finding in name_slowest(columns, hosts)]
+    parts += reasons((name, row) for name, column in columns.items() for row in column)
+    return parts
 
 
 def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> Columns:
@@ -184,77 +246,78 @@ def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> Columns:
     rows = list(rows)
     columns: Columns = {}
     for details in _DETAILS:
-        columns = rows_by(
-            rows,
-            lambda row: " ".join(str(value) for name in details if (value := getattr(row, name))),  # noqa: B023 - called at once
-        )
-        if all(len({unique(row) for row in column}) == len(column) for column in columns.values()):
+        columns = {}
+        for row in rows:
+            words = [getattr(row, name) for name in details]
+            columns.setdefault(" ".join(str(word) for word in words if word), []).append(row)
+        if all(len(set(map(unique, column))) == len(column) for column in columns.values()):
             break
     return columns
 
 
 def _build_table(columns: Columns, groups: int) -> Table:
-    has_rates = any(row.algbw_GBps is not None for column in columns.values() for row in column)
-    printed_columns: list[Column[Any]] = [
-        number("size", ""),
-        *([Column("group")] if groups > 1 else []),
-    ]
+    """Return a table with a line for each size, or for each group that is shown of it."""
+    rows = [row for column in columns.values() for row in column]
+    has_rates = any(row.algbw_GBps is not None for row in rows)
+    shown: list[Column[Any]] = [number("size", "")]
+    if groups > 1:
+        shown.append(Column("group"))
     for name in columns:
-        printed_columns.append(Column(f"{name}\ntime [95 % CI]"))
-        printed_columns += [number(f"{rate}\nGB/s", "") for rate in ("algbw", "busbw") if has_rates]
-        printed_columns.append(Column(""))
-    sizes = sorted(
-        {row.message_bytes for column in columns.values() for row in column},
-        key=lambda size: size or 0,
-    )
+        shown.append(Column(f"{name}\ntime [95 % CI]"))
+        if has_rates:
+            shown += [number("algbw\nGB/s", ""), number("busbw\nGB/s", "")]
+        shown.append(Column(""))  # marks
     lines: list[list[Cell]] = []
-    for size in sizes:
-        at_size = [
-            [row for row in column if row.message_bytes == size] for column in columns.values()
-        ]
+    for size in sorted({row.message_bytes for row in rows}, key=lambda size: size or 0):
         label = "-" if size is None else format_size(size)
-        for line in (
-            _group_lines(at_size, groups, has_rates=has_rates)
-            if groups > 1
-            else _lines(at_size, has_rates=has_rates)
-        ):
-            lines.append([Cell(label), *line])
-            label = label if groups <= 1 else ""
-    return Table(columns=printed_columns, lines=lines)
+        at_size = []
+        for column in columns.values():
+            at_size.append([row for row in column if row.message_bytes == size])
+        if groups > 1:
+            of_size = _group_lines(at_size, groups, has_rates=has_rates)
+            labels = [label, *[""] * (len(of_size) - 1)]
+        else:
+            of_size = _lines(at_size, has_rates=has_rates)
+            labels = [label] * len(of_size)
+        lines += [[Cell(label), *line] for label, line in zip(labels, of_size, strict=True)]
+    return Table(columns=shown, lines=lines)
 
 
-def _lines(at_size: Sequence[Sequence[Row]], *, has_rates: bool) -> Iterable[list[Cell]]:
+def _lines(at_size: Sequence[Sequence[Row]], *, has_rates: bool) -> list[list[Cell]]:
     """Return the cells of one size: one line, or several if no field distinguishes two rows of a
     column.
     """
-    for line in itertools.zip_longest(*at_size):
-        yield [cell for row in line for cell in _cells(row, has_rates=has_rates)]
+    lines = []
+    for rows in itertools.zip_longest(*at_size):
+        cells: list[Cell] = []
+        for row in rows:
+            cells += _cells(row, has_rates=has_rates)
+        lines.append(cells)
+    return lines
 
 
 def _group_lines(
     at_size: Sequence[Sequence[Row]], groups: int, *, has_rates: bool
-) -> Iterable[list[Cell]]:
+) -> list[list[Cell]]:
     """Return the cells of one size for several groups: a line for each group shown, then their
     combined rate.
     """
     rows_by_label = [chosen(rows, groups) for rows in at_size]
+    lines = []
     for label in dict.fromkeys(label for by_label in rows_by_label for label in by_label):
-        line = [by_label.get(label) for by_label in rows_by_label]
-        yield [
-            Cell(label),
-            *(
-                cell
-                for row in line
-                for cell in _cells(row, has_rates=has_rates, has_group=groups > MOST_SHOWN)
-            ),
-        ]
-    sums = [rates_together(rows, groups) for rows in at_size]
-    if any(algbw is not None for algbw, _ in sums):
-        rates = (
-            [Cell(""), *(Cell(short(rate), tone="quiet") for rate in pair), Cell("")]
-            for pair in sums
-        )
-        yield [Cell(f"all {groups}", tone="quiet"), *(cell for cells in rates for cell in cells)]
+        cells = [Cell(label)]
+        for by_label in rows_by_label:
+            row = by_label.get(label)
+            cells += _cells(row, has_rates=has_rates, has_group=groups > MOST_SHOWN)
+        lines.append(cells)
+    rates = [rates_together(rows, groups) for rows in at_size]
+    if any(algbw is not None for algbw, _ in rates):
+        cells = [Cell(f"all {groups}", tone="quiet")]
+        for algbw, busbw in rates:
+            both = [Cell(short(rate), tone="quiet") for rate in (algbw, busbw)]
+            cells += [Cell(""), *both, Cell("")]
+        lines.append(cells)
+    return lines
 
 
 def _cells(row: Row | None, *, has_rates: bool, has_group: bool = False) -> list[Cell]:
@@ -263,18 +326,15 @@ def _cells(row: Row | None, *, has_rates: bool, has_group: bool = False) -> list
     """
     if row is None:
         return [Cell("")] * (4 if has_rates else 2)
-    group = f" ({brief(row.group)})" if has_group and row.group else ""
-    is_shown = row.status == "ok"
-    rates = (
-        [Cell(short(rate) if is_shown else "") for rate in (row.algbw_GBps, row.busbw_GBps)]
-        if has_rates
-        else []
-    )
-    return [
-        Cell(_time(row) + group, tone=tone_of(row.status)),
-        *rates,
-        Cell(marks_of(row), tone="warning"),
-    ]
+    time = _time(row)
+    if has_group and row.group:
+        time = f"{time} ({brief(row.group)})"
+    cells = [Cell(time, tone=tone_of(row.status))]
+    if has_rates and row.status == "ok":
+        cells += [Cell(short(row.algbw_GBps)), Cell(short(row.busbw_GBps))]
+    elif has_rates:
+        cells += [Cell(""), Cell("")]
+    return [*cells, Cell(marks_of(row), tone="warning")]
 
 
 def _time(row: Row) -> str:
@@ -295,32 +355,43 @@ def format_time_us(row: Row) -> str:
 
 
 def title_of(rows: Sequence[Row]) -> str:
-    """Return the heading of rows of one operation: operation, type, pattern, ranks and launches."""
-    first = rows[0]
-    words: list[object] = [first.operation, *_common(rows, "dtype"), *_common(rows, "redop")]
-    words += ["in place" if in_place else "out of place" for in_place in _common(rows, "in_place")]
-    words += [f"root {root}" for root in _common(rows, "root")]
-    words += [
-        f"{pattern}{name_groups(rows)}" for pattern in _common(rows, "pattern") if pattern != "flat"
-    ]
-    return f"{', '.join(map(str, words))}{_setting(rows)}"
+    """Return the heading of rows of one operation: operation, type, pattern, ranks and launches.
 
-
-def _common(rows: Iterable[Row], name: str) -> list[Any]:
-    """Return the common value of a column in a list.
-
-    An empty list if rows differ or the column does not apply.
+    A column in which the rows differ, or that does not apply, is left out.
     """
+    first = rows[0]
+    words = [first.operation]
+    if _is_common(rows, "dtype"):
+        words.append(str(first.dtype))
+    if _is_common(rows, "redop"):
+        words.append(str(first.redop))
+    if _is_common(rows, "in_place"):
+        words.append("in place" if first.in_place else "out of place")
+    if _is_common(rows, "root"):
+        words.append(f"root {first.root}")
+    if _is_common(rows, "pattern") and first.pattern != "flat":
+        words.append(f"{first.pattern}{name_groups(rows)}")
+    return f"{', '.join(words)}{_setting(rows)}"
+
+
+def _is_common(rows: Iterable[Row], name: str) -> bool:
+    """Return whether all rows have the same value in a column, and have one."""
     values = {getattr(row, name) for row in rows}
-    return [value for value in values if len(values) == 1 and value is not None]
+    return len(values) == 1 and None not in values
 
 
 def _setting(rows: Sequence[Row]) -> str:
     """Return the numbers of ranks, hosts and launches."""
     first = rows[0]
-    hosts = f" on {counted(first.nodes, 'host')}" if first.nodes else ""
-    ranks = f"{first.world_size} ranks{hosts}" if first.world_size else ""
-    parts = [part for part in (ranks, launches_of(row.launches for row in rows)) if part]
+    parts = []
+    if first.world_size:
+        ranks = f"{first.world_size} ranks"
+        if first.nodes:
+            ranks = f"{ranks} on {counted(first.nodes, 'host')}"
+        parts.append(ranks)
+    launches = launches_of(row.launches for row in rows)
+    if launches:
+        parts.append(launches)
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -360,51 +431,3 @@ def legend(rows: Sequence[Flagged]) -> list[RenderableType]:
     flags_in_use = {flag.name for row in rows for flag in split_flags(row.flags)}
     explained = [f"{flag.mark} {flag.name}" for flag in FLAGS.values() if flag.name in flags_in_use]
     return [Text("\nmarks: " + ", ".join(explained), style="yellow")] if explained else []
-
-
-def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
-    """Return the table of a scaling study; empty for other runs."""
-    if not growths:
-        return []
-    ranks = sorted({number for growth in growths for number in growth.rows})
-    headings = (
-        "backend",
-        "operation",
-        "size",
-        *(f"n = {n}" for n in ranks),
-        "growth [95 % CI]",
-        "grows with",
-    )
-    lines = [
-        (
-            growth.case.backend,
-            " ".join(
-                filter(
-                    None,
-                    (
-                        growth.case.operation,
-                        growth.case.pattern.replace("flat", ""),
-                        growth.case.env,
-                    ),
-                )
-            ),
-            format_size(growth.case.message_bytes) if growth.case.dtype else "-",
-            *(microseconds(growth.rows[n].time_us) if n in growth.rows else "-" for n in ranks),
-            growth_text(growth),
-            growth.law or "-",
-        )
-        for growth in sorted(growths, key=order_of)
-    ]
-    table = printed(plain_table(headings, lines, words=2))
-    table.columns[-1].justify = "left"
-    title = (
-        "Scaling: time on the first n ranks; the last column is time on the most ranks over time on"
-        " the fewest"
-    )
-    return [Text(f"\n{title}", style="bold"), table]
-
-
-def growth_text(growth: Growth) -> str:
-    """Return the growth with its interval, e.g. ``1.84 [1.80, 1.88]``."""
-    low, high = (growth.interval.low, growth.interval.high) if growth.interval else (None, None)
-    return with_interval(growth.ratio, low, high, 2, should_bound=False)

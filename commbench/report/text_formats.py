@@ -1,8 +1,9 @@
 """Rows in the text formats of nccl-tests and OSU, so that their parsers can read commbench."""
 
-import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
@@ -43,30 +44,13 @@ def render(rows: Sequence[Row], style: str, *, means: bool = False) -> str:
 
 
 def _blocks(
-    rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[Row], Key]
+    rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[Row], object]
 ) -> Iterator[list[Row]]:
     """Group rows by ``block`` and backend, and further until ``unique`` distinguishes the rows of a
     block.
     """
     for together in rows_by(rows, block).values():
         yield from columns_of(together, unique).values()
-
-
-def _tests(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Group rows into the tests of OSU: each size once."""
-    return _blocks(
-        rows,
-        lambda row: (
-            row.operation,
-            row.pattern,
-            _group_of(row),
-            row.dtype,
-            row.redop,
-            row.in_place,
-            row.root,
-        ),
-        lambda row: (row.message_bytes,),
-    )
 
 
 def _group_of(row: Row) -> str:
@@ -77,12 +61,14 @@ def _group_of(row: Row) -> str:
 def _missing(rows: Iterable[Row]) -> Iterator[str]:
     """Yield comment lines for rows without a valid result."""
     for row in rows:
-        if row.status != "ok":
-            size = "" if row.message_bytes is None else f" {row.message_bytes} B"
-            yield (
-                f"# {row.backend} {row.operation}{size} {row.dtype or ''}".rstrip()
-                + f": {row.status}: {one_line(row.reason)}"
-            )
+        if row.status == "ok":
+            continue
+        words = ["#", row.backend, row.operation]
+        if row.message_bytes is not None:
+            words.append(f"{row.message_bytes} B")
+        if row.dtype is not None:
+            words.append(row.dtype)
+        yield f"{' '.join(words)}: {row.status}: {one_line(row.reason)}"
 
 
 def _with_means(row: Row) -> Row:
@@ -94,11 +80,12 @@ def _with_means(row: Row) -> Row:
     if not mean_us or not row.time_us:
         return row
     share = mean_us / row.time_us
-    algbw, busbw = (
-        None if rate is None else rate / share for rate in (row.algbw_GBps, row.busbw_GBps)
-    )
     return replace(
-        row, time_us=mean_us, time_us_rank_mean=mean_us, algbw_GBps=algbw, busbw_GBps=busbw
+        row,
+        time_us=mean_us,
+        time_us_rank_mean=mean_us,
+        algbw_GBps=row.algbw_GBps and row.algbw_GBps / share,
+        busbw_GBps=row.busbw_GBps and row.busbw_GBps / share,
     )
 
 
@@ -107,45 +94,50 @@ def _meaning(rows: Iterable[Row]) -> str:
     commbench's.
     """
     launches = launches_of(row.launches for row in rows)
-    return MEANS_PRINTED + (f", median of {launches}" if launches not in {"", "1 launch"} else "")
+    if launches in {"", "1 launch"}:
+        return MEANS_PRINTED
+    return f"{MEANS_PRINTED}, median of {launches}"
+
+
+#: Columns that a block states if they have another value than the usual one.
+_STATED = {
+    "pattern": "flat",
+    "cadence": "isolated",
+    "buffers": "hot",
+    "algorithm_requested": "",
+    "group": "",
+    "loop": "",
+    "env": "",
+}
 
 
 def _setting(row: Row) -> str:
-    words = [f"backend {row.backend}", f"{row.group_size or row.world_size or '?'} ranks"]
-    words += [
-        word
-        for word in (
-            row.library,
-            row.transport,
-            f"pattern {row.pattern}" if row.pattern != "flat" else "",
-            f"cadence {row.cadence}" if row.cadence not in {"", "isolated"} else "",
-            f"buffers {row.buffers}" if row.buffers not in {"", "hot"} else "",
-            f"algorithm {row.algorithm_requested}" if row.algorithm_requested else "",
-            f"group {row.group}" if _group_of(row) else "",
-            f"loop {row.loop}" if row.loop else "",
-            f"env {row.env}" if row.env else "",
-        )
-        if word
-    ]
-    return one_line(", ".join(words))
+    ranks = row.group_size or row.world_size or "?"
+    words = [f"backend {row.backend}", f"{ranks} ranks", row.library, row.transport]
+    for name, usual in _STATED.items():
+        value = _group_of(row) if name == "group" else getattr(row, name)
+        if value not in {"", usual}:
+            words.append(f"{name.removesuffix('_requested')} {value}")
+    return one_line(", ".join(filter(None, words)))
 
 
 # --------------------------------------------------------------------------------------- nccl-tests
 
 
 def _nccl_tests(rows: Sequence[Row], means: bool) -> str:
-    rows = [_with_means(row) for row in rows] if means else rows
-    blocks = _blocks(
-        (row for row in rows if OPERATIONS[row.operation].moves_data),
-        lambda row: (row.operation, row.pattern, _group_of(row)),
-        lambda row: (*_nccl_key(row), row.in_place),
-    )
-    skipped = sorted({row.operation for row in rows if not OPERATIONS[row.operation].moves_data})
-    notes = [f"# {name} moves no data and has no place in this format" for name in skipped]
-    return (
-        "\n".join([line for block in blocks for line in _nccl_block(block, means=means)] + notes)
-        + "\n"
-    )
+    if means:
+        rows = [_with_means(row) for row in rows]
+    lines: list[str] = []
+    moving = [row for row in rows if OPERATIONS[row.operation].moves_data]
+    for block in _blocks(moving, _nccl_test, lambda row: (*_nccl_key(row), row.in_place)):
+        lines += _nccl_block(block, means=means)
+    for name in sorted({row.operation for row in rows} - {row.operation for row in moving}):
+        lines.append(f"# {name} moves no data and has no place in this format")
+    return "\n".join(lines) + "\n"
+
+
+def _nccl_test(row: Row) -> Key:
+    return row.operation, row.pattern, _group_of(row)
 
 
 def _nccl_block(rows: Sequence[Row], *, means: bool) -> Iterator[str]:
@@ -159,9 +151,9 @@ def _nccl_block(rows: Sequence[Row], *, means: bool) -> Iterator[str]:
         yield "  ".join([_nccl_case(line), _nccl_side(line.get(False)), _nccl_side(line.get(True))])
     yield from _missing(rows)
     wrong = sum(row.status == "wrong" for row in rows)
-    rates = [row.busbw_GBps for row in rows if row.busbw_GBps is not None]
+    rates = [row.busbw_GBps for row in rows if row.busbw_GBps is not None] or [0.0]
     yield f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
-    yield f"# Avg bus bandwidth    : {math.fsum(rates) / len(rates) if rates else 0:g} "
+    yield f"# Avg bus bandwidth    : {statistics.fmean(rates):g} "
     yield "#"
     yield f"# Collective test concluded: {program}"
     yield ""
@@ -205,51 +197,59 @@ def _nccl_case(line: dict[bool, Row]) -> str:
     The count is one rank's share if the message consists of shares.
     """
     row = next(iter(line.values()))
-    size, dtype = row.message_bytes or 0, row.dtype or ""
-    share = row.group_size or 1 if OPERATIONS[row.operation].divided else 1
-    count = size // (DTYPES[dtype].itemsize * share)
+    size, dtype = row.message_bytes or 0, DTYPES[row.dtype or ""]
+    count = size // dtype.itemsize
+    if OPERATIONS[row.operation].divided:
+        count //= row.group_size or 1
     root = -1 if row.root is None else row.root
-    return (
-        f"{size:>12}  {count:>12}  {DTYPES[dtype].nccl_name:>8}  {row.redop or 'none':>6} "
-        f" {root:>6}"
-    )
+    redop = row.redop or "none"
+    return f"{size:>12}  {count:>12}  {dtype.nccl_name:>8}  {redop:>6}  {root:>6}"
 
 
 def _nccl_side(row: Row | None) -> str:
     if row is None:
         return "  ".join(f"{'N/A':>{width}}" for width in (7, 6, 6, 6))
-    values = ((row.time_us, 7), (row.algbw_GBps, 6), (row.busbw_GBps, 6))
+    texts = [_fitted(row.time_us, 7), _fitted(row.algbw_GBps, 6), _fitted(row.busbw_GBps, 6)]
     wrong = "N/A" if row.wrong is None else f"{row.wrong:g}"
-    return "  ".join([*(_fitted(value, width) for value, width in values), f"{wrong:>6}"])
+    return "  ".join([*texts, f"{wrong:>6}"])
 
 
 def _fitted(value: float | None, width: int) -> str:
     """Return a number with two decimals; if it does not fit, with fewer decimals or an exponent."""
     if value is None:
         return f"{'N/A':>{width}}"
-    texts = [f"{value:{width}.{decimals}f}" for decimals in (2, 1, 0)]
-    return next((text for text in texts if len(text) <= width), f"{value:{width}.0e}")
+    for decimals in (2, 1, 0):
+        text = f"{value:{width}.{decimals}f}"
+        if len(text) <= width:
+            return text
+    return f"{value:{width}.0e}"
 
 
 # ---------------------------------------------------------------------------------------------- OSU
 
 
 def _osu(rows: Sequence[Row], means: bool) -> str:
-    rows = [_with_means(row) for row in rows] if means else rows
-    blocks = _tests(row for row in rows if OPERATIONS[row.operation].names.osu)
-    skipped = sorted({row.operation for row in rows if not OPERATIONS[row.operation].names.osu})
-    notes = [f"# OSU has no test like {name}; it is left out" for name in skipped]
-    return (
-        "\n".join([line for block in blocks for line in _osu_block(block, means=means)] + notes)
-        + "\n"
-    )
+    if means:
+        rows = [_with_means(row) for row in rows]
+    lines: list[str] = []
+    named = [row for row in rows if OPERATIONS[row.operation].names.osu]
+    for block in _blocks(named, _osu_test, attrgetter("message_bytes")):
+        lines += _osu_block(block, means=means)
+    for name in sorted({row.operation for row in rows} - {row.operation for row in named}):
+        lines.append(f"# OSU has no test like {name}; it is left out")
+    return "\n".join(lines) + "\n"
+
+
+def _osu_test(row: Row) -> Key:
+    axes = (row.dtype, row.redop, row.in_place, row.root)
+    return row.operation, row.pattern, _group_of(row), *axes
 
 
 def _osu_block(rows: Sequence[Row], *, means: bool) -> Iterator[str]:
     first = rows[0]
-    library = first.backend.upper()
-    unit = "Bandwidth (MB/s)" if OPERATIONS[first.operation].windowed else "Avg Latency(us)"
-    yield f"# OSU {library} {OPERATIONS[first.operation].names.osu} {OSU_VERSION}"
+    operation = OPERATIONS[first.operation]
+    unit = "Bandwidth (MB/s)" if operation.windowed else "Avg Latency(us)"
+    yield f"# OSU {first.backend.upper()} {operation.names.osu} {OSU_VERSION}"
     meaning = _meaning(rows) if means else "latency is the median of the mean over ranks"
     yield f"# {PRINTED_BY_COMMBENCH} OSU Micro-Benchmarks; {meaning}"
     yield f"# {_setting(first)}{_choices(first)}"
@@ -258,27 +258,31 @@ def _osu_block(rows: Sequence[Row], *, means: bool) -> Iterator[str]:
         yield f"{'# Size':<{_SIZE_WIDTH}}{unit:>{_VALUE_WIDTH}}"
     else:
         yield f"# {unit}"
-    yield from (line for row in rows for line in _osu_line(row))
+    for row in rows:
+        yield from _osu_line(row)
     yield from _missing(rows)
     yield ""
 
 
 def _choices(row: Row) -> str:
     """Return the axes that are equal in all lines of a test, as words that follow the setting."""
-    choices = (
-        row.redop and f"redop {row.redop}",
-        row.in_place and "in place",
-        row.root and f"root {row.root}",
-    )
-    return "".join(f", {choice}" for choice in choices if choice)
+    words = ""
+    if row.redop:
+        words += f", redop {row.redop}"
+    if row.in_place:
+        words += ", in place"
+    if row.root:
+        words += f", root {row.root}"
+    return words
 
 
 def _osu_line(row: Row) -> Iterator[str]:
     """Yield one size and its value; empty for a row without a value (MB = 1e6 bytes)."""
+    value = row.time_us
     if OPERATIONS[row.operation].windowed:
-        value = None if row.algbw_GBps is None else 1e3 * row.algbw_GBps
-    else:
-        value = row.time_us if row.time_us_rank_mean is None else row.time_us_rank_mean
+        value = row.algbw_GBps and 1e3 * row.algbw_GBps
+    elif row.time_us_rank_mean is not None:
+        value = row.time_us_rank_mean
     if value is None or row.status == "wrong":
         return
     if row.osu_bytes is None:

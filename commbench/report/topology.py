@@ -30,23 +30,22 @@ def render_topology(
         _count(topology["cores"], "core"),
         _count(topology["threads"], "thread"),
     ]
-    caches = [
-        f"{cache['count']} x L{cache['level']} {cache['type']} {format_size(cache['size_bytes'])}"
-        for cache in topology["caches"]
-    ]
-    lines = [f"{host}: {', '.join(counts)}", *([f"caches: {', '.join(caches)}"] if caches else [])]
+    parts: list[RenderableType] = [Text(f"{host}: {', '.join(counts)}")]
+    caches = []
+    for cache in topology["caches"]:
+        size = format_size(cache["size_bytes"])
+        caches.append(f"{cache['count']} x L{cache['level']} {cache['type']} {size}")
+    if caches:
+        parts.append(Text(f"caches: {', '.join(caches)}"))
     tables = [
         _memory_table(topology, cpus),
         _network_table(topology),
         _rdma_table(topology),
         _links_table(topology),
     ]
-    remarks = [f"- {remark}" for remark in topology_remarks(topology, cpus)]
-    return [
-        Text("\n".join(lines)),
-        *(table for table in tables if table.row_count),
-        *map(Text, remarks),
-    ]
+    parts += [table for table in tables if table.row_count]
+    parts += [Text(f"- {remark}") for remark in topology_remarks(topology, cpus)]
+    return parts
 
 
 def topology_remarks(topology: Topology, cpus: Sequence[int] = ()) -> list[Finding]:
@@ -99,14 +98,13 @@ def _in_use(topology: Topology) -> dict[str, int | None]:
     """Return the NUMA node of each active adapter by name: RDMA devices, or network interfaces if
     there are none.
     """
-    active = {
-        port["device"]: port["numa_node"] for port in topology["rdma"] if port["state"] == "ACTIVE"
-    }
-    up = {
-        port["name"]: port["numa_node"]
-        for port in topology["network"]
-        if port["state"] == "up" and port["pci"]
-    }
+    active, up = {}, {}
+    for port in topology["rdma"]:
+        if port["state"] == "ACTIVE":
+            active[port["device"]] = port["numa_node"]
+    for interface in topology["network"]:
+        if interface["state"] == "up" and interface["pci"]:
+            up[interface["name"]] = interface["numa_node"]
     return active or up
 
 
@@ -125,53 +123,38 @@ def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
     lines = []
     for node in topology["numa"]:
         number = node["node"]
-        usable = len(set(cpus).intersection(cpu_list(node["cpus"])))
+        gpus = [f"GPU{i}" for i, gpu in enumerate(topology["gpus"]) if gpu["numa_node"] == number]
+        adapters = dict.fromkeys(name for name, of in _ports(topology) if of == number)
+        usable = set(cpus).intersection(cpu_list(node["cpus"]))
         placed = [str(rank["rank"]) for rank in ranks if number in rank["numa_nodes"]]
-        line = (
-            str(number),
-            node["cpus"] or "",
-            (
-                format_size(node["memory_bytes"])
-                if node["memory_bytes"]
-                else _or_unknown(node["memory_bytes"])
-            ),
-            _listed(
-                [
-                    f"GPU{index}"
-                    for index, gpu in enumerate(topology["gpus"])
-                    if gpu["numa_node"] == number
-                ]
-            ),
-            _listed(
-                dict.fromkeys(name for name, numa_node in _ports(topology) if numa_node == number)
-            ),
-            _listed(placed) if ranks else (f"{usable} CPUs" if usable else ""),
-        )
-        lines.append(line)
-    headings = ("node", "CPUs", "memory", "GPUs", "adapters", "ranks" if ranks else "this process")
-    return _table("NUMA nodes", headings, lines)
+        if usable and not ranks:
+            placed = [f"{len(usable)} CPUs"]
+        memory = _or_unknown(node["memory_bytes"])
+        if node["memory_bytes"]:
+            memory = format_size(node["memory_bytes"])
+        cells = (str(number), node["cpus"] or "", memory)
+        lines.append((*cells, _listed(gpus), _listed(adapters), _listed(placed)))
+    last = "ranks" if ranks else "this process"
+    return _table("NUMA nodes", ("node", "CPUs", "memory", "GPUs", "adapters", last), lines)
 
 
 def _network_table(topology: Topology) -> Table:
-    lines = [
-        (
-            *map(_or_unknown, (port["name"], port["state"])),
-            _speed(port["speed_Mbps"]) + (" (emulated)" if port["emulated"] else ""),
-            *map(_or_unknown, (port["mtu"], port["driver"], port["numa_node"])),
-        )
-        for port in topology["network"]
-    ]
-    return _table(
-        "Network interfaces", ("name", "state", "speed", "MTU", "driver", "NUMA node"), lines
-    )
+    lines = []
+    for port in topology["network"]:
+        speed = _speed(port["speed_Mbps"])
+        if port["emulated"]:
+            speed += " (emulated)"
+        others = (port["mtu"], port["driver"], port["numa_node"])
+        lines.append((port["name"], _or_unknown(port["state"]), speed, *map(_or_unknown, others)))
+    headings = ("name", "state", "speed", "MTU", "driver", "NUMA node")
+    return _table("Network interfaces", headings, lines)
 
 
 def _rdma_table(topology: Topology) -> Table:
     names = ("device", "port", "state", "rate", "link_layer", "numa_node")
     lines = [[_or_unknown(port.get(name)) for name in names] for port in topology["rdma"]]
-    return _table(
-        "RDMA ports", ("device", "port", "state", "rate", "link layer", "NUMA node"), lines
-    )
+    headings = ("device", "port", "state", "rate", "link layer", "NUMA node")
+    return _table("RDMA ports", headings, lines)
 
 
 def _links_table(topology: Topology) -> Table:
@@ -180,9 +163,8 @@ def _links_table(topology: Topology) -> Table:
         "Links: NV# NVLinks, PIX one PCIe switch, PXB several, PHB a host bridge, NODE two, SYS"
         " between sockets"
     )
-    return _table(
-        title, ("", *devices), [(name, *line) for name, line in zip(devices, matrix, strict=True)]
-    )
+    lines = [(name, *line) for name, line in zip(devices, matrix, strict=True)]
+    return _table(title, ("", *devices), lines)
 
 
 def _ports(topology: Topology) -> list[tuple[str, int | None]]:

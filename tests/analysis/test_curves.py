@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from laws import COARSE, POWERS, launches_of, one, three, two
 
 from commbench.analysis.prediction.curves import fit_curve
-from commbench.analysis.prediction.fits import isotonic
 from commbench.errors import InputError
 from commbench.stats import Floats
 
@@ -175,12 +174,3 @@ def test_held_out_error_is_that_of_sizes_left_out() -> None:
         without = fit_curve([*COARSE[:i], *COARSE[i + 1 :]], [*launches[:i], *launches[i + 1 :]])
         errors.append(abs(without.time_us(COARSE[i]) / curve.times_us[i] - 1))
     assert curve.held_out_error == pytest.approx(np.median(errors))
-
-
-@given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=12))
-def test_times_that_fall_are_pooled(numbers: list[int]) -> None:
-    """Smooth falling times as isotonic regression does."""
-    from scipy.optimize import isotonic_regression
-
-    expected = isotonic_regression(numbers).x
-    assert expected == pytest.approx(isotonic(np.array(numbers, dtype=float)), abs=1e-9)

@@ -158,7 +158,7 @@ class MeasuredCurve:
     def _costs(self) -> tuple[float, float, float]:
         """Return alpha, and beta in two parts: of local work and of the link; in microseconds."""
         sizes, times_us = np.array(self.curve.sizes, float), np.array(self.curve.times_us)
-        start_us, per_byte_us = fit_line(sizes, times_us).tolist()
+        start_us, per_byte_us = fit_line(sizes, times_us)
         alpha_us = start_us / start_ups(self.operation, self.world_size)
         beta_us = per_byte_us / _crossings(self.operation, self.world_size)
         if self.link.rate_bps is None:

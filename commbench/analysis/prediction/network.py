@@ -20,7 +20,7 @@ from commbench.engine.records import Record
 from commbench.results.summary import latest, launch_medians
 from commbench.schema import JsonObject
 
-MODEL_SCHEMA = 1
+MODEL_SCHEMA = 2
 #: A line through two sizes would have no error to report.
 LEAST_SIZES = 3
 #: Fitting takes cubic time in the number of sizes, and a decade needs only a few.

@@ -6,18 +6,16 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
 from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
-from commbench.analysis.scaling import Growth, order_of
+from commbench.analysis.scaling import order_of
 from commbench.analysis.stragglers.judging import Straggler
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.patterns import makes_groups
-from commbench.engine.records import OverlapRow, Row
+from commbench.engine.records import Row
 from commbench.findings import Finding, Value
 from commbench.report.columns import (
     MOST_LINES,
-    Cell,
     Column,
     Named,
     Table,
@@ -30,17 +28,19 @@ from commbench.report.columns import (
     make_tables,
     number,
     outcome,
-    size_column,
     status_cell,
 )
 from commbench.report.groups import groups_in, name_slowest
 from commbench.report.state import explain_time
 from commbench.report.table import (
+    GROWTH_TITLE,
     OVERHEADS,
     OVERHEADS_TITLE,
+    OVERLAP,
+    OVERLAP_TITLE,
     TIME_SLICES,
     columns_of,
-    growth_text,
+    growth_spec,
     title_of,
 )
 from commbench.results import PAIRS, SUMMARY, Run
@@ -121,70 +121,31 @@ def slowest_groups(run: Run) -> list[str]:
 # ------------------------------------------------------------------------------------- other tables
 
 
-class _GrowthLine(NamedTuple):
-    """A case on one number of ranks."""
-
-    growth: Growth
-    ranks: int
-
-    @property
-    def row(self) -> Row:
-        """The row of the case on these ranks."""
-        return self.growth.rows[self.ranks]
-
-
 def growth_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate time against the number of ranks: a line for each case and number of ranks."""
-    columns: list[Column[_GrowthLine]] = [
-        Column("operation", "growth.case.operation"),
-        Column("pattern", "growth.case.pattern", should_vary=True),
-        Column("backend", "growth.case.backend"),
-        size_column(
-            lambda line: line.growth.case.message_bytes if line.growth.case.dtype else None
-        ),
-        number("ranks", "ranks", text_of=str),
-        number("time", "row.time_us", unit="us"),
-        Column(
-            "growth",
-            lambda line: Cell(growth_text(line.growth), value=line.growth.ratio),
-            about="time on the most ranks over time on the fewest, with its 95 % interval",
-            is_number=True,
-        ),
-        Column("grows with", "growth.law"),
-    ]
+    """Tabulate time against the number of ranks: a line for each case."""
+    spec = growth_spec([growth for run in runs for growth in growths(run)])
     return make_tables(
-        "Time over the number of ranks", runs, _growth_lines, columns, rest_in=SUMMARY
+        GROWTH_TITLE,
+        runs,
+        lambda run: sorted(growths(run), key=order_of),
+        spec.on_page,
+        rest_in=spec.file,
     )
-
-
-def _growth_lines(run: Run) -> list[_GrowthLine]:
-    return [
-        _GrowthLine(growth, ranks)
-        for growth in sorted(growths(run), key=order_of)
-        for ranks in growth.rows
-    ]
 
 
 def overlap_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate non-blocking collectives, as OSU prints them."""
-    columns: list[Column[OverlapRow]] = [
-        *declared(OverlapRow, "operation backend message_bytes overall_us compute_us pure_us"),
-        *declared(OverlapRow, "overlap_percent"),
-        interval("overlap_percent", OverlapRow, is_bounded=True),
-    ]
     return make_tables(
-        "Overlap with computing (OSU's definition)", runs, lambda run: run.overlaps, columns
+        OVERLAP_TITLE, runs, lambda run: run.overlaps, OVERLAP.on_page, rest_in=OVERLAP.file
     )
 
 
 def overhead_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the time that a framework's call adds to the library's call."""
     overheads_by_run = {run.name: overheads(all_rank_rows(run)) for run in runs}
-    notes = (
-        []
-        if all(measures_interconnect(row) for rows in overheads_by_run.values() for row in rows)
-        else [TIME_SLICES]
-    )
+    notes = []
+    if not all(measures_interconnect(row) for rows in overheads_by_run.values() for row in rows):
+        notes.append(TIME_SLICES)
     return make_tables(
         OVERHEADS_TITLE,
         runs,
@@ -272,8 +233,6 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _nanojoule(row: Row) -> float | None:
-    return (
-        1e9 * row.energy_J / row.message_bytes
-        if row.energy_J is not None and row.message_bytes
-        else None
-    )
+    if row.energy_J is None or not row.message_bytes:
+        return None
+    return 1e9 * row.energy_J / row.message_bytes

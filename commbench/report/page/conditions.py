@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from commbench.analysis.prediction.links import link_of
 from commbench.ddp.plan.cases import setting_name
@@ -33,7 +34,6 @@ from commbench.report.state import tools_of
 from commbench.results import Run
 from commbench.results.files import FILES
 from commbench.results.info import Launch, RunInfo, is_live
-from commbench.results.tables import rows_by
 from commbench.schema import LARGEST
 from commbench.system.environment import differing
 from commbench.system.host import Host
@@ -42,73 +42,86 @@ from commbench.units import counted, format_duration, format_size, format_time
 
 #: The most names of hosts or transports in a fact.
 MOST_NAMED = 3
+#: The most subjects in a line of rows without a result.
+MOST_SUBJECTS = 6
 
 
 def find_facts(run: Run) -> list[Fact]:
     """Return the main conditions of a run; conditions that the run does not state are left out."""
     environment = run.info.get("environment") or {}
     hosts = environment.get("hosts") or []
+    processors, gpus = [], []
+    for host in hosts:
+        processors.append(f"{host.get('cpu_model')}, {host.get('cpus_allowed')} CPUs")
+        gpus += [str(gpu.get("name")) for gpu in host.get("gpus") or ()]
     facts = {
         "hosts": _hosts([str(host.get("hostname")) for host in hosts]),
-        "ranks": _ranks(run),
-        "processor": _joined(
-            f"{host.get('cpu_model')}, {host.get('cpus_allowed')} CPUs" for host in hosts
-        ),
-        "GPUs": _joined(str(gpu.get("name")) for host in hosts for gpu in host.get("gpus") or ()),
+        "ranks": _ranks(run.info),
+        "processor": "; ".join(dict.fromkeys(processors)),
+        "GPUs": "; ".join(dict.fromkeys(gpus)),
         "network": _network(run),
         "software": _software(environment),
-        "sampling": _sampling(run),
+        "sampling": _sampling(run.info),
         "measured by": ", ".join(tools_of(run)),
     }
     return [Fact(name, text) for name, text in facts.items() if text]
 
 
-def _joined(texts: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(texts))
-
-
 def _hosts(names: Sequence[str]) -> str:
-    listed = (
-        ", ".join(names)
-        if len(names) <= MOST_NAMED + 1
-        else f"{names[0]}, {names[1]}, … {names[-1]}"
-    )
-    return f"{len(names)}: {listed}" if names else ""
+    if not names:
+        return ""
+    if len(names) <= MOST_NAMED + 1:
+        return f"{len(names)}: {', '.join(names)}"
+    return f"{len(names)}: {names[0]}, {names[1]}, … {names[-1]}"
 
 
-def _ranks(run: Run) -> str:
-    ranks, per_host = run.info.get("world_size"), run.info.get("ranks_per_node")
-    return f"{ranks}{f', {per_host} a host' if per_host else ''}" if ranks else ""
+def _ranks(info: RunInfo) -> str:
+    ranks, per_host = info.get("world_size"), info.get("ranks_per_node")
+    if not ranks:
+        return ""
+    if not per_host:
+        return str(ranks)
+    return f"{ranks}, {per_host} a host"
 
 
 def _network(run: Run) -> str:
     """Return the links of known rate, slowest first, and the transports, in a fixed order."""
     transports = sorted({record.transport for record in run.records if record.transport})
-    links = {link_of(run.info, transport) for transport in transports or [""]}
-    rates = {str(link): link.rate_bps for link in links if link.rate_bps is not None}
-    links_by_rate = sorted(rates, key=lambda name: (rates[name], name))
-    transport_words = (
-        f"by {', '.join(transports[:MOST_NAMED])}{', …' if len(transports) > MOST_NAMED else ''}"
-    )
-    return ", ".join([*links_by_rate, *([transport_words] if transports else [])])
+    rates: dict[str, float] = {}
+    for transport in transports or [""]:
+        link = link_of(run.info, transport)
+        if link.rate_bps is not None:
+            rates[str(link)] = link.rate_bps
+    parts = sorted(rates, key=lambda name: (rates[name], name))
+    if transports:
+        parts.append(f"by {', '.join(transports[:MOST_NAMED])}")
+    if len(transports) > MOST_NAMED:
+        parts.append("…")
+    return ", ".join(parts)
 
 
-def _software(environment: Any) -> str:  # noqa: ANN401 - JSON
+def _software(environment: Mapping[str, Any]) -> str:
     versions = environment.get("versions") or {}
     parts = [f"{name} {versions[name]}" for name in ("commbench", "torch") if name in versions]
-    parts += [
-        str(environment[name]) for name in ("mpi_library", "nccl_library") if environment.get(name)
-    ]
-    return ", ".join([*parts, *([f"Python {versions['python']}"] if "python" in versions else [])])
+    for library in ("mpi_library", "nccl_library"):
+        if environment.get(library):
+            parts.append(str(environment[library]))
+    if "python" in versions:
+        parts.append(f"Python {versions['python']}")
+    return ", ".join(parts)
 
 
-def _sampling(run: Run) -> str:
-    launches = run.info.get("launches") or []
-    budget = run.info.get("budget")
-    parts = [f"budget {budget}"] if budget else []
-    parts += [counted(len(launches), "launch")] if launches else []
+def _sampling(info: RunInfo) -> str:
+    launches = info.get("launches") or []
     seconds = sum(launch.get("seconds", 0.0) for launch in launches)
-    return ", ".join([*parts, *([f"{format_duration(seconds)}"] if seconds else [])])
+    parts = []
+    if info.get("budget"):
+        parts.append(f"budget {info['budget']}")
+    if launches:
+        parts.append(counted(len(launches), "launch"))
+    if seconds:
+        parts.append(format_duration(seconds))
+    return ", ".join(parts)
 
 
 def when(info: Any) -> str:  # noqa: ANN401 - JSON
@@ -118,9 +131,6 @@ def when(info: Any) -> str:  # noqa: ANN401 - JSON
     except ValueError:
         return ""
     return f"{began.day} {began:%B %Y, %H:%M} {began.tzname() or ''}".strip()
-
-
-Pair = tuple[str, str]
 
 
 # ------------------------------------------------------------------------------------- several runs
@@ -153,15 +163,14 @@ def differences_table(runs: Sequence[Run]) -> Table | None:
     None if no stated condition differs.
     """
     differences = differing([run.info.get("environment") or {} for run in runs])
-    lines = [
-        [name, *("not stated" if text is None else text for text in texts)]
-        for name, texts in differences.items()
-    ]
-    if not lines:
+    if not differences:
         return None
-    return plain_table(
-        ["condition", *(run.name for run in runs)], lines, title="Conditions that differ"
-    )
+    lines = []
+    for name, texts in differences.items():
+        stated = ["not stated" if text is None else text for text in texts]
+        lines.append([name, *stated])
+    headings = ["condition", *(run.name for run in runs)]
+    return plain_table(headings, lines, title="Conditions that differ")
 
 
 # -------------------------------------------------------------------------------------------- hosts
@@ -173,23 +182,29 @@ def condition_tables(runs: Sequence[Run]) -> list[Table]:
     """
     tables = []
     for run in runs:
-        of_run = f"{run.name}: " if len(runs) > 1 else ""
-        environment = run.info.get("environment") or {}
-        hosts = [_facts(host) for host in environment.get("hosts") or ()]
-        shared, several = _shared(hosts), len(hosts) > 1
-        if shared:
-            title = f"What all {len(hosts)} hosts have in common" if several else "The host"
-            tables.append(plain_table(["fact", "value"], shared.items(), title=f"{of_run}{title}"))
-        if several:
-            tables.append(_varied(f"{of_run}Where the hosts differ", hosts, set(shared)))
-        texts_by_title = {
-            "Versions": environment.get("versions"),
-            "Variables that matter": environment.get("variables"),
-        }
-        for title, texts in texts_by_title.items():
-            lines = [(name, str(text)) for name, text in (texts or {}).items()]
-            if lines:
-                tables.append(plain_table(["name", "value"], lines, title=f"{of_run}{title}"))
+        of_run = _tables_of(run.info.get("environment") or {})
+        if len(runs) > 1:
+            of_run = [replace(table, title=f"{run.name}: {table.title}") for table in of_run]
+        tables += of_run
+    return tables
+
+
+def _tables_of(environment: Mapping[str, Any]) -> list[Table]:
+    tables = []
+    hosts = [_facts(host) for host in environment.get("hosts") or ()]
+    shared = _shared(hosts)
+    if shared:
+        title = "The host"
+        if len(hosts) > 1:
+            title = f"What all {len(hosts)} hosts have in common"
+        tables.append(plain_table(["fact", "value"], shared.items(), title=title))
+    if len(hosts) > 1:
+        tables.append(_varied(hosts, set(shared)))
+    for title, name in (("Versions", "versions"), ("Variables that matter", "variables")):
+        texts = environment.get(name) or {}
+        lines = [(key, str(text)) for key, text in texts.items()]
+        if lines:
+            tables.append(plain_table(["name", "value"], lines, title=title))
     return tables
 
 
@@ -198,7 +213,7 @@ def _facts(host: Host) -> dict[str, str]:
     return dict(_fact(name, value) for name, value in host.items() if name != "topology")
 
 
-def _fact(name: str, value: Any) -> Pair:  # noqa: ANN401 - JSON
+def _fact(name: str, value: object) -> tuple[str, str]:
     """Return a fact's name without the unit, and its value with the unit."""
     for suffix, text_of in _UNITS.items():
         if name.endswith(suffix) and isinstance(value, int | float) and abs(value) <= LARGEST:
@@ -206,21 +221,29 @@ def _fact(name: str, value: Any) -> Pair:  # noqa: ANN401 - JSON
     return name.replace("_", " "), _words(value)
 
 
+def _size(size_bytes: float) -> str:
+    return format_size(int(size_bytes))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
 #: The format of a number, by the suffix of its name.
 _UNITS: Mapping[str, Callable[[float], str]] = {
-    "_bytes": lambda size: format_size(int(size)),
+    "_bytes": _size,
     "_s": format_time,
-    "_ratio": lambda share: f"{100 * share:.2g} %",
+    "_ratio": _percent,
 }
 
 
-def _words(value: Any) -> str:  # noqa: ANN401 - JSON
+def _words(value: object) -> str:
     if value is None:
         return "unknown"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        facts = (_fact(str(name), each) for name, each in value.items() if each is not None)
+        facts = [_fact(str(name), each) for name, each in value.items() if each is not None]
         return ", ".join(f"{name} {text}" for name, text in facts)
     if isinstance(value, list):
         return "; ".join(map(_words, value)) or "none"
@@ -229,18 +252,19 @@ def _words(value: Any) -> str:  # noqa: ANN401 - JSON
 
 def _shared(hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return the facts that all hosts have in common."""
-    return {
-        name: text
-        for name, text in (hosts[0] if hosts else {}).items()
-        if all(h.get(name) == text for h in hosts)
-    }
+    if not hosts:
+        return {}
+    shared = set(hosts[0].items())
+    shared.intersection_update(*(host.items() for host in hosts))
+    return {name: text for name, text in hosts[0].items() if (name, text) in shared}
 
 
-def _varied(title: str, hosts: Sequence[Mapping[str, str]], shared: set[str]) -> Table:
+def _varied(hosts: Sequence[Mapping[str, str]], shared: set[str]) -> Table:
     """Tabulate the facts that differ between hosts, a line for each host."""
     names = dict.fromkeys(name for host in hosts for name in host if name not in shared)
     columns = [Column(name, methodcaller("get", name, "")) for name in names]
-    return make_table(title, [("", host) for host in hosts], columns, rest_in="run.json")
+    rows = [("", host) for host in hosts]
+    return make_table("Where the hosts differ", rows, columns, rest_in="run.json")
 
 
 # ----------------------------------------------------------------------------------------- launches
@@ -249,81 +273,90 @@ def _varied(title: str, hosts: Sequence[Mapping[str, str]], shared: set[str]) ->
 def launch_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the outcome of each launch; no table without launches."""
     columns: list[Column[Launch]] = [
-        Column("stage", lambda launch: launch.get("stage") or ""),
-        number("launch", lambda launch: launch.get("launch"), text_of=str),
-        Column("environment", lambda launch: launch.get("env") or ""),
-        Column(
-            "began",
-            lambda launch: str(launch.get("started") or "").replace("T", " ").partition("+")[0],
-        ),
-        *(_seconds(heading, name) for heading, name in _SPENT.items()),
-        Column(
-            "status",
-            lambda launch: Cell(
-                str(launch.get("status") or ""), tone=tone_of(str(launch.get("status") or "ok"))
-            ),
-        ),
-        Column("reason", lambda launch: launch.get("reason") or ""),
+        _launch_text("stage"),
+        number("launch", methodcaller("get", "launch"), text_of=str),
+        _launch_text("environment", "env"),
+        Column("began", _began),
+        _launch_seconds("took", "seconds"),
+        _launch_seconds("starting", "startup_s"),
+        _launch_seconds("measuring", "measuring_s"),
+        _launch_seconds("other", "other_s"),
+        Column("status", _launch_status),
+        _launch_text("reason"),
     ]
     return make_tables(
         "Launches", runs, lambda run: run.info.get("launches") or (), columns, rest_in="run.json"
     )
 
 
-_SPENT = {
-    "took": "seconds",
-    "starting": "startup_s",
-    "measuring": "measuring_s",
-    "other": "other_s",
-}
+def _launch_text(heading: str, name: str = "") -> Column[Launch]:
+    return Column(heading, methodcaller("get", name or heading))
 
 
-def _seconds(heading: str, name: str) -> Column[Launch]:
-    def value(launch: Launch) -> float | None:
-        seconds = launch.get(name)
-        return float(seconds) if isinstance(seconds, int | float) else None
+def _launch_seconds(heading: str, name: str) -> Column[Launch]:
+    return number(heading, methodcaller("get", name), unit="s")
 
-    return number(heading, value, unit="s")
+
+def _began(launch: Launch) -> str:
+    began = str(launch.get("started") or "")
+    return began.replace("T", " ").partition("+")[0]
+
+
+def _launch_status(launch: Launch) -> Cell:
+    status = str(launch.get("status") or "")
+    return Cell(status, tone=tone_of(status or "ok"))
 
 
 # ---------------------------------------------------------------------------------- what is missing
 
 
+class _Missing(NamedTuple):
+    """A row without a result, and what it is about."""
+
+    subject: str
+    row: Flagged
+
+
 def missing_table(runs: Sequence[Run]) -> Table | None:
     """Tabulate cases without a result, a line for each reason; None if every case has a result."""
-    lines = [
-        (run.name, members)
-        for run in runs
-        for members in rows_by(
-            _unmeasured(run),
-            lambda line: (line[1].status, shared_cause(line[1].reason_code, line[1].reason)),
-        ).values()
-    ]
-    columns: list[Column[list[tuple[str, Flagged]]]] = [
-        Column("status", lambda line: status_cell(line[0][1].status)),
+    lines = []
+    for run in runs:
+        by_cause: dict[tuple[str, str], list[_Missing]] = {}
+        for missing in _unmeasured(run):
+            row = missing.row
+            cause = (row.status, shared_cause(row.reason_code, row.reason))
+            by_cause.setdefault(cause, []).append(missing)
+        lines += [(run.name, members) for members in by_cause.values()]
+    if not lines:
+        return None
+    columns: list[Column[list[_Missing]]] = [
+        Column("status", lambda members: status_cell(members[0].row.status)),
         number("rows", len, text_of=str),
-        Column("what", lambda line: _listed([subject for subject, _ in line])),
-        Column("reason", lambda line: line[0][1].reason),
+        Column("what", _subjects),
+        Column("reason", lambda members: members[0].row.reason),
     ]
-    return make_table("Rows without a result", lines, columns) if lines else None
+    return make_table("Rows without a result", lines, columns)
 
 
-def _unmeasured(run: Run) -> Iterable[tuple[str, Flagged]]:
+def _unmeasured(run: Run) -> Iterable[_Missing]:
     for row in run.rows:
         if row.status != "ok":
-            words = (row.backend, row.operation, row.pattern if row.pattern != "flat" else "")
-            yield " ".join(word for word in words if word), row
+            words = [row.backend, row.operation]
+            if row.pattern != "flat":
+                words.append(row.pattern)
+            yield _Missing(" ".join(words), row)
     for training in run.training_rows:
         if training.status != "ok":
-            yield f"{training.workload}, {setting_name(training)}", training
+            yield _Missing(f"{training.workload}, {setting_name(training)}", training)
 
 
-def _listed(texts: Iterable[str]) -> str:
-    """Join distinct texts; of many, show the first and count the others."""
-    most = 6
-    distinct = list(dict.fromkeys(texts))
-    more = [f"and {len(distinct) - most} more"] if len(distinct) > most else []
-    return "; ".join(distinct[:most] + more)
+def _subjects(members: Sequence[_Missing]) -> str:
+    """Join distinct subjects; of many, show the first and count the others."""
+    distinct = list(dict.fromkeys(missing.subject for missing in members))
+    shown = distinct[:MOST_SUBJECTS]
+    if len(distinct) > MOST_SUBJECTS:
+        shown.append(f"and {len(distinct) - MOST_SUBJECTS} more")
+    return "; ".join(shown)
 
 
 def failed_ranks(run: Run) -> list[Finding]:
@@ -348,20 +381,15 @@ def failed_ranks(run: Run) -> list[Finding]:
 
 def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
     """Tabulate the files of the runs, with links if the page lies ``beside`` them."""
-    lines = [
-        [
-            *([Cell(run.name)] if len(runs) > 1 else []),
-            Cell(name, link=name if beside else ""),
-            Cell(_size_of(run.path / name)),
-            Cell(content),
-        ]
-        for run in runs
-        for name, content in FILES.items()
-        if (run.path / name).is_file()
+    rows = []
+    for run in runs:
+        rows += [(run.name, run.path / name) for name in FILES if (run.path / name).is_file()]
+    columns: list[Column[Path]] = [
+        Column("file", lambda file: Cell(file.name, link=file.name if beside else "")),
+        Column("size", _size_of),
+        Column("what it holds", lambda file: FILES[file.name]),
     ]
-    return plain_table(
-        [*(["run"] if len(runs) > 1 else []), "file", "size", "what it holds"], lines, title="Files"
-    )
+    return make_table("Files", rows, columns)
 
 
 def _size_of(file: Path) -> str:
@@ -379,8 +407,11 @@ def left_out(run: Run) -> list[Finding]:
 def place(run: Run) -> str:
     """Return the numbers of ranks and hosts; empty if unknown."""
     ranks, hosts = run.info.get("world_size"), run.info.get("nodes")
-    on_hosts = f" on {counted(hosts, 'host')}" if hosts else ""
-    return f"{counted(ranks, 'rank')}{on_hosts}" if ranks else ""
+    if not ranks:
+        return ""
+    if not hosts:
+        return counted(ranks, "rank")
+    return f"{counted(ranks, 'rank')} on {counted(hosts, 'host')}"
 
 
 #: The value of ``launcher`` in run.json if the user started the ranks: the command does not contain
@@ -394,17 +425,14 @@ def commands(runs: Sequence[Run]) -> list[Code]:
     """Return the command of each run that states its own, ready to paste."""
     codes = []
     for run in runs:
-        if run.info.get("argv"):
-            verb = "import" if run.info.get("imported") else "measure"
-            whose = f" {run.name}" if len(runs) > 1 else " it"
-            each = (
-                ", by each rank under your launcher"
-                if run.info.get("launcher") in _OWN_LAUNCHERS
-                else ""
-            )
-            codes.append(
-                Code(title=f"To {verb}{whose} again{each}", text=shlex.join(words_of(run.info)))
-            )
+        if not run.info.get("argv"):
+            continue
+        verb = "import" if run.info.get("imported") else "measure"
+        whose = run.name if len(runs) > 1 else "it"
+        title = f"To {verb} {whose} again"
+        if run.info.get("launcher") in _OWN_LAUNCHERS:
+            title += ", by each rank under your launcher"
+        codes.append(Code(title=title, text=shlex.join(words_of(run.info))))
     return codes
 
 
@@ -428,11 +456,10 @@ def _into_another(words: Sequence[str]) -> list[str]:
     """Replace the run's directory in the command by another one."""
     command: list[str] = []
     for word in words:
-        name, is_joined, value = word.partition("=")
-        if command and command[-1] == "--out":
+        if command[-1:] == ["--out"] or word.startswith("--out="):
             command.append(_another(word))
         else:
-            command.append(f"{name}={_another(value)}" if name == "--out" and is_joined else word)
+            command.append(word)
     return command
 
 
@@ -445,15 +472,14 @@ def _lab(info: RunInfo) -> list[str]:
     emulated: Emulated = (info.get("environment") or {}).get("emulated") or {}
     if not emulated:
         return []
+    command = ["commbench", "lab", "run"]
     entries: Mapping[str, object] = emulated
-    options = [
-        word
-        for name, option in _LAB.items()
-        if entries.get(name)
-        for word in (option, str(entries[name]))
-    ]
-    each = info.get("ranks_per_node") or 1
-    options += ["--ranks-per-host", str(each)] if each > 1 else []
-    slow = (emulated.get("slow") or {}).items()
-    options += [word for host, rate in slow for word in ("--slow", f"{host}={rate}")]
-    return ["commbench", "lab", "run", *options, "--"]
+    for name, option in _LAB.items():
+        if entries.get(name):
+            command += [option, str(entries[name])]
+    per_host = info.get("ranks_per_node") or 1
+    if per_host > 1:
+        command += ["--ranks-per-host", str(per_host)]
+    for host, rate in (emulated.get("slow") or {}).items():
+        command += ["--slow", f"{host}={rate}"]
+    return [*command, "--"]
