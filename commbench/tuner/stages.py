@@ -204,7 +204,7 @@ class TuningPlan:
     @property
     def then(self) -> str:
         """The stages after the search, in words."""
-        return f"the best again in {counted(self.first_look, 'fresh launch')}"
+        return f"the best again in {counted(self.first_look, 'confirmation launch')}"
 
     def estimate_s(self) -> float:
         """Return the most seconds of search and confirmation, if the first look decides."""

@@ -114,7 +114,9 @@ class TrainingPlan:
     @property
     def then(self) -> str:
         """The stages after the sweep, in words."""
-        return f"the fastest again in {counted(self.budget.confirm_launches, 'fresh launch')}"
+        return (
+            f"the fastest again in {counted(self.budget.confirm_launches, 'confirmation launch')}"
+        )
 
     def estimate_s(self) -> float:
         """Return the estimated seconds of sweep and confirmation, if steps take as long as the
