@@ -35,9 +35,9 @@ from commbench.collectives.cases import Case, Sweep, shuffled
 from commbench.engine.communicator import HostBuffer
 from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
+from commbench.engine.sampling import Sampler
 from commbench.engine.session import Session
 from commbench.engine.setup import Prepared, prepare
-from commbench.engine.stopping import Sampler
 from commbench.engine.timing.loops import Call, Progress, Repetitions, Timer, quiet_interpreter
 from commbench.engine.timing.sync import TOLERATED_LATE, SyncPlan
 from commbench.errors import CommbenchError, InputError, LaunchError, WrongDataError

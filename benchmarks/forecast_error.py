@@ -79,7 +79,7 @@ def kept_pairs() -> dict[str, list[HeldOut]]:
 
 def _sizes() -> Iterator[HeldOut]:
     """Yield times at every other inner size, predicted from the sizes between."""
-    for path in sorted(RESULTS.glob("*/samples.jsonl")):
+    for path in sorted(RESULTS.glob("*/samples.jsonl.gz")):
         records = load_run(path.parent).records
         measured = NetworkModel.fit(records)
         for key, curve in measured.curves.items():

@@ -136,6 +136,7 @@ NOUNS = frozenset(
         "link",
         "more confirmation launch",
         "more setting",
+        "more time",
         "pair",
         "rank",
         "row",
@@ -277,6 +278,32 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "rank_raised": "{subject} raised {error}",
         "rank_stuck": "{subject} {state}{others}",
         "ranks_not_started": "the ranks could not be started: {remedy}",
+        # What follows from how launches ended.
+        "case_failed": "1 case failed: {cause}",
+        "cases_failed": "{failed} cases failed, the first: {cause}",
+        "cases_unmeasured": "{missing} of {cases} cases have no launch",
+        "conditions_changed": (
+            "The conditions have changed since the first launch: {changes:clauses}."
+        ),
+        "failures_in_a_row": "stopped after {failures} failed launches in a row: {cause}",
+        "interrupted": "interrupted by {subject}",
+        "last_case": "Finishing the case; press Ctrl-C again to stop now.",
+        "launch_begun": "launch {launch} has begun and not ended",
+        "launch_comes_next": (
+            "launch {launch} of {launches} of stage {subject} comes next, which takes this command"
+            " {invocations:more time}, and what follows may take more"
+        ),
+        "launch_cut": "the time limit ended the launch before its last case",
+        "launch_goes_on": "Launch {launch} failed and goes on: {cause}.",
+        "launch_goes_on_without": "Launch {launch} goes on without {env}: {cause}.",
+        "launch_warning": "Launch {launch}: {cause}.",
+        "soak_goes_on": "Launch {launch} {status} at {at}: {cause}. The soak goes on.",
+        "time_limit": (
+            "the time limit of {limit_s:g} s was reached after {made} of {launches} launches of"
+            " stage {subject}"
+        ),
+        "start_conductor": "start commbench without mpirun or torchrun to learn which rank",
+        "stage_cut": "Cut short: {cause}; the same command adds the rest.",
         # A run: its state, its time, its origin.
         "energy_missing": "Energy of {subject}: {error}.",
         "imported_from": "Measured by {subject}, imported from {files}.",
@@ -403,8 +430,12 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "{subject} was confirmed in {launches:launch} only: repeat the command."
         ),
         "reason_unconfirmed": (
-            "{subject} was the fastest alternative of the {stage} but was not measured in"
-            " confirmation {fresh}."
+            "{subject} was the fastest alternative of the sweep but was not measured in"
+            " confirmation launches."
+        ),
+        "reason_unconfirmed_live": (
+            "{subject} was the fastest alternative of the screening but was not measured in"
+            " confirmation blocks."
         ),
         # A recommendation: what would decide.
         "decide": "{sentence}",

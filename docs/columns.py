@@ -40,8 +40,8 @@ A run is a directory (schema {SCHEMA}). All files but the first two are made fro
 
 JSON Schema for programs: [run.json](schema/run.json), [a line of samples.jsonl](schema/sample.json),
 [recommendation.json](schema/recommendation.json). In `samples.jsonl` later lines of a case and launch replace earlier
-ones, except further samples of the launch. A line with `of` holds only what differs from an earlier line;
-`commbench.load_run` reads both. An [imported](exchange.md) run holds only what the other tool states.
+ones, except further samples of the launch. A line with `of` holds only what differs from an earlier one;
+`commbench.load_run` reads both, and `samples.jsonl.gz`, to which nothing is added. An [imported](exchange.md) run holds only what the other tool states.
 
 ## CSV columns
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from markup import clause, docstrings_of_fields, first_paragraph, table
 
-from commbench.collectives.operations import OPERATIONS, LengthRule, Operation, Shape
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import OPERATIONS, LengthRule, Operation
 from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
 from commbench.engine.flags import FLAGS

@@ -9,7 +9,7 @@ from training_builders import launches_of, make_training_case, make_training_lau
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.recommendation import Recommendation
-from commbench.tuner.decision import recommend
+from commbench.tuner.conclusion import recommend
 
 BASE = make_training_case()
 FIVE = make_training_case(cap="5")

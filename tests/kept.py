@@ -1,5 +1,6 @@
 """The runs that are kept in results/ as evidence, as opposed to runs that a user made there."""
 
+import gzip
 import re
 import shlex
 import subprocess
@@ -36,4 +37,10 @@ def kept_names(results: Path = RESULTS) -> list[str]:
 
 KEPT = kept_names()
 #: The kept directories that hold a run, not only the results of a check of commbench.
-KEPT_RUNS = [RESULTS / name for name in KEPT if (RESULTS / name / "samples.jsonl").exists()]
+KEPT_RUNS = [RESULTS / name for name in KEPT if (RESULTS / name / "samples.jsonl.gz").exists()]
+
+
+def sample_lines(run: Path) -> list[str]:
+    """Return the lines of a kept run's samples."""
+    with gzip.open(run / "samples.jsonl.gz", "rt", encoding="utf-8") as stream:
+        return stream.read().splitlines()

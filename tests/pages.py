@@ -13,7 +13,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
 from commbench.report.page.writing import render_page
 from commbench.results import Run
-from commbench.tuner.decision import recommend
+from commbench.tuner.conclusion import recommend
 
 HOST = "<script>alert(1)</script>"
 FORMULA = "=cmd()"

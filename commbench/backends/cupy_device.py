@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import socket
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import cupy
 
 from commbench.backends.gpu_assignment import assign_gpu, room_for
 from commbench.collectives.datatypes import Content, DataType
+from commbench.collectives.primitives import Buffer
 from commbench.engine.communicator import STALE, Communicator
 from commbench.engine.control import Control
 from commbench.errors import InputError
@@ -80,37 +80,13 @@ def _nccl_import_error() -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class DeviceBuffer:
-    """Elements in device memory: ``memory`` has shape (count,) in the data type's storage."""
-
-    memory: Any
-    dtype: DataType
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        return int(self.memory.size)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.count * self.dtype.itemsize
+class DeviceBuffer(Buffer):
+    """Elements in device memory, a cupy array."""
 
     @property
     def address(self) -> int:
         """Address of the first element."""
-        return self.address_of(0)
-
-    def address_of(self, element: int) -> int:
-        """Return the address of an element."""
-        return int(self.memory.__cuda_array_interface__["data"][0]) + element * self.dtype.itemsize
-
-    def shares_memory(self, other: DeviceBuffer) -> bool:
-        """Return whether both buffers overlap: the operation is in place."""
-        return self.address < other.address_of(other.count) and other.address < self.address_of(
-            self.count
-        )
+        return int(self.memory.__cuda_array_interface__["data"][0])
 
 
 class CupyMemory(Communicator):
@@ -137,17 +113,9 @@ class CupyMemory(Communicator):
         return int(self._properties.get("l2CacheSize", 0))
 
     def allocate(self, dtype: DataType, count: int) -> DeviceBuffer:
-        """See `Communicator.allocate`; cupy aligns memory to 512 bytes."""
+        """See `Primitives.allocate`; cupy aligns memory to 512 bytes."""
         with self._stream, _room_for(count * dtype.itemsize):
             return DeviceBuffer(cupy.zeros(count, dtype=dtype.storage), dtype)
-
-    def part(self, buffer: DeviceBuffer, offset: int, count: int) -> DeviceBuffer:
-        """See `Communicator.part`."""
-        return DeviceBuffer(buffer.memory[offset : offset + count], buffer.dtype)
-
-    def like(self, buffer: DeviceBuffer, count: int) -> DeviceBuffer:
-        """See `Communicator.like`."""
-        return self.allocate(buffer.dtype, count)
 
     def write(self, buffer: DeviceBuffer, content: Content) -> None:
         """See `Communicator.write`."""

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from commbench.collectives.datatypes import Content, DataType
 from commbench.collectives.patterns import Group
-from commbench.collectives.primitives import Ends
-from commbench.engine.communicator import Communicator
+from commbench.collectives.primitives import Request
+from commbench.engine.communicator import Communicator, HostBuffer
 from commbench.engine.control import Control
 from commbench.engine.timing.loops import Call, Progress, Repetitions, Timer
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
@@ -72,19 +72,6 @@ class Script:
         """Return the true median of one call, in microseconds."""
         regime = [r for r in self.regimes if r.from_bytes <= call_bytes][-1]
         return regime.alpha_us + call_bytes / (1e3 * regime.GBps)
-
-
-@dataclass(frozen=True)
-class FakeBuffer:
-    """A buffer with a size and no memory."""
-
-    count: int
-    itemsize: int
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.count * self.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,117 +138,53 @@ class FakeCommunicator(Communicator):
         """Return a loop that draws its timestamps."""
         return FakeTimer(self, Synchroniser(self._control, plan), progress)
 
-    def allocate(self, dtype: DataType, count: int) -> FakeBuffer:
-        """See `Communicator.allocate`."""
-        return FakeBuffer(count, dtype.itemsize)
+    def allocate(self, dtype: DataType, count: int) -> HostBuffer:
+        """Return a buffer whose elements are one and the same."""
+        return HostBuffer(np.broadcast_to(np.zeros(1, dtype.storage), count), dtype)
 
-    def part(self, buffer: FakeBuffer, offset: int, count: int) -> FakeBuffer:  # noqa: ARG002 - the buffer has no memory
-        """See `Communicator.part`."""
-        return FakeBuffer(count, buffer.itemsize)
-
-    def like(self, buffer: FakeBuffer, count: int) -> FakeBuffer:
-        """See `Communicator.like`."""
-        return FakeBuffer(count, buffer.itemsize)
-
-    def write(self, buffer: FakeBuffer, content: Content) -> None:
+    def write(self, buffer: HostBuffer, content: Content) -> None:
         """Hold nothing."""
 
-    def poison(self, buffer: FakeBuffer) -> None:
+    def poison(self, buffer: HostBuffer) -> None:
         """Hold nothing."""
 
-    def count_wrong(self, buffer: FakeBuffer, content: Content) -> int:  # noqa: ARG002 - scripted
+    def count_wrong(self, buffer: HostBuffer, content: Content) -> int:  # noqa: ARG002 - scripted
         """Return the scripted number."""
         return self.script.wrong(self._control.rank)
 
-    def empty(self) -> FakeBuffer:
-        """See `Communicator.empty`."""
-        return FakeBuffer(0, 1)
+    def call(self, request: Request) -> Call:
+        """Return a call with a scripted time."""
+        return self._fake(request.name, self._call_bytes(request))
 
-    def _fake(
-        self, primitive: str, *buffers: FakeBuffer | None, blocks: int = 1, drawn_as: str = ""
-    ) -> FakeCall:
-        """Return a call of the largest buffer times ``blocks``.
+    def begin(self, request: Request) -> list[Call]:
+        """Return a start with a scripted time, and a completion without."""
+        start = self._fake(f"i{request.name}", self._call_bytes(request))
+        return [start, FakeCall(run=_nothing, primitive="wait", call_bytes=-1)]
 
-        Equal ``drawn_as`` draw equal times.
-        """
+    def _fake(self, primitive: str, call_bytes: int) -> FakeCall:
         if primitive in self.script.unsupported:
             raise self._cannot(primitive)
-        largest = max((b.nbytes for b in buffers if b), default=0)
-        call_bytes = largest * blocks
+        if primitive == "barrier":  # verified, it is a real barrier of all groups
+            if self._aside:
+                raise self._cannot("barrier while ranks stand aside")
+            return FakeCall(run=self._control.barrier, primitive=primitive, call_bytes=0)
+        drawn_as = primitive
+        if primitive in {"send", "receive"}:  # both ends draw the same time
+            drawn_as = "message"
         return FakeCall(
-            run=_nothing,
-            primitive=drawn_as or primitive,
-            call_bytes=call_bytes,
-            factor=self._factor,
+            run=_nothing, primitive=drawn_as, call_bytes=call_bytes, factor=self._factor
         )
 
-    def all_reduce(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> Call:  # noqa: ARG002, D102
-        return self._fake("all_reduce", send, receive)
-
-    def all_gather(self, send: FakeBuffer, receive: FakeBuffer) -> Call:  # noqa: D102
-        return self._fake("all_gather", send, receive)
-
-    def reduce_scatter(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> Call:  # noqa: ARG002, D102
-        return self._fake("reduce_scatter", send, receive)
-
-    def all_to_all(self, send: FakeBuffer, receive: FakeBuffer) -> Call:  # noqa: D102
-        return self._fake("all_to_all", send, receive)
-
-    def broadcast(self, buffer: FakeBuffer, root: int) -> Call:  # noqa: ARG002, D102
-        return self._fake("broadcast", buffer)
-
-    def reduce(self, send: FakeBuffer, receive: FakeBuffer | None, redop: str, root: int) -> Call:  # noqa: ARG002, D102
-        return self._fake("reduce", send, receive)
-
-    def gather(self, send: FakeBuffer, receive: FakeBuffer | None, root: int) -> Call:  # noqa: ARG002, D102
-        return self._fake(
-            "gather", None if receive else send, receive, blocks=1 if receive else self.size
-        )
-
-    def scatter(self, send: FakeBuffer | None, receive: FakeBuffer, root: int) -> Call:  # noqa: ARG002, D102
-        return self._fake(
-            "scatter", send, None if send else receive, blocks=1 if send else self.size
-        )
-
-    def iall_reduce(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> list[Call]:  # noqa: ARG002, D102
-        return [
-            self._fake("iall_reduce", send, receive),
-            FakeCall(run=_nothing, primitive="wait", call_bytes=-1),
-        ]
-
-    def iall_gather(self, send: FakeBuffer, receive: FakeBuffer) -> list[Call]:  # noqa: D102
-        return [
-            self._fake("iall_gather", send, receive),
-            FakeCall(run=_nothing, primitive="wait", call_bytes=-1),
-        ]
-
-    def barrier(self) -> Call:
-        """Return a call that, when verified, is a real barrier of all groups.
-
-        Its times are scripted.
-        """
-        self._fake("barrier")
-        if self._aside:
-            raise self._cannot("barrier while ranks stand aside")
-        return FakeCall(run=self._control.barrier, primitive="barrier", call_bytes=0)
-
-    def send(self, buffer: FakeBuffer, peer: int) -> Call:  # noqa: ARG002, D102
-        return self._fake("send", buffer, drawn_as="message")
-
-    def receive(self, buffer: FakeBuffer, peer: int) -> Call:  # noqa: ARG002, D102
-        return self._fake("receive", buffer, drawn_as="message")
-
-    def send_receive(self, send: FakeBuffer, target: int, receive: FakeBuffer, source: int) -> Call:  # noqa: ARG002, D102
-        return self._fake("send_receive", send, receive)
-
-    def exchange_window(  # noqa: D102
-        self, sends: Ends[FakeBuffer], receives: Ends[FakeBuffer], window: int
-    ) -> Call:
-        message = self._fake("window", *(buffer for buffer, _ in [*sends, *receives]))
-        streams = max(len(sends), len(receives))
-        return FakeCall(
-            run=_nothing, primitive="window", call_bytes=message.call_bytes * window * streams
-        )
+    def _call_bytes(self, request: Request) -> int:
+        """Return the bytes of the whole message on any rank, or of a window's busier direction."""
+        messages: list[int] = [buffer.nbytes for buffer, _ in (*request.sends, *request.receives)]
+        if messages:
+            streams = max(len(request.sends), len(request.receives))
+            return max(messages) * request.window * streams
+        sizes = [buffer.nbytes for buffer in request.buffers]
+        if request.name in {"gather", "scatter"}:  # a block on all ranks but one
+            return min(sizes) * self.size
+        return max(sizes, default=0)
 
 
 class FakeTimer:

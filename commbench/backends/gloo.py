@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import psutil
 import torch
@@ -13,25 +14,23 @@ import torch.distributed as dist
 from commbench.backends.torch_calls import (
     TorchCommunicator,
     as_tensor,
-    start_all_gather,
-    start_all_reduce,
     torch_version,
 )
 from commbench.backends.torch_control import TIMEOUT, join_world, leave_world, unpinned
-from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.patterns import Group
-from commbench.engine.communicator import HostBuffer, HostCommunicator
+from commbench.collectives.primitives import Buffer, Request
+from commbench.engine.communicator import HostCommunicator
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
-from commbench.findings import UnsupportedError
 
 
-class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
+class GlooCommunicator(TorchCommunicator, HostCommunicator):
     """A Gloo process group; its operations end before a call returns."""
 
     backend = "gloo"
     own_threads = True
+    fewest_elements = 1  # torch sends no empty tensors
 
     def __init__(
         self,
@@ -115,13 +114,9 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
         tensor = torch.zeros(1, dtype=torch.float64)
         return [Call(run=lambda: dist.all_reduce(tensor, group=self._self_group))]
 
-    def tensor_of(self, buffer: HostBuffer) -> torch.Tensor:
+    def tensor_of(self, buffer: Buffer) -> torch.Tensor:
         """See `TorchCommunicator.tensor_of`."""
         return as_tensor(buffer.memory, buffer.dtype)
-
-    def empty(self) -> HostBuffer:
-        """Return a buffer of one byte: torch sends no empty tensors."""
-        return self.allocate(DTYPES["int8"], 1)
 
     def close(self) -> None:
         """Destroy the groups, except a default group that is the control plane's."""
@@ -130,19 +125,14 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
         if self.size == self._control.size:
             leave_world(self._control)
 
-    def iall_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> list[Call]:
-        """Prepare dist.all_reduce with async_op, and its wait."""
-        if not send.shares_memory(receive):
-            raise UnsupportedError("in_place_only")
-        return start_all_reduce(self.tensor_of(receive), redop, self._group)
-
-    def iall_gather(self, send: HostBuffer, receive: HostBuffer) -> list[Call]:
-        """Prepare dist.all_gather_into_tensor with async_op, and its wait."""
-        return start_all_gather(self.tensor_of(receive), self.tensor_of(send), self._group)
-
-    def barrier(self) -> Call:
-        """Prepare dist.barrier."""
-        return Call(run=lambda: dist.barrier(self._group))
+    def begin(self, request: Request) -> list[Call]:
+        """Prepare a collective's start, and its wait."""
+        start = self.start(request)
+        pending: list[Any] = []
+        return [
+            Call(run=lambda: pending.append(start())),
+            Call(run=lambda: pending.pop().wait()),
+        ]
 
 
 def _plain(address: str) -> str:

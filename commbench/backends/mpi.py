@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from commbench.backends.mpi_control import COMPONENT_QUERY, MpiControl
 from commbench.backends.mpi_report import algorithm_of, takes_gpu_memory
-from commbench.collectives.datatypes import DTYPES, DataType
-from commbench.collectives.operations import Operation, Shape
+from commbench.collectives.datatypes import DataType
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import Group
-from commbench.collectives.primitives import Ends
-from commbench.engine.communicator import HostBuffer, HostCommunicator
+from commbench.collectives.primitives import Request
+from commbench.engine.communicator import HostCommunicator
 from commbench.engine.control import gather_everywhere
 from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer, address_of
 from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls
@@ -28,10 +29,30 @@ from commbench.findings import UnsupportedError
 
 TAG = 7
 
+#: The function of each primitive and its arguments in C, in words. mpi4py takes a buffer with its
+#: count and type, and knows the communicator and the status.
+_FUNCTIONS = {
+    "all_reduce": "Allreduce send receive count type op comm",
+    "all_gather": "Allgather send count type receive count type comm",
+    "reduce_scatter": "Reduce_scatter_block send receive count type op comm",
+    "all_to_all": "Alltoall send count type receive count type comm",
+    "broadcast": "Bcast receive count type root comm",
+    "reduce": "Reduce send receive count type op root comm",
+    "gather": "Gather send count type receive count type root comm",
+    "scatter": "Scatter send count type receive count type root comm",
+    "barrier": "Barrier comm",
+    "send": "Send send count type target tag comm",
+    "receive": "Recv receive count type source tag comm status",
+    "send_receive": (
+        "Sendrecv send count type target tag receive count type source tag comm status"
+    ),
+}
+
 # mpi4py's documented way to hand its objects to C code.
 _c_handle = MPI._handleof  # noqa: SLF001
 _c_size = MPI._sizeof  # noqa: SLF001
 
+_NOT_PERSISTENT = "persistent form of this operation; use --cadence isolated"
 #: MPI's types for reductions; not every library has the 16-bit floats.
 _REDUCTION_TYPES = {
     "float64": "DOUBLE",
@@ -144,14 +165,6 @@ class MpiCommunicator(HostCommunicator):
     def _c_call(self, name: str, *arguments: int) -> tuple[int, ...]:
         return (address_of(getattr(self._library, name)), *arguments)
 
-    def _call(self, name: str, python_arguments: Sequence[Any], *arguments: int) -> Call:
-        """Return the call of ``MPI_name``, by mpi4py and by address.
-
-        The communicator is its last argument in C.
-        """
-        row = self._c_call(f"MPI_{name}", *arguments, self._handle)
-        return Call(run=partial(getattr(self._comm, name), *python_arguments), rows=[row])
-
     def _split(self, groups: Sequence[Group]) -> MpiCommunicator | None:
         """Make all groups by one MPI_Comm_split."""
         number = next((i for i, group in enumerate(groups) if self.rank in group), MPI.UNDEFINED)
@@ -182,240 +195,95 @@ class MpiCommunicator(HostCommunicator):
         """
         return 0 if operation.has_mpi_result_at_start else super().result_offset(operation, shape)
 
-    def empty(self) -> HostBuffer:
-        """See `Communicator.empty`."""
-        return self.allocate(DTYPES["int8"], 0)
+    def call(self, request: Request) -> Call:
+        """Prepare a function of MPI, by mpi4py and by address."""
+        if request.name == "window":
+            return self._exchange(request)
+        name, in_python, in_c = self._arguments(request)
+        row = self._c_call(f"MPI_{name}", *in_c)
+        run = partial(getattr(self._comm, name), *in_python)
+        return Call(run=run, rows=[row], keep=(request, self._status))
 
-    # Collectives
-
-    def all_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> Call:
-        """Prepare MPI_Allreduce."""
-        op, datatype, count = _op(redop), _reduction_type(receive.dtype), receive.count
-        spec = [receive.memory, count, datatype]
-        source, address = self._source(send, receive, send.count, datatype)
-        return self._call(
-            "Allreduce",
-            (source, spec, op),
-            *(address, receive.address, count, _c_handle(datatype), _c_handle(op)),
-        )
-
-    def all_gather(self, send: HostBuffer, receive: HostBuffer) -> Call:
-        """Prepare MPI_Allgather."""
-        datatype, block = _transfer_type(receive.dtype), receive.count // self.size
-        spec = [receive.memory, block, datatype]
-        source, address = self._source(send, receive, block, datatype)
-        handle = _c_handle(datatype)
-        return self._call(
-            "Allgather",
-            (source, spec),
-            *(address, block, handle, receive.address, block, handle),
-        )
-
-    def reduce_scatter(self, send: HostBuffer, receive: HostBuffer, redop: str) -> Call:
-        """Prepare MPI_Reduce_scatter_block."""
-        op, datatype, block = _op(redop), _reduction_type(send.dtype), send.count // self.size
-        in_place = send.shares_memory(receive)
-        target = send if in_place else receive
-        # mpi4py counts both sides of this function in elements of one block.
-        spec = [target.memory, block, datatype]
-        source, address = self._source(send, target, block, datatype)
-        return self._call(
-            "Reduce_scatter_block",
-            (source, spec, op),
-            *(address, target.address, block, _c_handle(datatype), _c_handle(op)),
-        )
-
-    def all_to_all(self, send: HostBuffer, receive: HostBuffer) -> Call:
-        """Prepare MPI_Alltoall."""
-        datatype, block = _transfer_type(receive.dtype), receive.count // self.size
-        spec = [receive.memory, block, datatype]
-        source, address = self._source(send, receive, block, datatype)
-        handle = _c_handle(datatype)
-        return self._call(
-            "Alltoall",
-            (source, spec),
-            *(address, block, handle, receive.address, block, handle),
-        )
-
-    def broadcast(self, buffer: HostBuffer, root: int) -> Call:
-        """Prepare MPI_Bcast."""
-        datatype = _transfer_type(buffer.dtype)
-        spec = [buffer.memory, buffer.count, datatype]
-        return self._call(
-            "Bcast",
-            (spec, root),
-            *(buffer.address, buffer.count, _c_handle(datatype), root),
-        )
-
-    def reduce(self, send: HostBuffer, receive: HostBuffer | None, redop: str, root: int) -> Call:
-        """Prepare MPI_Reduce."""
-        op, datatype = _op(redop), _reduction_type(send.dtype)
-        spec = [receive.memory, receive.count, datatype] if receive else None
-        source, address = self._source(send, receive, send.count, datatype)
-        target = receive.address if receive else 0
-        return self._call(
-            "Reduce",
-            (source, spec, op, root),
-            *(address, target, send.count, _c_handle(datatype), _c_handle(op), root),
-        )
-
-    def gather(self, send: HostBuffer, receive: HostBuffer | None, root: int) -> Call:
-        """Prepare MPI_Gather."""
-        datatype, block = _transfer_type(send.dtype), send.count
-        spec = [receive.memory, block, datatype] if receive else None
-        source, address = self._source(send, receive, block, datatype)
-        handle, target = _c_handle(datatype), receive.address if receive else 0
-        return self._call(
-            "Gather",
-            (source, spec, root),
-            *(address, block, handle, target, block, handle, root),
-        )
-
-    def scatter(self, send: HostBuffer | None, receive: HostBuffer, root: int) -> Call:
-        """Prepare MPI_Scatter; in place, MPI_IN_PLACE replaces the root's receive buffer."""
-        datatype, block = _transfer_type(receive.dtype), receive.count
-        spec = [send.memory, block, datatype] if send else None
-        target, address = self._source(receive, send, block, datatype)
-        handle, source = _c_handle(datatype), send.address if send else 0
-        return self._call(
-            "Scatter",
-            (spec, target, root),
-            *(source, block, handle, address, block, handle, root),
-        )
-
-    def iall_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> list[Call]:
-        """Prepare MPI_Iallreduce and MPI_Wait."""
-        op, datatype, count = _op(redop), _reduction_type(receive.dtype), receive.count
-        spec = [receive.memory, count, datatype]
-        source, address = self._source(send, receive, send.count, datatype)
-        return self._start_and_wait(
-            "MPI_Iallreduce",
-            lambda: self._comm.Iallreduce(source, spec, op),
-            *(address, receive.address, count, _c_handle(datatype), _c_handle(op)),
-        )
-
-    def iall_gather(self, send: HostBuffer, receive: HostBuffer) -> list[Call]:
-        """Prepare MPI_Iallgather and MPI_Wait."""
-        datatype, block = _transfer_type(receive.dtype), receive.count // self.size
-        spec = [receive.memory, block, datatype]
-        source, address = self._source(send, receive, block, datatype)
-        handle = _c_handle(datatype)
-        return self._start_and_wait(
-            "MPI_Iallgather",
-            lambda: self._comm.Iallgather(source, spec),
-            *(address, block, handle, receive.address, block, handle),
-        )
-
-    def _start_and_wait(
-        self, name: str, start: Callable[[], MPI.Request], *arguments: int
-    ) -> list[Call]:
-        """Return the two calls of a non-blocking collective, with the request that they share."""
+    def begin(self, request: Request) -> list[Call]:
+        """Prepare a non-blocking function and MPI_Wait, with the MPI_Request that they share."""
+        blocking, in_python, in_c = self._arguments(request)
+        name = f"I{blocking.lower()}"
+        start = partial(getattr(self._comm, name), *in_python)
         pending: list[MPI.Request] = []
-        room, status = np.zeros(_c_size(MPI.Request), dtype=np.uint8), _statuses(1)
-        request = int(room.ctypes.data)
-        begin = self._c_call(name, *arguments, self._handle, request)
-        end = self._c_call("MPI_Wait", request, int(status.ctypes.data))
+        room = np.zeros(_c_size(MPI.Request), dtype=np.uint8)
+        address = int(room.ctypes.data)
+        begun = self._c_call(f"MPI_{name}", *in_c, address)
+        ended = self._c_call("MPI_Wait", address, int(self._status.ctypes.data))
+        keep = (request, room, self._status)
         return [
-            Call(run=lambda: pending.append(start()), rows=[begin], keep=(room,)),
-            Call(run=lambda: pending.pop().Wait(), rows=[end], keep=(room, status)),
+            Call(run=lambda: pending.append(start()), rows=[begun], keep=keep),
+            Call(run=lambda: pending.pop().Wait(), rows=[ended], keep=keep),
         ]
 
-    def barrier(self) -> Call:
-        """Prepare MPI_Barrier."""
-        return self._call("Barrier", ())
+    def _arguments(self, request: Request) -> tuple[str, list[Any], list[int]]:
+        """Return a primitive's function, its arguments for mpi4py, and its arguments in C.
 
-    # Point to point
-
-    def send(self, buffer: HostBuffer, peer: int) -> Call:
-        """Prepare MPI_Send."""
-        datatype = _transfer_type(buffer.dtype)
-        spec = [buffer.memory, buffer.count, datatype]
-        return self._call(
-            "Send",
-            (spec, peer, TAG),
-            *(buffer.address, buffer.count, _c_handle(datatype), peer, TAG),
-        )
-
-    def receive(self, buffer: HostBuffer, peer: int) -> Call:
-        """Prepare MPI_Recv."""
-        datatype = _transfer_type(buffer.dtype)
-        spec = [buffer.memory, buffer.count, datatype]
-        status = _statuses(1)
-        row = self._c_call(
-            "MPI_Recv",
-            *(buffer.address, buffer.count, _c_handle(datatype), peer, TAG),
-            *(self._handle, int(status.ctypes.data)),
-        )
-        return Call(run=lambda: self._comm.Recv(spec, peer, TAG), rows=[row], keep=(status,))
-
-    def send_receive(self, send: HostBuffer, target: int, receive: HostBuffer, source: int) -> Call:
-        """Prepare MPI_Sendrecv."""
-        datatype = _transfer_type(send.dtype)
-        handle = _c_handle(datatype)
-        out, into = [send.memory, send.count, datatype], [receive.memory, receive.count, datatype]
-        status = _statuses(1)
-        row = self._c_call(
-            "MPI_Sendrecv",
-            *(send.address, send.count, handle, target, TAG),
-            *(receive.address, receive.count, handle, source, TAG),
-            *(self._handle, int(status.ctypes.data)),
-        )
-        return Call(
-            run=lambda: self._comm.Sendrecv(out, target, TAG, into, source, TAG),
-            rows=[row],
-            keep=(status,),
+        Raises:
+            UnsupportedError: MPI or this library lacks the reduction.
+        """
+        name, *words = _FUNCTIONS[request.name].split()
+        send, receive = request.send, request.receive
+        in_python: dict[str, Any] = {"root": request.root, "tag": TAG}
+        if request.sends:
+            ((send, in_python["target"]),) = request.sends
+        if request.receives:
+            ((receive, in_python["source"]),) = request.receives
+        in_c: dict[str, int] = dict(in_python)
+        in_c |= {"comm": self._handle, "status": int(self._status.ctypes.data)}
+        ends = {"send": send, "receive": receive}
+        buffers = [buffer for buffer in ends.values() if buffer is not None]
+        if buffers:
+            datatype = _transfer_type(buffers[0].dtype)
+            if "op" in words:
+                datatype = _reduction_type(buffers[0].dtype)
+                in_python["op"] = _op(request.redop)
+                in_c["op"] = _c_handle(in_python["op"])
+            count = min(buffer.count for buffer in buffers)
+            if request.name == "all_to_all":
+                count //= self.size
+            in_c |= {"count": count, "type": _c_handle(datatype)}
+            for word, buffer in ends.items():
+                in_python[word], in_c[word] = None, 0
+                if buffer is not None:
+                    in_python[word] = [buffer.memory, count, datatype]
+                    in_c[word] = buffer.address
+            if len(buffers) > 1 and buffers[0].shares_memory(buffers[1]):
+                own = "receive" if request.name == "scatter" else "send"
+                in_python[own], in_c[own] = MPI.IN_PLACE, int(MPI.IN_PLACE)
+        return (
+            name,
+            [in_python[word] for word in words if word in in_python],
+            [in_c[word] for word in words],
         )
 
-    def exchange_window(
-        self, sends: Ends[HostBuffer], receives: Ends[HostBuffer], window: int
-    ) -> Call:
-        """Prepare MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall."""
-        posts: list[tuple[str, Callable[..., MPI.Request], HostBuffer, int]] = [
-            *(("MPI_Irecv", self._comm.Irecv, buffer, peer) for buffer, peer in receives),
-            *(("MPI_Isend", self._comm.Isend, buffer, peer) for buffer, peer in sends),
-        ]
-        size, total = _c_size(MPI.Request), len(posts) * window
-        requests, statuses = np.zeros(total * size, dtype=np.uint8), _statuses(total)
-        slots = iter(
-            range(int(requests.ctypes.data), int(requests.ctypes.data) + total * size, size)
-        )
-        rows = []
-        for name, _, buffer, peer in posts:
-            arguments = (
-                buffer.address,
-                buffer.count,
-                _c_handle(_transfer_type(buffer.dtype)),
-                peer,
-                TAG,
-                self._handle,
-            )
-            rows += [self._c_call(name, *arguments, next(slots)) for _ in range(window)]
-        rows.append(
-            self._c_call("MPI_Waitall", total, int(requests.ctypes.data), int(statuses.ctypes.data))
-        )
-        specs = [
-            (function, [b.memory, b.count, _transfer_type(b.dtype)], peer)
-            for _, function, b, peer in posts
-        ]
+    def _exchange(self, request: Request) -> Call:
+        """Prepare MPI_Irecv and MPI_Isend as often as the window says, then MPI_Waitall."""
+        posts = [("Irecv", buffer, peer) for buffer, peer in request.receives]
+        posts += [("Isend", buffer, peer) for buffer, peer in request.sends]
+        total, size = len(posts) * request.window, _c_size(MPI.Request)
+        pending, statuses = np.zeros(total * size, dtype=np.uint8), _statuses(total)
+        address = int(pending.ctypes.data)
+        rows: list[tuple[int, ...]] = []
+        starts: list[Callable[[], MPI.Request]] = []
+        for name, buffer, peer in posts:
+            datatype = _transfer_type(buffer.dtype)
+            spec = [buffer.memory, buffer.count, datatype]
+            start = partial(getattr(self._comm, name), spec, peer, TAG)
+            end = (buffer.address, buffer.count, _c_handle(datatype), peer, TAG, self._handle)
+            for _ in range(request.window):
+                rows.append(self._c_call(f"MPI_{name}", *end, address + len(rows) * size))
+                starts.append(start)
+        rows.append(self._c_call("MPI_Waitall", total, address, int(statuses.ctypes.data)))
 
         def run() -> None:
-            MPI.Request.Waitall(
-                [function(spec, peer, TAG) for function, spec, peer in specs for _ in range(window)]
-            )
+            MPI.Request.Waitall([start() for start in starts])
 
-        return Call(run=run, rows=rows, keep=(requests, statuses))
-
-    # Helpers
-
-    def _source(
-        self, buffer: HostBuffer, other: HostBuffer | None, count: int, datatype: MPI.Datatype
-    ) -> tuple[Any, int]:
-        """Return a rank's own buffer as an argument of MPI: MPI_IN_PLACE if it lies in the other
-        buffer.
-        """
-        if other is not None and buffer.shares_memory(other):
-            return MPI.IN_PLACE, int(MPI.IN_PLACE)
-        return [buffer.memory, count, datatype], buffer.address
+        return Call(run=run, rows=rows, keep=(request, pending, statuses))
 
 
 class PersistentMpiCommunicator(MpiCommunicator):
@@ -427,31 +295,31 @@ class PersistentMpiCommunicator(MpiCommunicator):
         """Return an empty text: the component of persistent collectives is unknown."""
         return ""
 
-    def _call(self, name: str, python_arguments: Sequence[Any], *_: int) -> Call:
-        """Initialise a request by ``MPI_name_init``; return the call of MPI_Start and MPI_Wait.
+    def call(self, request: Request) -> Call:
+        """Initialise a persistent request; return the call of MPI_Start and MPI_Wait.
 
         Raises:
-            UnsupportedError: the library has no such function.
+            UnsupportedError: the library has no such function, or MPI none for the primitive.
         """
+        if request.sends or request.receives:
+            raise self._cannot(_NOT_PERSISTENT)
+        name, in_python, _ = self._arguments(request)
         function = f"{name}_init"
         try:
-            request = _Request(getattr(self._comm, function)(*python_arguments))
+            persistent = _Request(getattr(self._comm, function)(*in_python))
         except NotImplementedError as error:
             raise UnsupportedError(
                 "not_persistent", library=self.library(), function=f"MPI_{function}"
             ) from error
-        status = _statuses(1)
         rows = [
-            self._c_call("MPI_Start", request.address),
-            self._c_call("MPI_Wait", request.address, int(status.ctypes.data)),
+            self._c_call("MPI_Start", persistent.address),
+            self._c_call("MPI_Wait", persistent.address, int(self._status.ctypes.data)),
         ]
-        return Call(run=request.run, rows=rows, keep=(request, status))
+        return Call(run=persistent.run, rows=rows, keep=(request, persistent, self._status))
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401 - the arguments of any primitive
+    def begin(self, request: Request) -> NoReturn:  # noqa: ARG002 - none is persistent
         """Refuse a primitive that is no blocking collective."""
-        raise self._cannot("persistent form of this operation; use --cadence isolated")
-
-    send = receive = send_receive = exchange_window = iall_reduce = iall_gather = _refuse
+        raise self._cannot(_NOT_PERSISTENT)
 
 
 class _Request:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,11 @@ import numpy as np
 from commbench.backends.cupy_device import CupyMemory, DeviceBuffer
 from commbench.backends.mpi import MpiCommunicator
 from commbench.backends.mpi_control import MpiControl
-from commbench.collectives.datatypes import DTYPES, DataType
-from commbench.collectives.operations import Operation, Shape
+from commbench.collectives.datatypes import DataType
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import Group
-from commbench.collectives.primitives import Ends
+from commbench.collectives.primitives import Request
 from commbench.engine.communicator import STALE, HostBuffer
 from commbench.engine.control import Control
 from commbench.engine.timing.loops import Call, Progress, Timer
@@ -55,7 +56,7 @@ class DeviceMpiCommunicator(CupyMemory):
         return cls(control, MpiCommunicator.connect(control))
 
     @abstractmethod
-    def mpi_side(self, buffer: Any) -> Any:  # noqa: ANN401 - or None, as the carrier takes it
+    def mpi_side(self, buffer: Any) -> Any:  # noqa: ANN401 - as the carrier takes it
         """Return the buffer that the carrier gets in place of a device buffer."""
 
     @abstractmethod
@@ -106,93 +107,10 @@ class DeviceMpiCommunicator(CupyMemory):
         super().poison(buffer)
         self.complete()
 
-    def empty(self) -> DeviceBuffer:
-        """See `Communicator.empty`."""
-        return self.allocate(DTYPES["int8"], 0)
-
-    # Primitives
-
-    def all_reduce(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
-        """Prepare MPI_Allreduce."""
-        return self.with_copies(
-            self._carrier.all_reduce(self.mpi_side(send), self.mpi_side(receive), redop),
-            [send],
-            [receive],
-        )
-
-    def all_gather(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
-        """Prepare MPI_Allgather."""
-        return self.with_copies(
-            self._carrier.all_gather(self.mpi_side(send), self.mpi_side(receive)), [send], [receive]
-        )
-
-    def reduce_scatter(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
-        """Prepare MPI_Reduce_scatter_block."""
-        call = self._carrier.reduce_scatter(self.mpi_side(send), self.mpi_side(receive), redop)
-        return self.with_copies(call, [send], [receive])
-
-    def all_to_all(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
-        """Prepare MPI_Alltoall."""
-        return self.with_copies(
-            self._carrier.all_to_all(self.mpi_side(send), self.mpi_side(receive)), [send], [receive]
-        )
-
-    def broadcast(self, buffer: DeviceBuffer, root: int) -> Call:
-        """Prepare MPI_Bcast."""
-        call, is_root = self._carrier.broadcast(self.mpi_side(buffer), root), self.rank == root
-        return self.with_copies(call, [buffer] if is_root else [], [] if is_root else [buffer])
-
-    def reduce(
-        self, send: DeviceBuffer, receive: DeviceBuffer | None, redop: str, root: int
-    ) -> Call:
-        """Prepare MPI_Reduce."""
-        call = self._carrier.reduce(self.mpi_side(send), self.mpi_side(receive), redop, root)
-        return self.with_copies(call, [send], [receive] if receive else [])
-
-    def gather(self, send: DeviceBuffer, receive: DeviceBuffer | None, root: int) -> Call:
-        """Prepare MPI_Gather."""
-        call = self._carrier.gather(self.mpi_side(send), self.mpi_side(receive), root)
-        return self.with_copies(call, [send], [receive] if receive else [])
-
-    def scatter(self, send: DeviceBuffer | None, receive: DeviceBuffer, root: int) -> Call:
-        """Prepare MPI_Scatter."""
-        call = self._carrier.scatter(self.mpi_side(send), self.mpi_side(receive), root)
-        return self.with_copies(call, [send] if send else [], [receive])
-
-    def barrier(self) -> Call:
-        """Prepare MPI_Barrier."""
-        return self.with_copies(self._carrier.barrier(), [], [])
-
-    def send(self, buffer: DeviceBuffer, peer: int) -> Call:
-        """Prepare MPI_Send."""
-        return self.with_copies(self._carrier.send(self.mpi_side(buffer), peer), [buffer], [])
-
-    def receive(self, buffer: DeviceBuffer, peer: int) -> Call:
-        """Prepare MPI_Recv."""
-        return self.with_copies(self._carrier.receive(self.mpi_side(buffer), peer), [], [buffer])
-
-    def send_receive(
-        self, send: DeviceBuffer, target: int, receive: DeviceBuffer, source: int
-    ) -> Call:
-        """Prepare MPI_Sendrecv."""
-        call = self._carrier.send_receive(
-            self.mpi_side(send), target, self.mpi_side(receive), source
-        )
-        return self.with_copies(call, [send], [receive])
-
-    def exchange_window(
-        self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer], window: int
-    ) -> Call:
-        """Prepare MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall, with
-        every copy.
-        """
-        there, back = (
-            [(self.mpi_side(buffer), peer) for buffer, peer in side] for side in (sends, receives)
-        )
-        call = self._carrier.exchange_window(there, back, window)
-        return self.with_copies(
-            call, [b for b, _ in sends] * window, [b for b, _ in receives] * window
-        )
+    def call(self, request: Request) -> Call:
+        """Prepare the carrier's call, with the copies that it needs."""
+        call = self._carrier.call(request.mapped(self.mpi_side))
+        return self.with_copies(call, request.read(self.rank), request.written(self.rank))
 
 
 class CudaMpiCommunicator(DeviceMpiCommunicator):
@@ -234,6 +152,11 @@ class StagedBuffer(DeviceBuffer):
 
     host: HostBuffer
 
+    def part(self, offset: int, count: int) -> StagedBuffer:
+        """See `Buffer.part`."""
+        device = super().part(offset, count)
+        return replace(device, host=self.host.part(offset, count))
+
 
 class StagedMpiCommunicator(DeviceMpiCommunicator):
     """MPI on host memory.
@@ -245,20 +168,11 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
     loops = ("python",)
 
     def allocate(self, dtype: DataType, count: int) -> StagedBuffer:
-        """See `Communicator.allocate`."""
+        """See `Primitives.allocate`."""
         device = super().allocate(dtype, count)
         room = cupy.cuda.alloc_pinned_memory(max(1, device.nbytes))
         host = np.frombuffer(room, dtype=np.uint8)[: device.nbytes].view(dtype.storage)
         return StagedBuffer(device.memory, dtype, HostBuffer(host, dtype))
-
-    def part(self, buffer: Any, offset: int, count: int) -> StagedBuffer:  # noqa: ANN401 - a StagedBuffer
-        """See `Communicator.part`."""
-        device = super().part(buffer, offset, count)
-        return StagedBuffer(
-            device.memory,
-            buffer.dtype,
-            HostBuffer(buffer.host.memory[offset : offset + count], buffer.dtype),
-        )
 
     def poison(self, buffer: Any) -> None:  # noqa: ANN401 - a StagedBuffer
         """See `Communicator.poison`; also overwrites earlier results in host memory."""
@@ -267,7 +181,7 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
 
     def mpi_side(self, buffer: Any) -> Any:  # noqa: ANN401 - see the base
         """Return the buffer's host memory."""
-        return None if buffer is None else buffer.host
+        return buffer.host
 
     def with_copies(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:
         """Return a call that copies from the GPU, runs the operation, and copies to the GPU."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -14,12 +14,12 @@ from typing import Any
 import cupy
 from cupy.cuda import nccl
 
-from commbench.backends.cupy_device import CupyMemory, DeviceBuffer
+from commbench.backends.cupy_device import CupyMemory
 from commbench.backends.nccl_library import LOG, NcclBase, variables_set, version_text
 from commbench.collectives.algorithms import AUTO, Choice
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.patterns import Group
-from commbench.collectives.primitives import Ends
+from commbench.collectives.primitives import Buffer, Ends, Request
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.timing.loops import Call
 from commbench.errors import InputError
@@ -39,6 +39,16 @@ _REDOPS = {
     "max": nccl.NCCL_MAX,
     "prod": nccl.NCCL_PROD,
     "avg": nccl.NCCL_AVG,
+}
+#: cupy's function of each primitive and its arguments in words; the stream is the last.
+_FUNCTIONS = {
+    "all_reduce": "allReduce send receive count type op",
+    "all_gather": "allGather send receive count type",
+    "reduce_scatter": "reduceScatter send receive count type op",
+    "broadcast": "broadcast receive receive count type root",
+    "reduce": "reduce send receive count type op root",
+    "send": "send send count type target",
+    "receive": "recv receive count type source",
 }
 _ANY_ALGORITHM = Choice()
 #: ncclInvalidArgument and ncclInvalidUsage (nccl.h): NCCL's errors for two ranks on one GPU.
@@ -67,6 +77,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
 
     backend = "nccl"
     idle_alone = True
+    fewest_elements = 1  # NCCL does not document calls with zero elements
 
     def __init__(
         self,
@@ -187,10 +198,6 @@ class NcclCommunicator(NcclBase, CupyMemory):
         self._comm.destroy()
         LOG.remove()
 
-    def empty(self) -> DeviceBuffer:
-        """Return a buffer of one byte: NCCL does not document calls with zero elements."""
-        return self.allocate(DTYPES["int8"], 1)
-
     # Graphs
 
     def check_capture(self) -> None:
@@ -245,120 +252,68 @@ class NcclCommunicator(NcclBase, CupyMemory):
         """See `DeviceClock.elapsed_ns`."""
         return 1e6 * float(cupy.cuda.get_elapsed_time(first, last))
 
-    # Collectives
+    # Primitives
 
-    def all_reduce(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
-        """Prepare ncclAllReduce."""
-        ends = (send.address, receive.address, receive.count, _code(receive), _REDOPS[redop])
-        return self._call(self._comm.allReduce, *ends, keep=(send, receive))
-
-    def all_gather(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
-        """Prepare ncclAllGather."""
-        block = receive.count // self.size
-        return self._call(
-            self._comm.allGather,
-            send.address,
-            receive.address,
-            block,
-            _code(receive),
-            keep=(send, receive),
-        )
-
-    def reduce_scatter(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
-        """Prepare ncclReduceScatter."""
-        ends = (send.address, receive.address, send.count // self.size, _code(send), _REDOPS[redop])
-        return self._call(self._comm.reduceScatter, *ends, keep=(send, receive))
-
-    def all_to_all(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
-        """Prepare ncclSend of a block to and ncclRecv of a block from every rank, in one group."""
-        if send.shares_memory(receive):
+    def call(self, request: Request) -> Call:
+        """Prepare a function of NCCL, or messages in one group where NCCL has no function."""
+        if request.name == "barrier":  # an all-reduce ends on no rank before every rank began it
+            return Call(run=self._reduce_token)
+        if request.name in _FUNCTIONS:
+            return self._function(request)
+        if request.name == "all_to_all" and request.in_place:
             raise UnsupportedError("missing", backend="NCCL", what="in-place all_to_all")
-        all_ranks = range(self.size)
-        return self._exchange(self._blocks(send, all_ranks), self._blocks(receive, all_ranks))
+        sends, receives = request.sends, request.receives
+        if request.buffers:
+            sends, receives = self._blocks(request)
+        return self._exchange(sends, receives, request.window)
 
-    def broadcast(self, buffer: DeviceBuffer, root: int) -> Call:
-        """Prepare ncclBroadcast in place."""
-        ends = (buffer.address, buffer.address, buffer.count, _code(buffer), root)
-        return self._call(self._comm.broadcast, *ends, keep=(buffer,))
+    def _function(self, request: Request) -> Call:
+        name, *words = _FUNCTIONS[request.name].split()
+        values = {"root": request.root, "op": _REDOPS.get(request.redop, 0)}
+        send, receive = request.send, request.receive
+        if request.sends:
+            ((send, values["target"]),) = request.sends
+        if request.receives:
+            ((receive, values["source"]),) = request.receives
+        if request.name == "reduce" and receive is None:
+            receive = send  # all ranks but the root pass the send buffer instead
+        for word, buffer in (("send", send), ("receive", receive)):
+            if buffer is not None:
+                values[word] = buffer.address
+                values["type"] = _CODES[buffer.dtype.name]
+                values["count"] = min(buffer.count, values.get("count", buffer.count))
+        arguments = [values[word] for word in words]
+        run = partial(getattr(self._comm, name), *arguments, self._stream.ptr)
+        return Call(run=run, keep=(request,))
 
-    def reduce(
-        self, send: DeviceBuffer, receive: DeviceBuffer | None, redop: str, root: int
-    ) -> Call:
-        """Prepare ncclReduce.
-
-        Ranks without a receive buffer, all but the root, pass the send buffer instead.
+    def _blocks(self, request: Request) -> tuple[Ends, Ends]:
+        """Return the messages of all_to_all, gather and scatter; in place, the root's block
+        stays.
         """
-        target = receive if receive is not None else send
-        ends = (send.address, target.address, send.count, _code(send), _REDOPS[redop], root)
-        return self._call(self._comm.reduce, *ends, keep=(send, target))
+        ranks = list(range(self.size))
+        send, receive, root = request.send, request.receive, request.root
+        if request.name == "all_to_all":
+            return self._divided(send, ranks), self._divided(receive, ranks)
+        if request.in_place:
+            ranks.remove(root)
+        if request.name == "gather":
+            own = [] if request.in_place else [(send, root)]
+            return own, self._divided(receive, ranks)
+        own = [] if request.in_place else [(receive, root)]
+        return self._divided(send, ranks), own
 
-    def gather(self, send: DeviceBuffer, receive: DeviceBuffer | None, root: int) -> Call:
-        """Prepare ncclSend of each rank's block to the root, in one group.
+    def _divided(self, buffer: Buffer | None, ranks: Iterable[int]) -> Ends:
+        """Return the block of a buffer for each rank, with the rank."""
+        if buffer is None:
+            return []
+        block = buffer.count // self.size
+        return [(buffer.part(rank * block, block), rank) for rank in ranks]
 
-        In place, the root's block stays.
-        """
-        own_block = [] if receive is not None and send.shares_memory(receive) else [(send, root)]
-        sources = [rank for rank in range(self.size) if own_block or rank != root]
-        return self._exchange(
-            own_block, self._blocks(receive, sources) if receive is not None else []
-        )
-
-    def scatter(self, send: DeviceBuffer | None, receive: DeviceBuffer, root: int) -> Call:
-        """Prepare ncclSend of a block from the root to each rank, in one group.
-
-        In place, the root's block stays.
-        """
-        own_block = [] if send is not None and send.shares_memory(receive) else [(receive, root)]
-        targets = [rank for rank in range(self.size) if own_block or rank != root]
-        return self._exchange(self._blocks(send, targets) if send is not None else [], own_block)
-
-    def barrier(self) -> Call:
-        """Prepare an all-reduce of one byte: it ends on no rank before every rank has begun it."""
-        return Call(run=self._reduce_token)
-
-    # Point to point
-
-    def send(self, buffer: DeviceBuffer, peer: int) -> Call:
-        """Prepare ncclSend."""
-        return self._call(
-            self._comm.send, buffer.address, buffer.count, _code(buffer), peer, keep=(buffer,)
-        )
-
-    def receive(self, buffer: DeviceBuffer, peer: int) -> Call:
-        """Prepare ncclRecv."""
-        return self._call(
-            self._comm.recv, buffer.address, buffer.count, _code(buffer), peer, keep=(buffer,)
-        )
-
-    def send_receive(
-        self, send: DeviceBuffer, target: int, receive: DeviceBuffer, source: int
-    ) -> Call:
-        """Prepare ncclSend and ncclRecv in one group."""
-        return self._exchange([(send, target)], [(receive, source)])
-
-    def exchange_window(
-        self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer], window: int
-    ) -> Call:
-        """Prepare ``window`` ncclSend and ncclRecv with each peer, in one group."""
-        return self._exchange([*sends] * window, [*receives] * window)
-
-    # Helpers
-
-    def _reduce_token(self) -> None:
-        ends = (self._token.address, self._token.address, 1, nccl.NCCL_INT8, nccl.NCCL_MAX)
-        self._comm.allReduce(*ends, self._stream.ptr)
-
-    def _call(
-        self, function: Callable[..., object], *arguments: int, keep: Iterable[DeviceBuffer]
-    ) -> Call:
-        """Return the call of one function of NCCL; the stream is its last argument."""
-        return Call(run=partial(function, *arguments, self._stream.ptr), keep=tuple(keep))
-
-    def _exchange(self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer]) -> Call:
-        """Return a call that exchanges all messages in one group."""
-        calls = [self.send(buffer, peer) for buffer, peer in sends]
-        calls += [self.receive(buffer, peer) for buffer, peer in receives]
-        steps = [call.run for call in calls]
+    def _exchange(self, sends: Ends, receives: Ends, window: int) -> Call:
+        """Return a call that exchanges all messages in one group, ``window`` times each."""
+        out = [self.call(Request("send", sends=[end])) for end in sends]
+        into = [self.call(Request("receive", receives=[end])) for end in receives]
+        steps = [call.run for call in out * window + into * window]
 
         def run() -> None:
             nccl.groupStart()
@@ -368,16 +323,11 @@ class NcclCommunicator(NcclBase, CupyMemory):
             finally:  # without the end of the group, NCCL would only queue later calls
                 nccl.groupEnd()
 
-        return Call(run=run, keep=tuple(calls))
+        return Call(run=run, keep=(*out, *into))
 
-    def _blocks(self, buffer: DeviceBuffer, ranks: Iterable[int]) -> Ends[DeviceBuffer]:
-        """Return the block of a buffer for each rank, with the rank."""
-        block = buffer.count // self.size
-        return [(self.part(buffer, rank * block, block), rank) for rank in ranks]
-
-
-def _code(buffer: DeviceBuffer) -> int:
-    return int(_CODES[buffer.dtype.name])
+    def _reduce_token(self) -> None:
+        ends = (self._token.address, self._token.address, 1, nccl.NCCL_INT8, nccl.NCCL_MAX)
+        self._comm.allReduce(*ends, self._stream.ptr)
 
 
 @contextmanager

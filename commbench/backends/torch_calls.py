@@ -7,7 +7,7 @@ import socket
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,21 +15,12 @@ import torch.distributed as dist
 
 from commbench.collectives.datatypes import DataType, Raw
 from commbench.collectives.patterns import Group
-from commbench.collectives.primitives import Ends
+from commbench.collectives.primitives import Buffer, Ends, Request
 from commbench.engine.communicator import Communicator
 from commbench.engine.timing.loops import Call
 from commbench.errors import InputError
 from commbench.findings import UnsupportedError
 
-
-class TorchMemory(Protocol):
-    """The method of a buffer that the calls need beside its tensor."""
-
-    def shares_memory(self, other: Any, /) -> bool:  # noqa: ANN401 - of the same kind
-        """Return whether both buffers overlap: the operation is in place."""
-
-
-BufferT = TypeVar("BufferT", bound=TorchMemory)
 Tensors = Sequence[tuple[torch.Tensor, int]]
 """Tensors, each with the rank of the launch that it is sent to or received from."""
 
@@ -42,21 +33,25 @@ _REDOPS = {
 }
 
 
-def _first_available(*names: str) -> Callable[..., Any]:
-    """Return torch.distributed's function of the first name that exists: 2.13 renamed ``*_tensor``
-    to ``*_single``.
-    """
-    function: Callable[..., Any] = next(
-        getattr(dist, name) for name in names if hasattr(dist, name)
-    )
-    return function
+#: torch.distributed's function of each collective and its arguments in words.
+_FUNCTIONS = {
+    "all_reduce": "all_reduce receive op",
+    "all_gather": "all_gather_single receive send",
+    "reduce_scatter": "reduce_scatter_single receive send op",
+    "all_to_all": "all_to_all_single receive send",
+    "broadcast": "broadcast receive root",
+    "reduce": "reduce send root op",
+    "gather": "gather send receive_blocks root",
+    "scatter": "scatter receive send_blocks root",
+}
+#: Names before torch 2.13.
+_OLD_NAMES = {
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}
 
 
-all_gather_single = _first_available("all_gather_single", "all_gather_into_tensor")
-_reduce_scatter = _first_available("reduce_scatter_single", "reduce_scatter_tensor")
-
-
-class TorchCommunicator(Communicator, Generic[BufferT]):
+class TorchCommunicator(Communicator):
     """A process group for measured messages only.
 
     torch names roots and peers in every group by their rank in the launch; ``_members`` translates.
@@ -66,11 +61,13 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
     from 2.8 on runs collectives on the current stream, but not sends.
     """
 
+    barrier_blocks: bool = False
+    """Whether the host waits in a barrier until the device has ended it."""
     _group: dist.ProcessGroup
     _members: Group
 
     @abstractmethod
-    def tensor_of(self, buffer: BufferT) -> torch.Tensor:
+    def tensor_of(self, buffer: Buffer) -> torch.Tensor:
         """Return the memory of a buffer as a tensor, shape (count,)."""
 
     def post(self, receives: Tensors, sends: Tensors) -> list[Any]:
@@ -78,85 +75,19 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
         works = [dist.irecv(tensor, other, self._group) for tensor, other in receives]
         return [*works, *(dist.isend(tensor, other, self._group) for tensor, other in sends)]
 
-    # Collectives
-
-    def all_reduce(self, send: BufferT, receive: BufferT, redop: str) -> Call:
-        """Prepare dist.all_reduce, which is in place."""
-        _check_in_place(send, receive)
-        tensor, op = self.tensor_of(receive), _REDOPS[redop]
-        return _started_and_awaited(dist.all_reduce, tensor, op, self._group)
-
-    def all_gather(self, send: BufferT, receive: BufferT) -> Call:
-        """Prepare dist.all_gather_into_tensor."""
-        output, block = self.tensor_of(receive), self.tensor_of(send)
-        return _started_and_awaited(all_gather_single, output, block, group=self._group)
-
-    def reduce_scatter(self, send: BufferT, receive: BufferT, redop: str) -> Call:
-        """Prepare dist.reduce_scatter_tensor."""
-        block, tensor, op = self.tensor_of(receive), self.tensor_of(send), _REDOPS[redop]
-        return _started_and_awaited(_reduce_scatter, block, tensor, op, group=self._group)
-
-    def all_to_all(self, send: BufferT, receive: BufferT) -> Call:
-        """Prepare dist.all_to_all_single."""
-        if send.shares_memory(receive):
-            raise UnsupportedError(
-                "missing", backend="torch.distributed", what="in-place all_to_all"
-            )
-        output, blocks = self.tensor_of(receive), self.tensor_of(send)
-        return _started_and_awaited(dist.all_to_all_single, output, blocks, group=self._group)
-
-    def broadcast(self, buffer: BufferT, root: int) -> Call:
-        """Prepare dist.broadcast."""
-        tensor, source = self.tensor_of(buffer), self._members[root]
-        return _started_and_awaited(dist.broadcast, tensor, source, self._group)
-
-    def reduce(self, send: BufferT, receive: BufferT | None, redop: str, root: int) -> Call:
-        """Prepare dist.reduce, which is in place at the root."""
-        if receive is not None:
-            _check_in_place(send, receive)
-        tensor, op, target = self.tensor_of(send), _REDOPS[redop], self._members[root]
-        return _started_and_awaited(dist.reduce, tensor, target, op, self._group)
-
-    def gather(self, send: BufferT, receive: BufferT | None, root: int) -> Call:
-        """Prepare dist.gather into views of one buffer."""
-        block, target = self.tensor_of(send), self._members[root]
-        blocks = None if receive is None else list(self.tensor_of(receive).chunk(self.size))
-        return _started_and_awaited(dist.gather, block, blocks, target, self._group)
-
-    def scatter(self, send: BufferT | None, receive: BufferT, root: int) -> Call:
-        """Prepare dist.scatter from views of one buffer."""
-        block, source = self.tensor_of(receive), self._members[root]
-        blocks = None if send is None else list(self.tensor_of(send).chunk(self.size))
-        return _started_and_awaited(dist.scatter, block, blocks, source, self._group)
-
-    # Point to point
-
-    def send(self, buffer: BufferT, peer: int) -> Call:
-        """Prepare dist.send."""
-        tensor, target = self.tensor_of(buffer), self._members[peer]
-        return Call(run=lambda: dist.send(tensor, target, self._group))
-
-    def receive(self, buffer: BufferT, peer: int) -> Call:
-        """Prepare dist.recv."""
-        tensor, source = self.tensor_of(buffer), self._members[peer]
-        return Call(run=lambda: dist.recv(tensor, source, self._group))
-
-    def send_receive(self, send: BufferT, target: int, receive: BufferT, source: int) -> Call:
-        """Prepare a send and a receive that run at the same time."""
-        return self.exchange_window([(send, target)], [(receive, source)], 1)
-
-    def exchange_window(self, sends: Ends[BufferT], receives: Ends[BufferT], window: int) -> Call:
-        """Prepare ``window`` receives and sends with each peer, then a wait for all; see `post`."""
-        into = [
-            (self.tensor_of(buffer), self._members[peer])
-            for buffer, peer in receives
-            for _ in range(window)
-        ]
-        out = [
-            (self.tensor_of(buffer), self._members[peer])
-            for buffer, peer in sends
-            for _ in range(window)
-        ]
+    def call(self, request: Request) -> Call:
+        """Prepare a function of torch.distributed, which a call starts and waits for."""
+        if request.name == "barrier":
+            return Call(run=lambda: dist.barrier(self._group), blocking=self.barrier_blocks)
+        if request.name in _FUNCTIONS:
+            start = self.start(request)
+            return Call(run=lambda: start().wait())
+        out = self._tensors(request.sends) * request.window
+        into = self._tensors(request.receives) * request.window
+        if request.name == "send":
+            return Call(run=partial(dist.send, *out[0], self._group))
+        if request.name == "receive":
+            return Call(run=partial(dist.recv, *into[0], self._group))
 
         def run() -> None:
             for work in self.post(into, out):
@@ -164,17 +95,31 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
 
         return Call(run=run)
 
+    def _tensors(self, ends: Ends) -> list[tuple[torch.Tensor, int]]:
+        return [(self.tensor_of(buffer), self._members[peer]) for buffer, peer in ends]
 
-def start_all_reduce(tensor: torch.Tensor, redop: str, group: dist.ProcessGroup) -> list[Call]:
-    """Prepare dist.all_reduce with async_op, and its wait."""
-    return _start_and_wait(lambda: dist.all_reduce(tensor, _REDOPS[redop], group, async_op=True))
+    def start(self, request: Request) -> Callable[[], Any]:
+        """Return the function that starts a collective and returns the handle to wait for.
 
-
-def start_all_gather(
-    output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGroup
-) -> list[Call]:
-    """Prepare dist.all_gather_into_tensor with async_op, and its wait."""
-    return _start_and_wait(lambda: all_gather_single(output, block, group=group, async_op=True))
+        Raises:
+            UnsupportedError: torch lacks this form of the collective.
+        """
+        name, *words = _FUNCTIONS[request.name].split()
+        if name in {"all_reduce", "reduce"} and len(request.buffers) > 1 and not request.in_place:
+            raise UnsupportedError("in_place_only")
+        if name == "all_to_all_single" and request.in_place:
+            what = "in-place all_to_all"
+            raise UnsupportedError("missing", backend="torch.distributed", what=what)
+        values: dict[str, Any] = {"op": _REDOPS.get(request.redop)}
+        values["root"] = self._members[request.root]
+        for word, buffer in (("send", request.send), ("receive", request.receive)):
+            values[word] = values[f"{word}_blocks"] = None
+            if buffer is not None:
+                values[word] = self.tensor_of(buffer)
+                values[f"{word}_blocks"] = list(values[word].chunk(self.size))
+        function = getattr(dist, name, None) or getattr(dist, _OLD_NAMES[name])
+        arguments = [values[word] for word in words]
+        return partial(function, *arguments, group=self._group, async_op=True)
 
 
 def as_tensor(memory: Raw, dtype: DataType) -> torch.Tensor:
@@ -250,20 +195,3 @@ def pci_address(properties: Any) -> str:  # noqa: ANN401 - torch's
 def torch_version() -> str:
     """Return torch's version without the suffix of its build, e.g. ``2.13.0``."""
     return str(torch.__version__).partition("+")[0]
-
-
-def _check_in_place(send: TorchMemory, receive: TorchMemory) -> None:
-    if not send.shares_memory(receive):
-        raise UnsupportedError("in_place_only")
-
-
-def _started_and_awaited(start: Callable[..., Any], *arguments: object, **keywords: object) -> Call:
-    """Return the call that starts a collective and waits for it."""
-    start_async = partial(start, *arguments, async_op=True, **keywords)
-    return Call(run=lambda: start_async().wait())
-
-
-def _start_and_wait(start: Callable[[], Any]) -> list[Call]:
-    """Return the two calls of a non-blocking collective: start and wait."""
-    pending: list[Any] = []
-    return [Call(run=lambda: pending.append(start())), Call(run=lambda: pending.pop().wait())]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,8 +25,9 @@ from commbench.backends.torch_calls import (
 from commbench.backends.torch_control import TIMEOUT, join_world, leave_world
 from commbench.collectives.algorithms import AUTO, Choice
 from commbench.collectives.cases import REGISTERED
-from commbench.collectives.datatypes import DTYPES, Content, DataType, Raw
+from commbench.collectives.datatypes import Content, DataType, Raw
 from commbench.collectives.patterns import Group
+from commbench.collectives.primitives import Buffer
 from commbench.engine.communicator import STALE
 from commbench.engine.control import Control
 from commbench.engine.timing.loops import Call
@@ -36,37 +36,16 @@ from commbench.findings import UnsupportedError
 _ANY_ALGORITHM = Choice()
 
 
-@dataclass(frozen=True)
-class TensorBuffer:
-    """Elements in a tensor of shape (count,)."""
-
-    tensor: torch.Tensor
-    dtype: DataType
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        return int(self.tensor.numel())
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.count * self.dtype.itemsize
+class TensorBuffer(Buffer):
+    """Elements in a tensor."""
 
     @property
     def address(self) -> int:
         """Address of the first element."""
-        return int(self.tensor.data_ptr())
-
-    def shares_memory(self, other: TensorBuffer) -> bool:
-        """Return whether both buffers overlap: the operation is in place."""
-        return (
-            self.address < other.address + other.nbytes
-            and other.address < self.address + self.nbytes
-        )
+        return int(self.memory.data_ptr())
 
 
-class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
+class TorchNcclCommunicator(NcclBase, TorchCommunicator):
     """An NCCL process group on this rank's GPU.
 
     Operations run on a stream of the group, as in DDP. The current stream waits for them: an event
@@ -75,6 +54,8 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
 
     backend = "torch-nccl"
     idle_alone = True
+    barrier_blocks = True
+    fewest_elements = 1  # torch sends no empty tensors
     carrier = "nccl"
     """The name of torch's backend for the process groups."""
 
@@ -258,12 +239,13 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
 
     # Buffers
 
-    def tensor_of(self, buffer: TensorBuffer) -> torch.Tensor:
+    def tensor_of(self, buffer: Buffer) -> torch.Tensor:
         """See `TorchCommunicator.tensor_of`."""
-        return buffer.tensor
+        tensor: torch.Tensor = buffer.memory
+        return tensor
 
     def allocate(self, dtype: DataType, count: int) -> TensorBuffer:
-        """See `Communicator.allocate`; torch aligns memory to 512 bytes."""
+        """See `Primitives.allocate`; torch aligns memory to 512 bytes."""
         with self._room_for(count * dtype.itemsize):
             return TensorBuffer(
                 torch.zeros(count, dtype=getattr(torch, dtype.name), device=self._torch_device),
@@ -301,30 +283,22 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         if pool is not None:
             self._backend.deregister_mem_pool(pool)
 
-    def part(self, buffer: TensorBuffer, offset: int, count: int) -> TensorBuffer:
-        """See `Communicator.part`."""
-        return TensorBuffer(buffer.tensor[offset : offset + count], buffer.dtype)
-
-    def like(self, buffer: TensorBuffer, count: int) -> TensorBuffer:
-        """See `Communicator.like`."""
-        return self.allocate(buffer.dtype, count)
-
     def write(self, buffer: TensorBuffer, content: Content) -> None:
         """See `Communicator.write`."""
         with self._room_for(buffer.nbytes):
             for offset, count, tile in content.runs:
-                buffer.tensor[offset : offset + count] = self._repeated(tile, content.dtype, count)
+                buffer.memory[offset : offset + count] = self._repeated(tile, content.dtype, count)
         self.complete()
 
     def poison(self, buffer: TensorBuffer) -> None:
         """See `Communicator.poison`."""
-        buffer.tensor.view(torch.uint8).fill_(STALE)
+        buffer.memory.view(torch.uint8).fill_(STALE)
 
     def count_wrong(self, buffer: TensorBuffer, content: Content) -> int:
         """See `Communicator.count_wrong`; the device compares."""
         with self._room_for(buffer.nbytes):
             return sum(
-                self._wrong_in(buffer.tensor[offset : offset + count], tile, content)
+                self._wrong_in(buffer.memory[offset : offset + count], tile, content)
                 for offset, count, tile in content.runs
             )
 
@@ -340,10 +314,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     def _repeated(self, tile: Raw, dtype: DataType, count: int) -> torch.Tensor:
         """Return ``count`` elements of a repeated tile, on the device."""
         return as_tensor(tile, dtype).to(self._torch_device).repeat(-(-count // len(tile)))[:count]
-
-    def empty(self) -> TensorBuffer:
-        """Return a buffer of one byte: torch sends no empty tensors."""
-        return self.allocate(DTYPES["int8"], 1)
 
     def cache_bytes(self) -> int:
         """Return the size of the GPU's L2 cache."""
@@ -368,12 +338,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
             for call in calls:
                 call.run()
         return Call(run=graph.replay, keep=tuple(calls))
-
-    # Calls that differ from Gloo's
-
-    def barrier(self) -> Call:
-        """Prepare dist.barrier, which waits on the host."""
-        return Call(run=lambda: dist.barrier(self._group), blocking=True)
 
     def post(self, receives: Tensors, sends: Tensors) -> list[Any]:
         """Post all messages in one group of NCCL; without a group they run one after the other."""

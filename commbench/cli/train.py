@@ -34,7 +34,7 @@ from commbench.hooks.registry import canonical_hook, find_file_hooks
 from commbench.launch.probe import probe_workload
 from commbench.results import Store
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
-from commbench.tuner.decision import recommend
+from commbench.tuner.conclusion import recommend
 from commbench.tuner.learning import Permission
 from commbench.tuner.sweep import TrainingPlan
 

@@ -9,19 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from commbench.collectives.layouts import Shape, Span
 from commbench.collectives.operations import (
     WINDOW_BYTES,
     Operation,
-    Shape,
-    Span,
+    exchange,
     find_operation,
     left,
     own,
+    receive_from,
     right,
+    send_to,
     whole,
 )
 from commbench.collectives.patterns import Group, groups_of
-from commbench.collectives.primitives import Buffers, CallT_co, Ends, Primitives
+from commbench.collectives.primitives import Buffer, Buffers, Ends, Primitives, Request
 from commbench.findings import UnsupportedError
 
 MATRIX = "matrix"
@@ -52,47 +54,36 @@ def _messages(shape: Shape, sources: Sequence[int]) -> list[Span]:
     ]
 
 
-def _receive_slots(
-    backend: Primitives[Any, Any],
-    buffer: Any,  # noqa: ANN401 - a backend's own
-    shape: Shape,
-    sources: Sequence[int],
-) -> Ends[Any]:
+def _receive_slots(buffer: Buffer, shape: Shape, sources: Sequence[int]) -> Ends:
     """Return the part of a buffer that receives the message of each source, in the order of
     `_messages`.
     """
     count = shape.elements
-    return [
-        (backend.part(buffer, index * count, count), source) for index, source in enumerate(sources)
-    ]
+    return [(buffer.part(index * count, count), source) for index, source in enumerate(sources)]
 
 
-def _token(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _token(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     """Pass a token round the ring: rank 0 sends first and receives last, all others receive
     first.
     """
-    send, receive = (
-        backend.send(buffers.send, right(shape)),
-        backend.receive(buffers.receive, left(shape)),
-    )
-    return [receive, send] if shape.rank else [send, receive]
+    calls = [
+        send_to(backend, buffers.send, right(shape)),
+        receive_from(backend, buffers.receive, left(shape)),
+    ]
+    if shape.rank:
+        calls.reverse()
+    return calls
 
 
-def _to_the_next(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
-    ends = [(buffers.send, right(shape))], [(buffers.receive, left(shape))]
-    return [backend.exchange_window(*ends, shape.window)]
+def _to_the_next(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
+    sends, receives = [(buffers.send, right(shape))], [(buffers.receive, left(shape))]
+    return [exchange(backend, shape, sends=sends, receives=receives)]
 
 
-def _with_both(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _with_both(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     sends = [(buffers.send, right(shape)), (buffers.send, left(shape))]
-    receives = _receive_slots(backend, buffers.receive, shape, [left(shape), right(shape)])
-    return [backend.exchange_window(sends, receives, shape.window)]
+    receives = _receive_slots(buffers.receive, shape, [left(shape), right(shape)])
+    return [exchange(backend, shape, sends=sends, receives=receives)]
 
 
 def _ring(plain: Operation, **changes: Any) -> Operation:  # noqa: ANN401 - fields of an entry
@@ -104,7 +95,7 @@ _RING: dict[str, Compose] = {
     "latency": lambda plain, size: _ring(
         plain,
         summary="a token that is passed on from rank to rank, once round; the time of one hop",
-        call=_token,
+        compose=_token,
         operations_per_call=size,
     ),
     "bandwidth": lambda plain, _: _ring(
@@ -113,14 +104,14 @@ _RING: dict[str, Compose] = {
             "every rank sends a window of messages to the next and receives one from the rank"
             " before"
         ),
-        call=_to_the_next,
+        compose=_to_the_next,
     ),
     "bibandwidth": lambda plain, _: _ring(
         plain,
         summary="every rank exchanges windows of messages with both neighbours",
         receive=lambda shape: 2 * shape.elements,
         answer=lambda shape: _messages(shape, [left(shape), right(shape)]),
-        call=_with_both,
+        compose=_with_both,
         window_bytes=WINDOW_BYTES // 2,
     ),
     "sendrecv": _plain,
@@ -153,49 +144,39 @@ def _from_root(shape: Shape) -> list[Span]:
     return [] if shape.is_root else _messages(shape, [shape.root])
 
 
-def _fan_in(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _fan_in(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     """Send a window of messages from every other rank to the root.
 
     The root acknowledges each window.
     """
     if not shape.is_root:
-        window = backend.exchange_window([(buffers.send, shape.root)], [], shape.window)
-        return [window, backend.receive(backend.empty(), shape.root)]
-    slots = _receive_slots(backend, buffers.receive, shape, _others(shape))
-    window = backend.exchange_window([], slots, shape.window)
-    return [window, *(backend.send(backend.empty(), other) for other in _others(shape))]
+        window = exchange(backend, shape, sends=[(buffers.send, shape.root)])
+        return [window, receive_from(backend, backend.empty(), shape.root)]
+    slots = _receive_slots(buffers.receive, shape, _others(shape))
+    window = exchange(backend, shape, receives=slots)
+    return [window, *(send_to(backend, backend.empty(), other) for other in _others(shape))]
 
 
-def _fan_out(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _fan_out(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     """Send a window of one message from the root to every other rank.
 
     Each acknowledges its window.
     """
     if not shape.is_root:
-        window = backend.exchange_window([], [(buffers.receive, shape.root)], shape.window)
-        return [window, backend.send(backend.empty(), shape.root)]
-    window = backend.exchange_window(
-        [(buffers.send, other) for other in _others(shape)], [], shape.window
-    )
-    return [window, *(backend.receive(backend.empty(), other) for other in _others(shape))]
+        window = exchange(backend, shape, receives=[(buffers.receive, shape.root)])
+        return [window, send_to(backend, backend.empty(), shape.root)]
+    others = _others(shape)
+    window = exchange(backend, shape, sends=[(buffers.send, other) for other in others])
+    return [window, *(receive_from(backend, backend.empty(), other) for other in others)]
 
 
-def _fan_both(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _fan_both(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     if not shape.is_root:
-        ends = [(buffers.send, shape.root)], [(buffers.receive, shape.root)]
-        return [backend.exchange_window(*ends, shape.window)]
-    slots = _receive_slots(backend, buffers.receive, shape, _others(shape))
-    return [
-        backend.exchange_window(
-            [(buffers.send, other) for other in _others(shape)], slots, shape.window
-        )
-    ]
+        sends, receives = [(buffers.send, shape.root)], [(buffers.receive, shape.root)]
+        return [exchange(backend, shape, sends=sends, receives=receives)]
+    sends = [(buffers.send, other) for other in _others(shape)]
+    slots = _receive_slots(buffers.receive, shape, _others(shape))
+    return [exchange(backend, shape, sends=sends, receives=slots)]
 
 
 def _fan(plain: Operation, size: int, **changes: Any) -> Operation:  # noqa: ANN401 - fields of an entry
@@ -223,7 +204,7 @@ def _fan_both_ways(plain: Operation, size: int) -> Operation:
         receive=lambda shape: _elsewhere(shape) + _all_at_root(shape),
         inputs=own,
         answer=lambda shape: _from_others(shape) + _from_root(shape),
-        call=_fan_both,
+        compose=_fan_both,
     )
 
 
@@ -236,7 +217,7 @@ _FAN_IN: dict[str, Compose] = {
         receive=_all_at_root,
         inputs=lambda shape: [] if shape.is_root else own(shape),
         answer=_from_others,
-        call=_fan_in,
+        compose=_fan_in,
     ),
     "bibandwidth": _fan_both_ways,
 }
@@ -249,7 +230,7 @@ _FAN_OUT: dict[str, Compose] = {
         receive=_elsewhere,
         inputs=lambda shape: own(shape) if shape.is_root else [],
         answer=_from_root,
-        call=_fan_out,
+        compose=_fan_out,
     ),
     "bibandwidth": _fan_both_ways,
 }
@@ -274,9 +255,7 @@ def _hierarchy(hosts: Sequence[str]) -> tuple[Sequence[Group], Sequence[Group]]:
     return groups_of("node", hosts), groups_of("cross", hosts)
 
 
-def _by_levels(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, redop: str
-) -> list[Any]:
+def _by_levels(backend: Primitives, buffers: Buffers, shape: Shape, redop: str) -> list[Any]:
     """Reduce-scatter within each host, all-reduce the pieces across hosts, one rail each,
     all-gather within each host.
 
@@ -284,11 +263,11 @@ def _by_levels(
     NCCLHierarchicalAllreduce.
     """
     node, rail = shape.parts
-    piece = backend.like(buffers.receive, shape.elements // node.size)
+    piece = backend.allocate(buffers.receive.dtype, shape.elements // node.size)
     return [
-        node.reduce_scatter(buffers.send, piece, redop),
-        rail.all_reduce(piece, piece, redop),
-        node.all_gather(piece, buffers.receive),
+        node.call(Request("reduce_scatter", buffers.send, piece, redop)),
+        rail.call(Request("all_reduce", piece, piece, redop)),
+        node.call(Request("all_gather", piece, buffers.receive)),
     ]
 
 
@@ -303,7 +282,7 @@ def _hierarchical(plain: Operation, _: int) -> Operation:
             "reduce_scatter in each host, all_reduce of the pieces across hosts, all_gather in each"
             " host"
         ),
-        call=_by_levels,
+        compose=_by_levels,
         divisions=_hierarchy,
         divided=True,
         algorithm="commbench hierarchical",

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.collectives.operations import Span
+from commbench.collectives.layouts import Span
 from commbench.errors import find_entry
 from commbench.findings import UnsupportedError
 

@@ -1,8 +1,8 @@
 """The operations: each entry has the sizes of buffers, the busbw factor, the known result and the
 call.
 
-A backend offers primitives (``all_reduce``, ``send``, ...) that return a prepared `Call`; an entry
-composes them. To add an operation, add one entry to `OPERATIONS`.
+A backend makes a prepared `Call` of each `Request` of a primitive (``all_reduce``, ``send``, ...);
+an entry composes them. To add an operation, add one entry to `OPERATIONS`.
 
 Words: *message* is the larger of the send and the receive buffer, as in nccl-tests; *block* is one
 rank's share of it.
@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from commbench.collectives.primitives import Buffers, CallT_co, Primitives
+from commbench.collectives.layouts import Shape, Span
+from commbench.collectives.primitives import Buffer, Buffers, Ends, Primitives, Request
 from commbench.errors import find_entry
 from commbench.findings import UnsupportedError
 
@@ -24,53 +25,6 @@ REDOPS = ("sum", "min", "max", "prod", "avg")
 #: be in flight.
 WINDOW_MESSAGES = 64
 WINDOW_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The ranks and the message size of one group: the arguments of an entry's rules for
-    buffers.
-    """
-
-    rank: int
-    size: int
-    elements: int
-    """Elements of the message: the larger of the send and the receive buffer of any rank."""
-    root: int = 0
-    window: int = 1
-    parts: Sequence[Primitives[Any, Any]] = ()
-    """For each of the operation's `divisions`, the communicator of this rank's group."""
-
-    @property
-    def block(self) -> int:
-        """One rank's share of the message, in elements."""
-        return self.elements // self.size
-
-    @property
-    def last(self) -> int:
-        """The highest rank, the far end of a point-to-point pair."""
-        return self.size - 1
-
-    @property
-    def is_root(self) -> bool:
-        """Whether this rank is the root of a rooted operation."""
-        return self.rank == self.root
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """A range of elements with known content: data from ``source`` for ``target``, or part of a
-    reduction.
-
-    ``offset`` and ``count`` are in elements of the buffer; ``start`` is where the span begins
-    within the source's data. ``source`` None means the reduction over all ranks.
-    """
-
-    offset: int
-    count: int
-    source: int | None
-    target: int = 0
-    start: int = 0
 
 
 LengthRule = Callable[[Shape], int]
@@ -201,8 +155,7 @@ class Operation:
     This entry is the only registration of an operation; other packages look up its properties here.
 
     ``send`` and ``receive`` give a rank's buffer lengths in elements, ``inputs`` and ``answer`` the
-    known content of them. ``call`` turns buffers into the sequence of prepared calls that is timed
-    as one operation.
+    known content of them.
     """
 
     name: str
@@ -212,7 +165,10 @@ class Operation:
     receive: LengthRule = _nothing
     inputs: SpanRule = lambda _: []
     answer: SpanRule = lambda _: []
-    call: Callable[[Primitives[Any, Any], Buffers[Any], Shape, str], Sequence[Any]]
+    primitives: Sequence[str] = ()
+    """The primitives that it calls in turn; empty: the one with its name."""
+    compose: Callable[[Primitives, Buffers, Shape, str], Sequence[Any]] | None = None
+    """Makes the calls where more than the names of primitives has to be said."""
     divisions: Callable[[Sequence[str]], Sequence[Sequence[tuple[int, ...]]]] = lambda _: ()
     """Returns the further divisions into groups that a composed operation uses, from the host of
     each rank."""
@@ -241,8 +197,8 @@ class Operation:
     algorithm: str = ""
     """Name of the algorithm if commbench composes the operation; empty if the library chooses."""
     overlaps: bool = False
-    """Whether ``call`` is a start and a completion with computing in between (non-blocking
-    collectives)."""
+    """Whether it is a start and a completion of its primitive with computing in between
+    (non-blocking collectives)."""
     moves_data: bool = True
     minimum_ranks: int = 1
     in_place_slice: Literal["same", "send_in_receive", "receive_in_send"] = "same"
@@ -275,6 +231,25 @@ class Operation:
         """
         return (0, size - 1) if self.kind == "pair" else tuple(range(size))
 
+    def call(
+        self,
+        backend: Primitives,
+        buffers: Buffers,
+        shape: Shape,
+        redop: str,
+    ) -> Sequence[Any]:
+        """Return the prepared calls that are timed as one operation."""
+        if self.compose is not None:
+            return self.compose(backend, buffers, shape, redop)
+        calls: list[Any] = []
+        for name in self.primitives or [self.name]:
+            request = Request(name, buffers.send, buffers.receive, redop, shape.root)
+            if self.overlaps:
+                calls += backend.begin(request)
+            else:
+                calls.append(backend.call(request))
+        return calls
+
     @property
     def is_one_way(self) -> bool:
         """Whether only the last of two ranks receives, so that a matrix measures both directions of
@@ -300,41 +275,59 @@ class Operation:
         return osu_bytes * size if self.osu_per_rank else osu_bytes
 
 
-def _ping_pong(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def send_to(backend: Primitives, buffer: Buffer, peer: int) -> Any:  # noqa: ANN401 - a Call, which the engine defines
+    """Return the call that sends a buffer."""
+    return backend.call(Request("send", sends=[(buffer, peer)]))
+
+
+def receive_from(backend: Primitives, buffer: Buffer, peer: int) -> Any:  # noqa: ANN401 - a Call, which the engine defines
+    """Return the call that receives into a buffer."""
+    return backend.call(Request("receive", receives=[(buffer, peer)]))
+
+
+def exchange(
+    backend: Primitives,
+    shape: Shape,
+    *,
+    sends: Ends = (),
+    receives: Ends = (),
+) -> Any:  # noqa: ANN401 - a Call, which the engine defines
+    """Return the call that exchanges a window of messages with each peer."""
+    return backend.call(Request("window", sends=sends, receives=receives, window=shape.window))
+
+
+def _ping_pong(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     if shape.rank == 0:
-        return [
-            backend.send(buffers.send, shape.last),
-            backend.receive(buffers.receive, shape.last),
-        ]
+        there = send_to(backend, buffers.send, shape.last)
+        return [there, receive_from(backend, buffers.receive, shape.last)]
     if shape.rank == shape.last:
-        return [backend.receive(buffers.receive, 0), backend.send(buffers.send, 0)]
+        there = receive_from(backend, buffers.receive, 0)
+        return [there, send_to(backend, buffers.send, 0)]
     return []
 
 
-def _one_way(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
+def _one_way(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
     """Send a window of messages one way, then an empty acknowledgement, as OSU's osu_bw."""
     if shape.rank == 0:
-        window = backend.exchange_window([(buffers.send, shape.last)], [], shape.window)
-        return [window, backend.receive(backend.empty(), shape.last)]
+        window = exchange(backend, shape, sends=[(buffers.send, shape.last)])
+        return [window, receive_from(backend, backend.empty(), shape.last)]
     if shape.rank == shape.last:
-        window = backend.exchange_window([], [(buffers.receive, 0)], shape.window)
-        return [window, backend.send(backend.empty(), 0)]
+        window = exchange(backend, shape, receives=[(buffers.receive, 0)])
+        return [window, send_to(backend, backend.empty(), 0)]
     return []
 
 
-def _both_ways(
-    backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str
-) -> list[CallT_co]:
-    if shape.rank in {0, shape.last}:
-        peer = _other_end(shape)
-        return [
-            backend.exchange_window([(buffers.send, peer)], [(buffers.receive, peer)], shape.window)
-        ]
-    return []
+def _both_ways(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
+    if shape.rank not in {0, shape.last}:
+        return []
+    peer = _other_end(shape)
+    sends, receives = [(buffers.send, peer)], [(buffers.receive, peer)]
+    return [exchange(backend, shape, sends=sends, receives=receives)]
+
+
+def _round_the_ring(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
+    sends, receives = [(buffers.send, right(shape))], [(buffers.receive, left(shape))]
+    return [backend.call(Request("send_receive", sends=sends, receives=receives))]
 
 
 def _share(size: int) -> float:
@@ -352,7 +345,6 @@ _ENTRIES = (
         receive=whole,
         inputs=own,
         answer=_reduced,
-        call=lambda backend, b, _s, redop: [backend.all_reduce(b.send, b.receive, redop)],
         busbw_factor=lambda size: 2 * _share(size),
         reduces=True,
         has_in_place=True,
@@ -369,7 +361,6 @@ _ENTRIES = (
         receive=whole,
         inputs=_own_block,
         answer=_block_per_rank,
-        call=lambda backend, b, _s, _r: [backend.all_gather(b.send, b.receive)],
         busbw_factor=_share,
         divided=True,
         osu_per_rank=True,
@@ -389,7 +380,6 @@ _ENTRIES = (
         receive=_block,
         inputs=own,
         answer=_reduced_block,
-        call=lambda backend, b, _s, redop: [backend.reduce_scatter(b.send, b.receive, redop)],
         busbw_factor=_share,
         divided=True,
         reduces=True,
@@ -412,7 +402,6 @@ _ENTRIES = (
         receive=whole,
         inputs=_for_each_target,
         answer=_from_each_source,
-        call=lambda backend, b, _s, _r: [backend.all_to_all(b.send, b.receive)],
         busbw_factor=_share,
         divided=True,
         osu_per_rank=True,
@@ -433,7 +422,6 @@ _ENTRIES = (
         receive=whole,
         inputs=lambda s: own(s) if s.is_root else [],
         answer=_from(_root),
-        call=lambda backend, b, s, _r: [backend.broadcast(b.receive, s.root)],
         rooted=True,
         names=ToolNames(
             osu="Broadcast Latency Test", other_osu=("Bcast",), imb="Bcast", param=("broadcast",)
@@ -448,7 +436,6 @@ _ENTRIES = (
         receive=_at_root(whole),
         inputs=own,
         answer=lambda s: _reduced(s) if s.is_root else [],
-        call=lambda backend, b, s, redop: [backend.reduce(b.send, b.receive, redop, s.root)],
         reduces=True,
         rooted=True,
         has_in_place=True,
@@ -464,7 +451,6 @@ _ENTRIES = (
         receive=_at_root(whole),
         inputs=_own_block,
         answer=lambda s: _block_per_rank(s) if s.is_root else [],
-        call=lambda backend, b, s, _r: [backend.gather(b.send, b.receive, s.root)],
         busbw_factor=_share,
         divided=True,
         osu_per_rank=True,
@@ -481,7 +467,6 @@ _ENTRIES = (
         receive=_block,
         inputs=lambda s: _for_each_target(s) if s.is_root else [],
         answer=_scattered,
-        call=lambda backend, b, s, _r: [backend.scatter(b.send, b.receive, s.root)],
         busbw_factor=_share,
         divided=True,
         osu_per_rank=True,
@@ -494,7 +479,6 @@ _ENTRIES = (
     Operation(
         name="barrier",
         summary="no rank leaves before the last has entered",
-        call=lambda backend, _b, _s, _r: [backend.barrier()],
         moves_data=False,
         names=ToolNames(osu="Barrier Latency Test", imb="Barrier"),
         open_mpi_components=_HAN_AND_TUNED,
@@ -509,7 +493,7 @@ _ENTRIES = (
         receive=_at_ends(whole),
         inputs=lambda s: own(s) if s.rank in {0, s.last} else [],
         answer=lambda s: _from(_other_end)(s) if s.rank in {0, s.last} else [],
-        call=_ping_pong,
+        compose=_ping_pong,
         operations_per_call=2,
         minimum_ranks=2,
         names=ToolNames(osu="Latency Test", imb="PingPong"),
@@ -523,7 +507,7 @@ _ENTRIES = (
         receive=_at(_last, whole),
         inputs=lambda s: own(s) if s.rank == 0 else [],
         answer=lambda s: _from(_first)(s) if s.rank == s.last else [],
-        call=_one_way,
+        compose=_one_way,
         windowed=True,
         minimum_ranks=2,
         names=ToolNames(osu="Bandwidth Test"),
@@ -537,7 +521,7 @@ _ENTRIES = (
         receive=_at_ends(whole),
         inputs=lambda s: own(s) if s.rank in {0, s.last} else [],
         answer=lambda s: _from(_other_end)(s) if s.rank in {0, s.last} else [],
-        call=_both_ways,
+        compose=_both_ways,
         windowed=True,
         messages_at_once=2,
         minimum_ranks=2,
@@ -552,18 +536,18 @@ _ENTRIES = (
         receive=whole,
         inputs=own,
         answer=_from(left),
-        call=lambda backend, b, s, _r: [backend.send_receive(b.send, right(s), b.receive, left(s))],
+        compose=_round_the_ring,
         minimum_ranks=2,
         names=ToolNames(imb="Sendrecv"),
     ),
     Operation(
         name="iall_reduce",
+        primitives=("all_reduce",),
         summary="non-blocking all_reduce: started, then completed; with its overlap with computing",
         send=whole,
         receive=whole,
         inputs=own,
         answer=_reduced,
-        call=lambda backend, b, _s, redop: backend.iall_reduce(b.send, b.receive, redop),
         busbw_factor=lambda size: 2 * _share(size),
         overlaps=True,
         reduces=True,
@@ -573,12 +557,12 @@ _ENTRIES = (
     ),
     Operation(
         name="iall_gather",
+        primitives=("all_gather",),
         summary="non-blocking all_gather: started, then completed; with its overlap with computing",
         send=_block,
         receive=whole,
         inputs=_own_block,
         answer=_block_per_rank,
-        call=lambda backend, b, _s, _r: backend.iall_gather(b.send, b.receive),
         busbw_factor=_share,
         overlaps=True,
         divided=True,

@@ -3,104 +3,160 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+from typing_extensions import Self
+
+from commbench.collectives.datatypes import DataType
 from commbench.findings import UnsupportedError
 
-BufferT = TypeVar("BufferT")
-CallT_co = TypeVar("CallT_co", covariant=True)
-Ends = Sequence[tuple[BufferT, int]]
-"""Buffers, each with the rank that it goes to or comes from."""
+SameT = TypeVar("SameT", bound="Buffer")
 
 
-class Primitives(ABC, Generic[BufferT, CallT_co]):
-    """The primitives of a backend: each returns a prepared call that can be repeated.
+@dataclass(frozen=True)
+class Buffer(ABC):
+    """Elements in memory: ``memory`` has shape (count,) in the data type's storage."""
 
-    Each backend has its own type of buffers. It overrides the primitives that it has; others raise
-    `UnsupportedError`.
+    memory: Any
+    dtype: DataType
+
+    @property
+    @abstractmethod
+    def address(self) -> int:
+        """Address of the first element."""
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return len(self.memory)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.dtype.itemsize
+
+    def shares_memory(self, other: Buffer) -> bool:
+        """Return whether both buffers overlap: the operation is in place."""
+        end, other_end = self.address + self.nbytes, other.address + other.nbytes
+        return self.address < other_end and other.address < end
+
+    def part(self, offset: int, count: int) -> Self:
+        """Return ``count`` elements from ``offset`` on: the same memory."""
+        return replace(self, memory=self.memory[offset : offset + count])
+
+
+Ends = Sequence[tuple[Any, int]]
+"""Of type `Buffer`, each with the rank that it goes to or comes from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffers:
+    """The buffers of one rank, each a `Buffer`, or None if the rank has none.
+
+    In place, ``send`` and ``receive`` are (parts of) the same memory.
     """
+
+    send: Any
+    receive: Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """A primitive with its arguments, of which each primitive uses some.
+
+    A collective has ``send`` and ``receive``; ``broadcast`` has ``receive`` only. ``send``,
+    ``receive``, ``send_receive`` and ``window`` have ``sends`` and ``receives``. A window posts
+    ``window`` messages with each peer, then waits for all.
+    """
+
+    name: str
+    send: Buffer | None = None
+    receive: Buffer | None = None
+    redop: str = ""
+    root: int = 0
+    sends: Ends = ()
+    receives: Ends = ()
+    window: int = 1
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """The send and the receive buffer of a collective, as far as this rank has them."""
+        return [buffer for buffer in (self.send, self.receive) if buffer is not None]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a collective's send and receive buffer overlap."""
+        if self.send is None or self.receive is None:
+            return False
+        return self.send.shares_memory(self.receive)
+
+    def mapped(self, function: Callable[[Any], Buffer]) -> Request:
+        """Return the request with ``function`` of each buffer in its place."""
+        send, receive = self.send, self.receive
+        if send is not None:
+            send = function(send)
+        if receive is not None:
+            receive = function(receive)
+        sends = [(function(buffer), peer) for buffer, peer in self.sends]
+        receives = [(function(buffer), peer) for buffer, peer in self.receives]
+        return replace(self, send=send, receive=receive, sends=sends, receives=receives)
+
+    def among(self, ranks: Sequence[int]) -> Request:
+        """Return the request with the rank of ``ranks`` at each peer's number in its place."""
+        sends = [(buffer, ranks[peer]) for buffer, peer in self.sends]
+        receives = [(buffer, ranks[peer]) for buffer, peer in self.receives]
+        return replace(self, sends=sends, receives=receives)
+
+    def read(self, rank: int) -> list[Buffer]:
+        """Return the buffers that ``rank`` reads, as often as it sends them."""
+        buffer = self.send
+        if self.name == "broadcast":
+            buffer = self.receive if rank == self.root else None
+        if buffer is not None:
+            return [buffer]
+        return [buffer for buffer, _ in self.sends] * self.window
+
+    def written(self, rank: int) -> list[Buffer]:
+        """Return the buffers that ``rank`` writes, as often as it receives into them."""
+        if self.name == "broadcast" and rank == self.root:
+            return []
+        if self.receive is not None:
+            return [self.receive]
+        return [buffer for buffer, _ in self.receives] * self.window
+
+
+class Primitives(ABC):
+    """The primitives of a backend; a prepared call, which the engine defines, can be repeated."""
 
     backend: str
     rank: int
     size: int
 
-    def all_reduce(self, send: BufferT, receive: BufferT, redop: str) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("all_reduce")
+    def call(self, request: Request) -> Any:  # noqa: ANN401 - a prepared call
+        """Return the prepared call of a primitive.
 
-    def all_gather(self, send: BufferT, receive: BufferT) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("all_gather")
+        Raises:
+            UnsupportedError: the backend lacks the primitive.
+        """
+        raise self._cannot(request.name)
 
-    def reduce_scatter(self, send: BufferT, receive: BufferT, redop: str) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("reduce_scatter")
+    def begin(self, request: Request) -> Sequence[Any]:
+        """Return the start and the completion of a non-blocking collective.
 
-    def all_to_all(self, send: BufferT, receive: BufferT) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("all_to_all")
-
-    def broadcast(self, buffer: BufferT, root: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("broadcast")
-
-    def reduce(self, send: BufferT, receive: BufferT | None, redop: str, root: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("reduce")
-
-    def gather(self, send: BufferT, receive: BufferT | None, root: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("gather")
-
-    def scatter(self, send: BufferT | None, receive: BufferT, root: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("scatter")
-
-    def iall_reduce(self, send: BufferT, receive: BufferT, redop: str) -> Sequence[CallT_co]:  # noqa: ARG002
-        """Return the start and the completion."""
-        raise self._cannot("non-blocking all_reduce")
-
-    def iall_gather(self, send: BufferT, receive: BufferT) -> Sequence[CallT_co]:  # noqa: ARG002
-        """Return the start and the completion."""
-        raise self._cannot("non-blocking all_gather")
-
-    def barrier(self) -> CallT_co:
-        raise self._cannot("barrier")
-
-    def send(self, buffer: BufferT, peer: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("send")
-
-    def receive(self, buffer: BufferT, peer: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("receive")
-
-    def send_receive(self, send: BufferT, target: int, receive: BufferT, source: int) -> CallT_co:  # noqa: ARG002
-        raise self._cannot("send_receive")
-
-    def exchange_window(
-        self,
-        sends: Ends[BufferT],  # noqa: ARG002
-        receives: Ends[BufferT],  # noqa: ARG002
-        window: int,  # noqa: ARG002
-    ) -> CallT_co:
-        """Post ``window`` receives and sends with each of the peers, then wait for all."""
-        raise self._cannot("a window of messages")
+        Raises:
+            UnsupportedError: the backend lacks the primitive.
+        """
+        raise self._cannot(f"non-blocking {request.name}")
 
     @abstractmethod
-    def empty(self) -> BufferT:
+    def empty(self) -> Buffer:
         """Return a buffer without elements, for acknowledgements."""
 
     @abstractmethod
-    def part(self, buffer: BufferT, offset: int, count: int) -> BufferT:
-        """Return ``count`` elements of ``buffer`` from ``offset`` on: the same memory."""
-
-    @abstractmethod
-    def like(self, buffer: BufferT, count: int) -> BufferT:
-        """Return a new buffer of ``count`` elements of the type of ``buffer``."""
+    def allocate(self, dtype: DataType, count: int) -> Buffer:
+        """Return a buffer of ``count`` elements."""
 
     def _cannot(self, what: str) -> UnsupportedError:
         return UnsupportedError("missing", backend=self.backend, what=what)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Buffers(Generic[BufferT]):
-    """The buffers of one rank.
-
-    In place, ``send`` and ``receive`` are (parts of) the same memory.
-    """
-
-    send: BufferT | None
-    receive: BufferT | None

@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +18,11 @@ import numpy as np
 
 from commbench.collectives.algorithms import AUTO
 from commbench.collectives.cases import REGISTERED, SYNCS
-from commbench.collectives.datatypes import Content, DataType, Raw
-from commbench.collectives.operations import Operation, Shape
+from commbench.collectives.datatypes import DTYPES, Content, DataType
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import Group
-from commbench.collectives.primitives import Primitives
+from commbench.collectives.primitives import Buffer, Primitives, Request
 from commbench.engine.timing.loops import Call, Progress, Timer
 from commbench.engine.timing.sync import SyncPlan
 from commbench.findings import UnsupportedError
@@ -34,11 +34,11 @@ ALIGNMENT = 4096
 STALE = 0xA5
 
 
-class Communicator(Primitives[Any, Call]):
+class Communicator(Primitives):
     """One backend in one launch or in a group of its ranks, seen from one rank.
 
-    Primitives return prepared, repeatable `Call`s and raise `UnsupportedError` for what the backend
-    cannot do.
+    ``call`` and ``begin`` return prepared, repeatable `Call`s and raise `UnsupportedError` for what
+    the backend cannot do.
     """
 
     device: str
@@ -48,6 +48,8 @@ class Communicator(Primitives[Any, Call]):
     """The supported methods of a synchronised start."""
     most_elements: int | None = None
     """The most elements that one call can take; None: no limit."""
+    fewest_elements: int = 0
+    """The fewest elements that one message can have."""
     ranks_per_gpu: int | None = None
     """The most ranks of the launch on one GPU; None without GPUs."""
     gpu: str = ""
@@ -101,9 +103,14 @@ class Communicator(Primitives[Any, Call]):
         """
         return []
 
-    @abstractmethod
-    def allocate(self, dtype: DataType, count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type
-        """Return a buffer of ``count`` elements."""
+    def call(self, request: Request) -> Call:
+        """See `Primitives.call`."""
+        call: Call = super().call(request)
+        return call
+
+    def empty(self) -> Buffer:
+        """Return a buffer without elements, or with the fewest that the library can send."""
+        return self.allocate(DTYPES["int8"], self.fewest_elements)
 
     @contextmanager
     def allocating(self, kind: str) -> Iterator[None]:
@@ -115,15 +122,15 @@ class Communicator(Primitives[Any, Call]):
         yield
 
     @abstractmethod
-    def write(self, buffer: Any, content: Content) -> None:  # noqa: ANN401 - as allocate
+    def write(self, buffer: Any, content: Content) -> None:  # noqa: ANN401 - a backend's own buffer type
         """Fill a buffer with known content."""
 
     @abstractmethod
-    def poison(self, buffer: Any) -> None:  # noqa: ANN401 - as allocate
+    def poison(self, buffer: Any) -> None:  # noqa: ANN401 - a backend's own buffer type
         """Fill a buffer with bytes that occur in no result."""
 
     @abstractmethod
-    def count_wrong(self, buffer: Any, content: Content) -> int:  # noqa: ANN401 - as allocate
+    def count_wrong(self, buffer: Any, content: Content) -> int:  # noqa: ANN401 - a backend's own buffer type
         """Return the number of elements that differ from ``content``."""
 
     def complete(self) -> None:
@@ -183,26 +190,13 @@ class Communicator(Primitives[Any, Call]):
         self._splits.clear()
 
 
-@dataclass(frozen=True)
-class HostBuffer:
-    """Elements in host memory: ``memory`` has shape (count,) in the data type's storage."""
-
-    memory: Raw
-    dtype: DataType
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        return self.memory.size
+class HostBuffer(Buffer):
+    """Elements in host memory, a numpy array."""
 
     @property
     def address(self) -> int:
         """Address of the first element."""
         return int(self.memory.ctypes.data)
-
-    def shares_memory(self, other: HostBuffer) -> bool:
-        """Return whether the buffers overlap: the operation is in place."""
-        return bool(np.may_share_memory(self.memory, other.memory))
 
 
 class HostCommunicator(Communicator):
@@ -211,19 +205,11 @@ class HostCommunicator(Communicator):
     device = "cpu"
 
     def allocate(self, dtype: DataType, count: int) -> HostBuffer:
-        """See `Communicator.allocate`."""
+        """See `Primitives.allocate`."""
         nbytes = count * dtype.itemsize
         room = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
         offset = -room.ctypes.data % ALIGNMENT
         return HostBuffer(room[offset : offset + nbytes].view(dtype.storage), dtype)
-
-    def part(self, buffer: HostBuffer, offset: int, count: int) -> HostBuffer:
-        """See `Communicator.part`."""
-        return HostBuffer(buffer.memory[offset : offset + count], buffer.dtype)
-
-    def like(self, buffer: HostBuffer, count: int) -> HostBuffer:
-        """See `Communicator.like`."""
-        return self.allocate(buffer.dtype, count)
 
     def write(self, buffer: HostBuffer, content: Content) -> None:
         """See `Communicator.write`."""

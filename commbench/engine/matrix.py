@@ -1,32 +1,30 @@
-"""The matrix of pairs: every ordered pair of ranks is timed, in rounds of disjoint pairs that run
+"""The matrix of pairs: every ordered pair of ranks is timed, in turns of disjoint pairs that run
 at the same time.
 """
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from commbench.collectives.cases import Case, shuffled
 from commbench.collectives.composed import MATRIX, operation_in_pattern
 from commbench.collectives.datatypes import DTYPES, KnownData
-from commbench.collectives.operations import Operation, Shape, Span, check_ranks, window_of
+from commbench.collectives.layouts import Shape, Span
+from commbench.collectives.operations import Operation, check_ranks, window_of
 from commbench.collectives.patterns import Pair, rounds_of
-from commbench.collectives.primitives import Buffers, Ends
+from commbench.collectives.primitives import Buffers, Request
 from commbench.engine.communicator import Communicator
-from commbench.engine.control import Control
 from commbench.engine.records import FixedSettings, PairTimes
 from commbench.engine.samples import DECIMALS
+from commbench.engine.sampling import Sampler, VisitPlan, batch_of
+from commbench.engine.session import Session
 from commbench.engine.setup import check_count
-from commbench.engine.stopping import Step, batch_of
-from commbench.engine.timing.clocks import GlobalClock
-from commbench.engine.timing.loops import Call, Timer
-from commbench.engine.timing.sync import TOLERATED_LATE
+from commbench.engine.timing.loops import Call, Repetitions, median_us
 from commbench.findings import UnsupportedError
 
 #: Repetitions of a pair in a launch: the fewest for a median, and the most.
@@ -50,24 +48,10 @@ class _PairView:
         self._communicator = communicator
         self._pair = pair
 
-    def send(self, buffer: Any, peer: int) -> Call:  # noqa: ANN401 - a backend's own buffer type
-        return self._communicator.send(buffer, self._pair[peer])
+    def call(self, request: Request) -> Call:
+        return self._communicator.call(request.among(self._pair))
 
-    def receive(self, buffer: Any, peer: int) -> Call:  # noqa: ANN401 - as above
-        return self._communicator.receive(buffer, self._pair[peer])
-
-    def send_receive(self, send: Any, target: int, receive: Any, source: int) -> Call:  # noqa: ANN401 - as above
-        return self._communicator.send_receive(
-            send, self._pair[target], receive, self._pair[source]
-        )
-
-    def exchange_window(self, sends: Ends[Any], receives: Ends[Any], window: int) -> Call:
-        there, back = (
-            [(buffer, self._pair[peer]) for buffer, peer in side] for side in (sends, receives)
-        )
-        return self._communicator.exchange_window(there, back, window)
-
-    def empty(self) -> Any:  # noqa: ANN401 - as above
+    def empty(self) -> Any:  # noqa: ANN401 - a backend's own buffer type
         return self._communicator.empty()
 
 
@@ -82,7 +66,7 @@ class PreparedMatrix:
     data: KnownData
     elements: int
     window: int
-    buffers: Buffers[Any]
+    buffers: Buffers
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -112,17 +96,19 @@ class PreparedMatrix:
         calls: list[Call] = list(self.operation.call(view, self.buffers, shape, ""))  # type: ignore[arg-type] # a part
         return calls
 
-    def verify(self, turn: Turn, calls: Sequence[Call], timer: Timer) -> int:
-        """Run the calls once in the timed loop.
+    def verify(self, turn: Turn, sampler: Sampler) -> int:
+        """Run the calls of a turn once in the timed loop.
 
         Return the wrong elements that this rank received.
         """
         self.communicator.poison(self.buffers.receive)
-        timer.run(calls, 1, 1)
+        sampler.timer.run(sampler.calls, 1, 1)
         self.communicator.complete()
         pair = self._pair(turn)
-        spans = self.operation.answer(self._shape(pair)) if pair else []
-        if not pair or not spans:
+        if not pair:
+            return 0
+        spans = self.operation.answer(self._shape(pair))
+        if not spans:
             return 0
         sent = [replace(span, source=pair[span.source or 0]) for span in spans]
         return self.communicator.count_wrong(self.buffers.receive, self.data.answer(sent))
@@ -191,22 +177,10 @@ def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Share:
-    """One rank's result of a turn: stamps, arrays of shape (repetitions,), and the wrong elements
-    it received.
-    """
-
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    late: NDArray[np.bool_]
-    wrong: int
-
-
-class _TurnTimes:
+class PairSamples:
     """Times of the pairs of a turn, shape (pairs, repetitions), in nanoseconds.
 
-    NaN if one of the two was late.
+    NaN if one of the two was late: it drops the repetition of this pair alone.
 
     ``spanning`` as in `commbench.engine.samples.Samples`.
     """
@@ -216,7 +190,6 @@ class _TurnTimes:
         self._spanning = spanning
         self._ends = np.array(turn, dtype=np.intp).T
         self._times = np.zeros((len(turn), 0))
-        self._wrong: Sequence[int] = ()
 
     @property
     def tried(self) -> int:
@@ -238,149 +211,126 @@ class _TurnTimes:
         """Return the valid repetitions over all pairs."""
         return int(self._times.size) - self.late
 
-    @property
-    def wrong(self) -> int:
-        """Return the wrong elements over all ranks."""
-        return sum(self._wrong)
-
-    def add(self, ranks: Sequence[_Share]) -> float:
+    def add(self, ranks: Sequence[Repetitions]) -> float:
         """Add a chunk of every rank; return the share of late repetitions in it."""
-        start, end, late = (
-            np.stack([getattr(share, name) for share in ranks])[self._ends]
-            for name in ("start_ns", "end_ns", "late")
-        )
-        lasting = (
-            end.max(axis=0) - start.min(axis=0) if self._spanning else (end - start).max(axis=0)
-        )
+        start = np.stack([repetitions.start_ns for repetitions in ranks])[self._ends]
+        end = np.stack([repetitions.end_ns for repetitions in ranks])[self._ends]
+        late = np.stack([repetitions.late for repetitions in ranks])[self._ends]
+        lasting = (end - start).max(axis=0)
+        if self._spanning:
+            lasting = end.max(axis=0) - start.min(axis=0)
         times = np.where(late.any(axis=0), np.nan, lasting)
         self._times = np.hstack([self._times, times])
-        self._wrong = [share.wrong for share in ranks]
         return float(np.isnan(times).mean())
 
-    def pairs(self, per: int, *, one_way: bool) -> list[PairTimes]:
+    def slowest_us(self, per: int) -> list[float]:
+        """Return the time of the slowest pair of each repetition, in microseconds."""
+        slowest: list[float] = (np.nanmax(self._times, axis=0) / (1e3 * per)).tolist()
+        return slowest
+
+    def pairs(self, per: int, wrong: Sequence[int], *, one_way: bool) -> list[PairTimes]:
         """Return each pair's times in microseconds of one of ``per`` operations, in both orders
         unless ``one_way``.
+
+        ``wrong``: the wrong elements that each rank received in this turn.
         """
         counts = (~np.isnan(self._times)).sum(axis=1)
         places = np.flatnonzero(counts)
         if not places.size:
             return []
         percentile = np.nanpercentile if self.late else np.percentile
-        medians, highs = np.round(
-            percentile(self._times[places], (50, 95), axis=1) / (1e3 * per), DECIMALS
-        ).tolist()
-        return [
-            PairTimes(
-                source=source,
-                target=target,
-                time_us=median,
-                time_us_p95=high,
-                repetitions=int(counts[index]),
-                wrong=self._wrong[target],
-            )
-            for index, median, high in zip(places.tolist(), medians, highs, strict=True)
-            for source, target in self._orders(index, one_way=one_way)
-        ]
+        quantiles = percentile(self._times[places], (50, 95), axis=1) / (1e3 * per)
+        medians, highs = np.round(quantiles, DECIMALS).tolist()
+        pairs = []
+        for place, median, high in zip(places.tolist(), medians, highs, strict=True):
+            source, target = self._turn[place]
+            orders = [(source, target), (target, source)]
+            if one_way:
+                orders = [(source, target)]
+            for sender, receiver in orders:
+                pairs.append(
+                    PairTimes(
+                        source=sender,
+                        target=receiver,
+                        time_us=median,
+                        time_us_p95=high,
+                        repetitions=int(counts[place]),
+                        wrong=wrong[receiver],
+                    )
+                )
+        return pairs
 
-    def _orders(self, index: int, *, one_way: bool) -> list[Pair]:
-        source, target = self._turn[index]
-        return [(source, target)] if one_way else [(source, target), (target, source)]
 
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """The samples of a matrix."""
 
-@dataclass(kw_only=True)
-class MatrixSampler:
-    """Samples all pairs turn by turn, each for its share of the time.
-
-    Rank 0 decides for all ranks.
-    """
-
-    control: Control
-    timer: Timer
-    matrix: PreparedMatrix
-    slice_s: float
-    """Time slice of a case, in seconds; a matrix takes several, see `SLICES`."""
-    reading_ns: float
-    """Cost of one reading of the clock in this timer's loop."""
-    late: int = field(default=0, init=False)
-    """Late repetitions, on rank 0; one that two directions share counts once."""
-    counted: int = field(default=0, init=False)
-    """Valid repetitions, on rank 0."""
-    wrong: int = field(default=0, init=False)
+    settings: FixedSettings
+    pairs: Sequence[PairTimes] = ()
+    """On rank 0, sorted by source and target."""
+    wrong: int = 0
     """Wrong elements over all pairs, on rank 0."""
-
-    def collect(
-        self, launch: int, fixed: FixedSettings | None
-    ) -> tuple[FixedSettings, list[PairTimes]]:
-        """Measure every pair.
-
-        Return the settings, and on rank 0 the pairs sorted by source and target.
-        """
-        turns = self.matrix.turns(launch)
-        self.timer.sync.plan.reset()
-        settled = fixed or self._choose_settings(turns[0])
-        per = settled.batch * self.matrix.window * self.matrix.operation.operations_per_call
-        pairs: list[PairTimes] = []
-        for turn in turns:
-            times = self._measure(turn, settled, self.slice_s * turn_share(len(turns)))
-            if self.control.rank == 0:
-                pairs += times.pairs(per, one_way=self.matrix.operation.is_one_way)
-                self.late += times.late
-                self.counted += times.counted
-                self.wrong += times.wrong
-        return settled, sorted(pairs, key=lambda pair: (pair.source, pair.target))
-
-    def _choose_settings(self, turn: Turn) -> FixedSettings:
-        """Agree on the number of operations to time together, from the fastest pair of a turn."""
-        calls = self.matrix.calls(turn)
-        self.timer.run(calls, 1, 1)
-        timed = self.timer.run(calls, 1 + WARMUPS, 1)
-        typical = self.control.gather(
-            float(np.median(timed.end_ns - timed.start_ns)) if calls else np.inf
-        )
-        batch = batch_of(min(typical), self.reading_ns) if typical else 1
-        return self.control.broadcast(FixedSettings(warmups=WARMUPS, batch=batch))
-
-    def _measure(self, turn: Turn, settled: FixedSettings, turn_s: float) -> _TurnTimes:
-        """Measure one turn: verify, warm up, repeat; rank 0 gets the times."""
-        calls = self.matrix.calls(turn)
-        wrong = self.matrix.verify(turn, calls, self.timer)
-        self.timer.run(calls, settled.warmups, settled.batch)
-        times = _TurnTimes(turn, spanning=self.timer.sync.plan.spans_ranks)
-        clock = self.timer.sync.plan.clock
-        begun = time.perf_counter()
-        step = Step(repetitions=FEWEST)
-        while step.repetitions:
-            timed = self.timer.run(calls, step.repetitions, settled.batch)
-            share = _Share(
-                start_ns=timed.start_ns, end_ns=timed.end_ns, late=timed.late, wrong=wrong
-            )
-            agreed = self.control.broadcast(
-                _next_step(times, self.control.gather(share), begun, turn_s, clock)
-            )
-            assert agreed is not None  # noqa: S101 - rank 0 always has a view
-            step = agreed
-            if step.widen:
-                self.timer.sync.handle_late_starts()
-            elif step.refresh:
-                clock.refresh()  # also after the last chunk: the next turn may be a single one
-        return times
+    late: int = 0
+    """Late repetitions, on rank 0; one that two directions share counts once."""
+    counted: int = 0
+    """Valid repetitions, on rank 0."""
 
 
-def _next_step(
-    times: _TurnTimes,
-    gathered: Sequence[_Share] | None,
-    begun: float,
-    turn_s: float,
-    clock: GlobalClock,
-) -> Step | None:
-    """Return rank 0's decision after a chunk; None on the other ranks."""
-    if gathered is None:
-        return None
-    late = times.add(gathered)
-    elapsed = time.perf_counter() - begun
-    affordable = int((turn_s - elapsed) * times.tried / elapsed)
-    missing = FEWEST - times.valid if times.tried < 4 * FEWEST else 0
-    probes = max(0, missing, min(MOST - times.tried, affordable))
-    return Step(
-        repetitions=probes, widen=probes > 0 and late > TOLERATED_LATE, refresh=clock.is_stale()
+def sample_matrix(
+    matrix: PreparedMatrix,
+    sampler: Sampler,
+    session: Session,
+    *,
+    launch: int,
+    fixed: FixedSettings | None,
+) -> Sampled:
+    """Measure every pair, turn by turn, each in its share of the time slice; collective.
+
+    Args:
+        matrix: the case.
+        sampler: of its loop.
+        session: of the launch.
+        launch: its number.
+        fixed: settings of the first launch; None in the first launch.
+    """
+    control, timer, operation = session.control, sampler.timer, matrix.operation
+    turns = matrix.turns(launch)
+    sampler.calls = matrix.calls(turns[0])
+    settings = fixed or _choose_settings(sampler)
+    rule = replace(
+        sampler.rule, relative_half_width=None, minimum=FEWEST, floor=FEWEST, maximum=MOST
     )
+    share_s = session.slice_s * turn_share(len(turns))
+    plan = VisitPlan(rule=rule, share_s=share_s, fills_share=True)
+    per = settings.batch * matrix.window * operation.operations_per_call
+    pairs: list[PairTimes] = []
+    wrong = late = counted = 0
+    for turn in turns:
+        session.refresh_clock()
+        timer.sync.plan.reset()
+        sampler.calls = matrix.calls(turn)
+        wrong_by_rank = control.gather(matrix.verify(turn, sampler))
+        timer.run(sampler.calls, settings.warmups, settings.batch)
+        sampler.begin(plan)
+        samples = PairSamples(turn, spanning=timer.sync.plan.spans_ranks)
+        sampler.collect(samples, settings.batch)
+        if wrong_by_rank is not None:
+            pairs += samples.pairs(per, wrong_by_rank, one_way=operation.is_one_way)
+            wrong += sum(wrong_by_rank)
+            late += samples.late
+            counted += samples.counted
+    pairs.sort(key=lambda pair: (pair.source, pair.target))
+    return Sampled(settings=settings, pairs=pairs, wrong=wrong, late=late, counted=counted)
+
+
+def _choose_settings(sampler: Sampler) -> FixedSettings:
+    """Agree on the number of operations to time together, from the fastest pair of a turn."""
+    sampler.timer.run(sampler.calls, 1, 1)
+    typical_us = median_us(sampler.timer, sampler.calls, 1 + WARMUPS, 1)
+    if not sampler.calls:  # idle in this turn
+        typical_us = math.inf
+    gathered = sampler.control.gather(typical_us)
+    batch = 1
+    if gathered:
+        batch = batch_of(1e3 * min(gathered), sampler.reading_ns)
+    return FixedSettings(warmups=WARMUPS, batch=sampler.control.broadcast_int(batch))

@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from commbench.collectives.algorithms import transport_by
 from commbench.collectives.cases import Case
-from commbench.collectives.composed import MATRIX, operation_in_pattern
+from commbench.collectives.composed import MATRIX
 from commbench.collectives.patterns import rank_list
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import agree_on, gather_everywhere
 from commbench.engine.flags import raised_flags
-from commbench.engine.gpu_clocks import Reading, clocks_between
-from commbench.engine.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
-from commbench.engine.overlap import measure_overlap, probe_us
-from commbench.engine.probe import probe_of
-from commbench.engine.records import (
-    FixedSettings,
-    Overlap,
-    PairTimes,
-    Point,
-    Record,
-    Stall,
-    without_result,
+from commbench.engine.matrix import PreparedMatrix, prepare_matrix, sample_matrix
+from commbench.engine.observers import (
+    FEWEST_OVERLAPS,
+    ClockObserver,
+    Disturbance,
+    EnergyObserver,
+    Fields,
+    Observer,
+    OverlapObserver,
+    Probe,
+    probe_of,
+    slowest_us,
 )
-from commbench.engine.samples import (
-    Samples,
-    elements_wrong,
-    join_transports,
-    timed_groups,
-    wrong_record,
-)
+from commbench.engine.records import Clocks, FixedSettings, PairTimes, Record, Stall, no_result
+from commbench.engine.samples import Samples, groups_of, join_transports, timed_groups
+from commbench.engine.sampling import USUAL_OPERATIONS, Sampler
 from commbench.engine.session import Session
 from commbench.engine.setup import Checked, Prepared, prepare, sets_needed
 from commbench.engine.soak import SoakSamples
-from commbench.engine.stopping import Sampler
 from commbench.engine.timing.clocks import is_close
-from commbench.engine.timing.loops import Timer
-from commbench.engine.visits import DISTURBED_SHARE, USUAL_OPERATIONS, are_many_late, extended
+from commbench.engine.timing.loops import Call, Timer
+from commbench.engine.visits import are_many_late, extended
 from commbench.findings import Finding, UnsupportedError
-from commbench.system import process
 
 #: Pairs that the reason of a wrong matrix names.
 NAMED_PAIRS = 3
@@ -54,8 +49,6 @@ NAMED_PAIRS = 3
 #: time slice.
 PROBES = 5
 PROBING_SHARE = 0.1
-#: Repetitions of an overlap at least, where there is time.
-FEWEST_OVERLAPS = 6
 #: Bytes of a window that may take long on a slow link.
 LARGE_WINDOW_BYTES = 2**20
 #: Share of a case's longest time that a window may take: less than a usual operation.
@@ -84,15 +77,16 @@ def measure(
     becomes a record with status ``unsupported``. Wrong data becomes a record with status ``wrong``
     and no times.
     """
-    measurement = Measurement(case, communicator, session, launch=launch, fixed=fixed)
-    record = measurement.visit()
-    while not measurement.is_finished:
-        more = measurement.visit()
-        record = extended(record, more) if record and more else None
+    run = CaseRun(case, communicator, session, launch=launch, fixed=fixed)
+    record = run.visit()
+    while not run.is_finished:
+        more = run.visit()
+        if record and more:
+            record = extended(record, more)
     return record and replace(record, visit=0)
 
 
-class Measurement:
+class CaseRun:
     """One case in one launch, measured in one visit or several.
 
     Args:
@@ -113,22 +107,30 @@ class Measurement:
         fixed: FixedSettings | None,
     ) -> None:
         self.case = case
-        self.visits_made = 0
+        self.communicator = communicator
+        self.session = session
+        self.launch = launch
+        self.fixed = fixed
         self.settings = fixed or FixedSettings(warmups=0, batch=1, visits=1)
         """As determined in the first visit."""
-        self._communicator = communicator
-        self.session = session
-        self._launch = launch
-        self._fixed = fixed
+        self.visits_made = 0
+        self._conditions: Fields = {
+            "device": communicator.device,
+            "library": communicator.library(),
+        }
+        """Fields of each visit's record, as the first visit found them."""
         self._prepared: Prepared | None = None
-        self._kept_bytes = 0
-        self._sampler: Sampler
+        """None if the buffers were freed after the last visit."""
         self._checked: Checked
-        self._repeated_s = 0.0
+        self._timer: Timer
+        self._sampler: Sampler
+        self._calls_batch = 1
+        """Calls timed together, each of which may be a graph of operations."""
+        self._operations = 1
+        """Operations of a repetition."""
+        self._kept_bytes = 0
         self._repeatable = 0
         """Visits that may yet be repeated if disturbed."""
-        self._first: Record
-        """Conditions of the case, as the first visit found them."""
 
     @property
     def is_finished(self) -> bool:
@@ -140,228 +142,382 @@ class Measurement:
 
         Return the record of this visit on rank 0, None elsewhere.
         """
-        is_probed = (
-            self.settings.is_probed
-            and not self.session.budget.is_soak
-            and self.case.pattern != MATRIX
-        )
-        probe = probe_of(self._communicator, self.session) if is_probed else None
-        if probe is None:
-            return self._visit()
-        before_us = probe.time_us()
-        record = self._visit()
-        after_us = probe.time_us()
-        return record and replace(record, probes_us=(round(before_us, 4), round(after_us, 4)))
-
-    def _visit(self) -> Record | None:
-        stopwatch = Stopwatch()
-        session = self.session
-        session.refresh_clock()
         self.visits_made += 1
-        if self.visits_made > 1:
-            return self._revisit(stopwatch)
-        record = Record(
-            case=self.case,
-            launch=self._launch,
-            visit=1,
-            device=self._communicator.device,
-            library=self._communicator.library(),
-        )
-        if self.case.pattern == MATRIX:
-            self.settings = replace(self.settings, visits=1)
-            return _measure_matrix(record, self._communicator, session, stopwatch, self._fixed)
-        verified = _prepare_and_verify(record, self._communicator, session, self._fixed)
-        if isinstance(verified, Record):
-            self.settings = replace(self.settings, visits=1)
-            return _on_root(session, verified)
-        return self._first_visit(record, *verified, stopwatch)
-
-    def _first_visit(
-        self,
-        record: Record,
-        prepared: Prepared,
-        timer: Timer,
-        checked: Checked,
-        stopwatch: Stopwatch,
-    ) -> Record | None:
-        """Settle how the case is measured, and measure what only one visit does: overlap, energy
-        and overhead.
-        """
-        communicator, session, fixed = self._communicator, self.session, self._fixed
-        prepared.refill()
-        with stopwatch.measuring():
-            timer = _timer_for_length(prepared, communicator, timer, session, fixed)
-            record = replace(record, **_conditions(prepared, timer))
-            longest_s = session.budget.longest_s - stopwatch.lasted_s
-            sampler = self._sampler = _sampler(prepared, timer, session, longest_s)
-            together = prepared.captured  # `batch` counts operations, the sampler counts calls
-            calls = sampler.warm_up(fixed and replace(fixed, batch=max(1, fixed.batch // together)))
-            self._calls_batch = calls.batch
-            settled = self.settings = replace(calls, batch=calls.batch * together)
-            self._repeatable = 0 if session.budget.is_soak else settled.visits // 4
-            before = session.read_clock(
-                communicator
-            )  # after warm-up: the clock of an idle GPU is low
-            samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
-            after = session.read_clock(communicator)
-            overlap = _overlap(prepared, communicator, timer, session, is_brief=settled.is_brief)
-        if session.budget.energy_s and session.meter.covers(self.case.backend):
-            lasting_s = max(session.budget.energy_s, session.meter.least_s)
-            at_once = replace(
-                sampler, timer=session.timer(replace(self.case, sync="none"), communicator)
-            )
-            _, repetition_J = session.with_energy(  # noqa: N806 - a unit
-                lambda: at_once.repeat_for(lasting_s, calls.batch)
-            )
-        rotated_bytes = prepared.rotation * self.case.message_bytes
-        in_cache = self.case.buffers == "rotated" and rotated_bytes <= session.cache_bytes(
-            communicator
-        )
-        self._first = replace(
-            record,
-            wrong=checked.wrong,
-            warmups=settled.warmups,
-            batch=settled.batch,
-            **asdict(session.overhead(self.case, communicator, settled.batch)),
-            flags=raised_flags(
-                {
-                    "in_cache": in_cache,
-                    "small_window": prepared.window < prepared.usual_window,
-                    "brief": settled.is_brief,
-                }
-            ),
-        )
-        self._checked = checked
-        record = self._first
-        if repetition_J is not None:
-            joules = repetition_J / _operations(record)
-            record = replace(record, energy_J=joules, energy_of=session.meter.energy_of)
-        self._prepared = prepared
-        return self._finish(replace(record, overlap=overlap), samples, (before, after), stopwatch)
-
-    def _revisit(self, stopwatch: Stopwatch) -> Record | None:
-        """Measure the case in one more visit, with the settings of the first.
-
-        It has been verified.
-        """
-        communicator, session, sampler = self._communicator, self.session, self._sampler
-        prepared = self._prepared or self._prepare_again()
-        sampler.calls = prepared.calls
-        with stopwatch.measuring():
-            sampler.begin_visit(self.settings, is_first=False)
-            before = session.read_clock(communicator)
-            disturbance = Disturbance(
-                counts_delay=not (communicator.own_threads or session.oversubscribed)
-            )
-            samples = sampler.collect(_no_samples(sampler, prepared, session), self._calls_batch)
-            is_disturbed = self._repeatable > 0 and disturbance.share() > DISTURBED_SHARE
-            after = session.read_clock(communicator)
-        first = replace(self._first, visit=self.visits_made)
-        if any(gather_everywhere(session.control, is_disturbed)):
-            first = replace(first, disturbed=1)
-            self.visits_made -= 1
-            self._repeatable -= 1
-        record = self._finish(first, samples, (before, after), stopwatch)
-        if record is None:
+        number = self.visits_made
+        probe = self._probe()
+        probes_us = []
+        if probe:
+            probes_us.append(round(probe.time_us(), 4))
+        watch = Stopwatch()
+        self.session.refresh_clock()
+        if number > 1:
+            fields = self._measure(watch)
+        elif self.case.pattern == MATRIX:
+            fields = self._measure_matrix(watch)
+        else:
+            fields = self._prepare() or self._measure(watch)
+        if probe:
+            probes_us.append(round(probe.time_us(), 4))
+        if self.session.control.rank:
             return None
-        return replace(
-            record, revisiting_s=round(record.measuring_s + record.other_s - record.repeating_s, 6)
+        fields = {**self._conditions, **fields}
+        return Record(
+            case=self.case, launch=self.launch, visit=number, probes_us=tuple(probes_us), **fields
         )
 
-    def _prepare_again(self) -> Prepared:
-        prepared = _prepare_case(self.case, self._communicator, self.session)
-        prepared = prepared.capture() if self.case.graph else prepared
+    def _probe(self) -> Probe | None:
+        """Return what tells the state of the machine around a visit, the same on all ranks."""
+        is_probed = self.settings.is_probed and not self.session.budget.is_soak
+        if not is_probed or self.case.pattern == MATRIX:
+            return None
+        return probe_of(self.communicator, self.session)
+
+    def _prepare(self) -> Fields:
+        """Prepare and verify the case before its first visit.
+
+        Return the fields of its record if it cannot be timed; none if it can.
+        """
+        session = self.session
+        planned = self.settings
+        self.settings = replace(planned, visits=1)
+        prepared = self._agree_on(self._allocate)
+        if isinstance(prepared, Finding):
+            return no_result("unsupported", prepared)
+        timer = session.timer(self.case, self.communicator)  # all groups start together
+        prepared = _with_affordable_window(prepared, session, self.fixed)
+        prepared, checked = _verify_case(prepared, timer, session)
+        self._note_conditions(prepared, timer)  # the algorithm is known after the first operation
+        if checked.refusal:
+            return no_result("unsupported", checked.refusal)
+        self._conditions["wrong"] = checked.wrong
+        if checked.wrong:
+            groups = groups_of(prepared, checked)
+            wrong = ", ".join(group.group for group in groups if group.wrong)
+            where = ""
+            if wrong:
+                where = f" in group {wrong}"
+            return {"groups": groups, **_wrong(checked.wrong, where)}
         prepared.refill()
-        self._prepared = prepared
+        self.settings = planned
+        self._prepared, self._checked, self._timer = prepared, checked, timer
+        return {}
+
+    def _agree_on(self, make: Callable[[], PreparedT]) -> PreparedT | Finding:
+        """Return the prepared case, or the refusal of any rank, on all ranks."""
+
+        def make_and_check() -> PreparedT:
+            prepared = make()
+            self.session.check(self.case, self.communicator)
+            return prepared
+
+        return agree_on(self.session.control, make_and_check)
+
+    def _allocate(self) -> Prepared:
+        """Return buffers and calls, in several sets for rotated buffers; collective."""
+        sets = 1
+        if self.case.buffers == "rotated":
+            cache_bytes = self.session.cache_bytes(self.communicator)
+            sets = sets_needed(self.case.message_bytes, cache_bytes)
+        prepared = prepare(self.case, self.communicator, self.session.hosts, sets)
+        if prepared.is_idle:
+            raise UnsupportedError("idle", backend=self.case.backend)
         return prepared
 
-    def _finish(
-        self,
-        record: Record,
-        samples: Samples | None,
-        readings: tuple[Reading | None, Reading | None],
-        stopwatch: Stopwatch,
-    ) -> Record | None:
-        """Return the record with the samples of a visit, on rank 0.
+    def _prepare_again(self) -> Prepared:
+        prepared = self._allocate()
+        if self.case.graph:
+            prepared = prepared.capture()
+        prepared.refill()
+        return prepared
 
-        Free the buffers if there is no room for them.
+    def _note_conditions(self, prepared: Prepared | PreparedMatrix, timer: Timer) -> None:
+        operation, participants = prepared.operation, prepared.participants
+        self._conditions |= {
+            "group": rank_list(participants),
+            "group_size": len(participants),
+            "window": prepared.window,
+            "algorithm": operation.algorithm or prepared.communicator.algorithm(operation.name),
+            "sync": timer.sync.plan.method,
+            "loop": timer.name,
+        }
+
+    # ------------------------------------------------------------------------------------ a visit
+
+    def _measure(self, watch: Stopwatch) -> Fields:
+        """Repeat the case, and observe what is beside it; collective.
+
+        Return the fields of the visit's record; they are complete on rank 0 alone.
         """
-        prepared, session = self._prepared, self.session
-        assert prepared is not None  # noqa: S101 - the visit has used it
+        control = self.session.control
+        prepared = self._prepared or self._prepare_again()
+        with watch.measuring():
+            if self.visits_made == 1:
+                self._settle(prepared, watch)
+            else:
+                self._sampler.calls = prepared.calls
+                self._sampler.begin_again(self.settings.warmups)
+            observers = self._observers(prepared)
+            for observer in observers:
+                observer.before()
+            samples = self._sampler.collect(self._new_samples(prepared), self._calls_batch)
+        observers.reverse()
+        seen = [observer.after() for observer in observers]
+        overhead = self.session.overhead(self.case, self.communicator, self.settings.batch)
+        stalls = self.session.progress.take_stalls()
+        gathered = control.gather((prepared.communicator.transport(), stalls, seen))
+        fields: Fields = {**overhead}
+        if samples is not None and gathered is not None:
+            for place, observer in enumerate(observers):
+                fields |= observer.fields([seen[place] for _, _, seen in gathered])
+            transports = [transport for transport, _, _ in gathered]
+            fields |= self._times(prepared, samples, transports, fields.get("clocks"))
+            if isinstance(samples, SoakSamples) and samples.valid:
+                point = samples.point(self._operations, _stalls([each for _, each, _ in gathered]))
+                fields["points"] = [point]
+            fields |= watch.fields()
+            fields["repeating_s"] = round(self._sampler.repeating_s, 6)
+            if self.visits_made > 1:
+                others_s = watch.lasted_s - self._sampler.repeating_s
+                fields["revisiting_s"] = round(others_s, 6)
+        if self.visits_made > 1 and self._repeatable:
+            disturbed = control.broadcast_int(fields.get("disturbed", 0))
+            self.visits_made -= disturbed
+            self._repeatable -= disturbed
+        self._prepared = prepared
         if not self._keeps_buffers(prepared):
             self._prepared = None
-        repeating_s, self._repeated_s = (
-            self._sampler.repeating_s - self._repeated_s,
-            self._sampler.repeating_s,
+        return fields
+
+    def _settle(self, prepared: Prepared, watch: Stopwatch) -> None:
+        """Settle in the first visit how the case is measured, and begin it."""
+        session, fixed = self.session, self.fixed
+        timer = self._timer_for_length(prepared)
+        self._note_conditions(prepared, timer)
+        watched: Sequence[int] = (0,)
+        if prepared.reports_groups:
+            watched = prepared.participants
+        longest_s = session.budget.longest_s - watch.lasted_s
+        self._sampler = self._new_sampler(timer, prepared.calls, longest_s, watched)
+        if fixed:  # a record's batch counts operations, the sampler's counts calls
+            fixed = replace(fixed, batch=max(1, fixed.batch // prepared.captured))
+        settings = self._sampler.warm_up(fixed)
+        self._calls_batch = settings.batch
+        self.settings = replace(settings, batch=settings.batch * prepared.captured)
+        self._operations = (
+            self.settings.batch * prepared.window * prepared.operation.operations_per_call
         )
-        stalls = session.progress.take_stalls()
-        gathered = session.control.gather((prepared.communicator.transport(), *readings, stalls))
-        if samples is None or gathered is None:
-            return None
-        transports = [transport_by(record.algorithm, transport) for transport, *_ in gathered]
-        record = replace(
-            record,
-            transport=join_transports(transports, prepared.participants),
-            clocks=clocks_between(
-                (clock, other) for _, clock, other, _ in gathered if clock and other
-            ),
-            repeating_s=round(repeating_s, 6),
+        if not session.budget.is_soak:
+            self._repeatable = settings.visits // 4
+        in_cache = False
+        if self.case.buffers == "rotated":
+            rotated_bytes = prepared.rotation * self.case.message_bytes
+            in_cache = rotated_bytes <= session.cache_bytes(self.communicator)
+        flags = {
+            "in_cache": in_cache,
+            "small_window": prepared.window < prepared.usual_window,
+            "brief": settings.is_brief,
+        }
+        self._conditions |= {
+            "warmups": settings.warmups,
+            "batch": self.settings.batch,
+            "flags": raised_flags(flags),
+        }
+
+    def _timer_for_length(self, prepared: Prepared) -> Timer:
+        """Return the timed loop for an operation of this length, which may decide how ranks start
+        together.
+        """
+        session, control = self.session, self.session.control
+        if self.case.sync != "auto" or session.clock.is_shared or self.communicator.own_threads:
+            return self._timer
+        if self.fixed and self.fixed.sync:
+            return session.timer(replace(self.case, sync=self.fixed.sync), self.communicator)
+        lasting_us = 0.0
+        for share in (0.0, PROBING_SHARE):  # the first is a warm-up
+            affordable = share * 1e6 * session.slice_s / max(lasting_us, 1.0)
+            if lasting_us and affordable < 1:
+                break
+            probes = max(1, min(PROBES, int(affordable)))
+            times_us = slowest_us(
+                control, self._timer, prepared.calls, prepared.participants, probes
+            )
+            lasting_us = control.broadcast(min(times_us, default=0.0))
+        return session.timer(self.case, self.communicator, lasting_ns=1e3 * lasting_us)
+
+    def _new_sampler(
+        self, timer: Timer, calls: Sequence[Call], longest_s: float, watched: Sequence[int]
+    ) -> Sampler:
+        session = self.session
+        return Sampler(
+            control=session.control,
+            timer=timer,
+            calls=calls,
+            rule=session.rule,
+            slice_s=session.slice_s,
+            reading_ns=session.reading_ns(timer),
+            most_visits=session.budget.visits,
+            is_soak=session.budget.is_soak,
+            longest_s=longest_s,
+            watched=watched,
         )
-        record = _with_samples(record, samples, session, stopwatch)
-        groups = timed_groups(prepared, self._checked, samples, transports, _operations(record))
-        points = _points(samples, _operations(record), [stalls for *_, stalls in gathered])
-        return replace(record, groups=groups, points=points)
+
+    def _new_samples(self, prepared: Prepared) -> Samples:
+        """Return the samples of a visit before its first repetition."""
+        kind = Samples
+        if self.session.budget.is_soak:
+            kind = SoakSamples
+        spanning = self._sampler.timer.sync.plan.spans_ranks
+        error_ns = self.session.clock.error_ns
+        return kind(prepared.participants, spanning=spanning, clock_error_ns=error_ns)
+
+    def _observers(self, prepared: Prepared) -> list[Observer]:
+        """Return what is observed in this visit, the outermost first; the same on all ranks."""
+        session, is_first = self.session, self.visits_made == 1
+        observers: list[Observer] = []
+        has_energy = is_first and session.meter.covers(self.case.backend)
+        if has_energy and session.budget.energy_s:
+            observers.append(
+                EnergyObserver(
+                    session.meter, session.progress, self._operations, self._energy_repetitions
+                )
+            )
+        if is_first and prepared.operation.overlaps:
+            observers.append(self._overlap(prepared))
+        observers.append(ClockObserver(session.gpu_clock(self.communicator)))
+        if has_energy and not session.budget.energy_s:
+            observers.append(EnergyObserver(session.meter, session.progress, self._operations))
+        if self._repeatable and not is_first:
+            has_own_cpu = not (self.communicator.own_threads or session.oversubscribed)
+            observers.append(Disturbance(counts_delay=has_own_cpu))
+        return observers
+
+    def _energy_repetitions(self) -> Callable[[], None]:
+        """Return what repeats the case, without a common start, for its energy alone."""
+        session = self.session
+        seconds = max(session.budget.energy_s, session.meter.least_s)
+        timer = session.timer(replace(self.case, sync="none"), self.communicator)
+        sampler = replace(self._sampler, timer=timer)
+        return partial(sampler.repeat_for, seconds, self._calls_batch)
+
+    def _overlap(self, prepared: Prepared) -> OverlapObserver:
+        """Return the overlap of a collective that starts as in its row."""
+        method = self._sampler.timer.sync.plan.method
+        case = replace(self.case, loop="python", sync=method)
+        fewest = FEWEST_OVERLAPS
+        if self.settings.is_brief:
+            fewest = 1
+        return OverlapObserver(
+            calls=prepared.calls,
+            make_timer=partial(self.session.timer, case, self.communicator),
+            control=self.session.control,
+            participants=prepared.participants,
+            slice_s=self.session.slice_s,
+            fewest=fewest,
+        )
 
     def _keeps_buffers(self, prepared: Prepared) -> bool:
         """Return whether the buffers remain for the next visit, the same on all ranks."""
         session, needed_bytes = self.session, 2 * prepared.rotation * self.case.message_bytes
-        if self._kept_bytes and self.is_finished:
+        if self.is_finished:
             session.kept_bytes -= self._kept_bytes
-        elif (
-            not self._kept_bytes
-            and not self.is_finished
-            and session.kept_bytes + needed_bytes <= KEPT_BYTES
-        ):
+            return False
+        if not self._kept_bytes and session.kept_bytes + needed_bytes <= KEPT_BYTES:
             self._kept_bytes = needed_bytes
             session.kept_bytes += needed_bytes
-        return bool(self._kept_bytes) and not self.is_finished
+        return self._kept_bytes > 0
 
+    # ------------------------------------------------------------------------------------- result
 
-def _points(
-    samples: Samples, per: int, stalls_of_ranks: Sequence[Sequence[tuple[float, float]]]
-) -> list[Point]:
-    """Return the point of a visit of a soak, in a list.
+    def _times(
+        self, prepared: Prepared, samples: Samples, transports: Sequence[str], clocks: Clocks | None
+    ) -> Fields:
+        """Return the fields that follow from the samples, on rank 0.
 
-    Empty elsewhere, and if every repetition started late.
-    """
-    if not isinstance(samples, SoakSamples) or not samples.valid:
-        return []
-    stalls = [
-        Stall(rank=rank, at_s=at_s, lasted_s=lasted_s)
-        for rank, of_rank in enumerate(stalls_of_ranks)
-        for at_s, lasted_s in of_rank
-    ]
-    return [samples.point(per, stalls)]
+        Args:
+            prepared: the case.
+            samples: of this visit.
+            transports: of each rank.
+            clocks: of the GPUs.
+        """
+        transports = [
+            transport_by(self._conditions["algorithm"], transport) for transport in transports
+        ]
+        fields: Fields = {
+            "transport": join_transports(transports, prepared.participants),
+            "late_discarded": samples.late,
+        }
+        if not samples.valid and self.visits_made > 1:  # the other visits stand for the launch
+            return {**fields, "visit_lengths": (0,)}
+        if not samples.valid:
+            return {**fields, **self._no_times()}
+        per = self._operations
+        summary = samples.summary(per)
+        times_us = samples.slowest_us(per)
+        doubts = self._doubts(times_us, samples.late, samples.valid, clocks)
+        flags = (*self._conditions["flags"], *doubts, *samples.flags(per))
+        groups = timed_groups(prepared, self._checked, samples, transports, per)
+        lengths = (len(summary["times_us"]),)
+        return {**fields, **summary, "visit_lengths": lengths, "flags": flags, "groups": groups}
 
+    def _doubts(
+        self, times_us: Sequence[float], late: int, valid: int, clocks: Clocks | None = None
+    ) -> tuple[str, ...]:
+        """Return the flags of a visit with valid repetitions."""
+        session = self.session
+        lasting_ns = 1e3 * self._operations * float(np.median(times_us))
+        is_agreed_start = self._conditions["sync"] == "round-time"
+        flags = {
+            "oversubscribed": session.oversubscribed,
+            "unverified": self._conditions["wrong"] is None,
+            "late": are_many_late(late, valid),
+            "clock": is_agreed_start and not is_close(session.clock.error_ns, lasting_ns),
+            "throttled": clocks is not None and len(clocks.slowed_by) > 0,
+        }
+        return raised_flags(flags)
 
-class Disturbance:
-    """The share of time that this rank has waited for a CPU, or that other guests had CPUs, since
-    this was made.
+    def _no_times(self) -> Fields:
+        """Return the fields of a record without a valid repetition."""
+        code = "never_on_time"
+        if self._conditions["loop"] == "event":
+            code = "never_queued_in_time"
+        return no_result("failed", Finding(code=code))
 
-    Args:
-        counts_delay: whether this thread has a CPU of its own, so that waiting for one is a
-            disturbance.
-    """
+    # ------------------------------------------------------------------------------------- matrix
 
-    def __init__(self, *, counts_delay: bool) -> None:
-        self._counts_delay = counts_delay
-        self._begun, (self._delay_s, self._stolen_s) = time.perf_counter(), process.waiting_s()
+    def _measure_matrix(self, watch: Stopwatch) -> Fields:
+        """Measure every pair of ranks in one visit; collective.
 
-    def share(self) -> float:
-        """Return the share so far."""
-        lasted_s, (delay_s, stolen_s) = time.perf_counter() - self._begun, process.waiting_s()
-        waited_s = delay_s - self._delay_s if self._counts_delay else 0.0
-        return max(waited_s, stolen_s - self._stolen_s) / max(lasted_s, 1e-9)
+        With wrong data the record has no times and its pairs show which are wrong.
+        """
+        session = self.session
+        self.settings = replace(self.settings, visits=1)
+        matrix = self._agree_on(partial(prepare_matrix, self.case, self.communicator))
+        if isinstance(matrix, Finding):
+            return no_result("unsupported", matrix)
+        timer = session.timer(self.case, self.communicator)
+        sampler = self._new_sampler(timer, (), math.inf, (0,))
+        with watch.measuring():
+            sampled = sample_matrix(matrix, sampler, session, launch=self.launch, fixed=self.fixed)
+        self._note_conditions(matrix, timer)
+        settings = sampled.settings
+        self._operations = settings.batch * matrix.window * matrix.operation.operations_per_call
+        self._conditions["wrong"] = sampled.wrong
+        fields: Fields = {
+            "pairs": sampled.pairs,
+            "warmups": settings.warmups,
+            "batch": settings.batch,
+            **session.overhead(self.case, self.communicator, settings.batch),
+            "transport": self.communicator.transport(),
+            "late_discarded": sampled.late,
+            **watch.fields(),
+        }
+        if sampled.wrong:
+            return {**fields, **_wrong(sampled.wrong, _name_wrong_pairs(sampled.pairs))}
+        if not sampled.pairs:
+            return {**fields, **self._no_times()}
+        times_us = [pair.time_us for pair in sampled.pairs]
+        flags = self._doubts(times_us, sampled.late, sampled.counted)
+        return {**fields, "times_us": times_us, "flags": flags}
 
 
 class Stopwatch:
@@ -383,129 +539,10 @@ class Stopwatch:
         """Return the seconds since the start."""
         return time.perf_counter() - self._begun
 
-    @property
-    def other_s(self) -> float:
-        """Return the seconds since the start that were not measuring."""
-        return self.lasted_s - self.measuring_s
-
-
-def _measure_matrix(
-    record: Record,
-    communicator: Communicator,
-    session: Session,
-    stopwatch: Stopwatch,
-    fixed: FixedSettings | None,
-) -> Record | None:
-    """Measure every pair of ranks.
-
-    With wrong data the record has no times and its pairs show which are wrong.
-    """
-    make = partial(prepare_matrix, record.case, communicator)
-    prepared_with_timer = _prepare_with_timer(record.case, communicator, session, make)
-    if isinstance(prepared_with_timer, Finding):
-        return _on_root(session, without_result(record, "unsupported", prepared_with_timer))
-    matrix, timer = prepared_with_timer
-    sampler = MatrixSampler(
-        control=session.control,
-        timer=timer,
-        matrix=matrix,
-        slice_s=session.slice_s or session.budget.slice_s,
-        reading_ns=session.reading_ns(timer),
-    )
-    with stopwatch.measuring():
-        settled, pairs = sampler.collect(record.launch, fixed)
-    record = replace(
-        record,
-        **_conditions(matrix, timer),
-        pairs=pairs,
-        wrong=sampler.wrong,
-        warmups=settled.warmups,
-        batch=settled.batch,
-        **asdict(session.overhead(record.case, communicator, settled.batch)),
-        transport=communicator.transport(),
-        late_discarded=sampler.late,
-        measuring_s=round(stopwatch.measuring_s, 6),
-        other_s=round(stopwatch.other_s, 6),
-    )
-    return _on_root(session, _conclude_matrix(record, session, sampler.counted))
-
-
-def _conclude_matrix(record: Record, session: Session, counted: int) -> Record:
-    """Add status, times and flags to the record of a matrix.
-
-    ``counted``: valid repetitions of all pairs.
-    """
-    if record.wrong:
-        return without_result(
-            record, "wrong", elements_wrong(record.wrong, _describe_wrong_pairs(record.pairs))
-        )
-    if not record.pairs:
-        return without_result(record, "failed", _reason_without_times(record))
-    late = record.late_discarded
-    times_us = [pair.time_us for pair in record.pairs]
-    conditions = {
-        "oversubscribed": session.oversubscribed,
-        "late": are_many_late(late, counted),
-        "clock": _is_clock_uncertain(record, times_us, session),
-    }
-    return replace(record, times_us=times_us, flags=raised_flags(conditions))
-
-
-def _describe_wrong_pairs(pairs: Sequence[PairTimes]) -> str:
-    """Return the end of a sentence: the first pairs with wrong data, and the number of others."""
-    wrong = [f"rank {pair.source} to {pair.target}" for pair in pairs if pair.wrong]
-    more = f" and {len(wrong) - NAMED_PAIRS} other pairs" if len(wrong) > NAMED_PAIRS else ""
-    return f", sent from {', '.join(wrong[:NAMED_PAIRS])}{more}" if wrong else ""
-
-
-def _prepare_with_timer(
-    case: Case, communicator: Communicator, session: Session, make: Callable[[], PreparedT]
-) -> tuple[PreparedT, Timer] | Finding:
-    """Return the prepared case and its timed loop, or the refusal of any rank, on all ranks."""
-
-    def prepared_on_rank() -> PreparedT:
-        prepared = make()
-        session.check(case, communicator)
-        return prepared
-
-    prepared = agree_on(session.control, prepared_on_rank)
-    if isinstance(prepared, Finding):
-        return prepared
-    return prepared, session.timer(case, communicator)  # all groups start together
-
-
-def _prepare_case(case: Case, communicator: Communicator, session: Session) -> Prepared:
-    """Return buffers and calls of a case, in several sets for rotated buffers; collective."""
-    rotated = case.buffers == "rotated"
-    sets = sets_needed(case.message_bytes, session.cache_bytes(communicator)) if rotated else 1
-    prepared = prepare(case, communicator, session.hosts, sets)
-    if prepared.is_idle:
-        raise UnsupportedError("idle", backend=case.backend)
-    return prepared
-
-
-def _prepare_and_verify(
-    record: Record, communicator: Communicator, session: Session, fixed: FixedSettings | None
-) -> tuple[Prepared, Timer, Checked] | Record:
-    """Return the prepared case, its timed loop and its verification.
-
-    The finished record if it cannot be timed.
-    """
-    make = partial(_prepare_case, record.case, communicator, session)
-    prepared_with_timer = _prepare_with_timer(record.case, communicator, session, make)
-    if isinstance(prepared_with_timer, Finding):
-        return without_result(record, "unsupported", prepared_with_timer)
-    prepared, timer = prepared_with_timer
-    prepared = _with_affordable_window(prepared, session, fixed)
-    prepared, checked = _verify_case(prepared, timer, session)
-    if not checked.refusal and not checked.wrong:
-        return prepared, timer, checked
-    record = replace(
-        record, **_conditions(prepared, timer)
-    )  # the algorithm is known after the first operation
-    if checked.refusal:
-        return without_result(record, "unsupported", checked.refusal)
-    return wrong_record(record, prepared, checked)
+    def fields(self) -> Fields:
+        """Return the fields of a record, in seconds."""
+        other_s = self.lasted_s - self.measuring_s
+        return {"measuring_s": round(self.measuring_s, 6), "other_s": round(other_s, 6)}
 
 
 def _with_affordable_window(
@@ -552,162 +589,27 @@ def _verify_case(prepared: Prepared, timer: Timer, session: Session) -> tuple[Pr
     )
 
 
-def _timer_for_length(
-    prepared: Prepared,
-    communicator: Communicator,
-    timer: Timer,
-    session: Session,
-    fixed: FixedSettings | None,
-) -> Timer:
-    """Return the timed loop for an operation of this length, which may decide how ranks start
-    together.
-    """
-    case = prepared.case
-    if case.sync != "auto" or session.clock.is_shared or communicator.own_threads:
-        return timer
-    if fixed and fixed.sync:
-        return session.timer(replace(case, sync=fixed.sync), communicator)
-    lasting_us = 0.0
-    for share in (0.0, PROBING_SHARE):  # the first is a warm-up
-        affordable = (
-            share * 1e6 * (session.slice_s or session.budget.slice_s) / max(lasting_us, 1.0)
-        )
-        if lasting_us and affordable < 1:
-            break
-        probes = max(1, min(PROBES, int(affordable)))
-        probe_times = probe_us(
-            session.control, timer, prepared.calls, prepared.participants, probes
-        )
-        lasting_us = session.control.broadcast(min(probe_times, default=0.0))
-    return session.timer(case, communicator, lasting_ns=1e3 * lasting_us)
+def _wrong(elements: int, where: str) -> Fields:
+    """Return the fields of a record with wrong data; ``where`` ends the sentence."""
+    reason = Finding(code="elements_wrong", numbers={"wrong": elements, "where": where})
+    return no_result("wrong", reason)
 
 
-def _sampler(prepared: Prepared, timer: Timer, session: Session, longest_s: float) -> Sampler:
-    """Return the sampler of a case that has ``longest_s`` left."""
-    return Sampler(
-        control=session.control,
-        timer=timer,
-        calls=prepared.calls,
-        rule=session.rule,
-        slice_s=session.slice_s or session.budget.slice_s,
-        reading_ns=session.reading_ns(timer),
-        most_visits=session.budget.visits,
-        is_soak=session.budget.is_soak,
-        longest_s=longest_s,
-        watched=prepared.participants if prepared.reports_groups else (0,),
-    )
+def _name_wrong_pairs(pairs: Sequence[PairTimes]) -> str:
+    """Return the end of a sentence: the first pairs with wrong data, and the number of others."""
+    wrong = [f"rank {pair.source} to {pair.target}" for pair in pairs if pair.wrong]
+    if not wrong:
+        return ""
+    where = f", sent from {', '.join(wrong[:NAMED_PAIRS])}"
+    if len(wrong) > NAMED_PAIRS:
+        where += f" and {len(wrong) - NAMED_PAIRS} other pairs"
+    return where
 
 
-def _no_samples(sampler: Sampler, prepared: Prepared, session: Session) -> Samples:
-    """Return the samples of a visit before its first repetition."""
-    spanning = sampler.timer.sync.plan.spans_ranks
-    kind = SoakSamples if session.budget.is_soak else Samples
-    return kind(prepared.participants, spanning=spanning, clock_error_ns=session.clock.error_ns)
-
-
-def _sample(
-    sampler: Sampler, prepared: Prepared, session: Session, batch: int
-) -> tuple[Samples | None, float | None]:
-    """Repeat the case.
-
-    Return the samples on rank 0, and the joules per repetition if they are counted.
-    """
-    samples = _no_samples(sampler, prepared, session)
-    if not session.meter.covers(prepared.case.backend):
-        return sampler.collect(samples, batch), None
-    return session.with_energy(lambda: sampler.collect(samples, batch))
-
-
-def _overlap(
-    prepared: Prepared,
-    communicator: Communicator,
-    settled: Timer,
-    session: Session,
-    *,
-    is_brief: bool,
-) -> Overlap | None:
-    """Return the overlap of a non-blocking collective that starts as in its row.
-
-    None for others.
-    """
-    if not prepared.operation.overlaps:
-        return None
-    timer = session.timer(
-        replace(prepared.case, loop="python", sync=settled.sync.plan.method), communicator
-    )
-    slice_s = session.slice_s or session.budget.slice_s
-    return measure_overlap(
-        prepared.calls,
-        timer,
-        session.control,
-        prepared.participants,
-        slice_s=slice_s,
-        fewest=1 if is_brief else FEWEST_OVERLAPS,
-    )
-
-
-def _on_root(session: Session, record: Record) -> Record | None:
-    return record if session.control.rank == 0 else None
-
-
-def _conditions(prepared: Prepared | PreparedMatrix, timer: Timer) -> dict[str, Any]:
-    participants = prepared.participants
-    return {
-        "group": rank_list(participants),
-        "group_size": len(participants),
-        "window": prepared.window,
-        "algorithm": (
-            prepared.operation.algorithm or prepared.communicator.algorithm(prepared.operation.name)
-        ),
-        "sync": timer.sync.plan.method,
-        "loop": timer.name,
-    }
-
-
-def _with_samples(
-    record: Record, samples: Samples, session: Session, stopwatch: Stopwatch
-) -> Record:
-    """Return the record with the samples and the flags that follow from them."""
-    measuring_s, other_s = round(stopwatch.measuring_s, 6), round(stopwatch.other_s, 6)
-    record = replace(record, measuring_s=measuring_s, other_s=other_s)
-    if not samples.valid and record.visit > 1:  # the other visits stand for the launch
-        return replace(record, visit_lengths=(0,), late_discarded=samples.late)
-    if not samples.valid:
-        return without_result(
-            replace(record, late_discarded=samples.late), "failed", _reason_without_times(record)
-        )
-    per = _operations(record)
-    conditions = {
-        "oversubscribed": session.oversubscribed,
-        "unverified": record.wrong is None,
-        "late": are_many_late(samples.late, samples.valid),
-        "clock": _is_clock_uncertain(record, samples.slowest_us(per), session),
-        "throttled": bool(record.clocks and record.clocks.slowed_by),
-    }
-    summary = samples.summary(per)
-    return replace(
-        record,
-        **summary,
-        visit_lengths=(len(summary["times_us"]),),
-        late_discarded=samples.late,
-        flags=(*record.flags, *raised_flags(conditions), *samples.flags(per)),
-    )
-
-
-def _reason_without_times(record: Record) -> Finding:
-    """Return the reason why no repetition is valid."""
-    return Finding(code="never_queued_in_time" if record.loop == "event" else "never_on_time")
-
-
-def _is_clock_uncertain(record: Record, times_us: Sequence[float], session: Session) -> bool:
-    """Return whether the clock error is too large for an agreed start of operations that take
-    ``times_us``.
-    """
-    lasting_ns = 1e3 * _operations(record) * float(np.median(times_us))
-    return record.sync == "round-time" and not is_close(session.clock.error_ns, lasting_ns)
-
-
-def _operations(record: Record) -> int:
-    """Return the operations in one repetition."""
-    operation = operation_in_pattern(record.case.operation, record.case.pattern, record.group_size)
-    return record.batch * record.window * operation.operations_per_call
+def _stalls(of_ranks: Sequence[Sequence[tuple[float, float]]]) -> list[Stall]:
+    """Return the stalls of all ranks."""
+    stalls = []
+    for rank, of_rank in enumerate(of_ranks):
+        for at_s, lasted_s in of_rank:
+            stalls.append(Stall(rank=rank, at_s=at_s, lasted_s=lasted_s))
+    return stalls

@@ -84,35 +84,46 @@ class Stated:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupTimes:
-    """One of several concurrent groups, in one launch; fields as in `Record`."""
+class Times:
+    """Times of some ranks in one launch, in microseconds of one operation.
 
-    group: str
-    """Ranks of the group, e.g. ``2-3``."""
-    group_size: Ranks
-    """Number of these ranks."""
-    message_bytes: int
-    """The true size in this group: a rank's share is rounded up to one element."""
+    Lists over repetitions hold valid repetitions only.
+    """
+
+    group: str = ""
+    """The participating ranks, e.g. ``0-3`` or ``0,3``."""
+    group_size: Ranks = 0
+    """Number of participating ranks."""
     times_us: Sequence[float] = ()
-    """The group's slowest rank's time of each repetition."""
+    """The slowest rank's time of each repetition."""
     rank_mean_us: Sequence[float] = ()
-    """The mean over the group's ranks of each repetition."""
+    """The mean over ranks of each repetition."""
     skew_us: Sequence[float] = ()
     """Last minus first arrival of each repetition; empty if ranks share no clock."""
     rank_median_us: Sequence[float] = ()
-    """Each rank's median time."""
+    """Each participating rank's median time."""
     rank_average_us: Sequence[float] = ()
-    """Each rank's mean time."""
+    """Each participating rank's mean time; empty in older files."""
     rank_arrival_us: Sequence[float] = ()
-    """Each rank's median arrival after the first."""
+    """Each participating rank's median arrival after the first."""
     rank_slowest: Sequence[int] = ()
-    """In how many repetitions each rank was the slowest."""
+    """In how many repetitions each participating rank was the slowest."""
     wrong: int | None = None
-    """Wrong elements over the group's ranks; None: not verified."""
+    """Wrong elements over these ranks; None if nothing could be verified."""
     transport: str = ""
     """What carried the messages."""
     flags: Sequence[str] = ()
-    """Flags of these times; they replace the record's flags of the same names."""
+    """Names of flags; those of a group replace the record's of the same names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTimes(Times):
+    """One of several concurrent groups, in one launch."""
+
+    group: str = field()  # required, unlike of a record
+    group_size: Ranks = field()
+    message_bytes: int
+    """The true size in this group: a rank's share is rounded up to one element."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,12 +263,11 @@ class PairTable(Sequence[PairTimes]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Times):
     """One case in one launch: raw times, how they were measured, and under which conditions.
 
-    Times are microseconds of one operation: divided by ``batch`` and ``window`` and halved for a
-    round trip. Lists over repetitions hold valid repetitions only; ``late_discarded`` counts the
-    others.
+    Times are divided by ``batch`` and ``window`` and halved for a round trip;
+    ``late_discarded`` counts the repetitions that are not valid.
     """
 
     kind: ClassVar = "collective"
@@ -273,25 +283,6 @@ class Record:
     """Why there is no result, in one sentence."""
     reason_code: str = ""
     """The code of the reason in `commbench.errors`; empty in older files."""
-
-    group: str = ""
-    """The participating ranks, e.g. ``0-3`` or ``0,3``."""
-    group_size: Ranks = 0
-    """Number of participating ranks."""
-    times_us: Sequence[float] = ()
-    """The slowest rank's time of each repetition."""
-    rank_mean_us: Sequence[float] = ()
-    """The mean over ranks of each repetition."""
-    skew_us: Sequence[float] = ()
-    """Last minus first arrival of each repetition; empty if ranks share no clock."""
-    rank_median_us: Sequence[float] = ()
-    """Each participating rank's median time."""
-    rank_average_us: Sequence[float] = ()
-    """Each participating rank's mean time; empty in older files."""
-    rank_arrival_us: Sequence[float] = ()
-    """Each participating rank's median arrival after the first."""
-    rank_slowest: Sequence[int] = ()
-    """In how many repetitions each participating rank was the slowest."""
     visit: int = 0
     """Number of the visit within the launch, from 1, if the record holds one visit; 0: it holds
     the whole launch."""
@@ -306,8 +297,6 @@ class Record:
     """Discarded repetitions before the first visit."""
     late_discarded: int = 0
     """Repetitions that were discarded because a rank started late."""
-    wrong: int | None = None
-    """Wrong elements over all ranks; None if nothing could be verified."""
     batch: int = 1
     """Operations timed together."""
     window: int = 1
@@ -320,8 +309,6 @@ class Record:
     """Where the buffers are: ``cpu`` or the GPU's name."""
     library: str = ""
     """Library and version that carried the operation."""
-    transport: str = ""
-    """What carried the messages."""
     harness_us: float | None = None
     """Time of the loop around an empty call."""
     framework_us: float | None = None
@@ -347,8 +334,6 @@ class Record:
     ``cpu+gpu``; empty without energy and in older files."""
     clocks: Clocks | None = None
     """Of backends on GPUs, if NVML reports them."""
-    flags: Sequence[str] = ()
-    """Names of flags."""
     measuring_s: float = 0.0
     """Wall time of warm-up, timed operations and their synchronisation."""
     other_s: float = 0.0
@@ -362,22 +347,16 @@ class Record:
         """Return its object in ``samples.jsonl``: ``case`` an object, ``launch`` a number,
         ``pairs`` by column.
         """
-        plain = {
-            field.name: getattr(self, field.name) for field in _RECORD_FIELDS
-        }  # asdict copies each number
-        plain |= {
-            name: dataclasses.asdict(plain[name]) for name in _NESTED if plain[name] is not None
-        }
-        groups = [dataclasses.asdict(group) for group in self.groups]
-        pairs = _as_columns(self.pairs) if self.pairs else {}
-        points = [dataclasses.asdict(point) for point in plain.pop("points")]
-        return {
-            "kind": self.kind,
-            **plain,
-            "groups": groups,
-            "pairs": pairs,
-            **({"points": points} if points else {}),
-        }
+        plain: JsonObject = {"kind": self.kind, **vars(self)}
+        for name in _NESTED:
+            if plain[name] is not None:
+                plain[name] = dataclasses.asdict(plain[name])
+        plain["groups"] = [dataclasses.asdict(group) for group in self.groups]
+        plain["pairs"] = _as_columns(self.pairs) if self.pairs else {}
+        points = plain.pop("points")
+        if points:
+            plain["points"] = [dataclasses.asdict(point) for point in points]
+        return plain
 
     @classmethod
     def from_json(cls, data: JsonMapping) -> Record:
@@ -402,7 +381,6 @@ class Record:
         return record
 
 
-_RECORD_FIELDS = dataclasses.fields(Record)
 #: Fields that hold an object, or None.
 _NESTED = ("case", "overlap", "stated", "clocks")
 _CASES: dict[tuple[Any, ...], Case] = {}
@@ -486,11 +464,16 @@ class FixedSettings:
     """Whether the state of the machine is probed around each visit."""
 
 
+def no_result(status: Status, reason: Finding | None) -> dict[str, str]:
+    """Return the fields of a record of a case without result."""
+    if not reason:
+        return {"status": status, "reason": "", "reason_code": ""}
+    return {"status": status, "reason": str(reason), "reason_code": reason.code}
+
+
 def without_result(record: RecordT, status: Status, reason: Finding) -> RecordT:
     """Return the record of a case without result, with the ``reason``."""
-    return dataclasses.replace(
-        record, status=status, reason=str(reason or ""), reason_code=reason.code if reason else ""
-    )
+    return dataclasses.replace(record, **no_result(status, reason))
 
 
 def column(about: str, default: Any = None, *, heading: str = "") -> Any:  # noqa: ANN401 - a field of any type

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from commbench.collectives.patterns import rank_list
 from commbench.engine.flags import raised_flags
-from commbench.engine.records import GroupTimes, Record, without_result
+from commbench.engine.records import GroupTimes
 from commbench.engine.setup import Checked, Prepared
 from commbench.engine.timing.clocks import is_close
 from commbench.engine.timing.loops import Repetitions
-from commbench.findings import Finding
 from commbench.stats import is_bimodal, is_steady
 
 #: Decimals of a microsecond that are kept: a tenth of a nanosecond.
@@ -63,6 +62,11 @@ class Samples:
     def valid(self) -> int:
         """Return the number of valid repetitions."""
         return int(self._start.shape[1])
+
+    @property
+    def tried(self) -> int:
+        """Return the number of repetitions, late ones included."""
+        return self.valid + self.late
 
     def add(self, ranks: Sequence[Repetitions]) -> float:
         """Add a chunk of every rank's repetitions; return the share of late repetitions in it."""
@@ -123,23 +127,10 @@ def join_transports(transports: Sequence[str], ranks: Sequence[int]) -> str:
     return "+".join(dict.fromkeys(transports[rank] for rank in ranks if transports[rank]))
 
 
-def wrong_record(record: Record, prepared: Prepared, checked: Checked) -> Record:
-    """Return the record of wrong data, with wrong elements by group if groups are reported."""
-    groups = _groups(prepared, checked) if prepared.reports_groups else ()
-    where = ", ".join(group.group for group in groups if group.wrong)
-    reason = elements_wrong(checked.wrong or 0, f" in group {where}" if where else "")
-    return without_result(replace(record, wrong=checked.wrong, groups=groups), "wrong", reason)
-
-
-def elements_wrong(wrong: int, where: str) -> Finding:
-    """Return the reason of wrong data; ``where`` ends the sentence."""
-    return Finding(code="elements_wrong", numbers={"wrong": wrong, "where": where})
-
-
 def timed_groups(
     prepared: Prepared, checked: Checked, samples: Samples, transports: Sequence[str], per: int
 ) -> tuple[GroupTimes, ...]:
-    """Return each group's times of the same repetitions; nothing if groups are not reported.
+    """Return each group's times of the same valid repetitions; nothing if groups are not reported.
 
     Args:
         prepared: the case.
@@ -148,17 +139,18 @@ def timed_groups(
         transports: of each rank of the launch.
         per: operations in one repetition.
     """
-    if not prepared.reports_groups or not samples.valid:
-        return ()
     timed = []
-    for group, ranks in zip(_groups(prepared, checked), prepared.active, strict=True):
-        own, transport = samples.within(ranks), join_transports(transports, ranks)
+    for group, ranks in zip(groups_of(prepared, checked), prepared.active, strict=False):
+        own = samples.within(ranks)
+        transport = join_transports(transports, ranks)
         timed.append(replace(group, **own.summary(per), transport=transport, flags=own.flags(per)))
     return tuple(timed)
 
 
-def _groups(prepared: Prepared, checked: Checked) -> tuple[GroupTimes, ...]:
-    """Return the groups of a case without times."""
+def groups_of(prepared: Prepared, checked: Checked) -> tuple[GroupTimes, ...]:
+    """Return the groups of a case without times; nothing if groups are not reported."""
+    if not prepared.reports_groups:
+        return ()
     return tuple(
         GroupTimes(
             group=rank_list(ranks),

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from commbench.collectives.cases import Case
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.energy import RunMeter
-from commbench.engine.gpu_clocks import GpuClocks, Reading
+from commbench.engine.gpu_clocks import GpuClocks
 from commbench.engine.timing.clocks import GlobalClock, is_close
-from commbench.engine.timing.loops import Call, Progress, Timer, empty_call
+from commbench.engine.timing.loops import Call, Progress, Timer, empty_call, median_us
 from commbench.engine.timing.sync import SyncPlan, choose_method
 from commbench.findings import UnsupportedError
 from commbench.stats import StoppingRule
@@ -24,22 +21,12 @@ from commbench.stats.budgets import Budget
 from commbench.system.clock import timer_tick_s
 
 if TYPE_CHECKING:
-    from commbench.engine.probe import Probe
+    from commbench.engine.observers import Probe
 
-OVERHEAD_REPETITIONS = 100
+OVERHEAD_WARMUPS, OVERHEAD_REPETITIONS = 10, 100
 
-WorkT = TypeVar("WorkT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overhead:
-    """What is in the time of an operation besides the library's work, in us."""
-
-    harness_us: float
-    """The timed loop around an empty call."""
-    framework_us: float | None
-    """What a framework's call adds to it on one rank, where nothing is communicated; None
-    without a framework."""
+Overhead = dict[str, float | None]
+"""Fields of a record, see `Session.overhead`."""
 
 
 @dataclass
@@ -54,8 +41,8 @@ class Session:
     oversubscribed: bool = False
     hosts: Sequence[str] = ()
     """The host of each rank; empty: all are on one."""
-    slice_s: float | None = None
-    """Time slice of a case, in seconds; None: the budget's."""
+    slice_s: float = 0.0
+    """Time slice of a case, in seconds; 0: the budget's."""
     meter: RunMeter = field(default_factory=RunMeter)
     """Energy counters that this rank reads."""
     find_clocks: Callable[[str], GpuClocks | None] = GpuClocks.find
@@ -70,6 +57,9 @@ class Session:
     _readings: dict[str, float] = field(default_factory=dict)
     _overheads: dict[tuple[str, str, str, int], Overhead] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.slice_s = self.slice_s or self.budget.slice_s
+
     @cached_property
     def rule(self) -> StoppingRule:
         """Return the stopping rule of a case."""
@@ -83,38 +73,14 @@ class Session:
             self._readings[timer.name] = timer.reading_ns()
         return self._readings[timer.name]
 
-    def with_energy(self, work: Callable[[], WorkT]) -> tuple[WorkT, float | None]:
-        """Run ``work``; return its result and the joules per repetition; collective.
-
-        Only rank 0 gets the energy. It is None if a counter cannot be read, if none changes, as on
-        some virtual machines, or if ``work`` was too short.
-        """
-        before, repetitions_before = self.meter.own.read(), int(self.progress.counters[1])
-        begun = time.perf_counter()
-        result = work()
-        lasted_s, repetitions = (
-            time.perf_counter() - begun,
-            int(self.progress.counters[1]) - repetitions_before,
-        )
-        joules_of_ranks = self.control.gather(self.meter.own.joules_since(before))
-        readable = [joules for joules in joules_of_ranks or () if joules is not None]
-        joules: float = sum(readable)
-        if (
-            joules_of_ranks is None
-            or len(readable) < len(joules_of_ranks)
-            or lasted_s < self.meter.least_s
-            or not (joules and repetitions)
-        ):
-            return result, None
-        return result, joules / repetitions
-
-    def read_clock(self, communicator: Communicator) -> Reading | None:
-        """Return the state of this rank's GPU; None if it uses no GPU or NVML does not list it."""
+    def gpu_clock(self, communicator: Communicator) -> GpuClocks | None:
+        """Return the clock of this rank's GPU; None if it uses no GPU or NVML does not list it."""
         address = communicator.gpu
+        if not address:
+            return None
         if address not in self._gpus:
-            self._gpus[address] = self.find_clocks(address) if address else None
-        clock = self._gpus[address]
-        return clock.read() if clock else None
+            self._gpus[address] = self.find_clocks(address)
+        return self._gpus[address]
 
     def cache_bytes(self, communicator: Communicator) -> int:
         """Return the largest cache behind any rank's buffers; 0 if a rank's is unknown.
@@ -170,7 +136,10 @@ class Session:
             self.clock.refresh()
 
     def overhead(self, case: Case, communicator: Communicator, batch: int) -> Overhead:
-        """Measure the loop around an empty call, and around a call of the framework on one rank.
+        """Measure what is in the time of an operation besides the library's work, in microseconds.
+
+        ``harness_us`` is the loop around an empty call, ``framework_us`` what a framework's call
+        adds on one rank, where nothing is communicated; None without a framework.
 
         A loop on the host needs no other ranks for that. A loop of events does, because only a
         common start hides the host's time; the framework's call is not timed there.
@@ -182,18 +151,18 @@ class Session:
             if timer.name != "event":
                 timer = communicator.timer(case.loop, SyncPlan(method="none"), self.progress)
                 local = communicator.local_calls()
-            harness_us = _median_us(timer, [empty_call()], batch)
-            framework_us = (
-                round(max(0.0, _median_us(timer, local, batch) - harness_us), 4) if local else None
-            )
-            self._overheads[key] = Overhead(
-                harness_us=round(harness_us, 4), framework_us=framework_us
-            )
+            harness_us = _warm_median_us(timer, [empty_call()], batch)
+            framework_us = None
+            if local:
+                added_us = _warm_median_us(timer, local, batch) - harness_us
+                framework_us = round(max(0.0, added_us), 4)
+            self._overheads[key] = {
+                "harness_us": round(harness_us, 4),
+                "framework_us": framework_us,
+            }
         return self._overheads[key]
 
 
-def _median_us(timer: Timer, calls: Sequence[Call], batch: int) -> float:
-    """Return the median time of the calls, per call of a batch."""
-    timer.run(calls, 10, batch)
-    repeated = timer.run(calls, OVERHEAD_REPETITIONS, batch)
-    return float(np.median(repeated.end_ns - repeated.start_ns)) / batch / 1e3
+def _warm_median_us(timer: Timer, calls: Sequence[Call], batch: int) -> float:
+    timer.run(calls, OVERHEAD_WARMUPS, batch)
+    return median_us(timer, calls, OVERHEAD_REPETITIONS, batch)

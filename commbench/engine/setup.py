@@ -11,14 +11,8 @@ from typing import Any
 from commbench.collectives.cases import Case
 from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.datatypes import DTYPES, DataType, KnownData
-from commbench.collectives.operations import (
-    Operation,
-    Shape,
-    Span,
-    check_ranks,
-    true_message_bytes,
-    window_of,
-)
+from commbench.collectives.layouts import Shape, Span
+from commbench.collectives.operations import Operation, check_ranks, true_message_bytes, window_of
 from commbench.collectives.patterns import Group, groups_of
 from commbench.collectives.primitives import Buffers
 from commbench.engine.communicator import Communicator
@@ -72,10 +66,10 @@ class Prepared:
     """Of this rank's group; of all ranks if it is in no group."""
     shape: Shape | None = None
     """Within the group; None in no group."""
-    buffers: Buffers[Any]
+    buffers: Buffers
     data: KnownData
     calls: Sequence[Call] = ()
-    more: Sequence[Buffers[Any]] = ()
+    more: Sequence[Buffers] = ()
     """Further sets of buffers, which rotate with ``buffers``."""
     rotation: int = 1
     """Number of rotating sets, the same on all ranks, also on one in no group."""
@@ -203,7 +197,7 @@ class Prepared:
         return Checked(by_rank=by_rank)
 
     @property
-    def _sets(self) -> tuple[Buffers[Any], ...]:
+    def _sets(self) -> tuple[Buffers, ...]:
         """Return every set of buffers."""
         return (self.buffers, *self.more)
 
@@ -407,7 +401,7 @@ def check_count(elements: int, communicator: Communicator) -> None:
 
 def _allocate(
     case: Case, operation: Operation, shape: Shape, dtype: DataType, communicator: Communicator
-) -> Buffers[Any]:
+) -> Buffers:
     send_count, receive_count = operation.send(shape), operation.receive(shape)
 
     def separate(count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type
@@ -421,12 +415,12 @@ def _allocate(
     block = (communicator.result_offset(operation, shape), shape.block)
     if operation.in_place_slice == "send_in_receive":
         return (
-            Buffers(send=communicator.part(whole, *block), receive=whole)
+            Buffers(send=whole.part(*block), receive=whole)
             if receive_count
             else Buffers(send=whole, receive=None)
         )
     return (
-        Buffers(send=whole, receive=communicator.part(whole, *block))
+        Buffers(send=whole, receive=whole.part(*block))
         if send_count
         else Buffers(send=None, receive=whole)
     )

@@ -1,131 +1,28 @@
-"""The visits of a case in a launch: how many, how long, in which rounds, and the record that they
-make together.
-
-A launch measures a case in several short visits, spread over the launch in shuffled rounds.
-Consecutive repetitions share a state of the machine, so that one long stretch says less about a
-launch than several short ones.
-"""
+"""The record that the visits of a case in a launch make together, and its time."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from commbench.engine.flags import raised_flags
-from commbench.engine.records import Clocks, FixedSettings, GroupTimes, Record
-from commbench.stats import StoppingRule, Values, is_bimodal, median
-from commbench.stats.budgets import Budget
-from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS, components_of, plan_visits
+from commbench.engine.records import Clocks, Record, Times
+from commbench.stats import Values, is_bimodal, median
 
-#: The most visits while components of variance are unknown.
-PILOT_VISITS = 8
-#: Duration of the repetitions of such a visit.
-PILOT_S = 0.002
-#: Discarded repetitions before a later visit: at least one, at most this number, at most for this
-#: time in seconds.
-MOST_WARMUPS, WARMUP_S = 20, 0.001
-#: Operations that a launch makes of a case at least where there is time: of each visit a warm-up
-#: and the fewest repetitions.
-USUAL_OPERATIONS = FEWEST_VISITS * (1 + FEWEST_REPETITIONS)
 #: Above this share of late starts a record is flagged.
 FLAGGED_LATE = 0.2
-#: A visit is disturbed if a rank waited longer than this share of it for a CPU, or if other guests
-#: had CPUs so long.
-DISTURBED_SHARE = 0.25
 #: Flags that are determined again when a visit is added.
 _JUDGED = frozenset({"bimodal", "unsteady", "late"})
 
 #: Fields with a value for each repetition, and with one for each rank.
 _LISTS = ("times_us", "rank_mean_us", "skew_us")
 _BY_RANK = ("rank_median_us", "rank_average_us", "rank_arrival_us")
-
-TimesT = TypeVar("TimesT", bound=Record | GroupTimes)
-
-
-def pilot_visits(most: int, *, left_s: float, operation_s: float) -> int:
-    """Return the visits of a launch that determines the components of variance, 1 to ``most``.
-
-    Args:
-        most: the budget's.
-        left_s: time left for the case in this launch.
-        operation_s: typical time of one repetition.
-    """
-    least_s = max(PILOT_S, (1 + FEWEST_REPETITIONS) * operation_s)
-    return max(min(FEWEST_VISITS, most), min(PILOT_VISITS, most, int(left_s / max(least_s, 1e-9))))
-
-
-def visit_rule(rule: StoppingRule, settings: FixedSettings) -> StoppingRule:
-    """Return the stopping rule of each visit.
-
-    A single visit of no fixed length has to be precise by itself.
-    """
-    if settings.visits <= 1 and not settings.repetitions:
-        return rule
-    repetitions = settings.repetitions or -(-rule.minimum // settings.visits)
-    floor = FEWEST_REPETITIONS
-    if settings.is_brief:
-        floor = 1
-    repetitions = max(floor, repetitions)
-    return replace(
-        rule,
-        relative_half_width=None,
-        minimum=repetitions,
-        floor=floor,
-        maximum=max(repetitions, rule.maximum // settings.visits),
-    )
-
-
-def soak_rule(rule: StoppingRule) -> StoppingRule:
-    """Return the stopping rule of a visit that only time ends."""
-    return replace(rule, relative_half_width=None, minimum=1, floor=1, maximum=sys.maxsize)
-
-
-def rounds_of_launch(settings: Sequence[FixedSettings | None], budget: Budget) -> int:
-    """Return the rounds of a launch: the most visits of any case."""
-    pilot = budget.visits if budget.is_soak else min(PILOT_VISITS, budget.visits)
-    return max(1, *(fixed.visits if fixed and fixed.visits else pilot for fixed in settings))
-
-
-def is_due(visit: int, visits: int, number: int, rounds: int) -> bool:
-    """Return whether the next visit of a case, counted from 0, belongs to round ``number`` of
-    ``rounds``.
-
-    The visits are spread evenly over the rounds; the first is in the first round.
-    """
-    return visit < visits and visit * rounds // visits <= number
-
-
-def settings_after(record: Record, budget: Budget) -> FixedSettings | None:
-    """Return the settings that later launches keep from a launch.
-
-    None if the case was not measured.
-    """
-    if not record.times_us:
-        return None
-    settings = FixedSettings(warmups=record.warmups, batch=record.batch, sync=record.sync)
-    if "small_window" in record.flags:
-        settings = replace(settings, window=record.window)
-    repetitions = sum(record.visit_lengths) + record.late_discarded
-    if "brief" in record.flags:
-        return replace(settings, visits=1, repetitions=repetitions, is_brief=True)
-    visits = visit_times(record)
-    if record.pairs or not visits or budget.is_soak:
-        return settings
-    if len(visits) == 1:
-        return replace(settings, visits=1)
-    plan = plan_visits(
-        components_of([visits]),
-        budget,
-        visit_s=record.revisiting_s / (len(visits) - 1),
-        repetition_s=record.repeating_s / max(1, repetitions),
-        most_repetitions=2 * max(record.visit_lengths),
-    )
-    return replace(settings, visits=plan.visits, repetitions=plan.repetitions)
+#: Fields with values for each visit, and fields that are sums over visits.
+_BY_VISIT = ("visit_lengths", "probes_us")
+_SECONDS = ("measuring_s", "other_s", "repeating_s", "revisiting_s")
 
 
 def visit_times(record: Record) -> list[Values]:
@@ -165,30 +62,31 @@ def extended(record: Record, visit: Record) -> Record:
         return replace(record, late_discarded=record.late_discarded + visit.late_discarded)
     if visit.status != "ok" or record.status != "ok":
         return replace(visit, visit=0)
-    lengths = [len(record.times_us), len(visit.times_us)]
-    joined = record
-    if lengths[1]:  # else every repetition started late
-        groups = tuple(
-            _join_times(*pair, lengths) for pair in zip(record.groups, visit.groups, strict=True)
-        )
-        joined = replace(_join_times(record, visit, lengths), groups=groups)
+    joined: dict[str, Any] = {}
+    times_us = record.times_us
+    if len(visit.times_us):  # else every repetition started late
+        lengths = (len(record.times_us), len(visit.times_us))
+        joined = _joined_times(record, visit, lengths)
+        times_us = joined["times_us"]
+        groups = []
+        for group, more in zip(record.groups, visit.groups, strict=True):
+            groups.append(replace(group, **_joined_times(group, more, lengths)))
+        joined["groups"] = tuple(groups)
     late = record.late_discarded + visit.late_discarded
-    judged = {"bimodal": is_bimodal(joined.times_us), "late": are_many_late(late, sum(lengths))}
-    other_flags = [flag for flag in (*record.flags, *visit.flags) if flag not in _JUDGED]
-    seconds = {
-        field: round(getattr(record, field) + getattr(visit, field), 6)
-        for field in ("measuring_s", "other_s", "repeating_s", "revisiting_s")
-    }
+    judged = {"bimodal": is_bimodal(times_us), "late": are_many_late(late, len(times_us))}
+    flags = [flag for flag in (*record.flags, *visit.flags) if flag not in _JUDGED]
+    for field in _SECONDS:
+        joined[field] = round(getattr(record, field) + getattr(visit, field), 6)
+    for field in _BY_VISIT:
+        joined[field] = [*getattr(record, field), *getattr(visit, field)]
     return replace(
-        joined,
-        **seconds,
+        record,
+        **joined,
         visit=0,
-        visit_lengths=[*record.visit_lengths, *visit.visit_lengths],
-        probes_us=[*record.probes_us, *visit.probes_us],
         points=(*record.points, *visit.points),
         late_discarded=late,
         clocks=_join_clocks(record.clocks, visit.clocks),
-        flags=tuple(dict.fromkeys([*other_flags, *raised_flags(judged)])),
+        flags=tuple(dict.fromkeys([*flags, *raised_flags(judged)])),
     )
 
 
@@ -197,26 +95,25 @@ def are_many_late(late: int, valid: int) -> bool:
     return late > FLAGGED_LATE * (late + valid)
 
 
-def _join_times(times: TimesT, more: TimesT, lengths: Sequence[int]) -> TimesT:
-    """Return the times of two stretches of the same ranks.
+def _joined_times(times: Times, more: Times, lengths: tuple[int, int]) -> dict[str, Any]:
+    """Return the fields of the times of two stretches of the same ranks.
 
     Values by rank are averaged over repetitions.
 
     ``lengths``: the repetitions of each stretch.
     """
-    joined: dict[str, Any] = {
-        name: [*getattr(times, name), *getattr(more, name)] for name in _LISTS
-    }
-    for by_rank in _BY_RANK:
-        first, second = (np.asarray(getattr(part, by_rank), dtype=float) for part in (times, more))
+    joined: dict[str, Any] = {}
+    for name in _LISTS:
+        joined[name] = [*getattr(times, name), *getattr(more, name)]
+    for name in _BY_RANK:
+        first = np.asarray(getattr(times, name), dtype=float)
+        second = np.asarray(getattr(more, name), dtype=float)
         if len(first) == len(second):
-            joined[by_rank] = np.round(
-                (first * lengths[0] + second * lengths[1]) / max(1, sum(lengths)), 4
-            ).tolist()
-    joined["rank_slowest"] = [
-        a + b for a, b in zip(times.rank_slowest, more.rank_slowest, strict=True)
-    ]
-    return replace(times, **joined)
+            weighted = first * lengths[0] + second * lengths[1]
+            joined[name] = np.round(weighted / max(1, sum(lengths)), 4).tolist()
+    slowest = zip(times.rank_slowest, more.rank_slowest, strict=True)
+    joined["rank_slowest"] = [sum(counts) for counts in slowest]
+    return joined
 
 
 def _join_clocks(first: Clocks | None, second: Clocks | None) -> Clocks | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -118,6 +118,16 @@ class Ending:
     """Of a launch that failed or hung."""
     is_host_lost: bool = False
     """Whether a host is out of reach."""
+    output: Sequence[str] = ()
+    """The last lines of the ranks and their launcher, and stacks, of a launch that is broken."""
+    has_begun: bool = False
+    """Whether a case had begun."""
+    has_result: bool = False
+    """Whether a case has come to its end."""
+    case: AnyCase | None = None
+    """The case in which the launch failed or hung; its reason names it."""
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """By key, the reason of each case that is not to be measured again."""
 
     @classmethod
     def broken(
@@ -127,6 +137,7 @@ class Ending:
         *,
         failed_rank: FailedRank | None = None,
         is_host_lost: bool = False,
+        output: Sequence[str] = (),
     ) -> Ending:
         """Return the ending of a launch that failed or hung."""
         return cls(
@@ -135,6 +146,7 @@ class Ending:
             cause=cause,
             failed_rank=failed_rank,
             is_host_lost=is_host_lost,
+            output=output,
         )
 
     @property
@@ -143,8 +155,13 @@ class Ending:
         return self.status in {"failed", "hung"}
 
     def in_case(self, case: AnyCase) -> Ending:
-        """Return the ending with its reason naming the case."""
-        return replace(self, reason=f"{self.reason}, in case {case}")
+        """Return the ending with its case."""
+        return replace(self, case=case, reason=in_case(self.reason, case))
+
+
+def in_case(reason: str, case: AnyCase) -> str:
+    """Return a reason with the case that it is about."""
+    return f"{reason}, in case {case}"
 
 
 def name_rank(rank: int | None, host: str = "") -> str:

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
 from commbench.launch.events import (
     CaseFinished,
@@ -28,6 +28,7 @@ from commbench.launch.events import (
     SessionStarted,
     Stack,
 )
+from commbench.results.files import as_plain
 from commbench.results.record_types import read_record
 
 MARK = "@commbench "
@@ -52,11 +53,9 @@ _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 def format_event(event: RankEvent) -> str:
     """Return the line, with its end, that carries an event."""
-    fields = (
-        vars(event) | {"record": event.record.to_json()}
-        if isinstance(event, CaseFinished)
-        else vars(event)
-    )
+    fields = dict(vars(event))
+    if isinstance(event, CaseFinished):
+        fields["record"] = event.record.to_json()
     return _line(event, fields, is_ascii=True)
 
 
@@ -75,13 +74,8 @@ def format_short(event: RankEvent) -> str:
 
 
 def _line(event: RankEvent, fields: Mapping[str, object], *, is_ascii: bool) -> str:
-    body = json.dumps(fields, separators=(",", ":"), ensure_ascii=is_ascii, default=_plain)
+    body = json.dumps(fields, separators=(",", ":"), ensure_ascii=is_ascii, default=as_plain)
     return f"{MARK}{_NAMES[type(event)]} {body}\n"
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any type that json does not know
-    """Return numpy's numbers and arrays as Python's, other objects as text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def split_line(line: str) -> tuple[str, RankEvent | None]:

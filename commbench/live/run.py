@@ -38,7 +38,7 @@ from commbench.results.record_types import Records, training_records
 from commbench.results.verdict import verdict_lines
 from commbench.schema import JsonObject
 from commbench.system.software import git_commit
-from commbench.tuner.decision import recommend
+from commbench.tuner.conclusion import recommend
 
 #: Name of the stage of every launch.
 STAGE = "live"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from commbench.results import DDP, PAIRS, SAMPLES, SUMMARY, Run
-from commbench.results.files import DRIFT, EVENTS, TIMELINE
+from commbench.results import DDP, PAIRS, SUMMARY, Run
+from commbench.results.files import DRIFT, EVENTS, TIMELINE, samples_file
 
 KINDS_OF_ENERGY = {"cpu": "processors", "gpu": "GPUs"}
 _TIME = "median over launches of the slowest rank's median"
@@ -55,6 +55,7 @@ def result_files(run: Run) -> list[Path]:
     tables = [DDP, SUMMARY]
     if run.records:
         tables = [SUMMARY, DDP]
-    first = next((name for name in tables if (run.path / name).exists()), SAMPLES)
+    samples = samples_file(run.path).name
+    first = next((name for name in tables if (run.path / name).exists()), samples)
     others = [name for name in (PAIRS, TIMELINE, EVENTS, DRIFT) if (run.path / name).exists()]
     return [run.path / name for name in (first, *others)]

@@ -5,7 +5,7 @@ It may import `ddp.plan`, `engine.records`, `collectives`, `system`, `stats` and
 import analysis, tuner, launch or report. pandas is loaded when a table is made.
 """
 
-from commbench.results.files import DDP, MODEL, PAIRS, SAMPLES, SUMMARY
+from commbench.results.files import DDP, MODEL, PAIRS, SUMMARY
 from commbench.results.reading import Run, load_run, once_per_run, runs_in, under_first_env
 from commbench.results.writing import Store, check_out
 
@@ -13,7 +13,6 @@ __all__ = [
     "DDP",
     "MODEL",
     "PAIRS",
-    "SAMPLES",
     "SUMMARY",
     "Run",
     "Store",

@@ -19,6 +19,7 @@ from commbench.schema import JsonMapping, JsonObject
 
 RUN = "run.json"
 SAMPLES = "samples.jsonl"
+COMPRESSED_SAMPLES = "samples.jsonl.gz"
 SUMMARY = "collectives.csv"
 OVERLAP = "overlap.csv"
 PAIRS = "pairs.csv"
@@ -36,6 +37,7 @@ FILES: Mapping[str, str] = MappingProxyType(
     {
         RUN: "command, seed, conditions of every host, launches and how each ended",
         SAMPLES: "every repetition of every case in every launch: all other files are made from it",
+        COMPRESSED_SAMPLES: f"{SAMPLES}, compressed by gzip: read where that is absent",
         SUMMARY: "a row for each case and group, over launches",
         OVERLAP: "non-blocking collectives beside computing",
         PAIRS: "a row for each ordered pair of ranks",
@@ -52,6 +54,15 @@ FILES: Mapping[str, str] = MappingProxyType(
 #: Files that a run which ended before its first line leaves; they make a directory neither ours nor
 #: foreign.
 SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in FILES)})
+
+
+def samples_file(path: Path) -> Path:
+    """Return the file of a run's samples: the compressed one where there is no other."""
+    plain = path / SAMPLES
+    compressed = path / COMPRESSED_SAMPLES
+    if os.path.lexists(compressed) and not os.path.lexists(plain):
+        return compressed
+    return plain
 
 
 def take_lock(path: Path) -> int:
@@ -88,10 +99,16 @@ def encode(value: object, indent: int | None = None) -> str:
     On one line unless ``indent`` is given.
     """
     separators = (",", ":") if indent is None else None
-    return json.dumps(value, indent=indent, separators=separators, default=_plain)
+    return json.dumps(value, indent=indent, separators=separators, default=as_plain)
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever json does not know
+def join_fields(texts: Mapping[str, str]) -> str:
+    """Return the line of an object from the JSON of each of its fields."""
+    fields = ",".join(f'"{name}":{text}' for name, text in texts.items())
+    return f"{{{fields}}}\n"
+
+
+def as_plain(value: Any) -> Any:  # noqa: ANN401 - whatever json does not know
     """Return numpy's numbers and arrays as Python's, paths and the rest as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 

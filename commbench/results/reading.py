@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import gzip
+import io
 import json
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.engine.records import SCHEMA, OverlapRow, Record, Row
 from commbench.errors import InputError
-from commbench.results.files import RECOMMENDATION, RUN, SAMPLES, refusing
+from commbench.results.files import (
+    COMPRESSED_SAMPLES,
+    RECOMMENDATION,
+    RUN,
+    refusing,
+    samples_file,
+)
 from commbench.results.info import RunInfo, check_info, is_live
 from commbench.results.losses import Loss, read_losses
 from commbench.results.pairs import Matrix, matrices, pair_table
@@ -73,6 +83,14 @@ class Run:
         made = self.recommendation.launches if self.recommendation else 0
         is_early = self.info.get("status") == "partial" and made < planned
         return None if is_early else self.recommendation
+
+    def with_info(self, info: RunInfo) -> Run:
+        """Return the run with other entries of ``run.json`` that no table is made of, and with the
+        tables that have been made.
+        """
+        run = copy.copy(self)
+        vars(run)["info"] = info
+        return run
 
     @cached_property
     def overlaps(self) -> list[OverlapRow]:
@@ -197,7 +215,7 @@ def load_run(path: str | Path) -> Run:
                 f"{path} holds no run of commbench (no {RUN}); give the directory that --out named."
             )
         records, _ = read_samples(path)
-        return make_run(path, read_info(path), records, recommendation=_read_recommendation(path))
+        return make_run(path, read_info(path), records, recommendation=read_recommendation(path))
 
 
 def make_run(
@@ -257,15 +275,16 @@ def _read_json(file: Path) -> Any:  # noqa: ANN401 - JSON
 
 def _remedy(file: Path) -> str:
     """Return the remedy for a file that cannot be read."""
-    if file.name != RUN or not (file.parent / SAMPLES).exists():
+    samples = samples_file(file.parent)
+    if file.name != RUN or not samples.exists():
         return "restore it or choose another directory"
     return (
-        f'restore it, or write {{"schema": {SCHEMA}}} into it to read what {SAMPLES} beside it'
+        f'restore it, or write {{"schema": {SCHEMA}}} into it to read what {samples.name} beside it'
         " holds, without the conditions"
     )
 
 
-def _read_recommendation(path: Path) -> Recommendation | None:
+def read_recommendation(path: Path) -> Recommendation | None:
     """Read ``recommendation.json``; None if there is no such file."""
     file = path / RECOMMENDATION
     if not os.path.lexists(file):
@@ -319,18 +338,35 @@ def _whole_line(data: Any, whole: dict[int, JsonObject]) -> Any:  # noqa: ANN401
     return data
 
 
-def read_samples(path: Path) -> tuple[Records, int]:
-    """Return the records and how many bytes of the file they fill: a last line that a crash tore is
-    left out.
+def _open_samples(file: Path) -> tuple[IO[bytes], int]:
+    """Return the lines of a file of samples and how many bytes they are.
+
+    Raises:
+        InputError: the file is compressed and damaged.
     """
-    file = path / SAMPLES
+    if file.name != COMPRESSED_SAMPLES:
+        return file.open("rb"), file.stat().st_size
+    data = file.read_bytes()
+    try:
+        text = gzip.decompress(data)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{file} is damaged ({error}); restore it to go on.") from error
+    return io.BytesIO(text), len(text)
+
+
+def read_samples(path: Path) -> tuple[Records, int]:
+    """Return the records and how many bytes of the file they fill, before its compression.
+
+    A last line that a crash tore is left out.
+    """
+    file = samples_file(path)
     records = Records()
     whole: dict[int, JsonObject] = {}
     sound = 0
     if not os.path.lexists(file):
         return records, sound
-    size = file.stat().st_size
-    with file.open("rb") as stream, without_collector():
+    opened, size = _open_samples(file)
+    with opened as stream, without_collector():
         for number, line in enumerate(stream, start=1):
             is_last = sound + len(line) >= size
             if not line.endswith(b"\n"):

@@ -15,6 +15,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import SCHEMA
 from commbench.errors import InputError, LaunchError
 from commbench.results.files import (
+    COMPRESSED_SAMPLES,
     LOCK,
     RECOMMENDATION,
     RUN,
@@ -22,19 +23,34 @@ from commbench.results.files import (
     SCAFFOLD,
     as_json,
     encode,
+    join_fields,
     refusing,
     replace_file,
+    samples_file,
     sign_lock,
     sync_directory,
     take_lock,
     write_all,
 )
 from commbench.results.info import RunInfo
-from commbench.results.reading import read_info, read_samples
+from commbench.results.reading import Run, make_run, read_info, read_recommendation, read_samples
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, Records, training_records
 from commbench.results.verdict import paragraph
-from commbench.schema import JsonMapping, JsonObject
+from commbench.schema import JsonMapping
+
+#: Entries of ``run.json`` that no table is made of.
+_CONCLUDED = frozenset(
+    {
+        "status",
+        "reason",
+        "states",
+        "components",
+        "suspects",
+        "suspects_comparisons",
+        "suspects_remarks",
+    }
+)
 
 
 class Store:
@@ -54,8 +70,11 @@ class Store:
     def __init__(self, path: Path, header: JsonMapping, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self._whole: dict[tuple[str, int], JsonObject] = {}
-        """The last whole line of each case in the launch that is being written."""
+        self._whole: dict[tuple[str, int], dict[str, str]] = {}
+        """The last whole line of each case in the launch that is being written: JSON by field."""
+        self._run: Run | None = None
+        self._written: dict[str, int] = {}
+        """Hash of what was last written into each file of tables."""
         self._made: Sequence[Path] = ()
         """Directories that were made for the run, the innermost first."""
         self.resumed = (path / RUN).exists()
@@ -108,6 +127,14 @@ class Store:
         return store
 
     @property
+    def run(self) -> Run:
+        """The run so far; its tables are made once until a record or a condition is added."""
+        if self._run is None:
+            recommendation = read_recommendation(self.path)
+            self._run = make_run(self.path, self.info, self.records, recommendation=recommendation)
+        return self._run
+
+    @property
     def training_records(self) -> tuple[TrainingRecord, ...]:
         """The training records."""
         return training_records(self.records)
@@ -122,7 +149,7 @@ class Store:
         """
         self._check_place()
         before = os.fstat(self._samples).st_size
-        line = (encode(self._line(record, before)) + "\n").encode()
+        line = self._line(record, before).encode()
         with refusing(self.path / SAMPLES, LaunchError):
             try:
                 write_all(self._samples, line)
@@ -131,23 +158,23 @@ class Store:
                 os.ftruncate(self._samples, before)  # half a line would damage the next one
                 self._whole.clear()
                 raise
+        self._run = None
         return self.records.add(record)
 
-    def _line(self, record: AnyRecord, place: int) -> JsonObject:
+    def _line(self, record: AnyRecord, place: int) -> str:
         """Return the line of a record at a place of the file: whole, or of a further visit what
         differs from the whole line that ``of`` names.
         """
-        content: JsonObject = json.loads(encode(record.to_json()))
+        fields = {name: encode(value) for name, value in record.to_json().items()}
         key = (record.case.key, record.launch)
         whole = self._whole.get(key)
-        if whole is not None and whole.keys() - {"line"} <= content.keys():
-            absent = object()
-            changed = {n: value for n, value in content.items() if whole.get(n, absent) != value}
-            return {"of": whole["line"], **changed}
+        if whole is not None and whole.keys() - {"line"} <= fields.keys():
+            changed = {name: text for name, text in fields.items() if whole.get(name) != text}
+            return join_fields({"of": whole["line"], **changed})
         if any(launch != record.launch for _, launch in self._whole):
             self._whole.clear()
-        self._whole[key] = {"line": place, **content}
-        return self._whole[key]
+        self._whole[key] = {"line": str(place), **fields}
+        return join_fields(self._whole[key])
 
     def update(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Set entries of ``run.json`` and rewrite it in one step.
@@ -156,12 +183,16 @@ class Store:
             LaunchError: it could not be written; the old file is unharmed.
         """
         self._check_place()
+        run = self._run
         self._set_info({**self.info, **as_json(fields)})
+        if run is not None and fields.keys() <= _CONCLUDED:
+            self._run = run.with_info(self.info)
         with refusing(self.path / RUN, LaunchError):
             replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
 
     def _set_info(self, info: JsonMapping) -> None:
         self.info = cast("RunInfo", dict(info))
+        self._run = None
 
     def restore(self, info: RunInfo) -> None:
         """Put ``run.json`` back as it was when it held ``info``.
@@ -173,15 +204,18 @@ class Store:
         self.update()
 
     def write_files(self, texts: Mapping[str, str]) -> None:
-        """Write each file of the run directory, by name, in one step.
+        """Write each file of the run directory that has changed, by name, in one step.
 
         Raises:
             LaunchError: one could not be written; the old file is unharmed.
         """
         self._check_place()
         for name, text in texts.items():
+            if self._written.get(name) == hash(text):
+                continue
             with refusing(self.path / name, LaunchError):
                 replace_file(self.path / name, text)
+            self._written[name] = hash(text)
 
     def write_recommendation(self, recommendation: Recommendation) -> None:
         """Write ``recommendation.json`` in one step, with a paragraph of text.
@@ -192,6 +226,7 @@ class Store:
         content = {**recommendation.to_json(), "paragraph": paragraph(recommendation)}
         with refusing(self.path / RECOMMENDATION, LaunchError):
             replace_file(self.path / RECOMMENDATION, encode(content, indent=1) + "\n")
+        self._run = None
 
     def discard(self) -> None:
         """Remove a run that was refused before anything was measured, and directories made for it.
@@ -248,6 +283,7 @@ class Store:
         self.close()
         self._samples, self._lock = samples, lock
         self._whole.clear()
+        self._written.clear()
         sign_lock(lock)
         write_all(
             samples, b"".join(f"{encode(record.to_json())}\n".encode() for record in self.records)
@@ -295,7 +331,7 @@ def check_out(path: str | Path, plan: JsonMapping | None = None) -> None:
 
     Raises:
         InputError: ``path`` is a file, cannot be written, belongs to something else, to a newer
-            version, to a run with another plan or to a running commbench.
+            version, to a run with another plan, with compressed samples or to a running commbench.
     """
     path = Path(path)
     with refusing(path, InputError):
@@ -307,6 +343,7 @@ def check_out(path: str | Path, plan: JsonMapping | None = None) -> None:
             )
         elif (path / RUN).exists():
             check_plan(path, read_info(path), plan)
+            _check_plain(path)
             _check_unlocked(path)
         elif foreign := sorted({entry.name for entry in path.iterdir()} - SCAFFOLD):
             raise InputError(
@@ -366,6 +403,15 @@ def _difference(name: str, kept: object, requested: object) -> str:
         if max(map(len, texts)) > longest
         else f"{name} is {texts[0]} there and {texts[1]} here"
     )
+
+
+def _check_plain(path: Path) -> None:
+    file = samples_file(path)
+    if file.name == COMPRESSED_SAMPLES:
+        raise InputError(
+            f"--out {path} holds a run whose samples are compressed, to which nothing is added;"
+            f" choose another --out, or decompress them: gunzip {file}"
+        )
 
 
 def _check_unlocked(path: Path) -> None:

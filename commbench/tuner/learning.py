@@ -4,6 +4,7 @@ out, and why.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,21 @@ from commbench import stats
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.findings import Finding
 from commbench.results.info import RunInfo
-from commbench.results.recommendation import Withheld, alters_learning, effect_of
-from commbench.results.trained import EqualLosses, Trained, falls, median, paired_losses
+from commbench.results.recommendation import (
+    Cost,
+    Difference,
+    Withheld,
+    alters_learning,
+    effect_of,
+)
+from commbench.results.trained import (
+    EqualLosses,
+    Trained,
+    common_launches,
+    falls,
+    median,
+    paired_losses,
+)
 from commbench.stats import Interval
 
 
@@ -110,23 +124,67 @@ def _accuracy_losses(
     candidate: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
 ) -> tuple[str, list[float]]:
     """Return the name of the judged quantity, and its loss in each launch that has it."""
+    accuracy_losses = []
     if not _has_metric(base):
-        pairs = [
-            (own.steps, theirs.steps) for own, theirs in paired_losses(candidate, base, losses)
-        ]
-        return "loss after equal steps", [
-            (own - theirs) / abs(theirs) for own, theirs in pairs if theirs
-        ]
-    launches = sorted(candidate.timed.keys() & base.timed.keys())
-    paired = [(candidate.timed[launch], base.timed[launch]) for launch in launches]
+        for own, theirs in paired_losses(candidate, base, losses):
+            if theirs.steps:
+                accuracy_losses.append((own.steps - theirs.steps) / abs(theirs.steps))
+        return "loss after equal steps", accuracy_losses
     name = next(iter(base.timed.values())).metric_name
     sign = 1.0 if falls(name) else -1.0
-    with_metrics = [
-        (own.metrics, theirs.metrics)
-        for own, theirs in paired
-        if len(own.metrics) and len(theirs.metrics)
+    for ours, base_metric in _final_metrics(candidate, base):
+        accuracy_losses.append(sign * (ours - base_metric))
+    return name, accuracy_losses
+
+
+def _final_metrics(configuration: Trained, base: Trained) -> list[tuple[float, float]]:
+    """Return the last metric of both in each launch that has both."""
+    pairs = []
+    for launch in common_launches(configuration, base):
+        own, theirs = configuration.timed[launch].metrics, base.timed[launch].metrics
+        if len(own) and len(theirs):
+            pairs.append((own[-1][1], theirs[-1][1]))
+    return pairs
+
+
+def cost_of(
+    configuration: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
+) -> Cost | None:
+    """Return what a setting changes in learning, in the launches that have both.
+
+    None without losses, or if none is finite.
+    """
+    at_steps, at_time, counts = [], [], []
+    for own, theirs in paired_losses(configuration, base, losses):
+        if all(map(math.isfinite, (own.steps, own.time, theirs.steps, theirs.time))):
+            at_steps.append((own.steps, theirs.steps))
+            at_time.append((own.time, theirs.time))
+            counts.append(own.count)
+    if not counts:
+        return None
+    metrics = [
+        pair for pair in _final_metrics(configuration, base) if all(map(math.isfinite, pair))
     ]
-    return name, [sign * (own[-1][1] - theirs[-1][1]) for own, theirs in with_metrics]
+    cost = Cost(
+        steps=min(counts),
+        loss_equal_steps=_difference(at_steps),
+        loss_equal_time=_difference(at_time),
+    )
+    if not metrics:
+        return cost
+    name = configuration.timed[common_launches(configuration, base)[-1]].metric_name
+    return dataclasses.replace(cost, metric_name=name, metric=_difference(metrics))
+
+
+def _difference(pairs: Sequence[tuple[float, float]]) -> Difference:
+    own, theirs = np.transpose(np.asarray(pairs, dtype=float))
+    interval = stats.median_interval(own - theirs)
+    return Difference(
+        baseline=median(theirs),
+        best=median(own),
+        difference=median(own - theirs),
+        difference_ci=(interval.low, interval.high) if interval else None,
+    )
 
 
 def difference_interval(differences: Sequence[float]) -> Interval | None:

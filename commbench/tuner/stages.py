@@ -16,7 +16,7 @@ from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, training_records
 from commbench.stats import median
 from commbench.stats.budgets import TrainingBudget
-from commbench.tuner.decision import recommend
+from commbench.tuner.decision import decide
 from commbench.tuner.learning import ANY_HOOK, Permission, withheld
 from commbench.tuner.sweep import MOST_CONFIRMED, finalists, training_request
 from commbench.units import counted
@@ -159,10 +159,11 @@ class TuningPlan:
         for record in training_records(records):
             if record.case.phase != CONFIRM or record.launch < self.first_look:
                 in_first.append(record)
-        recommendation = recommend(in_first, self.info)
-        if recommendation is None or recommendation.verdict != "inconclusive":
+        decision = decide(in_first, self.info)
+        if decision is None or decision.verdict != "inconclusive":
             return None
-        if recommendation.launches < self.first_look:
+        speedup = decision.leader.speedup
+        if speedup is None or speedup.launches < self.first_look:
             return None
         budget = dataclasses.replace(first.budget, launches=2 * self.first_look)
         return dataclasses.replace(first, budget=budget, first_launch=self.first_look)

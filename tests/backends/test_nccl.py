@@ -22,6 +22,7 @@ from simulated_nvml import SimulatedNvml
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.datatypes import DTYPES, Content
 from commbench.collectives.operations import OPERATIONS
+from commbench.collectives.primitives import Request
 from commbench.engine.control import Control, run_threads
 from commbench.engine.measure import measure
 from commbench.engine.records import FixedSettings
@@ -155,7 +156,7 @@ def test_groups_have_communicators_of_their_own(nccl: ModuleType) -> None:
         part = communicator.split([(0, 2), (1, 3)])
         buffer = part.allocate(DTYPES["int32"], 1)
         buffer.memory[:] = 10**control.rank
-        part.all_reduce(buffer, buffer, "sum").run()
+        part.call(Request("all_reduce", buffer, buffer, "sum")).run()
         result = (part.rank, part.size, int(buffer.memory[0]))
         communicator.close()
         return result
@@ -389,10 +390,12 @@ def test_a_group_ends_where_a_message_is_refused(nccl: ModuleType) -> None:
     def work(control: Control) -> int:
         communicator = nccl.NcclCommunicator(control)
         buffer = communicator.allocate(DTYPES["int32"], 1)
+        ends = [(buffer, 5)]  # there is no such rank
+        refused = communicator.call(Request("send_receive", sends=ends, receives=ends))
         with pytest.raises(AssertionError):
-            communicator.send_receive(buffer, 5, buffer, 5).run()  # there is no such rank
+            refused.run()
         buffer.memory[:] = 10**control.rank
-        communicator.all_reduce(buffer, buffer, "sum").run()
+        communicator.call(Request("all_reduce", buffer, buffer, "sum")).run()
         total = int(buffer.memory[0])
         communicator.close()
         return total
@@ -417,7 +420,7 @@ def test_groups_queue_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
         communicator = nccl.NcclCommunicator(control)
         part = communicator.split([(0,), (1,)])
         buffer = part.allocate(DTYPES["int32"], 1)
-        part.all_reduce(buffer, buffer, "sum").run()
+        part.call(Request("all_reduce", buffer, buffer, "sum")).run()
         is_on_stream = part._comm.streams == {communicator._stream.ptr}
         communicator.close()
         return bool(is_on_stream)

@@ -20,8 +20,9 @@ from commbench.collectives.composed import (
     _hierarchy,
     operation_in_pattern,
 )
-from commbench.collectives.operations import WINDOW_BYTES, Operation, Shape, window_of
-from commbench.collectives.primitives import Buffers
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import WINDOW_BYTES, Operation, window_of
+from commbench.collectives.primitives import Buffers, Request
 from commbench.engine.records import Row
 from commbench.findings import UnsupportedError
 from commbench.results.summary import _bandwidths
@@ -53,37 +54,29 @@ class Noting:
     awaits.
     """
 
-    def __init__(self, rank: int, sent: list[Any], received: list[Any]) -> None:
+    def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.sent = sent
-        self.received = received
-
-    def part(self, *_: object) -> str:
-        """Return a buffer."""
-        return "part"
+        self.sent: list[Any] = []
+        self.received: list[Any] = []
 
     def empty(self) -> str:
         """Return an empty buffer."""
         return "ack"
 
-    def send(self, buffer: str, peer: int) -> None:
-        """Record a sent message."""
-        self.sent.append((self.rank, peer, buffer == "ack"))
-
-    def receive(self, buffer: str, peer: int) -> None:
-        """Record an awaited message."""
-        self.received.append((peer, self.rank, buffer == "ack"))
-
-    def send_receive(self, send: str, target: int, receive: str, source: int) -> None:
-        """Record both."""
-        self.exchange_window([(send, target)], [(receive, source)], 1)
-
-    def exchange_window(self, sends: Any, receives: Any, _window: int) -> None:
+    def call(self, request: Request) -> None:
         """Record each peer once."""
-        for buffer, peer in sends:
-            self.send(buffer, peer)
-        for buffer, peer in receives:
-            self.receive(buffer, peer)
+        for buffer, peer in request.sends:
+            self.sent.append((self.rank, peer, buffer == "ack"))
+        for buffer, peer in request.receives:
+            self.received.append((peer, self.rank, buffer == "ack"))
+
+
+class Whole:
+    """A buffer."""
+
+    def part(self, *_: int) -> str:
+        """Return a part of it."""
+        return "part"
 
 
 def sent_and_received(operation: Operation, size: int, root: int) -> tuple[list[Any], list[Any]]:
@@ -92,8 +85,10 @@ def sent_and_received(operation: Operation, size: int, root: int) -> tuple[list[
     received: list[Any] = []
     for rank in range(size):
         shape = Shape(rank=rank, size=size, elements=12, root=root)
-        buffers = Buffers(send="send", receive="receive")
-        operation.call(Noting(rank, sent, received), buffers, shape, "")  # type: ignore[arg-type]
+        noting = Noting(rank)
+        operation.call(noting, Buffers(send=Whole(), receive=Whole()), shape, "")  # type: ignore[arg-type]
+        sent += noting.sent
+        received += noting.received
     return sent, received
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commbench.collectives.datatypes import DTYPES, TILE, DataType, KnownData
-from commbench.collectives.operations import REDOPS, Span
+from commbench.collectives.layouts import Span
+from commbench.collectives.operations import REDOPS
 from commbench.engine.communicator import STALE
 from commbench.findings import UnsupportedError
 

@@ -4,13 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from commbench.collectives.operations import (
-    OPERATIONS,
-    WINDOW_BYTES,
-    Shape,
-    true_message_bytes,
-    window_of,
-)
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import OPERATIONS, WINDOW_BYTES, true_message_bytes, window_of
 
 KIB = 1024
 MIB = 1024 * KIB

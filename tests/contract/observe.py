@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import shlex
@@ -16,18 +15,21 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from commbench.results import Run
+from commbench.results.tables import table_csv
+from commbench.tuner.conclusion import recommend
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECORDED = Path(__file__).resolve().parent / "recorded"
-#: A run of each kind.
-RUNS = (
+#: A decision of each kind.
+DECIDED = (
     "bench_xeon2core_20261125",
     "live_trainer_300mbit_xeon2core_20261127",
-    "matrix_slow_host_xeon2core_20261125",
-    "soak_200mbit_xeon2core_20261125",
     "train_resnet18_1gbit_xeon2core_20261125",
     "tune_resnet18_batch1_1gbit_xeon2core_20261127",
 )
-BENCH, MATRIX = "repo/results/bench_xeon2core_20261125", f"repo/results/{RUNS[2]}"
+BENCH = "repo/results/bench_xeon2core_20261125"
+MATRIX = "repo/results/matrix_slow_host_xeon2core_20261125"
 PAIR = "repo/tests/data/pair"
 #: A command line of each kind of output, by the name of its record.
 PRINTED = {
@@ -47,33 +49,26 @@ RANK_PREFIXES = ("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_
 COLUMNS = 100
 
 
-@functools.cache
-def tables_of(run_name: str) -> dict[str, pd.DataFrame]:
-    """Return each table of a kept run, as its CSV file is read, by file name.
-
-    The decision, made again, is a table of one row.
-    """
-    from commbench.results import load_run
-    from commbench.results.tables import table_csv
-    from commbench.tuner.decision import recommend
-
-    run = load_run(REPOSITORY / "results" / run_name)
+def tables_of(run: Run) -> dict[str, pd.DataFrame]:
+    """Return each table of a run that has rows, as its CSV file is read, by file name."""
     tables = {
-        "collectives": run.collectives,
-        "pairs": run.pairs,
-        "ddp": run.ddp,
-        "buckets": run.buckets,
+        "collectives.csv": run.collectives,
+        "pairs.csv": run.pairs,
+        "ddp.csv": run.ddp,
+        "buckets.csv": run.buckets,
     }
-    read = {
-        f"{name}.csv": pd.read_csv(io.StringIO(table_csv(table)))
+    return {
+        name: pd.read_csv(io.StringIO(table_csv(table)))
         for name, table in tables.items()
         if len(table)
     }
-    if run.training_records:
-        decision = recommend(run.training_records, run.info).to_json()
-        text = pd.DataFrame([dict(_leaves(decision))]).to_csv(index=False)
-        read["decision.csv"] = pd.read_csv(io.StringIO(text))
-    return read
+
+
+def decision_of(run: Run) -> pd.DataFrame:
+    """Return the decision of a run, made again: a table of one row, as a CSV file is read."""
+    decision = recommend(run.training_records, run.info).to_json()
+    text = pd.DataFrame([dict(_leaves(decision))]).to_csv(index=False)
+    return pd.read_csv(io.StringIO(text))
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,16 +9,16 @@ import shutil
 
 import observe
 
+from commbench.results import load_run
+
 FOLDER = observe.RECORDED
 
 
 def record() -> None:
     """Write all records again."""
-    shutil.rmtree(FOLDER / "rows", ignore_errors=True)
-    for run in observe.RUNS:
-        for file, table in observe.tables_of(run).items():
-            (FOLDER / "rows" / run).mkdir(parents=True, exist_ok=True)
-            table.to_csv(FOLDER / "rows" / run / file, index=False)
+    for name in observe.DECIDED:
+        run = load_run(observe.REPOSITORY / "results" / name)
+        observe.decision_of(run).to_csv(FOLDER / "decisions" / f"{name}.csv", index=False)
     (FOLDER / "options.json").write_text(json.dumps(observe.options(), indent=1) + "\n")
     exit_codes = FOLDER / "exit_codes.json"
     codes = {line: observe.run(line)[0] for line in json.loads(exit_codes.read_text())}

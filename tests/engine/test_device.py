@@ -10,7 +10,7 @@ import pytest
 
 from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.samples import Samples
-from commbench.engine.stopping import SPAN_S, Sampler
+from commbench.engine.sampling import SPAN_S, Sampler
 from commbench.engine.timing import device as device_module
 from commbench.engine.timing.device import EventTimer
 from commbench.engine.timing.loops import Call, Progress, Repetitions

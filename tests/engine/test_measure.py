@@ -1,6 +1,6 @@
 """Tests of the engine on scripted backends: records, refusals and intervals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from builders import make_info
 from effort import repetitions, slack
-from faking import EXACT, Coarse, FakeRun, fake_case
+from faking import EXACT, Coarse, FakeRun, fake_case, make_late
 
 from commbench.analysis.comparison import compare
-from commbench.backends.fake import FakeBuffer, FakeCommunicator, FakeTimer, Regime, Script
+from commbench.backends.fake import FakeCommunicator, FakeTimer, Regime, Script
+from commbench.collectives.primitives import Request
 from commbench.engine.records import Record
-from commbench.engine.timing.loops import Call, Repetitions
+from commbench.engine.sampling import settings_after
+from commbench.engine.timing.loops import Call
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS
-from commbench.engine.visits import settings_after
 from commbench.findings import UnsupportedError
 from commbench.results import Run
 from commbench.results.summary import keyed_rows
@@ -100,15 +101,14 @@ def test_what_a_backend_cannot_do_is_a_row() -> None:
 
 def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse on all ranks what only the root's library refuses, and stay in step."""
+    make_call = FakeCommunicator.call
 
-    def reduce(
-        self: FakeCommunicator, send: FakeBuffer, receive: FakeBuffer | None, *_: Any
-    ) -> Call:
-        if self.rank == 1:
+    def call(self: FakeCommunicator, request: Request) -> Call:
+        if request.name == "reduce" and self.rank == 1:
             raise UnsupportedError("missing", backend="this rank", what="reduce")
-        return self._fake("reduce", send, receive)
+        return make_call(self, request)
 
-    monkeypatch.setattr(FakeCommunicator, "reduce", reduce)
+    monkeypatch.setattr(FakeCommunicator, "call", call)
     refused, measured = FakeRun(ranks=3).launch([fake_case("reduce", root=0), fake_case()])
     assert ("unsupported", "this rank has no reduce") == (refused.status, refused.reason)
     assert "ok" == measured.status
@@ -205,25 +205,6 @@ def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # -------------------------------------------------------------------------------------- late starts
-
-
-def make_late(monkeypatch: pytest.MonkeyPatch, which: Callable[[int, int], Any]) -> list[int]:
-    """Make repetitions of the fake backend late by ``which(rank, n)``.
-
-    Return the slack of each chunk.
-    """
-    original, slack = FakeTimer.run, []
-
-    def run(self: FakeTimer, calls: Sequence[Any], repetitions: int, batch: int) -> Repetitions:
-        stamps = original(self, calls, repetitions, batch)
-        slack.append(self.sync.plan.slack_ns)
-        late = np.resize(
-            np.asarray(which(self._communicator.rank, repetitions), dtype=np.bool_), repetitions
-        )
-        return replace(stamps, late=late)
-
-    monkeypatch.setattr(FakeTimer, "run", run)
-    return slack
 
 
 def test_late_starts_are_dropped_counted_and_flagged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from commbench.backends.fake import FakeCommunicator, Script
 from commbench.collectives.cases import Sweep
 from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.measure import measure
-from commbench.engine.overlap import Computing, measure_overlap
+from commbench.engine.observers import Computing, OverlapObserver
 from commbench.engine.records import Overlap, Record
 from commbench.engine.session import Session
 from commbench.engine.timing.loops import Call, Progress, Repetitions
@@ -96,7 +96,15 @@ def test_late_starts_are_tried_again(late: int, expected: tuple[float, ...] | No
 
     def work(control: ThreadControl) -> Overlap | None:
         timer: Any = LateTimer(late)
-        return measure_overlap(calls, timer, control, (0, 1), slice_s=0.1, fewest=6)
+        observer = OverlapObserver(
+            calls=calls,
+            make_timer=lambda: timer,
+            control=control,
+            participants=(0, 1),
+            slice_s=0.1,
+        )
+        observer.before()
+        return observer.after()
 
     overlap, overlap_of_rank_1 = run_threads(2, work)
     assert overlap_of_rank_1 is None

@@ -1,29 +1,28 @@
 """Tests of visits: rounds, settings, and the merged record."""
 
 import dataclasses
-import importlib
 import itertools
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from faking import EXACT, FakeRun, fake_case
 
 from commbench.backends.fake import Script
+from commbench.engine.observers import Disturbance
 from commbench.engine.records import FixedSettings, Record
 from commbench.engine.samples import Samples
-from commbench.engine.stopping import Sampler
-from commbench.engine.visits import (
+from commbench.engine.sampling import (
     PILOT_VISITS,
-    extended,
+    Sampler,
     is_due,
-    launch_value,
     pilot_visits,
+    plan_visit,
     rounds_of_launch,
     settings_after,
-    visit_rule,
-    visit_times,
 )
+from commbench.engine.visits import extended, launch_value, visit_times
 from commbench.stats import StoppingRule
 from commbench.stats.budgets import BUDGETS
 from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS
@@ -54,14 +53,27 @@ def test_long_operations_are_visited_less_often() -> None:
     assert 1 == pilot_visits(1, left_s=0.1, operation_s=1e-6)
 
 
-def test_a_single_visit_has_to_be_precise_by_itself() -> None:
-    """Keep the launch's stopping rule for one visit, and plan the length of several."""
-    rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
-    assert rule == visit_rule(rule, FixedSettings(warmups=1, batch=1, visits=1))
-    pilot = visit_rule(rule, FixedSettings(warmups=1, batch=1, visits=8))
-    assert (None, 4, FEWEST_REPETITIONS) == (pilot.relative_half_width, pilot.minimum, pilot.floor)
-    planned = visit_rule(rule, FixedSettings(warmups=1, batch=1, visits=8, repetitions=17))
-    assert 17 == planned.minimum
+RULE = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "operation_s", "expected"),
+    [
+        ({"visits": 1}, 1e-6, (0.05, 30, 6, 0.005)),  # precise by itself
+        ({"visits": 8}, 1e-6, (None, 4, FEWEST_REPETITIONS, 0.002)),
+        ({"visits": 8}, 1.0, (None, FEWEST_REPETITIONS, FEWEST_REPETITIONS, 0.002)),
+        ({"visits": 8, "repetitions": 17}, 1.0, (None, 17, FEWEST_REPETITIONS, 0.0)),
+        ({"visits": 1, "repetitions": 3, "is_brief": True}, 1.0, (None, 3, 1, 0.0)),
+    ],
+)
+def test_the_plan_of_a_visit_follows_from_the_settings(
+    settings: dict[str, Any], operation_s: float, expected: tuple[float | None, ...]
+) -> None:
+    """Plan target, least repetitions, floor and span of each kind of visit."""
+    fixed = FixedSettings(warmups=1, batch=1, **settings)
+    plan = plan_visit(RULE, fixed, share_s=0.1, operation_s=operation_s)
+    rule = plan.rule
+    assert expected == (rule.relative_half_width, rule.minimum, rule.floor, plan.span_s)
 
 
 def test_rounds_are_the_most_visits_of_any_case() -> None:
@@ -151,8 +163,7 @@ def test_later_launches_keep_a_shortened_case_short() -> None:
     settings = settings_after(record, QUICK)
     assert settings is not None
     assert (3, 1, 3) == (settings.window, settings.visits, settings.repetitions)
-    rule = visit_rule(StoppingRule(relative_half_width=0.05, ticks_s=1e-9), settings)
-    assert (1, 3) == (rule.floor, rule.minimum)
+    assert settings.is_brief
 
 
 def test_visits_that_only_started_late_leave_the_launch_to_the_others() -> None:
@@ -181,18 +192,13 @@ def test_later_launches_follow_the_plan() -> None:
         assert [planned.repetitions] * planned.visits == list(record.visit_lengths)
 
 
-MODULE = importlib.import_module("commbench.engine.measure")
-
-
 def test_a_disturbed_visit_is_repeated_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeat visits in which a rank waited for a CPU.
 
     Keep the planned visits, and their times alone.
     """
     calls = itertools.count()  # one of each of two ranks per later visit
-    monkeypatch.setattr(
-        MODULE.Disturbance, "share", lambda _: 1.0 if next(calls) // 2 in {1, 4} else 0.0
-    )
+    monkeypatch.setattr(Disturbance, "after", lambda _: float(next(calls) // 2 in {1, 4}))
     (record,) = FakeRun(visits=24).launch([fake_case()])
     assert (2, PILOT_VISITS) == (record.disturbed, len(record.visit_lengths))
     assert sum(record.visit_lengths) == len(record.times_us)
@@ -202,7 +208,7 @@ def test_visits_are_repeated_at_most_a_quarter_as_often_as_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Go on with the planned number of visits where all are disturbed."""
-    monkeypatch.setattr(MODULE.Disturbance, "share", lambda _: 1.0)
+    monkeypatch.setattr(Disturbance, "after", lambda _: 1.0)
     (record,) = FakeRun(visits=24).launch([fake_case()])
     assert (PILOT_VISITS // 4, PILOT_VISITS) == (record.disturbed, len(record.visit_lengths))
 
@@ -218,9 +224,9 @@ def test_waiting_for_a_cpu_is_no_disturbance_where_ranks_share_cpus(
     monkeypatch.setattr(
         process, "waiting_s", lambda: (delay_s * (number := next(readings)), stolen_s * number)
     )
-    own, shared = MODULE.Disturbance(counts_delay=True), MODULE.Disturbance(counts_delay=False)
-    assert own.share() > 1
-    assert (stolen_s > 0) == (shared.share() > 1)
+    own, shared = Disturbance(counts_delay=True), Disturbance(counts_delay=False)
+    assert own.after() > 1
+    assert (stolen_s > 0) == (shared.after() > 1)
 
 
 def test_the_kernel_counts_what_this_thread_waits() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import typer
 from commands import Command
-from kept import KEPT_RUNS
+from kept import KEPT_RUNS, sample_lines
 
 from commbench import errors
 from commbench.cli import app
@@ -96,7 +96,7 @@ def test_every_field_of_kept_runs_is_in_a_schema(run: Path) -> None:
     run_schema, sample_schema = schemas["run.json"](), schemas["sample.json"]()
     info = json.loads((run / "run.json").read_text())
     assert names_without_schema(info, run_schema, run_schema) <= EARLIER
-    lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in sample_lines(run)]
     found = [names_without_schema(line, sample_schema, sample_schema) for line in lines]
     assert set() == set().union(*found)
 

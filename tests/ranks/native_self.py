@@ -6,6 +6,7 @@ from reporting import report_and_exit
 
 from commbench.backends import connect_control, open_backend
 from commbench.collectives.datatypes import DTYPES
+from commbench.collectives.primitives import Request
 from commbench.engine.timing.loops import Call, Progress
 from commbench.engine.timing.sync import SyncPlan
 from commbench.errors import CommbenchError
@@ -28,7 +29,7 @@ def main() -> None:
     control = connect_control("mpirun", 1)
     communicator = open_backend("mpi", control)
     buffer = communicator.allocate(DTYPES["float64"], 1)
-    call = communicator.all_reduce(buffer, buffer, "sum")
+    call = communicator.call(Request("all_reduce", buffer, buffer, "sum"))
     progress = Progress()
     results: dict[str, Any] = {}
     for method in ("none", "barrier", "dissemination", "round-time"):

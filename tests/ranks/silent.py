@@ -6,7 +6,8 @@ import sys
 
 from commbench.backends import connect_control, open_backend
 from commbench.collectives.datatypes import DTYPES
-from commbench.collectives.operations import Shape, find_operation
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import find_operation
 from commbench.collectives.primitives import Buffers
 
 

@@ -61,11 +61,12 @@ def holders(prepared: Prepared) -> list[int]:
 
 def _bytes_of(buffer: Any, element: int) -> Any:
     """Return the bytes of one element in host or device memory."""
-    if hasattr(buffer, "tensor"):
+    element_memory = buffer.memory[element : element + 1]
+    if hasattr(element_memory, "numel"):
         import torch
 
-        return buffer.tensor[element : element + 1].view(torch.uint8)
-    return buffer.memory[element : element + 1].view("uint8")
+        return element_memory.view(torch.uint8)
+    return element_memory.view("uint8")
 
 
 def corruption(case: Case, count: int) -> Callable[[Any], None]:
@@ -87,12 +88,10 @@ def corruption(case: Case, count: int) -> Callable[[Any], None]:
 
 def _wait_for_device(buffer: Any) -> None:
     """Wait until a GPU has changed the bit: the check runs in another stream."""
-    if hasattr(buffer, "tensor"):
+    if getattr(buffer.memory, "is_cuda", False):
         import torch
 
-        if buffer.tensor.is_cuda:
-            torch.cuda.synchronize()
-        return
+        torch.cuda.synchronize()
     if type(buffer.memory).__module__.startswith("cupy"):
         import cupy
 

@@ -16,14 +16,15 @@ from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.composed import COMPOSED, MATRIX
 from commbench.collectives.operations import REDOPS
+from commbench.collectives.primitives import Buffer, Request
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.engine.measure import measure
 from commbench.engine.records import Record
+from commbench.engine.sampling import settings_after
 from commbench.engine.session import Session
 from commbench.engine.setup import prepare
-from commbench.engine.timing.loops import Progress
-from commbench.engine.visits import settings_after
+from commbench.engine.timing.loops import Call, Progress
 from commbench.stats.budgets import Budget
 
 #: The least, and numbers that no library likes.
@@ -109,35 +110,24 @@ def matrix_case(backend: str, operation: str, **changes: Any) -> Case:
 
 @contextmanager
 def lying(communicator: Communicator) -> Iterator[None]:
-    """Make one rank send zeros to another by every send function."""
+    """Make one rank send zeros to another."""
     if communicator.rank != LIAR:
         yield
         return
-    honest = {
-        name: getattr(communicator, name) for name in ("send", "send_receive", "exchange_window")
-    }
+    honest = communicator.call
 
-    def lie(buffer: Any, peer: int) -> Any:
+    def lie(buffer: Buffer, peer: int) -> Buffer:
         return communicator.allocate(buffer.dtype, buffer.count) if peer == VICTIM else buffer
 
-    def exchange_window(sends: Any, receives: Any, window: int) -> Any:
-        return honest["exchange_window"](
-            [(lie(buffer, peer), peer) for buffer, peer in sends], receives, window
-        )
+    def call(request: Request) -> Call:
+        sends = [(lie(buffer, peer), peer) for buffer, peer in request.sends]
+        return honest(replace(request, sends=sends))
 
-    changed: dict[str, Any] = {
-        "send": lambda buffer, peer: honest["send"](lie(buffer, peer), peer),
-        "send_receive": lambda send, target, *rest: honest["send_receive"](
-            lie(send, target), target, *rest
-        ),
-        "exchange_window": exchange_window,
-    }
-    vars(communicator).update(changed)
+    communicator.call = call  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for name in changed:
-            delattr(communicator, name)
+        del communicator.call  # type: ignore[misc]
 
 
 def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.flags import FLAGS
 from commbench.report.training import render_training
 from commbench.results import Run
-from commbench.tuner.decision import recommend
+from commbench.tuner.conclusion import recommend
 
 FIVE = make_training_case(cap="5")
 FP16 = make_training_case("fp16")

@@ -18,6 +18,7 @@ from builders import make_info, make_launches, make_record
 from effort import repetitions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kept import RESULTS, sample_lines
 
 from commbench.analysis.comparison import compare
 from commbench.analysis.runs import network_model, straggler_findings
@@ -33,7 +34,6 @@ from commbench.report.page.contents import make_page
 from commbench.results import Run, Store, load_run
 from commbench.results.tables import csv_text, table_csv
 
-RESULTS = Path(__file__).parents[2] / "results"
 KEPT = ("links_1gbit", "matrix_slow_host", "patterns_1gbit", "train_switches_tiny")
 #: What is put in the place of a value.
 VALUES: tuple[Any, ...] = (
@@ -283,7 +283,7 @@ def test_files_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def kept(name: str) -> tuple[str, tuple[str, ...], str | None]:
     """Return the files of a kept run, with a few of its samples."""
     path = next(RESULTS.glob(f"{name}_xeon2core_*"))
-    lines = (path / "samples.jsonl").read_text().splitlines()
+    lines = sample_lines(path)
     few = lines if len(lines) <= 60 else lines[:30] + lines[-30:]
     recommendation = path / "recommendation.json"
     return (

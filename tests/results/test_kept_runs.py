@@ -260,7 +260,7 @@ def facts_of_networks() -> Iterator[Fact]:
 
 
 def facts_of_live_tuning() -> Iterator[Fact]:
-    """Yield the costs of live tuning, false alarms, and half-widths beside wall times."""
+    """Yield the costs of live tuning, and false alarms."""
     name = "docs/tune-your-training.md"
     costs = json.loads((RESULTS / newest("live_tuning") / "live_tuning.json").read_text())
     for question in ("after", "while", "watching"):

@@ -21,7 +21,8 @@ from commbench.ddp.plan.cases import TrainingCase, schedule
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.recommendation import Recommendation, effect_of
 from commbench.results.verdict import recommendation_findings, snippets, verdict_findings
-from commbench.tuner.decision import candidates, recommend
+from commbench.tuner.conclusion import recommend
+from commbench.tuner.decision import candidates
 from commbench.tuner.learning import withheld
 from commbench.tuner.snippet import keep_snippet, snippet_of
 

@@ -18,7 +18,8 @@ from training_builders import make_training_case, make_training_info, make_train
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.results.trained import speedup_of_rounds
 from commbench.stats import MARGIN, Interval, median
-from commbench.tuner.decision import LIVE_LOOKS, level_of, recommend
+from commbench.tuner.conclusion import recommend
+from commbench.tuner.decision import LIVE_LOOKS, level_of
 from commbench.tuner.experiment import (
     FIRST_STEPS,
     MOST_TRIES,

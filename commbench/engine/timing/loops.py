@@ -173,6 +173,12 @@ class Timer(Protocol):
         """Return the cost of one reading of this loop's clock, in nanoseconds."""
 
 
+def median_us(timer: Timer, calls: Sequence[Call], repetitions: int, batch: int) -> float:
+    """Return this rank's median time of one of ``batch`` operations, in microseconds."""
+    timed = timer.run(calls, repetitions, batch)
+    return float(np.median(timed.end_ns - timed.start_ns)) / batch / 1e3
+
+
 class PythonTimer:
     """Times calls one by one from Python."""
 

@@ -1,0 +1,483 @@
+"""The visits of a case in a launch: how many, how long, in which rounds, and the warm-up and
+repetition of each, where rank 0 decides from the samples for all ranks.
+
+A launch measures a case in several short visits, spread over the launch in shuffled rounds.
+Consecutive repetitions share a state of the machine, so that one long stretch says less about a
+launch than several short ones.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from commbench.engine.control import Control, gather_everywhere
+from commbench.engine.records import FixedSettings, Record
+from commbench.engine.timing.loops import Call, Repetitions, Timer
+from commbench.engine.timing.sync import TOLERATED_LATE
+from commbench.engine.visits import visit_times
+from commbench.stats import StoppingRule, warmup_count
+from commbench.stats.budgets import Budget
+from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS, components_of, plan_visits
+
+#: The most visits while components of variance are unknown.
+PILOT_VISITS = 8
+#: Duration of the repetitions of such a visit.
+PILOT_S = 0.002
+#: Discarded repetitions before a later visit: at least one, at most this number, at most for this
+#: time in seconds.
+MOST_WARMUPS, WARMUP_S = 20, 0.001
+#: Operations that a launch makes of a case at least where there is time: of each visit a warm-up
+#: and the fewest repetitions.
+USUAL_OPERATIONS = FEWEST_VISITS * (1 + FEWEST_REPETITIONS)
+WARMUP_WINDOW = 20
+WARMUP_CAP = 300
+#: Share of a case's time slice that warm-up may take with one visit a launch, and before the first
+#: of several: the median over visits depends little on the first.
+WARMUP_SHARE, FIRST_WARMUP_SHARE = 0.3, 0.1
+#: Shortest total time of the repetitions, in seconds. Consecutive repetitions are correlated: 30
+#: within 0.3 ms may agree to 5 % while the launch is half as fast a millisecond later.
+SPAN_S = 0.005
+#: Duration of the repetitions between two checks if no times are kept, and their largest number:
+#: loops allocate all times beforehand.
+CHUNK_S, MOST_TOGETHER = 0.05, 1024
+#: Operations behind the first estimate of an operation's time.
+GUESS_OPERATIONS = 3
+#: How late ranks may start in a brief visit, as a share of an operation.
+BRIEF_SLACK = 0.05
+#: A timed interval lasts at least this many readings of the clock; shorter operations are timed
+#: together.
+BATCH_READINGS = 20
+MAXIMUM_BATCH = 1024
+
+
+# ---------------------------------------------------------------------------------- plan of visits
+
+
+def rounds_of_launch(settings: Sequence[FixedSettings | None], budget: Budget) -> int:
+    """Return the rounds of a launch: the most visits of any case."""
+    rounds = 1
+    for fixed in settings:
+        if fixed and fixed.visits:
+            rounds = max(rounds, fixed.visits)
+        elif budget.is_soak:
+            rounds = max(rounds, budget.visits)
+        else:
+            rounds = max(rounds, min(PILOT_VISITS, budget.visits))
+    return rounds
+
+
+def is_due(visit: int, visits: int, number: int, rounds: int) -> bool:
+    """Return whether the next visit of a case, counted from 0, belongs to round ``number`` of
+    ``rounds``.
+
+    The visits are spread evenly over the rounds; the first is in the first round.
+    """
+    return visit < visits and visit * rounds // visits <= number
+
+
+def pilot_visits(most: int, *, left_s: float, operation_s: float) -> int:
+    """Return the visits of a launch that determines the components of variance, 1 to ``most``.
+
+    Args:
+        most: the budget's.
+        left_s: time left for the case in this launch.
+        operation_s: typical time of one repetition.
+    """
+    least_s = max(PILOT_S, (1 + FEWEST_REPETITIONS) * operation_s)
+    affordable = int(left_s / least_s)
+    return max(min(FEWEST_VISITS, most), min(PILOT_VISITS, most, affordable))
+
+
+def settings_after(record: Record, budget: Budget) -> FixedSettings | None:
+    """Return the settings that later launches keep from a launch.
+
+    None if the case was not measured.
+    """
+    if not record.times_us:
+        return None
+    settings = FixedSettings(warmups=record.warmups, batch=record.batch, sync=record.sync)
+    if "small_window" in record.flags:
+        settings = replace(settings, window=record.window)
+    repetitions = sum(record.visit_lengths) + record.late_discarded
+    if "brief" in record.flags:
+        return replace(settings, visits=1, repetitions=repetitions, is_brief=True)
+    visits = visit_times(record)
+    if record.pairs or not visits or budget.is_soak:
+        return settings
+    if len(visits) == 1:
+        return replace(settings, visits=1)
+    plan = plan_visits(
+        components_of([visits]),
+        budget,
+        visit_s=record.revisiting_s / (len(visits) - 1),
+        repetition_s=record.repeating_s / max(1, repetitions),
+        most_repetitions=2 * max(record.visit_lengths),
+    )
+    return replace(settings, visits=plan.visits, repetitions=plan.repetitions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisitPlan:
+    """How long a visit goes on: until its rule is satisfied or its share of the time is over."""
+
+    rule: StoppingRule
+    share_s: float
+    """Time for the repetitions, in seconds."""
+    span_s: float = 0.0
+    """Shortest total time of the repetitions, in seconds."""
+    fills_share: bool = False
+    """Whether only time and the rule's maximum end it."""
+
+
+def plan_visit(
+    rule: StoppingRule,
+    settings: FixedSettings,
+    *,
+    share_s: float,
+    operation_s: float,
+    is_soak: bool = False,
+) -> VisitPlan:
+    """Return the plan of each visit of a launch.
+
+    A single visit of no fixed length has to be precise by itself.
+
+    Args:
+        rule: of a launch that measures the case in one visit.
+        settings: of the launch.
+        share_s: time of a visit, in seconds.
+        operation_s: typical time of one repetition.
+        is_soak: whether each visit fills its time.
+    """
+    if is_soak:
+        rule = replace(rule, relative_half_width=None, minimum=1, floor=1, maximum=sys.maxsize)
+        return VisitPlan(rule=rule, share_s=share_s, fills_share=True)
+    if settings.visits == 1 and not settings.repetitions:
+        return VisitPlan(rule=rule, share_s=share_s, span_s=SPAN_S)
+    floor = FEWEST_REPETITIONS
+    if settings.is_brief:
+        floor = 1
+    span_s, repetitions = 0.0, settings.repetitions
+    if not repetitions:
+        span_s = PILOT_S
+        affordable = int(share_s / max(operation_s, 1e-9))
+        repetitions = min(affordable, math.ceil(rule.minimum / settings.visits))
+    repetitions = max(floor, repetitions)
+    rule = replace(
+        rule,
+        relative_half_width=None,
+        minimum=repetitions,
+        floor=floor,
+        maximum=max(repetitions, rule.maximum // settings.visits),
+    )
+    return VisitPlan(rule=rule, share_s=share_s, span_s=span_s)
+
+
+# ------------------------------------------------------------------------- warm-up and repetitions
+
+
+class Collected(Protocol):
+    """The samples of a visit on rank 0."""
+
+    @property
+    def valid(self) -> int:
+        """Valid repetitions."""
+
+    @property
+    def tried(self) -> int:
+        """All repetitions, late ones included."""
+
+    def add(self, ranks: Sequence[Repetitions]) -> float:
+        """Add a chunk of every rank; return the share of late repetitions in it."""
+
+    def slowest_us(self, per: int) -> list[float]:
+        """Return the time of each valid repetition, in microseconds of one of ``per``
+        operations.
+        """
+
+
+CollectedT = TypeVar("CollectedT", bound=Collected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Rank 0's decision for all ranks."""
+
+    repetitions: int
+    widen: bool = False
+    """Whether to widen the slack first."""
+    refresh: bool = False
+    """Whether to compare the hosts' clocks again first."""
+
+
+@dataclass(kw_only=True)
+class Sampler:
+    """Samples one case: first operation, warm-up, batch size, then chunks until the plan of the
+    visit is fulfilled.
+    """
+
+    control: Control
+    timer: Timer
+    calls: Sequence[Call]
+    rule: StoppingRule
+    """For a launch that measures the case in one visit."""
+    slice_s: float
+    reading_ns: float
+    """Cost of one reading of the clock in this timer's loop."""
+    most_visits: int = 1
+    """The budget's most visits of a case in a launch."""
+    is_soak: bool = False
+    """Whether each visit fills its share of the time slice."""
+    longest_s: float = math.inf
+    """Time left for the case in this launch: where that is short, there is one brief visit."""
+    watched: Sequence[int] = (0,)
+    """Ranks whose slowest decides on warm-up and batch; rank 0 alone if all ranks do the same
+    together."""
+    repeating_s: float = field(default=0.0, init=False)
+    """Time of the timed repetitions of the last visit and their synchronisation."""
+    _begun: float = field(default=0.0, init=False)
+    _plan: VisitPlan = field(init=False)
+    """Of this visit."""
+    _ends: float = field(default=0.0, init=False)
+    """When the repetitions of this visit have had their time."""
+    _operation_s: float = field(default=0.0, init=False)
+    """Typical time of an operation at the end of the warm-up."""
+    _pace_s: float = field(default=math.inf, init=False)
+    """Time of one repetition and its synchronisation, from the last chunk."""
+    _chunk_begun: float = field(default=0.0, init=False)
+    _spanned_ns: int = field(default=0, init=False)
+
+    def warm_up(self, fixed: FixedSettings | None) -> FixedSettings:
+        """Warm up as often as ``fixed`` states, or until times are steady (None).
+
+        Begin the first visit.
+
+        Returns the settings of the launch.
+        """
+        self._begun = time.perf_counter()
+        self.timer.sync.plan.reset()
+        first = self._run(1, 1)
+        if fixed:
+            self._note_operation(self._run(fixed.warmups - 1, 1) or first)
+            settings = fixed
+            if not settings.visits:
+                settings = replace(settings, visits=self._pilot_visits())
+        else:
+            times = self._warm_up_until_steady(first)
+            self._note_operation(times or first)
+            batch = batch_of(1e9 * self._operation_s, self.reading_ns)
+            visits = self._pilot_visits()
+            settings = FixedSettings(warmups=1 + len(times), batch=batch, visits=visits)
+            settings = self.control.broadcast(self._shortened(settings))
+        if settings.is_brief:  # a late start of a long operation costs much and says little
+            sync = self.timer.sync.plan
+            sync.slack_ns = max(sync.slack_ns, int(BRIEF_SLACK * 1e9 * self._operation_s))
+        plan = plan_visit(
+            self.rule,
+            settings,
+            share_s=(self.slice_s - self._elapsed()) / settings.visits,
+            operation_s=self._operation_s,
+            is_soak=self.is_soak,
+        )
+        self.begin(plan)
+        return settings
+
+    def _warm_up_until_steady(self, first: Sequence[int]) -> list[int]:
+        """Return the times of the discarded repetitions after the first, in nanoseconds."""
+        times = self._run(self._guesses(_typical_ns(first)), 1)
+        window = self._window(_typical_ns(times or first))
+        while True:
+            steady = window == 0 or warmup_count(times, window) is not None
+            step = Step(repetitions=2 * window)
+            if steady or len(times) >= WARMUP_CAP or self._elapsed() > self._warm_up_s:
+                step = Step(repetitions=0)
+            step = self._agree(step)
+            if not step.repetitions:
+                return times
+            times += self._run(step.repetitions, 1)
+
+    def _shortened(self, settings: FixedSettings) -> FixedSettings:
+        """Return the settings, of one brief visit if there is no time for the usual ones."""
+        operations = (self.longest_s - self._elapsed()) / max(self._operation_s, 1e-9)
+        if self.is_soak or operations >= USUAL_OPERATIONS - 1:
+            return settings
+        return replace(settings, visits=1, repetitions=max(1, int(operations)), is_brief=True)
+
+    def _note_operation(self, times: Sequence[int]) -> None:
+        self._operation_s = _typical_ns(times[-WARMUP_WINDOW:]) / 1e9
+
+    def _pilot_visits(self) -> int:
+        """Return the visits of a case whose components of variance are unknown, the same on all
+        ranks.
+        """
+        if self.is_soak:
+            return self.most_visits
+        left_s = self.slice_s - self._elapsed()
+        visits = pilot_visits(self.most_visits, left_s=left_s, operation_s=self._operation_s)
+        return self.control.broadcast_int(visits)
+
+    def begin_again(self, warmups: int) -> None:
+        """Begin a later visit like the first, after at most ``warmups`` discarded repetitions, the
+        same number on all ranks.
+        """
+        self.timer.sync.plan.reset()  # a wide slack tolerates late starts
+        once_s = _typical_ns(self._run(1, 1)) / 1e9
+        affordable = int(WARMUP_S / max(once_s, 1e-9))
+        more = max(0, min(MOST_WARMUPS, warmups, affordable) - 1)
+        self._run(self.control.broadcast_int(more), 1)
+        self.begin(self._plan)
+
+    def begin(self, plan: VisitPlan) -> None:
+        """Begin the repetitions of a visit."""
+        self._plan = plan
+        self._spanned_ns = 0
+        self._ends = time.perf_counter() + plan.share_s
+
+    def collect(self, samples: CollectedT, batch: int) -> CollectedT | None:
+        """Repeat until the plan of the visit is fulfilled.
+
+        Return the samples on rank 0, None elsewhere.
+        """
+        begun = time.perf_counter()
+        step = self._agree(Step(repetitions=self._first_chunk(batch)))
+        while step.repetitions:
+            if step.widen:
+                self.timer.sync.handle_late_starts()
+            elif step.refresh:
+                self.timer.sync.plan.clock.refresh()
+            gathered = self.control.gather(self.timer.run(self.calls, step.repetitions, batch))
+            step = self._agree(self._next_step(samples, gathered, step, batch))
+        self.repeating_s = time.perf_counter() - begun
+        if self.control.rank:
+            return None
+        return samples
+
+    def repeat_for(self, seconds: float, batch: int) -> None:
+        """Repeat for ``seconds`` more without keeping times."""
+        repetitions, ends = 1, time.perf_counter() + seconds
+        while repetitions:
+            begun = time.perf_counter()
+            self.timer.run(self.calls, repetitions, batch)
+            if time.perf_counter() >= ends:
+                repetitions = 0
+            elif time.perf_counter() - begun < CHUNK_S and repetitions < MOST_TOGETHER:
+                repetitions *= 2
+            repetitions = self.control.broadcast_int(repetitions)
+
+    def _first_chunk(self, batch: int) -> int:
+        """Return the repetitions of the first chunk: the rule's minimum, fewer of a single visit if
+        time is short.
+        """
+        rule = self._plan.rule
+        if rule.relative_half_width is None:
+            spanning = math.ceil(self._plan.span_s / self._pace_s)
+            return max(rule.minimum, min(rule.maximum, spanning))
+        typical_ns = _typical_ns(self._run(1, batch))
+        affordable = int((self._ends - time.perf_counter()) * 1e9 / max(typical_ns, 1.0))
+        return max(rule.floor, min(rule.minimum, affordable))
+
+    def _next_step(
+        self, samples: Collected, gathered: list[Repetitions] | None, last: Step, batch: int
+    ) -> Step | None:
+        """Return rank 0's decision after a chunk; None on the other ranks."""
+        if gathered is None:
+            return None
+        rule = self._plan.rule
+        late = samples.add(gathered)
+        valid, tried = samples.valid, samples.tried
+        self._spanned_ns += int(gathered[0].end_ns[-1] - gathered[0].start_ns[0])
+        missing_s = self._plan.span_s - self._spanned_ns / 1e9
+        left_s = self._ends - time.perf_counter()
+        is_enough = valid >= rule.floor or tried >= 4 * rule.floor
+        is_over = tried >= rule.maximum or (left_s <= 0 and is_enough)
+        if not is_over and not self._plan.fills_share and missing_s <= 0:
+            is_over = rule.satisfied([time_us / 1e6 for time_us in samples.slowest_us(batch)])
+        if is_over:
+            return Step(repetitions=0)
+        self._pace_s = max((time.perf_counter() - self._chunk_begun) / last.repetitions, 1e-9)
+        if self._plan.fills_share:
+            repetitions = min(MOST_TOGETHER, rule.maximum - tried)
+        elif rule.relative_half_width is None:
+            repetitions = max(rule.minimum - valid, math.ceil(missing_s / self._pace_s))
+        else:
+            repetitions = rule.next_checkpoint(tried) - tried
+        affordable = math.ceil(left_s / self._pace_s)
+        return Step(
+            repetitions=max(1, rule.floor - valid, min(repetitions, affordable)),
+            widen=late > TOLERATED_LATE,
+            refresh=self.timer.sync.plan.clock.is_stale(),
+        )
+
+    def _agree(self, step: Step | None) -> Step:
+        """Return rank 0's step on every rank.
+
+        The time until the next agreement is that of one chunk.
+        """
+        agreed = self.control.broadcast(step)
+        self._chunk_begun = time.perf_counter()
+        assert agreed is not None  # noqa: S101 - rank 0 always has a view
+        return agreed
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._begun
+
+    def _run(self, repetitions: int, batch: int) -> list[int]:
+        """Return the times of discarded repetitions, in nanoseconds: of the watched ranks, else of
+        this one.
+        """
+        if repetitions <= 0:
+            return []
+        repeated = self.timer.run(self.calls, repetitions, batch)
+        lasting = repeated.end_ns - repeated.start_ns
+        if tuple(self.watched) != (0,):
+            gathered = gather_everywhere(self.control, lasting)
+            lasting = np.max([gathered[rank] for rank in self.watched], axis=0)
+        times: list[int] = lasting.tolist()
+        return times
+
+    def _guesses(self, first_ns: float) -> int:
+        """Return the operations for the first estimate, the same on all ranks: one if the first was
+        long, none if there is hardly time for another.
+        """
+        guesses = 1
+        if GUESS_OPERATIONS * first_ns < self._warm_up_s * 1e9:
+            guesses = GUESS_OPERATIONS
+        elif GUESS_OPERATIONS * first_ns > self.longest_s * 1e9:
+            guesses = 0
+        return self.control.broadcast(guesses)
+
+    def _window(self, typical_ns: float) -> int:
+        """Return the window of warm-up detection, the same on all ranks: 20, or fewer for long
+        operations.
+        """
+        affordable = int(self._warm_up_s * 1e9 / (2 * max(typical_ns, 1.0)))
+        return self.control.broadcast(max(0, min(WARMUP_WINDOW, affordable)))
+
+    @property
+    def _warm_up_s(self) -> float:
+        """The longest time of the warm-up before the first visit."""
+        share = WARMUP_SHARE
+        if self.most_visits > 1:
+            share = FIRST_WARMUP_SHARE
+        return self.slice_s * share
+
+
+def batch_of(typical_ns: float, reading_ns: float) -> int:
+    """Return the smallest power of two of operations that lasts at least 20 readings of the
+    clock.
+    """
+    operations = BATCH_READINGS * reading_ns / max(typical_ns, 1.0)
+    doublings = math.ceil(math.log2(max(1.0, operations)))
+    return min(MAXIMUM_BATCH, 1 << doublings)
+
+
+def _typical_ns(times: Sequence[int]) -> float:
+    if not times:
+        return 0.0
+    return float(np.median(times))

@@ -1,0 +1,339 @@
+"""The contents of ``recommendation.json``: a decision in words, with what to paste."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from commbench import stats
+from commbench.analysis.env import compare_training_envs
+from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase, baseline_name, setting_name
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.findings import Finding, Value
+from commbench.results.info import RunInfo, is_live
+from commbench.results.recommendation import (
+    AlteringChoice,
+    Choice,
+    Cost,
+    Recommendation,
+    SafeChoice,
+    Search,
+    fresh_extent,
+    setting_of,
+)
+from commbench.results.summary import condition_flags, launch_flags
+from commbench.results.trained import Speedup, median, paired_sample_ms, speedup_of, trained
+from commbench.stats import MARGIN
+from commbench.tuner.decision import Decision, Judged, LeftOut, decide, decision_of, level_of
+from commbench.tuner.effort import launch_advice, measured_steps
+from commbench.tuner.learning import cost_of
+from commbench.tuner.snippet import env_snippet, keep_snippet, live_snippet, snippet_of
+from commbench.words import Estimate
+
+#: Limits of a conclusion, by the flags that make them.
+_LIMITS = {
+    "bimodal_launches": "limit_bimodal_launches",
+    "oversubscribed": "limit_oversubscribed",
+    "emulated": "limit_emulated",
+    "shared_gpu": "limit_shared_gpu",
+    "throttled": "limit_throttled",
+}
+
+
+def recommend(records: Iterable[TrainingRecord], info: RunInfo) -> Recommendation | None:
+    """Return whether to change DDP's settings, as `commbench.tuner.decision` decides it.
+
+    None if nothing was trained with DDP.
+
+    Args:
+        records: of the run, all phases.
+        info: contents of ``run.json``. Used are the entries that the decision uses, ``launches``,
+            ``oversubscribed``, ``environment``, ``ranks_per_gpu``, and ``first_look``, the number
+            of fresh launches at the first look; more launches make a second look.
+    """
+    records = list(records)
+    env, env_reason = _chosen_env(records, info)
+    records = [record for record in records if record.case.env == env]
+    decision = decide(records, info)
+    if decision is None:
+        return None
+    sought = decision_of(records, SWEEP, info)
+    recommendation = _Conclusion(decision=decision, sought=sought, info=info).recommendation()
+    return dataclasses.replace(
+        recommendation,
+        measured_steps=measured_steps(records),
+        env=env,
+        env_reason=env_reason,
+        search=_search_of(records, info),
+    )
+
+
+def _search_of(records: Sequence[TrainingRecord], info: RunInfo) -> Search | None:
+    """Return how a tuning selected its choice; None for a sweep and for a person's training."""
+    keys = info.get("candidates")
+    if not keys:
+        return None
+    settings = {TrainingCase.from_key(key) for key in keys[1:]}  # the default is first
+    measured: dict[str, set[TrainingCase]] = {}
+    for phase in (CONFIRM, SWEEP):
+        cases = [member.case for member in trained(records, phase).values() if member.is_ok]
+        measured[phase] = settings & {dataclasses.replace(case, phase=SWEEP) for case in cases}
+    afresh = measured[CONFIRM]
+    in_rounds = measured[SWEEP] - afresh
+    return Search(
+        settings=len(settings),
+        afresh=len(afresh),
+        in_rounds=len(in_rounds),
+        untried=len(settings) - len(afresh) - len(in_rounds),
+    )
+
+
+def _chosen_env(records: Sequence[TrainingRecord], info: RunInfo) -> tuple[str, str]:
+    """Return the environment to recommend settings for, and why; both empty if none was varied.
+
+    It is the first one, unless fresh launches show another one to be faster.
+    """
+    first = next(iter(info.get("env") or ()), "")
+    comparison = compare_training_envs(records, info)
+    if comparison is None:
+        return first, ""
+    if not comparison.is_fresh:
+        return first, str(Finding("env_unconfirmed", first))
+    if comparison.best:
+        first = comparison.best.env
+    return first, str(comparison.finding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Conclusion:
+    """What a decision says."""
+
+    decision: Decision
+    sought: Decision | None
+    """The decision of the sweep."""
+    info: RunInfo
+
+    def recommendation(self) -> Recommendation:
+        """Return the contents of the file that the decision determines."""
+        decision, case = self.decision, self.decision.baseline.case
+        reported = decision.leader
+        if not decision.usable and decision.alternatives:
+            reported = decision.alternatives[0]
+        speedup = reported.speedup or Speedup(ratio=reported.ratio, launches=0)
+        level = level_of(1)
+        if speedup.interval:
+            level = speedup.interval.level
+        best = _choice(decision.best)
+        snippet = self._snippet(decision.baseline)
+        if decision.verdict == "change":
+            snippet = self._snippet(decision.best)
+        return Recommendation(
+            workload=case.workload,
+            world_size=case.world_size,
+            backend=case.backend,
+            batch_per_rank=case.batch_per_rank,
+            baseline=_choice(decision.baseline),
+            best=best,
+            best_uncompressed=self._uncompressed(),
+            speedup=best.speedup,
+            speedup_ci=best.speedup_ci,
+            verdict=decision.verdict,
+            level=level,
+            reason=str(self._reason(speedup)),
+            snippet=snippet,
+            measured_steps=0,
+            launches=speedup.launches,
+            blocks=speedup.blocks,
+            is_live=is_live(self.info),
+            safe=self._safe(),
+            altering=tuple(self._altering(each, level) for each in decision.altering),
+            alternatives=tuple(map(_choice, decision.alternatives)),
+            cost=self._cost(decision.best),
+            warnings=tuple(map(str, self._warnings(speedup, level))),
+            max_accuracy_loss=self.info.get("max_accuracy_loss"),
+            too_costly=tuple(map(str, self._too_costly())),
+            launch_advice=self._launch_advice(level),
+        )
+
+    def _uncompressed(self) -> Choice:
+        """Return the fastest without compression; of the sweep, if none was confirmed."""
+        decision = self.decision
+        plain = decision.plain
+        if not plain and self.sought:
+            plain = self.sought.plain
+        if plain and plain[0].ratio > 1:
+            return _choice(plain[0])
+        return _choice(decision.baseline)
+
+    def _safe(self) -> SafeChoice:
+        """Return the fastest setting that leaves learning unchanged, judged on its own."""
+        safe, verdict = self.decision.safe, self.decision.safe_leader.verdict
+        snippet = self._snippet(self.decision.baseline)
+        if verdict == "change":
+            snippet = self._snippet(safe)
+        return SafeChoice(**vars(_choice(safe)), verdict=verdict, snippet=snippet)
+
+    def _altering(self, judged: Judged, level: float) -> AlteringChoice:
+        """Return the fastest setting of an effect on learning, judged on its own."""
+        snippet = ""
+        if judged.verdict == "change" and not judged.withheld:
+            snippet = self._snippet(judged)
+        ratio, bounds = None, None
+        half = self.decision.fastest_by_effect().get("half precision")
+        if half and judged.effect == "lossy":
+            over_half = speedup_of(judged.trained, half.trained, level=level)
+            ratio, bounds = _bounded(over_half)
+        return AlteringChoice(
+            **vars(_choice(judged)),
+            effect=judged.effect,
+            verdict=judged.verdict,
+            withheld=judged.withheld,
+            snippet=snippet,
+            speedup_half=ratio,
+            speedup_half_ci=bounds,
+            cost=self._cost(judged),
+        )
+
+    def _cost(self, judged: Judged) -> Cost | None:
+        """Return what a setting changes in learning; None of the baseline."""
+        decision = self.decision
+        if judged is decision.baseline:
+            return None
+        return cost_of(judged.trained, decision.baseline.trained, decision.losses)
+
+    def _snippet(self, judged: Judged) -> str:
+        """Return the code that trains as a setting.
+
+        It sets the variables of the environment if fresh launches decided for them.
+        """
+        if not self.decision.has_baseline:
+            return ""
+        own, case = self.decision.baseline.case, judged.case
+        if is_live(self.info):
+            code = live_snippet(case, own, framework=self.info.get("framework", ""))
+        elif judged is self.decision.baseline:
+            code = keep_snippet(unused_parameters=own.unused_parameters)
+        else:
+            code = snippet_of(case, device=next(iter(judged.trained.timed.values())).device)
+        if own.env in {"", *self.info.get("env", ())[:1]}:
+            return code
+        return env_snippet(own.env) + code
+
+    def _launch_advice(self, level: float) -> str:
+        """Return what would decide, in words, see `commbench.tuner.effort.launch_advice`."""
+        decision, info = self.decision, self.info
+        is_open = decision.is_fresh and decision.verdict == "inconclusive" and decision.usable
+        if not is_open or is_live(info):
+            return ""
+        own, base = paired_sample_ms(decision.leader.trained, decision.baseline.trained)
+        ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True) if ours > 0]
+        if info.get("status") == "partial" or len(ratios) < (info.get("first_look") or 0):
+            return ""  # planned launches come first
+        advice = launch_advice(ratios, MARGIN, info.get("launches") or (), level=level)
+        return advice.in_full if advice else ""
+
+    def _reason(self, speedup: Speedup) -> Finding:
+        """Return what was compared, the gain and its interval.
+
+        Args:
+            speedup: of the leader over the baseline; without launches if these are not fresh.
+        """
+        decision = self.decision
+        numbers: dict[str, Value] = {"baseline": baseline_name(is_live=is_live(self.info))}
+        if decision.left_out:
+            numbers["cause"] = str(decision.left_out[0].why)
+        if not decision.has_baseline:
+            return Finding("reason_baseline_failed", numbers=numbers)
+        if not decision.usable and decision.alternatives:
+            return Finding("reason_all_withheld", numbers=numbers)
+        if not decision.usable:
+            code = "reason_none_because" if decision.left_out else "reason_none"
+            return Finding(code, numbers=numbers)
+        name = setting_name(decision.leader.case, decision.baseline.case)
+        numbers |= {"launches": speedup.launches, "blocks": speedup.blocks}
+        if not decision.is_fresh:
+            code = "reason_unconfirmed_live" if is_live(self.info) else "reason_unconfirmed"
+        elif speedup.interval is None:
+            code = "reason_one_block" if speedup.blocks else "reason_one_launch"
+        else:
+            code = f"reason_{decision.verdict}"
+            interval = speedup.interval
+            numbers |= {
+                "extent": fresh_extent(
+                    speedup.launches, speedup.blocks, is_live=is_live(self.info)
+                ),
+                "speedup": Estimate(speedup.ratio, interval.low, interval.high),
+                "level": interval.level,
+                "margin": MARGIN,
+            }
+        return Finding(code, name, numbers)
+
+    def _too_costly(self) -> list[Finding]:
+        """Return what sweep and fresh launches leave out for its accuracy."""
+        left_out: list[LeftOut] = []
+        if self.sought:
+            left_out += self.sought.left_out
+        if self.decision.is_fresh:
+            left_out += self.decision.left_out
+        return [_left_out("too_costly", each) for each in left_out if each.is_costly]
+
+    def _warnings(self, speedup: Speedup, level: float) -> list[Finding]:
+        """Return the limits of the conclusion, each a clause."""
+        numbers: dict[str, Value] = {"launches": speedup.launches, "blocks": speedup.blocks}
+        fewest = stats.fewest_launches(level)
+        codes = []
+        if speedup.blocks:
+            codes.append("limit_launches")
+            if speedup.blocks < fewest:
+                codes.append("limit_few_blocks")
+        elif 1 < speedup.launches < fewest:
+            is_own = is_live(self.info)
+            codes.append("limit_few_launches" if is_own else "limit_few_fresh_launches")
+        flags = self._flags()
+        codes += [code for flag, code in _LIMITS.items() if flag in flags]
+        findings = [Finding(code, numbers=numbers) for code in codes]
+        if self.decision.is_fresh and self.decision.has_baseline:
+            for each in self.decision.left_out:
+                if not each.is_costly:
+                    findings.append(_left_out("limit_left_out", each))
+        return findings
+
+    def _flags(self) -> set[str]:
+        """Return the flags of the run's conditions, and of the baseline's and the best's
+        launches.
+        """
+        flags = condition_flags(self.decision.baseline.case.backend, self.info)
+        if self.info.get("oversubscribed"):
+            flags.add("oversubscribed")
+        for judged in (self.decision.baseline, self.decision.best):
+            flags |= launch_flags(list(judged.trained.steps_ms.values()))
+            for record in judged.trained.timed.values():
+                flags |= set(record.flags)
+        return flags
+
+
+def _left_out(code: str, left_out: LeftOut) -> Finding:
+    """Return that a setting is left out, as a clause."""
+    return Finding(code, setting_name(left_out.case), {"cause": str(left_out.why)})
+
+
+def _choice(judged: Judged) -> Choice:
+    """Return a setting with its step time and speedup."""
+    speedup, bounds = _bounded(judged.speedup)
+    steps_ms = judged.trained.steps_ms
+    return Choice(
+        **setting_of(judged.case),
+        step_ms=median(list(steps_ms.values())) if steps_ms else None,
+        speedup=speedup,
+        speedup_ci=bounds,
+    )
+
+
+def _bounded(speedup: Speedup | None) -> tuple[float | None, tuple[float, float] | None]:
+    """Return a speedup and the bounds of its interval."""
+    if speedup is None:
+        return None, None
+    if speedup.interval is None:
+        return speedup.ratio, None
+    return speedup.ratio, (speedup.interval.low, speedup.interval.high)

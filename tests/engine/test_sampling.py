@@ -1,0 +1,255 @@
+"""Tests of the length of warm-up and repetition: rank 0 decides for all ranks."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commbench.engine.control import ThreadControl, run_threads
+from commbench.engine.records import FixedSettings
+from commbench.engine.samples import Samples
+from commbench.engine.sampling import MAXIMUM_BATCH, MOST_TOGETHER, WARMUP_CAP, Sampler
+from commbench.engine.timing.loops import Call, Repetitions
+from commbench.engine.timing.sync import Synchroniser, SyncPlan
+from commbench.stats import StoppingRule
+from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS
+
+ENDLESS_S = 60.0
+RULE = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
+
+
+@dataclass
+class ScriptedTimer:
+    """A timed loop whose n-th operation takes ``time_ns`` on rank ``rank``."""
+
+    control: ThreadControl
+    time_ns: Callable[[int], float]
+    late: Callable[[int], bool] = lambda _: False
+    apart_ns: int = 10**9
+    """From one start to the next."""
+    name: str = "python"
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    """(repetitions, batch) of every chunk."""
+
+    def __post_init__(self) -> None:
+        self.sync = Synchroniser(
+            self.control, SyncPlan(method="round-time", slack_ns=1000, least_ns=1000)
+        )
+        self._done = 0
+
+    def prepare(self) -> None:
+        """Do nothing."""
+
+    def reading_ns(self) -> float:
+        """Return 0, as reading this clock costs nothing."""
+        return 0.0
+
+    def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:  # noqa: ARG002 - scripted
+        """Return the next times of the script."""
+        self.asked.append((repetitions, batch))
+        which = range(self._done, self._done + repetitions)
+        self._done += repetitions
+        start = np.arange(repetitions, dtype=np.int64) * self.apart_ns
+        lasting = np.array([round(batch * self.time_ns(i)) for i in which], dtype=np.int64)
+        late = np.array([self.late(i) for i in which], dtype=np.bool_)
+        return Repetitions(start_ns=start, end_ns=start + lasting, late=late)
+
+
+def sample(
+    time_ns: Callable[[int, int], float],
+    *,
+    ranks: int = 1,
+    fixed: FixedSettings | None = None,
+    late: Callable[[int, int], bool] = lambda _r, _i: False,
+    apart_ns: int = 10**9,
+    **changes: Any,
+) -> tuple[FixedSettings, Samples, list[list[tuple[int, int]]], int]:
+    """Sample ``time_ns(rank, n)``.
+
+    Return the settings, rank 0's samples, all ranks' chunks and the last slack.
+    """
+
+    def work(
+        control: ThreadControl,
+    ) -> tuple[FixedSettings, Samples | None, list[tuple[int, int]], int]:
+        timer = ScriptedTimer(
+            control,
+            time_ns=lambda i: time_ns(control.rank, i),
+            late=lambda i: late(control.rank, i),
+            apart_ns=apart_ns,
+        )
+        settings: dict[str, Any] = {
+            "rule": RULE,
+            "slice_s": ENDLESS_S,
+            "reading_ns": 0.0,
+            **changes,
+        }
+        sampler = Sampler(control=control, timer=timer, calls=[], **settings)
+        settled = sampler.warm_up(fixed)
+        samples = sampler.collect(Samples(range(ranks), spanning=True), settled.batch)
+        return settled, samples, timer.asked, timer.sync.plan.slack_ns
+
+    results = run_threads(ranks, work)
+    assert 1 == len({str(settled) for settled, *_ in results})
+    assert 1 == sum(samples is not None for _, samples, *_ in results)
+    samples = results[0][1]
+    assert samples is not None
+    return results[0][0], samples, [chunks for _, _, chunks, _ in results], results[0][3]
+
+
+def test_all_ranks_do_the_same() -> None:
+    """Request the same chunks on every rank although their times differ."""
+    _, samples, chunks, _ = sample(
+        lambda rank, i: 10_000 * (rank + 1) + 3000 * (i * (rank + 2) % 7), ranks=3
+    )
+    assert chunks[0] == chunks[1] == chunks[2]
+    assert samples.valid >= 30
+
+
+def test_steady_times_need_two_windows_and_thirty_repetitions() -> None:
+    """Discard the first, the guess and two windows, then stop at the first checkpoint."""
+    settled, samples, _, _ = sample(lambda _r, _i: 10_000)
+    assert (1 + 3 + 40, 1, 30) == (settled.warmups, settled.batch, samples.valid)
+
+
+@pytest.mark.parametrize("decay", [20, 50])
+def test_a_slow_beginning_is_discarded(decay: int) -> None:
+    """Warm up until times are within 10 % of their final level."""
+    settled, samples, _, _ = sample(lambda _r, i: 10_000 * (1 + 4 * math.exp(-i / decay)))
+    assert settled.warmups > 2 * decay
+    assert max(samples.slowest_us(1)) < 11
+
+
+def test_warm_up_ends_where_times_never_settle() -> None:
+    """Stop warming up at the maximum."""
+    settled, *_ = sample(lambda _r, i: 10_000 * 1.05**i if i < 400 else 10_000)
+    assert WARMUP_CAP <= settled.warmups <= WARMUP_CAP + 41
+
+
+@pytest.mark.parametrize(
+    ("operation_s", "repetitions"), [(2.0, FEWEST_REPETITIONS), (0.035, 5), (0.001, 8)]
+)
+def test_the_first_visits_of_a_long_operation_have_few_repetitions(
+    operation_s: float, repetitions: int
+) -> None:
+    """Repeat in a visit of the first launch as often as its share of the time slice allows, within
+    bounds.
+    """
+    settled, samples, *_ = sample(
+        lambda _r, _i: 1e9 * operation_s, slice_s=0.2 * FEWEST_VISITS, most_visits=4
+    )
+    assert (FEWEST_VISITS, repetitions) == (settled.visits, samples.valid)
+
+
+def test_what_is_frozen_is_obeyed() -> None:
+    """Reuse warm-ups and batch of launch 1, whatever the times."""
+    fixed = FixedSettings(warmups=7, batch=8)
+    settled, _, chunks, _ = sample(lambda _r, i: 10_000 * (1 + i), fixed=fixed)
+    assert replace(fixed, visits=1) == settled
+    assert 7 == sum(repetitions for repetitions, batch in chunks[0] if batch == 1)
+    assert {1, 8} == {batch for _, batch in chunks[0]}
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "batch"),
+    [(1000.0, 1), (999.0, 2), (500.0, 2), (100.0, 16), (1.0, 1024), (0.0, MAXIMUM_BATCH)],
+)
+def test_a_batch_lasts_twenty_readings(time_ns: float, batch: int) -> None:
+    """Batch by the least power of two that lasts 20 readings of 50 ns, up to the limit."""
+    settled, *_ = sample(lambda _r, _i: time_ns, reading_ns=50.0)
+    assert batch == settled.batch
+
+
+def test_repeating_goes_on_until_sure() -> None:
+    """Add half as many repetitions until the interval is narrow enough."""
+    noise = np.random.default_rng(3).lognormal(0, 0.5, 10_000)
+    rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
+    _, samples, chunks, _ = sample(
+        lambda _r, i: 10_000 * noise[i], fixed=FixedSettings(warmups=1, batch=1), rule=rule
+    )
+    assert rule.satisfied([time / 1e6 for time in samples.slowest_us(1)])
+    assert [(1, 1), (1, 1), (30, 1), (15, 1), (23, 1)] == chunks[0][:5]
+
+
+def test_repetitions_within_a_moment_are_not_enough() -> None:
+    """Continue until repetitions span 5 ms."""
+    _, samples, *_ = sample(
+        lambda _r, _i: 10_000, apart_ns=100_000, fixed=FixedSettings(warmups=1, batch=1)
+    )
+    assert 51 <= samples.valid <= 77
+
+
+def test_repeating_ends_at_the_maximum() -> None:
+    """Stop at the maximum number of repetitions."""
+    rule = StoppingRule(relative_half_width=1e-9, ticks_s=0.0, maximum=100)
+    _, samples, *_ = sample(lambda _r, i: 10_000 * (1 + i % 2), rule=rule)
+    assert 100 == samples.valid
+
+
+@pytest.mark.parametrize(("share", "widened"), [(3, True), (20, False)])
+def test_slack_widens_where_too_many_are_late(share: int, widened: bool) -> None:
+    """Widen the slack above a tenth of late starts, on all ranks."""
+    rule = StoppingRule(relative_half_width=1e-9, ticks_s=0.0, maximum=100)
+    _, samples, _, slack_ns = sample(
+        lambda _r, i: 10_000 * (1 + i % 2),
+        ranks=2,
+        late=lambda rank, i: rank == 1 and i % share == 0,
+        rule=rule,
+        fixed=FixedSettings(warmups=1, batch=1),
+    )
+    assert samples.late > 0
+    assert widened == (slack_ns > 1000)
+
+
+def test_endless_lateness_ends() -> None:
+    """Stop after four times the minimum repetitions without a valid one once time is up."""
+    _, samples, *_ = sample(lambda _r, _i: 10_000, late=lambda _r, _i: True, slice_s=0.0)
+    assert (0, 24) == (samples.valid, samples.late)
+
+
+def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank() -> None:
+    """Continue by rank 0's clock, in chunks that fit the loop."""
+
+    def work(control: ThreadControl) -> tuple[float, list[tuple[int, int]]]:
+        timer = ScriptedTimer(control, time_ns=lambda _: 1.0)
+        sampler = Sampler(
+            control=control, timer=timer, calls=[], rule=RULE, slice_s=ENDLESS_S, reading_ns=0.0
+        )
+        begun = time.perf_counter()
+        sampler.repeat_for(0.1, 4)
+        return time.perf_counter() - begun, timer.asked
+
+    (lasted_s, chunks), (_, others) = run_threads(2, work)
+    assert lasted_s >= 0.1
+    assert chunks == others
+    assert [(1, 4), (2, 4), (4, 4)] == chunks[:3]
+    assert MOST_TOGETHER == max(repetitions for repetitions, _ in chunks)
+
+
+@pytest.mark.parametrize(
+    ("operation_s", "warmups", "repetitions"), [(0.3, 2, 9), (0.9, 2, 3), (2.0, 1, 1), (9.0, 1, 1)]
+)
+def test_a_long_operation_is_measured_in_one_brief_visit(
+    operation_s: float, warmups: int, repetitions: int
+) -> None:
+    """Make the repetitions that fit into the time left for the case, at least one."""
+    settled, samples, chunks, slack_ns = sample(
+        lambda _r, _i: 1e9 * operation_s, ranks=2, slice_s=0.2, longest_s=3.0, most_visits=24
+    )
+    assert (1, True, repetitions) == (settled.visits, settled.is_brief, samples.valid)
+    assert [warmups, repetitions] == [settled.warmups, settled.repetitions]
+    assert warmups + repetitions == sum(count for count, _ in chunks[0])
+    assert 0.05e9 * operation_s == pytest.approx(slack_ns)
+
+
+def test_later_launches_are_as_brief() -> None:
+    """Repeat as often as the first launch, and no more for late starts."""
+    fixed = FixedSettings(warmups=1, batch=1, visits=1, repetitions=2, is_brief=True)
+    _, samples, chunks, _ = sample(
+        lambda _r, _i: 2e9, late=lambda _r, i: i == 1, fixed=fixed, slice_s=0.0, longest_s=3.0
+    )
+    assert (1, 1, 3) == (samples.valid, samples.late, sum(count for count, _ in chunks[0]))

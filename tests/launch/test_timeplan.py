@@ -1,0 +1,115 @@
+"""Tests of dividing the time limit, with simulated clocks."""
+
+from dataclasses import replace
+
+import pytest
+from builders import make_case
+
+from commbench.engine.matrix import LEAST_SHARE, MOST_SHARE, SLICES, time_slices
+from commbench.launch.schedule import LEAVING_S, SHORTEST_SLICE_S, TimePlan
+from commbench.results.plan import OTHER_S, STARTUP_S, RunRequest, dry_run_estimate
+from commbench.stats.budgets import BUDGETS
+
+QUICK = BUDGETS["quick"]
+
+
+def make_plan(limit_s: float | None, **options: object) -> TimePlan:
+    """Return a plan that began at 100 s."""
+    request = RunRequest(cases=[make_case()], ranks=2, seed=1, budget=QUICK, time_limit_s=limit_s)
+    return TimePlan(request=replace(request, **options), begun=100.0)
+
+
+def test_the_estimate_counts_starts_and_slices() -> None:
+    """Multiply launches by start and slice times."""
+    assert pytest.approx(6 * (STARTUP_S + 10 * (QUICK.slice_s + OTHER_S))) == dry_run_estimate(
+        10, QUICK, 6
+    )
+    longer = replace(QUICK, energy_s=2.0)
+    assert pytest.approx(6 * 10 * 2.0) == dry_run_estimate(10, longer, 6) - dry_run_estimate(
+        10, QUICK, 6
+    )
+    plans = [make_plan(None, budget=budget) for budget in (QUICK, longer)]
+    plain_s, longer_s = (plan.eta_s(100.0, slices=10, launches=1) for plan in plans)
+    assert pytest.approx(10 * 2.0) == longer_s - plain_s
+
+
+def test_without_a_limit_nothing_is_cut() -> None:
+    """Keep the budget's slice without a limit."""
+    plan = make_plan(None)
+    assert (None, None) == (plan.slice_s(100, slices=10, launches=2), plan.deadline_s(100))
+    assert plan.fits(1e9, slices=10**6)
+
+
+def test_slices_shrink_so_that_all_launches_fit() -> None:
+    """Shrink slices so that starts, slices and the rest equal the limit."""
+    plan = make_plan(21.0 + LEAVING_S)
+    slice_s = plan.slice_s(100, slices=100, launches=2)
+    assert slice_s is not None
+    assert pytest.approx(21.0) == 2 * STARTUP_S + 100 * (slice_s + OTHER_S)
+
+
+def test_slices_stay_between_the_shortest_and_the_budgets() -> None:
+    """Keep slices between the minimum and the budget's."""
+    assert QUICK.slice_s == make_plan(1000).slice_s(100, slices=1, launches=1)
+    assert SHORTEST_SLICE_S == make_plan(10).slice_s(100, slices=10_000, launches=9)
+
+
+def test_what_launches_take_is_learned() -> None:
+    """Replace assumed durations by those of the last launch."""
+    plan = make_plan(10.0 + LEAVING_S)
+    plan.learn(startup_s=1.0, seconds=2.0, measuring_s=0.6, slices=10)
+    slice_s = plan.slice_s(102, slices=80, launches=1)
+    assert slice_s is not None
+    assert pytest.approx(8.0) == 1.0 + 80 * (slice_s + 0.04)
+    assert pytest.approx(3.0) == plan.eta_s(102, slices=20, launches=1)
+
+
+def test_a_launch_beyond_the_limit_does_not_fit() -> None:
+    """Compare the remaining time with a start and minimal slices."""
+    plan = make_plan(10.0 + LEAVING_S)
+    needed = STARTUP_S + 5 * (SHORTEST_SLICE_S + OTHER_S)
+    assert plan.fits(110 - needed - 0.01, slices=5)
+    assert not plan.fits(110 - needed + 0.01, slices=5)
+
+
+def test_slices_of_a_fixed_length_are_counted_as_they_are() -> None:
+    """Start no launch whose fixed blocks would exceed the limit."""
+    plan = make_plan(100.0 + LEAVING_S)
+    needed = STARTUP_S + 5 * (12.0 + OTHER_S)
+    assert plan.fits(200 - needed - 0.01, slices=5, slice_s=12.0)
+    assert not plan.fits(200 - needed + 0.01, slices=5, slice_s=12.0)
+    assert pytest.approx(5 * (12.0 + OTHER_S)) == plan.eta_s(
+        100, slices=5, launches=0, slice_s=12.0
+    )
+
+
+def test_the_whole_limit_may_be_used() -> None:
+    """Use the whole limit for the deadline on request."""
+    plan = make_plan(5.0 + LEAVING_S, whole_limit_s=21.0 + LEAVING_S)
+    assert [5.0 - STARTUP_S, 21.0 - STARTUP_S] == [
+        plan.deadline_s(100, whole=whole) for whole in (False, True)
+    ]
+
+
+def test_the_deadline_is_counted_from_when_ranks_have_come_together() -> None:
+    """Exclude the start from the deadline, and never return a negative one."""
+    plan = make_plan(10.0 + LEAVING_S)
+    assert 10.0 - STARTUP_S == plan.deadline_s(100)
+    assert 0.0 == plan.deadline_s(109)
+
+
+def test_the_rest_never_exceeds_the_limit() -> None:
+    """Estimate an end within the limit."""
+    assert 5.0 == make_plan(10.0 + LEAVING_S).eta_s(105, slices=10_000, launches=5)
+
+
+def test_a_matrix_counts_as_several_time_slices() -> None:
+    """Count the turns of a matrix, and one slice for other cases."""
+    assert 1.0 == time_slices(make_case(operation="all_reduce"), 1000)
+    matrix = make_case(operation="bandwidth", pattern="matrix")
+    assert 6 * MOST_SHARE == time_slices(matrix, 4)  # 3 rounds in both directions
+    assert SLICES == pytest.approx(time_slices(matrix, 30))
+    assert 1998 * LEAST_SHARE == pytest.approx(time_slices(matrix, 1000))
+    assert 999 * LEAST_SHARE == pytest.approx(
+        time_slices(make_case(operation="latency", pattern="matrix"), 1000)
+    )
