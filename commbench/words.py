@@ -140,12 +140,12 @@ NOUNS = frozenset(
         "pair",
         "rank",
         "row",
+        "sample",
         "setting",
         "spike",
         "start",
         "step",
         "straggler",
-        "visit",
     }
 )
 #: The most items of a list; further ones are counted.
@@ -856,19 +856,19 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "Drift: {cases:case} with too few launches, or too wide an interval, to tell."
         ),
         "soak_events": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: {spikes:spike} and"
+            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: {spikes:spike} and"
             " {failures:launch} that failed or hung."
         ),
         "soak_failed": "{began:utc} UTC, {lasted:seconds}: launch {launch} failed: {cause}.",
         "soak_hung": "{began:utc} UTC, {lasted:seconds}: launch {launch} hung: {cause}.",
         "soak_more": "{more} more events are in events.csv.",
         "soak_quiet": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: no spike, no"
+            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: no spike, no"
             " failure."
         ),
         "soak_spike": "{began:utc} UTC, {lasted:seconds}: {subject} ({cause}), during {case}.",
         "soak_spikes": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: {spikes:spike}."
+            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: {spikes:spike}."
         ),
         "who_all": "system-wide",
         "who_host": "host {host}",

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markup import clause, docstrings_of_fields, table
+from markup import clause, docstrings_of_fields, listing, table
 
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
 from commbench.ddp.plan.records import BucketRow, TrainingRow
@@ -113,8 +113,8 @@ UNREAD = {"is_live", "workload", "world_size", "backend", "batch_per_rank", "bas
 def columns_page() -> str:
     """Return docs/columns.md."""
     columns = table(("column", "in", "meaning"), csv_columns())
-    run_info = table(("field", "meaning"), _read_fields())
-    recommendation = table(("field", "meaning"), _recommendation_fields())
+    run_info = listing(_read_fields())
+    recommendation = listing(_recommendation_fields())
     parts = [HEAD, columns, RUN_INFO, run_info, RECOMMENDATION, recommendation, MODEL]
     return "\n".join(parts)
 

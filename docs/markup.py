@@ -19,6 +19,11 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def listing(lines: Iterable[tuple[str, str]]) -> str:
+    """Return names with their meanings as a list of Markdown, which ends in a newline."""
+    return "".join(f"- {name}: {' '.join(meaning.split())}\n" for name, meaning in lines)
+
+
 def clause(sentence: str) -> str:
     """Return a sentence as part of another: without its capital and its full stop."""
     text = sentence.replace("``", "`").replace("None ", "null ").replace("None:", "null:")

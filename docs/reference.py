@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
-from markup import docstrings_of_fields, first_paragraph, table
+from markup import docstrings_of_fields, first_paragraph, listing
 
 import commbench
 from commbench import hooks
@@ -51,6 +51,8 @@ Fields of the records: [columns.md](columns.md) and the [schema of a sample](sch
 
 #: Commands that measure; the options that all of them have are described once.
 MEASURING = ("bench", "run", "train", "tune", "check")
+#: Classes of the hooks' own bookkeeping.
+INTERNAL = ("BucketMarks", "BucketTimes")
 #: Of `commbench.results.Run`, what a person reads.
 ATTRIBUTES = (
     "collectives",
@@ -85,12 +87,12 @@ def commands_page() -> str:
         for option in options[MEASURING[0]]
         if all(option in options[name] for name in MEASURING)
     ]
-    lines = [COMMANDS_HEAD, SHARED_HEAD, table(("option", "meaning"), _cells(shared))]
+    lines = [COMMANDS_HEAD, SHARED_HEAD, listing(_cells(shared))]
     described = dict.fromkeys(shared, "")
     for name, command in commands.items():
         lines += _command(name, command, options[name], described)
     codes = [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
-    lines += ["## Exit codes\n", table(("code", "meaning"), codes)]
+    lines += ["## Exit codes\n", listing(codes)]
     lines.append(
         "`tune -- COMMAND`, `watch -- COMMAND`, `lab run` and `lab exec` end with the exit code of"
         " their command.\nWhat launchers make of these codes: [faults.md](faults.md#exit-codes)."
@@ -123,7 +125,8 @@ def _command(
     """
     lines = [f"## {name}\n", _paragraphs(command.help)]
     examples = [(f"`{line}`", purpose) for line, purpose in EXAMPLES.get(name, ())]
-    lines.append(table(("example", "purpose"), examples))
+    if examples:
+        lines += ["Examples:\n", listing(examples)]
     own = []
     elsewhere: dict[str, list[str]] = {}
     for option in options:
@@ -133,7 +136,7 @@ def _command(
             own.append(option)
             described[option] = name
     if own:
-        lines.append(table(("option", "meaning"), _cells(own)))
+        lines += ["Options:\n", listing(_cells(own))]
     for other, spellings in elsewhere.items():
         if other:
             lines.append(f"As for `{other}`: {', '.join(spellings)}.\n")
@@ -162,7 +165,7 @@ def python_page() -> str:
         lines += [f"## commbench.{name}\n", *_object(f"commbench.{name}", entry)]
     lines.append("## The run that load_run returns\n")
     attributes = [(f"`{name}`", _attribute(name)) for name in ATTRIBUTES]
-    lines.append(table(("attribute", "content"), attributes))
+    lines.append(listing(attributes))
     lines.append("## commbench.hooks\n")
     lines.append(
         "Options of each hook: [names.md](names.md#hooks). A class with a `messages` method states"
@@ -172,8 +175,8 @@ def python_page() -> str:
     for name in METHODS:
         function = getattr(hooks.Hook, name)
         methods.append((f"`{name}{_arguments(function)}`", first_paragraph(function)))
-    lines.append(table(("method", "what it does"), methods))
-    for name in hooks.__all__:
+    lines.append(listing(methods))
+    for name in sorted({*hooks.__all__} - {*INTERNAL}):
         entry = getattr(hooks, name)
         if inspect.isclass(entry) or inspect.isfunction(entry):
             lines += [f"### {name}\n", *_object(name, entry)]
@@ -211,7 +214,7 @@ def _object(name: str, entry: Any) -> list[str]:  # noqa: ANN401 - a class or a 
         lines.append(f"```python\n{name}{_signature(entry)}\n```\n")
     lines.append(_docstring(inspect.getdoc(entry) or ""))
     if fields:
-        lines.append(table(("field", "meaning"), [(f"`{key}`", text) for key, text in fields]))
+        lines.append(listing((f"`{key}`", text) for key, text in fields))
     return lines
 
 

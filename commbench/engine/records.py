@@ -548,22 +548,20 @@ class Row:
         "",
     )
     launches: int | None = column("launches behind the row")
-    visits: int | None = column(
-        "separate stretches of time in which a launch measured the case; their median"
-    )
+    visits: int | None = column("samples of the case in a launch, spread over it; their median")
     disturbed: int | None = column(
-        "visits repeated because a rank had waited for a CPU, all launches together"
+        "samples repeated because a rank had no CPU, all launches together"
     )
     state: str = column(
-        "state of the machine in the visits of this row, fast or slow; empty where it had one", ""
+        "speed of the machine in the samples of this row, fast or slow; empty where it had one", ""
     )
-    state_share: float | None = column("share of the case's visits in that state")
+    state_share: float | None = column("share of the case's samples at that speed")
     repetitions: int | None = column("valid repetitions, all launches together")
     late_discarded: int | None = column(
         "repetitions dropped for a late start, or because a GPU waited for its host"
     )
     time_us: float | None = column(
-        "median over launches of the median over visits of the median over repetitions of the"
+        "median over launches of the median over samples of the median over repetitions of the"
         " slowest rank"
     )
     time_us_ci_low: float | None = column("95 % interval of time_us over launches, low end")

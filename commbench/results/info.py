@@ -120,21 +120,21 @@ class Energy(TypedDict):
 
 
 class MachineStates(TypedDict):
-    """The two states of the machine under one backend, as the probe shows them.
+    """The two speeds of the machine under one backend, as the probe shows them.
 
     See `commbench.results.states`.
     """
 
     fast_us: float
-    """The probe's median time in this state."""
+    """The probe's median time at the higher speed."""
     slow_us: float
-    """The probe's median time in this state."""
+    """The probe's median time at the lower speed."""
     boundary_us: float
-    """A visit with a longer probe met the slow state."""
+    """A sample with a longer probe met the lower speed."""
     fast_share: float
-    """Share of all visits that met the fast state."""
+    """Share of all samples that met the higher speed."""
     visits: int
-    """Number of visits."""
+    """Number of samples."""
 
 
 class RunInfo(TypedDict, total=False):
@@ -228,7 +228,7 @@ class RunInfo(TypedDict, total=False):
     components: Mapping[str, Mapping[str, float | None]]
     """Components of variance of each case by level, see `commbench.stats.components.Components`."""
     states: Mapping[str, MachineStates]
-    """By backend, where the machine was in two states."""
+    """By backend, where the machine ran at two speeds."""
     facts: JsonMapping
     """The workload's parameters and times, from which a tuning predicts."""
     first_look: int | None

@@ -180,7 +180,7 @@ class Recommendation:
     measured_steps: int
     """Optimiser steps with DDP in all stages, including early steps."""
     level: float = 0.95
-    """Of the intervals: above 95 % with several alternatives, or after a second look."""
+    """Of the intervals: above 95 % with several alternatives, or after an extension."""
     launches: int = 0
     """Confirmation launches behind the verdict."""
     blocks: int = 0

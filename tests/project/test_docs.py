@@ -29,6 +29,12 @@ PAGES = [
     *sorted(ROOT.glob("*/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
+#: Terms of our own: write confirmation launches, sample, speed, same or changed gradients, effect on
+#: accuracy, extension, reference run, your script.
+PRIVATE_TERMS = re.compile(
+    r"fresh (?:launch|block)|\bvisits? (?!N)|states? of the machine|leaves? learning|alters? learning"
+    r"|effect on learning|second look|kept run|a person\b"
+)
 GROUP: Any = typer.main.get_command(app)
 #: Every command by the words that call it: ("run",), ("lab", "run").
 LEAVES = {
@@ -58,6 +64,26 @@ def test_generated_pages_are_up_to_date(page: str) -> None:
     pytest.importorskip("torch", reason="hooks and workloads are on the pages")
     text = load_generator().PAGES[page]()
     assert (ROOT / "docs" / page).read_text(encoding="utf-8") == text, "run python docs/generate.py"
+
+
+def test_pages_stay_short() -> None:
+    """Keep docs/*.md below 35,000 words, of which 12,000 are generated."""
+    words = {
+        page.name: len(page.read_text("utf-8").split()) for page in (ROOT / "docs").glob("*.md")
+    }
+    assert sum(words.values()) <= 35_000
+    assert sum(words[name] for name in load_generator().PAGES) <= 12_000
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_pages_use_standard_terms(page: Path) -> None:
+    """Find no term in the text of a page that has a standard one."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert [] == PRIVATE_TERMS.findall(text)
 
 
 @pytest.mark.parametrize("name", load_generator().SCHEMAS)
