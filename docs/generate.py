@@ -30,7 +30,7 @@ from reference import commands_page, docstrings_of_fields, python_page
 
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
 from commbench.collectives.layouts import Shape
-from commbench.collectives.operations import OPERATIONS, LengthRule, Operation
+from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
@@ -619,8 +619,8 @@ def _operation(entry: Operation) -> tuple[str, ...]:
     return (
         f"`{entry.name}`",
         entry.summary,
-        _buffer(entry.send),
-        _buffer(entry.receive),
+        _buffer(entry, 0),
+        _buffer(entry, 1),
         ("S/n" if entry.osu_per_rank else "S") if entry.moves_data else "",
         _factor(entry) if entry.moves_data else "",
         ("default" if entry.default_in_place else "offered") if entry.has_in_place else "",
@@ -635,12 +635,13 @@ def _factor(entry: Operation) -> str:
     raise ValueError(f"{entry.name}'s busbw factor follows no formula in FACTORS; add it there.")
 
 
-def _buffer(layout: LengthRule) -> str:
-    """How large a buffer is and on which ranks, in words."""
+def _buffer(entry: Operation, side: int) -> str:
+    """How large a buffer (0 send, 1 receive) is and on which ranks, in words."""
     size = RANKS[-1]
-    lengths = [
-        layout(Shape(rank=rank, size=size, elements=MESSAGE, root=ROOT)) for rank in range(size)
-    ]
+    lengths = []
+    for rank in range(size):
+        shape = Shape(rank=rank, size=size, elements=MESSAGE, root=ROOT)
+        lengths.append(entry.counts(shape)[side])
     holders = [rank for rank, length in enumerate(lengths) if length]
     if not holders:
         return ""

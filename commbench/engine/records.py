@@ -120,6 +120,8 @@ class Times:
 class GroupTimes(Times):
     """One of several concurrent groups, in one launch."""
 
+    group: str = field()  # required, unlike of a record
+    group_size: Ranks = field()
     message_bytes: int
     """The true size in this group: a rank's share is rounded up to one element."""
 
@@ -345,22 +347,16 @@ class Record(Times):
         """Return its object in ``samples.jsonl``: ``case`` an object, ``launch`` a number,
         ``pairs`` by column.
         """
-        plain = {
-            field.name: getattr(self, field.name) for field in _RECORD_FIELDS
-        }  # asdict copies each number
-        plain |= {
-            name: dataclasses.asdict(plain[name]) for name in _NESTED if plain[name] is not None
-        }
-        groups = [dataclasses.asdict(group) for group in self.groups]
-        pairs = _as_columns(self.pairs) if self.pairs else {}
-        points = [dataclasses.asdict(point) for point in plain.pop("points")]
-        return {
-            "kind": self.kind,
-            **plain,
-            "groups": groups,
-            "pairs": pairs,
-            **({"points": points} if points else {}),
-        }
+        plain: JsonObject = {"kind": self.kind, **vars(self)}
+        for name in _NESTED:
+            if plain[name] is not None:
+                plain[name] = dataclasses.asdict(plain[name])
+        plain["groups"] = [dataclasses.asdict(group) for group in self.groups]
+        plain["pairs"] = _as_columns(self.pairs) if self.pairs else {}
+        points = plain.pop("points")
+        if points:
+            plain["points"] = [dataclasses.asdict(point) for point in points]
+        return plain
 
     @classmethod
     def from_json(cls, data: JsonMapping) -> Record:
@@ -385,7 +381,6 @@ class Record(Times):
         return record
 
 
-_RECORD_FIELDS = dataclasses.fields(Record)
 #: Fields that hold an object, or None.
 _NESTED = ("case", "overlap", "stated", "clocks")
 _CASES: dict[tuple[Any, ...], Case] = {}

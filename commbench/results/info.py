@@ -110,7 +110,7 @@ class Output(TypedDict):
 class Energy(TypedDict):
     """The counted kinds of energy, and why others are missing.
 
-    See `commbench.engine.energy.RunMeter.facts`.
+    See `commbench.engine.energy.RunMeter`.
     """
 
     counted: Sequence[str]
@@ -229,7 +229,7 @@ class RunInfo(TypedDict, total=False):
     states: Mapping[str, MachineStates]
     """By backend, where the machine was in two states."""
     facts: JsonMapping
-    """The workload's parameters and times, from which a tuning predicts."""
+    """The workload's parameters and the order of their gradients."""
     first_look: int | None
     """Fresh launches after which a tuning looks at the result for the first time."""
     max_accuracy_loss: float | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import gzip
@@ -82,6 +83,14 @@ class Run:
         made = self.recommendation.launches if self.recommendation else 0
         is_early = self.info.get("status") == "partial" and made < planned
         return None if is_early else self.recommendation
+
+    def concluded(self, **fields: Any) -> Run:  # noqa: ANN401 - of any field
+        """Return the run with other fields that no table is made of, and with the tables that have
+        been made.
+        """
+        run = copy.copy(self)
+        vars(run).update(fields)
+        return run
 
     @cached_property
     def overlaps(self) -> list[OverlapRow]:
