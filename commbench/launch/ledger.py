@@ -16,7 +16,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Status
 from commbench.errors import InputError, LaunchError
 from commbench.findings import Finding, Value
-from commbench.launch.diagnosis import Ending, in_case
+from commbench.launch.clues import Ending, in_case
 from commbench.launch.events import (
     ROUNDING,
     CaseFinished,
@@ -280,7 +280,7 @@ class LaunchLedger:
         if ending.is_broken:
             self._ledger.display.on(RankOutput(lines=ending.output))
         if ending.failed_rank and ending.failed_rank.waiting:
-            self._ledger.display.on(Notice(text=f"{ending.failed_rank.waiting}."))
+            self._ledger.display.on(Notice(text=ending.failed_rank.waiting))
         return replace(
             ending, has_begun=self._has_begun, has_result=self._has_result, lost=self._lost
         )
