@@ -396,6 +396,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " stage {subject}"
         ),
         "start_conductor": "start commbench without mpirun or torchrun to learn which rank",
+        "software_unlike": (
+            "The ranks do not run the same software, so that what they measure together means"
+            " nothing; install the same on every host.\n{table}"
+        ),
         "stage_cut": "Cut short: {cause}; the same command adds the rest.",
         # A run: its state, its time, its origin.
         "energy_missing": "Energy of {subject}: {error}.",
