@@ -127,7 +127,8 @@ def collect_session(
         in ``varied``). ``environment`` also has ``emulated`` in an emulated cluster.
     """
     hosts = control.gather(own_host(control.rank, places))
-    init_s = control.gather(getattr(getattr(control, "start", None), "init_s", None))
+    start = getattr(control, "start", None)  # of MPI
+    init_s = control.gather(start and start.init_s)
     values = control.gather(_own_variables(varied, communicators))
     if hosts is None or init_s is None or values is None:
         return None
