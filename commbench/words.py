@@ -396,6 +396,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " stage {subject}"
         ),
         "start_conductor": "start commbench without mpirun or torchrun to learn which rank",
+        "software_unlike": (
+            "Hosts run different software; install the same on every host.\n{table}"
+        ),
         "stage_cut": "Cut short: {cause}; the same command adds the rest.",
         # A run: its state, its time, its origin.
         "energy_missing": "Energy of {subject}: {error}.",

@@ -16,6 +16,7 @@ from commbench.backends.nccl_library import LOG
 from commbench.collectives.backends import MPI_BACKENDS, NCCL_BACKENDS
 from commbench.engine.control import Assembly, gather_everywhere
 from commbench.errors import InputError
+from commbench.findings import Finding
 from commbench.launch.events import Session
 from commbench.launch.launchers import EMULATED
 from commbench.results.info import RunInfo, VariableValues
@@ -126,7 +127,8 @@ def collect_session(
         in ``varied``). ``environment`` also has ``emulated`` in an emulated cluster.
     """
     hosts = control.gather(own_host(control.rank, places))
-    init_s = control.gather(getattr(getattr(control, "start", None), "init_s", None))
+    start = getattr(control, "start", None)  # of MPI
+    init_s = control.gather(start and start.init_s)
     values = control.gather(_own_variables(varied, communicators))
     if hosts is None or init_s is None or values is None:
         return None
@@ -368,27 +370,24 @@ def describe_differences(ranks: Sequence[Software]) -> str:
 
     Empty for a single group.
     """
-    names = sorted({name for software in ranks for name in software.versions} - UNTIMED_PACKAGES)
-    by_host = {
-        software.host: software.versions for software in reversed(ranks)
-    }  # the lowest rank's come last
-
-    def versions_of(software: Software) -> tuple[str, ...]:
-        versions = {**by_host[software.host], **software.versions}
-        return tuple(versions.get(name, "none") for name in names)
-
+    names: set[str] = set()
+    by_host: dict[str, Mapping[str, str]] = {}
+    for software in ranks:
+        names.update(software.versions)
+        by_host.setdefault(software.host, software.versions)  # the lowest rank's
+    compared = sorted(names - UNTIMED_PACKAGES)
     groups: dict[tuple[str, ...], list[Software]] = {}
     for software in ranks:
-        groups.setdefault(versions_of(software), []).append(software)
+        versions = {**by_host[software.host], **software.versions}
+        key = tuple(versions.get(name, "none") for name in compared)
+        groups.setdefault(key, []).append(software)
     if len(groups) < 2:  # noqa: PLR2004 - equal software
         return ""
-    header = ["", *(_label(group, ranks) for group in groups.values())]
-    rows = [[name, *versions] for name, *versions in zip(names, *groups, strict=True)]
-    return (
-        "Hosts run different software;"
-        " install the same on every"
-        f" host.\n{_table([header, *(row for row in rows if len(set(row[1:])) > 1)])}"
-    )
+    rows = [["", *(_label(group, ranks) for group in groups.values())]]
+    for name, *of_groups in zip(compared, *groups, strict=True):
+        if len(set(of_groups)) > 1:
+            rows.append([name, *of_groups])
+    return str(Finding("software_unlike", numbers={"table": _table(rows)}))
 
 
 def _label(group: Sequence[Software], ranks: Sequence[Software]) -> str:
@@ -400,14 +399,16 @@ def _label(group: Sequence[Software], ranks: Sequence[Software]) -> str:
 
 
 def _list(names: Sequence[str]) -> str:
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+    text, more = ", ".join(names[:_LISTED]), len(names) - _LISTED
+    if more > 0:
+        return f"{text} and {more} more"
+    return text
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    )
-    return "\n".join(f"  {line}".rstrip() for line in lines)
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    return "\n".join(lines)

@@ -81,9 +81,8 @@ def _without_outermost(stack: list[str]) -> list[str]:
     """Return a stack without the outermost frames that all ranks share, and at most `DEEPEST`
     frames.
     """
-    return [frame for frame in stack if not frame.startswith(_OUTERMOST)][:DEEPEST] or stack[
-        :DEEPEST
-    ]
+    inner = [frame for frame in stack if not frame.startswith(_OUTERMOST)]
+    return (inner or stack)[:DEEPEST]
 
 
 def _text(path: str, line: int, function: str) -> str:
@@ -93,14 +92,16 @@ def _text(path: str, line: int, function: str) -> str:
 @cache
 def _short(path: str) -> str:
     """Return a path relative to the directory from which Python imported it."""
-    roots = [
-        root.rstrip("/") + "/"
-        for root in sys.path
-        if root and path.startswith(root.rstrip("/") + "/")
-    ]
-    if roots:
-        return path[len(max(roots, key=len)) :]
-    return Path(path).name if path.startswith("/") else path
+    longest = ""
+    for folder in sys.path:
+        root = folder.rstrip("/") + "/"
+        if folder and path.startswith(root) and len(root) > len(longest):
+            longest = root
+    if longest:
+        return path[len(longest) :]
+    if path.startswith("/"):
+        return Path(path).name
+    return path
 
 
 INTERVAL_S = 0.5
@@ -202,20 +203,16 @@ class Heart:
     @timeout_s.setter
     def timeout_s(self, seconds: float | None) -> None:
         self._patience = replace(self._patience, timeout_s=seconds)
-        self._position = (
-            -1,
-            -1,
-        )  # the next look takes what it sees for progress, and arms the net again
+        # the next look takes what it sees for progress, and arms the net again
+        self._position = (-1, -1)
 
     @property
     def limit_s(self) -> float | None:
         """Return the present limit of seconds without progress; compiling counts as start-up."""
-        starting = self.timeout_s is not None and (self.case < 0 or not self.progress.total)
-        return (
-            max(self.timeout_s or 0.0, self._patience.startup_timeout_s)
-            if starting
-            else self.timeout_s
-        )
+        is_starting = self.case < 0 or not self.progress.total
+        if self.timeout_s is None or not is_starting:
+            return self.timeout_s
+        return max(self.timeout_s, self._patience.startup_timeout_s)
 
     def state(self) -> Heartbeat:
         """Return the next heartbeat."""
@@ -234,15 +231,12 @@ class Heart:
     def report_stacks(self) -> None:
         """Report the stack of every thread of the rank."""
         entered, left = (int(count) for count in self.progress.counters)
-        for name, stack in stacks_of_threads().items():
+        is_inside = entered > left
+        for name, frames in stacks_of_threads().items():
             if name not in HELPERS:
                 self._report(
                     Stack(
-                        rank=self.rank,
-                        host=self.host,
-                        thread=name,
-                        stack=stack,
-                        inside=entered > left,
+                        rank=self.rank, host=self.host, thread=name, stack=frames, inside=is_inside
                     )
                 )
 

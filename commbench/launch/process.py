@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, Literal, NamedTuple
 
 import psutil
@@ -141,7 +141,7 @@ class Launched:
             _signal(member, signal.SIGUSR2)
 
     def _here(self, pids: Collection[int]) -> list[int]:
-        return [pid for pid in self._members() if pid in pids]
+        return [pid for pid in self._members(set()) if pid in pids]
 
     def stop(self, handle: Callable[[Output], None]) -> bool:
         """End the launch: by SIGTERM to the launcher, which reaches other hosts, then by SIGKILL on
@@ -177,25 +177,36 @@ class Launched:
     def kill(self) -> None:
         """Kill all processes of this launch on this host, and wait until they are gone."""
         end = time.monotonic() + GRACE_S
-        while (members := list(self._members())) and time.monotonic() < end:
+        foreign: set[int] = set()
+        while (members := self._members(foreign)) and time.monotonic() < end:
             for pid in members:
                 _signal(pid, signal.SIGKILL)
             time.sleep(0.02)
             self._process.poll()
 
-    def _members(self) -> Iterator[int]:
-        """Yield the living processes of the launch on this host: in the launcher's session, or with
-        the token.
+    def _members(self, foreign: set[int]) -> list[int]:
+        """Return the living processes of the launch on this host: in the launcher's session, or
+        with the token.
+
+        ``foreign``: processes that are known to belong to others, and are not looked at; others
+        that are found are added.
         """
-        for process in psutil.process_iter():
+        members = []
+        for pid in psutil.pids():
+            if pid in foreign:
+                continue
             with contextlib.suppress(psutil.Error, OSError):
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    continue
-                if (
-                    os.getsid(process.pid) == self._process.pid
-                    or process.environ().get(TOKEN) == self._token
-                ):
-                    yield process.pid
+                if self._is_member(psutil.Process(pid)):
+                    members.append(pid)
+                else:
+                    foreign.add(pid)
+        return members
+
+    def _is_member(self, process: psutil.Process) -> bool:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        is_in_session = os.getsid(process.pid) == self._process.pid
+        return is_in_session or process.environ().get(TOKEN) == self._token
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

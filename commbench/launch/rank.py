@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
@@ -98,27 +98,25 @@ class RankWork:
             InputError: a backend cannot be opened.
         """
         control = self.control
-        duty = _Duty(plan, control, listener, self.heart, self.leave_off)
+        cases = LaunchCases(rank=self, plan=plan, listener=listener)
         places = gather_places(control)  # before any library moves this rank to other CPUs
-        names = _backends(plan)
-        self.opened |= {
-            name: open_backend(name, control, plan.launch)
-            for name in names
-            if name not in self.opened
-        }
-        carriers: dict[str, Carrier] = {name: self.opened[name] for name in names}
-        device = _open_device(plan, control) if plan.training else None
-        if device and device.ranks_per_gpu:
-            carriers[TORCH_NCCL] = device
+        carriers: dict[str, Carrier] = {}
+        for name in _backends(plan):
+            if name not in self.opened:
+                self.opened[name] = open_backend(name, control, plan.launch)
+            carriers[name] = self.opened[name]
+        device = None
+        if plan.training:
+            device = _open_device(plan, control)
+            if device.ranks_per_gpu:
+                carriers[TORCH_NCCL] = device
         varied = variables_of(plan.env)
         variables = {name: value for name, value in self.variables.items() if name not in varied}
         facts = collect_session(control, places, carriers, variables, varied)
         meter = own_meter(control)
-        clock = (
-            GlobalClock()
-            if plan.training
-            else open_clock(control, [place.clock for place in places])
-        )
+        clock = GlobalClock()
+        if plan.training is None:
+            clock = open_clock(control, [place.clock for place in places])
         if listener and facts:
             facts["energy"] = Energy(
                 counted=list(meter.kinds),
@@ -131,10 +129,10 @@ class RankWork:
                 facts["clock"] = clock.facts()
             listener.on(SessionStarted(facts=facts))
         if plan.training and device:
-            is_complete = duty.train(plan.training, device, meter)
+            is_complete = cases.train(plan.training, device, meter)
             device.close()
         else:
-            is_complete = duty.measure(self.opened, places, clock, meter)
+            is_complete = cases.measure(places, clock, meter)
         if listener:
             listener.on(CasesEnded(is_complete=is_complete))
 
@@ -144,7 +142,9 @@ def _backends(plan: LaunchPlan) -> list[str]:
 
     Training needs Gloo, over NCCL for everything but the gradients.
     """
-    return sorted({"gloo" if plan.training else planned.case.backend for planned in plan.cases})
+    if plan.training:
+        return ["gloo"]
+    return sorted({planned.case.backend for planned in plan.cases})
 
 
 def _open_device(plan: LaunchPlan, control: Control) -> Device:
@@ -163,75 +163,64 @@ def _fast_selection(plan: LaunchPlan, device: Device) -> str | None:
     )
 
 
-class _Duty:
-    """The work of a rank once its backends are open."""
+@dataclass(kw_only=True)
+class LaunchCases:
+    """The cases of a launch on one rank, once its backends are open."""
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        control: Control,
-        listener: Listener | None,
-        heart: Heart,
-        leave_off: Callable[[], bool],
-    ) -> None:
-        self.plan = plan
-        self.control = control
-        self.listener = listener
-        self.heart = heart
-        self.leave_off = leave_off
-        self.begun = time.monotonic()
-        self.numbers = itertools.count()
-        """Numbers of visits and blocks, which show the rank that is behind; cases come in turns."""
+    rank: RankWork
+    plan: LaunchPlan
+    listener: Listener | None
+    begun: float = field(default_factory=time.monotonic)
+    visits: Iterator[int] = field(default_factory=itertools.count)
+    """Numbers of visits and blocks, which show the rank that is behind; cases come in turns."""
 
-    def measure(
-        self,
-        communicators: Mapping[str, Communicator],
-        places: Sequence[Place],
-        clock: GlobalClock,
-        meter: RunMeter,
-    ) -> bool:
+    def measure(self, places: Sequence[Place], clock: GlobalClock, meter: RunMeter) -> bool:
         """Measure collectives in rounds, the first in the planned order.
 
         Return whether all were measured.
         """
+        control, progress, budget = self.rank.control, self.rank.heart.progress, self.plan.budget
         session = Session(
-            control=self.control,
-            budget=self.plan.budget,
-            progress=self.heart.progress,
+            control=control,
+            budget=budget,
+            progress=progress,
             clock=clock,
             oversubscribed=are_oversubscribed(places),
             hosts=[place.host for place in places],
             meter=meter,
         )
-        self.heart.progress.take_stalls()  # from loading libraries off a slow disk
-        budget, settings = self.plan.budget, [planned.fixed for planned in self.plan.cases]
+        progress.take_stalls()  # from loading libraries off a slow disk
+        settings = [planned.fixed for planned in self.plan.cases]
         rounds = rounds_of_launch(settings, budget)
         more_rounds = rounds // 4  # for visits that are repeated
         runs: dict[int, CaseRun] = {}
-        order = list(range(len(self.plan.cases)))
+        order = list(range(len(settings)))
         for round_number in range(rounds + more_rounds):
-            for index in shuffled(order, self.plan.launch, round_number) if round_number else order:
+            if round_number:
+                order = shuffled(range(len(settings)), self.plan.launch, round_number)
+            for index in order:
                 case = self.plan.cases[index].case
                 assert isinstance(case, Case)  # noqa: S101 - what is trained comes with terms
                 run = runs.get(index)
                 if run and not is_due(run.visits_made, run.settings.visits, round_number, rounds):
                     continue
-                if self.is_out_of_time(time_slices(case, self.control.size) / rounds):
-                    return round_number > 0 and not self.control.broadcast_int(
-                        int(self.leave_off())
-                    )
+                if self.is_out_of_time(time_slices(case, control.size) / rounds):
+                    is_left_off = control.broadcast_int(int(self.rank.leave_off()))
+                    return round_number > 0 and not is_left_off
                 if run is None:
                     run = runs[index] = CaseRun(
                         case,
-                        communicators[case.backend],
+                        self.rank.opened[case.backend],
                         session,
                         launch=self.plan.launch,
                         fixed=settings[index],
                     )
-                self._begin(index, case, number=next(self.numbers))
+                self._begin(index, case)
                 record = run.visit()
-                is_repeated = record is not None and record.disturbed > 0
-                self._finish(record, share=0.0 if is_repeated else 1 / run.settings.visits)
+                share = 1 / run.settings.visits
+                if record is not None and record.disturbed > 0:
+                    share = 0.0  # it is repeated
+                self._finish(record, share=share)
         return True
 
     def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:
@@ -244,17 +233,16 @@ class _Duty:
         cases = [
             planned.case for planned in self.plan.cases if isinstance(planned.case, TrainingCase)
         ]
-        rank = TrainingRank(
-            control=self.control, device=device, progress=self.heart.progress, meter=meter
-        )
+        control, progress = self.rank.control, self.rank.heart.progress
+        rank = TrainingRank(control=control, device=device, progress=progress, meter=meter)
         search = None
-        if terms.search_s is not None and self.control.rank == 0:
+        if terms.search_s is not None and control.rank == 0:
             from commbench.tuner.search import Search
 
             seed = f"{terms.seed}:{self.plan.launch}"
             search = Search(cases, seconds=terms.search_s, seed=seed, withheld=terms.withheld)
         duty = Duty(
-            begin=lambda index: self._begin(index, cases[index], number=next(self.numbers)),
+            begin=lambda index: self._begin(index, cases[index]),
             finish=self._finish,
             is_out_of_time=lambda: self.is_out_of_time(1 / terms.blocks),
             search=search,
@@ -266,19 +254,19 @@ class _Duty:
 
         Rank 0 decides for all.
         """
-        budget = self.plan.budget
-        seconds, needed_s = time.monotonic() - self.begun, slices * budget.slice_s + budget.energy_s
-        late = self.plan.deadline_s is not None and seconds + needed_s > self.plan.deadline_s
-        return bool(self.control.broadcast_int(int(late or self.leave_off())))
+        budget, deadline_s = self.plan.budget, self.plan.deadline_s
+        ends_s = time.monotonic() - self.begun + slices * budget.slice_s + budget.energy_s
+        is_over = self.rank.leave_off() or (deadline_s is not None and ends_s > deadline_s)
+        return bool(self.rank.control.broadcast_int(int(is_over)))
 
-    def _begin(self, index: int, case: AnyCase, *, number: int) -> None:
+    def _begin(self, index: int, case: AnyCase) -> None:
         """Begin a case once rank 0 has reported it: the conductor must know the case of a rank that
         dies.
         """
-        self.heart.enter(number, str(case))
+        self.rank.heart.enter(next(self.visits), str(case))
         if self.listener:
             self.listener.on(CaseStarted(index=index))
-        self.control.broadcast_int(index)
+        self.rank.control.broadcast_int(index)
 
     def _finish(self, record: AnyRecord | None, *, share: float = 1.0) -> None:
         if self.listener and record:

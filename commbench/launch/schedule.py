@@ -448,9 +448,8 @@ class Schedule:
         stage = ""
         if len(self._stages) > 1:
             stage = request.name
-        records = self._store.records
         is_trial = len(self._stage.envs) > 1 and not self._fail_fast
-        for record in records:
+        for record in self._store.records:
             if record.case.env == plan.env and record.status in DONE:
                 is_trial = False
         return Launch(
@@ -572,13 +571,10 @@ class Schedule:
         """Return how the run ends after its last stage."""
         if self._left_out:
             return self._failed(self._cut_reason)
-        if self._cuts:
-            lacks_cases = bool(self._later)
-            for stage in self._cuts:
-                if unmeasured_cases(stage, self._store.records):
-                    lacks_cases = True
-            if lacks_cases:
+        for stage in self._cuts:
+            if self._later or unmeasured_cases(stage, self._store.records):
                 return Stop(kind="lacking", reason=self._cut_reason)
+        if self._cuts:
             return Stop(kind="cut", reason=self._cut_reason)
         if self._later:
             return Stop(kind="later", reason=self._later)

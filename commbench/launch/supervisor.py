@@ -100,14 +100,16 @@ class Supervisor:
     def run(self) -> Ending:
         """Start the launch, wait until all of its processes have ended, and return how it ended."""
         program = (*PROGRAM, f"{self._startup_s:g}")
-        launcher = self._launcher.with_env(self._plan.env) if self._plan.env else self._launcher
+        launcher = self._launcher
+        if self._plan.env:
+            launcher = launcher.with_env(self._plan.env)
         command = launcher.command(self._ranks, program, training=self._plan.training is not None)
-        varied = variables_of(self._plan.env)
-        inherited = {name: value for name, value in os.environ.items() if name not in varied}
+        environment = dict(os.environ)
+        for name in variables_of(self._plan.env):
+            environment.pop(name, None)
+        environment |= launcher.environment()
         try:
-            launched = Launched(
-                command, {**inherited, **launcher.environment()}, self._plan.to_json()
-            )
+            launched = Launched(command, environment, self._plan.to_json())
         except OSError as error:
             numbers = {"program": command[0], "error": str(error.strerror)}
             return Ending.broken("failed", Finding(code="launcher_not_started", numbers=numbers))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from commbench.launch.diagnosis import describe_place
+from commbench.launch.clues import describe_place
 from commbench.launch.heartbeat import stack_in, stack_of_error, stacks_of_threads
 
 
