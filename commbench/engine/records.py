@@ -337,7 +337,7 @@ class Record(Times):
     measuring_s: float = 0.0
     """Wall time of warm-up, timed operations and their synchronisation."""
     other_s: float = 0.0
-    """Wall time of everything else: buffers, verification, collecting samples."""
+    """Wall time of everything else: buffers, verification, overlap, collecting samples."""
     repeating_s: float = 0.0
     """Part of ``measuring_s``: wall time of timed repetitions and their synchronisation."""
     revisiting_s: float = 0.0
