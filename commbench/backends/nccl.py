@@ -105,11 +105,6 @@ class NcclCommunicator(NcclBase, CupyMemory):
         self._token = self.allocate(DTYPES["int8"], 1)
         self.read_gpu_properties()
 
-    @classmethod
-    def connect(cls, control: Control, launch: int = 0) -> NcclCommunicator:  # noqa: ARG003 - the fake alone draws by launch
-        """Open the backend among all ranks of ``control``; collective."""
-        return cls(control)
-
     def _join(self, identity: object) -> Any:  # noqa: ANN401 - cupy's
         """Create a communicator of NCCL.
 

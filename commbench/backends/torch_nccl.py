@@ -88,11 +88,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
             self._group = group or self._new_group(list(self._members))
             self._connect()
 
-    @classmethod
-    def connect(cls, control: Control, launch: int = 0) -> TorchNcclCommunicator:  # noqa: ARG003 - the fake alone draws by launch
-        """Open the backend among all ranks of ``control``; collective."""
-        return cls(control)
-
     def _connect(self) -> None:
         """Make torch create NCCL's communicator now, which reads the variables, not at the first
         operation.

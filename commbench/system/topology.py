@@ -95,24 +95,14 @@ class RdmaPort(TypedDict):
     rate: str | None
     """Rate as Linux states it."""
     state: str | None
-    """Number and word (``4: ACTIVE``)."""
+    """Number and word (``4: ACTIVE``); in a topology the word."""
     link_layer: str | None
     """``InfiniBand`` or ``Ethernet``."""
 
 
-class TopologyPort(TypedDict):
+class TopologyPort(RdmaPort):
     """A port of an RDMA device of a topology; ``state`` is a word (ACTIVE)."""
 
-    device: str
-    """Name of the device."""
-    port: str
-    """Number of the port."""
-    state: str | None
-    """A word, such as ``ACTIVE``."""
-    rate: str | None
-    """Rate as Linux states it."""
-    link_layer: str | None
-    """``InfiniBand`` or ``Ethernet``."""
     numa_node: int | None
     """NUMA node; None: unknown."""
     pci: str | None
@@ -394,16 +384,13 @@ def rdma_ports(root: Path = ROOT) -> list[RdmaPort]:
 
 def _rdma(root: Path) -> list[TopologyPort]:
     """Return the RDMA ports with the NUMA node and the PCI address of their devices."""
-    return [
-        {
-            **port,
-            "state": (port["state"] or "").rpartition(" ")[2] or None,  # "4: ACTIVE"
-            "numa_node": _numa_node(device),
-            "pci": _pci_address(device),
-        }
-        for port in rdma_ports(root)
-        for device in (root / "sys/class/infiniband" / port["device"] / "device",)
-    ]
+    ports: list[TopologyPort] = []
+    for port in rdma_ports(root):
+        if port["state"]:
+            port["state"] = port["state"].split()[-1]  # "4: ACTIVE"
+        device = root / "sys/class/infiniband" / port["device"] / "device"
+        ports.append({**port, "numa_node": _numa_node(device), "pci": _pci_address(device)})
+    return ports
 
 
 def _numa_node(device: Path) -> int | None:
