@@ -15,10 +15,10 @@ from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.errors import InputError, LaunchError
 from commbench.findings import Finding
-from commbench.launch.diagnosis import (
+from commbench.launch.clues import (
     Ending,
     describe_place,
-    diagnose_error,
+    error_clue,
     hang_reason,
     name_rank,
 )
@@ -48,7 +48,8 @@ from commbench.launch.signals import Interrupts
 from commbench.results import Store
 from commbench.results.plan import LaunchPlan, Stage
 
-#: Seconds that other ranks leave rank 0 to report why the launch ends.
+#: Seconds that other ranks leave rank 0 to report why the launch ends: launchers end all ranks
+#: when the first leaves.
 AFTER_RANK_0_S = 2.0
 
 
@@ -170,7 +171,7 @@ class OwnRank(RankProcess):
             self.refuse(sentence)
             return
         self._say(sentence)
-        self._end(Ending.broken("failed", diagnose_error(error).reason))
+        self._end(Ending.broken("failed", error_clue(error).reason))
 
     def report(self, event: Heartbeat | Stack) -> None:
         """Print a stack of this rank, which SIGUSR1 requests."""
@@ -196,6 +197,8 @@ class OwnRank(RankProcess):
         if number != signal.SIGINT:
             reason = Finding("rank_ended", numbers={"signal": number.name})
             ending = Ending.broken("failed", reason)
+        elif self.identity.rank:
+            time.sleep(AFTER_RANK_0_S)
         with self._lock():
             self._end(ending)
             leave(SIGNAL_CODE + number)

@@ -49,7 +49,7 @@ class FailedRank(TypedDict, total=False):
     stack: Sequence[str]
     """Frames of its main thread, the innermost first."""
     others: Sequence[JsonMapping]
-    """What other ranks were doing, see `commbench.launch.diagnosis.OtherRanks`."""
+    """What other ranks were doing, see `commbench.launch.clues.OtherRanks`."""
 
 
 class VariableValues(TypedDict):
@@ -229,7 +229,7 @@ class RunInfo(TypedDict, total=False):
     states: Mapping[str, MachineStates]
     """By backend, where the machine was in two states."""
     facts: JsonMapping
-    """The workload's parameters and times, from which a tuning predicts."""
+    """The workload's parameters and the order of their gradients."""
     first_look: int | None
     """Fresh launches after which a tuning looks at the result for the first time."""
     max_accuracy_loss: float | None

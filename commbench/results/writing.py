@@ -23,6 +23,7 @@ from commbench.results.files import (
     SCAFFOLD,
     as_json,
     encode,
+    encode_fields,
     join_fields,
     refusing,
     replace_file,
@@ -33,7 +34,7 @@ from commbench.results.files import (
     write_all,
 )
 from commbench.results.info import RunInfo
-from commbench.results.reading import Run, make_run, read_info, read_recommendation, read_samples
+from commbench.results.reading import Run, make_run, read_info, read_samples
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, Records, training_records
 from commbench.results.verdict import paragraph
@@ -73,6 +74,8 @@ class Store:
         self._whole: dict[tuple[str, int], dict[str, str]] = {}
         """The last whole line of each case in the launch that is being written: JSON by field."""
         self._run: Run | None = None
+        self._recommendation: Recommendation | None = None
+        """As written last."""
         self._written: dict[str, int] = {}
         """Hash of what was last written into each file of tables."""
         self._made: Sequence[Path] = ()
@@ -130,8 +133,9 @@ class Store:
     def run(self) -> Run:
         """The run so far; its tables are made once until a record or a condition is added."""
         if self._run is None:
-            recommendation = read_recommendation(self.path)
-            self._run = make_run(self.path, self.info, self.records, recommendation=recommendation)
+            self._run = make_run(
+                self.path, self.info, self.records, recommendation=self._recommendation
+            )
         return self._run
 
     @property
@@ -139,17 +143,23 @@ class Store:
         """The training records."""
         return training_records(self.records)
 
-    def append(self, record: AnyRecord) -> AnyRecord:
+    def append(self, record: AnyRecord, fields: Mapping[str, str] | None = None) -> AnyRecord:
         """Write a record as one line and wait until it is on disk.
 
         Return the record of its case in its launch.
+
+        Args:
+            record: the record.
+            fields: the JSON of each of its fields; None: it is not encoded yet.
 
         Raises:
             LaunchError: it could not be written; earlier records are intact.
         """
         self._check_place()
         before = os.fstat(self._samples).st_size
-        line = self._line(record, before).encode()
+        if fields is None:
+            fields = encode_fields(record.to_json())
+        line = self._line((record.case.key, record.launch), fields, before).encode()
         with refusing(self.path / SAMPLES, LaunchError):
             try:
                 write_all(self._samples, line)
@@ -161,17 +171,15 @@ class Store:
         self._run = None
         return self.records.add(record)
 
-    def _line(self, record: AnyRecord, place: int) -> str:
-        """Return the line of a record at a place of the file: whole, or of a further visit what
-        differs from the whole line that ``of`` names.
+    def _line(self, key: tuple[str, int], fields: Mapping[str, str], place: int) -> str:
+        """Return the line at a place of the file of a record of a case and launch: whole, or of a
+        further visit what differs from the whole line that ``of`` names.
         """
-        fields = {name: encode(value) for name, value in record.to_json().items()}
-        key = (record.case.key, record.launch)
         whole = self._whole.get(key)
         if whole is not None and whole.keys() - {"line"} <= fields.keys():
             changed = {name: text for name, text in fields.items() if whole.get(name) != text}
             return join_fields({"of": whole["line"], **changed})
-        if any(launch != record.launch for _, launch in self._whole):
+        if any(launch != key[1] for _, launch in self._whole):
             self._whole.clear()
         self._whole[key] = {"line": str(place), **fields}
         return join_fields(self._whole[key])
@@ -186,7 +194,7 @@ class Store:
         run = self._run
         self._set_info({**self.info, **as_json(fields)})
         if run is not None and fields.keys() <= _CONCLUDED:
-            self._run = run.with_info(self.info)
+            self._run = run.concluded(info=self.info)
         with refusing(self.path / RUN, LaunchError):
             replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
 
@@ -226,7 +234,8 @@ class Store:
         content = {**recommendation.to_json(), "paragraph": paragraph(recommendation)}
         with refusing(self.path / RECOMMENDATION, LaunchError):
             replace_file(self.path / RECOMMENDATION, encode(content, indent=1) + "\n")
-        self._run = None
+        self._recommendation = recommendation
+        self._run = self.run.concluded(recommendation=recommendation)
 
     def discard(self) -> None:
         """Remove a run that was refused before anything was measured, and directories made for it.
@@ -285,9 +294,8 @@ class Store:
         self._whole.clear()
         self._written.clear()
         sign_lock(lock)
-        write_all(
-            samples, b"".join(f"{encode(record.to_json())}\n".encode() for record in self.records)
-        )
+        for record in self.records:
+            write_all(samples, join_fields(encode_fields(record.to_json())).encode())
         os.fsync(samples)
         replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
         sync_directory(self.path)
