@@ -128,24 +128,24 @@ NOUNS = frozenset(
         "configuration",
         "curve",
         "expectation",
-        "fresh launch",
+        "confirmation launch",
         "group",
         "host",
         "inconclusive case",
         "launch",
         "link",
-        "more fresh launch",
+        "more confirmation launch",
         "more setting",
         "more time",
         "pair",
         "rank",
         "row",
+        "sample",
         "setting",
         "spike",
         "start",
         "step",
         "straggler",
-        "visit",
     }
 )
 #: The most items of a list; further ones are counted.
@@ -410,7 +410,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "run_cut_live": "Cut short: {why}. The same command with --out {path} adds a launch.",
         "run_empty": "Nothing has been measured yet.",
-        "run_undecided": "No verdict yet: {launches} of {planned:fresh launch} made.",
+        "run_undecided": ("No verdict yet: {launches} of {planned:confirmation launch} made."),
         "run_unfinished": (
             "Not finished: {why}. Everything measured is kept; the same command with --out {path}"
             " goes on from there."
@@ -475,9 +475,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " way (median over 100 %)."
         ),
         "states": (
-            "The machine was in two states: over {subject} {share:percent} of visits met the fast"
-            " one; in the slow one the probe took {ratio:.2f} times as long. The table shows the"
-            " fast state, collectives.csv both."
+            "Over {subject} the machine ran at two speeds: the table shows the faster"
+            " ({share:percent} of the samples). At the slower the probe took {ratio:.2f} times as"
+            " long; collectives.csv has both."
         ),
         # A first answer.
         "answer_exposed": "A step with {baseline} waits {share:percent} of its time for gradients.",
@@ -487,11 +487,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # A recommendation: what to do.
         "setting_change": "{subject}: change to {setting}.",
         "setting_change_altering": (
-            "{subject}: keep {baseline}, or change to {setting}, which alters learning."
+            "{subject}: keep {baseline}, or change to {setting} (changed gradients)."
         ),
         "setting_change_either": (
-            "{subject}: change to {safe}, which leaves learning as it is, or change to {setting},"
-            " which alters learning."
+            "{subject}: change to {safe} (same gradients), or to {setting} (changed gradients)."
         ),
         "setting_inconclusive": "{subject}: keep {baseline} for now.",
         "setting_keep": "{subject}: keep {baseline}.",
@@ -499,7 +498,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # A recommendation: what it rests on.
         "reason": "{sentence}",
         "reason_all_withheld": (
-            "Every alternative to {baseline} that was measured alters learning, and none may be"
+            "Every alternative to {baseline} that was measured changes gradients, and none may be"
             " recommended."
         ),
         "reason_baseline_failed": (
@@ -519,38 +518,34 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "reason_none": "No alternative to {baseline} was measured well.",
         "reason_none_because": "No alternative to {baseline} was measured well ({cause}).",
-        "reason_one_block": (
-            "{subject} was measured again in {blocks:block} only, which says nothing about the next"
-            " one."
-        ),
+        "reason_one_block": ("{subject} was confirmed in {blocks:block} only: repeat the command."),
         "reason_one_launch": (
-            "{subject} was measured again in {launches:launch} only, which says nothing about the"
-            " next one."
+            "{subject} was confirmed in {launches:launch} only: repeat the command."
         ),
         "reason_unconfirmed": (
-            "{subject} was the fastest alternative of the sweep but was not measured again in fresh"
-            " launches."
+            "{subject} was the fastest alternative of the sweep but was not measured in"
+            " confirmation launches."
         ),
         "reason_unconfirmed_live": (
-            "{subject} was the fastest alternative of the screening but was not measured again in"
-            " fresh blocks."
+            "{subject} was the fastest alternative of the screening but was not measured in"
+            " confirmation blocks."
         ),
         # A recommendation: what would decide.
         "decide": "{sentence}",
         "decide_about": (
-            "About {low:more fresh launch} would show on which side of {margin:level} the gain"
-            " lies, if the estimate holds: the same command with --confirm-launches {launches} and"
-            " the same --out makes them."
+            "About {low:more confirmation launch} would show on which side of {margin:level} the"
+            " gain lies, if the estimate holds: the same command with --confirm-launches {launches}"
+            " and the same --out."
         ),
         "decide_at_least": (
-            "At least {low:more fresh launch} would show on which side of {margin:level} the gain"
-            " lies, if the estimate holds: the same command with --confirm-launches {launches} and"
-            " the same --out makes them."
+            "At least {low:more confirmation launch} would show on which side of {margin:level} the"
+            " gain lies, if the estimate holds: the same command with --confirm-launches {launches}"
+            " and the same --out."
         ),
         "decide_between": (
-            "About {low} to {high:more fresh launch} would show on which side of {margin:level} the"
-            " gain lies, if the estimate holds: the same command with --confirm-launches {launches}"
-            " and the same --out makes them."
+            "About {low} to {high:more confirmation launch} would show on which side of"
+            " {margin:level} the gain lies, if the estimate holds: the same command with"
+            " --confirm-launches {launches} and the same --out."
         ),
         "decide_near": (
             "The gain lies too near the margin of {margin:level} for more launches to decide."
@@ -564,15 +559,17 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # A recommendation: of which environment it is.
         "env_chosen": "{sentence}",
         "env_unconfirmed": (
-            "Settings are of {subject}: no environment was measured again in fresh launches."
+            "Settings are of {subject}: no environment was measured in confirmation launches."
         ),
         # A recommendation: its limits, each a clause.
         "limit": "Warning: {sentence}.",
         "limit_bimodal_launches": "launches are bimodal, and a training is one launch",
         "limit_emulated": "the network was emulated",
-        "limit_few_blocks": "only {blocks} fresh blocks, so the interval assumes log-normal times",
+        "limit_few_blocks": (
+            "only {blocks} confirmation blocks, so the interval assumes log-normal times"
+        ),
         "limit_few_fresh_launches": (
-            "only {launches:fresh launch}, so the interval assumes log-normal launches"
+            "only {launches:confirmation launch}, so the interval assumes log-normal launches"
         ),
         "limit_few_launches": "only {launches:launch}, so the interval assumes log-normal launches",
         "limit_launches": (
@@ -601,7 +598,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "accuracy_not_finite": "its {subject} or the default's is not finite",
         "accuracy_unbounded": "a single launch cannot bound its effect on its {subject}",
         "accuracy_unknown": (
-            "its effect on learning is unknown: there is neither a metric nor a loss"
+            "its effect on accuracy is unknown: there is neither a metric nor a loss"
         ),
         "too_costly": "{subject}, for {cause}",
         "unfit_diverged": "its loss is not finite",
@@ -613,19 +610,18 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # A recommendation: settings that are not recommended, and what it takes.
         "withheld_half_precision_unnamed": (
             "In half precision the fastest is {subject}, {speedup:thousandths} times as fast as"
-            " {baseline} ({verdict:verdict}); it is not recommended unless you name it by --hook or"
-            " --allow."
+            " {baseline} ({verdict:verdict}). To allow it, name it by --hook or --allow."
         ),
         "withheld_lossy_unnamed": (
             "Of lossy hooks the fastest is {subject}, {speedup:thousandths} times as fast as"
-            " {baseline} ({verdict:verdict}); it is not recommended unless you name it by --hook or"
-            " --allow and give {proofs}."
+            " {baseline} ({verdict:verdict}). To allow it, name it by --hook or --allow and give"
+            " {proofs}."
         ),
         "withheld_lossy_unproven": (
             "Of lossy hooks the fastest is {subject}, {speedup:thousandths} times as fast as"
-            " {baseline} ({verdict:verdict}); it is not recommended unless you give {proofs}."
+            " {baseline} ({verdict:verdict}). To allow it, give {proofs}."
         ),
-        # A recommendation: the fastest setting of each effect on learning.
+        # A recommendation: the fastest setting of each effect on gradients.
         "fastest_batch": (
             "With another accumulation the fastest is {subject}, {speedup:thousandths} times as"
             " fast as {baseline} ({verdict:verdict})."
@@ -648,15 +644,15 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "fastest_over_half": "{subject} ran {speedup:thousandths} times as fast as {half}.",
         "fastest_safe": (
-            "Of those that leave learning as it is the fastest is {subject}, {speedup:thousandths}"
-            " times as fast as {baseline} ({verdict:verdict})."
+            "With the same gradients the fastest is {subject}, {speedup:thousandths} times as fast"
+            " as {baseline} ({verdict:verdict})."
         ),
-        "fastest_safe_none": "No setting that leaves learning as it is was faster than {baseline}.",
+        "fastest_safe_none": "No setting with the same gradients was faster than {baseline}.",
         "fastest_safe_unmeasured": (
-            "Of those that leave learning as it is the fastest is {subject}, not measured again."
+            "With the same gradients the fastest is {subject}, not measured again."
         ),
-        # A recommendation: the effect on learning.
-        "learning_few_steps": "{steps:step} are too few to judge the effect on learning.",
+        # A recommendation: the effect on accuracy.
+        "learning_few_steps": "{steps:step} are too few to judge the effect on accuracy.",
         "learning_loss": (
             "After {steps} steps the training loss of {subject} is {loss:.4g} against"
             " {loss_baseline:.4g} (paired by launch: {difference:signed}), after equal time"
@@ -673,11 +669,11 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " numbers of them."
         ),
         "learning_unmeasured": (
-            "What {subject} does to learning was not measured: the workload has no loss."
+            "The effect of {subject} on accuracy was not measured: the workload has no loss."
         ),
         "learning_unmeasured_live": (
-            "What {subject} does to learning was not measured: all settings trained the same model"
-            " in turn."
+            "The effect of {subject} on accuracy was not measured: all settings trained the same"
+            " model in turn."
         ),
         # A recommendation: how the choice was limited, and found.
         "accuracy_limit": (
@@ -692,13 +688,13 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " more."
         ),
         "search": (
-            "Of {settings:alternative}, {afresh} measured in fresh launches, and {in_rounds} in"
-            " the search only."
+            "Of {settings:alternative}, {afresh} measured in confirmation launches, and {in_rounds}"
+            " in the search only."
         ),
         "search_of_some": (
-            "Of {settings:alternative}, {afresh} measured in fresh launches, {in_rounds} in the"
-            " search only, and {untried} not at all: bucket sizes of slower hooks, or no time was"
-            " left."
+            "Of {settings:alternative}, {afresh} measured in confirmation launches, {in_rounds} in"
+            " the search only, and {untried} not at all: bucket sizes of slower hooks, or no time"
+            " was left."
         ),
         # Conditions of a host that distort a measurement, and what helps.
         "host_clock": "The kernel's clock source is '{source}' instead of 'tsc'.",
@@ -886,7 +882,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # A training: the baseline, the step without DDP, what tuning cost.
         "own_setting": (
             "The script's own setting is {subject}. Times and speedups are of the screening; what"
-            " is recommended rests on fresh blocks."
+            " is recommended rests on confirmation blocks."
         ),
         "tuning_cost": "Measured {steps:step}.",
         "tuning_cost_in": "Measured {steps:step}, in {seconds:duration}.",
@@ -919,8 +915,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "flagged_noisy": "{subject} are noisy ({flags}).",
         "launches_undecidable": (
             "{launches:launch} cannot show one of {settings:configuration} to be faster or slower,"
-            " whatever the difference: go by the fresh launches of the recommendation, or add"
-            " launches."
+            " whatever the difference: go by the confirmation launches, or add launches."
         ),
         "remedy": "To try: {remedy}.",
         "remedy_budget": "To try: --budget {budget} with a new --out, or a quieter machine.",
@@ -954,19 +949,19 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "Drift: {cases:case} with too few launches, or too wide an interval, to tell."
         ),
         "soak_events": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: {spikes:spike} and"
+            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: {spikes:spike} and"
             " {failures:launch} that failed or hung."
         ),
         "soak_failed": "{began:utc} UTC, {lasted:seconds}: launch {launch} failed: {cause}.",
         "soak_hung": "{began:utc} UTC, {lasted:seconds}: launch {launch} hung: {cause}.",
         "soak_more": "{more} more events are in events.csv.",
         "soak_quiet": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: no spike, no"
+            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: no spike, no"
             " failure."
         ),
         "soak_spike": "{began:utc} UTC, {lasted:seconds}: {subject} ({cause}), during {case}.",
         "soak_spikes": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: {spikes:spike}."
+            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: {spikes:spike}."
         ),
         "who_all": "system-wide",
         "who_host": "host {host}",

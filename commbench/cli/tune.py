@@ -119,8 +119,8 @@ BudgetName = Annotated[
         "--budget",
         metavar="NAME",
         help=(
-            "quick, standard or rigorous: 6, 10 or 20 fresh launches decide, or twice as many if"
-            " these do not."
+            "quick, standard or rigorous: 6, 10 or 20 confirmation launches decide, or twice as"
+            " many if these do not."
         ),
     ),
 ]
@@ -149,14 +149,14 @@ def tune(
 
     With -- COMMAND: tunes your own training while it runs. COMMAND is what you type anyway, e.g.
     torchrun --nproc-per-node 8 train.py, accelerate launch, mpirun or srun; the script stays as it
-    is. Bucket sizes are tried in short blocks of steps, the best one is kept, and the lines to
-    paste are printed when COMMAND has ended, with whose exit code commbench ends. Options for it,
-    before --: --bucket-cap-mb, --allow, --accept-loss, --steps, --time-limit, --then, --out,
-    --seed. The same command with the same --out adds to its results.
+    is. Bucket sizes are tried in short blocks of steps, and the best one is kept. When COMMAND
+    ends, the lines to add are printed. The exit code is COMMAND's. Options for it, before --:
+    --bucket-cap-mb, --allow, --accept-loss, --steps, --time-limit, --then, --out, --seed.
+    The same command with the same --out adds to its results.
 
     Without a COMMAND: trains --workload. One launch searches: it trains with each hook in turns,
-    drops the slow ones, and then tries bucket sizes for those that are left. The best are compared
-    with the default in fresh launches; only these decide. Inside mpirun, torchrun or srun this
+    drops the slow ones, and then tries bucket sizes for the others. The best are compared with the
+    default in confirmation launches; only these decide. Inside mpirun, torchrun or srun this
     process is one rank of one launch; repeat the command with the same --out until it says that
     nothing is left.
     """

@@ -114,7 +114,7 @@ class Run:
 
     @cached_property
     def losses(self) -> list[Loss]:
-        """The losses of a person's own training while it was tuned; empty elsewhere."""
+        """The losses of your own training while it was tuned; empty elsewhere."""
         return read_losses(self.path) if is_live(self.info) else []
 
     @cached_property

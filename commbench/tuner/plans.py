@@ -109,7 +109,7 @@ class Plan(abc.ABC):
     @property
     def then(self) -> str:
         """The stages after the first, in words."""
-        return f"the fastest again in {counted(self.first_look, 'fresh launch')}"
+        return f"the fastest again in {counted(self.first_look, 'confirmation launch')}"
 
     def estimate_s(self) -> float:
         """Return the most seconds of the first stage and the confirmation, if steps take as long as

@@ -294,7 +294,7 @@ def test_planned_launches_come_before_further_ones() -> None:
         *(record for steps, case in pair for record in make_training_launches(steps, case)),
     ]
     assert (
-        "more fresh launches" in decide(records).launch_advice
+        "more confirmation launches" in decide(records).launch_advice
         or "quieter" in decide(records).launch_advice
     )
     for waiting in ({"first_look": 4}, {"status": "partial"}):

@@ -142,7 +142,7 @@ def make_plan(**changes: Any) -> TuningPlan:
 
 
 def records_of(plan: TuningPlan, launches: int, gain: float = 0.0) -> list[TrainingRecord]:
-    """Return the records of a search and of fresh launches of its winners.
+    """Return the records of a search and of confirmation launches of its winners.
 
     Args:
         plan: of the tuning.
