@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 
 _SWITCHES = {"off": (False,), "on": (True,), "both": (False, True)}
 
@@ -18,6 +18,7 @@ def option(
     metavar: str | None = None,
     read: Callable[[str], Any] | None = None,
     kind: Any = str,  # noqa: ANN401 - any annotation
+    choices: tuple[str, Sequence[str]] | None = None,
 ) -> Any:  # noqa: ANN401 - a field of any type
     """Return a field of a dataclass that is an option of the command line.
 
@@ -29,6 +30,7 @@ def option(
         read: makes the value from the text on the command line; None: the text is the value.
         kind: the type of the option where only given values count, see
             `commbench.cli.command_line.takes_options`.
+        choices: what a value is, and its possible values; see `check_choices`.
     """
     value, text = default, None
     if read is not None and isinstance(default, str):
@@ -40,8 +42,26 @@ def option(
         "read": read,
         "kind": kind,
         "text": text,
+        "choices": choices,
     }
     return dataclasses.field(default=value, metadata=metadata)
+
+
+def check_choices(options: Any) -> None:  # noqa: ANN401 - a dataclass
+    """Check the fields whose `option` has choices.
+
+    Raises:
+        InputError: a value is none of them; the message lists them.
+    """
+    for field in dataclasses.fields(options):
+        choices = field.metadata.get("choices")
+        if choices is None:
+            continue
+        values = getattr(options, field.name)
+        if isinstance(values, str):
+            values = [values]
+        for value in values:
+            check_choice(choices[0], value, choices[1])
 
 
 def join_names(names: Iterable[str]) -> str:

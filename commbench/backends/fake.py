@@ -1,16 +1,15 @@
-"""The fake backend: scripted times instead of communication, so that statistics and sweeps can be
-tested exactly.
+"""The fake backend, for tests: drawn times instead of communication.
 
-Nothing is sent and no rank waits. A repetition's timestamps are drawn from a `Script` whose true
-medians are known.
+Nothing is sent and no rank waits. A call takes 5 us and 10 GB/s, times the factor of its launch and
+the noise of its repetition.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,55 +22,8 @@ from commbench.engine.control import Control
 from commbench.engine.timing.loops import Call, Progress, Repetitions, Timer
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
 
-
-@dataclass(frozen=True, kw_only=True)
-class Regime:
-    """Time of one call of at least ``from_bytes``: alpha + bytes / rate (Hockney's model)."""
-
-    from_bytes: int = 0
-    alpha_us: float = 5.0
-    GBps: float = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """The times that the fake backend returns.
-
-    ``seed``, the launch and the call determine every random draw.
-    """
-
-    regimes: Sequence[Regime] = (Regime(),)
-    """Sorted by ``from_bytes``; each start is a breakpoint of the curve."""
-    noise: float = 0.02
-    """Standard deviation of the logarithm of a repetition's time."""
-    launch_effect: float = 0.03
-    """Standard deviation of the logarithm of a whole launch's factor."""
-    slow_launches: float = 0.0
-    """Share of launches in a second mode, ``slow_factor`` times slower."""
-    slow_factor: float = 1.5
-    tail: float = 0.01
-    """Share of repetitions that take ``tail_factor`` times as long."""
-    tail_factor: float = 10.0
-    skew_us: float = 0.05
-    """Mean lateness of a rank's arrival."""
-    slow_rank: int | None = None
-    slow_rank_factor: float = 1.2
-    slow_together: Group = ()
-    """Ranks; a call in a group that has all of them is ``slow_together_factor`` times slower."""
-    slow_together_factor: float = 2.0
-    warmup: int = 0
-    """The first repetitions of a call, ``warmup_factor`` times slower."""
-    warmup_factor: float = 3.0
-    wrong: Callable[[int], int] = field(default=lambda _rank: 0)
-    """Returns the number of wrong elements that a rank reports."""
-    unsupported: Sequence[str] = ()
-    """Primitives that the fake backend lacks."""
-    seed: int = 0
-
-    def time_us(self, call_bytes: int) -> float:
-        """Return the true median of one call, in microseconds."""
-        regime = [r for r in self.regimes if r.from_bytes <= call_bytes][-1]
-        return regime.alpha_us + call_bytes / (1e3 * regime.GBps)
+#: Standard deviations of the logarithm of a launch's factor, and of a repetition's.
+LAUNCH_EFFECT, NOISE = 0.03, 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,51 +32,63 @@ class FakeCall(Call):
 
     primitive: str
     call_bytes: int
-    factor: float = 1.0
-    """Of the scripted time."""
 
 
 class FakeCommunicator(Communicator):
-    """A backend that follows a `Script`."""
+    """A backend whose times are drawn; the launch and the call determine every draw."""
 
     backend = "fake"
     device = "none"
+    seed = 0
+    skew_us = 0.05
+    """Mean lateness of a rank's arrival."""
 
     def __init__(
-        self,
-        control: Control,
-        script: Script | None = None,
-        launch: int = 0,
-        members: Group = (),
-        aside: int = 0,
+        self, control: Control, launch: int = 0, members: Group = (), aside: int = 0
     ) -> None:
         self._control = control
-        self.script = script or Script()
-        members = members or tuple(range(control.size))
-        together = self.script.slow_together
-        self._factor = (
-            self.script.slow_together_factor if together and {*together} <= {*members} else 1.0
-        )
-        self.rank = members.index(control.rank)
-        self.size = len(members)
+        self.members = members or tuple(range(control.size))
+        self.rank = self.members.index(control.rank)
+        self.size = len(self.members)
         self.launch = launch
         self._aside = aside
         """Number of ranks of the launch that are in no group."""
 
     @classmethod
     def connect(cls, control: Control, launch: int = 0) -> FakeCommunicator:
-        """Open the backend among all ranks of ``control``; ``launch`` is part of the seed."""
-        return cls(control, launch=launch)
+        """Open the backend among all ranks of ``control``."""
+        return cls(control, launch)
 
     def _split(self, groups: Sequence[Group]) -> FakeCommunicator | None:
-        """Make the group's communicator with the same script; all groups are equally fast."""
         aside = self.size - sum(map(len, groups))
-        members = next((group for group in groups if self.rank in group), None)
-        return (
-            FakeCommunicator(self._control, self.script, self.launch, members, aside)
-            if members
-            else None
-        )
+        for members in groups:
+            if self.rank in members:
+                return self.of_group(members, aside)
+        return None
+
+    def of_group(self, members: Group, aside: int) -> FakeCommunicator:
+        """Return the communicator of a group of ranks, all but ``aside`` being in one."""
+        return FakeCommunicator(self._control, self.launch, members, aside)
+
+    def generator(self, *words: object) -> np.random.Generator:
+        """Return the random numbers that belong to ``words`` in this launch."""
+        return np.random.default_rng(zlib.crc32(repr((self.seed, self.launch, *words)).encode()))
+
+    def true_us(self, call: FakeCall) -> float:
+        """Return the true median of a call, in microseconds."""
+        return 5.0 + call.call_bytes / 1e4
+
+    def factors(self, identity: object, number: int, repetitions: int) -> NDArray[np.float64]:
+        """Return the factor of each repetition's time, shape (repetitions,).
+
+        Args:
+            identity: of the calls.
+            number: how often they have been repeated before.
+            repetitions: to draw.
+        """
+        of_launch = self.generator(identity, -1).standard_normal()
+        of_repetition = self.generator(identity, number).standard_normal(repetitions)
+        return np.asarray(np.exp(LAUNCH_EFFECT * of_launch + NOISE * of_repetition))
 
     def library(self) -> str:
         """See `Communicator.library`."""
@@ -148,32 +112,28 @@ class FakeCommunicator(Communicator):
     def poison(self, buffer: HostBuffer) -> None:
         """Hold nothing."""
 
-    def count_wrong(self, buffer: HostBuffer, content: Content) -> int:  # noqa: ARG002 - scripted
-        """Return the scripted number."""
-        return self.script.wrong(self._control.rank)
+    def count_wrong(self, buffer: HostBuffer, content: Content) -> int:  # noqa: ARG002 - there are none
+        """Find nothing wrong."""
+        return 0
 
     def call(self, request: Request) -> Call:
-        """Return a call with a scripted time."""
-        return self._fake(request.name, self._call_bytes(request))
-
-    def begin(self, request: Request) -> list[Call]:
-        """Return a start with a scripted time, and a completion without."""
-        start = self._fake(f"i{request.name}", self._call_bytes(request))
-        return [start, FakeCall(run=_nothing, primitive="wait", call_bytes=-1)]
-
-    def _fake(self, primitive: str, call_bytes: int) -> FakeCall:
-        if primitive in self.script.unsupported:
-            raise self._cannot(primitive)
-        if primitive == "barrier":  # verified, it is a real barrier of all groups
+        """Return a call with a drawn time."""
+        if request.name == "barrier":  # verified, it is a real barrier of all groups
             if self._aside:
                 raise self._cannot("barrier while ranks stand aside")
-            return FakeCall(run=self._control.barrier, primitive=primitive, call_bytes=0)
-        drawn_as = primitive
+            return FakeCall(run=self._control.barrier, primitive="barrier", call_bytes=0)
+        primitive = request.name
         if primitive in {"send", "receive"}:  # both ends draw the same time
-            drawn_as = "message"
-        return FakeCall(
-            run=_nothing, primitive=drawn_as, call_bytes=call_bytes, factor=self._factor
-        )
+            primitive = "message"
+        return FakeCall(run=_nothing, primitive=primitive, call_bytes=self._call_bytes(request))
+
+    def begin(self, request: Request) -> list[Call]:
+        """Return a start with a drawn time, and a completion that takes none."""
+        name, call_bytes = f"i{request.name}", self._call_bytes(request)
+        return [
+            FakeCall(run=_nothing, primitive=name, call_bytes=call_bytes),
+            FakeCall(run=_nothing, primitive="wait", call_bytes=-1),
+        ]
 
     def _call_bytes(self, request: Request) -> int:
         """Return the bytes of the whole message on any rank, or of a window's busier direction."""
@@ -201,7 +161,6 @@ class FakeTimer:
         self._communicator = communicator
         self._progress = progress
         self._drawn: Counter[tuple[tuple[str, int], ...]] = Counter()
-        self._clock_ns = 0
 
     def prepare(self) -> None:
         """Do nothing: there is nothing to compile or calibrate."""
@@ -211,59 +170,23 @@ class FakeTimer:
         return 0.0
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
-        """See `commbench.engine.timing.loops.Timer.run`."""
-        script, rank = self._communicator.script, self._communicator.rank
-        scripted = [
-            call for call in calls if isinstance(call, FakeCall)
-        ]  # the computation between start and wait takes no scripted time
-        identity = tuple((call.primitive, call.call_bytes) for call in scripted)
+        """See `commbench.engine.timing.loops.Timer.run`; only fake calls take time."""
+        fake = self._communicator
+        fakes = [call for call in calls if isinstance(call, FakeCall)]
+        identity = tuple((call.primitive, call.call_bytes) for call in fakes)
         number = self._drawn[identity]
         self._drawn[identity] += repetitions
-        shared_rng = _generator(script.seed, self._communicator.launch, identity, number)
-        rank_rng = _generator(script.seed, self._communicator.launch, identity, number, rank)
-        times_us = [
-            call.factor * script.time_us(call.call_bytes)
-            for call in scripted
-            if call.call_bytes >= 0
-        ]
-        true_us = sum(times_us) * batch
-        duration_us = (
-            true_us
-            * self._launch_factor(identity)
-            * _repetition_factors(script, shared_rng, repetitions)
-        )
-        duration_us[: max(0, script.warmup - number)] *= script.warmup_factor
-        if rank == script.slow_rank:
-            duration_us = duration_us * script.slow_rank_factor
-        skew_ns = 1e3 * rank_rng.exponential(script.skew_us, repetitions)
-        start = self._clock_ns + 1_000_000 * np.arange(repetitions) + skew_ns
+        true_us = batch * sum(fake.true_us(call) for call in fakes if call.call_bytes >= 0)
+        duration_us = true_us * fake.factors(identity, number, repetitions)
+        lateness = fake.generator(identity, number, fake.rank)
+        skew_ns = 1e3 * lateness.exponential(fake.skew_us, repetitions)
         self._progress.counters += repetitions
-        start_ns = np.round(start).astype(np.int64)
+        start_ns = np.round(1_000_000 * np.arange(repetitions) + skew_ns).astype(np.int64)
         return Repetitions(
             start_ns=start_ns,
             end_ns=start_ns + np.round(1e3 * duration_us).astype(np.int64),
             late=np.zeros(repetitions, dtype=np.bool_),
         )
-
-    def _launch_factor(self, identity: object) -> float:
-        """Return the factor of this launch, the same for every repetition of a call."""
-        script = self._communicator.script
-        draw = _generator(script.seed, self._communicator.launch, identity, -1)
-        factor = float(np.exp(script.launch_effect * draw.standard_normal()))
-        return factor * (script.slow_factor if draw.random() < script.slow_launches else 1.0)
-
-
-def _repetition_factors(
-    script: Script, draw: np.random.Generator, repetitions: int
-) -> NDArray[np.float64]:
-    noise = np.exp(script.noise * draw.standard_normal(repetitions))
-    tail = np.where(draw.random(repetitions) < script.tail, script.tail_factor, 1.0)
-    factors: NDArray[np.float64] = noise * tail
-    return factors
-
-
-def _generator(*words: object) -> np.random.Generator:
-    return np.random.default_rng(zlib.crc32(repr(words).encode()))
 
 
 def _nothing() -> None:

@@ -54,11 +54,6 @@ class GlooCommunicator(TorchCommunicator, HostCommunicator):
                 [self.rank], backend="gloo", use_local_synchronization=True
             )
 
-    @classmethod
-    def connect(cls, control: Control, launch: int = 0) -> GlooCommunicator:  # noqa: ARG003 - the fake alone draws by launch
-        """Open the backend among all ranks of ``control``; collective."""
-        return cls(control)
-
     def _split(self, groups: Sequence[Group]) -> GlooCommunicator | None:
         """Make torch's subgroups one after the other; collective."""
         with unpinned():

@@ -98,11 +98,6 @@ class MpiCommunicator(HostCommunicator):
         connections = [*([on_host] if shares_host else []), *([off_host] if spans_hosts else [])]
         self._transport = "+".join(filter(None, connections))
 
-    @classmethod
-    def connect(cls, control: MpiControl, launch: int = 0) -> MpiCommunicator:  # noqa: ARG003 - the fake alone draws by launch
-        """Open the backend among all ranks of ``control``; collective."""
-        return cls(control)
-
     def library(self) -> str:
         """Return e.g. ``Open MPI 5.0.11``."""
         name, version = MPI.get_vendor()

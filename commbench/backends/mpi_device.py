@@ -53,7 +53,7 @@ class DeviceMpiCommunicator(CupyMemory):
     @classmethod
     def connect(cls, control: MpiControl, launch: int = 0) -> DeviceMpiCommunicator:  # noqa: ARG003 - the fake alone draws by launch
         """Open the backend among all ranks of ``control``; collective."""
-        return cls(control, MpiCommunicator.connect(control))
+        return cls(control, MpiCommunicator(control))
 
     @abstractmethod
     def mpi_side(self, buffer: Any) -> Any:  # noqa: ANN401 - as the carrier takes it

@@ -4,7 +4,6 @@ one stream.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +14,14 @@ import cupy
 from cupy.cuda import nccl
 
 from commbench.backends.cupy_device import CupyMemory
-from commbench.backends.nccl_library import LOG, NcclBase, variables_set, version_text
-from commbench.collectives.algorithms import AUTO, Choice
+from commbench.backends.nccl_library import (
+    ANY_ALGORITHM,
+    LOG,
+    NcclBase,
+    variables_set,
+    version_text,
+)
+from commbench.collectives.algorithms import Choice
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Buffer, Ends, Request
@@ -50,7 +55,6 @@ _FUNCTIONS = {
     "send": "send send count type target",
     "receive": "recv receive count type source",
 }
-_ANY_ALGORITHM = Choice()
 #: ncclInvalidArgument and ncclInvalidUsage (nccl.h): NCCL's errors for two ranks on one GPU.
 _REFUSALS = (4, 5)
 #: Errors of NCCL (nccl.h) that cupy 13 has no name for: it raises KeyError.
@@ -76,7 +80,6 @@ class NcclCommunicator(NcclBase, CupyMemory):
     """
 
     backend = "nccl"
-    idle_alone = True
     fewest_elements = 1  # NCCL does not document calls with zero elements
 
     def __init__(
@@ -86,12 +89,9 @@ class NcclCommunicator(NcclBase, CupyMemory):
         *,
         members: Group = (),
         identity: object = None,
-        choice: Choice = _ANY_ALGORITHM,
+        choice: Choice = ANY_ALGORITHM,
     ) -> None:
-        self._control = control
-        self._members = members or tuple(range(control.size))
-        self._choice = choice
-        self.rank, self.size = self._members.index(control.rank), len(self._members)
+        super().__init__(control, members, choice)
         if parent is None:
             self.use_assigned_gpu(control)
         else:
@@ -99,16 +99,8 @@ class NcclCommunicator(NcclBase, CupyMemory):
         if not members:
             identity = control.broadcast(nccl.get_unique_id() if control.rank == 0 else None)
         self._comm = self._join(identity)
-        self._by_algorithm: dict[str, NcclCommunicator] = {}
-        self._algorithms: dict[str, str] = {}
-        self._failed = False
         self._token = self.allocate(DTYPES["int8"], 1)
         self.read_gpu_properties()
-
-    @classmethod
-    def connect(cls, control: Control, launch: int = 0) -> NcclCommunicator:  # noqa: ARG003 - the fake alone draws by launch
-        """Open the backend among all ranks of ``control``; collective."""
-        return cls(control)
 
     def _join(self, identity: object) -> Any:  # noqa: ANN401 - cupy's
         """Create a communicator of NCCL.
@@ -135,29 +127,11 @@ class NcclCommunicator(NcclBase, CupyMemory):
         """Return the loaded version, e.g. ``NCCL 2.28.9``."""
         return f"NCCL {version_text(nccl.get_version())}"
 
-    def using(self, algorithm: str) -> NcclCommunicator:
-        """Return a communicator with that algorithm.
-
-        NCCL reads the request when it creates a communicator.
-        """
-        if algorithm == AUTO:
-            return self
-        choice = Choice.parse(algorithm)
+    def by_choice(self, choice: Choice) -> NcclCommunicator:
+        """See `NcclBase.by_choice`."""
         if choice.channels:
             raise UnsupportedError("channels_fixed")
-        communicator = self._by_algorithm.get(algorithm)
-        if communicator is None or communicator.has_failed():
-            if communicator is not None:
-                communicator.abort()
-            try:
-                communicator = self._by_algorithm[algorithm] = NcclCommunicator(
-                    self._control, self, choice=choice
-                )
-            except RuntimeError as error:
-                raise UnsupportedError(
-                    "communicator_not_made", algorithm=algorithm, error=str(error)
-                ) from error
-        return communicator
+        return NcclCommunicator(self._control, self, choice=choice)
 
     @contextmanager
     def watched(self, *, replayed: bool = False) -> Iterator[None]:
@@ -189,12 +163,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
 
     def close(self) -> None:
         """Destroy the communicators, and remove the log."""
-        for communicator in self._by_algorithm.values():
-            (communicator.abort if communicator.has_failed() else communicator.close)()
         super().close()
-        self.complete()
-        # Since 2.26 NCCL waits for the graphs that hold its operations, possibly without end.
-        gc.collect()
         self._comm.destroy()
         LOG.remove()
 

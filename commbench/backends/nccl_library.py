@@ -5,20 +5,24 @@ timing.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import re
 import tempfile
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from commbench.collectives.algorithms import COPY, SYMMETRIC, Choice
+from commbench.collectives.algorithms import AUTO, COPY, SYMMETRIC, Choice
 from commbench.collectives.operations import OPERATIONS
+from commbench.collectives.patterns import Group
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.timing.device import DeviceClock, EventTimer
 from commbench.engine.timing.loops import Progress, Timer
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
+from commbench.findings import UnsupportedError
 
 #: E.g. ``Channel 00/02 : 0[0] -> 1[1] via P2P/CUMEM``; after NET follow the network and the
 #: adapter's number.
@@ -104,6 +108,7 @@ def duplicates_in(log: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+ANY_ALGORITHM = Choice()
 _MAPS = Path("/proc/self/maps")
 _OWN_LOG = "commbench-nccl-"
 #: Functions that make NCCL read the settings of its log again; newer versions have both and will
@@ -254,16 +259,60 @@ LOG = NcclLog()
 
 
 class NcclBase(Communicator, DeviceClock):
-    """A communicator on a GPU over NCCL; subclasses set ``_algorithms`` and ``_failed``."""
+    """A communicator on a GPU over NCCL, of all ranks of the launch or of ``members``."""
 
     loops = ("event",)
     syncs = ("auto", "barrier", "none")
+    idle_alone = True
     own_threads = True  # waiting ranks need no core: the device works by itself
-    _control: Control
-    _algorithms: dict[str, str]
-    """The algorithm of each operation in the last verified case; empty if the log names none."""
-    _failed: bool
-    """Whether a call of NCCL failed here."""
+
+    def __init__(self, control: Control, members: Group, choice: Choice) -> None:
+        self._control = control
+        self._members = members or tuple(range(control.size))
+        self._choice = choice
+        self.rank = self._members.index(control.rank)
+        self.size = len(self._members)
+        self._by_algorithm: dict[str, NcclBase] = {}
+        self._algorithms: dict[str, str] = {}
+        """The algorithm of each operation in the last verified case; empty if the log names
+        none."""
+        self._failed = False
+        """Whether a call of NCCL failed here."""
+
+    @abstractmethod
+    def by_choice(self, choice: Choice) -> NcclBase:
+        """Make the communicator of all ranks with an algorithm; collective."""
+
+    def using(self, algorithm: str) -> Communicator:
+        """Return a communicator with that algorithm, which NCCL reads when it creates one."""
+        if algorithm == AUTO:
+            return self
+        communicator = self._by_algorithm.get(algorithm)
+        if communicator is None or communicator.has_failed():
+            if communicator is not None:
+                communicator.abort()
+            try:
+                communicator = self.by_choice(Choice.parse(algorithm))
+            except RuntimeError as error:
+                raise UnsupportedError(
+                    "communicator_not_made", algorithm=algorithm, error=str(error)
+                ) from error
+            self._by_algorithm[algorithm] = communicator
+        return communicator
+
+    def close(self) -> None:
+        """Close the communicators of groups and algorithms, and free the graphs.
+
+        Since 2.26 NCCL waits for the graphs that hold its operations, possibly without end.
+        """
+        for communicator in self._by_algorithm.values():
+            if communicator.has_failed():
+                communicator.abort()
+            else:
+                communicator.close()
+        super().close()
+        self.complete()
+        gc.collect()
 
     def transport(self) -> str:
         """Return the transports of this rank's channels in NCCL's log, e.g.
@@ -296,7 +345,7 @@ class NcclBase(Communicator, DeviceClock):
     def abort(self) -> None:
         """Abort the communicators, the groups first.
 
-        After an error of NCCL they cannot be closed.
+        After an error of NCCL they cannot be closed: closing may hang. torch cannot abort any.
         """
         for part in self.parts:
             part.abort()

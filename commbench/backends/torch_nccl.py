@@ -4,7 +4,6 @@ torch's stream.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
@@ -13,7 +12,13 @@ import torch
 import torch.distributed as dist
 
 from commbench.backends.gpu_assignment import assign_gpu, room_for
-from commbench.backends.nccl_library import LOG, NcclBase, loaded_version, variables_set
+from commbench.backends.nccl_library import (
+    ANY_ALGORITHM,
+    LOG,
+    NcclBase,
+    loaded_version,
+    variables_set,
+)
 from commbench.backends.torch_calls import (
     Tensors,
     TorchCommunicator,
@@ -23,7 +28,7 @@ from commbench.backends.torch_calls import (
     torch_version,
 )
 from commbench.backends.torch_control import TIMEOUT, join_world, leave_world
-from commbench.collectives.algorithms import AUTO, Choice
+from commbench.collectives.algorithms import Choice
 from commbench.collectives.cases import REGISTERED
 from commbench.collectives.datatypes import Content, DataType, Raw
 from commbench.collectives.patterns import Group
@@ -32,8 +37,6 @@ from commbench.engine.communicator import STALE
 from commbench.engine.control import Control
 from commbench.engine.timing.loops import Call
 from commbench.findings import UnsupportedError
-
-_ANY_ALGORITHM = Choice()
 
 
 class TensorBuffer(Buffer):
@@ -53,7 +56,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
     """
 
     backend = "torch-nccl"
-    idle_alone = True
     barrier_blocks = True
     fewest_elements = 1  # torch sends no empty tensors
     carrier = "nccl"
@@ -66,15 +68,9 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         *,
         members: Group = (),
         group: dist.ProcessGroup | None = None,
-        choice: Choice = _ANY_ALGORITHM,
+        choice: Choice = ANY_ALGORITHM,
     ) -> None:
-        self._control = control
-        self._members = members or tuple(range(control.size))
-        self._choice = choice
-        self.rank, self.size = self._members.index(control.rank), len(self._members)
-        self._by_algorithm: dict[str, TorchNcclCommunicator] = {}
-        self._algorithms: dict[str, str] = {}
-        self._failed = False
+        super().__init__(control, members, choice)
         self._pool: Any = None
         self._is_whole = parent is None
         if parent is None:
@@ -87,11 +83,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
         with variables_set(choice.variables):
             self._group = group or self._new_group(list(self._members))
             self._connect()
-
-    @classmethod
-    def connect(cls, control: Control, launch: int = 0) -> TorchNcclCommunicator:  # noqa: ARG003 - the fake alone draws by launch
-        """Open the backend among all ranks of ``control``; collective."""
-        return cls(control)
 
     def _connect(self) -> None:
         """Make torch create NCCL's communicator now, which reads the variables, not at the first
@@ -175,23 +166,9 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
 
     # Other communicators
 
-    def using(self, algorithm: str) -> TorchNcclCommunicator:
-        """Return a process group with that algorithm.
-
-        A failed group is not closed, because closing it may hang.
-        """
-        if algorithm == AUTO:
-            return self
-        communicator = self._by_algorithm.get(algorithm)
-        if communicator is None or communicator.has_failed():
-            choice = Choice.parse(algorithm)
-            try:
-                communicator = self._by_algorithm[algorithm] = type(self)(
-                    self._control, self, choice=choice
-                )
-            except RuntimeError as error:
-                raise self._cannot(f"communicator for {algorithm}: {error}") from error
-        return communicator
+    def by_choice(self, choice: Choice) -> TorchNcclCommunicator:
+        """See `NcclBase.by_choice`."""
+        return type(self)(self._control, self, choice=choice)
 
     def _split(self, groups: Sequence[Group]) -> TorchNcclCommunicator | None:
         """Make the process groups one after the other; collective."""
@@ -225,12 +202,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator):
 
     def close(self) -> None:
         """Destroy the groups, except a default group that is the control plane's."""
-        for communicator in self._by_algorithm.values():
-            if not communicator.has_failed():
-                communicator.close()
         super().close()
-        self.complete()
-        gc.collect()  # graphs that hold operations of a group must be freed before the group
         self._release()
         dist.destroy_process_group(self._group)
         if self._is_whole:

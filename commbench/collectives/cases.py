@@ -24,7 +24,7 @@ from commbench.collectives.operations import (
 )
 from commbench.collectives.patterns import PATTERNS, check_pattern, shares_of
 from commbench.errors import InputError, check_choice
-from commbench.fields import as_names, as_numbers, join_names, option
+from commbench.fields import as_names, as_numbers, check_choices, join_names, option
 from commbench.findings import UnsupportedError
 from commbench.schema import Ranks
 from commbench.system.env import parse_env
@@ -196,6 +196,7 @@ class Sweep:
         ("sum",),
         "--redop",
         "-o",
+        choices=("reduction", REDOPS),
         metavar="NAMES",
         about=f"Reductions, comma-separated: {join_names(REDOPS)}.",
         read=as_names,
@@ -210,6 +211,7 @@ class Sweep:
     in_place: str = option(
         "default",
         "--in-place",
+        choices=("in_place value", IN_PLACE),
         metavar="WHICH",
         about=(
             f"Whether send and receive buffer are the same: {join_names(IN_PLACE)}. By default"
@@ -250,6 +252,7 @@ class Sweep:
     sync: str = option(
         "auto",
         "--sync",
+        choices=("synchronisation", SYNCS),
         metavar="HOW",
         about=(
             f"How ranks start an operation together: {join_names(SYNCS)}. auto: at an agreed"
@@ -260,12 +263,14 @@ class Sweep:
     loop: str = option(
         "auto",
         "--loop",
+        choices=("loop", LOOPS),
         metavar="LOOP",
         about=f"Timed loop: {join_names(LOOPS)}. auto: native if the backend has such a loop.",
     )
     cadences: Sequence[str] = option(
         (),
         "--cadence",
+        choices=("cadence", MODES),
         metavar="NAMES",
         about=(
             f"How operations follow each other: {join_names(MODES)}. isolated: ranks start each"
@@ -279,6 +284,7 @@ class Sweep:
     buffers: Sequence[str] = option(
         ("hot",),
         "--buffers",
+        choices=("kind of buffers", BUFFERS),
         metavar="NAMES",
         about=(
             f"Message buffers: {join_names(BUFFERS)}. hot (default): the same buffers in each"
@@ -305,16 +311,7 @@ class Sweep:
             find_operation(name)
         for name in self.backends:
             find_backend(name)
-        for axis, values, choices in (
-            ("reduction", self.redops, REDOPS),
-            ("synchronisation", [self.sync], SYNCS),
-            ("loop", [self.loop], LOOPS),
-            ("in_place value", [self.in_place], IN_PLACE),
-            ("cadence", self.cadences, MODES),
-            ("kind of buffers", self.buffers, BUFFERS),
-        ):
-            for name in values:
-                check_choice(axis, name, choices)
+        check_choices(self)
         if self.sync == "none" and "isolated" in self.cadences:
             raise InputError(
                 "Cadence isolated synchronises the ranks, synchronisation none does not; choose one"
@@ -358,14 +355,16 @@ class Sweep:
                 f"World size {max(self.world_sizes)} was asked for and this run has {world_size}"
                 " ranks; start as many as the largest (-n)."
             )
-        cases = [case for size in self.world_sizes or (world_size,) for case in self._cases(size)]
-        # a scaling study's case on all ranks is the same case as outside a study
-        unified = (
-            case if case.world_size != world_size else replace(case, world_size=None)
-            for case in cases
+        unique: dict[Case, None] = {}
+        for size in self.world_sizes or [world_size]:
+            for case in self._cases(size):
+                if size == world_size:  # the same case as outside a scaling study
+                    unique[replace(case, world_size=None)] = None
+                else:
+                    unique[case] = None
+        return [replace(case, env=env) for env in parse_env(self.env) for case in unique] or list(
+            unique
         )
-        unique = list(dict.fromkeys(unified))
-        return [replace(case, env=env) for env in parse_env(self.env) for case in unique] or unique
 
     def _cases(self, world_size: int) -> Iterable[Case]:
         """Yield the cases on ``world_size`` ranks; each case states that number."""
@@ -377,30 +376,27 @@ class Sweep:
                     f"Root {root} is not a rank of a run with {world_size} ranks (0 to"
                     f" {world_size - 1})."
                 )
-        names = itertools.product(
-            self.operations, self.backends, self.dtypes, self.redops, self.patterns, self.algorithms
-        )
-        for operation, backend, dtype, redop, pattern, algorithm in names:
-            entry = _entry(operation, pattern, world_size)
-            for root, size in ((root, size) for root in self.roots for size in self.sizes):
-                requested = Case(
-                    operation=operation,
-                    backend=backend,
-                    dtype=dtype,
-                    redop=redop,
-                    pattern=pattern,
-                    algorithm=algorithm,
-                    root=root,
-                    message_bytes=int(size),
-                    loop=self.loop,
-                    world_size=world_size,
-                )
-                yield from self._variants(requested, entry)
+        axes = {
+            "operation": self.operations,
+            "backend": self.backends,
+            "dtype": self.dtypes,
+            "redop": self.redops,
+            "pattern": self.patterns,
+            "algorithm": self.algorithms,
+            "root": self.roots,
+            "message_bytes": self.sizes,
+        }
+        for values in itertools.product(*axes.values()):
+            fields: dict[str, Any] = dict(zip(axes, values, strict=True))
+            requested = Case(**fields, loop=self.loop, world_size=world_size)
+            yield from self._variants(requested)
 
-    def _variants(self, requested: Case, operation: Operation) -> Iterable[Case]:
+    def _variants(self, requested: Case) -> Iterable[Case]:
         """Yield the case in each form, cadence and kind of buffers, without the axes that the
         operation lacks.
         """
+        world_size = requested.world_size or 1
+        operation = _entry(requested.operation, requested.pattern, world_size)
         places: tuple[bool | None, ...] = (None,)
         if operation.has_in_place:
             places = {
@@ -409,7 +405,7 @@ class Sweep:
                 "out": (False,),
                 "both": (False, True),
             }[self.in_place]
-        shares = shares_of(requested.pattern, requested.world_size or 1)
+        shares = shares_of(requested.pattern, world_size)
         itemsize = find_dtype(str(requested.dtype)).itemsize
         reduced = replace(
             requested,

@@ -59,6 +59,11 @@ class Communicator(Primitives):
     idle_alone: bool = False
     """Whether single-rank in-place calls are no-ops."""
 
+    @classmethod
+    def connect(cls, control: Any, launch: int = 0) -> Communicator:  # noqa: ANN401, ARG003 - a Control; the fake draws by launch
+        """Open the backend among all ranks of ``control``; collective."""
+        return cls(control)  # type: ignore[call-arg] # each backend's own constructor
+
     @abstractmethod
     def library(self) -> str:
         """Return name and version of the library that carries the operations."""

@@ -13,6 +13,7 @@ from commbench.errors import InputError
 from commbench.hooks.options import Effect
 from commbench.hooks.registry import find_hook
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
+from commbench.stats import DEFAULT_LEVEL
 from commbench.units import counted
 
 Verdict = Literal["change", "keep", "inconclusive"]
@@ -171,7 +172,7 @@ class Recommendation:
     """Code to paste."""
     measured_steps: int
     """Optimiser steps with DDP in all stages, including early steps."""
-    level: float = 0.95
+    level: float = DEFAULT_LEVEL
     """Of the intervals: above 95 % with several alternatives, or after an extension."""
     launches: int = 0
     """Confirmation launches behind the verdict."""

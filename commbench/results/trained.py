@@ -17,7 +17,7 @@ from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.info import RunInfo
 from commbench.results.summary import Outcome, last_outcome, records_by_case
-from commbench.stats import Interval
+from commbench.stats import DEFAULT_LEVEL, Interval
 from commbench.stats.components import FEWEST_VISITS
 
 #: A loss is the mean over the last tenth of the steps.
@@ -138,7 +138,9 @@ def groups_of(known: Mapping[str, Trained]) -> dict[Group, list[Trained]]:
     return groups
 
 
-def speedup_of(configuration: Trained, baseline: Trained, *, level: float = 0.95) -> Speedup | None:
+def speedup_of(
+    configuration: Trained, baseline: Trained, *, level: float = DEFAULT_LEVEL
+) -> Speedup | None:
     """Return the speedup of a configuration over ``baseline`` in the launches that have both.
 
     None without any.

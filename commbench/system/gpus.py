@@ -103,9 +103,9 @@ def _linux_address(bus_id: bytes | str | None) -> str | None:
     """Return a PCI address as Linux writes it: lower case, with four digits for the domain where
     NVML has eight.
     """
-    domain, _, rest = (
-        (bus_id.decode() if isinstance(bus_id, bytes) else bus_id or "").lower().partition(":")
-    )
+    if isinstance(bus_id, bytes):
+        bus_id = bus_id.decode()
+    domain, _, rest = (bus_id or "").lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}" if rest else None
 
 
@@ -160,9 +160,9 @@ def gpu_addresses(root: Path = ROOT) -> list[str]:
     devices = (root / "sys/bus/pci/devices").glob("*")
     addresses = [device.name for device in devices if _is_nvidia_gpu(device)]
     nvml = None if addresses else Nvml.start()
-    return sorted(
-        addresses or (address for address in (nvml.addresses() if nvml else []) if address)
-    )
+    if nvml is not None:
+        addresses = list(filter(None, nvml.addresses()))
+    return sorted(addresses)
 
 
 def _is_nvidia_gpu(device: Path) -> bool:
@@ -258,15 +258,10 @@ def pci_links(addresses: Sequence[str]) -> Links:
 
 
 def _nvlink_version(nvml: Nvml, handle: Any) -> str | None:  # noqa: ANN401 - a handle
-    links = (
-        link for link in range(MOST_LINKS) if nvml.ask("nvmlDeviceGetNvLinkState", handle, link)
-    )
-    first = next(links, None)
-    return (
-        None
-        if first is None
-        else _NVLINK_VERSIONS.get(nvml.ask("nvmlDeviceGetNvLinkVersion", handle, first))
-    )
+    for link in range(MOST_LINKS):
+        if nvml.ask("nvmlDeviceGetNvLinkState", handle, link):
+            return _NVLINK_VERSIONS.get(nvml.ask("nvmlDeviceGetNvLinkVersion", handle, link))
+    return None
 
 
 def nvlinks(addresses: Sequence[str]) -> Links:

@@ -184,11 +184,9 @@ def _is_container(root: Path) -> bool:
 
 def usable_cpus() -> list[int]:
     """Return the CPUs that this process may use, by its affinity mask."""
-    return (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def cpu_model(root: Path = ROOT) -> str | None:
@@ -208,10 +206,8 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
     The limits of parent groups apply too: the lowest limit counts.
     """
-    return min(
-        (quota for group in _control_groups(root) if (quota := _quota(group)) is not None),
-        default=None,
-    )
+    quotas = map(_quota, _control_groups(root))
+    return min(filter(None, quotas), default=None)
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
@@ -227,12 +223,11 @@ def _control_groups(root: Path) -> Iterator[Path]:
 
 
 def _quota(group: Path) -> float | None:
-    quota_and_period = read_text(group, "cpu.max")  # version 2; version 1 has two files
-    texts = (
-        quota_and_period.split()
-        if quota_and_period
-        else [read_text(group, f"cpu.cfs_{name}_us") or "max" for name in ("quota", "period")]
-    )
+    limit = read_text(group, "cpu.max")  # version 2; version 1 has two files
+    if not limit:
+        quota, period = (read_text(group, f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        limit = f"{quota or 'max'} {period or 'max'}"
+    texts = limit.split()
     if "max" in texts or int(texts[0]) <= 0:
         return None
     return int(texts[0]) / int(texts[1])
@@ -241,12 +236,8 @@ def _quota(group: Path) -> float | None:
 def _governor(root: Path) -> str | None:
     """Return the frequency governor; if CPUs differ, all of them, sorted and joined by commas."""
     policies = (root / "sys/devices/system/cpu/cpufreq").glob("policy[0-9]*")
-    return (
-        ",".join(
-            sorted({read_text(policy, "scaling_governor") or "" for policy in policies} - {""})
-        )
-        or None
-    )
+    governors = {read_text(policy, "scaling_governor") for policy in policies}
+    return ",".join(sorted(filter(None, governors))) or None
 
 
 def _turbo(root: Path) -> bool | None:

@@ -95,24 +95,14 @@ class RdmaPort(TypedDict):
     rate: str | None
     """Rate as Linux states it."""
     state: str | None
-    """Number and word (``4: ACTIVE``)."""
+    """Number and word (``4: ACTIVE``); in a topology the word."""
     link_layer: str | None
     """``InfiniBand`` or ``Ethernet``."""
 
 
-class TopologyPort(TypedDict):
+class TopologyPort(RdmaPort):
     """A port of an RDMA device of a topology; ``state`` is a word (ACTIVE)."""
 
-    device: str
-    """Name of the device."""
-    port: str
-    """Number of the port."""
-    state: str | None
-    """A word, such as ``ACTIVE``."""
-    rate: str | None
-    """Rate as Linux states it."""
-    link_layer: str | None
-    """``InfiniBand`` or ``Ethernet``."""
     numa_node: int | None
     """NUMA node; None: unknown."""
     pci: str | None
@@ -263,24 +253,26 @@ def _caches(root: Path) -> list[Cache]:
     """Return the types of caches with their counts; a cache that CPUs share counts once."""
     sharers_by_type: dict[tuple[int, str, int], set[str]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
-        level, size = (
-            read_text(cache, "level"),
-            re.fullmatch(r"(\d+)K", read_text(cache, "size") or ""),
-        )
+        level = read_text(cache, "level")
+        size = re.fullmatch(r"(\d+)K", read_text(cache, "size") or "")
         if level and size:
-            cache_type = (int(level), read_text(cache, "type") or "", 1024 * int(size.group(1)))
-            sharers = read_text(cache, "shared_cpu_list") or cache.parent.parent.name
+            name = (read_text(cache, "type") or "").lower()
+            own_cpu = cache.parent.parent.name.removeprefix("cpu")
+            sharers = read_text(cache, "shared_cpu_list") or own_cpu
+            cache_type = (int(level), name, 1024 * int(size.group(1)))
             sharers_by_type.setdefault(cache_type, set()).add(sharers)
-    return [
-        {
-            "level": level,
-            "type": name.lower(),
-            "size_bytes": size,
-            "count": len(sharers),
-            "shared_by": max(len(cpu_list(cpus)) if cpus[0].isdigit() else 1 for cpus in sharers),
-        }
-        for (level, name, size), sharers in sorted(sharers_by_type.items())
-    ]
+    caches: list[Cache] = []
+    for (rank, name, nbytes), cpus in sorted(sharers_by_type.items()):
+        caches.append(
+            {
+                "level": rank,
+                "type": name,
+                "size_bytes": nbytes,
+                "count": len(cpus),
+                "shared_by": max(len(cpu_list(listed)) for listed in cpus),
+            }
+        )
+    return caches
 
 
 def numa_folders(root: Path = ROOT) -> list[Path]:
@@ -394,16 +386,13 @@ def rdma_ports(root: Path = ROOT) -> list[RdmaPort]:
 
 def _rdma(root: Path) -> list[TopologyPort]:
     """Return the RDMA ports with the NUMA node and the PCI address of their devices."""
-    return [
-        {
-            **port,
-            "state": (port["state"] or "").rpartition(" ")[2] or None,  # "4: ACTIVE"
-            "numa_node": _numa_node(device),
-            "pci": _pci_address(device),
-        }
-        for port in rdma_ports(root)
-        for device in (root / "sys/class/infiniband" / port["device"] / "device",)
-    ]
+    ports: list[TopologyPort] = []
+    for port in rdma_ports(root):
+        if port["state"]:
+            port["state"] = port["state"].split()[-1]  # "4: ACTIVE"
+        device = root / "sys/class/infiniband" / port["device"] / "device"
+        ports.append({**port, "numa_node": _numa_node(device), "pci": _pci_address(device)})
+    return ports
 
 
 def _numa_node(device: Path) -> int | None:
@@ -419,9 +408,10 @@ def _numa_node(device: Path) -> int | None:
 
 def _pci_address(device: Path) -> str | None:
     """Return the PCI address of a device, or of the PCI device that it belongs to."""
-    return next(
-        (part for part in reversed(device.resolve().parts) if _PCI_ADDRESS.fullmatch(part)), None
-    )
+    for part in reversed(device.resolve().parts):
+        if _PCI_ADDRESS.fullmatch(part):
+            return part
+    return None
 
 
 # -------------------------------------------------------------------------------------------- links
@@ -442,28 +432,26 @@ def _links(
     """
     if not gpus:
         return {"devices": [], "matrix": []}
-    rdma_addresses = {port["pci"] for port in rdma}
-    adapters: dict[str, TopologyPort | TopologyInterface] = {port["device"]: port for port in rdma}
-    adapters |= {
-        port["name"]: port
-        for port in network
-        if port["pci"] is not None and port["pci"] not in rdma_addresses
-    }
-    devices = [*gpus, *adapters.values()]
+    devices: dict[str, _Device] = {f"GPU{index}": gpu for index, gpu in enumerate(gpus)}
+    rdma_addresses: set[str | None] = {None}
+    for port in rdma:
+        devices[port["device"]] = port
+        rdma_addresses.add(port["pci"])
+    for interface in network:
+        if interface["pci"] not in rdma_addresses:
+            devices[interface["name"]] = interface
     matrix = [
-        ["X" if end is other else _pci_link(root, end, other) for other in devices]
-        for end in devices
+        [_pci_link(root, end, other) for other in devices.values()] for end in devices.values()
     ]
+    for index in range(len(devices)):
+        matrix[index][index] = "X"
     addresses = [gpu["pci"] for gpu in gpus]
-    has_paths = all(_pci_path(root, address) for address in addresses)
-    for (gpu, peer), link in (
-        ({} if has_paths else pci_links(addresses)) | nvlinks(addresses)
-    ).items():
+    links = nvlinks(addresses)
+    if not all(_pci_path(root, address) for address in addresses):
+        links = pci_links(addresses) | links
+    for (gpu, peer), link in links.items():
         matrix[gpu][peer] = link
-    return {
-        "devices": [*(f"GPU{index}" for index in range(len(gpus))), *adapters],
-        "matrix": matrix,
-    }
+    return {"devices": list(devices), "matrix": matrix}
 
 
 _Device = TopologyGpu | TopologyPort | TopologyInterface
@@ -478,16 +466,13 @@ def _pci_link(root: Path, end: _Device, other: _Device) -> str:
     """
     paths = [_pci_path(root, device["pci"]) for device in (end, other)]
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*paths, strict=False)))
-    if common == 0:
-        return (
-            "NODE"
-            if end["numa_node"] is not None and end["numa_node"] == other["numa_node"]
-            else "SYS"
-        )
     if common == 1:
         return "PHB"
+    if common == 0:
+        node = end["numa_node"]
+        return "NODE" if node is not None and node == other["numa_node"] else "SYS"
     beyond_switch = 2  # the switch's port towards the device, and the device
-    return "PIX" if max(len(path) for path in paths) - common <= beyond_switch else "PXB"
+    return "PIX" if max(map(len, paths)) - common <= beyond_switch else "PXB"
 
 
 def _pci_path(root: Path, address: str | None) -> list[str]:
@@ -495,8 +480,10 @@ def _pci_path(root: Path, address: str | None) -> list[str]:
 
     Empty if /sys does not show it.
     """
-    parts = (root / "sys/bus/pci/devices" / (address or "none")).resolve().parts
-    first = next(
-        (index for index, part in enumerate(parts) if _HOST_BRIDGE.match(part)), len(parts)
-    )
-    return list(parts[first:]) if address else []
+    if address is None:
+        return []
+    parts = (root / "sys/bus/pci/devices" / address).resolve().parts
+    for index, part in enumerate(parts):
+        if _HOST_BRIDGE.match(part):
+            return list(parts[index:])
+    return []

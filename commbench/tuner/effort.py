@@ -10,7 +10,7 @@ from commbench.ddp.plan.cases import CONFIRM
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding, Value
 from commbench.schema import JsonMapping
-from commbench.stats import fewest_launches
+from commbench.stats import DEFAULT_LEVEL, fewest_launches
 from commbench.stats.ratios import MOST_LAUNCHES, Scatter, further_launches
 
 
@@ -30,7 +30,11 @@ def measured_steps(records: Iterable[TrainingRecord]) -> int:
 
 
 def launch_advice(
-    ratios: Sequence[float], margin: float, entries: Iterable[JsonMapping], *, level: float = 0.95
+    ratios: Sequence[float],
+    margin: float,
+    entries: Iterable[JsonMapping],
+    *,
+    level: float = DEFAULT_LEVEL,
 ) -> Finding | None:
     """Return the launches that would decide whether a gain exceeds the margin; None if unknown.
 

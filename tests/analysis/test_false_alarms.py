@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from builders import make_info
-from faking import FakeRun, fake_case
+from faking import FakeRun, Script, fake_case
 
 from commbench.analysis.comparison import ComparisonTable, compare
-from commbench.backends.fake import Script
 from commbench.collectives.cases import Case
 from commbench.engine.records import Record
 from commbench.results import Run

@@ -4,9 +4,8 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from faking import EXACT, FakeRun, fake_case
+from faking import EXACT, FakeRun, Regime, fake_case
 
-from commbench.backends.fake import Regime
 from commbench.collectives.cases import Sweep
 from commbench.collectives.operations import OPERATIONS
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from builders import STEADY, make_case, make_grouped, make_info, make_record, summarise_run
 from effort import repetitions, slack
-from faking import EXACT, FakeRun, fake_case
+from faking import EXACT, FakeRun, Script, fake_case
 
 from commbench.analysis.comparison import compare
-from commbench.backends.fake import Script
 from commbench.engine.records import Record, Row
 from commbench.results import Run
 from commbench.stats import Verdict

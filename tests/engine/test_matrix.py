@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 from builders import summarise_run
-from faking import EXACT, Coarse, FakeRun, fake_case, make_late
+from faking import EXACT, Coarse, FakeRun, Regime, Script, fake_case, make_late
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import records_from_lab
 
-from commbench.backends.fake import Regime, Script
 from commbench.collectives.patterns import rounds_of
 from commbench.engine.matrix import FEWEST, MOST
 from commbench.engine.records import Record

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from builders import make_info
 from effort import repetitions, slack
-from faking import EXACT, Coarse, FakeRun, fake_case, make_late
+from faking import EXACT, Coarse, FakeRun, Regime, Script, fake_case, make_late
 
 from commbench.analysis.comparison import compare
-from commbench.backends.fake import FakeCommunicator, FakeTimer, Regime, Script
+from commbench.backends.fake import FakeCommunicator, FakeTimer
 from commbench.collectives.primitives import Request
 from commbench.engine.records import FixedSettings, Record
 from commbench.engine.sampling import settings_after

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faking import Script, ScriptedCommunicator
 
-from commbench.backends.fake import FakeCommunicator, Script
 from commbench.collectives.cases import Sweep
 from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.measure import measure
@@ -47,7 +47,7 @@ def test_scripted_communication_that_nothing_hides_overlaps_by_nothing() -> None
             control=control, budget=BUDGETS["quick"], progress=Progress(), slice_s=0.02
         )
         return measure(
-            case, FakeCommunicator(control, Script(noise=0.0, tail=0.0)), session, launch=0
+            case, ScriptedCommunicator(control, Script(noise=0.0, tail=0.0)), session, launch=0
         )
 
     record = run_threads(2, work)[0]

@@ -7,9 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from faking import EXACT, FakeRun, fake_case
+from faking import EXACT, FakeRun, Script, fake_case
 
-from commbench.backends.fake import Script
 from commbench.engine.observers import Disturbance
 from commbench.engine.records import FixedSettings, Record
 from commbench.engine.samples import Samples
