@@ -22,7 +22,7 @@ from rich.table import Table
 from commbench.cli.terminal import make_console
 from commbench.results.trained import Speedup
 from commbench.stats import MARGIN, Floats, median, student_interval
-from commbench.tuner.decision import judge, level_of
+from commbench.tuner.rules import judge, level_of
 
 #: Launches of the first look and of the second.
 LOOKS = (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from markup import clause, docstrings_of_fields, first_paragraph, table
 
 from commbench.collectives.layouts import Shape
-from commbench.collectives.operations import OPERATIONS, LengthRule, Operation
+from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
 from commbench.engine.flags import FLAGS
@@ -169,7 +169,7 @@ def _operation(entry: Operation) -> tuple[str, ...]:
         factor = _factor(entry)
     if entry.has_in_place:
         in_place = "default" if entry.default_in_place else "offered"
-    buffers = (_buffer(entry.send), _buffer(entry.receive))
+    buffers = (_buffer(entry, 0), _buffer(entry, 1))
     return f"`{entry.name}`", entry.summary, *buffers, osu_bytes, factor, in_place
 
 
@@ -181,12 +181,13 @@ def _factor(entry: Operation) -> str:
     raise ValueError(f"{entry.name}'s busbw factor follows no formula in FACTORS; add it there.")
 
 
-def _buffer(layout: LengthRule) -> str:
-    """Return how large a buffer is and on which ranks, in words."""
+def _buffer(entry: Operation, side: int) -> str:
+    """Return how large a buffer (0 send, 1 receive) is and on which ranks, in words."""
     size = RANKS[-1]
     lengths = []
     for rank in range(size):
-        lengths.append(layout(Shape(rank=rank, size=size, elements=MESSAGE, root=ROOT)))
+        shape = Shape(rank=rank, size=size, elements=MESSAGE, root=ROOT)
+        lengths.append(entry.counts(shape)[side])
     holders = tuple(rank for rank, length in enumerate(lengths) if length)
     if not holders:
         return ""

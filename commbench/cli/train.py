@@ -36,7 +36,7 @@ from commbench.results import Store
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
 from commbench.tuner.conclusion import recommend
 from commbench.tuner.learning import Permission
-from commbench.tuner.sweep import TrainingPlan
+from commbench.tuner.plans import TrainingPlan
 
 TrainingBackend = Annotated[
     str,
@@ -218,7 +218,7 @@ def join_training(task: Task, training: TrainingPlan) -> Task:
     """
     return dataclasses.replace(
         task,
-        requests=[*task.requests, training.sweep_request()],
+        requests=[*task.requests, training.first_request()],
         stages=[*task.stages, *training.stages()],
         left_out=[*task.left_out, *training.left_out],
         info={**task.info, **training.info},

@@ -50,7 +50,7 @@ from commbench.live.command import attach_to, find_program, name_of
 from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
 from commbench.results import load_run
 from commbench.stats.budgets import TRAINING_BUDGETS
-from commbench.tuner.stages import TuningPlan
+from commbench.tuner.plans import TuningPlan
 
 #: The fewest steps of a block: 3 untimed steps, and 3 for a median.
 FEWEST_STEPS = 6
@@ -277,7 +277,7 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
     """Return the task of a tuning; ``left_out`` as in `Task`."""
     return Task(
         name=short_name("tune", plan.workload),
-        requests=[plan.search_request()],
+        requests=[plan.first_request()],
         stages=plan.stages(),
         left_out=left_out,
         info=plan.info,
@@ -285,7 +285,7 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
             "workload": plan.workload,
             "batch": plan.facts.batch_size,
             "max_accuracy_loss": plan.max_accuracy_loss,
-            "candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.candidates],
+            "candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.cases],
         },
         then=plan.then,
         seconds=plan.estimate_s(),

@@ -225,6 +225,8 @@ class CaseRun:
 
     def _prepare_again(self) -> Prepared:
         prepared = self._allocate()
+        if prepared.window != self._conditions["window"]:
+            prepared = prepared.with_window(self._conditions["window"])
         if self.case.graph:
             prepared = prepared.capture()
         prepared.refill()
@@ -345,7 +347,11 @@ class CaseRun:
         return session.timer(self.case, self.communicator, lasting_ns=1e3 * lasting_us)
 
     def _new_sampler(
-        self, timer: Timer, calls: Sequence[Call], longest_s: float, watched: Sequence[int]
+        self,
+        timer: Timer,
+        calls: Sequence[Call] = (),
+        longest_s: float = math.inf,
+        watched: Sequence[int] = (0,),
     ) -> Sampler:
         session = self.session
         return Sampler(
@@ -495,7 +501,7 @@ class CaseRun:
         if isinstance(matrix, Finding):
             return no_result("unsupported", matrix)
         timer = session.timer(self.case, self.communicator)
-        sampler = self._new_sampler(timer, (), math.inf, (0,))
+        sampler = self._new_sampler(timer)
         with watch.measuring():
             sampled = sample_matrix(matrix, sampler, session, launch=self.launch, fixed=self.fixed)
         self._note_conditions(matrix, timer)

@@ -45,7 +45,7 @@ from commbench.results import Store
 from commbench.results.info import Launch as Entry
 from commbench.results.info import VariableValues
 from commbench.results.plan import DONE, budget_fields, launch_times, slice_seconds
-from commbench.results.record_types import AnyCase, AnyRecord, blank_record
+from commbench.results.record_types import AnyCase, blank_record
 from commbench.results.summary import latest
 
 DONE_CODE, PARTIAL_CODE, WRONG_CODE, SIGNAL_CODE = 0, 3, 4, 128
@@ -173,11 +173,11 @@ class Ledger:
             self._warned.add(topic)
             self.display.on(Notice(text=text))
 
-    def add(self, record: AnyRecord) -> None:
+    def add(self, finished: CaseFinished) -> None:
         """Keep a record and show it."""
         self._has_all_rows = False
-        self.store.append(record)
-        self.display.on(CaseFinished(record=record))
+        self.store.append(finished.record, finished.fields)
+        self.display.on(finished)
 
     def add_launch(self, entry: Entry) -> None:
         """Enter a launch into run.json, and bring the tables up to date."""
@@ -224,8 +224,8 @@ class LaunchLedger:
                     self.has_session = True
                 case CaseStarted(index=index):
                     self._begin(self.launch.plan.cases[index].case)
-                case CaseFinished(record=record, share=share):
-                    self._finish(record, share)
+                case CaseFinished():
+                    self._finish(event)
                 case CasesEnded(is_complete=is_complete):
                     self.is_complete = is_complete
                 case LastCase():
@@ -246,11 +246,12 @@ class LaunchLedger:
         progress = CaseProgress(done=done, total=remaining.total, case=str(case), eta_s=eta_s)
         self._ledger.display.on(progress)
 
-    def _finish(self, record: AnyRecord, share: float) -> None:
+    def _finish(self, finished: CaseFinished) -> None:
         """Keep a record.
 
         A configuration that fails to train on all ranks alike would do so again.
         """
+        record, share = finished.record, finished.share
         self._measuring_s += record.measuring_s
         if self._current is not None and self._current.key == record.case.key:
             self._current = None
@@ -258,7 +259,7 @@ class LaunchLedger:
             self._has_result = True
             self._remaining.cases -= share
             self._remaining.slices -= share * self.launch.request.slices([record.case])
-        self._ledger.add(record)
+        self._ledger.add(finished)
         if isinstance(record, TrainingRecord) and record.status == "failed":
             self._lost[record.case.key] = in_case(record.reason, record.case)
 
@@ -300,7 +301,8 @@ class LaunchLedger:
             status = "hung"
         reason = ending.cause or Finding.stated(ending.reason)
         number = self.launch.plan.launch
-        self._ledger.add(blank_record(case, launch=number, status=status, reason=reason))
+        record = blank_record(case, launch=number, status=status, reason=reason)
+        self._ledger.add(CaseFinished(record=record))
 
     def enter(self, ending: Ending) -> None:
         """Enter how the launch ended, without a case."""

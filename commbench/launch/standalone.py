@@ -48,7 +48,8 @@ from commbench.launch.signals import Interrupts
 from commbench.results import Store
 from commbench.results.plan import LaunchPlan, Stage
 
-#: Seconds that other ranks leave rank 0 to report why the launch ends.
+#: Seconds that other ranks leave rank 0 to report why the launch ends: launchers end all ranks
+#: when the first leaves.
 AFTER_RANK_0_S = 2.0
 
 
@@ -196,6 +197,8 @@ class OwnRank(RankProcess):
         if number != signal.SIGINT:
             reason = Finding("rank_ended", numbers={"signal": number.name})
             ending = Ending.broken("failed", reason)
+        elif self.identity.rank:
+            time.sleep(AFTER_RANK_0_S)
         with self._lock():
             self._end(ending)
             leave(SIGNAL_CODE + number)

@@ -230,7 +230,7 @@ class RunInfo(TypedDict, total=False):
     states: Mapping[str, MachineStates]
     """By backend, where the machine ran at two speeds."""
     facts: JsonMapping
-    """The workload's parameters and times, from which a tuning predicts."""
+    """The workload's parameters and the order of their gradients."""
     first_look: int | None
     """Fresh launches after which a tuning looks at the result for the first time."""
     max_accuracy_loss: float | None

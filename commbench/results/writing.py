@@ -23,6 +23,7 @@ from commbench.results.files import (
     SCAFFOLD,
     as_json,
     encode,
+    encode_fields,
     join_fields,
     refusing,
     replace_file,
@@ -139,17 +140,23 @@ class Store:
         """The training records."""
         return training_records(self.records)
 
-    def append(self, record: AnyRecord) -> AnyRecord:
+    def append(self, record: AnyRecord, fields: Mapping[str, str] | None = None) -> AnyRecord:
         """Write a record as one line and wait until it is on disk.
 
         Return the record of its case in its launch.
+
+        Args:
+            record: the record.
+            fields: the JSON of each of its fields; None: it is not encoded yet.
 
         Raises:
             LaunchError: it could not be written; earlier records are intact.
         """
         self._check_place()
         before = os.fstat(self._samples).st_size
-        line = self._line(record, before).encode()
+        if fields is None:
+            fields = encode_fields(record.to_json())
+        line = self._line((record.case.key, record.launch), fields, before).encode()
         with refusing(self.path / SAMPLES, LaunchError):
             try:
                 write_all(self._samples, line)
@@ -161,17 +168,15 @@ class Store:
         self._run = None
         return self.records.add(record)
 
-    def _line(self, record: AnyRecord, place: int) -> str:
-        """Return the line of a record at a place of the file: whole, or of a further visit what
-        differs from the whole line that ``of`` names.
+    def _line(self, key: tuple[str, int], fields: Mapping[str, str], place: int) -> str:
+        """Return the line at a place of the file of a record of a case and launch: whole, or of a
+        further visit what differs from the whole line that ``of`` names.
         """
-        fields = {name: encode(value) for name, value in record.to_json().items()}
-        key = (record.case.key, record.launch)
         whole = self._whole.get(key)
         if whole is not None and whole.keys() - {"line"} <= fields.keys():
             changed = {name: text for name, text in fields.items() if whole.get(name) != text}
             return join_fields({"of": whole["line"], **changed})
-        if any(launch != record.launch for _, launch in self._whole):
+        if any(launch != key[1] for _, launch in self._whole):
             self._whole.clear()
         self._whole[key] = {"line": str(place), **fields}
         return join_fields(self._whole[key])
@@ -285,9 +290,8 @@ class Store:
         self._whole.clear()
         self._written.clear()
         sign_lock(lock)
-        write_all(
-            samples, b"".join(f"{encode(record.to_json())}\n".encode() for record in self.records)
-        )
+        for record in self.records:
+            write_all(samples, join_fields(encode_fields(record.to_json())).encode())
         os.fsync(samples)
         replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
         sync_directory(self.path)

@@ -25,9 +25,10 @@ from commbench.results.recommendation import (
 from commbench.results.summary import condition_flags, launch_flags
 from commbench.results.trained import Speedup, median, paired_sample_ms, speedup_of, trained
 from commbench.stats import MARGIN
-from commbench.tuner.decision import Decision, Judged, LeftOut, decide, decision_of, level_of
+from commbench.tuner.decision import Decision, Judged, LeftOut, decide, decision_of
 from commbench.tuner.effort import launch_advice, measured_steps
 from commbench.tuner.learning import cost_of
+from commbench.tuner.rules import level_of
 from commbench.tuner.snippet import env_snippet, keep_snippet, live_snippet, snippet_of
 from commbench.words import Estimate
 

@@ -21,7 +21,6 @@ from commbench.results.recommendation import (
     EFFECTS,
     LearningEffect,
     Verdict,
-    Withheld,
     effect_of,
 )
 from commbench.results.trained import (
@@ -39,76 +38,24 @@ from commbench.results.trained import (
     speedup_of,
     trained,
 )
-from commbench.stats import MARGIN, Interval
+from commbench.stats import Interval
 from commbench.tuner.effort import steps_of
 from commbench.tuner.learning import accuracy_warning, withheld
+from commbench.tuner.rules import Rated, judge, level_of, look_of_launches, look_of_rounds, winners
 
 #: Never recommended: instruments only measure, and `LOCAL` exchanges no gradients.
 INSTRUMENTS = frozenset({LOCAL, *(name for name, spec in HOOKS.items() if spec.is_instrument)})
-#: Two-sided error of the interval of one alternative at the first look. Each further look may err
-#: half as often. With a true gain equal to the margin, "change" is concluded in at most 2.5 % of
-#: first looks and in less than 5 % of all, however many there are. See `benchmarks/looks.py`.
-FIRST_ERROR = 0.05
-#: Rounds of fresh blocks after which a live tuning looks. If it ends earlier, a look at its end
-#: replaces the next one.
-LIVE_LOOKS = (8, 16, 32, 64, 128, 256)
-
-
-def level_of(alternatives: int, look: int = 0) -> float:
-    """Return the level of each alternative's interval at a look, from 0, with Bonferroni's
-    correction for the number of alternatives.
-
-    Whichever alternative is fastest, its interval then covers its speedup as often as a single
-    alternative's would.
-    """
-    return 1 - FIRST_ERROR / 2.0**look / max(1, alternatives)
-
-
-def look_of_launches(launches: int, first_look: int | None) -> int:
-    """Return the number of the look after some fresh launches, from 0.
-
-    Each look has at most twice as many launches as the one before.
-    """
-    if not first_look or launches <= first_look:
-        return 0
-    return math.ceil(math.log2(launches / first_look))
-
-
-def look_of_rounds(rounds: Iterable[int]) -> int:
-    """Return the number of the look of a live tuning, from 0.
-
-    Args:
-        rounds: of fresh blocks in each launch; the looks of earlier launches count.
-    """
-    looks = 0
-    for in_launch in rounds:
-        looks += 1 + sum(look < in_launch for look in LIVE_LOOKS)
-    return max(0, looks - 1)
-
-
-def judge(speedup: Speedup | None) -> Verdict:
-    """Return the verdict on one alternative's speedup in fresh launches."""
-    if speedup is None or speedup.interval is None:
-        return "inconclusive"
-    if speedup.interval.low > 1 + MARGIN:
-        return "change"
-    return "keep" if speedup.interval.high <= 1 + MARGIN else "inconclusive"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class Judged(Rated):
     """The baseline, or a setting that was compared with it."""
 
     trained: Trained
-    ratio: float = math.nan
-    """The speedup over the baseline in the launches of the decision."""
     speedup: Speedup | None = None
-    """The same with its interval, if these launches are fresh."""
-    effect: LearningEffect = "none"
+    """Over the baseline, with its interval, if the launches of the decision are fresh."""
     verdict: Verdict = "inconclusive"
     """On its speed alone."""
-    withheld: Withheld = ""
-    """Why it may not be recommended, however fast it is."""
 
     @property
     def case(self) -> TrainingCase:
@@ -350,13 +297,11 @@ def _stated(reason: str, without: str) -> Finding:
 
 
 def candidates(records: Iterable[TrainingRecord], info: RunInfo) -> list[TrainingCase]:
-    """Return the settings to confirm in fresh launches: the baseline and the fastest of each
-    effect on learning.
+    """Return the settings to confirm in fresh launches: the baseline, and the `winners` of the
+    sweep as `decision_of` reads it.
 
-    One with a stronger effect must be faster than those with a weaker effect. The fastest without
-    compression is added, because it may alter learning by its precision. All must be faster than
-    the baseline, except the fastest that may be recommended: only a comparison can show that the
-    default is as good. They are chosen from the sweep as `decision_of` reads it.
+    The fastest without compression is added if it is faster than the baseline, because it may
+    alter learning by its precision.
 
     Args:
         records: of the run.
@@ -368,13 +313,8 @@ def candidates(records: Iterable[TrainingRecord], info: RunInfo) -> list[Trainin
     decision = decision_of(records, SWEEP, info)
     if decision is None or not decision.has_baseline:
         return []
-    fastest = decision.fastest_by_effect()
-    chosen = [decision.baseline]
-    for effect in EFFECTS:  # the weakest first; the ratio of the baseline is 1
-        if effect in fastest and fastest[effect].ratio > chosen[-1].ratio:
-            chosen.append(fastest[effect])
+    chosen = [decision.baseline, *winners(decision.alternatives)]
     if decision.plain and decision.plain[0].ratio > 1:
-        chosen.insert(2, decision.plain[0])  # behind the fastest of the weakest effect
-    chosen += (decision.usable or decision.alternatives)[:1]
+        chosen.append(decision.plain[0])
     cases = [dataclasses.replace(each.case, phase=CONFIRM) for each in chosen]
     return list(dict.fromkeys(cases))

@@ -19,7 +19,7 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.results.recommendation import Verdict
 from commbench.results.trained import Speedup, speedup_of_rounds
 from commbench.stats import median
-from commbench.tuner.decision import LIVE_LOOKS, judge, level_of, look_of_rounds
+from commbench.tuner.rules import LIVE_LOOKS, LIVE_SHARE, judge, level_of, look_of_rounds
 from commbench.tuner.screening import HALVINGS, Rounds, Screening
 
 #: Steps after a switch that are not timed: the first uses the initial buckets, the second allocates
@@ -31,8 +31,6 @@ FEWEST_STEPS, MOST_STEPS = 3, 60
 FIRST_STEPS = 8
 #: The time of a block end in ms, and the largest share of a block that it should take.
 BLOCK_END_MS, BLOCK_END_SHARE = 3.0, 0.015
-#: The share of the steps or of the time that screening may take.
-SCREENING_SHARE = 0.4
 #: Tries of a block before its setting is left out.
 MOST_TRIES = 5
 #: Default limits: the larger of this number of steps and the steps that fit into these seconds.
@@ -350,7 +348,7 @@ class Experiment:
 
     def _is_screening_too_long(self, share: float) -> bool:
         stage = self._stage
-        return isinstance(stage, Screening) and share > SCREENING_SHARE and bool(stage.finalists())
+        return isinstance(stage, Screening) and share > LIVE_SHARE and bool(stage.finalists())
 
     def _confirm(self) -> None:
         finalists = self._stage.finalists() if isinstance(self._stage, Screening) else []
@@ -376,7 +374,7 @@ def _block_steps(step_ms: float, left_steps: float, settings: int) -> int:
         settings: in a round of the screening.
     """
     cheap = math.ceil(BLOCK_END_MS / (BLOCK_END_SHARE * step_ms))
-    of_screening = SCREENING_SHARE * left_steps / (HALVINGS[0] * settings)
-    of_confirmation = (1 - SCREENING_SHARE) * left_steps / (3 * LIVE_LOOKS[1])
+    of_screening = LIVE_SHARE * left_steps / (HALVINGS[0] * settings)
+    of_confirmation = (1 - LIVE_SHARE) * left_steps / (3 * LIVE_LOOKS[1])
     steps = math.floor(min(cheap, of_screening, of_confirmation)) - UNTIMED
     return max(FEWEST_STEPS, min(MOST_STEPS, steps))

@@ -15,7 +15,7 @@ from faking import EXACT, Coarse, FakeRun, fake_case, make_late
 from commbench.analysis.comparison import compare
 from commbench.backends.fake import FakeCommunicator, FakeTimer, Regime, Script
 from commbench.collectives.primitives import Request
-from commbench.engine.records import Record
+from commbench.engine.records import FixedSettings, Record
 from commbench.engine.sampling import settings_after
 from commbench.engine.timing.loops import Call
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS
@@ -202,6 +202,19 @@ def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) ->
     first, second = FakeRun(ranks=2).launches([fake_case()], 2)
     assert (4, 4) == (first.batch, second.batch)  # 4 times 5.1 us is 20 us
     assert TRUE_US == pytest.approx(median(first.times_us), abs=1e-3)
+
+
+def test_buffers_that_are_made_again_have_the_same_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keep as many messages in flight as the first visit, whether or not buffers are kept."""
+    case = fake_case("bandwidth", 1024)
+    fixed = FixedSettings(warmups=1, batch=1, visits=3, repetitions=6, window=2)
+    (kept,) = FakeRun(visits=24).launch([case], 1, [fixed])
+    monkeypatch.setattr("commbench.engine.measure.KEPT_BYTES", 0)
+    (again,) = FakeRun(visits=24).launch([case], 1, [fixed])
+    assert (2, 18) == (again.window, len(again.times_us))
+    assert kept.times_us == again.times_us
 
 
 # -------------------------------------------------------------------------------------- late starts

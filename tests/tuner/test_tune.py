@@ -146,6 +146,6 @@ def test_a_dry_run_measures_nothing(tmp_path: Path) -> None:
     done = tune(tmp_path, *TINY, "--dry-run", "-n", "2", "--oversubscribe")
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "tiny, default buckets" in done.stdout
-    assert "then the best again in" in done.stdout
+    assert "then the fastest again in" in done.stdout
     assert "Nothing was measured." in done.stdout
     assert not (tmp_path / "r").exists()
