@@ -459,13 +459,13 @@ class CaseRun:
         per = self._operations
         summary = samples.summary(per)
         times_us = samples.slowest_us(per)
-        doubts = self._doubts(times_us, samples.late, samples.valid, clocks)
-        flags = (*self._conditions["flags"], *doubts, *samples.flags(per))
+        warnings = self._warnings(times_us, samples.late, samples.valid, clocks)
+        flags = (*self._conditions["flags"], *warnings, *samples.flags(per))
         groups = timed_groups(prepared, self._checked, samples, transports, per)
         lengths = (len(summary["times_us"]),)
         return {**fields, **summary, "visit_lengths": lengths, "flags": flags, "groups": groups}
 
-    def _doubts(
+    def _warnings(
         self, times_us: Sequence[float], late: int, valid: int, clocks: Clocks | None = None
     ) -> tuple[str, ...]:
         """Return the flags of a visit with valid repetitions."""
@@ -522,7 +522,7 @@ class CaseRun:
         if not sampled.pairs:
             return {**fields, **self._no_times()}
         times_us = [pair.time_us for pair in sampled.pairs]
-        flags = self._doubts(times_us, sampled.late, sampled.counted)
+        flags = self._warnings(times_us, sampled.late, sampled.counted)
         return {**fields, "times_us": times_us, "flags": flags}
 
 
