@@ -259,10 +259,18 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " out one of the two"
         ),
         "too_few_ranks": "{operation} needs at least {minimum} ranks, this run has {ranks}",
-        # A launch that failed or hung.
+        # A launch that failed or hung. A clause about a rank begins with it: the rest is its state.
         "daemon_lost": "mpirun has lost its daemon on host {host}",
-        "hosts_silent": "{hosts} not been heard of {since}{suspicion}",
-        "launcher_ended": "the launcher ended with exit status {status}{last_line}",
+        "heard_ago": "for {seconds:.0f} s",
+        "heard_never": "since the start",
+        "host_silent": "host {hosts:list} has not been heard of {since}",
+        "hosts_silent": "hosts {hosts:list} have not been heard of {since}",
+        "hosts_silent_here": (
+            "hosts {hosts:list} have not been heard of {since}; it may be {here} that has lost its"
+            " network"
+        ),
+        "launcher_ended": "the launcher ended with exit status {status}",
+        "launcher_ended_saying": "the launcher ended with exit status {status}: {last_line}",
         "launcher_not_started": (
             "{program} cannot be started ({error}); install it again, or load its module"
         ),
@@ -271,13 +279,98 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "no_rank_stands_out": (
             "all ranks are alive and equally far; none can be told to be the cause"
         ),
+        "place_before": ("synchronising or preparing for {operation} of {backend}, at {place}"),
+        "place_inside": "{operation} of {backend}, at {place}",
+        "rank_behind": "{subject} is furthest behind",
         "rank_died": "{subject} has died: others lost their connection to it",
         "rank_ended": "ended by {signal}: a person, a time limit or a failed rank",
-        "rank_killed": "{subject} was killed by signal {signal} ({meaning}){memory}{remedy}",
-        "rank_left": "{subject} left with exit status {status}{remedy}",
+        "rank_idle": "{subject} is idle while the others wait for it",
+        "rank_killed": "{subject} was killed by signal {signal} ({meaning})",
+        "rank_killed_memory": (
+            "{subject} was killed by signal 9 (killed), by the kernel for lack of memory"
+        ),
+        "rank_killed_other": "{subject} was killed by signal 9 (killed), not for lack of memory",
+        "rank_killed_unknown": (
+            "{subject} was killed by signal 9 (killed); the system may have run out of memory"
+        ),
+        "rank_left": "{subject} left with exit status {status}",
+        "rank_left_because": "{subject} left with exit status {status}: {remedy}",
         "rank_raised": "{subject} raised {error}",
-        "rank_stuck": "{subject} {state}{others}",
+        "rank_silent": "{subject} has not been heard of {since}",
+        "rank_silent_process": (
+            "{subject} has not been heard of {since} although its process {process}"
+        ),
+        "rank_stopped": "{subject} is stopped",
+        "rank_too": "so is {subject}",
         "ranks_not_started": "the ranks could not be started: {remedy}",
+        "ranks_left_late": "the ranks did not leave cleanly after their last case: {cause}",
+        "ranks_stay": "the ranks did not end after their last case: {cause}",
+        "rank_was_in": "Meanwhile {subject} was in {place}.",
+        "ranks_were_in": "Meanwhile {subject} were in {place}.",
+        "ranks_too": "so are {subject}",
+        # What launchers complain of, with what to do.
+        "daemon_not_started": (
+            "mpirun could not start its daemon on host {host}; make `ssh {host} true` and the"
+            " same MPI work there"
+        ),
+        "disk_full": (
+            "a disk that ranks or their launcher write to is full; make room, in TMPDIR first"
+            " of all"
+        ),
+        "host_unresolved": (
+            "the host name {host} does not resolve; correct the hostfile or the name service"
+        ),
+        "host_unresolved_here": (
+            "the host name {host} does not resolve; correct /etc/hosts or the name service"
+        ),
+        "lab_host_missing": "the emulated cluster has no host {host}; correct the hostfile",
+        "loopback_down": (
+            "no network interface is up; the ranks of one host need the loopback: `ip link set"
+            " lo up`"
+        ),
+        "module_missing": (
+            "{module} is not installed for the Python that the ranks run; install the same"
+            " environment on every host"
+        ),
+        "port_in_use": (
+            "port {port}, on which ranks are to meet, is in use; end what holds it, or choose"
+            " another one"
+        ),
+        "program_missing": (
+            "{path} cannot be started on host {host}; install the same environment at the same"
+            " path on every host"
+        ),
+        "shared_memory_full": (
+            "/dev/shm is full, which ranks of one host need"  # noqa: S108 - not a file of ours
+            " to exchange messages in memory; make room there"
+        ),
+        "shared_memory_unused": (
+            "/dev/shm is full, so ranks of one host"  # noqa: S108 - not a file of ours
+            " could not exchange messages in memory; make room there"
+        ),
+        "slots_missing": (
+            "mpirun has fewer slots than ranks were asked for; ask for fewer, or give the hosts"
+            " more slots"
+        ),
+        "some_port_in_use": (
+            "a port on which ranks are to meet is in use; end what holds it, or choose another one"
+        ),
+        "ssh_denied": (
+            "ssh to {host} is denied ({why}); make `ssh {host} true` work without a password"
+        ),
+        "ssh_key_unknown": (
+            "ssh does not trust a host's key; make `ssh HOST true` work for every host of the"
+            " hostfile"
+        ),
+        "ssh_missing": (
+            "mpirun found no ssh to reach other hosts with; install it, or name hosts of this"
+            " machine only"
+        ),
+        "ssh_refused": "host {host} refuses ssh; start its ssh server, or name another host",
+        "ssh_unreachable": (
+            "host {host} cannot be reached by ssh ({why}); check that it is up, or take it out"
+            " of the hostfile"
+        ),
         # What follows from how launches ended.
         "case_failed": "1 case failed: {cause}",
         "cases_failed": "{failed} cases failed, the first: {cause}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from commbench.errors import InputError
-from commbench.launch.diagnosis import Ending
+from commbench.launch.clues import Ending
 from commbench.launch.events import Listener, Notice
 from commbench.launch.launchers import Launcher
 from commbench.launch.ledger import LaunchLedger, Ledger, make_launches

@@ -16,7 +16,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Status
 from commbench.errors import InputError, LaunchError
 from commbench.findings import Finding, Value
-from commbench.launch.diagnosis import Ending, in_case
+from commbench.launch.clues import Ending, in_case
 from commbench.launch.events import (
     ROUNDING,
     CaseFinished,
@@ -92,8 +92,6 @@ class Ledger:
         """Enter that a launch begins; return the listener of its ranks' events."""
         number, reason = launch.plan.launch, ""
         if self._status != "running":
-            # mpirun leaves a quarter of a second between SIGTERM and SIGKILL: run.json states the
-            # end before it comes
             reason = str(Finding("launch_begun", numbers={"launch": number + 1}))
         budget = budget_fields(launch.request)
         self.store.update(status=self._status, reason=reason, launcher=self.launcher, **budget)
@@ -126,9 +124,9 @@ class Ledger:
             for record in latest(self.store.records).values():
                 if record.status == "wrong" and code < SIGNAL_CODE:
                     code = WRONG_CODE
-            if not self._has_all_rows:
-                self._write_tables()
+            # the status first: mpirun leaves a quarter of a second between SIGTERM and SIGKILL
             self.store.update(status=status, reason=stop.reason)
+            self.write_tables()
             return code
 
     def refuse(self, reason: str) -> None:
@@ -180,13 +178,15 @@ class Ledger:
         self.display.on(finished)
 
     def add_launch(self, entry: Entry) -> None:
-        """Enter a launch into run.json, and bring the tables up to date."""
+        """Enter a launch into run.json."""
+        self._has_all_rows = False
         self.store.update(launches=[*self.store.info.get("launches", []), entry])
-        self._write_tables()
 
-    def _write_tables(self) -> None:
-        write_tables(self.store)
-        self._has_all_rows = True
+    def write_tables(self) -> None:
+        """Bring the tables up to date."""
+        if not self._has_all_rows:
+            write_tables(self.store)
+            self._has_all_rows = True
 
 
 class LaunchLedger:
@@ -280,7 +280,7 @@ class LaunchLedger:
         if ending.is_broken:
             self._ledger.display.on(RankOutput(lines=ending.output))
         if ending.failed_rank and ending.failed_rank.waiting:
-            self._ledger.display.on(Notice(text=f"{ending.failed_rank.waiting}."))
+            self._ledger.display.on(Notice(text=ending.failed_rank.waiting))
         return replace(
             ending, has_begun=self._has_begun, has_result=self._has_result, lost=self._lost
         )
@@ -347,4 +347,5 @@ def make_launches(
     while isinstance(step := schedule.next(), Launch):
         ending = run(step, ledger.begin(step))
         schedule.ended(step, ledger.end(ending))
+        ledger.write_tables()
     return ledger.close(step)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from commbench.findings import Finding, Value
-from commbench.launch.diagnosis import Ending
+from commbench.launch.clues import Ending
 from commbench.results import Store
 from commbench.results.info import Launch as Entry
 from commbench.results.plan import (

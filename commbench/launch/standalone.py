@@ -15,10 +15,10 @@ from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.errors import InputError, LaunchError
 from commbench.findings import Finding
-from commbench.launch.diagnosis import (
+from commbench.launch.clues import (
     Ending,
     describe_place,
-    diagnose_error,
+    error_clue,
     hang_reason,
     name_rank,
 )
@@ -171,7 +171,7 @@ class OwnRank(RankProcess):
             self.refuse(sentence)
             return
         self._say(sentence)
-        self._end(Ending.broken("failed", diagnose_error(error).reason))
+        self._end(Ending.broken("failed", error_clue(error).reason))
 
     def report(self, event: Heartbeat | Stack) -> None:
         """Print a stack of this rank, which SIGUSR1 requests."""

@@ -12,14 +12,16 @@ from collections import defaultdict, deque
 
 from commbench.collectives.backends import MPI_BACKENDS
 from commbench.findings import Finding
-from commbench.launch.diagnosis import (
-    Diagnosis,
+from commbench.launch.clues import (
+    Clue,
     Ending,
     Evidence,
     MemoryKills,
-    diagnose_exit,
+    exit_clues,
     find_crash_report,
     hang_reason,
+    start_clues,
+    worst,
 )
 from commbench.launch.events import (
     ROUNDING,
@@ -35,8 +37,8 @@ from commbench.launch.events import (
     Stack,
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
-from commbench.launch.launcher_errors import explain, find_warning
 from commbench.launch.launchers import Launcher
+from commbench.launch.messages import find_warning
 from commbench.launch.process import STACKS_S, Launched, Output
 from commbench.launch.protocol import FINISH, MARK, split_line
 from commbench.launch.signals import LOOK_S, Interrupts
@@ -150,7 +152,7 @@ class Supervisor:
         name = signal.Signals(self._interrupts.number or signal.SIGINT).name
         return Ending(status="interrupted", reason=str(Finding("interrupted", name)))
 
-    def _tear_down(self, launched: Launched, hang: Diagnosis) -> Ending:
+    def _tear_down(self, launched: Launched, hang: Clue) -> Ending:
         """End a hung launch after its ranks had time to report their stacks."""
         self._evidence.forget_stacks()
         launched.ask_for_stacks(self._watchdog.pids, by_launcher=self._launcher.forwards_signals)
@@ -163,30 +165,28 @@ class Supervisor:
         stacks = self._evidence.lines()
         is_reached = launched.stop(self._handle)
         if self._is_complete:
-            return Ending(
-                status="ok", reason=f"the ranks did not end after their last case: {hang.reason}"
-            )
-        cause = str(hang.reason)
-        if hang.reason.code == "no_rank_heard" and (remedy := explain(list(self._stderr))):
-            cause = f"{cause}: {remedy}"
+            return _complete("ranks_stay", hang)
+        if hang.code == "no_rank_heard":
+            hang = worst([hang, *start_clues(list(self._stderr))])
         return Ending.broken(
             "hung",
-            hang_reason(self._watchdog.timeout, cause),
+            hang_reason(self._watchdog.timeout, str(hang)),
             failed_rank=failed_rank,
-            is_host_lost=hang.is_lost and not is_reached,
+            is_host_lost=hang.is_host_lost and not is_reached,
             output=[*self._stderr, *stacks],
         )
 
-    def _printed(self, launched: Launched, hang: Diagnosis) -> list[str]:
+    def _printed(self, launched: Launched, hang: Clue) -> list[str]:
         """Return the interpreter's report on a rank of this host that cannot report its stacks
         itself.
         """
-        pid = self._watchdog.pids.get(-1 if hang.rank is None else hang.rank)
-        if pid is None or hang.rank in self._evidence.located or hang.host != socket.gethostname():
+        pids = self._watchdog.pids
+        is_here = hang.host == socket.gethostname()
+        if hang.rank not in pids or hang.rank in self._evidence.located or not is_here:
             return []
         before = list(self._stderr)
         self._stderr.clear()
-        launched.make_print(pid)
+        launched.make_print(pids[hang.rank])
         launched.drain(PRINTING_S, self._handle)
         printed = list(self._stderr)
         self._stderr = deque([*before, *printed], maxlen=KEPT_LINES)
@@ -194,36 +194,40 @@ class Supervisor:
 
     def _judge(self, returncode: int) -> Ending:
         """Return how a launch ended whose launcher has left."""
-        refused = [error.message for error in self._evidence.errors if error.is_bad_input]
-        if refused:
-            return Ending(status="refused", reason=refused[0])
+        for error in self._evidence.errors:
+            if error.is_bad_input:
+                return Ending(status="refused", reason=error.message)
+        lines = list(self._stderr)
         if returncode == 0 and self._all_cases_ended is False:
             if self._finishing:
                 return self._interrupted()
             return Ending(status="cut", reason=str(Finding("launch_cut")))
         if returncode == 0 and self._is_complete:
-            return Ending(status="ok", reason=find_warning(list(self._stderr)))
-        diagnosis = diagnose_exit(
-            list(self._stderr),
+            return Ending(status="ok", reason=find_warning(lines))
+        clues = exit_clues(
+            lines,
             self._evidence.errors,
             returncode,
             self._watchdog.processes,
-            silent=self._watchdog.silent(time.monotonic()),
             is_out_of_memory=self._memory.is_out_of_memory,
         )
+        silent = self._watchdog.silent(time.monotonic())
+        if silent:
+            clues.append(silent)
+        clue = worst(clues)
         if self._is_complete:
-            reason = f"the ranks did not leave cleanly after their last case: {diagnosis.reason}"
-            return Ending(status="ok", reason=reason)
-        printed = find_crash_report(list(self._stderr))
+            return _complete("ranks_left_late", clue)
         failed_rank = self._evidence.failed_rank(
-            diagnosis, self._case, self._watchdog.processes, printed
+            clue, self._case, self._watchdog.processes, find_crash_report(lines)
         )
-        output = [*self._stderr, *self._evidence.lines()]
-        return Ending.broken("failed", diagnosis.reason, failed_rank=failed_rank, output=output)
+        output = [*lines, *self._evidence.lines()]
+        return Ending.broken("failed", clue.reason, failed_rank=failed_rank, output=output)
 
     @property
     def _case(self) -> AnyCase | None:
-        return None if self._current is None else self._plan.cases[self._current].case
+        if self._current is None:
+            return None
+        return self._plan.cases[self._current].case
 
     @property
     def _is_complete(self) -> bool:
@@ -279,3 +283,8 @@ class Supervisor:
                 self._shares[record.case.key] += share
             case CasesEnded(is_complete=is_complete):
                 self._all_cases_ended = is_complete
+
+
+def _complete(code: str, clue: Clue) -> Ending:
+    """Return the ending of a launch that has measured everything, with a warning."""
+    return Ending(status="ok", reason=str(Finding(code, numbers={"cause": str(clue)})))

@@ -84,12 +84,12 @@ class Run:
         is_early = self.info.get("status") == "partial" and made < planned
         return None if is_early else self.recommendation
 
-    def with_info(self, info: RunInfo) -> Run:
-        """Return the run with other entries of ``run.json`` that no table is made of, and with the
-        tables that have been made.
+    def concluded(self, **fields: Any) -> Run:  # noqa: ANN401 - of any field
+        """Return the run with other fields that no table is made of, and with the tables that have
+        been made.
         """
         run = copy.copy(self)
-        vars(run)["info"] = info
+        vars(run).update(fields)
         return run
 
     @cached_property
@@ -215,7 +215,7 @@ def load_run(path: str | Path) -> Run:
                 f"{path} holds no run of commbench (no {RUN}); give the directory that --out named."
             )
         records, _ = read_samples(path)
-        return make_run(path, read_info(path), records, recommendation=read_recommendation(path))
+        return make_run(path, read_info(path), records, recommendation=_read_recommendation(path))
 
 
 def make_run(
@@ -284,7 +284,7 @@ def _remedy(file: Path) -> str:
     )
 
 
-def read_recommendation(path: Path) -> Recommendation | None:
+def _read_recommendation(path: Path) -> Recommendation | None:
     """Read ``recommendation.json``; None if there is no such file."""
     file = path / RECOMMENDATION
     if not os.path.lexists(file):

@@ -34,7 +34,7 @@ from commbench.results.files import (
     write_all,
 )
 from commbench.results.info import RunInfo
-from commbench.results.reading import Run, make_run, read_info, read_recommendation, read_samples
+from commbench.results.reading import Run, make_run, read_info, read_samples
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, Records, training_records
 from commbench.results.verdict import paragraph
@@ -74,6 +74,8 @@ class Store:
         self._whole: dict[tuple[str, int], dict[str, str]] = {}
         """The last whole line of each case in the launch that is being written: JSON by field."""
         self._run: Run | None = None
+        self._recommendation: Recommendation | None = None
+        """As written last."""
         self._written: dict[str, int] = {}
         """Hash of what was last written into each file of tables."""
         self._made: Sequence[Path] = ()
@@ -131,8 +133,9 @@ class Store:
     def run(self) -> Run:
         """The run so far; its tables are made once until a record or a condition is added."""
         if self._run is None:
-            recommendation = read_recommendation(self.path)
-            self._run = make_run(self.path, self.info, self.records, recommendation=recommendation)
+            self._run = make_run(
+                self.path, self.info, self.records, recommendation=self._recommendation
+            )
         return self._run
 
     @property
@@ -191,7 +194,7 @@ class Store:
         run = self._run
         self._set_info({**self.info, **as_json(fields)})
         if run is not None and fields.keys() <= _CONCLUDED:
-            self._run = run.with_info(self.info)
+            self._run = run.concluded(info=self.info)
         with refusing(self.path / RUN, LaunchError):
             replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
 
@@ -231,7 +234,8 @@ class Store:
         content = {**recommendation.to_json(), "paragraph": paragraph(recommendation)}
         with refusing(self.path / RECOMMENDATION, LaunchError):
             replace_file(self.path / RECOMMENDATION, encode(content, indent=1) + "\n")
-        self._run = None
+        self._recommendation = recommendation
+        self._run = self.run.concluded(recommendation=recommendation)
 
     def discard(self) -> None:
         """Remove a run that was refused before anything was measured, and directories made for it.

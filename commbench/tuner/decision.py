@@ -159,7 +159,9 @@ class Decision:
         return self.baseline
 
     def _if_faster(self, judged: Judged) -> Judged:
-        return judged if judged.ratio > 1 else self.baseline
+        if judged.ratio > 1:
+            return judged
+        return self.baseline
 
 
 def decide(records: Sequence[TrainingRecord], info: RunInfo) -> Decision | None:
@@ -206,9 +208,12 @@ def decision_of(records: Iterable[TrainingRecord], phase: str, info: RunInfo) ->
             left_out.append(reason)
     judged = [_judged(other, base, len(fit), info, is_fresh=is_fresh) for other in fit]
     judged.sort(key=attrgetter("ratio"), reverse=True)
-    same = Speedup(ratio=1.0, launches=0, interval=Interval(low=1.0, high=1.0, level=level_of(1)))
+    same = None
+    if is_fresh:
+        interval = Interval(low=1.0, high=1.0, level=level_of(1))
+        same = Speedup(ratio=1.0, launches=0, interval=interval)
     return Decision(
-        baseline=Judged(trained=base, ratio=1.0, speedup=same if is_fresh else None),
+        baseline=Judged(trained=base, ratio=1.0, speedup=same),
         alternatives=judged,
         left_out=left_out,
         losses=losses,
@@ -224,15 +229,18 @@ def _judged(
         look = look_of_rounds(len(timed.block_lengths) for timed in candidate.timed.values())
     elif is_fresh:
         look = look_of_launches(len(common_launches(candidate, base)), info.get("first_look"))
-    speedup = speedup_of(candidate, base, level=level_of(alternatives, look))
-    return Judged(
+    judged = Judged(
         trained=candidate,
-        ratio=speedup.ratio if speedup else math.nan,
-        speedup=speedup if is_fresh else None,
-        verdict=judge(speedup) if is_fresh else "inconclusive",
         effect=effect_of(candidate.case, base.case),
         withheld=withheld(candidate.case, base.case, info),
     )
+    speedup = speedup_of(candidate, base, level=level_of(alternatives, look))
+    if speedup is None:
+        return judged
+    judged = dataclasses.replace(judged, ratio=speedup.ratio)
+    if not is_fresh:
+        return judged
+    return dataclasses.replace(judged, speedup=speedup, verdict=judge(speedup))
 
 
 def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:

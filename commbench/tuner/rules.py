@@ -63,7 +63,9 @@ def judge(speedup: Speedup | None) -> Verdict:
         return "inconclusive"
     if speedup.interval.low > 1 + MARGIN:
         return "change"
-    return "keep" if speedup.interval.high <= 1 + MARGIN else "inconclusive"
+    if speedup.interval.high <= 1 + MARGIN:
+        return "keep"
+    return "inconclusive"
 
 
 @dataclass(frozen=True, kw_only=True)

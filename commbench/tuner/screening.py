@@ -6,6 +6,7 @@ two block medians of one round, because the machine changes less within a round 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Sequence
@@ -213,12 +214,10 @@ class Screening(Rounds):
         rated = []
         for setting in self.candidates:
             if self.speedups(setting):
-                each = _Rated(
-                    setting=setting,
-                    ratio=self.median_speedup(setting),
-                    effect=self._effects[setting],
-                    withheld="unnamed" if setting in self._withheld else "",
-                )
+                ratio, effect = self.median_speedup(setting), self._effects[setting]
+                each = _Rated(setting=setting, ratio=ratio, effect=effect)
+                if setting in self._withheld:
+                    each = dataclasses.replace(each, withheld="unnamed")
                 rated.append(each)
         return [each.setting for each in winners(rated)]
 

@@ -11,7 +11,7 @@ from launching import make_request
 from commbench.collectives.cases import Sweep
 from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.launch.diagnosis import Ending
+from commbench.launch.clues import Ending
 from commbench.launch.schedule import (
     LEAST_SOAK_S,
     PAUSE_S,
