@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from markup import clause, docstrings_of_fields, listing, table
 
-from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
-from commbench.ddp.plan.records import BucketRow, TrainingRow
-from commbench.engine.records import SCHEMA, OverlapRow, Row
+from commbench.engine.records import SCHEMA
 from commbench.engine.timing.clocks import ClockFacts
-from commbench.report.comparison.formats import ComparisonRow
+from commbench.report.explain import TABLES, column_meanings
 from commbench.results.info import FailedRank, Launch, RunInfo
-from commbench.results.pairs import PairRow
 from commbench.results.recommendation import Choice, Recommendation
-from commbench.results.tables import column_dtypes
 from commbench.system.environment import Environment
 from commbench.system.host import Host
 
@@ -45,7 +41,7 @@ ones, except further samples of the launch. A line with `of` holds only what dif
 
 ## CSV columns
 
-"In" names the files without `.csv`; `compare` is the output of `compare A B --format csv`. Files have a header line,
+`commbench report RUN --explain NAME` prints a line of this table, or a flag. "In" names the files without `.csv`; `compare` is the output of `compare A B --format csv`. Files have a header line,
 commas, `.` decimals and UTF-8. An empty cell means that the column does not apply. Units are in the names: `us` is
 microseconds, `GBps` is 1e9 bytes per second. Text that a spreadsheet would run as a formula begins with an apostrophe.
 `load_run` and Parquet files have text, Int64, Float64 and boolean columns that hold NA.
@@ -77,18 +73,6 @@ operation, backend, type, pattern and `world_size` with three sizes or more; [ho
 | `variant` | difference from how DDP communicates (in place, sums) |
 """
 
-#: The CSV files, with the class of their rows; `compare` is what the command prints.
-TABLES: Mapping[str, type[Any]] = {
-    "collectives": Row,
-    "overlap": OverlapRow,
-    "pairs": PairRow,
-    "timeline": TimelineRow,
-    "events": EventRow,
-    "drift": DriftRow,
-    "ddp": TrainingRow,
-    "buckets": BucketRow,
-    "compare": ComparisonRow,
-}
 #: What people read of run.json: where an object stands, its class, and its fields.
 READ: Sequence[tuple[str, type[Any], str]] = (
     (
@@ -124,18 +108,8 @@ def csv_columns() -> list[tuple[str, str, str]]:
 
     A column whose meaning differs between files has a line for each meaning.
     """
-    files: dict[tuple[str, str], list[str]] = {}
-    first_meaning: dict[str, str] = {}
-    for file, row in TABLES.items():
-        texts = {each.name: each.metadata.get("about") for each in dataclasses.fields(row)}
-        for name in column_dtypes(row):
-            meaning = texts[name] or "schema number"
-            if meaning.startswith("as in "):
-                meaning = first_meaning[name]
-            first_meaning.setdefault(name, meaning)
-            files.setdefault((name, meaning), []).append(file)
     lines = []
-    for (name, meaning), names in sorted(files.items()):
+    for (name, meaning), names in sorted(column_meanings().items()):
         if name.endswith("_ci_high"):
             continue  # stands beside the low end
         shown = f"`{name}`"

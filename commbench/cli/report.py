@@ -30,6 +30,7 @@ from commbench.errors import InputError
 from commbench.launch.facts import emulated_conditions
 from commbench.launch.probe import probe_mpi
 from commbench.report.advice import Conditions, advise
+from commbench.report.explain import explain
 from commbench.report.model import render_model
 from commbench.report.page import check_writable, write_page
 from commbench.report.topology import render_topology, topology_remarks
@@ -66,6 +67,12 @@ def report(
             "--model", help="Print only the network model: start-up times, rates, and their error."
         ),
     ] = False,
+    explained: Annotated[
+        str | None,
+        typer.Option(
+            "--explain", metavar="NAME", help="Print only what a flag, its mark or a column means."
+        ),
+    ] = None,
     expect: Expect = None,
     link: LinkRate = "",
     *,
@@ -78,6 +85,9 @@ def report(
     Several runs are overlaid on one page. With --format the rows are printed and no page is drawn.
     With --expect the page of a run says which expectations it meets, as commbench check does.
     """
+    if explained:
+        typer.echo("\n".join(explain(explained)))
+        return 0
     check_style(output_format)
     if output_format == "table":
         given = [each for each in given if each != "--format"]
