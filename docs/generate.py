@@ -26,6 +26,7 @@ from typing import (
 
 import pictures
 import terminal
+from kept_table import evidence_page
 from reference import commands_page, docstrings_of_fields, python_page
 
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
@@ -667,6 +668,7 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "columns.md": columns_page,
     "commands.md": commands_page,
+    "evidence.md": evidence_page,
     "python.md": python_page,
 }
 

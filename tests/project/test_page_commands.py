@@ -432,7 +432,7 @@ def test_commands_run(text: str, place: Path) -> None:
             "bench_xeon2core_20261125",
         ),
         (
-            "python benchmarks/accuracy.py --out results/accuracy_xeon2core_20261125",
+            "python benchmarks/evidence/accuracy.py --out results/accuracy_xeon2core_20261125",
             False,
             "not an empty directory",
         ),

@@ -1,7 +1,7 @@
 """Is commbench as exact as C? Its native timed loop against the same loop in plain C, and against
 one in Python.
 
-``python benchmarks/accuracy.py`` starts two ranks ten times. In each launch every case is timed in
+``accuracy.py`` starts two ranks ten times. In each launch every case is timed in
 short chunks that alternate between the three loops, with the same buffers, slack, batch and clock,
 so that drift meets all of them alike. Exit code 0 if in every case the 95 % interval of native / C
 lies within 3 % of 1, 1 if not.

@@ -1,6 +1,6 @@
 """What do a copy, each compression kernel and each hook cost on one GPU?
 
-``python benchmarks/cuda_kernels.py`` times, each call after another array has filled the cache:
+``cuda_kernels.py`` times, each call after another array has filled the cache:
 
 * copies of several sizes, the yardstick;
 * top-k selection, whole and by kernel, and by ``torch.topk``;

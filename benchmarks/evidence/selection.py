@@ -1,7 +1,7 @@
 """Does top-k pay? Its compiled selection against the same by torch.topk, and against merely adding
 the two arrays.
 
-``python benchmarks/selection.py`` works on one thread, in rounds of one call each, for several
+``selection.py`` works on one thread, in rounds of one call each, for several
 kinds of data: add the residual, choose exactly k elements, pack them, store the rest. Exit code 0
 if with all data the 95 % intervals say that the selection is at least 8 times as fast as with
 torch.topk and takes at most 8 times as long as the addition, else 1.

@@ -1,7 +1,7 @@
 """Is top-k selection on a GPU as fast as its memory? Its CUDA kernels against a copy, and against
 the same by torch.
 
-``python benchmarks/cuda_selection.py`` times, in rounds of one call each and for several kinds of
+``cuda_selection.py`` times, in rounds of one call each and for several kinds of
 data: add the residual, choose exactly k elements, pack them, store the rest. That has to move 12
 bytes an element at least: gradient and residual are read, the residual is written. By torch it is
 done twice: in the fewest calls (``plain``: add, abs, torch.topk, gather, scatter), and as the
