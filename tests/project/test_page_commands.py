@@ -67,7 +67,7 @@ NOT_RUN = {
             "nvidia-smi",
             "host_call_cost.py",
         ),
-        *("test_gpu_train.py", "cuda_selection.py"),
+        *("test_gpu_train.py", "selection.py --gpu"),
     ),
     "installs packages from an index": ("pip install",),
     "needs a cluster that this machine cannot be": (
