@@ -10,6 +10,7 @@ CommbenchError
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TypeVar
@@ -37,8 +38,16 @@ class InputError(CommbenchError):
 def unknown_choice(
     what: str, name: str, choices: Iterable[str], alternative: str = ""
 ) -> InputError:
-    """Return the error for a ``name`` that is none of ``choices``; ``what`` is the kind of name."""
-    return InputError(f"Unknown {what} {name!r}; choose from {', '.join(choices)}{alternative}.")
+    """Return the error for a ``name`` that is none of ``choices``; ``what`` is the kind of name.
+
+    It asks whether a choice that is spelt alike was meant.
+    """
+    known = list(choices)
+    found = f"{what} {name!r}"
+    alike = difflib.get_close_matches(name.lower(), known, n=1)
+    if alike:
+        found = f"{found} (did you mean {alike[0]}?)"
+    return InputError(f"Unknown {found}; choose from {', '.join(known)}{alternative}.")
 
 
 def check_choice(what: str, name: str, choices: Collection[str]) -> None:

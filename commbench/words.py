@@ -128,23 +128,24 @@ NOUNS = frozenset(
         "configuration",
         "curve",
         "expectation",
-        "fresh launch",
+        "confirmation launch",
         "group",
         "host",
         "inconclusive case",
         "launch",
         "link",
-        "more fresh launch",
+        "more confirmation launch",
         "more setting",
+        "more time",
         "pair",
         "rank",
         "row",
+        "sample",
         "setting",
         "spike",
         "start",
         "step",
         "straggler",
-        "visit",
     }
 )
 #: The most items of a list; further ones are counted.
@@ -258,10 +259,18 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " out one of the two"
         ),
         "too_few_ranks": "{operation} needs at least {minimum} ranks, this run has {ranks}",
-        # A launch that failed or hung.
+        # A launch that failed or hung. A clause about a rank begins with it: the rest is its state.
         "daemon_lost": "mpirun has lost its daemon on host {host}",
-        "hosts_silent": "{hosts} not been heard of {since}{suspicion}",
-        "launcher_ended": "the launcher ended with exit status {status}{last_line}",
+        "heard_ago": "for {seconds:.0f} s",
+        "heard_never": "since the start",
+        "host_silent": "host {hosts:list} has not been heard of {since}",
+        "hosts_silent": "hosts {hosts:list} have not been heard of {since}",
+        "hosts_silent_here": (
+            "hosts {hosts:list} have not been heard of {since}; it may be {here} that has lost its"
+            " network"
+        ),
+        "launcher_ended": "the launcher ended with exit status {status}",
+        "launcher_ended_saying": "the launcher ended with exit status {status}: {last_line}",
         "launcher_not_started": (
             "{program} cannot be started ({error}); install it again, or load its module"
         ),
@@ -270,13 +279,124 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "no_rank_stands_out": (
             "all ranks are alive and equally far; none can be told to be the cause"
         ),
+        "place_before": ("synchronising or preparing for {operation} of {backend}, at {place}"),
+        "place_inside": "{operation} of {backend}, at {place}",
+        "rank_behind": "{subject} is furthest behind",
         "rank_died": "{subject} has died: others lost their connection to it",
         "rank_ended": "ended by {signal}: a person, a time limit or a failed rank",
-        "rank_killed": "{subject} was killed by signal {signal} ({meaning}){memory}{remedy}",
-        "rank_left": "{subject} left with exit status {status}{remedy}",
+        "rank_idle": "{subject} is idle while the others wait for it",
+        "rank_killed": "{subject} was killed by signal {signal} ({meaning})",
+        "rank_killed_memory": (
+            "{subject} was killed by signal 9 (killed), by the kernel for lack of memory"
+        ),
+        "rank_killed_other": "{subject} was killed by signal 9 (killed), not for lack of memory",
+        "rank_killed_unknown": (
+            "{subject} was killed by signal 9 (killed); the system may have run out of memory"
+        ),
+        "rank_left": "{subject} left with exit status {status}",
+        "rank_left_because": "{subject} left with exit status {status}: {remedy}",
         "rank_raised": "{subject} raised {error}",
-        "rank_stuck": "{subject} {state}{others}",
+        "rank_silent": "{subject} has not been heard of {since}",
+        "rank_silent_process": (
+            "{subject} has not been heard of {since} although its process {process}"
+        ),
+        "rank_stopped": "{subject} is stopped",
+        "rank_too": "so is {subject}",
         "ranks_not_started": "the ranks could not be started: {remedy}",
+        "ranks_left_late": "the ranks did not leave cleanly after their last case: {cause}",
+        "ranks_stay": "the ranks did not end after their last case: {cause}",
+        "rank_was_in": "Meanwhile {subject} was in {place}.",
+        "ranks_were_in": "Meanwhile {subject} were in {place}.",
+        "ranks_too": "so are {subject}",
+        # What launchers complain of, with what to do.
+        "daemon_not_started": (
+            "mpirun could not start its daemon on host {host}; make `ssh {host} true` and the"
+            " same MPI work there"
+        ),
+        "disk_full": (
+            "a disk that ranks or their launcher write to is full; make room, in TMPDIR first"
+            " of all"
+        ),
+        "host_unresolved": (
+            "the host name {host} does not resolve; correct the hostfile or the name service"
+        ),
+        "host_unresolved_here": (
+            "the host name {host} does not resolve; correct /etc/hosts or the name service"
+        ),
+        "lab_host_missing": "the emulated cluster has no host {host}; correct the hostfile",
+        "loopback_down": (
+            "no network interface is up; the ranks of one host need the loopback: `ip link set"
+            " lo up`"
+        ),
+        "module_missing": (
+            "{module} is not installed for the Python that the ranks run; install the same"
+            " environment on every host"
+        ),
+        "port_in_use": (
+            "port {port}, on which ranks are to meet, is in use; end what holds it, or choose"
+            " another one"
+        ),
+        "program_missing": (
+            "{path} cannot be started on host {host}; install the same environment at the same"
+            " path on every host"
+        ),
+        "shared_memory_full": (
+            "/dev/shm is full, which ranks of one host need"  # noqa: S108 - not a file of ours
+            " to exchange messages in memory; make room there"
+        ),
+        "shared_memory_unused": (
+            "/dev/shm is full, so ranks of one host"  # noqa: S108 - not a file of ours
+            " could not exchange messages in memory; make room there"
+        ),
+        "slots_missing": (
+            "mpirun has fewer slots than ranks were asked for; ask for fewer, or give the hosts"
+            " more slots"
+        ),
+        "some_port_in_use": (
+            "a port on which ranks are to meet is in use; end what holds it, or choose another one"
+        ),
+        "ssh_denied": (
+            "ssh to {host} is denied ({why}); make `ssh {host} true` work without a password"
+        ),
+        "ssh_key_unknown": (
+            "ssh does not trust a host's key; make `ssh HOST true` work for every host of the"
+            " hostfile"
+        ),
+        "ssh_missing": (
+            "mpirun found no ssh to reach other hosts with; install it, or name hosts of this"
+            " machine only"
+        ),
+        "ssh_refused": "host {host} refuses ssh; start its ssh server, or name another host",
+        "ssh_unreachable": (
+            "host {host} cannot be reached by ssh ({why}); check that it is up, or take it out"
+            " of the hostfile"
+        ),
+        # What follows from how launches ended.
+        "case_failed": "1 case failed: {cause}",
+        "cases_failed": "{failed} cases failed, the first: {cause}",
+        "cases_unmeasured": "{missing} of {cases} cases have no launch",
+        "conditions_changed": (
+            "The conditions have changed since the first launch: {changes:clauses}."
+        ),
+        "failures_in_a_row": "stopped after {failures} failed launches in a row: {cause}",
+        "interrupted": "interrupted by {subject}",
+        "last_case": "Finishing the case; press Ctrl-C again to stop now.",
+        "launch_begun": "launch {launch} has begun and not ended",
+        "launch_comes_next": (
+            "launch {launch} of {launches} of stage {subject} comes next, which takes this command"
+            " {invocations:more time}, and what follows may take more"
+        ),
+        "launch_cut": "the time limit ended the launch before its last case",
+        "launch_goes_on": "Launch {launch} failed and goes on: {cause}.",
+        "launch_goes_on_without": "Launch {launch} goes on without {env}: {cause}.",
+        "launch_warning": "Launch {launch}: {cause}.",
+        "soak_goes_on": "Launch {launch} {status} at {at}: {cause}. The soak goes on.",
+        "time_limit": (
+            "the time limit of {limit_s:g} s was reached after {made} of {launches} launches of"
+            " stage {subject}"
+        ),
+        "start_conductor": "start commbench without mpirun or torchrun to learn which rank",
+        "stage_cut": "Cut short: {cause}; the same command adds the rest.",
         # A run: its state, its time, its origin.
         "energy_missing": "Energy of {subject}: {error}.",
         "imported_from": "Measured by {subject}, imported from {files}.",
@@ -290,7 +410,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "run_cut_live": "Cut short: {why}. The same command with --out {path} adds a launch.",
         "run_empty": "Nothing has been measured yet.",
-        "run_undecided": "No verdict yet: {launches} of {planned:fresh launch} made.",
+        "run_undecided": ("No verdict yet: {launches} of {planned:confirmation launch} made."),
         "run_unfinished": (
             "Not finished: {why}. Everything measured is kept; the same command with --out {path}"
             " goes on from there."
@@ -355,9 +475,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " way (median over 100 %)."
         ),
         "states": (
-            "The machine was in two states: over {subject} {share:percent} of visits met the fast"
-            " one; in the slow one the probe took {ratio:.2f} times as long. The table shows the"
-            " fast state, collectives.csv both."
+            "Over {subject} the machine ran at two speeds: the table shows the faster"
+            " ({share:percent} of the samples). At the slower the probe took {ratio:.2f} times as"
+            " long; collectives.csv has both."
         ),
         # A first answer.
         "answer_exposed": "A step with {baseline} waits {share:percent} of its time for gradients.",
@@ -367,11 +487,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # A recommendation: what to do.
         "setting_change": "{subject}: change to {setting}.",
         "setting_change_altering": (
-            "{subject}: keep {baseline}, or change to {setting}, which alters learning."
+            "{subject}: keep {baseline}, or change to {setting} (changed gradients)."
         ),
         "setting_change_either": (
-            "{subject}: change to {safe}, which leaves learning as it is, or change to {setting},"
-            " which alters learning."
+            "{subject}: change to {safe} (same gradients), or to {setting} (changed gradients)."
         ),
         "setting_inconclusive": "{subject}: keep {baseline} for now.",
         "setting_keep": "{subject}: keep {baseline}.",
@@ -379,7 +498,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # A recommendation: what it rests on.
         "reason": "{sentence}",
         "reason_all_withheld": (
-            "Every alternative to {baseline} that was measured alters learning, and none may be"
+            "Every alternative to {baseline} that was measured changes gradients, and none may be"
             " recommended."
         ),
         "reason_baseline_failed": (
@@ -399,38 +518,34 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "reason_none": "No alternative to {baseline} was measured well.",
         "reason_none_because": "No alternative to {baseline} was measured well ({cause}).",
-        "reason_one_block": (
-            "{subject} was measured again in {blocks:block} only, which says nothing about the next"
-            " one."
-        ),
+        "reason_one_block": ("{subject} was confirmed in {blocks:block} only: repeat the command."),
         "reason_one_launch": (
-            "{subject} was measured again in {launches:launch} only, which says nothing about the"
-            " next one."
+            "{subject} was confirmed in {launches:launch} only: repeat the command."
         ),
         "reason_unconfirmed": (
-            "{subject} was the fastest alternative of the sweep but was not measured again in fresh"
-            " launches."
+            "{subject} was the fastest alternative of the sweep but was not measured in"
+            " confirmation launches."
         ),
         "reason_unconfirmed_live": (
-            "{subject} was the fastest alternative of the screening but was not measured again in"
-            " fresh blocks."
+            "{subject} was the fastest alternative of the screening but was not measured in"
+            " confirmation blocks."
         ),
         # A recommendation: what would decide.
         "decide": "{sentence}",
         "decide_about": (
-            "About {low:more fresh launch} would show on which side of {margin:level} the gain"
-            " lies, if the estimate holds: the same command with --confirm-launches {launches} and"
-            " the same --out makes them."
+            "About {low:more confirmation launch} would show on which side of {margin:level} the"
+            " gain lies, if the estimate holds: the same command with --confirm-launches {launches}"
+            " and the same --out."
         ),
         "decide_at_least": (
-            "At least {low:more fresh launch} would show on which side of {margin:level} the gain"
-            " lies, if the estimate holds: the same command with --confirm-launches {launches} and"
-            " the same --out makes them."
+            "At least {low:more confirmation launch} would show on which side of {margin:level} the"
+            " gain lies, if the estimate holds: the same command with --confirm-launches {launches}"
+            " and the same --out."
         ),
         "decide_between": (
-            "About {low} to {high:more fresh launch} would show on which side of {margin:level} the"
-            " gain lies, if the estimate holds: the same command with --confirm-launches {launches}"
-            " and the same --out makes them."
+            "About {low} to {high:more confirmation launch} would show on which side of"
+            " {margin:level} the gain lies, if the estimate holds: the same command with"
+            " --confirm-launches {launches} and the same --out."
         ),
         "decide_near": (
             "The gain lies too near the margin of {margin:level} for more launches to decide."
@@ -444,15 +559,17 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # A recommendation: of which environment it is.
         "env_chosen": "{sentence}",
         "env_unconfirmed": (
-            "Settings are of {subject}: no environment was measured again in fresh launches."
+            "Settings are of {subject}: no environment was measured in confirmation launches."
         ),
         # A recommendation: its limits, each a clause.
         "limit": "Warning: {sentence}.",
         "limit_bimodal_launches": "launches are bimodal, and a training is one launch",
         "limit_emulated": "the network was emulated",
-        "limit_few_blocks": "only {blocks} fresh blocks, so the interval assumes log-normal times",
+        "limit_few_blocks": (
+            "only {blocks} confirmation blocks, so the interval assumes log-normal times"
+        ),
         "limit_few_fresh_launches": (
-            "only {launches:fresh launch}, so the interval assumes log-normal launches"
+            "only {launches:confirmation launch}, so the interval assumes log-normal launches"
         ),
         "limit_few_launches": "only {launches:launch}, so the interval assumes log-normal launches",
         "limit_launches": (
@@ -481,7 +598,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "accuracy_not_finite": "its {subject} or the default's is not finite",
         "accuracy_unbounded": "a single launch cannot bound its effect on its {subject}",
         "accuracy_unknown": (
-            "its effect on learning is unknown: there is neither a metric nor a loss"
+            "its effect on accuracy is unknown: there is neither a metric nor a loss"
         ),
         "too_costly": "{subject}, for {cause}",
         "unfit_diverged": "its loss is not finite",
@@ -493,19 +610,18 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # A recommendation: settings that are not recommended, and what it takes.
         "withheld_half_precision_unnamed": (
             "In half precision the fastest is {subject}, {speedup:thousandths} times as fast as"
-            " {baseline} ({verdict:verdict}); it is not recommended unless you name it by --hook or"
-            " --allow."
+            " {baseline} ({verdict:verdict}). To allow it, name it by --hook or --allow."
         ),
         "withheld_lossy_unnamed": (
             "Of lossy hooks the fastest is {subject}, {speedup:thousandths} times as fast as"
-            " {baseline} ({verdict:verdict}); it is not recommended unless you name it by --hook or"
-            " --allow and give {proofs}."
+            " {baseline} ({verdict:verdict}). To allow it, name it by --hook or --allow and give"
+            " {proofs}."
         ),
         "withheld_lossy_unproven": (
             "Of lossy hooks the fastest is {subject}, {speedup:thousandths} times as fast as"
-            " {baseline} ({verdict:verdict}); it is not recommended unless you give {proofs}."
+            " {baseline} ({verdict:verdict}). To allow it, give {proofs}."
         ),
-        # A recommendation: the fastest setting of each effect on learning.
+        # A recommendation: the fastest setting of each effect on gradients.
         "fastest_batch": (
             "With another accumulation the fastest is {subject}, {speedup:thousandths} times as"
             " fast as {baseline} ({verdict:verdict})."
@@ -528,15 +644,15 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "fastest_over_half": "{subject} ran {speedup:thousandths} times as fast as {half}.",
         "fastest_safe": (
-            "Of those that leave learning as it is the fastest is {subject}, {speedup:thousandths}"
-            " times as fast as {baseline} ({verdict:verdict})."
+            "With the same gradients the fastest is {subject}, {speedup:thousandths} times as fast"
+            " as {baseline} ({verdict:verdict})."
         ),
-        "fastest_safe_none": "No setting that leaves learning as it is was faster than {baseline}.",
+        "fastest_safe_none": "No setting with the same gradients was faster than {baseline}.",
         "fastest_safe_unmeasured": (
-            "Of those that leave learning as it is the fastest is {subject}, not measured again."
+            "With the same gradients the fastest is {subject}, not measured again."
         ),
-        # A recommendation: the effect on learning.
-        "learning_few_steps": "{steps:step} are too few to judge the effect on learning.",
+        # A recommendation: the effect on accuracy.
+        "learning_few_steps": "{steps:step} are too few to judge the effect on accuracy.",
         "learning_loss": (
             "After {steps} steps the training loss of {subject} is {loss:.4g} against"
             " {loss_baseline:.4g} (paired by launch: {difference:signed}), after equal time"
@@ -553,11 +669,11 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " numbers of them."
         ),
         "learning_unmeasured": (
-            "What {subject} does to learning was not measured: the workload has no loss."
+            "The effect of {subject} on accuracy was not measured: the workload has no loss."
         ),
         "learning_unmeasured_live": (
-            "What {subject} does to learning was not measured: all settings trained the same model"
-            " in turn."
+            "The effect of {subject} on accuracy was not measured: all settings trained the same"
+            " model in turn."
         ),
         # A recommendation: how the choice was limited, and found.
         "accuracy_limit": (
@@ -572,13 +688,13 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " more."
         ),
         "search": (
-            "Of {settings:alternative}, {afresh} measured in fresh launches, and {in_rounds} in"
-            " the search only."
+            "Of {settings:alternative}, {afresh} measured in confirmation launches, and {in_rounds}"
+            " in the search only."
         ),
         "search_of_some": (
-            "Of {settings:alternative}, {afresh} measured in fresh launches, {in_rounds} in the"
-            " search only, and {untried} not at all: bucket sizes of slower hooks, or no time was"
-            " left."
+            "Of {settings:alternative}, {afresh} measured in confirmation launches, {in_rounds} in"
+            " the search only, and {untried} not at all: bucket sizes of slower hooks, or no time"
+            " was left."
         ),
         # Conditions of a host that distort a measurement, and what helps.
         "host_clock": "The kernel's clock source is '{source}' instead of 'tsc'.",
@@ -766,7 +882,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # A training: the baseline, the step without DDP, what tuning cost.
         "own_setting": (
             "The script's own setting is {subject}. Times and speedups are of the screening; what"
-            " is recommended rests on fresh blocks."
+            " is recommended rests on confirmation blocks."
         ),
         "tuning_cost": "Measured {steps:step}.",
         "tuning_cost_in": "Measured {steps:step}, in {seconds:duration}.",
@@ -799,8 +915,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "flagged_noisy": "{subject} are noisy ({flags}).",
         "launches_undecidable": (
             "{launches:launch} cannot show one of {settings:configuration} to be faster or slower,"
-            " whatever the difference: go by the fresh launches of the recommendation, or add"
-            " launches."
+            " whatever the difference: go by the confirmation launches, or add launches."
         ),
         "remedy": "To try: {remedy}.",
         "remedy_budget": "To try: --budget {budget} with a new --out, or a quieter machine.",
@@ -834,19 +949,19 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "Drift: {cases:case} with too few launches, or too wide an interval, to tell."
         ),
         "soak_events": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: {spikes:spike} and"
+            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: {spikes:spike} and"
             " {failures:launch} that failed or hung."
         ),
         "soak_failed": "{began:utc} UTC, {lasted:seconds}: launch {launch} failed: {cause}.",
         "soak_hung": "{began:utc} UTC, {lasted:seconds}: launch {launch} hung: {cause}.",
         "soak_more": "{more} more events are in events.csv.",
         "soak_quiet": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: no spike, no"
+            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: no spike, no"
             " failure."
         ),
         "soak_spike": "{began:utc} UTC, {lasted:seconds}: {subject} ({cause}), during {case}.",
         "soak_spikes": (
-            "Soak of {seconds:duration}, {launches:launch} and {visits:visit}: {spikes:spike}."
+            "Soak of {seconds:duration}, {launches:launch} and {visits:sample}: {spikes:spike}."
         ),
         "who_all": "system-wide",
         "who_host": "host {host}",

@@ -1,21 +1,16 @@
-"""Writes the pages docs/commands.md, from the command line, and docs/python.md, from docstrings.
-
-See generate.py.
-"""
+"""The pages docs/commands.md, from the command line, and docs/python.md, from docstrings."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
-import itertools
-import operator
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
+from markup import docstrings_of_fields, first_paragraph, listing
 
 import commbench
 from commbench import hooks
@@ -28,7 +23,13 @@ COMMANDS_HEAD = """# Commands, options and exit codes
 
 <!-- Written by docs/generate.py from the command line; change it there. -->
 
-`commbench COMMAND --help` prints the same. `make install` puts `commbench` into `.venv/bin`.
+`commbench COMMAND --help` prints the options of a command in full. An option that several commands share has one
+description here.
+"""
+
+SHARED_HEAD = """## Options of every measuring command
+
+Of `bench`, `run`, `train`, `tune --workload` and `check` without a run.
 """
 
 PYTHON_HEAD = """# From Python
@@ -41,15 +42,17 @@ PYTHON_HEAD = """# From Python
 from commbench import compare, load_run
 
 run = load_run("results/mine")
-print(
-    run.collectives[["operation", "message_bytes", "time_us", "time_us_ci_low", "time_us_ci_high"]]
-)
+print(run.collectives[["operation", "message_bytes", "time_us"]])
 print(compare("results/monday", "results/friday").counts)
 ```
 
-Columns of the tables: [columns.md](columns.md).
+Fields of the records: [columns.md](columns.md) and the [schema of a sample](schema/sample.json).
 """
 
+#: Commands that measure; the options that all of them have are described once.
+MEASURING = ("bench", "run", "train", "tune", "check")
+#: Classes of the hooks' own bookkeeping.
+INTERNAL = ("BucketMarks", "BucketTimes")
 #: Of `commbench.results.Run`, what a person reads.
 ATTRIBUTES = (
     "collectives",
@@ -61,24 +64,39 @@ ATTRIBUTES = (
     "training_rows",
     "losses",
 )
+#: Classes of which the page names no fields: samples.jsonl has them.
+RECORDS = ("Case", "Record")
+#: Methods of a hook that a training calls.
+METHODS = ("register", "state_dict", "load_state_dict", "close")
 #: The longest line of a signature.
 WIDTH = 80
+#: An option on the page: its spellings and its text.
+Option = tuple[str, str]
 
 
 def commands_page() -> str:
-    """Return docs/commands.md, as text that ends in a newline."""
-    lines = [COMMANDS_HEAD]
+    """Return docs/commands.md."""
+    options = {}
+    commands = {}
     for words, command in leaves(typer.main.get_command(app)):
-        lines += _command(words, command)
-    lines += ["## Exit codes\n", "| code | meaning |\n|---|---|"]
-    lines += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
-    lines += [
-        (
-            "\n`tune -- COMMAND`, `watch -- COMMAND`, `lab run` and `lab exec` end with the exit code"
-            " of their command."
-        )
+        name = " ".join(words)
+        commands[name] = command
+        options[name] = _options_of(name, command)
+    shared = [
+        option
+        for option in options[MEASURING[0]]
+        if all(option in options[name] for name in MEASURING)
     ]
-    lines += ["What launchers make of these codes: [faults.md](faults.md#exit-codes)."]
+    lines = [COMMANDS_HEAD, SHARED_HEAD, listing(_cells(shared))]
+    described = dict.fromkeys(shared, "")
+    for name, command in commands.items():
+        lines += _command(name, command, options[name], described)
+    codes = [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
+    lines += ["## Exit codes\n", listing(codes)]
+    lines.append(
+        "`tune -- COMMAND`, `watch -- COMMAND`, `lab run` and `lab exec` end with the exit code of"
+        " their command.\nWhat launchers make of these codes: [faults.md](faults.md#exit-codes)."
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -91,20 +109,46 @@ def leaves(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:  #
             yield (*words, name), command
 
 
-def _command(words: tuple[str, ...], command: Any) -> list[str]:  # noqa: ANN401 - click's
-    name = " ".join(words)
+def _options_of(name: str, command: Any) -> list[Option]:  # noqa: ANN401 - click's
     context = command.make_context(name, [], resilient_parsing=True)
-    usage = " ".join(["commbench", name, *command.collect_usage_pieces(context)])
-    lines = [f"## {name}\n", f"```\n{usage}\n```\n", _paragraphs(command.help)]
-    if examples := EXAMPLES.get(name):
-        lines += ["| example | purpose |\n|---|---|"]
-        lines += [f"| `{line}` | {purpose} |" for line, purpose in examples]
-        lines += [""]
-    lines += ["| option | meaning |\n|---|---|"]
-    for parameter in command.params:
-        heads, text = parameter.get_help_record(context)
-        lines.append(f"| `{_cell(heads)}` | {_cell(text)} |")
-    return [*lines, ""]
+    return [parameter.get_help_record(context) for parameter in command.params]
+
+
+def _command(
+    name: str,
+    command: Any,  # noqa: ANN401 - click's
+    options: Sequence[Option],
+    described: dict[Option, str],
+) -> list[str]:
+    """Return the section of a command; its options that have no description yet are added to
+    those that have, with this command.
+    """
+    lines = [f"## {name}\n", _paragraphs(command.help)]
+    examples = [(f"`{line}`", purpose) for line, purpose in EXAMPLES.get(name, ())]
+    if examples:
+        lines += ["Examples:\n", listing(examples)]
+    own = []
+    elsewhere: dict[str, list[str]] = {}
+    for option in options:
+        if option in described:
+            elsewhere.setdefault(described[option], []).append(f"`{option[0]}`")
+        else:
+            own.append(option)
+            described[option] = name
+    if own:
+        lines += ["Options:\n", listing(_cells(own))]
+    for other, spellings in elsewhere.items():
+        if other:
+            lines.append(f"As for `{other}`: {', '.join(spellings)}.\n")
+        else:
+            lines.append(
+                "And the [options of every measuring command](#options-of-every-measuring-command).\n"
+            )
+    return lines
+
+
+def _cells(options: Sequence[Option]) -> list[Option]:
+    return [(f"`{heads}`", text) for heads, text in options]
 
 
 def _paragraphs(text: str) -> str:
@@ -113,133 +157,87 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(each.split()) for each in paragraphs).replace("``", "`") + "\n"
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "&#124;")
-
-
 def python_page() -> str:
-    """Return docs/python.md, as text that ends in a newline."""
-    lines = [PYTHON_HEAD, "## commbench\n"]
+    """Return docs/python.md."""
+    lines = [PYTHON_HEAD]
     for name in commbench.__all__:
-        lines += _object(f"commbench.{name}", getattr(commbench, name))
-    lines += ["## The run that load_run returns\n", "| attribute | content |\n|---|---|"]
-    lines += [f"| `{name}` | {_first_paragraph(_attribute(name))} |" for name in ATTRIBUTES]
-    lines += [
-        "\n## commbench.hooks\n",
-        (
-            "`from commbench.hooks import TopK`; options of each hook:"
-            " [columns.md](columns.md#hooks).\n"
-        ),
-    ]
-    for name in hooks.__all__:
+        entry = getattr(commbench, name)
+        lines += [f"## commbench.{name}\n", *_object(f"commbench.{name}", entry)]
+    lines.append("## The run that load_run returns\n")
+    attributes = [(f"`{name}`", _attribute(name)) for name in ATTRIBUTES]
+    lines.append(listing(attributes))
+    lines.append("## commbench.hooks\n")
+    lines.append(
+        "Options of each hook: [names.md](names.md#hooks). A class with a `messages` method states"
+        " what it sends.\nMethods of every hook:\n"
+    )
+    methods = []
+    for name in METHODS:
+        function = getattr(hooks.Hook, name)
+        methods.append((f"`{name}{_arguments(function)}`", first_paragraph(function)))
+    lines.append(listing(methods))
+    for name in sorted({*hooks.__all__} - {*INTERNAL}):
         entry = getattr(hooks, name)
         if inspect.isclass(entry) or inspect.isfunction(entry):
-            lines += _object(f"commbench.hooks.{name}", entry)
+            lines += [f"### {name}\n", *_object(name, entry)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _attribute(name: str) -> str:
     entry = inspect.getattr_static(Run, name, None)
     if entry is not None and inspect.getdoc(entry):
-        return inspect.getdoc(entry) or ""
+        return first_paragraph(entry)
     raise ValueError(f"commbench.results.Run.{name} has no docstring; write one.")
 
 
-def docstrings_of_fields(cls: type[Any]) -> dict[str, str]:
-    """What the text under each field of a class and of its bases says, in one line."""
-    module = inspect.getmodule(cls)
-    statements = ast.parse(inspect.getsource(module)).body if module else []
-    (node,) = (
-        each for each in statements if isinstance(each, ast.ClassDef) and each.name == cls.__name__
-    )
-    bases = [
-        operator.attrgetter(ast.unparse(base))(module)
-        for base in node.bases
-        if isinstance(base, (ast.Name, ast.Attribute))
-    ]
-    inherited = [
-        docstrings_of_fields(base) for base in bases if base.__module__.startswith("commbench")
-    ]
-    own = {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in itertools.pairwise(node.body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
-    return {name: text for texts in (*inherited, own) for name, text in texts.items()}
-
-
-def _first_paragraph(text: str) -> str:
-    return _cell(text.split("\n\n", maxsplit=1)[0].replace("``", "`"))
-
-
 def _object(name: str, entry: Any) -> list[str]:  # noqa: ANN401 - a class or a function
-    """Return the heading, the signature and the docstring of a class or function, and a table of a
-    class's methods.
+    """Return the signature and the docstring of a class or function, and a table of fields.
+
+    Options of the command line and of hooks are described elsewhere.
     """
-    lines = [f"### {name}\n"]
-    if inspect.isclass(entry) and dataclasses.is_dataclass(entry):
-        texts = docstrings_of_fields(entry)
+    lines = []
+    is_class = inspect.isclass(entry)
+    is_hook = is_class and issubclass(entry, hooks.HookSpec)
+    fields = []
+    cls: type[Any] = entry
+    is_described = is_class and not is_hook and entry.__name__ not in RECORDS
+    if is_described and dataclasses.is_dataclass(entry):
+        texts = docstrings_of_fields(cls)
         for each in dataclasses.fields(entry):
             if "spellings" in each.metadata:  # an option, see commbench.fields
                 spelling = max(each.metadata["spellings"], key=len)
-                about = [each.metadata["about"], texts.get(each.name, "")]
-                texts[each.name] = f"As ``{spelling}``. {' '.join(about).strip()}"
-        fields = [each for each in dataclasses.fields(entry) if each.name in texts]
-    else:
-        fields = []
-    is_hook = inspect.isclass(entry) and issubclass(entry, hooks.HookSpec)
-    if is_hook or not fields:
-        lines += [f"```python\n{name}{_signature(entry)}\n```\n"]
-    lines += _docstring(inspect.getdoc(entry) or "")
+                fields.append((each.name, f"as `{spelling}`"))
+            elif each.name in texts:
+                fields.append((each.name, texts[each.name].replace("``", "`")))
+    has_signature = not dataclasses.is_dataclass(entry) or is_hook
+    if has_signature:
+        lines.append(f"```python\n{name}{_signature(entry)}\n```\n")
+    lines.append(_docstring(inspect.getdoc(entry) or ""))
     if fields:
-        lines += ["| field | meaning |\n|---|---|"]
-        lines += [
-            f"| `{each.name}` | {_cell(texts[each.name].replace('``', '`'))} |" for each in fields
-        ]
-        lines += [""]
-    if is_hook or (inspect.isclass(entry) and not dataclasses.is_dataclass(entry)):
-        methods = [
-            (method, function)
-            for method, function in inspect.getmembers(entry, inspect.isfunction)
-            if not method.startswith("_") and function.__doc__
-        ]
-        if methods:
-            lines += ["| method | what it does |\n|---|---|"]
-            lines += [
-                f"| `{method}{_short(function)}` |"
-                f" {_first_paragraph(inspect.getdoc(function) or '')} |"
-                for method, function in methods
-            ]
-            lines += [""]
+        lines.append(listing((f"`{key}`", text) for key, text in fields))
     return lines
 
 
 def _signature(entry: Any) -> str:  # noqa: ANN401 - as above
     """Return the parameters with their defaults, without types, one a line if they are many."""
-    parameters = [
-        str(each.replace(annotation=inspect.Parameter.empty)) for each in _parameters(entry)
-    ]
-    kinds = [each.kind for each in _parameters(entry)]
-    if inspect.Parameter.KEYWORD_ONLY in kinds:
-        parameters.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    parameters = []
+    is_keyword_only = False
+    for each in inspect.signature(entry).parameters.values():
+        if each.kind is inspect.Parameter.KEYWORD_ONLY and not is_keyword_only:
+            parameters.append("*")
+            is_keyword_only = True
+        text = str(each.replace(annotation=inspect.Parameter.empty))
+        parameters.append(text.replace("mappingproxy({})", "{}"))
     text = ", ".join(parameters)
-    return (
-        f"({text})"
-        if len(text) < WIDTH
-        else "(\n" + "".join(f"    {each},\n" for each in parameters) + ")"
-    )
+    if len(text) < WIDTH:
+        return f"({text})"
+    lines = "".join(f"    {each},\n" for each in parameters)
+    return f"(\n{lines})"
 
 
-def _short(entry: Any) -> str:  # noqa: ANN401 - as above
-    return f"({', '.join(each.name for each in _parameters(entry) if each.name != 'self')})"
-
-
-def _parameters(entry: Any) -> list[inspect.Parameter]:  # noqa: ANN401 - as above
-    return list(inspect.signature(entry).parameters.values())
+def _arguments(function: Any) -> str:  # noqa: ANN401 - as above
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    return f"({', '.join(names)})"
 
 
 #: A section of a docstring: its heading, and its lines, which are indented.
@@ -248,24 +246,20 @@ _SECTION = re.compile(r"^(Args|Raises|Returns|Yields):\n((?:    .*\n?|\n)+)", re
 _LITERAL = re.compile(r"^::\n\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 
-def _docstring(text: str) -> list[str]:
+def _docstring(text: str) -> str:
     """Return a docstring as Markdown: its sections as lists, its literal blocks as code."""
+    text = text.replace("``", "`") + "\n"
+    text = _LITERAL.sub(_code, text)
+    return _SECTION.sub(_list, text).rstrip() + "\n"
 
-    def section(match: re.Match[str]) -> str:
-        items = re.split(r"\n(?=\S)", textwrap.dedent(match[2]).strip())
-        return "\n".join(
-            [
-                f"{match[1]}:\n",
-                *(
-                    f"- `{n}`: {' '.join(rest.split())}"
-                    for n, _, rest in (i.partition(":") for i in items)
-                ),
-                "\n",
-            ]
-        )
 
-    text = _LITERAL.sub(
-        lambda match: f"```python\n{inspect.cleandoc(match[1])}\n```\n\n",
-        text.replace("``", "`") + "\n",
-    )
-    return [_SECTION.sub(section, text).rstrip() + "\n"]
+def _code(match: re.Match[str]) -> str:
+    return f"```python\n{inspect.cleandoc(match[1])}\n```\n\n"
+
+
+def _list(match: re.Match[str]) -> str:
+    lines = [f"{match[1]}:\n"]
+    for item in re.split(r"\n(?=\S)", textwrap.dedent(match[2]).strip()):
+        name, _, text = item.partition(":")
+        lines.append(f"- `{name}`: {' '.join(text.split())}")
+    return "\n".join(lines) + "\n\n"

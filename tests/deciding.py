@@ -18,7 +18,7 @@ TOPK = make_training_case("topk:0.01", "5")
 
 
 def confirmed(case: TrainingCase) -> TrainingCase:
-    """Return the case in its fresh launches."""
+    """Return the case in its confirmation launches."""
     return dataclasses.replace(case, phase=CONFIRM)
 
 
@@ -41,7 +41,7 @@ def sweep(**steps_ms: float) -> list[TrainingRecord]:
 
 
 def fresh(*timed: tuple[TrainingCase, float], **changes: Any) -> list[TrainingRecord]:
-    """Return six fresh launches of the baseline (20 ms) and of other cases."""
+    """Return six confirmation launches of the baseline (20 ms) and of other cases."""
     return [
         record
         for case, step_ms in ((BASE, 20.0), *timed)

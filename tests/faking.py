@@ -1,10 +1,13 @@
 """Runs through the real engine on the fake backend with scripted times."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from commbench.backends.fake import FakeCommunicator, Script
+import numpy as np
+import pytest
+
+from commbench.backends.fake import FakeCommunicator, FakeTimer, Script
 from commbench.collectives.cases import Case
 from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.measure import measure
@@ -12,7 +15,7 @@ from commbench.engine.records import FixedSettings, Record
 from commbench.engine.sampling import settings_after
 from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock
-from commbench.engine.timing.loops import Progress
+from commbench.engine.timing.loops import Progress, Repetitions
 from commbench.stats.budgets import BUDGETS, Budget
 
 #: Repetitions decide by themselves when to stop; time does not, however busy the machine is.
@@ -111,3 +114,20 @@ class FakeRun:
         for number in range(1, count):
             records += self.launch(cases, number, frozen)
         return records
+
+
+def make_late(monkeypatch: pytest.MonkeyPatch, which: Callable[[int, int], Any]) -> list[int]:
+    """Make repetitions of the fake backend late: those of ``which(rank, n)``, repeated.
+
+    Return the slack of each chunk.
+    """
+    original, slack = FakeTimer.run, []
+
+    def run(self: FakeTimer, calls: Sequence[Any], repetitions: int, batch: int) -> Repetitions:
+        stamps = original(self, calls, repetitions, batch)
+        slack.append(self.sync.plan.slack_ns)
+        late = np.asarray(which(self._communicator.rank, repetitions), dtype=np.bool_)
+        return replace(stamps, late=np.resize(late, repetitions))
+
+    monkeypatch.setattr(FakeTimer, "run", run)
+    return slack

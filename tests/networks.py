@@ -124,9 +124,7 @@ def write_run(
     return path
 
 
-def workload_facts(
-    layers: int = 8, elements: int = MIB, backward_ms: float = 80.0
-) -> WorkloadFacts:
+def workload_facts(layers: int = 8, elements: int = MIB) -> WorkloadFacts:
     """Return a model of equal layers with evenly ready gradients, last layer first."""
     parameters = tuple(
         ParameterFacts(
@@ -134,7 +132,6 @@ def workload_facts(
             numel=elements,
             itemsize=4,
             dtype="float32",
-            ready_ms=backward_ms * (layers - i) / layers,
         )
         for i in range(layers)
     )
@@ -143,9 +140,6 @@ def workload_facts(
         ready_order=tuple(reversed(range(layers))),
         buffer_bytes=0,
         batch_size=32,
-        forward_ms=40.0,
-        backward_ms=backward_ms,
-        optimizer_ms=5.0,
         metric="",
         target=None,
         steps=None,

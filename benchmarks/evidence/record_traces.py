@@ -8,31 +8,29 @@ nothing else run beside it. `record` makes the trace of any model.
 # mypy: disallow-subclassing-any=False
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
 from commbench.ddp.checks import checked_step, endless, first_batch
-from commbench.ddp.local_step import (
-    batch_length,
-    default_optimizer,
-    local_step,
-    median_step,
-    trainable,
-)
+from commbench.ddp.models import batch_length, default_optimizer, trainable
 from commbench.ddp.plan.workload import check_all_used
 from commbench.ddp.traces import Trace, TracedParameter
 from commbench.ddp.workloads.language import Decoder, initialise
 from commbench.ddp.workloads.sampling import classification_loss, next_token_loss
 from commbench.ddp.workloads.vision import projection, residual_stages
+from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 from commbench.system.host import cpu_model
 
 FOLDER = Path(__file__).parents[2] / "commbench" / "ddp" / "data" / "traces"
@@ -43,6 +41,79 @@ TIMES = ("forward_ms", "backward_ms", "optimizer_ms")
 
 
 # Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalStep:
+    """Times of one step, or medians over steps, in milliseconds."""
+
+    forward_ms: float
+    """Includes the loss."""
+    backward_ms: float
+    optimizer_ms: float
+    ready_ms: dict[str, float]
+    """Time from the start of the backward pass until each gradient was ready, in order; without
+    unused parameters."""
+
+
+def local_step(
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], Tensor],
+    batch: Any,  # noqa: ANN401 - a batch has any type that the loss accepts
+    optimizer: torch.optim.Optimizer,
+) -> LocalStep:
+    """Set gradients to None, then make one forward pass, backward pass and optimiser step.
+
+    Return their times.
+
+    Raises:
+        Exception: the model, the loss or the optimiser raised it.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    clock = clock_of(model)
+    ready: dict[str, Mark] = {}
+
+    def timing(name: str) -> Callable[[nn.Parameter], None]:
+        return lambda _: ready.__setitem__(name, clock())
+
+    with contextlib.ExitStack() as stack:
+        for name, parameter in trainable(model).items():
+            handle = parameter.register_post_accumulate_grad_hook(timing(name))
+            stack.callback(handle.remove)
+        start = clock()
+        value = loss(model, batch)
+        forward = clock()
+        value.backward()
+        backward = clock()
+    optimizer.step()
+    stepped = clock()
+    return LocalStep(
+        forward_ms=elapsed_ms(start, forward),
+        backward_ms=elapsed_ms(forward, backward),
+        optimizer_ms=elapsed_ms(backward, stepped),
+        ready_ms={name: elapsed_ms(forward, mark) for name, mark in ready.items()},
+    )
+
+
+def median_step(steps: Sequence[LocalStep]) -> LocalStep:
+    """Return the median of every time.
+
+    Gradients are in the order of their medians, ties as in the first step.
+
+    Gradients that a step lacks are left out.
+    """
+    common = [name for name in steps[0].ready_ms if all(name in step.ready_ms for step in steps)]
+    medians = {name: _median(step.ready_ms[name] for step in steps) for name in common}
+    return LocalStep(
+        forward_ms=_median(step.forward_ms for step in steps),
+        backward_ms=_median(step.backward_ms for step in steps),
+        optimizer_ms=_median(step.optimizer_ms for step in steps),
+        ready_ms=dict(sorted(medians.items(), key=lambda item: item[1])),
+    )
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))
 
 
 def record(
@@ -66,7 +137,8 @@ def record(
     make = optimizer or default_optimizer
     optimizer_in_use = make(trainable(model).values())
     source = endless(batches)
-    check_all_used(checked_step(model, loss, next(source), optimizer_in_use))
+    ready = checked_step(model, loss, next(source), optimizer_in_use)
+    check_all_used([name for name in trainable(model) if name not in ready])
     local_step(model, loss, next(source), optimizer_in_use)
     step = median_step(
         [local_step(model, loss, next(source), optimizer_in_use) for _ in range(steps)]

@@ -43,4 +43,4 @@ def all_rank_rows(run: Run) -> list[Row]:
 @once_per_run
 def growths(run: Run) -> list[scaling.Growth]:
     """Return the growth of time with the number of ranks; empty if the run is no scaling study."""
-    return scaling.growths(run.records, run.info)
+    return scaling.growths(run.records, run.keyed_rows, run.info)

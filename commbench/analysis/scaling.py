@@ -17,7 +17,7 @@ from commbench.collectives.patterns import pattern_order
 from commbench.engine.records import Record, Row
 from commbench.engine.visits import launch_value
 from commbench.results.info import RunInfo, measures_interconnect
-from commbench.results.summary import RowKey, keyed_records, keyed_rows
+from commbench.results.summary import RowKey, keyed_records
 from commbench.stats import DEFAULT_LEVEL, Floats
 
 #: Sizes that differ by less count as equal: a rank's share is rounded up to one element.
@@ -51,7 +51,7 @@ class Growth:
     too few numbers of ranks and on shared GPUs."""
 
 
-def growths(records: Iterable[Record], info: RunInfo) -> list[Growth]:
+def growths(records: Iterable[Record], rows: Mapping[RowKey, Row], info: RunInfo) -> list[Growth]:
     """Return the growth of each case of a scaling study, in the order of the rows.
 
     Empty for other runs.
@@ -61,13 +61,14 @@ def growths(records: Iterable[Record], info: RunInfo) -> list[Growth]:
 
     Args:
         records: of ``samples.jsonl``.
+        rows: what `keyed_rows` makes of them.
         info: contents of ``run.json``; its ``world_size`` is that of cases without one.
     """
     records = list(records)
     cases = {record.case.key: record.case for record in records}
     if all(case.world_size is None for case in cases.values()):
         return []
-    rows, launches = keyed_rows(records, info), keyed_records(records)
+    launches = keyed_records(records)
     rows_of_case = Counter(key for key, _ in rows)
     by_case: dict[tuple[Any, ...], dict[int, tuple[Case, Row, list[Record]]]] = {}
     for key, row in rows.items():

@@ -161,4 +161,4 @@ def check_needed(given: Given, option: str, needed: str) -> None:
         InputError: it was given alone.
     """
     if option in given and needed not in given:
-        raise InputError(f"{option} is of {needed}; add it, or leave {option} out.")
+        raise InputError(f"{option} works only with {needed}; add it, or leave {option} out.")

@@ -118,9 +118,9 @@ def compare(
 
     Names faster and slower cases, with confidence intervals.
 
-    With --until-decided it measures both first, launch by launch in turn, and looks after 6, 8, 12,
-    16, 24, 32 and 40 launches; intervals are so wide that seven looks err as seldom as one. Exit
-    code 5 if any case became slower or broke, 2 if the runs cannot be compared.
+    --until-decided runs both commands in turn until each case has a verdict (at most 40 launches).
+    Repeated testing is accounted for. Exit code 5 if any case became slower or broke, 2 if the runs
+    cannot be compared.
     """
     limit = _share(threshold)
     if until_decided:

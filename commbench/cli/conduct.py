@@ -36,7 +36,7 @@ from commbench.launch.launchers import (
 )
 from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
 from commbench.report.page import write_page
-from commbench.results import Run, Store, load_run
+from commbench.results import Run, Store
 from commbench.results.info import RunInfo, is_complete
 from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.tables import visible
@@ -244,7 +244,7 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
             raise
         display.close()
         task.conclude(store)
-    measured_run = load_run(out)
+    measured_run = store.run
     page = _draw_page(measured_run, messages) if task.draws_page else None
     if settings.prints_rows:
         _print_results(task, settings, measured_run, make_console(), page)
@@ -327,7 +327,7 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
     def finish(store: Store) -> None:
         display.close()
         task.conclude(store)
-        measured_run = load_run(out)
+        measured_run = store.run
         _print_results(task, settings, measured_run, make_console(plain=True), None)
         print_unfinished(measured_run, messages)
 

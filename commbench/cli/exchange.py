@@ -64,11 +64,9 @@ def export(
     """
     check_choice("format", style, EXPORTS)
     if expect and style != "openmetrics":
-        raise InputError(f"--expect is of --format openmetrics; leave it out of --format {style}.")
+        raise InputError(f"--expect works only with --format openmetrics, not with {style}.")
     if link and not expect:
-        raise InputError(
-            f"--link {link} is of --expect; add an expectation, or leave the rate out."
-        )
+        raise InputError(f"--link {link} works only with --expect; add an expectation.")
     loaded = load_run(run)
     destination: Path | str
     if expect:

@@ -231,10 +231,8 @@ def run(
             "--soak",
             metavar="TIME",
             help=(
-                "Measure the same cases for so long, e.g. 20min or 2h, in one launch after another."
-                " timeline.csv has the medians and the slowest rank over wall-clock time;"
-                " events.csv names spikes, of the system or of one rank, and failed launches, each"
-                " with its time; drift.csv has the trend. A launch that fails is no end."
+                "Repeat for TIME, e.g. 20min or 2h, launch after launch; report spikes, failures"
+                " and drift with their times. Failed launches are restarted."
             ),
         ),
     ] = None,
@@ -245,9 +243,9 @@ def run(
             metavar="TOOL",
             help=(
                 f"Measure as another tool does: {join_names(CONVENTIONS)}. The output is its text"
-                " (imb: the table). The tool decides on sizes and how they are counted, element"
-                " type, in or out of place, how operations follow each other, warm-up and"
-                " repetitions; an option that is given replaces that part. all_reduce by default."
+                " (imb: the table). The tool decides on sizes, type, in or out of place, cadence,"
+                " warm-up and repetitions; options that you give replace these. all_reduce by"
+                " default."
             ),
         ),
     ] = None,
@@ -264,8 +262,8 @@ def run(
             "--visits",
             metavar="N",
             help=(
-                "The most visits of a case per launch, separate stretches of time spread over the"
-                " launch; by default the budget's. 1 measures each case in one stretch."
+                "Sample each case at most N times per launch, spread over the launch; by default"
+                " the budget's."
             ),
         ),
     ] = None,
@@ -275,9 +273,8 @@ def run(
             "--energy",
             metavar="S",
             help=(
-                "Repeat each case back to back for S more seconds to measure its energy (2 or more"
-                " with GPUs). Without this option energy is that of the timed repetitions with the"
-                " waiting between them, which are often too short for the meters."
+                "Repeat each case for S more seconds so that power meters can read it (GPUs: 2 or"
+                " more)."
             ),
         ),
     ] = None,

@@ -42,8 +42,8 @@ BudgetName = Annotated[
         "--budget",
         metavar="NAME",
         help=(
-            "Launches, and the half-width of the 95 % interval to aim at: quick (6 launches, 5 %),"
-            " standard (10, 2 %) or rigorous (20, 1 %)."
+            "How long to measure: quick (6 launches, aims at ±5 %), standard (10, ±2 %) or rigorous"
+            " (20, ±1 %)."
         ),
     ),
 ]
@@ -160,10 +160,7 @@ class Settings:
         None,
         "--role",
         metavar="ROLE",
-        about=(
-            "Role of this process: conductor (starts ranks) or rank (was started by a launcher that"
-            " commbench does not recognise)."
-        ),
+        about=("Only if your launcher is not recognised: rank, or conductor (starts ranks)."),
     )
     prints_rows: bool = True
     """Whether the rows are printed at the end; False leaves stdout to the command."""

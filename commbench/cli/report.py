@@ -87,7 +87,7 @@ def report(
         refuse(given, option, ("--out",), "which writes no page")
     for option in ("--model", "--format", "--expect"):
         if option in given and len(paths) > 1:
-            raise InputError(f"{option} is of one run and {len(paths)} were named; name one.")
+            raise InputError(f"{option} works only with one run; {len(paths)} were named.")
     runs = [load_run(path) for path in paths]
     answers = []
     if expect:

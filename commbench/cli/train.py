@@ -36,7 +36,7 @@ from commbench.results import Store
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
 from commbench.tuner.conclusion import recommend
 from commbench.tuner.learning import Permission
-from commbench.tuner.sweep import TrainingPlan
+from commbench.tuner.plans import TrainingPlan
 
 TrainingBackend = Annotated[
     str,
@@ -73,8 +73,8 @@ AcceptLoss = Annotated[
     typer.Option(
         "--accept-loss",
         help=(
-            "Recommend a lossy hook that is named, whatever it does to learning; by default only if"
-            " --max-accuracy-loss shows its accuracy, else its speedup is only stated."
+            "Allow named lossy hooks without an accuracy test; by default only their speedup is"
+            " stated."
         ),
     ),
 ]
@@ -83,7 +83,7 @@ ConfirmLaunches = Annotated[
     typer.Option(
         "--confirm-launches",
         metavar="R",
-        help="Fresh launches of the winners; by default from the budget.",
+        help="Confirmation launches; by default from the budget.",
     ),
 ]
 
@@ -114,8 +114,8 @@ def train(
             "--budget",
             metavar="NAME",
             help=(
-                "quick (3 launches, then 6 fresh launches of the winners), standard (6 and 10) or"
-                " rigorous (10 and 20)."
+                "quick (3 launches, then 6 confirmation launches), standard (6 and 10) or rigorous"
+                " (10 and 20)."
             ),
         ),
     ] = "quick",
@@ -131,12 +131,12 @@ def train(
 ) -> int:
     """Train with DDP under several settings, recommend one.
 
-    Every combination of the settings is trained; the recommendation has a confidence interval.
-    The baseline (fp32, no hook, DDP's default buckets) and the step without DDP are always measured
-    too. The winners are measured again in fresh launches; only these decide. What leaves learning
-    as it is comes first; FP16 and BF16 are recommended only where --hook names them, lossy hooks
-    only with their accuracy shown or accepted. Inside mpirun, torchrun or srun this process is one
-    rank of one launch; repeat the command with the same --out to add launches.
+    Every combination of the settings is trained, with the default (fp32, no hook, DDP's buckets)
+    and the step without DDP. The fastest settings are then compared with the default in
+    confirmation launches; only these decide. Settings with the same gradients are preferred. FP16
+    and BF16 are recommended only if --hook names them; lossy hooks also need --max-accuracy-loss or
+    --accept-loss. Inside mpirun, torchrun or srun this process is one rank of one launch; repeat
+    the command with the same --out to add launches.
     """
     requested = check_training_backend(backend)
     requested_sweep = TrainingSweep(**axes, **env)
@@ -218,7 +218,7 @@ def join_training(task: Task, training: TrainingPlan) -> Task:
     """
     return dataclasses.replace(
         task,
-        requests=[*task.requests, training.sweep_request()],
+        requests=[*task.requests, training.first_request()],
         stages=[*task.stages, *training.stages()],
         left_out=[*task.left_out, *training.left_out],
         info={**task.info, **training.info},

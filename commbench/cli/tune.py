@@ -50,7 +50,7 @@ from commbench.live.command import attach_to, find_program, name_of
 from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
 from commbench.results import load_run
 from commbench.stats.budgets import TRAINING_BUDGETS
-from commbench.tuner.stages import TuningPlan
+from commbench.tuner.plans import TuningPlan
 
 #: The fewest steps of a block: 3 untimed steps, and 3 for a median.
 FEWEST_STEPS = 6
@@ -119,8 +119,8 @@ BudgetName = Annotated[
         "--budget",
         metavar="NAME",
         help=(
-            "quick, standard or rigorous: 6, 10 or 20 fresh launches decide, or twice as many if"
-            " these do not."
+            "quick, standard or rigorous: 6, 10 or 20 confirmation launches decide, or twice as"
+            " many if these do not."
         ),
     ),
 ]
@@ -149,14 +149,14 @@ def tune(
 
     With -- COMMAND: tunes your own training while it runs. COMMAND is what you type anyway, e.g.
     torchrun --nproc-per-node 8 train.py, accelerate launch, mpirun or srun; the script stays as it
-    is. Bucket sizes are tried in short blocks of steps, the best one is kept, and the lines to
-    paste are printed when COMMAND has ended, with whose exit code commbench ends. Options for it,
-    before --: --bucket-cap-mb, --allow, --accept-loss, --steps, --time-limit, --then, --out,
-    --seed. The same command with the same --out adds to its results.
+    is. Bucket sizes are tried in short blocks of steps, and the best one is kept. When COMMAND
+    ends, the lines to add are printed. The exit code is COMMAND's. Options for it, before --:
+    --bucket-cap-mb, --allow, --accept-loss, --steps, --time-limit, --then, --out, --seed.
+    The same command with the same --out adds to its results.
 
     Without a COMMAND: trains --workload. One launch searches: it trains with each hook in turns,
-    drops the slow ones, and then tries bucket sizes for those that are left. The best are compared
-    with the default in fresh launches; only these decide. Inside mpirun, torchrun or srun this
+    drops the slow ones, and then tries bucket sizes for the others. The best are compared with the
+    default in confirmation launches; only these decide. Inside mpirun, torchrun or srun this
     process is one rank of one launch; repeat the command with the same --out until it says that
     nothing is left.
     """
@@ -277,7 +277,7 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
     """Return the task of a tuning; ``left_out`` as in `Task`."""
     return Task(
         name=short_name("tune", plan.workload),
-        requests=[plan.search_request()],
+        requests=[plan.first_request()],
         stages=plan.stages(),
         left_out=left_out,
         info=plan.info,
@@ -285,7 +285,7 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
             "workload": plan.workload,
             "batch": plan.facts.batch_size,
             "max_accuracy_loss": plan.max_accuracy_loss,
-            "candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.candidates],
+            "candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.cases],
         },
         then=plan.then,
         seconds=plan.estimate_s(),

@@ -292,10 +292,8 @@ class Sweep:
         "--env",
         metavar="NAME=VALUES",
         about=(
-            "Environment variable of the ranks and its values, e.g. NCCL_ALGO=Ring,Tree,default;"
-            " default leaves it out, and \\, is a comma within a value. Each start of the ranks has"
-            " one value, in shuffled order. Repeatable: all combinations are measured, and the"
-            " first one twice as a control."
+            "Compare values of an environment variable, e.g. NCCL_ALGO=Ring,Tree,default (default:"
+            " unset; \\, is a comma). Repeatable."
         ),
         kind=list[str],
     )

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from commbench.collectives.layouts import Shape, Span
-from commbench.collectives.primitives import Buffer, Buffers, Ends, Primitives, Request
+from commbench.collectives.layouts import Shape, Span, count_of, peers_of, spans_of
+from commbench.collectives.primitives import Buffers, Primitives, Request
 from commbench.errors import find_entry
 from commbench.findings import UnsupportedError
 
@@ -25,105 +25,6 @@ REDOPS = ("sum", "min", "max", "prod", "avg")
 #: be in flight.
 WINDOW_MESSAGES = 64
 WINDOW_BYTES = 64 * 2**20
-
-
-LengthRule = Callable[[Shape], int]
-SpanRule = Callable[[Shape], Sequence[Span]]
-
-
-def whole(shape: Shape) -> int:
-    """Return the length of the whole message."""
-    return shape.elements
-
-
-def _block(shape: Shape) -> int:
-    return shape.block
-
-
-def _nothing(_: Shape) -> int:
-    return 0
-
-
-def _at_root(layout: LengthRule) -> LengthRule:
-    return lambda shape: layout(shape) if shape.is_root else 0
-
-
-def _at(rank: Callable[[Shape], int], layout: LengthRule) -> LengthRule:
-    return lambda shape: layout(shape) if shape.rank == rank(shape) else 0
-
-
-def _at_ends(layout: LengthRule) -> LengthRule:
-    return lambda shape: layout(shape) if shape.rank in {0, shape.last} else 0
-
-
-def own(shape: Shape) -> list[Span]:
-    """Return one span: the rank's own message."""
-    return [Span(offset=0, count=shape.elements, source=shape.rank)]
-
-
-def _own_block(shape: Shape) -> list[Span]:
-    return [Span(offset=0, count=shape.block, source=shape.rank)]
-
-
-def _block_per_rank(shape: Shape) -> list[Span]:
-    block = shape.block
-    return [Span(offset=r * block, count=block, source=r) for r in range(shape.size)]
-
-
-def _for_each_target(shape: Shape) -> list[Span]:
-    block = shape.block
-    return [
-        Span(offset=r * block, count=block, source=shape.rank, target=r) for r in range(shape.size)
-    ]
-
-
-def _from_each_source(shape: Shape) -> list[Span]:
-    block = shape.block
-    return [
-        Span(offset=r * block, count=block, source=r, target=shape.rank) for r in range(shape.size)
-    ]
-
-
-def _from(source: Callable[[Shape], int], layout: LengthRule = whole) -> SpanRule:
-    return lambda shape: [Span(offset=0, count=layout(shape), source=source(shape))]
-
-
-def _scattered(shape: Shape) -> list[Span]:
-    return [Span(offset=0, count=shape.block, source=shape.root, target=shape.rank)]
-
-
-def _reduced(shape: Shape) -> list[Span]:
-    return [Span(offset=0, count=shape.elements, source=None)]
-
-
-def _reduced_block(shape: Shape) -> list[Span]:
-    return [Span(offset=0, count=shape.block, source=None, start=shape.rank * shape.block)]
-
-
-def _root(shape: Shape) -> int:
-    return shape.root
-
-
-def _other_end(shape: Shape) -> int:
-    return shape.last - shape.rank
-
-
-def left(shape: Shape) -> int:
-    """Return the previous rank in a ring."""
-    return (shape.rank - 1) % shape.size
-
-
-def right(shape: Shape) -> int:
-    """Return the next rank in a ring."""
-    return (shape.rank + 1) % shape.size
-
-
-def _first(_: Shape) -> int:
-    return 0
-
-
-def _last(shape: Shape) -> int:
-    return shape.last
 
 
 Kind = Literal["collective", "pair", "ring"]
@@ -154,27 +55,32 @@ class Operation:
 
     This entry is the only registration of an operation; other packages look up its properties here.
 
-    ``send`` and ``receive`` give a rank's buffer lengths in elements, ``inputs`` and ``answer`` the
-    known content of them.
+    ``send`` and ``receive`` are the layouts of a rank's buffers (`commbench.collectives.layouts`),
+    which say their lengths and their known content before and after.
     """
 
     name: str
     summary: str
     kind: Kind = "collective"
-    send: LengthRule = _nothing
-    receive: LengthRule = _nothing
-    inputs: SpanRule = lambda _: []
-    answer: SpanRule = lambda _: []
+    send: str = ""
+    receive: str = ""
+    sends_from_receive: bool = False
+    """Whether there is no send buffer: the receive buffer holds what a rank sends."""
+    exchange: Literal["", "window", "turns", "send_receive"] = ""
+    """How messages between two ranks follow each other: windows of them at once, each rank after
+    the other, or a send and a receive at once; empty for a collective."""
+    to: str = ""
+    """The ranks to which each rank sends its messages, see `peers_of`."""
     primitives: Sequence[str] = ()
     """The primitives that it calls in turn; empty: the one with its name."""
     compose: Callable[[Primitives, Buffers, Shape, str], Sequence[Any]] | None = None
     """Makes the calls where more than the names of primitives has to be said."""
-    divisions: Callable[[Sequence[str]], Sequence[Sequence[tuple[int, ...]]]] = lambda _: ()
+    divisions: Callable[[Sequence[str]], Sequence[Sequence[tuple[int, ...]]]] | None = None
     """Returns the further divisions into groups that a composed operation uses, from the host of
     each rank."""
-    busbw_factor: Callable[[int], float] = lambda _: 1.0
-    """algbw times this is busbw; the argument is the number of ranks (nccl-tests,
-    doc/PERFORMANCE.md)."""
+    messages_on_bus: int = 0
+    """On n ranks, busbw is algbw times this times (n-1)/n (nccl-tests, doc/PERFORMANCE.md); 0: both
+    are equal."""
     divided: bool = False
     """Whether the message consists of one block per rank: its size is then a multiple of the
     number of ranks."""
@@ -186,7 +92,6 @@ class Operation:
     default_in_place: bool = False
     """The default form: in place for reductions, because all backends have that form, else out
     of place."""
-    windowed: bool = False
     window_bytes: int = WINDOW_BYTES
     """The most bytes that may be in flight from one rank to another."""
     operations_per_call: int = 1
@@ -231,16 +136,40 @@ class Operation:
         """
         return (0, size - 1) if self.kind == "pair" else tuple(range(size))
 
+    @property
+    def windowed(self) -> bool:
+        """Whether several messages are in flight to one rank."""
+        return self.exchange == "window"
+
+    def counts(self, shape: Shape) -> tuple[int, int]:
+        """Return the elements of this rank's send buffer and of its receive buffer."""
+        receive_count = count_of(self.receive, shape)
+        if self.sends_from_receive:
+            return 0, receive_count
+        return count_of(self.send, shape), receive_count
+
+    def inputs(self, shape: Shape) -> list[Span]:
+        """Return what this rank's buffer holds before the operation."""
+        return spans_of(self.send, shape)
+
+    def answer(self, shape: Shape) -> list[Span]:
+        """Return what this rank's receive buffer holds after the operation."""
+        return spans_of(self.receive, shape)
+
+    def busbw_factor(self, size: int) -> float:
+        """Return busbw over algbw on ``size`` ranks."""
+        if not self.messages_on_bus:
+            return 1.0
+        return self.messages_on_bus * (size - 1) / size
+
     def call(
-        self,
-        backend: Primitives,
-        buffers: Buffers,
-        shape: Shape,
-        redop: str,
+        self, backend: Primitives, buffers: Buffers, shape: Shape, redop: str
     ) -> Sequence[Any]:
         """Return the prepared calls that are timed as one operation."""
         if self.compose is not None:
             return self.compose(backend, buffers, shape, redop)
+        if self.exchange:
+            return self._messages(backend, buffers, shape)
         calls: list[Any] = []
         for name in self.primitives or [self.name]:
             request = Request(name, buffers.send, buffers.receive, redop, shape.root)
@@ -248,6 +177,32 @@ class Operation:
                 calls += backend.begin(request)
             else:
                 calls.append(backend.call(request))
+        return calls
+
+    def _messages(self, backend: Primitives, buffers: Buffers, shape: Shape) -> list[Any]:
+        sends = [(buffers.send, peer) for peer in peers_of(self.to, shape)]
+        receives = []
+        for span in self.answer(shape):
+            slot = buffers.receive.part(span.offset, span.count)
+            receives.append((slot, span.source or 0))
+        if not sends and not receives:
+            return []
+        if self.exchange == "turns":  # the first rank begins
+            calls = [
+                backend.call(Request("send", sends=sends)),
+                backend.call(Request("receive", receives=receives)),
+            ]
+            if shape.rank:
+                calls.reverse()
+            return calls
+        name, window = self.exchange, shape.window
+        calls = [backend.call(Request(name, sends=sends, receives=receives, window=window))]
+        if not receives:  # whoever only receives acknowledges each window, as in OSU's osu_bw
+            for _, peer in sends:
+                calls.append(backend.call(Request("receive", receives=[(backend.empty(), peer)])))
+        if not sends:
+            for _, peer in receives:
+                calls.append(backend.call(Request("send", sends=[(backend.empty(), peer)])))
         return calls
 
     @property
@@ -275,65 +230,6 @@ class Operation:
         return osu_bytes * size if self.osu_per_rank else osu_bytes
 
 
-def send_to(backend: Primitives, buffer: Buffer, peer: int) -> Any:  # noqa: ANN401 - a Call, which the engine defines
-    """Return the call that sends a buffer."""
-    return backend.call(Request("send", sends=[(buffer, peer)]))
-
-
-def receive_from(backend: Primitives, buffer: Buffer, peer: int) -> Any:  # noqa: ANN401 - a Call, which the engine defines
-    """Return the call that receives into a buffer."""
-    return backend.call(Request("receive", receives=[(buffer, peer)]))
-
-
-def exchange(
-    backend: Primitives,
-    shape: Shape,
-    *,
-    sends: Ends = (),
-    receives: Ends = (),
-) -> Any:  # noqa: ANN401 - a Call, which the engine defines
-    """Return the call that exchanges a window of messages with each peer."""
-    return backend.call(Request("window", sends=sends, receives=receives, window=shape.window))
-
-
-def _ping_pong(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
-    if shape.rank == 0:
-        there = send_to(backend, buffers.send, shape.last)
-        return [there, receive_from(backend, buffers.receive, shape.last)]
-    if shape.rank == shape.last:
-        there = receive_from(backend, buffers.receive, 0)
-        return [there, send_to(backend, buffers.send, 0)]
-    return []
-
-
-def _one_way(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
-    """Send a window of messages one way, then an empty acknowledgement, as OSU's osu_bw."""
-    if shape.rank == 0:
-        window = exchange(backend, shape, sends=[(buffers.send, shape.last)])
-        return [window, receive_from(backend, backend.empty(), shape.last)]
-    if shape.rank == shape.last:
-        window = exchange(backend, shape, receives=[(buffers.receive, 0)])
-        return [window, send_to(backend, backend.empty(), 0)]
-    return []
-
-
-def _both_ways(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
-    if shape.rank not in {0, shape.last}:
-        return []
-    peer = _other_end(shape)
-    sends, receives = [(buffers.send, peer)], [(buffers.receive, peer)]
-    return [exchange(backend, shape, sends=sends, receives=receives)]
-
-
-def _round_the_ring(backend: Primitives, buffers: Buffers, shape: Shape, _: str) -> list[Any]:
-    sends, receives = [(buffers.send, right(shape))], [(buffers.receive, left(shape))]
-    return [backend.call(Request("send_receive", sends=sends, receives=receives))]
-
-
-def _share(size: int) -> float:
-    return (size - 1) / size
-
-
 #: ``coll/han`` lacks reduce_scatter and all_to_all; a component of lower priority implements them.
 _HAN_AND_TUNED = frozenset({"han", "tuned"})
 
@@ -341,11 +237,9 @@ _ENTRIES = (
     Operation(
         name="all_reduce",
         summary="every rank gets the reduction of all ranks' messages",
-        send=whole,
-        receive=whole,
-        inputs=own,
-        answer=_reduced,
-        busbw_factor=lambda size: 2 * _share(size),
+        send="message of self",
+        receive="reduction",
+        messages_on_bus=2,
         reduces=True,
         has_in_place=True,
         default_in_place=True,
@@ -357,11 +251,9 @@ _ENTRIES = (
     Operation(
         name="all_gather",
         summary="every rank gets every rank's block",
-        send=_block,
-        receive=whole,
-        inputs=_own_block,
-        answer=_block_per_rank,
-        busbw_factor=_share,
+        send="block of self",
+        receive="block of all",
+        messages_on_bus=1,
         divided=True,
         osu_per_rank=True,
         has_in_place=True,
@@ -376,11 +268,9 @@ _ENTRIES = (
     Operation(
         name="reduce_scatter",
         summary="every rank gets its block of the reduction",
-        send=whole,
-        receive=_block,
-        inputs=own,
-        answer=_reduced_block,
-        busbw_factor=_share,
+        send="message of self",
+        receive="block of reduction",
+        messages_on_bus=1,
         divided=True,
         reduces=True,
         has_in_place=True,
@@ -398,11 +288,9 @@ _ENTRIES = (
     Operation(
         name="all_to_all",
         summary="every rank sends a block to every rank",
-        send=whole,
-        receive=whole,
-        inputs=_for_each_target,
-        answer=_from_each_source,
-        busbw_factor=_share,
+        send="block for all",
+        receive="block from all",
+        messages_on_bus=1,
         divided=True,
         osu_per_rank=True,
         has_in_place=True,
@@ -419,9 +307,9 @@ _ENTRIES = (
     Operation(
         name="broadcast",
         summary="every rank gets the root's message",
-        receive=whole,
-        inputs=lambda s: own(s) if s.is_root else [],
-        answer=_from(_root),
+        send="root: message of self",
+        receive="message of root",
+        sends_from_receive=True,
         rooted=True,
         names=ToolNames(
             osu="Broadcast Latency Test", other_osu=("Bcast",), imb="Bcast", param=("broadcast",)
@@ -432,10 +320,8 @@ _ENTRIES = (
     Operation(
         name="reduce",
         summary="the root gets the reduction of all ranks' messages",
-        send=whole,
-        receive=_at_root(whole),
-        inputs=own,
-        answer=lambda s: _reduced(s) if s.is_root else [],
+        send="message of self",
+        receive="root: reduction",
         reduces=True,
         rooted=True,
         has_in_place=True,
@@ -447,11 +333,9 @@ _ENTRIES = (
     Operation(
         name="gather",
         summary="the root gets every rank's block",
-        send=_block,
-        receive=_at_root(whole),
-        inputs=_own_block,
-        answer=lambda s: _block_per_rank(s) if s.is_root else [],
-        busbw_factor=_share,
+        send="block of self",
+        receive="root: block of all",
+        messages_on_bus=1,
         divided=True,
         osu_per_rank=True,
         rooted=True,
@@ -463,11 +347,9 @@ _ENTRIES = (
     Operation(
         name="scatter",
         summary="every rank gets its block of the root's message",
-        send=_at_root(whole),
-        receive=_block,
-        inputs=lambda s: _for_each_target(s) if s.is_root else [],
-        answer=_scattered,
-        busbw_factor=_share,
+        send="root: block for all",
+        receive="block from root",
+        messages_on_bus=1,
         divided=True,
         osu_per_rank=True,
         rooted=True,
@@ -488,12 +370,11 @@ _ENTRIES = (
     Operation(
         name="latency",
         summary="half the round trip of a ping-pong between the first and the last rank",
+        send="first+last: message of self",
+        receive="first+last: message of opposite",
+        exchange="turns",
+        to="first+last: opposite",
         kind="pair",
-        send=_at_ends(whole),
-        receive=_at_ends(whole),
-        inputs=lambda s: own(s) if s.rank in {0, s.last} else [],
-        answer=lambda s: _from(_other_end)(s) if s.rank in {0, s.last} else [],
-        compose=_ping_pong,
         operations_per_call=2,
         minimum_ranks=2,
         names=ToolNames(osu="Latency Test", imb="PingPong"),
@@ -502,13 +383,11 @@ _ENTRIES = (
     Operation(
         name="bandwidth",
         summary="a window of messages from the first to the last rank",
+        send="first: message of self",
+        receive="last: message of first",
+        exchange="window",
+        to="first: last",
         kind="pair",
-        send=_at(_first, whole),
-        receive=_at(_last, whole),
-        inputs=lambda s: own(s) if s.rank == 0 else [],
-        answer=lambda s: _from(_first)(s) if s.rank == s.last else [],
-        compose=_one_way,
-        windowed=True,
         minimum_ranks=2,
         names=ToolNames(osu="Bandwidth Test"),
         quantity="bandwidth",
@@ -516,13 +395,11 @@ _ENTRIES = (
     Operation(
         name="bibandwidth",
         summary="a window of messages both ways between the first and the last rank",
+        send="first+last: message of self",
+        receive="first+last: message of opposite",
+        exchange="window",
+        to="first+last: opposite",
         kind="pair",
-        send=_at_ends(whole),
-        receive=_at_ends(whole),
-        inputs=lambda s: own(s) if s.rank in {0, s.last} else [],
-        answer=lambda s: _from(_other_end)(s) if s.rank in {0, s.last} else [],
-        compose=_both_ways,
-        windowed=True,
         messages_at_once=2,
         minimum_ranks=2,
         names=ToolNames(osu="Bi-Directional Bandwidth Test"),
@@ -531,12 +408,11 @@ _ENTRIES = (
     Operation(
         name="sendrecv",
         summary="every rank sends to the next and receives from the one before, in a ring",
+        send="message of self",
+        receive="message of left",
+        exchange="send_receive",
+        to="right",
         kind="ring",
-        send=whole,
-        receive=whole,
-        inputs=own,
-        answer=_from(left),
-        compose=_round_the_ring,
         minimum_ranks=2,
         names=ToolNames(imb="Sendrecv"),
     ),
@@ -544,11 +420,9 @@ _ENTRIES = (
         name="iall_reduce",
         primitives=("all_reduce",),
         summary="non-blocking all_reduce: started, then completed; with its overlap with computing",
-        send=whole,
-        receive=whole,
-        inputs=own,
-        answer=_reduced,
-        busbw_factor=lambda size: 2 * _share(size),
+        send="message of self",
+        receive="reduction",
+        messages_on_bus=2,
         overlaps=True,
         reduces=True,
         has_in_place=True,
@@ -559,11 +433,9 @@ _ENTRIES = (
         name="iall_gather",
         primitives=("all_gather",),
         summary="non-blocking all_gather: started, then completed; with its overlap with computing",
-        send=_block,
-        receive=whole,
-        inputs=_own_block,
-        answer=_block_per_rank,
-        busbw_factor=_share,
+        send="block of self",
+        receive="block of all",
+        messages_on_bus=1,
         overlaps=True,
         divided=True,
         osu_per_rank=True,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commbench.collectives.cases import Axes, Sweep
+from commbench.collectives.operations import OPERATIONS
 from commbench.errors import InputError, unknown_choice
 
 #: Directories of commbench's own suites: beside the package in a checkout, below the prefix when
@@ -85,6 +86,8 @@ def find_suite(name: str) -> Path:
     for path in candidates:
         if path.is_file():
             return path
+    if name in OPERATIONS:
+        raise InputError(f"{name} is an operation, no suite; write -c {name}.")
     raise unknown_choice("suite", name, known_suites(), ", or give a Python file")
 
 

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.buckets import bucket_bytes, bucket_parameters
 from commbench.ddp.devices import Device
-from commbench.ddp.local_step import default_optimizer
+from commbench.ddp.models import default_optimizer
 from commbench.ddp.plan.arguments import ddp_arguments, known_name
 from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase
 from commbench.ddp.plan.workload import Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.ddp.local_step import parameter_facts
+from commbench.ddp.models import parameter_facts
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.layout import caps_bytes, first_layout
 

@@ -6,6 +6,7 @@ Each error states what to correct.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from commbench.ddp.local_step import default_optimizer, trainable
+from commbench.ddp.models import default_optimizer, trainable
 from commbench.ddp.plan.workload import Workload, named
 from commbench.errors import InputError
 from commbench.system.user_files import failure
@@ -141,32 +142,40 @@ def checked_step(
     batch: Any,  # noqa: ANN401 - a batch has any type that the loss accepts
     optimizer: Optimizer,
 ) -> list[str]:
-    """Make one local training step, check that DDP can make it, and return the names of unused
-    parameters.
+    """Make one local training step, check that DDP can make it, and return the names of the
+    parameters that got a gradient, in that order.
 
     Raises:
         InputError: the step fails, the loss is not a scalar with gradients, or a gradient is
             sparse.
     """
     optimizer.zero_grad(set_to_none=True)
-    with naming_errors("The loss of the first batch"):
-        value = loss(model, batch)
-    _check_loss(value)
-    with naming_errors("The first backward pass"):
-        value.backward()
-    parameters = trainable(model)
-    unused = []
-    for name, parameter in parameters.items():
-        if parameter.grad is None:
-            unused.append(name)
-        elif parameter.grad.is_sparse:
+    ready: list[str] = []
+    with contextlib.ExitStack() as stack:
+        for name, parameter in trainable(model).items():
+            note = functools.partial(_note_gradient, ready, name)
+            handle = parameter.register_post_accumulate_grad_hook(note)
+            stack.callback(handle.remove)
+        with naming_errors("The loss of a batch"):
+            value = loss(model, batch)
+        _check_loss(value)
+        with naming_errors("The backward pass"):
+            value.backward()
+    for name, parameter in trainable(model).items():
+        if parameter.grad is not None and parameter.grad.is_sparse:
             raise InputError(
                 f"The parameter {name} got a sparse gradient, which commbench does not exchange:"
                 " make it dense."
             )
-    with naming_errors("The first step of the optimizer"):
+    with naming_errors("The step of the optimizer"):
         optimizer.step()
-    return unused
+    return ready
+
+
+def _note_gradient(ready: list[str], name: str, _: nn.Parameter) -> None:
+    if name in ready:  # a graph may accumulate twice
+        ready.remove(name)
+    ready.append(name)
 
 
 @contextlib.contextmanager

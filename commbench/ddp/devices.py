@@ -11,7 +11,7 @@ from commbench.backends.gpu_assignment import assign_gpu
 from commbench.backends.nccl_library import LOG, loaded_version
 from commbench.backends.torch_calls import find_gpus, pci_address, torch_version
 from commbench.collectives.backends import TRAINING_BACKENDS
-from commbench.ddp.local_step import moved_by
+from commbench.ddp.models import moved_by
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.gpu_clocks import GpuClocks, Reading
 from commbench.hooks.step_clock import Clock, event_clock, host_clock

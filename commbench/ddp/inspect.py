@@ -1,4 +1,4 @@
-"""Inspection of a workload: its parameters, and the times of a few steps without DDP.
+"""Inspection of a workload: its parameters, and the order of their gradients in a few steps.
 
 ``python -m commbench.ddp.inspect [SPEC] [--batch N] [--gpu K] [--hook HOOK]...`` is the command by
 which a conductor inspects a workload without importing torch itself. It prints one line of JSON:
@@ -22,16 +22,9 @@ from commbench.ddp.checks import (
     checked_step,
     endless,
     make_optimizer,
-    naming_errors,
 )
 from commbench.ddp.devices import Device, Gpu, gpus_to_train_on
-from commbench.ddp.local_step import (
-    LocalStep,
-    local_step,
-    median_step,
-    parameter_facts,
-    trainable,
-)
+from commbench.ddp.models import parameter_facts, trainable
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.workload import Workload, WorkloadFacts
 from commbench.ddp.session import compile_hooks
@@ -41,13 +34,13 @@ from commbench.hooks import Hook, make_hook
 from commbench.hooks.own import check_file_hook
 from commbench.hooks.registry import find_file_hooks, is_file_hook, parse_hook
 
-#: Timed steps end after this number, or after this time in seconds.
-MAXIMUM_STEPS = 5
+#: Steps that are made: at most, or after this time in seconds, but a few at least.
+FEWEST_STEPS, MAXIMUM_STEPS = 2, 6
 ENOUGH_S = 1.0
 
 
 def inspect_workload(workload: Workload, device: Device | None = None) -> WorkloadFacts:
-    """Check a workload and measure a few local steps; the model keeps its weights.
+    """Check a workload by a few local steps; the model keeps its weights.
 
     Args:
         workload: the model is moved to the device.
@@ -62,25 +55,21 @@ def inspect_workload(workload: Workload, device: Device | None = None) -> Worklo
     weights = {name: value.detach().clone() for name, value in workload.model.state_dict().items()}
     try:
         with torch.random.fork_rng(devices=[]):
-            step = median_step(_local_steps(workload, device))
+            ready, unused = _gradients(workload, device)
             check_evaluation(workload)
     finally:
         workload.model.load_state_dict(weights)
         workload.model.zero_grad(set_to_none=True)
-    parameters = parameter_facts(workload.model, step.ready_ms)
+    parameters = parameter_facts(workload.model)
     names = [parameter.name for parameter in parameters]
-    unused = tuple(name for name in names if name not in step.ready_ms)
     buffer_bytes = 0
     for buffer in workload.model.buffers():
         buffer_bytes += buffer.numel() * buffer.element_size()
     return WorkloadFacts(
         parameters=parameters,
-        ready_order=tuple(map(names.index, (*unused, *step.ready_ms))),
+        ready_order=tuple(map(names.index, (*unused, *ready))),
         buffer_bytes=buffer_bytes,
         batch_size=workload.batch_size,
-        forward_ms=step.forward_ms,
-        backward_ms=step.backward_ms,
-        optimizer_ms=step.optimizer_ms,
         metric=workload.metric,
         target=workload.target,
         steps=workload.steps,
@@ -88,17 +77,24 @@ def inspect_workload(workload: Workload, device: Device | None = None) -> Worklo
     )
 
 
-def _local_steps(workload: Workload, device: Device) -> list[LocalStep]:
-    """Return timed steps; a first step, which allocates memory, is checked and not timed."""
+def _gradients(workload: Workload, device: Device) -> tuple[list[str], tuple[str, ...]]:
+    """Make some steps.
+
+    Return the names of the parameters that get a gradient in each, in the order of the first step,
+    and the names of the others.
+    """
     batches = map(device.moved, endless(workload.batches))
+    names = list(trainable(workload.model))
     optimizer = make_optimizer(workload, list(trainable(workload.model).values()))
-    checked_step(workload.model, workload.loss, next(batches), optimizer)
-    steps: list[LocalStep] = []
+    steps: list[list[str]] = []
     started = time.perf_counter()
-    while len(steps) < MAXIMUM_STEPS and (not steps or time.perf_counter() - started < ENOUGH_S):
-        with naming_errors("A training step"):
-            steps.append(local_step(workload.model, workload.loss, next(batches), optimizer))
-    return steps
+    while len(steps) < MAXIMUM_STEPS and (
+        len(steps) < FEWEST_STEPS or time.perf_counter() - started < ENOUGH_S
+    ):
+        steps.append(checked_step(workload.model, workload.loss, next(batches), optimizer))
+    in_all = set(names).intersection(*steps)
+    ready = [name for name in steps[0] if name in in_all]
+    return ready, tuple(name for name in names if name not in in_all)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

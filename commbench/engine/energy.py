@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 from commbench.collectives.backends import GPU_BACKENDS
 from commbench.engine.control import Control, gather_everywhere
-from commbench.schema import JsonObject
 from commbench.system.clock import clock_domain
 from commbench.system.files import ROOT
 from commbench.system.gpus import Nvml, gpu_addresses
@@ -131,10 +130,6 @@ class RunMeter:
         Idle GPUs say nothing of a host's energy.
         """
         return ("gpu" if backend in GPU_BACKENDS else "cpu") in self.kinds
-
-    def facts(self) -> JsonObject:
-        """Return the entry of run.json: ``counted`` kinds, and why others are ``missing``."""
-        return {"counted": list(self.kinds), "missing": dict(self.missing)}
 
 
 def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.find) -> RunMeter:

@@ -225,6 +225,8 @@ class CaseRun:
 
     def _prepare_again(self) -> Prepared:
         prepared = self._allocate()
+        if prepared.window != self._conditions["window"]:
+            prepared = prepared.with_window(self._conditions["window"])
         if self.case.graph:
             prepared = prepared.capture()
         prepared.refill()
@@ -345,7 +347,11 @@ class CaseRun:
         return session.timer(self.case, self.communicator, lasting_ns=1e3 * lasting_us)
 
     def _new_sampler(
-        self, timer: Timer, calls: Sequence[Call], longest_s: float, watched: Sequence[int]
+        self,
+        timer: Timer,
+        calls: Sequence[Call] = (),
+        longest_s: float = math.inf,
+        watched: Sequence[int] = (0,),
     ) -> Sampler:
         session = self.session
         return Sampler(
@@ -453,13 +459,13 @@ class CaseRun:
         per = self._operations
         summary = samples.summary(per)
         times_us = samples.slowest_us(per)
-        doubts = self._doubts(times_us, samples.late, samples.valid, clocks)
-        flags = (*self._conditions["flags"], *doubts, *samples.flags(per))
+        warnings = self._warnings(times_us, samples.late, samples.valid, clocks)
+        flags = (*self._conditions["flags"], *warnings, *samples.flags(per))
         groups = timed_groups(prepared, self._checked, samples, transports, per)
         lengths = (len(summary["times_us"]),)
         return {**fields, **summary, "visit_lengths": lengths, "flags": flags, "groups": groups}
 
-    def _doubts(
+    def _warnings(
         self, times_us: Sequence[float], late: int, valid: int, clocks: Clocks | None = None
     ) -> tuple[str, ...]:
         """Return the flags of a visit with valid repetitions."""
@@ -495,7 +501,7 @@ class CaseRun:
         if isinstance(matrix, Finding):
             return no_result("unsupported", matrix)
         timer = session.timer(self.case, self.communicator)
-        sampler = self._new_sampler(timer, (), math.inf, (0,))
+        sampler = self._new_sampler(timer)
         with watch.measuring():
             sampled = sample_matrix(matrix, sampler, session, launch=self.launch, fixed=self.fixed)
         self._note_conditions(matrix, timer)
@@ -516,7 +522,7 @@ class CaseRun:
         if not sampled.pairs:
             return {**fields, **self._no_times()}
         times_us = [pair.time_us for pair in sampled.pairs]
-        flags = self._doubts(times_us, sampled.late, sampled.counted)
+        flags = self._warnings(times_us, sampled.late, sampled.counted)
         return {**fields, "times_us": times_us, "flags": flags}
 
 

@@ -120,6 +120,8 @@ class Times:
 class GroupTimes(Times):
     """One of several concurrent groups, in one launch."""
 
+    group: str = field()  # required, unlike of a record
+    group_size: Ranks = field()
     message_bytes: int
     """The true size in this group: a rank's share is rounded up to one element."""
 
@@ -345,22 +347,16 @@ class Record(Times):
         """Return its object in ``samples.jsonl``: ``case`` an object, ``launch`` a number,
         ``pairs`` by column.
         """
-        plain = {
-            field.name: getattr(self, field.name) for field in _RECORD_FIELDS
-        }  # asdict copies each number
-        plain |= {
-            name: dataclasses.asdict(plain[name]) for name in _NESTED if plain[name] is not None
-        }
-        groups = [dataclasses.asdict(group) for group in self.groups]
-        pairs = _as_columns(self.pairs) if self.pairs else {}
-        points = [dataclasses.asdict(point) for point in plain.pop("points")]
-        return {
-            "kind": self.kind,
-            **plain,
-            "groups": groups,
-            "pairs": pairs,
-            **({"points": points} if points else {}),
-        }
+        plain: JsonObject = {"kind": self.kind, **vars(self)}
+        for name in _NESTED:
+            if plain[name] is not None:
+                plain[name] = dataclasses.asdict(plain[name])
+        plain["groups"] = [dataclasses.asdict(group) for group in self.groups]
+        plain["pairs"] = _as_columns(self.pairs) if self.pairs else {}
+        points = plain.pop("points")
+        if points:
+            plain["points"] = [dataclasses.asdict(point) for point in points]
+        return plain
 
     @classmethod
     def from_json(cls, data: JsonMapping) -> Record:
@@ -385,7 +381,6 @@ class Record(Times):
         return record
 
 
-_RECORD_FIELDS = dataclasses.fields(Record)
 #: Fields that hold an object, or None.
 _NESTED = ("case", "overlap", "stated", "clocks")
 _CASES: dict[tuple[Any, ...], Case] = {}
@@ -518,7 +513,7 @@ class Row:
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
     backend: str = column("mpi, gloo, nccl, torch-nccl, mpi-cuda or mpi-staged", "")
-    device: str = column("where the buffers are: cpu, or the GPU's name", "")
+    device: str = column("cpu, or the GPU's name", "")
     library: str = column("library and version that carried the operation", "")
     transport: str = column("what carried the row: sm, tcp, ucx/rc, tcp/lo, ...", "")
     operation: str = column("what was timed", "")
@@ -553,29 +548,27 @@ class Row:
         "",
     )
     launches: int | None = column("launches behind the row")
-    visits: int | None = column(
-        "separate stretches of time in which a launch measured the case; their median"
-    )
+    visits: int | None = column("samples of the case in a launch, spread over it; their median")
     disturbed: int | None = column(
-        "visits repeated because a rank had waited for a CPU, all launches together"
+        "samples repeated because a rank had no CPU, all launches together"
     )
     state: str = column(
-        "state of the machine in the visits of this row, fast or slow; empty where it had one", ""
+        "speed of the machine in the samples of this row, fast or slow; empty where it had one", ""
     )
-    state_share: float | None = column("share of the case's visits in that state")
+    state_share: float | None = column("share of the case's samples at that speed")
     repetitions: int | None = column("valid repetitions, all launches together")
     late_discarded: int | None = column(
         "repetitions dropped for a late start, or because a GPU waited for its host"
     )
     time_us: float | None = column(
-        "median over launches of the median over visits of the median over repetitions of the"
+        "median over launches of the median over samples of the median over repetitions of the"
         " slowest rank"
     )
-    time_us_ci_low: float | None = column("95 % confidence interval of time_us, low end")
+    time_us_ci_low: float | None = column("95 % interval of time_us over launches, low end")
     time_us_ci_high: float | None = column("and its high end")
     time_us_min: float | None = column("median over launches of the launch's minimum")
-    time_us_p25: float | None = column("median over launches of the launch's quartile")
-    time_us_p75: float | None = column("median over launches of the launch's quartile")
+    time_us_p25: float | None = column("median over launches of the launch's first quartile")
+    time_us_p75: float | None = column("median over launches of the launch's third quartile")
     time_us_p95: float | None = column("median over launches of the launch's p95", heading="p95")
     time_us_rank_mean: float | None = column(
         "time_us with the mean over ranks, nccl-tests' default"
@@ -624,8 +617,8 @@ class OverlapRow:
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
     backend: str = column("as in collectives.csv", "")
-    operation: str = column("iall_reduce or iall_gather", "")
-    pattern: str = column("who talks to whom; times are of all its groups together", "")
+    operation: str = column("what was timed", "")
+    pattern: str = column("as in collectives.csv", "")
     dtype: str | None = column("element type")
     redop: str | None = column("reduction")
     in_place: bool | None = column("send and receive share memory")

@@ -245,7 +245,7 @@ class Prepared:
         if not self.shape or not spans:
             return 0
         expected = (
-            self.data.neutral(self.operation.receive(self.shape))
+            self.data.neutral(self.buffers.receive.count)
             if self._accumulates
             else self.data.answer(spans)
         )
@@ -260,12 +260,9 @@ class Prepared:
         if not (self.shape and self.operation.reduces and self.case.in_place):
             return
         for buffers in self._sets:
-            for buffer, layout in (
-                (buffers.receive, self.operation.receive),
-                (buffers.send, self.operation.send),
-            ):
+            for buffer in (buffers.receive, buffers.send):
                 if buffer is not None:
-                    self.communicator.write(buffer, self.data.neutral(layout(self.shape)))
+                    self.communicator.write(buffer, self.data.neutral(buffer.count))
 
     def capture(self) -> Prepared:
         """Return the case with its operations in graphs of `GRAPH_OPERATIONS`.
@@ -343,7 +340,9 @@ def prepare(
     communicator = communicator.persistent() if case.persistent else communicator
     groups = groups_of(case.pattern, placed)
     within = communicator.split(groups)
-    parts = [communicator.split(division) for division in operation.divisions(placed)]
+    parts = []
+    if operation.divisions is not None:
+        parts = [communicator.split(division) for division in operation.divisions(placed)]
     dtype = DTYPES[case.dtype or "int8"]
     size = within.size if within else len(groups[0])
     idle = Prepared(
@@ -402,7 +401,7 @@ def check_count(elements: int, communicator: Communicator) -> None:
 def _allocate(
     case: Case, operation: Operation, shape: Shape, dtype: DataType, communicator: Communicator
 ) -> Buffers:
-    send_count, receive_count = operation.send(shape), operation.receive(shape)
+    send_count, receive_count = operation.counts(shape)
 
     def separate(count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type
         return communicator.allocate(dtype, count) if count else None

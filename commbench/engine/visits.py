@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +20,9 @@ _JUDGED = frozenset({"bimodal", "unsteady", "late"})
 #: Fields with a value for each repetition, and with one for each rank.
 _LISTS = ("times_us", "rank_mean_us", "skew_us")
 _BY_RANK = ("rank_median_us", "rank_average_us", "rank_arrival_us")
-
-TimesT = TypeVar("TimesT", bound=Times)
+#: Fields with values for each visit, and fields that are sums over visits.
+_BY_VISIT = ("visit_lengths", "probes_us")
+_SECONDS = ("measuring_s", "other_s", "repeating_s", "revisiting_s")
 
 
 def visit_times(record: Record) -> list[Values]:
@@ -62,30 +62,31 @@ def extended(record: Record, visit: Record) -> Record:
         return replace(record, late_discarded=record.late_discarded + visit.late_discarded)
     if visit.status != "ok" or record.status != "ok":
         return replace(visit, visit=0)
-    lengths = [len(record.times_us), len(visit.times_us)]
-    joined = record
-    if lengths[1]:  # else every repetition started late
-        groups = tuple(
-            _join_times(*pair, lengths) for pair in zip(record.groups, visit.groups, strict=True)
-        )
-        joined = replace(_join_times(record, visit, lengths), groups=groups)
+    joined: dict[str, Any] = {}
+    times_us = record.times_us
+    if len(visit.times_us):  # else every repetition started late
+        lengths = (len(record.times_us), len(visit.times_us))
+        joined = _joined_times(record, visit, lengths)
+        times_us = joined["times_us"]
+        groups = []
+        for group, more in zip(record.groups, visit.groups, strict=True):
+            groups.append(replace(group, **_joined_times(group, more, lengths)))
+        joined["groups"] = tuple(groups)
     late = record.late_discarded + visit.late_discarded
-    judged = {"bimodal": is_bimodal(joined.times_us), "late": are_many_late(late, sum(lengths))}
-    other_flags = [flag for flag in (*record.flags, *visit.flags) if flag not in _JUDGED]
-    seconds = {
-        field: round(getattr(record, field) + getattr(visit, field), 6)
-        for field in ("measuring_s", "other_s", "repeating_s", "revisiting_s")
-    }
+    judged = {"bimodal": is_bimodal(times_us), "late": are_many_late(late, len(times_us))}
+    flags = [flag for flag in (*record.flags, *visit.flags) if flag not in _JUDGED]
+    for field in _SECONDS:
+        joined[field] = round(getattr(record, field) + getattr(visit, field), 6)
+    for field in _BY_VISIT:
+        joined[field] = [*getattr(record, field), *getattr(visit, field)]
     return replace(
-        joined,
-        **seconds,
+        record,
+        **joined,
         visit=0,
-        visit_lengths=[*record.visit_lengths, *visit.visit_lengths],
-        probes_us=[*record.probes_us, *visit.probes_us],
         points=(*record.points, *visit.points),
         late_discarded=late,
         clocks=_join_clocks(record.clocks, visit.clocks),
-        flags=tuple(dict.fromkeys([*other_flags, *raised_flags(judged)])),
+        flags=tuple(dict.fromkeys([*flags, *raised_flags(judged)])),
     )
 
 
@@ -94,26 +95,25 @@ def are_many_late(late: int, valid: int) -> bool:
     return late > FLAGGED_LATE * (late + valid)
 
 
-def _join_times(times: TimesT, more: TimesT, lengths: Sequence[int]) -> TimesT:
-    """Return the times of two stretches of the same ranks.
+def _joined_times(times: Times, more: Times, lengths: tuple[int, int]) -> dict[str, Any]:
+    """Return the fields of the times of two stretches of the same ranks.
 
     Values by rank are averaged over repetitions.
 
     ``lengths``: the repetitions of each stretch.
     """
-    joined: dict[str, Any] = {
-        name: [*getattr(times, name), *getattr(more, name)] for name in _LISTS
-    }
-    for by_rank in _BY_RANK:
-        first, second = (np.asarray(getattr(part, by_rank), dtype=float) for part in (times, more))
+    joined: dict[str, Any] = {}
+    for name in _LISTS:
+        joined[name] = [*getattr(times, name), *getattr(more, name)]
+    for name in _BY_RANK:
+        first = np.asarray(getattr(times, name), dtype=float)
+        second = np.asarray(getattr(more, name), dtype=float)
         if len(first) == len(second):
-            joined[by_rank] = np.round(
-                (first * lengths[0] + second * lengths[1]) / max(1, sum(lengths)), 4
-            ).tolist()
-    joined["rank_slowest"] = [
-        a + b for a, b in zip(times.rank_slowest, more.rank_slowest, strict=True)
-    ]
-    return replace(times, **joined)
+            weighted = first * lengths[0] + second * lengths[1]
+            joined[name] = np.round(weighted / max(1, sum(lengths)), 4).tolist()
+    slowest = zip(times.rank_slowest, more.rank_slowest, strict=True)
+    joined["rank_slowest"] = [sum(counts) for counts in slowest]
+    return joined
 
 
 def _join_clocks(first: Clocks | None, second: Clocks | None) -> Clocks | None:

@@ -385,7 +385,7 @@ def describe_differences(ranks: Sequence[Software]) -> str:
     header = ["", *(_label(group, ranks) for group in groups.values())]
     rows = [[name, *versions] for name, *versions in zip(names, *groups, strict=True)]
     return (
-        "The ranks do not run the same software, so that what they measure together means nothing;"
+        "Hosts run different software;"
         " install the same on every"
         f" host.\n{_table([header, *(row for row in rows if len(set(row[1:])) > 1)])}"
     )

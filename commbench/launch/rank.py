@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
@@ -37,9 +38,11 @@ from commbench.launch.events import (
     CaseFinished,
     CasesEnded,
     CaseStarted,
+    Heartbeat,
     Listener,
     RankError,
     SessionStarted,
+    Stack,
 )
 from commbench.launch.facts import (
     Carrier,
@@ -285,145 +288,190 @@ class _Duty:
 # ------------------------------------------------------------------------------------- as a process
 
 
-def main() -> NoReturn:
-    """Be a rank that the conductor has started.
+class RankProcess(ABC):
+    """This process as one rank: its heart, its signals and its end.
 
-    The argument is the time in seconds for all ranks to come together.
+    Args:
+        identity: this rank.
+        patience: how long it may make no progress.
+        leave_with_parent: end the rank when the process that has started it is gone.
+        also_caught: signals that `on_signal` is told of beside SIGUSR1, SIGTERM and SIGHUP.
     """
-    stdout = claim_stdout()
-    variables = relevant_variables(os.environ)
-    identity = identify(os.environ, "rank")
-    startup_s = float(sys.argv[1]) if len(sys.argv) > 1 else STARTUP_TIMEOUT_S
-    signals = SignalFeed([signal.SIGUSR1, *DEADLY])
-    heart = Heart(
-        identity.rank,
-        Progress(),
-        report=say,
-        patience=Patience(timeout_s=startup_s, startup_timeout_s=startup_s),
-        leave_with_parent=True,
-        signals=signals,
-    )
-    heart.start()
-    leave_off = threading.Event()
 
-    def work(control: Control) -> list[Communicator]:
-        text = _read_plan(heart, leave_off) if control.rank == 0 else ""
+    code = 0
+    """Exit status of a rank that has done its work."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        patience: Patience,
+        *,
+        leave_with_parent: bool,
+        also_caught: Sequence[signal.Signals] = (),
+    ) -> None:
+        self.identity = identity
+        self.variables = relevant_variables(os.environ)
+        self.heart = Heart(
+            identity.rank,
+            Progress(),
+            report=self.report,
+            patience=patience,
+            leave_with_parent=leave_with_parent,
+            signals=SignalFeed([signal.SIGUSR1, *also_caught, *DEADLY], self.on_signal),
+        )
+
+    @abstractmethod
+    def work(self, control: Control) -> list[Communicator]:
+        """Measure; return the backends to close."""
+
+    @abstractmethod
+    def report(self, event: Heartbeat | Stack) -> None:
+        """Take note of a heartbeat or a stack; called from the heart's thread."""
+
+    @abstractmethod
+    def failed(self, error: RankError) -> None:
+        """Report why this rank is about to end all others."""
+
+    @abstractmethod
+    def refuse(self, text: str) -> None:
+        """Report, on rank 0, why nothing can be measured."""
+
+    def on_signal(self, number: signal.Signals) -> None:  # noqa: B027 - nothing by default
+        """React to a signal, in the heart's thread and before the heart does."""
+
+    def run(self) -> NoReturn:
+        """Connect the ranks, check that they run the same software, work and leave.
+
+        An error on one rank ends all.
+
+        Leave by `os._exit`: at Python's own exit, threads of Gloo that still run abort one process
+        in ten. MPI is finalised before, as mpirun reports a failure otherwise.
+        """
+        self.heart.start()
+        faulthandler.enable()
+        # also works if the heartbeat hangs: see `Supervisor`
+        faulthandler.register(signal.SIGUSR2, all_threads=True)
+        control: Control | None = None
+        try:
+            control = self._connect()
+            refusal = refuse_unlike_software(control)
+            if refusal:
+                self.code = InputError.exit_code
+                if control.rank == 0:
+                    self.refuse(refusal)
+            else:
+                for communicator in self.work(control):
+                    communicator.close()
+            control.close()
+        except BaseException as error:  # noqa: BLE001 - the others would wait for this rank for ever
+            self._end_all(error, control)
+        self.heart.stop()
+        leave(self.code)
+
+    def _connect(self) -> Control:
+        identity = self.identity
+        if identity.launcher == "slurm" and not identity.carries_mpi:
+            os.environ.update(rendezvous_variables(identity, os.environ))
+        return connect_control(
+            identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi
+        )
+
+    def _end_all(self, error: BaseException, control: Control | None) -> NoReturn:
+        """Report the error and end every rank.
+
+        An error of commbench is one sentence and shows no traceback.
+        """
+        code, name, stack = 1, type(error).__name__, stack_of_error(error.__traceback__)
+        if isinstance(error, CommbenchError):
+            code, name, stack = error.exit_code, "", []
+        self.failed(
+            RankError(
+                rank=self.heart.rank,
+                host=self.heart.host,
+                case=self.heart.case,
+                message=str(error),
+                error=name,
+                is_bad_input=isinstance(error, InputError),
+                stack=stack,
+            )
+        )
+        if name:
+            traceback.print_exception(error)
+            sys.stderr.flush()
+        if control is not None:
+            control.abort(code)
+        leave(code)
+
+
+class PipedRank(RankProcess):
+    """A rank that the conductor has started.
+
+    Args:
+        startup_s: seconds for all ranks to come together.
+    """
+
+    def __init__(self, startup_s: float) -> None:
+        self._stdout = claim_stdout()
+        self._is_last_case = threading.Event()
+        patience = Patience(timeout_s=startup_s, startup_timeout_s=startup_s)
+        super().__init__(identify(os.environ, "rank"), patience, leave_with_parent=True)
+
+    def work(self, control: Control) -> list[Communicator]:
+        """Make the launch that the conductor has planned."""
+        text, listener = "", None
+        if control.rank == 0:
+            text, listener = self._read_plan(), EventWriter(self._stdout)
         plan = LaunchPlan.from_json(control.broadcast(text))
-        heart.timeout_s = plan.case_timeout_s
-        listener = EventWriter(stdout) if control.rank == 0 else None
-        rank = RankWork(control, heart, variables, leave_off.is_set)
+        self.heart.timeout_s = plan.case_timeout_s
+        rank = RankWork(control, self.heart, self.variables, self._is_last_case.is_set)
         rank.run(plan, listener)
         return list(rank.opened.values())
 
-    def refuse(text: str) -> None:
+    def _read_plan(self) -> str:
+        """Return the plan from stdin, which stays open while the conductor lives.
+
+        This rank ends when stdin closes.
+        """
+        text = sys.stdin.readline()
+
+        def follow_conductor() -> None:
+            while line := sys.stdin.readline():
+                if line.strip() == FINISH:
+                    self._is_last_case.set()
+            # A launcher that ends this rank because of another one comes here first.
+            self.heart.report_stacks()
+            os._exit(1)
+
+        threading.Thread(target=follow_conductor, name="conductor", daemon=True).start()
+        return text
+
+    def report(self, event: Heartbeat | Stack) -> None:
+        """Tell the conductor."""
+        say(event)
+
+    def failed(self, error: RankError) -> None:
+        """Tell the conductor."""
+        say(error)
+
+    def refuse(self, text: str) -> None:
+        """Tell the conductor."""
+        heart = self.heart
         say(
             RankError(
                 rank=heart.rank, host=heart.host, case=heart.case, message=text, is_bad_input=True
             )
         )
 
-    run_process(identity, heart, work, on_error=say, on_refusal=refuse)
 
+def main() -> NoReturn:
+    """Be a rank that the conductor has started.
 
-def _read_plan(heart: Heart, leave_off: threading.Event) -> str:
-    """Return the plan from stdin, which stays open while the conductor lives.
-
-    This rank ends when stdin closes.
-
-    Sets ``leave_off`` when the conductor writes `FINISH`.
+    The argument is the time in seconds for all ranks to come together.
     """
-    text = sys.stdin.readline()
-
-    def follow_conductor() -> None:
-        while line := sys.stdin.readline():
-            if line.strip() == FINISH:
-                leave_off.set()
-        # A launcher that ends this rank because of another one comes here first.
-        heart.report_stacks()
-        os._exit(1)
-
-    threading.Thread(target=follow_conductor, name="conductor", daemon=True).start()
-    return text
-
-
-def run_process(
-    identity: Identity,
-    heart: Heart,
-    work: Callable[[Control], list[Communicator]],
-    *,
-    on_error: Callable[[RankError], None],
-    on_refusal: Callable[[str], None],
-    status: Callable[[], int] = lambda: 0,
-) -> NoReturn:
-    """Connect the ranks, check that they run the same software, do ``work`` and leave.
-
-    An error on one rank ends all.
-
-    Leave by `os._exit`: at Python's own exit, threads of Gloo that still run abort one process in
-    ten. MPI is finalised before, as mpirun reports a failure otherwise.
-
-    Args:
-        identity: this rank.
-        heart: started already.
-        work: measures; returns the backends to close.
-        on_error: called with the reason before this rank ends all others.
-        on_refusal: called on rank 0 with the reason for which nothing can be measured, before all
-            ranks leave.
-        status: returns the exit status of a rank that has done its work.
-    """
-    faulthandler.enable()
-    faulthandler.register(
-        signal.SIGUSR2, all_threads=True
-    )  # also works if the heartbeat hangs: see `Supervisor`
-    control: Control | None = None
-    try:
-        if identity.launcher == "slurm" and not identity.carries_mpi:
-            os.environ.update(rendezvous_variables(identity, os.environ))
-        control = connect_control(
-            identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi
-        )
-        refusal = refuse_unlike_software(control)
-        if refusal and control.rank == 0:
-            on_refusal(refusal)
-        for communicator in [] if refusal else work(control):
-            communicator.close()
-        control.close()
-        code = InputError.exit_code if refusal else status()
-    except BaseException as error:  # noqa: BLE001 - the others would wait for this rank for ever
-        _end_all(error, heart, control, on_error)
-    heart.stop()
-    leave(code)
-
-
-def _end_all(
-    error: BaseException,
-    heart: Heart,
-    control: Control | None,
-    on_error: Callable[[RankError], None],
-) -> NoReturn:
-    """Report the error and end every rank.
-
-    An error of commbench is one sentence and shows no traceback.
-    """
-    is_own = isinstance(error, CommbenchError)
-    on_error(
-        RankError(
-            rank=heart.rank,
-            host=heart.host,
-            case=heart.case,
-            message=str(error),
-            error="" if is_own else type(error).__name__,
-            is_bad_input=isinstance(error, InputError),
-            stack=[] if is_own else stack_of_error(error.__traceback__),
-        )
-    )
-    if not is_own:
-        traceback.print_exception(error)
-        sys.stderr.flush()
-    code = error.exit_code if isinstance(error, CommbenchError) else 1
-    if control is not None:
-        control.abort(code)
-    leave(code)
+    startup_s = STARTUP_TIMEOUT_S
+    if len(sys.argv) > 1:
+        startup_s = float(sys.argv[1])
+    PipedRank(startup_s).run()
 
 
 def leave(code: int) -> NoReturn:

@@ -12,20 +12,23 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
 import psutil
 
+#: Seconds between two looks for a signal.
+LOOK_S = 0.25
 _CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
     """A context in which SIGINT, SIGTERM and SIGHUP are noted instead of ending the process.
 
-    The first SIGINT asks for an end after the current case; another signal, or another SIGINT, for
-    an end at once.
+    The first SIGINT asks for an end after the case that has begun; another signal, or another
+    SIGINT, for an end at once.
     """
 
     def __init__(self) -> None:
@@ -39,7 +42,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:  # noqa: PYI034 - typing.Self needs Python 3.11
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _caught()}
+            self._before = {number: signal.signal(number, self.note) for number in _caught()}
         return self
 
     def __exit__(
@@ -51,10 +54,21 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def note(self, number: int, _frame: FrameType | None = None) -> None:
+        """Note a signal."""
         self.now = self.number is not None or number != signal.SIGINT
         self.number = self.number or number
         self.wake()
+
+    def must_end(self, *, has_case: bool) -> bool:
+        """Return whether a signal ends the launch at once; ``has_case``: a case has begun."""
+        return self.now or (self.number is not None and not has_case)
+
+    def pause(self, seconds: float) -> None:
+        """Wait until a signal comes, or until the seconds are over."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.number is None:
+            time.sleep(LOOK_S)
 
 
 def _caught() -> list[signal.Signals]:

@@ -12,14 +12,16 @@ from collections import defaultdict, deque
 
 from commbench.collectives.backends import MPI_BACKENDS
 from commbench.findings import Finding
-from commbench.launch.diagnosis import (
-    Diagnosis,
+from commbench.launch.clues import (
+    Clue,
     Ending,
     Evidence,
     MemoryKills,
-    diagnose_exit,
+    exit_clues,
     find_crash_report,
     hang_reason,
+    start_clues,
+    worst,
 )
 from commbench.launch.events import (
     ROUNDING,
@@ -35,11 +37,11 @@ from commbench.launch.events import (
     Stack,
 )
 from commbench.launch.heartbeat import STARTUP_TIMEOUT_S
-from commbench.launch.launcher_errors import explain, find_warning
 from commbench.launch.launchers import Launcher
+from commbench.launch.messages import find_warning
 from commbench.launch.process import STACKS_S, Launched, Output
 from commbench.launch.protocol import FINISH, MARK, split_line
-from commbench.launch.signals import Interrupts
+from commbench.launch.signals import LOOK_S, Interrupts
 from commbench.launch.watchdog import Watchdog
 from commbench.results.plan import LaunchPlan
 from commbench.results.record_types import AnyCase
@@ -47,8 +49,6 @@ from commbench.system.env import variables_of
 
 #: The program of a rank, without the command line.
 PROGRAM = ("-m", "commbench.launch.rank")
-#: Interval of the watchdog's checks, in seconds.
-LOOK_S = 0.25
 #: Seconds that a launch may continue after a rank reported an error.
 DOOMED_S = 10.0
 #: Seconds for a rank's interpreter to print its stacks.
@@ -94,10 +94,8 @@ class Supervisor:
         self._all_cases_ended: bool | None = None
         self._current: int | None = None
         """Index of the case that has begun and not finished."""
-        self.stderr: deque[str] = deque(maxlen=KEPT_LINES)
+        self._stderr: deque[str] = deque(maxlen=KEPT_LINES)
         """Output beside events."""
-        self.stack_lines: list[str] = []
-        """Stacks of the ranks of a failed launch, as text."""
 
     def run(self) -> Ending:
         """Start the launch, wait until all of its processes have ended, and return how it ended."""
@@ -142,7 +140,7 @@ class Supervisor:
 
         Otherwise tell the ranks, once, to finish their case.
         """
-        if self._interrupts.now or not self._has_begun:
+        if self._interrupts.must_end(has_case=self._has_begun):
             return True
         if not self._finishing:
             self._finishing = True
@@ -152,9 +150,9 @@ class Supervisor:
 
     def _interrupted(self) -> Ending:
         name = signal.Signals(self._interrupts.number or signal.SIGINT).name
-        return Ending(status="interrupted", reason=f"interrupted by {name}")
+        return Ending(status="interrupted", reason=str(Finding("interrupted", name)))
 
-    def _tear_down(self, launched: Launched, hang: Diagnosis) -> Ending:
+    def _tear_down(self, launched: Launched, hang: Clue) -> Ending:
         """End a hung launch after its ranks had time to report their stacks."""
         self._evidence.forget_stacks()
         launched.ask_for_stacks(self._watchdog.pids, by_launcher=self._launcher.forwards_signals)
@@ -164,71 +162,72 @@ class Supervisor:
         failed_rank = self._evidence.failed_rank(
             hang, self._case, self._watchdog.processes, self._printed(launched, hang)
         )
-        self.stack_lines = self._evidence.lines()
+        stacks = self._evidence.lines()
         is_reached = launched.stop(self._handle)
         if self._is_complete:
-            return Ending(
-                status="ok", reason=f"the ranks did not end after their last case: {hang.reason}"
-            )
-        cause = str(hang.reason)
-        if hang.reason.code == "no_rank_heard" and (remedy := explain(list(self.stderr))):
-            cause = f"{cause}: {remedy}"
+            return _complete("ranks_stay", hang)
+        if hang.code == "no_rank_heard":
+            hang = worst([hang, *start_clues(list(self._stderr))])
         return Ending.broken(
             "hung",
-            hang_reason(self._watchdog.timeout, cause),
+            hang_reason(self._watchdog.timeout, str(hang)),
             failed_rank=failed_rank,
-            is_host_lost=hang.is_lost and not is_reached,
+            is_host_lost=hang.is_host_lost and not is_reached,
+            output=[*self._stderr, *stacks],
         )
 
-    def _printed(self, launched: Launched, hang: Diagnosis) -> list[str]:
+    def _printed(self, launched: Launched, hang: Clue) -> list[str]:
         """Return the interpreter's report on a rank of this host that cannot report its stacks
         itself.
         """
-        pid = self._watchdog.pids.get(-1 if hang.rank is None else hang.rank)
-        if pid is None or hang.rank in self._evidence.located or hang.host != socket.gethostname():
+        pids = self._watchdog.pids
+        is_here = hang.host == socket.gethostname()
+        if hang.rank not in pids or hang.rank in self._evidence.located or not is_here:
             return []
-        before = list(self.stderr)
-        self.stderr.clear()
-        launched.make_print(pid)
+        before = list(self._stderr)
+        self._stderr.clear()
+        launched.make_print(pids[hang.rank])
         launched.drain(PRINTING_S, self._handle)
-        printed = list(self.stderr)
-        self.stderr = deque([*before, *printed], maxlen=KEPT_LINES)
+        printed = list(self._stderr)
+        self._stderr = deque([*before, *printed], maxlen=KEPT_LINES)
         return printed
 
     def _judge(self, returncode: int) -> Ending:
         """Return how a launch ended whose launcher has left."""
-        refused = [error.message for error in self._evidence.errors if error.is_bad_input]
-        if refused:
-            return Ending(status="refused", reason=refused[0])
+        for error in self._evidence.errors:
+            if error.is_bad_input:
+                return Ending(status="refused", reason=error.message)
+        lines = list(self._stderr)
         if returncode == 0 and self._all_cases_ended is False:
             if self._finishing:
                 return self._interrupted()
-            return Ending(
-                status="cut", reason="the time limit ended the launch before its last case"
-            )
+            return Ending(status="cut", reason=str(Finding("launch_cut")))
         if returncode == 0 and self._is_complete:
-            return Ending(status="ok", reason=find_warning(list(self.stderr)))
-        diagnosis = diagnose_exit(
-            list(self.stderr),
+            return Ending(status="ok", reason=find_warning(lines))
+        clues = exit_clues(
+            lines,
             self._evidence.errors,
             returncode,
             self._watchdog.processes,
-            silent=self._watchdog.silent(time.monotonic()),
             is_out_of_memory=self._memory.is_out_of_memory,
         )
+        silent = self._watchdog.silent(time.monotonic())
+        if silent:
+            clues.append(silent)
+        clue = worst(clues)
         if self._is_complete:
-            reason = f"the ranks did not leave cleanly after their last case: {diagnosis.reason}"
-            return Ending(status="ok", reason=reason)
-        self.stack_lines = self._evidence.lines()
-        printed = find_crash_report(list(self.stderr))
+            return _complete("ranks_left_late", clue)
         failed_rank = self._evidence.failed_rank(
-            diagnosis, self._case, self._watchdog.processes, printed
+            clue, self._case, self._watchdog.processes, find_crash_report(lines)
         )
-        return Ending.broken("failed", diagnosis.reason, failed_rank=failed_rank)
+        output = [*lines, *self._evidence.lines()]
+        return Ending.broken("failed", clue.reason, failed_rank=failed_rank, output=output)
 
     @property
     def _case(self) -> AnyCase | None:
-        return None if self._current is None else self._plan.cases[self._current].case
+        if self._current is None:
+            return None
+        return self._plan.cases[self._current].case
 
     @property
     def _is_complete(self) -> bool:
@@ -247,7 +246,7 @@ class Supervisor:
         if (
             foreign.strip()
         ):  # also on stdout: there Hydra names the process that died, and mpirun what it lacks
-            self.stderr.append(foreign)
+            self._stderr.append(foreign)
 
     def _on(self, event: RankEvent) -> None:
         """Process an event: keep facts about ranks, forward rank 0's reports of cases."""
@@ -284,3 +283,8 @@ class Supervisor:
                 self._shares[record.case.key] += share
             case CasesEnded(is_complete=is_complete):
                 self._all_cases_ended = is_complete
+
+
+def _complete(code: str, clue: Clue) -> Ending:
+    """Return the ending of a launch that has measured everything, with a warning."""
+    return Ending(status="ok", reason=str(Finding(code, numbers={"cause": str(clue)})))

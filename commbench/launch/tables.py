@@ -4,10 +4,8 @@ stragglers.
 
 from __future__ import annotations
 
-from commbench.analysis.prediction.network import NetworkModel
-from commbench.analysis.soak import soak_of
+from commbench.analysis.runs import network_model, soak_results, straggler_findings
 from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
-from commbench.analysis.stragglers import find_stragglers
 from commbench.engine.records import Row
 from commbench.results import Run, Store
 from commbench.results.files import (
@@ -22,10 +20,9 @@ from commbench.results.files import (
     TIMELINE,
     encode,
 )
-from commbench.results.info import network_records
-from commbench.results.reading import make_run
 from commbench.results.summary import variance_components
 from commbench.results.tables import table_csv, table_of
+from commbench.schema import JsonObject
 
 
 def write_tables(store: Store) -> list[Row]:
@@ -41,8 +38,7 @@ def write_tables(store: Store) -> list[Row]:
     Raises:
         LaunchError: one could not be written; the old file is unharmed.
     """
-    run = make_run(store.path, store.info, store.records)
-    model = NetworkModel.fit(network_records(run.records, run.info))
+    run = store.run
     texts = _soak_tables(run)
     if run.records:
         texts[SUMMARY] = table_csv(run.collectives)
@@ -50,29 +46,31 @@ def write_tables(store: Store) -> list[Row]:
         texts[OVERLAP] = table_csv(run.overlap)
     if run.matrices:
         texts[PAIRS] = table_csv(run.pairs)
+    model = network_model(run)
     if model.curves:
         texts[MODEL] = encode(model.to_json(), indent=1) + "\n"
     if run.training_records:
         texts[DDP] = table_csv(run.ddp)
         texts[BUCKETS] = table_csv(run.buckets)
     store.write_files(texts)
+    concluded: JsonObject = {}
     if run.divided.states or store.info.get("states"):
-        store.update(states=run.divided.states)
+        concluded["states"] = run.divided.states
     if components := variance_components(run.records):
-        store.update(components=components)
-    if findings := find_stragglers(run.matrices, run.records, run.info).to_json():
-        store.update(**findings)
+        concluded["components"] = components
+    concluded |= straggler_findings(run).to_json()
+    if concluded:
+        store.update(**concluded)
     return run.rows
 
 
 def _soak_tables(run: Run) -> dict[str, str]:
     """Return the tables of a soak by file; empty for another run."""
-    soak = soak_of(run.records, run.info)
+    soak = soak_results(run)
     if soak is None:
         return {}
-    tables = (
-        (TIMELINE, TimelineRow, soak.timeline),
-        (EVENTS, EventRow, soak.events),
-        (DRIFT, DriftRow, soak.drifts),
-    )
-    return {name: table_csv(table_of(row_class, rows)) for name, row_class, rows in tables}
+    return {
+        TIMELINE: table_csv(table_of(TimelineRow, soak.timeline)),
+        EVENTS: table_csv(table_of(EventRow, soak.events)),
+        DRIFT: table_csv(table_of(DriftRow, soak.drifts)),
+    }

@@ -1,4 +1,4 @@
-"""The conductor's watchdog: whether ranks make progress, and which rank has failed if they do not.
+"""The conductor's watchdog: whether ranks make progress, and clues to what has failed if not.
 
 Counters alone do not show the failed rank: a rank that was stopped inside an operation and a rank
 that waits for it have entered and left equally often. The failed rank is one that is stopped or
@@ -9,17 +9,12 @@ rank that times out first is a victim.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from commbench.launch.diagnosis import (
-    Diagnosis,
-    diagnose_lost_hosts,
-    diagnose_no_rank,
-    diagnose_ranks,
-    diagnose_silent,
-)
+from commbench.findings import Finding, Value
+from commbench.launch.clues import Clue, name_ranks, worst
 from commbench.launch.events import Heartbeat
 
 #: A rank is silent after this many seconds without a heartbeat while others send theirs: six
@@ -33,6 +28,8 @@ GAP_S = 5.0
 BUSY, IDLE = 0.5, 0.2
 #: A rank that polls uses more than this of a CPU, however many ranks take turns on it.
 LEAST_POLLING = 0.05
+#: What state letters of processes that are no longer heard mean.
+_STATES = {"R": "runs", "S": "sleeps", "D": "waits for a device (state D)", "Z": "has ended"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,7 @@ class Watchdog:
         case_timeout: seconds without progress after which the launch is hung.
         now: when the launch was started.
         startup_timeout: the same before the first repetition, which includes compiling, loading and
-            connecting; by default equal.
+            connecting.
         state_of: the state letter of a process on a host, see `process_state`.
         here: the conductor's host; None: this one.
     """
@@ -74,17 +71,18 @@ class Watchdog:
         case_timeout: float,
         *,
         now: float,
-        startup_timeout: float | None = None,
+        startup_timeout: float,
         state_of: Callable[[str, int], str | None] = process_state,
         here: str | None = None,
     ) -> None:
+        self.timeout = startup_timeout
+        """The timeout that applies now, in seconds."""
+        self.processes: dict[int, tuple[str, int]] = {}
+        """Host and process number of each known rank."""
         self._ranks = ranks
         self._case_timeout = case_timeout
-        self.timeout = case_timeout if startup_timeout is None else startup_timeout
-        """The timeout that applies now, in seconds."""
         self._state_of = state_of
-        self._here = socket.gethostname() if here is None else here
-        self._processes: dict[int, tuple[str, int]] = {}
+        self._here = here or socket.gethostname()
         self._last: dict[int, _Heard] = {}
         self._base: dict[int, _Heard] = {}
         self._moved = self._looked = now
@@ -92,18 +90,13 @@ class Watchdog:
         self._cases = 0
 
     @property
-    def processes(self) -> dict[int, tuple[str, int]]:
-        """Host and process number of each known rank."""
-        return dict(self._processes)
-
-    @property
     def pids(self) -> dict[int, int]:
         """The process number of each known rank, on its own host."""
-        return {rank: pid for rank, (_, pid) in self._processes.items()}
+        return {rank: pid for rank, (_, pid) in self.processes.items()}
 
     def introduce(self, rank: int, host: str, pid: int) -> None:
         """Note that rank ``rank`` is process ``pid`` of ``host``; a heartbeat states it, too."""
-        self._processes[rank] = (host, pid)
+        self.processes[rank] = (host, pid)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> None:
         """Note a heartbeat."""
@@ -129,104 +122,145 @@ class Watchdog:
             self.timeout = self._case_timeout
         self.progress(now)
 
-    def stuck(self, now: float) -> Diagnosis | None:
-        """Return the diagnosis of a hang if nothing has moved for the timeout; else None."""
+    def stuck(self, now: float) -> Clue | None:
+        """Return the clue to a hang if nothing has moved for the timeout; else None."""
         gap = now - self._looked
         self._looked = now
         if gap > GAP_S:
             self._moved += gap
-            self._last = {
-                rank: _Heard(beat=sign.beat, at=sign.at + gap) for rank, sign in self._last.items()
-            }
+            for rank, sign in self._last.items():
+                self._last[rank] = _Heard(beat=sign.beat, at=sign.at + gap)
         if now - self._moved <= self.timeout:
             return None
-        return (
-            self._stopped()
-            or self.silent(now)
-            or self._behind()
-            or self._idle()
-            or diagnose_no_rank(is_any_heard=bool(self._last))
-        )
+        code = "no_rank_heard"
+        if self._last:
+            code = "no_rank_stands_out"
+        clues = [Clue(kind="unclear", code=code)]
+        for clue in (self._stopped(), self.silent(now), self._behind(), self._idle()):
+            if clue:
+                clues.append(clue)
+        return worst(clues)
 
-    def _stopped(self) -> Diagnosis | None:
-        processes = sorted(self._processes.items())
-        stopped = [
-            rank for rank, (host, pid) in processes if self._state_of(host, pid) in {"T", "t"}
-        ]
-        return self._diagnose(stopped, "is stopped") if stopped else None
+    def _stopped(self) -> Clue | None:
+        stopped = []
+        for rank, (host, pid) in sorted(self.processes.items()):
+            if self._state_of(host, pid) in {"T", "t"}:
+                stopped.append(rank)
+        return self._clue("stopped", "rank_stopped", stopped)
 
-    def silent(self, now: float) -> Diagnosis | None:
-        """Return ranks whose heartbeats stopped while other ranks send theirs.
+    def silent(self, now: float) -> Clue | None:
+        """Return the clue of ranks whose heartbeats stopped while other ranks send theirs.
 
         None without such ranks.
         """
-        silent = [
-            r
-            for r in range(self._ranks)
-            if r not in self._last or now - self._last[r].at > SILENCE_S
-        ]
-        if not silent or len(silent) == self._ranks:
+        silent = []
+        for rank in range(self._ranks):
+            if rank not in self._last or now - self._last[rank].at > SILENCE_S:
+                silent.append(rank)
+        if len(silent) == self._ranks:
             return None
         lost = self._lost_hosts(silent)
-        first = min((rank for ranks in lost.values() for rank in ranks), default=silent[0])
-        for_s = now - self._last[first].at if first in self._last else None
-        since = "since the start" if for_s is None else f"for {for_s:.0f} s"
         if lost:
-            return self._diagnose_hosts(lost, since)
-        host, pid = self._processes.get(first, ("", 0))
-        return diagnose_silent(silent, host, since, self._state_of(host, pid))
+            return self._lost_clue(lost, now)
+        if not silent:
+            return None
+        numbers: dict[str, Value] = {"since": self._since(silent[0], now)}
+        code, process = "rank_silent", ""
+        if silent[0] in self.processes:
+            process = _STATES.get(self._state_of(*self.processes[silent[0]]) or "", "")
+        if process:
+            code, numbers["process"] = "rank_silent_process", process
+        return self._clue("silent", code, silent, numbers)
+
+    def _since(self, rank: int, now: float) -> str:
+        """Return since when a rank has not been heard of."""
+        if rank not in self._last:
+            return str(Finding("heard_never"))
+        return str(Finding("heard_ago", numbers={"seconds": now - self._last[rank].at}))
 
     def _lost_hosts(self, silent: Sequence[int]) -> dict[str, list[int]]:
         """Return the other hosts of which all ranks are silent, with these ranks."""
         hosts: dict[str, list[int]] = {}
-        for rank, (host, _) in sorted(self._processes.items()):
+        for rank, (host, _) in sorted(self.processes.items()):
             hosts.setdefault(host, []).append(rank)
-        return {
-            host: ranks
-            for host, ranks in hosts.items()
-            if host != self._here and set(ranks) <= set(silent)
-        }
+        for host, ranks in list(hosts.items()):
+            if host == self._here or not set(ranks) <= set(silent):
+                del hosts[host]
+        return hosts
 
-    def _diagnose_hosts(self, lost: Mapping[str, Sequence[int]], since: str) -> Diagnosis:
-        others = {host for host, _ in self._processes.values()} - {self._here}
-        return diagnose_lost_hosts(lost, since, self._here, is_alone=lost.keys() >= others)
+    def _lost_clue(self, lost: dict[str, list[int]], now: float) -> Clue:
+        """Name silent hosts; if several are silent and no other host answers, this host may be cut
+        off.
+        """
+        code = "host_silent"
+        if len(lost) > 1:
+            code = "hosts_silent"
+            others = {host for host, _ in self.processes.values()} - {self._here}
+            if lost.keys() >= others:
+                code = "hosts_silent_here"
+        hosts = tuple(f"{host} ({name_ranks(ranks)})" for host, ranks in lost.items())
+        host, ranks = next(iter(lost.items()))
+        since = self._since(ranks[0], now)
+        return Clue(
+            kind="silent",
+            code=code,
+            rank=ranks[0],
+            host=host,
+            numbers={"hosts": hosts, "since": since, "here": self._here},
+            is_host_lost=True,
+        )
 
-    def _behind(self) -> Diagnosis | None:
+    def _behind(self) -> Clue | None:
         positions = {rank: (sign.beat.case, sign.beat.entered) for rank, sign in self._last.items()}
         lowest = min(positions.values(), default=None)
         behind = [rank for rank, place in sorted(positions.items()) if place == lowest]
-        return (
-            self._diagnose(behind, "is furthest behind") if len(behind) < len(positions) else None
-        )
+        if len(behind) == len(positions):
+            return None
+        return self._clue("behind", "rank_behind", behind)
 
-    def _idle(self) -> Diagnosis | None:
-        """Return the ranks that are idle while all others poll.
+    def _idle(self) -> Clue | None:
+        """Return the clue of ranks that are idle while all others poll.
 
         Any other split of CPU times shows nothing.
         """
         if not self._polls:
             return None
-        rates = {rank: self._rate(rank) for rank in range(self._ranks)}
-        busiest = max((rate for rate in rates.values() if rate is not None), default=0.0)
-        idle = [
-            rank
-            for rank, rate in sorted(rates.items())
-            if rate is not None and rate < IDLE * busiest
-        ]
-        busy = [rank for rank, rate in rates.items() if rate is not None and rate > BUSY * busiest]
-        is_clear = busiest > LEAST_POLLING and idle and len(busy) + len(idle) == len(rates)
-        return self._diagnose(idle, "is idle while the others wait for it") if is_clear else None
-
-    def _rate(self, rank: int) -> float | None:
-        """Return the share of a CPU that a rank has used since the last progress."""
-        if rank not in self._base or self._last[rank].at <= self._base[rank].at:
+        rates = {}
+        for rank in range(self._ranks):
+            rates[rank] = self._rate(rank)
+        busiest = max(rates.values())
+        idle, busy = [], []
+        for rank, rate in rates.items():
+            if 0 <= rate < IDLE * busiest:
+                idle.append(rank)
+            elif rate > BUSY * busiest:
+                busy.append(rank)
+        if busiest <= LEAST_POLLING or len(busy) + len(idle) < len(rates):
             return None
+        return self._clue("idle", "rank_idle", idle)
+
+    def _rate(self, rank: int) -> float:
+        """Return the share of a CPU that a rank has used since the last progress; -1 if unknown."""
+        if rank not in self._base or self._last[rank].at <= self._base[rank].at:
+            return -1.0
         last, base = self._last[rank], self._base[rank]
         return (last.beat.cpu_ms - base.beat.cpu_ms) / 1000 / (last.at - base.at)
 
-    def _diagnose(self, ranks: Sequence[int], state: str) -> Diagnosis:
-        host, _ = self._processes.get(ranks[0], ("", 0))
-        return diagnose_ranks(ranks, state, host)
+    def _clue(
+        self, kind: str, code: str, ranks: Sequence[int], numbers: dict[str, Value] | None = None
+    ) -> Clue | None:
+        """Return the clue that ranks are in some state; None without ranks."""
+        if not ranks:
+            return None
+        host, _ = self.processes.get(ranks[0], ("", 0))
+        return Clue(
+            kind=kind,
+            code=code,
+            rank=ranks[0],
+            host=host,
+            numbers=numbers or {},
+            others=ranks[1:],
+        )
 
 
 def _position(beat: Heartbeat) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from commbench.ddp.local_step import batch_length
+from commbench.ddp.models import batch_length
 from commbench.hooks.base import BucketMarks
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 

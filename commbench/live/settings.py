@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from commbench.ddp.local_step import parameter_facts
+from commbench.ddp.models import parameter_facts
 from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.workload import WorkloadFacts

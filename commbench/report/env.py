@@ -78,5 +78,5 @@ def env_tables(runs: Iterable[Run], *, of_training: bool = False) -> list[Table]
 def _title(comparison: EnvComparison) -> str:
     launches = launches_of(ratio.comparison.launches_b for ratio in comparison.ratios)
     if comparison.is_fresh:
-        launches = launches.replace("launch", "fresh launch")
+        launches = launches.replace("launch", "confirmation launch")
     return f"Environments: time over that under {comparison.first} ({launches} of each)"

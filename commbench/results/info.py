@@ -49,7 +49,7 @@ class FailedRank(TypedDict, total=False):
     stack: Sequence[str]
     """Frames of its main thread, the innermost first."""
     others: Sequence[JsonMapping]
-    """What other ranks were doing, see `commbench.launch.diagnosis.OtherRanks`."""
+    """What other ranks were doing, see `commbench.launch.clues.OtherRanks`."""
 
 
 class VariableValues(TypedDict):
@@ -110,7 +110,7 @@ class Output(TypedDict):
 class Energy(TypedDict):
     """The counted kinds of energy, and why others are missing.
 
-    See `commbench.engine.energy.RunMeter.facts`.
+    See `commbench.engine.energy.RunMeter`.
     """
 
     counted: Sequence[str]
@@ -120,21 +120,21 @@ class Energy(TypedDict):
 
 
 class MachineStates(TypedDict):
-    """The two states of the machine under one backend, as the probe shows them.
+    """The two speeds of the machine under one backend, as the probe shows them.
 
     See `commbench.results.states`.
     """
 
     fast_us: float
-    """The probe's median time in this state."""
+    """The probe's median time at the higher speed."""
     slow_us: float
-    """The probe's median time in this state."""
+    """The probe's median time at the lower speed."""
     boundary_us: float
-    """A visit with a longer probe met the slow state."""
+    """A sample with a longer probe met the lower speed."""
     fast_share: float
-    """Share of all visits that met the fast state."""
+    """Share of all samples that met the higher speed."""
     visits: int
-    """Number of visits."""
+    """Number of samples."""
 
 
 class RunInfo(TypedDict, total=False):
@@ -205,8 +205,9 @@ class RunInfo(TypedDict, total=False):
     argv: Sequence[str]
     """The command line."""
     suspects: Sequence[JsonMapping]
-    """Hosts, ranks, links and groups that are slower than their peers; see
-    [stragglers](#stragglers-in-runjson)."""
+    """Hosts, ranks, links, uplinks and groups that are slower than their peers: ``kind``, ``name``,
+    ``factor`` (times as slow as a typical peer), its 95 % interval ``ci`` over launches (None for
+    one launch), and ``evidence``."""
     suspects_comparisons: int
     """Number of hosts, ranks, links and groups that were compared."""
     suspects_remarks: Sequence[str]
@@ -227,9 +228,9 @@ class RunInfo(TypedDict, total=False):
     components: Mapping[str, Mapping[str, float | None]]
     """Components of variance of each case by level, see `commbench.stats.components.Components`."""
     states: Mapping[str, MachineStates]
-    """By backend, where the machine was in two states."""
+    """By backend, where the machine ran at two speeds."""
     facts: JsonMapping
-    """The workload's parameters and times, from which a tuning predicts."""
+    """The workload's parameters and the order of their gradients."""
     first_look: int | None
     """Fresh launches after which a tuning looks at the result for the first time."""
     max_accuracy_loss: float | None

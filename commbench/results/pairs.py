@@ -54,23 +54,21 @@ class PairRow:
     device: str = column("as in collectives.csv", "")
     library: str = column("as in collectives.csv", "")
     transport: str = column("as in collectives.csv", "")
-    operation: str = column("what was timed between the two", "")
+    operation: str = column("as in collectives.csv", "")
     source: int | None = column("rank that sends, or sends first")
     target: int | None = column("rank that receives")
     source_host: str = column("host of the source", "")
     target_host: str = column("host of the target", "")
-    dtype: str | None = column("element type")
+    dtype: str | None = column("as in collectives.csv")
     message_bytes: int | None = column("as in collectives.csv")
-    window: int | None = column("messages in flight")
-    sync: str = column("how ranks were made to start together", "")
-    loop: str = column("native, python or event", "")
+    window: int | None = column("as in collectives.csv")
+    sync: str = column("as in collectives.csv", "")
+    loop: str = column("as in collectives.csv", "")
     env: str = column("as in collectives.csv", "")
     launches: int | None = column("launches behind the row")
     repetitions: int | None = column("valid repetitions, all launches together")
     time_us: float | None = column("median over launches of the launch's median")
-    time_us_ci_low: float | None = column(
-        "95 % confidence interval of time_us over launches, low end; empty for one"
-    )
+    time_us_ci_low: float | None = column("95 % interval of time_us over launches, low end")
     time_us_ci_high: float | None = column("and its high end")
     time_us_p95: float | None = column("median over launches of the launch's p95", heading="p95")
     algbw_GBps: float | None = column(  # noqa: N815 - a unit
@@ -81,7 +79,7 @@ class PairRow:
         heading="over the typical",
     )
     wrong: int | None = column("wrong elements found")
-    status: str = column("ok or wrong", "ok")
+    status: str = column("as in collectives.csv", "ok")
     reason: str = column("one sentence where status is not ok", "")
     flags: str = column("warnings about the row, separated by ;", "")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,15 +17,12 @@ from commbench.engine.sampling import settings_after
 from commbench.errors import InputError
 from commbench.results.info import Launch
 from commbench.results.record_types import AnyCase, AnyRecord, collective_records, training_records
-from commbench.schema import JsonMapping, JsonObject, read_as
+from commbench.schema import JsonObject, read_as
 from commbench.stats.budgets import Budget
-from commbench.units import counted
 
 #: A record with one of these statuses is finished; a case that failed or hung is tried again on
 #: resume.
 DONE = frozenset({"ok", "unsupported", "wrong"})
-#: A collective that failed this often no longer keeps a manual launch unfinished.
-_TRIES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,78 +309,6 @@ def _terms(request: RunRequest, records: Iterable[AnyRecord]) -> Terms | None:
     return dataclasses.replace(terms, steps=steps_of_blocks(records))
 
 
-def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
-    """Return the launch that an invocation under mpirun or torchrun makes: the lowest unfinished
-    one, else a new one.
-
-    A failed case does not keep a launch unfinished for ever. A training case is tried once per
-    launch; a collective is given up once it has failed twice, in any launch.
-    """
-    requested = {case.key for case in request.cases}
-    begun = sorted(
-        {r.launch for r in records if r.case.key in requested and r.launch >= request.first_launch}
-    )
-    failed = [record for record in records if record.status not in DONE]
-    times = Counter(record.case.key for record in failed)
-    given_up = {
-        launch: {
-            record.case.key
-            for record in failed
-            if record.launch == launch and (request.training or times[record.case.key] >= _TRIES)
-        }
-        for launch in begun
-    }
-    unfinished = (
-        launch for launch in begun if missing_cases(request, records, launch, given_up[launch])
-    )
-    return next(unfinished, max(begun, default=request.first_launch - 1) + 1)
-
-
-def unmeasured_cases(request: RunRequest, records: Iterable[AnyRecord]) -> list[AnyCase]:
-    """Return the cases of a stage that no launch has measured.
-
-    If the time limit ends a run with any, it is partial.
-    """
-    measured = {record.case.key for record in records if record.status in DONE}
-    needed = request.cases
-    if request.searches:
-        needed = needed[:1]
-    return [case for case in needed if case.key not in measured]
-
-
-def unmeasured_clause(request: RunRequest, records: Iterable[AnyRecord]) -> str:
-    """Return how many cases of a stage no launch has measured, to follow a sentence.
-
-    Empty if each has a launch.
-    """
-    missing = len(unmeasured_cases(request, records))
-    cases = counted(len(request.cases), "case")
-    return (
-        f"; {missing} of {cases} {'has' if missing == 1 else 'have'} no launch" if missing else ""
-    )
-
-
-def exceeds_aim(request: RunRequest, entries: Iterable[JsonMapping], launch: int) -> bool:
-    """Return whether ``launch`` is left out because all launches would exceed the request's target
-    time.
-
-    Args:
-        request: the stage.
-        entries: the launches of the run in run.json; a launch is expected to take as long as the
-            stage's last one.
-        launch: its number; a launch that has begun is completed.
-    """
-    if request.aim_s is None or launch < request.fewest_launches:
-        return False
-    seconds: dict[int, float] = {}
-    for entry in entries:
-        if entry["stage"] == request.name:
-            seconds[entry["launch"]] = seconds.get(entry["launch"], 0.0) + entry["seconds"]
-    if launch in seconds or not seconds:
-        return False
-    return sum(seconds.values()) + seconds[max(seconds)] > request.aim_s
-
-
 def launch_times(*, seconds: float, startup_s: float, measuring_s: float) -> Launch:
     """Return where the time of a launch went, for its entry in ``launches`` of run.json.
 
@@ -403,10 +327,6 @@ def launch_times(*, seconds: float, startup_s: float, measuring_s: float) -> Lau
 #: Assumed until measured, in seconds: the start of a launch; per case, everything but measuring.
 STARTUP_S = 3.0
 OTHER_S = 0.05
-#: A shorter time slice, in seconds, has too few repetitions for a launch.
-SHORTEST_SLICE_S = 0.02
-#: Seconds kept free at the end of a time limit, for the last launch to leave and for the summary.
-LEAVING_S = 1.0
 
 
 def dry_run_estimate(slices: float, budget: Budget, launches: int, *, starts: int = 1) -> float:
@@ -416,95 +336,3 @@ def dry_run_estimate(slices: float, budget: Budget, launches: int, *, starts: in
     ``starts``: how often each launch starts its ranks, once for each environment.
     """
     return launches * (starts * STARTUP_S + slices * (budget.slice_s + budget.energy_s + OTHER_S))
-
-
-@dataclass(kw_only=True)
-class TimePlan:
-    """Shares the time of a run among launches and cases, and learns from finished launches.
-
-    All times are in seconds; ``now`` comes from one steady clock. Cases are counted by their time
-    slices, see `RunRequest.slices`.
-    """
-
-    budget: Budget
-    begun: float
-    limit_s: float | None = None
-    whole_limit_s: float | None = None
-    """The limit for calls with ``whole``; None: ``limit_s``."""
-    startup_s: float = field(default=STARTUP_S, init=False)
-    per_slice_s: float | None = field(default=None, init=False)
-    other_s: float = field(init=False)
-
-    @classmethod
-    def of(cls, request: RunRequest, begun: float) -> TimePlan:
-        """Return the plan of a stage of a run that began at ``begun``."""
-        return cls(
-            budget=request.budget,
-            begun=begun,
-            limit_s=request.time_limit_s,
-            whole_limit_s=request.whole_limit_s,
-        )
-
-    def __post_init__(self) -> None:
-        self.other_s = OTHER_S + self.budget.energy_s
-
-    def learn(self, *, startup_s: float, seconds: float, measuring_s: float, slices: float) -> None:
-        """Learn from a finished launch of ``slices``: its time in all, before the session and while
-        measuring.
-        """
-        self.startup_s = startup_s
-        if slices:
-            self.per_slice_s = max(0.0, seconds - startup_s) / slices
-            self.other_s = max(0.0, seconds - startup_s - measuring_s) / slices
-
-    def left_s(self, now: float, *, whole: bool = False) -> float | None:
-        """Return the time left until the limit; None without a limit."""
-        limit_s = self.whole_limit_s if whole and self.whole_limit_s is not None else self.limit_s
-        return None if limit_s is None else self.begun + limit_s - LEAVING_S - now
-
-    def slice_s(
-        self, now: float, *, slices: float, launches: int, whole: bool = False
-    ) -> float | None:
-        """Return the length of a time slice if ``launches`` have still to measure ``slices`` in
-        all.
-
-        It is (time left - launches * start-up) / slices, less what a case costs beside measuring,
-        and at most the budget's slice. None stands for the budget's slice if there is no limit.
-        """
-        left = self.left_s(now, whole=whole)
-        if left is None or not slices:
-            return None
-        share = (left - launches * self.startup_s) / slices - self.other_s
-        return min(self.budget.slice_s, max(SHORTEST_SLICE_S, share))
-
-    def fits(
-        self, now: float, *, slices: float, whole: bool = False, slice_s: float | None = None
-    ) -> bool:
-        """Return whether a launch of ``slices`` would end before the limit.
-
-        ``slice_s`` is their length if it is fixed; None: they may be as short as
-        `SHORTEST_SLICE_S`.
-        """
-        left = self.left_s(now, whole=whole)
-        shortest = SHORTEST_SLICE_S if slice_s is None else slice_s
-        return left is None or left >= self.startup_s + slices * (shortest + self.other_s)
-
-    def deadline_s(self, now: float, *, whole: bool = False) -> float | None:
-        """Return how long after its session a launch that is started now may begin cases.
-
-        None: without a limit.
-        """
-        left = self.left_s(now, whole=whole)
-        return None if left is None else max(0.0, left - self.startup_s)
-
-    def eta_s(
-        self, now: float, *, slices: float, launches: int, slice_s: float | None = None
-    ) -> float:
-        """Return the time for ``slices``, of ``slice_s`` each if that is fixed, and for
-        ``launches`` further starts.
-        """
-        assumed = self.budget.slice_s if slice_s is None else slice_s
-        per_slice = assumed + self.other_s if self.per_slice_s is None else self.per_slice_s
-        eta = launches * self.startup_s + slices * per_slice
-        left = self.left_s(now)
-        return eta if left is None else min(eta, max(0.0, left))

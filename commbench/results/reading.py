@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import gzip
@@ -83,6 +84,14 @@ class Run:
         is_early = self.info.get("status") == "partial" and made < planned
         return None if is_early else self.recommendation
 
+    def concluded(self, **fields: Any) -> Run:  # noqa: ANN401 - of any field
+        """Return the run with other fields that no table is made of, and with the tables that have
+        been made.
+        """
+        run = copy.copy(self)
+        vars(run).update(fields)
+        return run
+
     @cached_property
     def overlaps(self) -> list[OverlapRow]:
         """The lines of ``overlap.csv``; empty without non-blocking collectives."""
@@ -105,7 +114,7 @@ class Run:
 
     @cached_property
     def losses(self) -> list[Loss]:
-        """The losses of a person's own training while it was tuned; empty elsewhere."""
+        """The losses of your own training while it was tuned; empty elsewhere."""
         return read_losses(self.path) if is_live(self.info) else []
 
     @cached_property

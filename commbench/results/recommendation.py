@@ -49,7 +49,7 @@ class Choice:
     step_ms: float | None = None
     """Median over launches of the median step."""
     speedup: float | None = None
-    """The baseline's time per sample over its own, in the fresh launches; None without any."""
+    """The baseline's time per sample over its own, in confirmation launches; None without any."""
     speedup_ci: Bounds | None = None
     """Its 95 % interval, or of the recommendation's ``level``."""
 
@@ -81,7 +81,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class SafeChoice(Choice):
-    """The fastest setting that leaves learning unchanged: only its buckets differ from the
+    """The fastest setting that leaves gradients the same: only its buckets differ from the
     baseline's.
     """
 
@@ -106,7 +106,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The effect of the best setting on learning."""
+    """The effect of the best setting on accuracy."""
 
     steps: int
     """Steps that both made, at least."""
@@ -120,7 +120,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class AlteringChoice(Choice):
-    """The fastest setting of the fresh launches among those with one effect on learning."""
+    """The fastest setting of the confirmation launches among those with one effect on accuracy."""
 
     effect: LearningEffect
     verdict: Verdict
@@ -130,8 +130,8 @@ class AlteringChoice(Choice):
     snippet: str
     """Code to paste if it is a recommended change; else empty."""
     speedup_half: float | None = None
-    """Of a lossy setting over the fastest setting in half precision, in the fresh launches; None
-    without both."""
+    """Of a lossy setting over the fastest in half precision, in confirmation launches; None without
+    both."""
     speedup_half_ci: Bounds | None = None
     """Its interval of the recommendation's ``level``."""
     cost: Cost | None = None
@@ -145,7 +145,7 @@ class Search:
     settings: int
     """All that were considered."""
     afresh: int
-    """Measured in fresh launches."""
+    """Measured in confirmation launches."""
     in_rounds: int
     """Measured in the rounds of the search only."""
     untried: int = 0
@@ -162,17 +162,17 @@ class Recommendation:
     batch_per_rank: int | None = None
     baseline: Choice
     best: Choice
-    """The fastest setting of the fresh launches that may be recommended; the baseline if none
-    was faster."""
+    """The fastest setting of the confirmation launches that may be recommended; the baseline if
+    none was faster."""
     best_uncompressed: Choice
     """The fastest setting with uncompressed gradients."""
     speedup: float | None
-    """Of ``best`` over ``baseline``, in fresh launches only."""
+    """Of ``best`` over ``baseline``, in confirmation launches only."""
     speedup_ci: Bounds | None
     """Its interval over launches, of level ``level`` as all others."""
     verdict: Verdict
     """``change``: the interval of ``best`` lies above the margin of 2 %; ``keep``: no interval
-    in fresh launches reaches above it. Only settings that may be recommended are judged."""
+    in confirmation launches reaches above it. Only settings that may be recommended are judged."""
     reason: str
     """One sentence: what was compared, the gain and its interval."""
     snippet: str
@@ -180,18 +180,18 @@ class Recommendation:
     measured_steps: int
     """Optimiser steps with DDP in all stages, including early steps."""
     level: float = 0.95
-    """Of the intervals: above 95 % with several alternatives, or after a second look."""
+    """Of the intervals: above 95 % with several alternatives, or after an extension."""
     launches: int = 0
-    """Fresh launches behind the verdict."""
+    """Confirmation launches behind the verdict."""
     blocks: int = 0
-    """Pairs of fresh blocks behind the verdict of a live tuning with fewer than 4 launches; else
-    0."""
+    """Pairs of confirmation blocks behind the verdict of a live tuning with fewer than 4 launches;
+    else 0."""
     is_live: bool = field(default=False, metadata={"key": "live"})
     """Whether a user's own training was tuned; the baseline is then the script's own setting."""
     safe: SafeChoice
-    """The fastest setting that leaves learning unchanged; the baseline if none was faster."""
+    """The fastest setting that leaves gradients the same; the baseline if none was faster."""
     altering: tuple[AlteringChoice, ...] = ()
-    """The fastest setting of each other effect on learning: half precision first, lossy last."""
+    """The fastest setting of each other effect on accuracy: half precision first, lossy last."""
     alternatives: tuple[Choice, ...] = ()
     """All confirmed settings beside the baseline, the fastest first."""
     cost: Cost | None = None
@@ -228,7 +228,7 @@ class Recommendation:
 
     @property
     def is_compared(self) -> bool:
-        """Whether any setting was compared with the default in fresh launches."""
+        """Whether any setting was compared with the default in confirmation launches."""
         return self.launches > 0 or self.verdict != "inconclusive"
 
     def to_json(self) -> JsonObject:
@@ -273,15 +273,15 @@ _KEYS = {
 
 
 def fresh_extent(launches: int, blocks: int, *, is_live: bool) -> str:
-    """Return how often a speedup was measured again: ``6 fresh launches``, ``8 fresh blocks of 1
-    launch``.
+    """Return how often a speedup was measured again: ``6 confirmation launches``, ``8
+    confirmation blocks of 1 launch``.
     """
     if blocks:
-        return f"{counted(blocks, 'fresh block')} of {counted(launches, 'launch')}"
+        return f"{counted(blocks, 'confirmation block')} of {counted(launches, 'launch')}"
     return (
-        f"the fresh blocks of {counted(launches, 'launch')}"
+        f"the confirmation blocks of {counted(launches, 'launch')}"
         if is_live
-        else counted(launches, "fresh launch")
+        else counted(launches, "confirmation launch")
     )
 
 
@@ -291,7 +291,7 @@ def alters_learning(choice: Choice | TrainingCase, baseline: Choice | TrainingCa
 
 
 def effect_of(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) -> LearningEffect:
-    """Return the strongest effect on learning of what differs from the baseline."""
+    """Return the strongest effect on accuracy of what differs from the baseline."""
     effect: Effect = "none" if choice.hook == baseline.hook else find_hook(choice.hook).effect
     if effect == "lossy":
         return effect

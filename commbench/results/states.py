@@ -13,16 +13,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from commbench import stats
 from commbench.collectives.cases import Case
-from commbench.engine.records import Record, Row
-from commbench.engine.visits import TimesT
+from commbench.engine.records import Record, Row, Times
 from commbench.results.info import MachineStates
 from commbench.results.summary import latest
 
+TimesT = TypeVar("TimesT", bound=Times)
 FAST, SLOW = "fast", "slow"
 #: The least ratio of the probe's times in two states.
 APART = 1.25

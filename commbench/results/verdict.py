@@ -75,17 +75,17 @@ def paragraph(recommendation: Recommendation) -> str:
 
 
 def snippets(recommendation: Recommendation) -> list[tuple[str, str]]:
-    """Return what to paste, each with a title: what leaves learning as it is comes first."""
+    """Return what to paste, each with a title: the same gradients come first."""
     safe, best = recommendation.safe, recommendation.best
     if recommendation.verdict != "change" or not alters_learning(best, recommendation.baseline):
         return [("To paste", recommendation.snippet)]
     texts = []
     if safe.verdict == "change":
-        texts.append(("To paste, leaves learning as it is", safe.snippet))
+        texts.append(("To paste, same gradients", safe.snippet))
     for each in recommendation.altering:
         if each.snippet and setting_of(each) != setting_of(best):
             texts.append((f"To paste, {recommendation.named(each)}", each.snippet))
-    return [*texts, ("To paste, faster but alters learning", recommendation.snippet)]
+    return [*texts, ("To paste, changed gradients", recommendation.snippet)]
 
 
 def _headline(recommendation: Recommendation) -> Finding:

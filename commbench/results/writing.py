@@ -23,6 +23,7 @@ from commbench.results.files import (
     SCAFFOLD,
     as_json,
     encode,
+    encode_fields,
     join_fields,
     refusing,
     replace_file,
@@ -33,11 +34,24 @@ from commbench.results.files import (
     write_all,
 )
 from commbench.results.info import RunInfo
-from commbench.results.reading import read_info, read_samples
+from commbench.results.reading import Run, make_run, read_info, read_samples
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, Records, training_records
 from commbench.results.verdict import paragraph
 from commbench.schema import JsonMapping
+
+#: Entries of ``run.json`` that no table is made of.
+_CONCLUDED = frozenset(
+    {
+        "status",
+        "reason",
+        "states",
+        "components",
+        "suspects",
+        "suspects_comparisons",
+        "suspects_remarks",
+    }
+)
 
 
 class Store:
@@ -59,6 +73,11 @@ class Store:
         self._lock = lock
         self._whole: dict[tuple[str, int], dict[str, str]] = {}
         """The last whole line of each case in the launch that is being written: JSON by field."""
+        self._run: Run | None = None
+        self._recommendation: Recommendation | None = None
+        """As written last."""
+        self._written: dict[str, int] = {}
+        """Hash of what was last written into each file of tables."""
         self._made: Sequence[Path] = ()
         """Directories that were made for the run, the innermost first."""
         self.resumed = (path / RUN).exists()
@@ -111,21 +130,36 @@ class Store:
         return store
 
     @property
+    def run(self) -> Run:
+        """The run so far; its tables are made once until a record or a condition is added."""
+        if self._run is None:
+            self._run = make_run(
+                self.path, self.info, self.records, recommendation=self._recommendation
+            )
+        return self._run
+
+    @property
     def training_records(self) -> tuple[TrainingRecord, ...]:
         """The training records."""
         return training_records(self.records)
 
-    def append(self, record: AnyRecord) -> AnyRecord:
+    def append(self, record: AnyRecord, fields: Mapping[str, str] | None = None) -> AnyRecord:
         """Write a record as one line and wait until it is on disk.
 
         Return the record of its case in its launch.
+
+        Args:
+            record: the record.
+            fields: the JSON of each of its fields; None: it is not encoded yet.
 
         Raises:
             LaunchError: it could not be written; earlier records are intact.
         """
         self._check_place()
         before = os.fstat(self._samples).st_size
-        line = self._line(record, before).encode()
+        if fields is None:
+            fields = encode_fields(record.to_json())
+        line = self._line((record.case.key, record.launch), fields, before).encode()
         with refusing(self.path / SAMPLES, LaunchError):
             try:
                 write_all(self._samples, line)
@@ -134,19 +168,18 @@ class Store:
                 os.ftruncate(self._samples, before)  # half a line would damage the next one
                 self._whole.clear()
                 raise
+        self._run = None
         return self.records.add(record)
 
-    def _line(self, record: AnyRecord, place: int) -> str:
-        """Return the line of a record at a place of the file: whole, or of a further visit what
-        differs from the whole line that ``of`` names.
+    def _line(self, key: tuple[str, int], fields: Mapping[str, str], place: int) -> str:
+        """Return the line at a place of the file of a record of a case and launch: whole, or of a
+        further visit what differs from the whole line that ``of`` names.
         """
-        fields = {name: encode(value) for name, value in record.to_json().items()}
-        key = (record.case.key, record.launch)
         whole = self._whole.get(key)
         if whole is not None and whole.keys() - {"line"} <= fields.keys():
             changed = {name: text for name, text in fields.items() if whole.get(name) != text}
             return join_fields({"of": whole["line"], **changed})
-        if any(launch != record.launch for _, launch in self._whole):
+        if any(launch != key[1] for _, launch in self._whole):
             self._whole.clear()
         self._whole[key] = {"line": str(place), **fields}
         return join_fields(self._whole[key])
@@ -158,12 +191,16 @@ class Store:
             LaunchError: it could not be written; the old file is unharmed.
         """
         self._check_place()
+        run = self._run
         self._set_info({**self.info, **as_json(fields)})
+        if run is not None and fields.keys() <= _CONCLUDED:
+            self._run = run.concluded(info=self.info)
         with refusing(self.path / RUN, LaunchError):
             replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
 
     def _set_info(self, info: JsonMapping) -> None:
         self.info = cast("RunInfo", dict(info))
+        self._run = None
 
     def restore(self, info: RunInfo) -> None:
         """Put ``run.json`` back as it was when it held ``info``.
@@ -175,15 +212,18 @@ class Store:
         self.update()
 
     def write_files(self, texts: Mapping[str, str]) -> None:
-        """Write each file of the run directory, by name, in one step.
+        """Write each file of the run directory that has changed, by name, in one step.
 
         Raises:
             LaunchError: one could not be written; the old file is unharmed.
         """
         self._check_place()
         for name, text in texts.items():
+            if self._written.get(name) == hash(text):
+                continue
             with refusing(self.path / name, LaunchError):
                 replace_file(self.path / name, text)
+            self._written[name] = hash(text)
 
     def write_recommendation(self, recommendation: Recommendation) -> None:
         """Write ``recommendation.json`` in one step, with a paragraph of text.
@@ -194,6 +234,8 @@ class Store:
         content = {**recommendation.to_json(), "paragraph": paragraph(recommendation)}
         with refusing(self.path / RECOMMENDATION, LaunchError):
             replace_file(self.path / RECOMMENDATION, encode(content, indent=1) + "\n")
+        self._recommendation = recommendation
+        self._run = self.run.concluded(recommendation=recommendation)
 
     def discard(self) -> None:
         """Remove a run that was refused before anything was measured, and directories made for it.
@@ -250,10 +292,10 @@ class Store:
         self.close()
         self._samples, self._lock = samples, lock
         self._whole.clear()
+        self._written.clear()
         sign_lock(lock)
-        write_all(
-            samples, b"".join(f"{encode(record.to_json())}\n".encode() for record in self.records)
-        )
+        for record in self.records:
+            write_all(samples, join_fields(encode_fields(record.to_json())).encode())
         os.fsync(samples)
         replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
         sync_directory(self.path)

@@ -86,14 +86,11 @@ def benjamini_hochberg(p_values: Values, q: float = 0.05) -> list[bool]:
 
     Source: Benjamini and Hochberg, Journal of the Royal Statistical Society B 57 (1995).
     """
-    if not len(p_values):
-        return []
-    from scipy.stats import false_discovery_control
-
-    return [
-        bool(adjusted <= q)
-        for adjusted in false_discovery_control(np.asarray(p_values, dtype=float))
-    ]
+    ordered = np.sort(np.asarray(p_values, dtype=float))
+    steps = q * np.arange(1, len(ordered) + 1) / max(1, len(ordered))
+    passed = ordered[ordered <= steps]
+    largest = passed[-1] if len(passed) else -1.0
+    return [bool(value <= largest) for value in p_values]
 
 
 def family_hint(m: int, launches_a: int, launches_b: int, q: float = 0.05) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from commbench import stats
 from commbench.analysis.env import compare_training_envs
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase, baseline_name, setting_name
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import copied
 from commbench.findings import Finding, Value
 from commbench.results.info import RunInfo, is_live
 from commbench.results.recommendation import (
@@ -23,11 +25,12 @@ from commbench.results.recommendation import (
     setting_of,
 )
 from commbench.results.summary import condition_flags, launch_flags
-from commbench.results.trained import Speedup, median, paired_sample_ms, speedup_of, trained
+from commbench.results.trained import Speedup, median_known, paired_sample_ms, speedup_of, trained
 from commbench.stats import MARGIN
-from commbench.tuner.decision import Decision, Judged, LeftOut, decide, decision_of, level_of
+from commbench.tuner.decision import Decision, Judged, LeftOut, decide, decision_of
 from commbench.tuner.effort import launch_advice, measured_steps
 from commbench.tuner.learning import cost_of
+from commbench.tuner.rules import level_of
 from commbench.tuner.snippet import env_snippet, keep_snippet, live_snippet, snippet_of
 from commbench.words import Estimate
 
@@ -59,11 +62,9 @@ def recommend(records: Iterable[TrainingRecord], info: RunInfo) -> Recommendatio
     if decision is None:
         return None
     sought = decision_of(records, SWEEP, info)
-    recommendation = _Conclusion(decision=decision, sought=sought, info=info).recommendation()
-    return dataclasses.replace(
-        recommendation,
+    conclusion = _Conclusion(decision=decision, sought=sought, info=info)
+    return conclusion.recommendation(
         measured_steps=measured_steps(records),
-        env=env,
         env_reason=env_reason,
         search=_search_of(records, info),
     )
@@ -74,18 +75,20 @@ def _search_of(records: Sequence[TrainingRecord], info: RunInfo) -> Search | Non
     keys = info.get("candidates")
     if not keys:
         return None
+    measured: dict[str, set[TrainingCase]] = {SWEEP: set(), CONFIRM: set()}
+    for phase, cases in measured.items():
+        for member in trained(records, phase).values():
+            if member.is_ok:
+                cases.add(dataclasses.replace(member.case, phase=SWEEP))
     settings = {TrainingCase.from_key(key) for key in keys[1:]}  # the default is first
-    measured: dict[str, set[TrainingCase]] = {}
-    for phase in (CONFIRM, SWEEP):
-        cases = [member.case for member in trained(records, phase).values() if member.is_ok]
-        measured[phase] = settings & {dataclasses.replace(case, phase=SWEEP) for case in cases}
-    afresh = measured[CONFIRM]
-    in_rounds = measured[SWEEP] - afresh
+    afresh = settings & measured[CONFIRM]
+    in_rounds = settings & measured[SWEEP] - afresh
+    untried = settings - afresh - in_rounds
     return Search(
         settings=len(settings),
         afresh=len(afresh),
         in_rounds=len(in_rounds),
-        untried=len(settings) - len(afresh) - len(in_rounds),
+        untried=len(untried),
     )
 
 
@@ -114,9 +117,9 @@ class _Conclusion:
     """The decision of the sweep."""
     info: RunInfo
 
-    def recommendation(self) -> Recommendation:
-        """Return the contents of the file that the decision determines."""
-        decision, case = self.decision, self.decision.baseline.case
+    def recommendation(self, **others: Any) -> Recommendation:  # noqa: ANN401 - its fields
+        """Return the contents of the file; ``others`` are those that the decision does not say."""
+        decision = self.decision
         reported = decision.leader
         if not decision.usable and decision.alternatives:
             reported = decision.alternatives[0]
@@ -129,10 +132,8 @@ class _Conclusion:
         if decision.verdict == "change":
             snippet = self._snippet(decision.best)
         return Recommendation(
-            workload=case.workload,
-            world_size=case.world_size,
-            backend=case.backend,
-            batch_per_rank=case.batch_per_rank,
+            **copied(Recommendation, decision.baseline.case),
+            **others,
             baseline=_choice(decision.baseline),
             best=best,
             best_uncompressed=self._uncompressed(),
@@ -142,7 +143,6 @@ class _Conclusion:
             level=level,
             reason=str(self._reason(speedup)),
             snippet=snippet,
-            measured_steps=0,
             launches=speedup.launches,
             blocks=speedup.blocks,
             is_live=is_live(self.info),
@@ -231,7 +231,9 @@ class _Conclusion:
         if info.get("status") == "partial" or len(ratios) < (info.get("first_look") or 0):
             return ""  # planned launches come first
         advice = launch_advice(ratios, MARGIN, info.get("launches") or (), level=level)
-        return advice.in_full if advice else ""
+        if advice is None:
+            return ""
+        return advice.in_full
 
     def _reason(self, speedup: Speedup) -> Finding:
         """Return what was compared, the gain and its interval.
@@ -239,35 +241,44 @@ class _Conclusion:
         Args:
             speedup: of the leader over the baseline; without launches if these are not fresh.
         """
-        decision = self.decision
-        numbers: dict[str, Value] = {"baseline": baseline_name(is_live=is_live(self.info))}
+        decision, name = self.decision, ""
+        numbers: dict[str, Value] = {
+            "baseline": baseline_name(is_live=is_live(self.info)),
+            "launches": speedup.launches,
+            "blocks": speedup.blocks,
+            "extent": fresh_extent(speedup.launches, speedup.blocks, is_live=is_live(self.info)),
+            "margin": MARGIN,
+        }
         if decision.left_out:
             numbers["cause"] = str(decision.left_out[0].why)
+        if decision.usable:
+            name = setting_name(decision.leader.case, decision.baseline.case)
+        interval = speedup.interval
+        if interval is not None:
+            numbers["speedup"] = Estimate(speedup.ratio, interval.low, interval.high)
+            numbers["level"] = interval.level
+        return Finding(self._reason_code(speedup), name, numbers)
+
+    def _reason_code(self, speedup: Speedup) -> str:
+        decision = self.decision
+        code = f"reason_{decision.verdict}"
         if not decision.has_baseline:
-            return Finding("reason_baseline_failed", numbers=numbers)
-        if not decision.usable and decision.alternatives:
-            return Finding("reason_all_withheld", numbers=numbers)
-        if not decision.usable:
-            code = "reason_none_because" if decision.left_out else "reason_none"
-            return Finding(code, numbers=numbers)
-        name = setting_name(decision.leader.case, decision.baseline.case)
-        numbers |= {"launches": speedup.launches, "blocks": speedup.blocks}
-        if not decision.is_fresh:
-            code = "reason_unconfirmed_live" if is_live(self.info) else "reason_unconfirmed"
+            code = "reason_baseline_failed"
+        elif not decision.usable and decision.alternatives:
+            code = "reason_all_withheld"
+        elif not decision.usable and decision.left_out:
+            code = "reason_none_because"
+        elif not decision.usable:
+            code = "reason_none"
+        elif not decision.is_fresh and is_live(self.info):
+            code = "reason_unconfirmed_live"
+        elif not decision.is_fresh:
+            code = "reason_unconfirmed"
+        elif speedup.interval is None and speedup.blocks:
+            code = "reason_one_block"
         elif speedup.interval is None:
-            code = "reason_one_block" if speedup.blocks else "reason_one_launch"
-        else:
-            code = f"reason_{decision.verdict}"
-            interval = speedup.interval
-            numbers |= {
-                "extent": fresh_extent(
-                    speedup.launches, speedup.blocks, is_live=is_live(self.info)
-                ),
-                "speedup": Estimate(speedup.ratio, interval.low, interval.high),
-                "level": interval.level,
-                "margin": MARGIN,
-            }
-        return Finding(code, name, numbers)
+            code = "reason_one_launch"
+        return code
 
     def _too_costly(self) -> list[Finding]:
         """Return what sweep and fresh launches leave out for its accuracy."""
@@ -288,8 +299,9 @@ class _Conclusion:
             if speedup.blocks < fewest:
                 codes.append("limit_few_blocks")
         elif 1 < speedup.launches < fewest:
-            is_own = is_live(self.info)
-            codes.append("limit_few_launches" if is_own else "limit_few_fresh_launches")
+            codes.append("limit_few_fresh_launches")
+            if is_live(self.info):
+                codes = ["limit_few_launches"]
         flags = self._flags()
         codes += [code for flag, code in _LIMITS.items() if flag in flags]
         findings = [Finding(code, numbers=numbers) for code in codes]
@@ -321,10 +333,9 @@ def _left_out(code: str, left_out: LeftOut) -> Finding:
 def _choice(judged: Judged) -> Choice:
     """Return a setting with its step time and speedup."""
     speedup, bounds = _bounded(judged.speedup)
-    steps_ms = judged.trained.steps_ms
     return Choice(
         **setting_of(judged.case),
-        step_ms=median(list(steps_ms.values())) if steps_ms else None,
+        step_ms=median_known(judged.trained.steps_ms.values()),
         speedup=speedup,
         speedup_ci=bounds,
     )

@@ -21,7 +21,6 @@ from commbench.results.recommendation import (
     EFFECTS,
     LearningEffect,
     Verdict,
-    Withheld,
     effect_of,
 )
 from commbench.results.trained import (
@@ -39,76 +38,24 @@ from commbench.results.trained import (
     speedup_of,
     trained,
 )
-from commbench.stats import MARGIN, Interval
+from commbench.stats import Interval
 from commbench.tuner.effort import steps_of
 from commbench.tuner.learning import accuracy_warning, withheld
+from commbench.tuner.rules import Rated, judge, level_of, look_of_launches, look_of_rounds, winners
 
 #: Never recommended: instruments only measure, and `LOCAL` exchanges no gradients.
 INSTRUMENTS = frozenset({LOCAL, *(name for name, spec in HOOKS.items() if spec.is_instrument)})
-#: Two-sided error of the interval of one alternative at the first look. Each further look may err
-#: half as often. With a true gain equal to the margin, "change" is concluded in at most 2.5 % of
-#: first looks and in less than 5 % of all, however many there are.
-FIRST_ERROR = 0.05
-#: Rounds of fresh blocks after which a live tuning looks. If it ends earlier, a look at its end
-#: replaces the next one.
-LIVE_LOOKS = (8, 16, 32, 64, 128, 256)
-
-
-def level_of(alternatives: int, look: int = 0) -> float:
-    """Return the level of each alternative's interval at a look, from 0, with Bonferroni's
-    correction for the number of alternatives.
-
-    Whichever alternative is fastest, its interval then covers its speedup as often as a single
-    alternative's would.
-    """
-    return 1 - FIRST_ERROR / 2.0**look / max(1, alternatives)
-
-
-def look_of_launches(launches: int, first_look: int | None) -> int:
-    """Return the number of the look after some fresh launches, from 0.
-
-    Each look has at most twice as many launches as the one before.
-    """
-    if not first_look or launches <= first_look:
-        return 0
-    return math.ceil(math.log2(launches / first_look))
-
-
-def look_of_rounds(rounds: Iterable[int]) -> int:
-    """Return the number of the look of a live tuning, from 0.
-
-    Args:
-        rounds: of fresh blocks in each launch; the looks of earlier launches count.
-    """
-    looks = 0
-    for in_launch in rounds:
-        looks += 1 + sum(look < in_launch for look in LIVE_LOOKS)
-    return max(0, looks - 1)
-
-
-def judge(speedup: Speedup | None) -> Verdict:
-    """Return the verdict on one alternative's speedup in fresh launches."""
-    if speedup is None or speedup.interval is None:
-        return "inconclusive"
-    if speedup.interval.low > 1 + MARGIN:
-        return "change"
-    return "keep" if speedup.interval.high <= 1 + MARGIN else "inconclusive"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class Judged(Rated):
     """The baseline, or a setting that was compared with it."""
 
     trained: Trained
-    ratio: float = math.nan
-    """The speedup over the baseline in the launches of the decision."""
     speedup: Speedup | None = None
-    """The same with its interval, if these launches are fresh."""
-    effect: LearningEffect = "none"
+    """Over the baseline, with its interval, if the launches of the decision are fresh."""
     verdict: Verdict = "inconclusive"
     """On its speed alone."""
-    withheld: Withheld = ""
-    """Why it may not be recommended, however fast it is."""
 
     @property
     def case(self) -> TrainingCase:
@@ -212,7 +159,9 @@ class Decision:
         return self.baseline
 
     def _if_faster(self, judged: Judged) -> Judged:
-        return judged if judged.ratio > 1 else self.baseline
+        if judged.ratio > 1:
+            return judged
+        return self.baseline
 
 
 def decide(records: Sequence[TrainingRecord], info: RunInfo) -> Decision | None:
@@ -259,9 +208,12 @@ def decision_of(records: Iterable[TrainingRecord], phase: str, info: RunInfo) ->
             left_out.append(reason)
     judged = [_judged(other, base, len(fit), info, is_fresh=is_fresh) for other in fit]
     judged.sort(key=attrgetter("ratio"), reverse=True)
-    same = Speedup(ratio=1.0, launches=0, interval=Interval(low=1.0, high=1.0, level=level_of(1)))
+    same = None
+    if is_fresh:
+        interval = Interval(low=1.0, high=1.0, level=level_of(1))
+        same = Speedup(ratio=1.0, launches=0, interval=interval)
     return Decision(
-        baseline=Judged(trained=base, ratio=1.0, speedup=same if is_fresh else None),
+        baseline=Judged(trained=base, ratio=1.0, speedup=same),
         alternatives=judged,
         left_out=left_out,
         losses=losses,
@@ -277,15 +229,18 @@ def _judged(
         look = look_of_rounds(len(timed.block_lengths) for timed in candidate.timed.values())
     elif is_fresh:
         look = look_of_launches(len(common_launches(candidate, base)), info.get("first_look"))
-    speedup = speedup_of(candidate, base, level=level_of(alternatives, look))
-    return Judged(
+    judged = Judged(
         trained=candidate,
-        ratio=speedup.ratio if speedup else math.nan,
-        speedup=speedup if is_fresh else None,
-        verdict=judge(speedup) if is_fresh else "inconclusive",
         effect=effect_of(candidate.case, base.case),
         withheld=withheld(candidate.case, base.case, info),
     )
+    speedup = speedup_of(candidate, base, level=level_of(alternatives, look))
+    if speedup is None:
+        return judged
+    judged = dataclasses.replace(judged, ratio=speedup.ratio)
+    if not is_fresh:
+        return judged
+    return dataclasses.replace(judged, speedup=speedup, verdict=judge(speedup))
 
 
 def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
@@ -350,13 +305,11 @@ def _stated(reason: str, without: str) -> Finding:
 
 
 def candidates(records: Iterable[TrainingRecord], info: RunInfo) -> list[TrainingCase]:
-    """Return the settings to confirm in fresh launches: the baseline and the fastest of each
-    effect on learning.
+    """Return the settings to confirm in fresh launches: the baseline, and the `winners` of the
+    sweep as `decision_of` reads it.
 
-    One with a stronger effect must be faster than those with a weaker effect. The fastest without
-    compression is added, because it may alter learning by its precision. All must be faster than
-    the baseline, except the fastest that may be recommended: only a comparison can show that the
-    default is as good. They are chosen from the sweep as `decision_of` reads it.
+    The fastest without compression is added if it is faster than the baseline, because it may
+    alter learning by its precision.
 
     Args:
         records: of the run.
@@ -368,13 +321,8 @@ def candidates(records: Iterable[TrainingRecord], info: RunInfo) -> list[Trainin
     decision = decision_of(records, SWEEP, info)
     if decision is None or not decision.has_baseline:
         return []
-    fastest = decision.fastest_by_effect()
-    chosen = [decision.baseline]
-    for effect in EFFECTS:  # the weakest first; the ratio of the baseline is 1
-        if effect in fastest and fastest[effect].ratio > chosen[-1].ratio:
-            chosen.append(fastest[effect])
+    chosen = [decision.baseline, *winners(decision.alternatives)]
     if decision.plain and decision.plain[0].ratio > 1:
-        chosen.insert(2, decision.plain[0])  # behind the fastest of the weakest effect
-    chosen += (decision.usable or decision.alternatives)[:1]
+        chosen.append(decision.plain[0])
     cases = [dataclasses.replace(each.case, phase=CONFIRM) for each in chosen]
     return list(dict.fromkeys(cases))

@@ -59,7 +59,9 @@ def launch_advice(
     if effort.forecast == "noisy":
         numbers |= {"spread": 100 * math.expm1(spread), "most": MOST_LAUNCHES}
         return Finding(code="decide_noisy", numbers=numbers)
-    high = effort.low if effort.high is None else effort.high
+    high, time_code = effort.high, "decide_time"
+    if high is None:
+        high, time_code = effort.low, "decide_time_at_least"
     numbers |= {"low": effort.low, "high": high, "launches": len(ratios) + high}
     code = "decide_about"
     if effort.high is None:
@@ -73,6 +75,5 @@ def launch_advice(
     if not seconds:
         return Finding(code=code, numbers=numbers)
     time = {"seconds": high * statistics.median(seconds)}
-    time_code = "decide_time" if effort.high is not None else "decide_time_at_least"
     details = (Finding(code=time_code, numbers=time),)
     return Finding(code=code, numbers=numbers, details=details)

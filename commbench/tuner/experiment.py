@@ -19,7 +19,7 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.results.recommendation import Verdict
 from commbench.results.trained import Speedup, speedup_of_rounds
 from commbench.stats import median
-from commbench.tuner.decision import LIVE_LOOKS, judge, level_of, look_of_rounds
+from commbench.tuner.rules import LIVE_LOOKS, LIVE_SHARE, judge, level_of, look_of_rounds
 from commbench.tuner.screening import HALVINGS, Rounds, Screening
 
 #: Steps after a switch that are not timed: the first uses the initial buckets, the second allocates
@@ -31,8 +31,6 @@ FEWEST_STEPS, MOST_STEPS = 3, 60
 FIRST_STEPS = 8
 #: The time of a block end in ms, and the largest share of a block that it should take.
 BLOCK_END_MS, BLOCK_END_SHARE = 3.0, 0.015
-#: The share of the steps or of the time that screening may take.
-SCREENING_SHARE = 0.4
 #: Tries of a block before its setting is left out.
 MOST_TRIES = 5
 #: Default limits: the larger of this number of steps and the steps that fit into these seconds.
@@ -98,16 +96,16 @@ class _Confirmation(Rounds):
 
     def look(self) -> None:
         """Drop each finalist whose interval lies on one side of the margin."""
-        self._verdicts |= {setting: judge(self.speedup(setting)) for setting in self.candidates}
-        undecided = [
-            setting for setting in self.candidates if self._verdicts[setting] == "inconclusive"
-        ]
-        if self._is_best_faster and self._best in self.candidates:
+        looked_at = self.candidates
+        self.candidates = []
+        for setting in looked_at:
+            self._verdicts[setting] = judge(self.speedup(setting))
+            if self._verdicts[setting] == "inconclusive":
+                self.candidates.append(setting)
+        if self._is_best_faster and self._best in looked_at:
             # The best of all can be used. The other finalists get one more look.
-            self._last_look = min(
-                (look for look in LIVE_LOOKS if look > self.rounds), default=self.rounds
-            )
-        self.candidates = undecided
+            later = [look for look in LIVE_LOOKS if look > self.rounds]
+            self._last_look = min(later, default=self.rounds)
 
     @property
     def ending(self) -> Ending:
@@ -116,11 +114,9 @@ class _Confirmation(Rounds):
             return "decided"
         if self.candidates:
             return "undecided"
-        return (
-            "decided"
-            if any(verdict != "inconclusive" for verdict in self._verdicts.values())
-            else "nothing"
-        )
+        if set(self._verdicts.values()) - {"inconclusive"}:
+            return "decided"
+        return "nothing"
 
     @property
     def _is_best_faster(self) -> bool:
@@ -129,7 +125,9 @@ class _Confirmation(Rounds):
     def speedup(self, setting: int) -> Speedup | None:
         """Return the speedup with its interval; None without a round."""
         speedups = self.speedups(setting)
-        return speedup_of_rounds(speedups, self.level) if speedups else None
+        if not speedups:
+            return None
+        return speedup_of_rounds(speedups, self.level)
 
     def _next_settings(self) -> list[int]:
         if self.rounds >= self._last_look:
@@ -160,15 +158,22 @@ class _Limits:
 
     def left_steps(self, step_ms: float) -> float:
         """Return how many steps of that time are left."""
-        by_time = math.inf if self._remaining_s is None else 1e3 * self._remaining_s / step_ms
-        by_steps = math.inf if self._max_steps is None else self._max_steps - self._made_steps
-        return min(by_time, by_steps)
+        steps = math.inf
+        if self._remaining_s is not None:
+            steps = 1e3 * self._remaining_s / step_ms
+        if self._max_steps is not None:
+            steps = min(steps, self._max_steps - self._made_steps)
+        return steps
 
     def exceeded(self, steps: int, step_ms: float) -> Ending | None:
         """Return the limit that ``steps`` more steps would exceed; None: none."""
         if self._max_steps is not None and self._made_steps + steps > self._max_steps:
-            return "undecided" if self._is_own else "steps"
-        return "time" if self.left_steps(max(step_ms, 1e-9)) < steps else None
+            if self._is_own:
+                return "undecided"
+            return "steps"
+        if self.left_steps(max(step_ms, 1e-9)) < steps:
+            return "time"
+        return None
 
     def share_after(self, steps: int, step_ms: float) -> float:
         """Return the share of the steps or of the time that is used after ``steps`` more steps."""
@@ -216,7 +221,9 @@ class Experiment:
         """Median of the latest block of each setting."""
         self._steps = FIRST_STEPS
         self._tries = 0
-        self._ending: Ending | None = None if len(settings) > 1 else "nothing"
+        self._ending: Ending | None = None
+        if len(settings) == 1:
+            self._ending = "nothing"
 
     @property
     def ending(self) -> str:
@@ -350,10 +357,11 @@ class Experiment:
 
     def _is_screening_too_long(self, share: float) -> bool:
         stage = self._stage
-        return isinstance(stage, Screening) and share > SCREENING_SHARE and bool(stage.finalists())
+        return isinstance(stage, Screening) and share > LIVE_SHARE and bool(stage.finalists())
 
     def _confirm(self) -> None:
-        finalists = self._stage.finalists() if isinstance(self._stage, Screening) else []
+        assert isinstance(self._stage, Screening)  # noqa: S101 - a confirmation is the last stage
+        finalists = self._stage.finalists()
         self._queue = []
         if finalists:
             self._stage = _Confirmation(finalists, self._earlier)
@@ -363,7 +371,8 @@ class Experiment:
     def _end(self, ending: Ending) -> None:
         if isinstance(self._stage, _Confirmation):
             self._stage.look()
-            ending = "decided" if self._stage.ending == "decided" else ending
+            if self._stage.ending == "decided":
+                ending = "decided"
         self._ending, self._queue = ending, []
 
 
@@ -376,7 +385,7 @@ def _block_steps(step_ms: float, left_steps: float, settings: int) -> int:
         settings: in a round of the screening.
     """
     cheap = math.ceil(BLOCK_END_MS / (BLOCK_END_SHARE * step_ms))
-    of_screening = SCREENING_SHARE * left_steps / (HALVINGS[0] * settings)
-    of_confirmation = (1 - SCREENING_SHARE) * left_steps / (3 * LIVE_LOOKS[1])
+    of_screening = LIVE_SHARE * left_steps / (HALVINGS[0] * settings)
+    of_confirmation = (1 - LIVE_SHARE) * left_steps / (3 * LIVE_LOOKS[1])
     steps = math.floor(min(cheap, of_screening, of_confirmation)) - UNTIMED
     return max(FEWEST_STEPS, min(MOST_STEPS, steps))

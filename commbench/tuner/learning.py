@@ -67,7 +67,9 @@ def withheld(case: TrainingCase, baseline: TrainingCase, info: RunInfo) -> Withh
     if case.hook != baseline.hook and not case.is_plain and case.hook_name not in named_hooks:
         return "unnamed"
     is_judged = info.get("max_accuracy_loss") is not None or info.get("accepts_loss", False)
-    return "unproven" if effect == "lossy" and not is_judged else ""
+    if effect == "lossy" and not is_judged:
+        return "unproven"
+    return ""
 
 
 def accuracy_warning(
@@ -109,7 +111,9 @@ def accuracy_warning(
     if worst <= allowed:
         return None
     numbers = {"worst": worst, "allowed": allowed}
-    direction = "higher" if falls(quantity) else "lower"
+    direction = "lower"
+    if falls(quantity):
+        direction = "higher"
     if not _has_metric(base):
         direction = "costlier"
         numbers = {"worst": 100 * worst, "allowed": 100 * allowed}
@@ -131,9 +135,11 @@ def _accuracy_losses(
                 accuracy_losses.append((own.steps - theirs.steps) / abs(theirs.steps))
         return "loss after equal steps", accuracy_losses
     name = next(iter(base.timed.values())).metric_name
-    sign = 1.0 if falls(name) else -1.0
-    for ours, base_metric in _final_metrics(candidate, base):
-        accuracy_losses.append(sign * (ours - base_metric))
+    for own_metric, base_metric in _final_metrics(candidate, base):
+        if falls(name):
+            accuracy_losses.append(own_metric - base_metric)
+        else:
+            accuracy_losses.append(base_metric - own_metric)
     return name, accuracy_losses
 
 
@@ -178,13 +184,13 @@ def cost_of(
 
 def _difference(pairs: Sequence[tuple[float, float]]) -> Difference:
     own, theirs = np.transpose(np.asarray(pairs, dtype=float))
-    interval = stats.median_interval(own - theirs)
-    return Difference(
-        baseline=median(theirs),
-        best=median(own),
-        difference=median(own - theirs),
-        difference_ci=(interval.low, interval.high) if interval else None,
+    difference = Difference(
+        baseline=median(theirs), best=median(own), difference=median(own - theirs)
     )
+    interval = stats.median_interval(own - theirs)
+    if interval is None:
+        return difference
+    return dataclasses.replace(difference, difference_ci=(interval.low, interval.high))
 
 
 def difference_interval(differences: Sequence[float]) -> Interval | None:

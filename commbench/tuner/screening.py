@@ -6,13 +6,16 @@ two block medians of one round, because the machine changes less within a round 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.results.recommendation import EFFECTS, effect_of
 from commbench.stats import MARGIN, median
+from commbench.tuner.rules import Rated, winners
 
 #: Rounds that compare hooks before other bucket sizes follow.
 FIRST_ROUNDS = 2
@@ -77,6 +80,11 @@ class Rounds:
         return median(speedups)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Rated(Rated):
+    setting: int
+
+
 class Screening(Rounds):
     """Successive halving, apart for the alternatives of each effect on learning.
 
@@ -94,12 +102,8 @@ class Screening(Rounds):
         self._settings = settings
         self._withheld = withheld
         numbers = range(1, len(settings))
-        effects = [effect_of(case, settings[0]) for case in settings]
-        self._classes: list[list[int]] = []
-        """Alternatives by their effect on learning, none first."""
-        for effect in EFFECTS:
-            self._classes.append([number for number in numbers if effects[number] == effect])
-        ordered = list(itertools.chain.from_iterable(self._classes))
+        self._effects = [effect_of(case, settings[0]) for case in settings]
+        ordered = sorted(numbers, key=lambda number: EFFECTS.index(self._effects[number]))
         self._waiting: list[int] = []
         """Alternatives that follow when hooks have been compared."""
         cap = settings[0].bucket_cap_mb
@@ -124,7 +128,7 @@ class Screening(Rounds):
             return
         behind, leader = self._behind(), 0.0
         survivors: list[int] = []
-        for members in self._by_class():
+        for members in self._by_effect():
             survivors += self._best_of(members, behind, leader)
             leader = max(map(self.median_speedup, survivors), default=0.0)
         self.candidates = survivors
@@ -161,12 +165,14 @@ class Screening(Rounds):
         self.candidates += newcomers
         self._compared_from = self.rounds
 
-    def _by_class(self) -> list[list[int]]:
-        """Return the alternatives that are left by their effect on learning."""
-        return [
-            [setting for setting in self.candidates if setting in members]
-            for members in self._classes
-        ]
+    def _by_effect(self) -> list[list[int]]:
+        """Return the alternatives that are left by their effect on learning, none first."""
+        classes = []
+        for effect in EFFECTS:
+            classes.append(
+                [number for number in self.candidates if self._effects[number] == effect]
+            )
+        return classes
 
     def _best_of(self, candidates: Sequence[int], behind: float, leader: float) -> list[int]:
         ranked = sorted(candidates, key=self.median_speedup, reverse=True)
@@ -194,7 +200,7 @@ class Screening(Rounds):
         """Return whether further rounds of the same alternatives would be of no use."""
         if not self._compared or self._waiting:
             return False
-        has_chosen = max(map(len, self._by_class()), default=0) <= 1
+        has_chosen = max(map(len, self._by_effect()), default=0) <= 1
         is_over = self._compared >= HALVINGS[-1]
         return has_chosen or is_over or self._behind() < math.log1p(MARGIN)
 
@@ -204,21 +210,16 @@ class Screening(Rounds):
         return super()._next_settings()
 
     def finalists(self) -> list[int]:
-        """Return the best that may be recommended, then the best of each effect on learning.
-
-        One with a stronger effect must be faster than those with a weaker effect, and than the
-        baseline.
-        """
-        measured = [setting for setting in self.candidates if self.speedups(setting)]
-        ranked = sorted(measured, key=self.median_speedup, reverse=True)
-        usable = [setting for setting in ranked if setting not in self._withheld]
-        chosen, leader = (usable or ranked)[:1], 1.0
-        for members in self._by_class():
-            best = max(members, key=self.median_speedup, default=0)
-            if self.median_speedup(best) > leader:
-                leader = self.median_speedup(best)
-                chosen.append(best)
-        return list(dict.fromkeys(chosen))
+        """Return the numbers of the `winners`."""
+        rated = []
+        for setting in self.candidates:
+            if self.speedups(setting):
+                ratio, effect = self.median_speedup(setting), self._effects[setting]
+                each = _Rated(setting=setting, ratio=ratio, effect=effect)
+                if setting in self._withheld:
+                    each = dataclasses.replace(each, withheld="unnamed")
+                rated.append(each)
+        return [each.setting for each in winners(rated)]
 
 
 def _spread(count: int) -> list[int]:

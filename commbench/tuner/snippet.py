@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import starmap
 
 from commbench.ddp.plan.arguments import ddp_arguments
 from commbench.ddp.plan.cases import TrainingCase
@@ -21,52 +22,58 @@ def snippet_of(case: TrainingCase, *, device: str = "cpu") -> str:
         case: a configuration with DDP.
         device: as in ``ddp.csv``: ``cpu``, or a GPU's name.
     """
-    kind = "cpu" if device in {"", "cpu"} else "cuda"
-    imports, setup, steps = _imports(case), _ddp(case), []
+    kind = "cuda"
+    if device in {"", "cpu"}:
+        kind = "cpu"
+    imports: list[str] = []
+    setup, steps = [_ddp(case)], []
+    if case.precision in _DTYPES or case.compile:
+        imports.append("import torch")
+    imports.append("from torch.nn.parallel import DistributedDataParallel")
+    if case.compile:
+        mode = json.dumps(case.compile)
+        setup.insert(
+            0, f"torch._dynamo.config.optimize_ddp = {mode}  # before the DDP object is made"
+        )
     if case.precision == "amp-fp16":
         setup.append(f'scaler = torch.amp.GradScaler("{kind}")')
         steps.append("# scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update()")
     if not case.is_plain:
-        setup.append(_hook(case))
+        imports.append(_hook_import(case))
+        setup.append(_registration(case, "model"))
     if case.compile:
         setup.append("model = torch.compile(model)")
     if case.compile == "python_reducer":
-        steps.append(
-            "# loss.backward() inside `with"
-            " torch._dynamo.compiled_autograd._enable(torch.compile):`"
-        )
+        enabled = "torch._dynamo.compiled_autograd._enable(torch.compile)"
+        steps.append(f"# loss.backward() inside `with {enabled}:`")
     if case.accumulation > 1:
         steps.append(f"# step the optimiser every {case.accumulation} batches;")
         steps.append("# all but the last of these run inside `with model.no_sync():`")
     if case.precision in _DTYPES:
-        steps += [
-            f'with torch.autocast("{kind}", dtype={_DTYPES[case.precision]}):',
-            "    loss = ...  # forward pass",
-        ]
+        steps.append(f'with torch.autocast("{kind}", dtype={_DTYPES[case.precision]}):')
+        steps.append("    loss = ...  # forward pass")
     return "\n".join([*imports, "", *setup, *steps]) + "\n"
 
 
 def env_snippet(env: str) -> str:
     """Return the lines that give a process the variables of ``env``, see `commbench.system.env`."""
-    lines = [
-        (
-            f"os.environ.pop({json.dumps(name)}, None)"
-            if value is None
-            else f"os.environ[{json.dumps(name)}] = {json.dumps(value)}"
-        )
-        for name, value in variables_of(env).items()
-    ]
-    return "\n".join(
-        ["import os", "", "# on every rank, before torch is imported:", *lines, "", ""]
-    )
+    lines = ["import os", "", "# on every rank, before torch is imported:"]
+    for name, value in variables_of(env).items():
+        if value is None:
+            lines.append(f"os.environ.pop({json.dumps(name)}, None)")
+        else:
+            lines.append(f"os.environ[{json.dumps(name)}] = {json.dumps(value)}")
+    return "\n".join([*lines, "", ""])
 
 
 def keep_snippet(*, unused_parameters: bool = False) -> str:
     """Return the line that keeps DDP's default, with a search for unused parameters if the model
     needs it.
     """
-    search = ", find_unused_parameters=True" if unused_parameters else ""
-    return f"model = torch.nn.parallel.DistributedDataParallel(model{search})  # keep the default\n"
+    arguments = "model"
+    if unused_parameters:
+        arguments = "model, find_unused_parameters=True"
+    return f"model = torch.nn.parallel.DistributedDataParallel({arguments})  # keep the default\n"
 
 
 def live_snippet(case: TrainingCase, own: TrainingCase, *, framework: str = "") -> str:
@@ -94,8 +101,12 @@ def live_snippet(case: TrainingCase, own: TrainingCase, *, framework: str = "") 
     if added:
         lines += _WRITERS[framework](added)
     if case.hook != own.hook:
-        lines += [*_hook_import(case), *_registration(case, framework)]
-    return "\n".join(lines or ["# nothing to change: keep the script as it is"]) + "\n"
+        if not case.is_plain:
+            lines.append(_hook_import(case))
+        lines += _registration_in(framework, case)
+    if not lines:
+        lines.append("# nothing to change: keep the script as it is")
+    return "\n".join(lines) + "\n"
 
 
 def _argument(name: str, value: bool | float | list[float]) -> str:
@@ -153,68 +164,58 @@ _KNOWN_ARGUMENTS = {
 }
 
 
-def _registration(case: TrainingCase, framework: str) -> list[str]:
+def _registration_in(framework: str, case: TrainingCase) -> list[str]:
     """Return the lines that register the hook on the DDP object."""
-    register = _hook(case)
     if framework == "transformers":
-        register = register.replace("(model", "(trainer.model_wrapped")
         return [
             "",
             "import transformers",
             "",
             "class UseHook(transformers.TrainerCallback):",
             "    def on_train_begin(self, *arguments, **keywords):",
-            f"        {register}",
+            f"        {_registration(case, 'trainer.model_wrapped')}",
             "",
             "trainer.add_callback(UseHook())",
         ]
     if framework == "lightning":
-        register = register.replace("(model", "(self.trainer.strategy.model")
+        register = _registration(case, "self.trainer.strategy.model")
         return ["", "# in your LightningModule:", "def on_train_start(self):", f"    {register}"]
-    return ["# on the DDP object, before the first step:", register]
+    return ["# on the DDP object, before the first step:", _registration(case, "model")]
 
 
-def _imports(case: TrainingCase) -> list[str]:
-    lines = ["import torch"] if case.precision in _DTYPES or case.compile else []
-    lines.append("from torch.nn.parallel import DistributedDataParallel")
-    return [*lines, *_hook_import(case)]
+def _hook_import(case: TrainingCase) -> str:
+    if case.is_file_hook:
+        return "from commbench.hooks import make_hook"
+    return f"from commbench.hooks import {find_hook(case.hook).__name__}"
 
 
-def _hook_import(case: TrainingCase) -> list[str]:
-    name = "make_hook" if case.is_file_hook else find_hook(case.hook).__name__
-    return [] if case.is_plain else [f"from commbench.hooks import {name}"]
-
-
-def _ddp(case: TrainingCase) -> list[str]:
-    lines = []
-    if case.compile:
-        lines.append(
-            f"torch._dynamo.config.optimize_ddp = {json.dumps(case.compile)}  # before the DDP"
-            " object is made"
-        )
+def _ddp(case: TrainingCase) -> str:
+    """Return the line that makes the DDP object, below what it needs."""
     given = ddp_arguments(case)
     newer = [name for name in _NEW_ARGUMENTS if name in given]
+    arguments = ", ".join(["model", *starmap(_argument, given.items())])
+    line = f"model = DistributedDataParallel({arguments})"
     if len(newer) == 1:
-        lines.append(f"# {newer[0]} needs torch 2.13")
-    elif newer:
-        lines.append(f"# {' and '.join(newer)} need torch 2.13")
-    arguments = ["model"]
-    for name, value in given.items():
-        arguments.append(_argument(name, value))
-    lines.append(f"model = DistributedDataParallel({', '.join(arguments)})")
-    return lines
+        return f"# {newer[0]} needs torch 2.13\n{line}"
+    if newer:
+        return f"# {' and '.join(newer)} need torch 2.13\n{line}"
+    return line
 
 
-def _hook(case: TrainingCase) -> str:
-    arguments = [] if case.density is None else [f"density={case.density:g}"]
-    arguments += [f"{name}={_literal(text)}" for name, text in case.options.items()]
-    scaler = ", scaler=scaler" if case.precision == "amp-fp16" else ""
+def _registration(case: TrainingCase, model: str) -> str:
+    """Return the line that registers the hook on a DDP object of that name."""
+    arguments = [model]
+    if case.precision == "amp-fp16":
+        arguments.append("scaler=scaler")
+    register = f"register({', '.join(arguments)})"
     if case.is_file_hook:
-        return (
-            f"make_hook({json.dumps(case.hook)}).register(model{scaler})  # with the path of your"
-            " file"
-        )
-    return f"{find_hook(case.hook).__name__}({', '.join(arguments)}).register(model{scaler})"
+        return f"make_hook({json.dumps(case.hook)}).{register}  # with the path of your file"
+    options = []
+    if case.density is not None:
+        options.append(f"density={case.density:g}")
+    for name, text in case.options.items():
+        options.append(f"{name}={_literal(text)}")
+    return f"{find_hook(case.hook).__name__}({', '.join(options)}).{register}"
 
 
 def _literal(text: str) -> str:

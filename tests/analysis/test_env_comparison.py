@@ -163,7 +163,7 @@ def test_predictions_are_for_the_first_environment(tmp_path: Path) -> None:
 
 
 def fresh(**steps_ms: float) -> list[TrainingRecord]:
-    """Return six fresh launches of the baseline and of 5 MiB buckets, a fifth faster, under each
+    """Return six confirmation launches of the baseline and of 5 MiB buckets, a fifth faster, under each
     environment.
     """
     names = dict(zip(("first", "again", "other"), ENVS, strict=True))
@@ -179,7 +179,7 @@ def fresh(**steps_ms: float) -> list[TrainingRecord]:
 
 
 def test_a_recommendation_is_of_the_faster_environment() -> None:
-    """Decide for the environment that fresh launches show to be faster, and set its variable in the
+    """Decide for the environment that confirmation launches show to be faster, and set its variable in the
     snippet.
     """
     recommendation = decide(fresh(first=20.0, again=20.0, other=10.0), env=ENVS)
@@ -191,7 +191,7 @@ def test_a_recommendation_is_of_the_faster_environment() -> None:
 
 
 def test_an_environment_of_the_sweep_alone_is_not_recommended() -> None:
-    """Wait for fresh launches before an environment is chosen."""
+    """Wait for confirmation launches before an environment is chosen."""
     records = [
         type(record)(
             **{**vars(record), "case": type(record.case)(**{**vars(record.case), "phase": "sweep"})}

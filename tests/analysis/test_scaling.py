@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +10,12 @@ from builders import KIB, make_case, make_info, make_record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commbench.analysis.scaling import all_rank_rows, growths, law_of
+from commbench.analysis.runs import growths
+from commbench.analysis.scaling import all_rank_rows, law_of
 from commbench.collectives.patterns import rank_list
 from commbench.engine.records import GroupTimes, Record, Row
+from commbench.results import Run
+from commbench.results.info import RunInfo
 from commbench.results.summary import keyed_rows
 
 RANKS = (2, 4, 8, 16)
@@ -50,15 +54,20 @@ def study(
     return records
 
 
+def as_run(records: list[Record], info: RunInfo = INFO) -> Run:
+    """Return a run held in memory."""
+    return Run(path=Path("study"), info=info, records=tuple(records))
+
+
 def law_in(records: list[Record]) -> str:
     """Return the law of the only growth."""
-    (growth,) = growths(records, INFO)
+    (growth,) = growths(as_run(records))
     return growth.law
 
 
 def test_numbers_of_ranks_are_put_together() -> None:
     """Join a case on several numbers of ranks into one growth, although sizes are rounded."""
-    (growth,) = growths(study(lambda n: 10.0 * n), INFO)
+    (growth,) = growths(as_run(study(lambda n: 10.0 * n)))
     assert list(RANKS) == list(growth.rows)
     assert [2, 4, 8, 16] == [row.group_size for row in growth.rows.values()]
     assert ["0-1", "0-3", "0-7", "0-1"] == [row.group for row in growth.rows.values()]
@@ -69,11 +78,11 @@ def test_ratio_is_over_launches() -> None:
     """Return the ratio of times on the most and the fewest ranks, with an interval over
     launches.
     """
-    (growth,) = growths(study(lambda n: 10.0 * n), INFO)
+    (growth,) = growths(as_run(study(lambda n: 10.0 * n)))
     assert growth.interval is not None
     assert growth.interval.low < growth.ratio < growth.interval.high
     assert pytest.approx(8.0, rel=0.05) == growth.ratio
-    (alone,) = growths(study(lambda n: 10.0 * n, launches=1, noise=0), INFO)
+    (alone,) = growths(as_run(study(lambda n: 10.0 * n, launches=1, noise=0)))
     assert (pytest.approx(8.0), None) == (alone.ratio, alone.interval)
 
 
@@ -88,7 +97,7 @@ def test_ratio_is_that_of_the_rows() -> None:
         )
         for record in study(lambda n: 10.0 * n, noise=0)
     ]
-    (growth,) = growths(records, INFO)
+    (growth,) = growths(as_run(records))
     assert pytest.approx(8.0) == growth.ratio
     assert growth.ratio == growth.rows[16].time_us / growth.rows[2].time_us
 
@@ -146,5 +155,5 @@ def test_two_numbers_of_ranks_make_no_law() -> None:
 def test_ordinary_runs_are_no_study() -> None:
     """Return no growth for a run in which all ranks always took part."""
     records = [make_record(), make_record(launch=1)]
-    assert [] == growths(records, make_info())
+    assert [] == growths(as_run(records, make_info()))
     assert 1 == len(all_rank_rows(records, keyed_rows(records, make_info())))

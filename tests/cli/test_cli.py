@@ -418,4 +418,4 @@ def test_a_quick_bench_makes_more_fresh_launches_than_a_quick_sweep(
     pytest.importorskip("torch")
     outcome = commbench(f"bench --backend gloo -n 2 {options} --dry-run")
     assert 0 == outcome.code
-    assert f"the fastest again in {launches} fresh launches, " in outcome.out
+    assert f"the fastest again in {launches} confirmation launches, " in outcome.out

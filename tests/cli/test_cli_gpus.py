@@ -52,7 +52,7 @@ def test_a_first_run_on_a_single_gpu_measures_it(
         output = " ".join(commbench(f"bench -n {ranks} {words}").out.split())
         assert (gpus < ranks) == ("Left out:" in output)
         assert (gpus == 1) == ("a second one is missing" in output)
-        assert "in 3 fresh launches" in output
+        assert "in 3 confirmation launches" in output
         assert (ranks == 2) == ("nccl all_reduce" in output)
         assert (ranks == 2) == ("5 MiB buckets, 2 ranks over NCCL, batch 32" in output)
 

@@ -82,7 +82,7 @@ def test_options_exclude_each_other_only_if_typed() -> None:
     refuse(("--soak",), "--as", ("--soak",), "which measures once")
     with pytest.raises(InputError, match="--soak was given with --as"):
         refuse(("--soak", "--as"), "--as", ("--soak",), "which measures once")
-    with pytest.raises(InputError, match="--link is of --expect"):
+    with pytest.raises(InputError, match="--link works only with --expect"):
         check_needed(("--link",), "--link", "--expect")
 
 

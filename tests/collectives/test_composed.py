@@ -39,10 +39,8 @@ def test_pieces_fill_the_buffers(pattern: str, name: str, size: int, root: int) 
     operation = operation_in_pattern(name, pattern, size)
     for rank in range(size):
         shape = Shape(rank=rank, size=size, elements=12, root=root)
-        for pieces, length in (
-            (operation.inputs(shape), operation.send(shape)),
-            (operation.answer(shape), operation.receive(shape)),
-        ):
+        sides = (operation.inputs(shape), operation.answer(shape))
+        for pieces, length in zip(sides, operation.counts(shape), strict=True):
             ends = [0, *(piece.offset + piece.count for piece in pieces)]
             assert ends[:-1] == [piece.offset for piece in pieces]
             assert ends[-1] == length

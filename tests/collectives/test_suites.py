@@ -82,6 +82,12 @@ def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_an_operation_is_no_suite() -> None:
+    """Name the option to whoever gives an operation in place of a suite."""
+    with pytest.raises(InputError, match="-c all_reduce"):
+        load_suite("all_reduce")
+
+
 def test_axes_are_replaced_in_every_sweep() -> None:
     """Replace the given axes in every sweep and keep the rest."""
     suite = Suite(

@@ -48,12 +48,8 @@ def test_facts_of_a_small_model() -> None:
     }
     assert 4 == facts.ready_order[0]
     assert set(range(5)) == set(facts.ready_order)
-    ready = [facts.parameters[index].ready_ms for index in facts.ready_order]
-    assert sorted(ready) == ready
-    assert 0 < ready[-1] <= facts.backward_ms
     assert 2 * 8 * 4 + 8 == facts.buffer_bytes
     assert (6, "accuracy", 0.9, 7) == (facts.batch_size, facts.metric, facts.target, facts.steps)
-    assert min(facts.forward_ms, facts.optimizer_ms) > 0
 
 
 def test_dtypes_and_frozen_parameters() -> None:
@@ -129,7 +125,7 @@ class SparseTable(torch.nn.Module):
         ({"evaluate": fail, "metric": "accuracy"}, "evaluate failed (RuntimeError"),
         (
             {"batches": [torch.randn(6, 4), torch.randn(6, 5)]},
-            "A training step failed (RuntimeError",
+            "The loss of a batch failed (RuntimeError",
         ),
         ({"evaluate": 0.5}, "evaluate is 0.5"),
         ({"optimizer": fail}, "optimizer failed"),
@@ -155,9 +151,7 @@ def test_unused_parameters_are_named() -> None:
     """
     facts = inspect_workload(workload(model=unused(1), loss=of_used))
     assert ("idle0.weight", "idle0.bias") == facts.unused
-    assert [0.0, 0.0] == [
-        parameter.ready_ms for parameter in facts.parameters if parameter.name in facts.unused
-    ]
+    assert {2, 3} == set(facts.ready_order[:2])
     assert sorted(facts.ready_order) == [0, 1, 2, 3]
     with pytest.raises(
         InputError, match=r"The parameters idle0\.weight, idle0\.bias got no gradient"

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
 from commbench.ddp.inspect import inspect_workload  # noqa: E402 - after the skips
-from commbench.ddp.local_step import local_step, trainable  # noqa: E402
+from commbench.ddp.models import trainable  # noqa: E402
 from commbench.ddp.workloads import load_workload  # noqa: E402
 from commbench.ddp.workloads.replay import Replay, SleepingPace, pace_for  # noqa: E402
 
@@ -185,11 +185,12 @@ def test_replay_can_be_recorded_again(load_benchmark: Any) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_replay_keeps_order_and_times(device: str) -> None:
+def test_replay_keeps_order_and_times(device: str, load_benchmark: Any) -> None:
     """Release gradients in recorded order, none early, and end shortly after the recorded time."""
     made = trace(shuffled_times(12, 60.0), backward_ms=80.0, device=device)
     model = Replay(made, pace_for(made), seed=0, rank=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    local_step = load_benchmark("record_traces").local_step
     steps = [local_step(model, lambda m, x: m(x), None, optimizer) for _ in range(3)]
     names = [made.parameters[index].name for index in made.ready_order]
     assert [names] * 3 == [list(step.ready_ms) for step in steps]
@@ -333,12 +334,13 @@ def test_trace_workload_takes_only_its_own_batch(tmp_path: Path) -> None:
         load_workload(spec, seed=0, rank=0, world_size=1, batch_size=3)
 
 
-def test_replayed_optimizer_takes_its_time_and_moves_the_parameters() -> None:
+def test_replayed_optimizer_takes_its_time_and_moves_the_parameters(load_benchmark: Any) -> None:
     """Spend the recorded time in the optimiser's step, and change the parameters."""
     workload = load_workload("trace:many-tiny", seed=0, rank=0, world_size=1)
     assert workload.optimizer is not None
     optimizer = workload.optimizer(workload.model.parameters())
     batch = next(iter(workload.batches))
+    local_step = load_benchmark("record_traces").local_step
     step = local_step(workload.model, workload.loss, batch, optimizer)
     assert step.optimizer_ms > 0.9 * load_trace("many-tiny").optimizer_ms
     assert all(

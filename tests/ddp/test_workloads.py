@@ -15,7 +15,7 @@ from commbench.errors import InputError
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
-from commbench.ddp.local_step import default_optimizer  # noqa: E402 - after the skips
+from commbench.ddp.models import default_optimizer  # noqa: E402 - after the skips
 from commbench.ddp.workloads import WORKLOADS, language, load_workload  # noqa: E402
 from commbench.ddp.workloads.sampling import sharded  # noqa: E402
 from commbench.ddp.workloads.vision import load_digits  # noqa: E402

@@ -94,17 +94,37 @@ def test_a_counter_that_begins_again_goes_on(tmp_path: Path) -> None:
     assert pytest.approx(200e-6) == meter.joules_since(before)
 
 
-def test_processors_that_cannot_be_read_are_missing(tmp_path: Path) -> None:
-    """Give the reason for missing or unreadable zones."""
-    nothing = EnergyMeter.find(tmp_path)
-    assert (set(), {"cpu": "Linux shows no counters of RAPL"}) == (nothing.kinds, nothing.missing)
-    make_zone(tmp_path, "intel-rapl:0", "package-0", 1)
-    make_zone(tmp_path, "intel-rapl:1", "package-1", 1).unlink()
-    half = EnergyMeter.find(tmp_path)
-    assert (set(), {"cpu": "RAPL's counter intel-rapl:1 cannot be read"}) == (
-        half.kinds,
-        half.missing,
-    )
+#: What a machine has, and why a kind of it is not counted.
+MISSING: dict[str, tuple[Kind, str]] = {
+    "no counters": ("cpu", "Linux shows no counters of RAPL"),
+    "a counter that cannot be read": ("cpu", "RAPL's counter intel-rapl:1 cannot be read"),
+    "a GPU without a counter": ("gpu", "NVML counts no energy of GPU 1 of 2"),
+    "a GPU that is lost": ("gpu", "NVML counts no energy of GPU 0 of 2"),
+    "GPUs without NVML": ("gpu", "NVML does not start: it takes nvidia-ml-py and the driver"),
+    "GPUs that NVML lacks": ("gpu", "NVML lists none of the GPUs"),
+}
+
+
+@pytest.mark.parametrize("machine", MISSING)
+def test_a_kind_is_counted_wholly_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    """Count no kind of which one device has no counter, and say why."""
+    if machine == "a counter that cannot be read":
+        make_zone(tmp_path, "intel-rapl:0", "package-0", 1)
+        make_zone(tmp_path, "intel-rapl:1", "package-1", 1).unlink()
+    if "NVML" in machine:
+        show_gpus(tmp_path)
+    if machine == "GPUs that NVML lacks":
+        monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml([]))
+    if machine == "a GPU without a counter":
+        with_nvml(monkeypatch, energy_mJ={GPUS[0]: [1]})
+    if machine == "a GPU that is lost":
+        with_nvml(monkeypatch, energy_mJ={gpu: [1] for gpu in GPUS}, lost=GPUS[:1])
+    kind, reason = MISSING[machine]
+    meter = EnergyMeter.find(tmp_path)
+    assert (set(), reason) == (meter.kinds, meter.missing[kind])
+    assert ("gpu" in meter.missing) == (kind == "gpu")
 
 
 def test_gpus_are_counted_without_processors(
@@ -115,37 +135,6 @@ def test_gpus_are_counted_without_processors(
     meter = EnergyMeter.find(tmp_path)
     assert ({"gpu"}, ["cpu"]) == (meter.kinds, list(meter.missing))
     assert pytest.approx(2.5 + 0.1) == meter.joules_since(meter.read())
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"energy_mJ": {GPUS[0]: [1]}}, "NVML counts no energy of GPU 1 of 2"),  # not supported
-        (
-            {"energy_mJ": {gpu: [1] for gpu in GPUS}, "lost": GPUS[:1]},
-            "NVML counts no energy of GPU 0 of 2",
-        ),
-    ],
-)
-def test_gpus_are_counted_all_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str
-) -> None:
-    """Count no GPU if one has no counter or is lost."""
-    with_nvml(monkeypatch, **options)
-    meter = EnergyMeter.find(tmp_path)
-    assert (set(), reason) == (meter.kinds, meter.missing["gpu"])
-
-
-def test_gpus_without_nvml_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Report GPUs of sysfs that NVML lacks as missing, and nothing without GPUs."""
-    assert "gpu" not in EnergyMeter.find(tmp_path).missing
-    show_gpus(tmp_path)
-    assert (
-        "NVML does not start: it takes nvidia-ml-py and the driver"
-        == EnergyMeter.find(tmp_path).missing["gpu"]
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml([]))
-    assert "NVML lists none of the GPUs" == EnergyMeter.find(tmp_path).missing["gpu"]
 
 
 def test_a_counter_that_stops_answering_makes_the_energy_unknown(
@@ -169,8 +158,7 @@ def test_a_counter_that_stops_answering_makes_the_energy_unknown(
 
 def test_a_counter_that_goes_back_without_a_reason_is_unknown() -> None:
     """Return no energy if a counter decreases without overflow."""
-    joules = iter((5.0, 1.0))
-    meter = EnergyMeter({"gpu0": Counter("gpu", lambda: next(joules))})
+    meter = of_readings(5.0, 1.0)
     assert meter.joules_since(meter.read()) is None
 
 
@@ -216,10 +204,6 @@ def test_a_kind_is_counted_where_no_machine_misses_it(monkeypatch: pytest.Monkey
     assert [["gpu"]] * 3 == [list(meter.kinds) for meter in meters]
     assert [{"gpu"}, set(), {"gpu"}] == [meter.own.kinds for meter in meters]
     assert {f"no counters ({socket.gethostname()})"} == {meter.missing["cpu"] for meter in meters}
-    assert {
-        "counted": ["gpu"],
-        "missing": {"cpu": f"no counters ({socket.gethostname()})"},
-    } == meters[2].facts()
 
 
 @pytest.mark.parametrize(
@@ -283,29 +267,29 @@ def test_an_operation_has_its_share(
     assert energy_of == record.energy_of
 
 
-def test_what_is_over_too_soon_has_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record no energy for cases shorter than the counter's step or without fitting counters."""
-    for find, least_s in (
-        (lambda: meter_of("cpu"), 1e9),
+@pytest.mark.parametrize(
+    ("find", "least_s"),
+    [
+        (lambda: meter_of("cpu"), 1e9),  # over too soon
         (EnergyMeter, 0.0),
         (lambda: meter_of("gpu"), 0.0),
-    ):
-        record = measured(monkeypatch, find, least_s=least_s)
-        assert (None, "") == (record.energy_J, record.energy_of)
-
-
-def test_a_counter_that_stops_costs_a_case_its_energy_alone(
-    monkeypatch: pytest.MonkeyPatch,
+        (lambda: of_readings(0.0, 0.0), 0.0),  # a counter that never moves
+        (lambda: of_readings(1.0, None), 0.0),  # one that stops
+    ],
+)
+def test_a_case_may_lack_its_energy_alone(
+    monkeypatch: pytest.MonkeyPatch, find: Callable[[], EnergyMeter], least_s: float
 ) -> None:
-    """Time the case although its energy counter failed."""
-    joules = iter((1.0, None))
-    record = measured(
-        monkeypatch,
-        lambda: EnergyMeter({"gone": Counter("cpu", lambda: next(joules))}),
-        least_s=0.0,
-    )
-    assert ("ok", None) == (record.status, record.energy_J)
+    """Time the case although its energy is unknown."""
+    record = measured(monkeypatch, find, least_s=least_s)
+    assert ("ok", None, "") == (record.status, record.energy_J, record.energy_of)
     assert len(record.times_us)
+
+
+def of_readings(*joules: float | None) -> EnergyMeter:
+    """Return the meter of one counter with these readings."""
+    readings = iter(joules)
+    return EnergyMeter({"one": Counter("cpu", lambda: next(readings))})
 
 
 @pytest.mark.slow
@@ -372,9 +356,3 @@ def test_groups_that_run_together_have_no_energy_of_their_own() -> None:
     records = make_grouped(make_case(pattern="split:2"), {"0-1": [1.0], "2-3": [1.0]})
     records = [dataclasses.replace(record, energy_J=1.0, energy_of="cpu") for record in records]
     assert {None} == {row.energy_J for row in summarise_run(records, {})}
-
-
-def test_counters_that_never_move_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record no energy for counters that stay at zero."""
-    still = EnergyMeter({"still": Counter("cpu", lambda: 0.0)})
-    assert measured(monkeypatch, lambda: still, least_s=0.0).energy_J is None

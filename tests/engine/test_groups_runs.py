@@ -1,6 +1,4 @@
-"""Tests of whole runs of patterns from the command line: resumed, started by mpirun, and on
-emulated hosts.
-"""
+"""Tests of whole runs of patterns from the command line, on emulated hosts."""
 
 import json
 import subprocess
@@ -13,8 +11,6 @@ from typing import Any
 import pytest
 from builders import read_rows
 from launching import marked_environment
-
-from commbench.results import load_run
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("mark", "mpirun")]
 
@@ -32,39 +28,6 @@ def finish(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     return done.stdout
-
-
-@pytest.mark.slow
-def test_a_run_in_groups_resumes(tmp_path: Path) -> None:
-    """Measure exactly the removed half of the records again, with the fixed settings."""
-    out = tmp_path / "run"
-    options = (
-        "-c",
-        "all_reduce,latency",
-        "--pattern",
-        "split:2,node",
-        "--sizes",
-        "1K",
-        "--backend",
-        "mpi",
-    )
-    command = (*RUN, *options, "-n", "4", "--launches", "2", "--out", str(out))
-    text = finish(*command)
-    assert "split:2: groups 0-1, 2-3 (4 ranks on 1 host, 2 launches)" in text
-    lines = (out / "samples.jsonl").read_text().splitlines(keepends=True)
-    (out / "samples.jsonl").write_text("".join(lines[:5]))
-    finish(*command)
-    run = load_run(out)
-    assert (
-        8 == len({(record.case.key, record.launch) for record in run.records}) == len(run.records)
-    )
-    assert {("split:2", "0-1"), ("split:2", "2-3"), ("node", "0-3")} <= {
-        (row.pattern, row.group) for row in run.rows
-    }
-    warmups: dict[str, set[int]] = {}
-    for record in run.records:
-        warmups.setdefault(record.case.key, set()).add(record.warmups)
-    assert {1} == set(map(len, warmups.values()))
 
 
 @pytest.fixture(scope="module")

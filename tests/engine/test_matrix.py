@@ -9,19 +9,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pytest
 from builders import summarise_run
-from faking import EXACT, Coarse, FakeRun, fake_case
+from faking import EXACT, Coarse, FakeRun, fake_case, make_late
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import records_from_lab
 
-from commbench.backends.fake import FakeTimer, Regime, Script
+from commbench.backends.fake import Regime, Script
 from commbench.collectives.patterns import rounds_of
 from commbench.engine.matrix import FEWEST, MOST
 from commbench.engine.records import Record
-from commbench.engine.timing.loops import Repetitions
 
 # ------------------------------------------------------------------------------------------- rounds
 
@@ -38,9 +36,6 @@ def test_every_pair_meets_once(size: int) -> None:
     for pairs in rounds:
         taking_part = [rank for pair in pairs for rank in pair]
         assert len(taking_part) == len(set(taking_part))
-
-
-# ------------------------------------------------------------------------------------------- stamps
 
 
 # -------------------------------------------------------------------------------- scripted matrices
@@ -104,18 +99,7 @@ def test_launches_are_alike_and_take_turns_otherwise() -> None:
 
 def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop late repetitions of one rank's pairs only."""
-    original = FakeTimer.run
-
-    def run(self: FakeTimer, calls: Any, repetitions: int, batch: int) -> Repetitions:
-        stamps = original(self, calls, repetitions, batch)
-        late = (
-            np.arange(repetitions) % 3 == 0
-            if self._communicator.rank == 1
-            else np.zeros(repetitions, dtype=bool)
-        )
-        return replace(stamps, late=late)
-
-    monkeypatch.setattr(FakeTimer, "run", run)
+    make_late(monkeypatch, lambda rank, _: [rank == 1, False, False])
     record = matrix(ranks=4, slice_s=5.0)  # enough for all repetitions on a busy machine
     dropped = {(p.source, p.target): p.repetitions < MOST for p in record.pairs}
     assert {pair: 1 in pair for pair in dropped} == dropped
@@ -127,14 +111,7 @@ def test_repetitions_and_late_starts_count_alike(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Warn if more than a fifth of a matrix was late, also for symmetric operations."""
-    original = FakeTimer.run
-
-    def run(self: FakeTimer, calls: Any, repetitions: int, batch: int) -> Repetitions:
-        return replace(
-            original(self, calls, repetitions, batch), late=np.arange(repetitions) % 4 == 0
-        )
-
-    monkeypatch.setattr(FakeTimer, "run", run)
+    make_late(monkeypatch, lambda *_: [True, False, False, False])
     record = matrix(operation, ranks=2)
     (row,) = summarise_run([record], {})
     assert row.repetitions is not None
@@ -143,18 +120,14 @@ def test_repetitions_and_late_starts_count_alike(
 
 
 def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail after a few chunks without a start on time, and say what to do."""
-    original = FakeTimer.run
-    monkeypatch.setattr(
-        FakeTimer,
-        "run",
-        lambda self, calls, repetitions, batch: replace(
-            original(self, calls, repetitions, batch), late=np.ones(repetitions, dtype=np.bool_)
-        ),
-    )
+    """Fail after a few chunks without a start on time."""
+    make_late(monkeypatch, lambda *_: [True])
     record = matrix(ranks=2)
-    assert ("failed", []) == (record.status, list(record.pairs))
-    assert "--sync dissemination" in record.reason
+    assert ("failed", "never_on_time", []) == (
+        record.status,
+        record.reason_code,
+        list(record.pairs),
+    )
 
 
 def test_stale_clocks_are_compared_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +145,20 @@ def test_collectives_have_no_pairs() -> None:
     assert "unsupported" == refused.status
     assert "pattern matrix is for latency, bandwidth" in refused.reason
     assert "latency needs at least 2 ranks" in matrix("latency", ranks=1).reason
+
+
+@pytest.mark.parametrize(("alpha_us", "flagged"), [(40.0, True), (60.0, False)])
+def test_coarse_clocks_are_doubted(alpha_us: float, *, flagged: bool) -> None:
+    """Warn of an agreed start if a round trip is shorter than ten times the clock error."""
+    run = FakeRun(
+        ranks=3,
+        script=replace(EXACT, regimes=(Regime(alpha_us=alpha_us),)),
+        slice_s=0.05,
+        clock=Coarse,
+    )
+    (record,) = run.launch([fake_case("latency", 8, pattern="matrix", sync="round-time")])
+    assert ("round-time", 1) == (record.sync, record.batch)
+    assert (("clock",) if flagged else ()) == record.flags
 
 
 # --------------------------------------------------------------------------------------- real ranks
@@ -257,17 +244,3 @@ def test_pairs_with_a_slow_host_stand_out(backend: str, tmp_path: Path) -> None:
     others = [pair.time_us for pair in record.pairs if 2 not in {pair.source, pair.target}]
     assert 2.5 < median(slow) / median(others) < 6
     assert min(slow) > median(others)
-
-
-@pytest.mark.parametrize(("alpha_us", "flagged"), [(40.0, True), (60.0, False)])
-def test_coarse_clocks_are_doubted(alpha_us: float, *, flagged: bool) -> None:
-    """Warn of an agreed start if a round trip is shorter than ten times the clock error."""
-    run = FakeRun(
-        ranks=3,
-        script=replace(EXACT, regimes=(Regime(alpha_us=alpha_us),)),
-        slice_s=0.05,
-        clock=Coarse,
-    )
-    (record,) = run.launch([fake_case("latency", 8, pattern="matrix", sync="round-time")])
-    assert ("round-time", 1) == (record.sync, record.batch)
-    assert (("clock",) if flagged else ()) == record.flags

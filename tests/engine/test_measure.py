@@ -1,6 +1,6 @@
 """Tests of the engine on scripted backends: records, refusals and intervals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from builders import make_info
 from effort import repetitions, slack
-from faking import EXACT, Coarse, FakeRun, fake_case
+from faking import EXACT, Coarse, FakeRun, fake_case, make_late
 
 from commbench.analysis.comparison import compare
 from commbench.backends.fake import FakeCommunicator, FakeTimer, Regime, Script
 from commbench.collectives.primitives import Request
-from commbench.engine.records import Record
+from commbench.engine.records import FixedSettings, Record
 from commbench.engine.sampling import settings_after
-from commbench.engine.timing.loops import Call, Repetitions
+from commbench.engine.timing.loops import Call
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS
 from commbench.findings import UnsupportedError
 from commbench.results import Run
@@ -204,26 +204,20 @@ def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) ->
     assert TRUE_US == pytest.approx(median(first.times_us), abs=1e-3)
 
 
+def test_buffers_that_are_made_again_have_the_same_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keep as many messages in flight as the first visit, whether or not buffers are kept."""
+    case = fake_case("bandwidth", 1024)
+    fixed = FixedSettings(warmups=1, batch=1, visits=3, repetitions=6, window=2)
+    (kept,) = FakeRun(visits=24).launch([case], 1, [fixed])
+    monkeypatch.setattr("commbench.engine.measure.KEPT_BYTES", 0)
+    (again,) = FakeRun(visits=24).launch([case], 1, [fixed])
+    assert (2, 18) == (again.window, len(again.times_us))
+    assert kept.times_us == again.times_us
+
+
 # -------------------------------------------------------------------------------------- late starts
-
-
-def make_late(monkeypatch: pytest.MonkeyPatch, which: Callable[[int, int], Any]) -> list[int]:
-    """Make repetitions of the fake backend late by ``which(rank, n)``.
-
-    Return the slack of each chunk.
-    """
-    original, slack = FakeTimer.run, []
-
-    def run(self: FakeTimer, calls: Sequence[Any], repetitions: int, batch: int) -> Repetitions:
-        stamps = original(self, calls, repetitions, batch)
-        slack.append(self.sync.plan.slack_ns)
-        late = np.resize(
-            np.asarray(which(self._communicator.rank, repetitions), dtype=np.bool_), repetitions
-        )
-        return replace(stamps, late=late)
-
-    monkeypatch.setattr(FakeTimer, "run", run)
-    return slack
 
 
 def test_late_starts_are_dropped_counted_and_flagged(monkeypatch: pytest.MonkeyPatch) -> None:

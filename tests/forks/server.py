@@ -48,7 +48,7 @@ IMPORTED = (
         "commbench.backends.gloo",
         "commbench.ddp.session",
         "commbench.ddp.inspect",
-        "commbench.tuner.stages",
+        "commbench.tuner.plans",
     ),
     *("commbench.hooks", "commbench.hooks.compression.selection", "commbench.engine.timing.native"),
 )

@@ -9,7 +9,6 @@ import pytest
 from conducting import ALL, CASES, EVERYTHING, measured, run
 from launching import Recorder, ScriptLauncher, make_request, marked_environment
 
-from commbench.collectives.cases import Case
 from commbench.errors import InputError, LaunchError
 from commbench.results import load_run
 
@@ -20,20 +19,6 @@ pytestmark = pytest.mark.usefixtures("forks")
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Fail if a test leaves a process behind."""
     yield from marked_environment(monkeypatch)
-
-
-def crash_in(*bad: Case) -> str:
-    """Return a script of simulated ranks that measure everything but raise in some cases."""
-    return f"""
-session()
-for i, planned in enumerate(plan.cases):
-    if planned.case.key in {[case.key for case in bad]!r}:
-        begin(i)
-        fail(1, "ValueError", "boom")
-        sys.exit(1)
-    measured(i)
-end(is_complete=True)
-"""
 
 
 def test_a_run_measures_every_case_in_every_launch(tmp_path: Path) -> None:
@@ -94,28 +79,6 @@ def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
     assert EVERYTHING == sorted(entry for entry in measured(tmp_path) if entry[2] == "ok")
 
 
-def test_a_crash_costs_its_case_only(tmp_path: Path) -> None:
-    """Continue with new ranks after a crash, skip the case in later launches, and count the
-    failures.
-    """
-    launcher = ScriptLauncher(crash_in(CASES[1], CASES[2]))
-    display = Recorder()
-    code, info, _ = run(tmp_path, launcher, display=display)
-    assert (3, "partial") == (code, info["status"])
-    bad = [case for case, _, status in measured(tmp_path) if status == "failed"]
-    assert {CASES[1].key, CASES[2].key} == set(bad)
-    assert 2 == len(bad)
-    good = sorted((case.key, launch, "ok") for case in (CASES[0], CASES[3]) for launch in range(2))
-    assert good == sorted(entry for entry in measured(tmp_path) if entry[2] == "ok")
-    first = next(case for case in CASES if case.key == bad[0])
-    reason = f"rank 1 on host n1 raised ValueError: boom, in case {first}"
-    assert f"2 cases failed, the first: {reason}" == info["reason"]
-    assert f"Launch 1 goes on without {first}." == display.warnings[0]
-    assert 4 == launcher.started
-    assert 0 == run(tmp_path, ALL)[0]
-    assert EVERYTHING == sorted(entry for entry in measured(tmp_path) if entry[2] == "ok")
-
-
 def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
     """Continue with new ranks after a hang."""
     hang = (
@@ -126,47 +89,6 @@ def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
     assert 3 == code
     assert info["reason"].startswith("1 case failed: no progress for 0.5 s")
     assert ["hung"] + 6 * ["ok"] == sorted(status for _, _, status in measured(tmp_path))
-
-
-@pytest.mark.slow
-def test_a_failure_between_cases_ends_no_run(tmp_path: Path) -> None:
-    """Start new ranks as long as each start measures a case."""
-    launcher = ScriptLauncher(
-        "session(); measured(0)\nif len(plan.cases) > 1: sys.exit(1)\nend(is_complete=True)"
-    )
-    code, info, display = run(tmp_path, launcher)
-    assert (0, "complete", 8) == (code, info["status"], launcher.started)
-    assert EVERYTHING == sorted(measured(tmp_path))
-    assert display.warnings[0].startswith(
-        "Launch 1 goes on after a failure between cases: the launcher ended"
-    )
-
-
-@pytest.mark.slow
-def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
-    """Stop after three failed cases in a row; a measured case resets the count."""
-    launcher = ScriptLauncher("session(); begin(0); sys.exit(1)")
-    code, info, _ = run(tmp_path / "row", launcher)
-    assert (3, "partial", 3) == (code, info["status"], launcher.started)
-    assert info["reason"].startswith(
-        "3 cases failed, the first: the launcher ended with exit status 1"
-    )
-    assert info["reason"].endswith("; stopped after 3 failed launches in a row")
-
-
-def test_a_start_that_reaches_no_case_ends_the_run(tmp_path: Path) -> None:
-    """Stop if new ranks fail before any case, and report this and the earlier failure."""
-    (tmp_path / "ready").touch()
-    script = (
-        f"flag = {str(tmp_path / 'ready')!r}\nif not os.path.exists(flag): sys.exit('no more"
-        " slots')\n"
-    )
-    script += "os.remove(flag); session(); begin(0); sys.exit(1)"
-    launcher = ScriptLauncher(script)
-    code, info, _ = run(tmp_path / "run", launcher)
-    assert (3, 2) == (code, launcher.started)
-    assert info["reason"].startswith("1 case failed: ")
-    assert info["reason"].endswith("; the launcher ended with exit status 1: no more slots")
 
 
 def test_a_launcher_that_cannot_start_is_partial(tmp_path: Path) -> None:
@@ -315,23 +237,11 @@ def test_the_selection_in_use_is_recorded_and_a_slow_one_reported(
     assert (0, selection, warnings) == (code, info["fast_selection"], len(display.warnings))
 
 
-def test_a_time_limit_that_leaves_cases_without_a_launch_is_partial(tmp_path: Path) -> None:
-    """Exit with 3 if the time limit left cases unmeasured; state how many."""
-    script = "session(); measured(0); assert plan.deadline_s == 0.0; end(is_complete=False)"
-    code, info, display = run(tmp_path, script, make_request(CASES, time_limit_s=0.5))
-    assert (3, "partial", 1) == (code, info["status"], len(measured(tmp_path)))
-    assert ["cut"] == [entry["status"] for entry in info["launches"]]
-    assert 1 == len(display.warnings)
-    assert info["reason"].endswith("after 1 of 2 launches; 3 of 4 cases have no launch")
-    assert 0 == run(tmp_path, ALL)[0]
-    assert EVERYTHING == sorted(measured(tmp_path))
-
-
 def test_a_time_limit_that_leaves_launches_out_cuts_the_run(tmp_path: Path) -> None:
     """Exit with 0 and status cut if each case has a launch; resume measures the rest."""
     code, info, display = run(tmp_path, ALL, make_request(CASES, time_limit_s=0.5))
     assert (0, "cut", 4) == (code, info["status"], len(measured(tmp_path)))
-    assert "the time limit of 0.5 s was reached after 1 of 2 launches" == info["reason"]
+    assert "after 1 of 2 launches" in info["reason"]
     assert 1 == len(display.warnings)
     code, info, _ = run(tmp_path, ALL)
     assert (0, "complete", "") == (code, info["status"], info["reason"])

@@ -96,7 +96,8 @@ def test_an_environment_without_ranks_is_left_out(tmp_path: Path) -> None:
     assert 1 == launcher.envs.count("A=2")
     statuses = {row.env: row.status for row in load_run(tmp_path).rows}
     assert {"A=1": "ok", "A=1 (again)": "ok", "A=2": "failed", "A=default": "ok"} == statuses
-    assert ["Launch 1 goes on without A=2."] == display.warnings
+    (warning,) = display.warnings
+    assert "without A=2" in warning
     assert 0 == run(tmp_path, SLOWER, make_request(CASES, launches=2))[0]
 
 

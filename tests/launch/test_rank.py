@@ -255,22 +255,36 @@ RANK = """
 import os, signal, sys
 from commbench.engine.control import ThreadControl, _Rendezvous
 from commbench.launch import rank
-from commbench.launch.heartbeat import Heart
+from commbench.launch.heartbeat import Patience
 from commbench.launch.identity import Identity
 from commbench.launch.protocol import say
-from commbench.engine.timing.loops import Progress
 rank.connect_control = lambda *_, **__: ThreadControl(0, 1, _Rendezvous(1))
-def work(control):
+class Rank(rank.RankProcess):
+    code = {code}
+    failed = staticmethod(say)
+    refuse = staticmethod(print)
+    def report(self, event):
+        {report}
+    def work(self, control):
+        heart = self.heart
+        heart.enter(0, "a case")
 {body}
-    return []
-heart = Heart(0, Progress())
-rank.run_process(Identity(role="rank"), heart, work, on_error=say, on_refusal=print, status=lambda: {code})
+        return []
+Rank(Identity(role="rank", rank=3), Patience({patience}), leave_with_parent={orphan}).run()
 """
 
 
-def run(body: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def script_of(body: str, **options: object) -> str:
+    """Return the script of a rank with the code ``body``."""
+    body = "\n".join(f"        {line}" for line in body.splitlines())
+    return RANK.format(
+        body=body, **{"code": 0, "report": "pass", "patience": "", "orphan": False, **options}
+    )
+
+
+def run(body: str, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a rank with the code ``body`` in a process."""
-    script = RANK.format(body="\n".join(f"    {line}" for line in body.splitlines()), code=code)
+    script = script_of(body, **options)
     return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
     )
@@ -316,29 +330,12 @@ def test_a_rank_prints_its_stacks_when_asked() -> None:
     ]
 
 
-#: A rank that beats, and listens to signals as one of the conductor's does.
-LISTENING = RANK.replace("heart = Heart(0, Progress())\n", "").replace(
-    "def work",
-    """
-from commbench.launch.signals import SignalFeed
-heart = Heart(3, Progress(), report=say, signals=SignalFeed([signal.SIGUSR1, signal.SIGTERM]), {options})
-heart.enter(0, "a case")
-heart.start()
-def work""",
-)
-
-
-def listen(body: str, options: str = "") -> tuple[int, list[Stack], str]:
-    """Run a rank with signal handlers.
+def listen(body: str, **options: object) -> tuple[int, list[Stack], str]:
+    """Run a rank that reports as one of the conductor's does.
 
     Return its exit status, the reported stacks and the rest of stderr.
     """
-    script = LISTENING.format(
-        body="\n".join(f"    {line}" for line in body.splitlines()), code=0, options=options
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
-    )
+    process = run(body, report="say(event)", **options)
     lines = [split_line(line) for line in process.stderr.splitlines()]
     stacks = [event for _, event in lines if isinstance(event, Stack)]
     return process.returncode, stacks, "".join(foreign for foreign, _ in lines)
@@ -386,7 +383,7 @@ def test_a_rank_that_nobody_ends_leaves(monkeypatch: pytest.MonkeyPatch) -> None
         " 0.5\nheart.progress.counters[0] += 1\n"
     )
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
-    assert 1 == listen(f"{body}time.sleep(600)", "timeout_s=0.5")[0]
+    assert 1 == listen(f"{body}time.sleep(600)", patience="timeout_s=0.5, startup_timeout_s=0.5")[0]
 
 
 ORPHAN = """
@@ -401,11 +398,7 @@ os._exit(0)
 @pytest.mark.programs
 def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
     """Exit when the parent process has ended."""
-    script = LISTENING.format(
-        body="    import time; print(flush=True); time.sleep(600)",
-        code=0,
-        options="leave_with_parent=True",
-    )
+    script = script_of("import time; print(flush=True); time.sleep(600)", orphan=True)
     orphan = ORPHAN.format(script=script)
     process = subprocess.run(
         [sys.executable, "-c", orphan], capture_output=True, text=True, check=False, timeout=60
@@ -426,3 +419,18 @@ def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert wait_until(lambda: len(armed) == 2)
     heart.stop()
     assert 198.0 == armed[1] - armed[0]
+
+
+def test_a_process_that_did_not_run_notes_its_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note a heartbeat that is much too late, unless the process used its CPU meanwhile."""
+    progress = Progress()
+    heart = Heart(0, progress)
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("time.process_time", lambda: 7.0)
+    heart._note_stall(99.4, 7.0)
+    assert [] == progress.take_stalls()
+    heart._note_stall(90.0, 1.0)  # e.g. a compiler that holds the interpreter's lock
+    assert [] == progress.take_stalls()
+    heart._note_stall(90.0, 6.9)
+    ((_, lasted_s),) = progress.take_stalls()
+    assert 9.75 == lasted_s

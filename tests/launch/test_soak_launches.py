@@ -3,8 +3,6 @@ and signals.
 """
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +11,9 @@ from typing import Any
 import pytest
 from builders import read_rows
 from conducting import CASES, run
-from launching import Recorder, ScriptLauncher, make_request, marked_environment
+from launching import make_request, marked_environment
 
-from commbench.engine.timing.loops import Progress
-from commbench.launch import conductor
-from commbench.launch.heartbeat import Heart
+from commbench.launch import schedule
 from commbench.results.plan import RunRequest
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -47,8 +43,8 @@ if plan.launch == 1:
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Fail if a test leaves a process behind; shorten the pauses."""
-    monkeypatch.setattr(conductor, "PAUSE_S", 0.1)
-    monkeypatch.setattr(conductor, "LEAST_SOAK_S", 0.1)
+    monkeypatch.setattr(schedule, "PAUSE_S", 0.1)
+    monkeypatch.setattr(schedule, "LEAST_SOAK_S", 0.1)
     yield from marked_environment(monkeypatch)
 
 
@@ -93,52 +89,3 @@ def test_a_failed_launch_is_named_and_the_soak_goes_on(tmp_path: Path) -> None:
     assert ["ok", "ok"] == [row["status"] for row in read_rows(tmp_path)]
     lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert {"ok"} == {line["status"] for line in lines}
-
-
-def test_a_soak_that_never_works_ends(tmp_path: Path) -> None:
-    """End after three failed launches without any result."""
-    launcher = ScriptLauncher('session(); begin(0); fail(1, "ValueError", "boom"); sys.exit(1)')
-    code, info, _ = run(tmp_path, launcher, soak(60.0))
-    assert (3, "partial", 3) == (code, info["status"], launcher.started)
-
-
-def test_fail_fast_ends_a_soak(tmp_path: Path) -> None:
-    """End at the first failed launch if asked to."""
-    code, info, _ = run(tmp_path, ONE_FAILS, soak(60.0), fail_fast=True)
-    assert (3, "partial") == (code, info["status"])
-    assert [(0, "ok"), (1, "failed")] == launches_of(info)
-
-
-def test_the_same_command_measures_for_the_rest_of_the_time(tmp_path: Path) -> None:
-    """Keep results at Ctrl-C with code 130.
-
-    Go on with another launch, and do nothing once the time is up.
-    """
-    display = Recorder(lambda: os.kill(os.getpid(), signal.SIGINT), when=3)
-    request = soak(6.0)
-    code, info, _ = run(tmp_path, GOOD, request, display)
-    assert (130, "interrupted") == (code, info["status"])
-    before = launches_of(info)
-    code, info, _ = run(tmp_path, GOOD, request)
-    assert (0, "complete") == (code, info["status"])
-    assert before == launches_of(info)[: len(before)]
-    assert len(before) < len(launches_of(info))
-    launcher = ScriptLauncher(GOOD)
-    long_enough = replace(request, soak_s=1.0)
-    code, info, _ = run(tmp_path, launcher, long_enough)
-    assert (0, 0) == (code, launcher.started)
-
-
-def test_a_process_that_did_not_run_notes_its_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note a heartbeat that is much too late, unless the process used its CPU meanwhile."""
-    progress = Progress()
-    heart = Heart(0, progress)
-    monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    monkeypatch.setattr("time.process_time", lambda: 7.0)
-    heart._note_stall(99.4, 7.0)
-    assert [] == progress.take_stalls()
-    heart._note_stall(90.0, 1.0)  # e.g. a compiler that holds the interpreter's lock
-    assert [] == progress.take_stalls()
-    heart._note_stall(90.0, 6.9)
-    ((_, lasted_s),) = progress.take_stalls()
-    assert 9.75 == lasted_s

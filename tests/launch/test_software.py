@@ -43,7 +43,7 @@ def test_differences_are_a_table_of_hosts() -> None:
         software(6, "d", commbench="0.1.0", cupy="14.2"),
     ]
     sentence, *table = describe_differences(ranks).splitlines()
-    assert sentence.startswith("The ranks do not run the same software")
+    assert sentence.startswith("Hosts run different software")
     assert sentence.endswith("install the same on every host.")
     assert [
         "             a, b    c       d",
@@ -112,7 +112,7 @@ def test_other_software_is_refused_before_anything_is_written(
         command, env=environment, capture_output=True, text=True, check=False, timeout=120
     )
     assert 2 == done.returncode, done.stderr
-    assert 1 == done.stderr.count("commbench: The ranks do not run the same software")
+    assert 1 == done.stderr.count("commbench: Hosts run different software")
     versions = ["commbench", commbench.__version__, "0.0.1"]
     assert versions in [line.split() for line in done.stderr.splitlines()]
     assert not out.exists()

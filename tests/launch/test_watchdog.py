@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from commbench.launch.diagnosis import Diagnosis
+from commbench.launch.clues import Clue
 from commbench.launch.events import Heartbeat
 from commbench.launch.watchdog import GAP_S, Watchdog
 
@@ -27,7 +27,7 @@ class Play:
             TIMEOUT,
             now=0.0,
             state_of=lambda _host, pid: self.states.get(pid - 100),
-            **{"here": "n0", **options},  # type: ignore[arg-type]
+            **{"here": "n0", "startup_timeout": TIMEOUT, **options},  # type: ignore[arg-type]
         )
 
     def beat(self, rank: int, cpu_ms: int = POLLING) -> None:
@@ -47,7 +47,7 @@ class Play:
 
     def go_on(
         self, seconds: float, *, silent: Iterable[int] = (), idle: Iterable[int] = ()
-    ) -> Diagnosis | None:
+    ) -> Clue | None:
         """Advance the time; return the first hang detected."""
         end = self.now + seconds
         while self.now < end:
@@ -150,7 +150,7 @@ def test_the_failed_rank_is_named(
     play.states |= states
     hang = play.go_on(30, silent=silent, idle=idle)
     assert hang is not None
-    assert expected == (hang.rank, hang.host, hang.is_lost)
+    assert expected == (hang.rank, hang.host, hang.is_host_lost)
 
 
 @pytest.mark.parametrize(

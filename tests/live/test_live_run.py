@@ -249,7 +249,7 @@ def test_a_script_that_ends_before_the_decision(tmp_path: Path, ending: str) -> 
     assert (12, "change") == (run.recommendation.blocks, run.recommendation.verdict)
     assert (out / "ddp.csv").exists()
     assert "train.py on 2 ranks: change to 5 MiB buckets." == lines[0]
-    assert lines[1].startswith("  In 12 fresh blocks of 1 launch 5 MiB buckets ran ")
+    assert lines[1].startswith("  In 12 confirmation blocks of 1 launch 5 MiB buckets ran ")
     assert "    bucket_cap_mb=5," in lines
     assert lines[-1].startswith(f"Results: {out}; ")
 

@@ -1,6 +1,4 @@
-"""Tests that the pages agree with the code: columns, commands, options, exit codes, targets and
-links.
-"""
+"""Tests that the pages agree with the code: columns, schemas, options, exit codes and links."""
 
 import html
 import importlib.util
@@ -31,6 +29,12 @@ PAGES = [
     *sorted(ROOT.glob("*/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
+#: Terms of our own: write confirmation launches, sample, speed, same or changed gradients, effect on
+#: accuracy, extension, reference run, your script.
+PRIVATE_TERMS = re.compile(
+    r"fresh (?:launch|block)|\bvisits? (?!N)|states? of the machine|leaves? learning|alters? learning"
+    r"|effect on learning|second look|kept run|a person\b"
+)
 GROUP: Any = typer.main.get_command(app)
 #: Every command by the words that call it: ("run",), ("lab", "run").
 LEAVES = {
@@ -62,30 +66,72 @@ def test_generated_pages_are_up_to_date(page: str) -> None:
     assert (ROOT / "docs" / page).read_text(encoding="utf-8") == text, "run python docs/generate.py"
 
 
+def test_pages_stay_short() -> None:
+    """Keep docs/*.md below 35,000 words, of which 12,000 are generated."""
+    words = {
+        page.name: len(page.read_text("utf-8").split()) for page in (ROOT / "docs").glob("*.md")
+    }
+    assert sum(words.values()) <= 35_000
+    assert sum(words[name] for name in load_generator().PAGES) <= 12_000
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_pages_use_standard_terms(page: Path) -> None:
+    """Find no term in the text of a page that has a standard one."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert [] == PRIVATE_TERMS.findall(text)
+
+
+@pytest.mark.parametrize("name", load_generator().SCHEMAS)
+def test_schemas_are_up_to_date(name: str) -> None:
+    """Find the output of docs/generate.py in docs/schema."""
+    text = (ROOT / "docs" / "schema" / name).read_text(encoding="utf-8")
+    assert text == load_generator().schema_text(name), "run python docs/generate.py"
+
+
+def names_without_schema(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> set[str]:
+    """Return the keys of a JSON value for which its schema has no property."""
+    if "$ref" in schema:
+        return names_without_schema(value, root["$defs"][schema["$ref"].split("/")[-1]], root)
+    if "anyOf" in schema:
+        return min((names_without_schema(value, each, root) for each in schema["anyOf"]), key=len)
+    if isinstance(value, list) and "items" in schema:
+        found = [names_without_schema(item, schema["items"], root) for item in value]
+        return set().union(*found)
+    if not isinstance(value, dict) or "properties" not in schema:
+        return set()
+    names = set(value) - set(schema["properties"])
+    for key in set(value) & set(schema["properties"]):
+        names |= names_without_schema(value[key], schema["properties"][key], root)
+    return names
+
+
+#: Entries of runs of earlier versions, which nothing reads.
+EARLIER = {"max_loss_increase", "exhaustive_cases", "exhaustive_launches"}
+
+
 @pytest.mark.kept
-def test_every_field_of_kept_runs_is_described() -> None:
-    """Describe on columns.md every field of run.json and samples.jsonl that kept runs have."""
-    page = (ROOT / "docs" / "columns.md").read_text(encoding="utf-8")
-    fields = {"kind"}
-    for run in KEPT_RUNS:
-        info = json.loads((run / "run.json").read_text())
-        samples = [json.loads(line) for line in sample_lines(run)]
-        objects = [
-            info,
-            *samples,
-            *info["launches"],
-            *info["environment"]["hosts"],
-            *(line["case"] for line in samples),
-        ]
-        fields |= {name for each in objects for name in each}
-    assert [] == sorted(name for name in fields if f"`{name}`" not in page)
+@pytest.mark.parametrize("run", KEPT_RUNS, ids=lambda run: run.name)
+def test_every_field_of_kept_runs_is_in_a_schema(run: Path) -> None:
+    """Find each key of run.json and of the lines of samples.jsonl in docs/schema."""
+    schemas = load_generator().SCHEMAS
+    run_schema, sample_schema = schemas["run.json"](), schemas["sample.json"]()
+    info = json.loads((run / "run.json").read_text())
+    assert names_without_schema(info, run_schema, run_schema) <= EARLIER
+    lines = [json.loads(line) for line in sample_lines(run)]
+    found = [names_without_schema(line, sample_schema, sample_schema) for line in lines]
+    assert set() == set().union(*found)
 
 
 def figures() -> list[Any]:
     """Return the names of the drawings."""
     if not importlib.util.find_spec("torch"):
         return []
-    return [*load_generator().FIGURES, *load_generator().DRAWN]
+    return [*load_generator().FIGURES, load_generator().LAUNCH]
 
 
 @pytest.mark.parametrize("name", figures())
@@ -120,7 +166,7 @@ def test_every_figure_is_made_by_a_program() -> None:
     generator = load_generator()
     made = {
         *generator.FIGURES,
-        *generator.DRAWN,
+        generator.LAUNCH,
         *(f"page-{theme}.png" for theme in generator.pictures.THEMES),
     }
     casts = {cast.name for cast in generator.FOLDER.glob("*.cast")}
@@ -164,7 +210,7 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path, planted: str) -
     ):
         (docs.parent / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, docs.parent / name)
-    with (docs / "reading.md").open("a", encoding="utf-8") as page:
+    with (docs / "first-run.md").open("a", encoding="utf-8") as page:
         page.write(f"\n{planted}\n")
     command = [str(mkdocs), "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

@@ -91,7 +91,7 @@ NOT_RUN = {
         "sbatch ",
         "srun python",
     ),
-    "needs another version of commbench beside this one": ("--reference ",),
+    "needs a run that was just measured": ("gzip ",),
     "needs a program of another project": ("IMB-MPI1",),
 }
 #: Commands that start ranks or draw figures, on emulated hosts, and in Slurm.
@@ -238,6 +238,8 @@ def place(tmp_path: Path, forked_python: str) -> Path:
         (place / name).symlink_to(ROOT / name)
     (place / "results").mkdir()
     (place / "prometheus" / "node-exporter").mkdir(parents=True)
+    (place / ".venv" / "bin").mkdir(parents=True)
+    (place / ".venv" / "bin" / "activate").touch()
     examples = ROOT / "tests" / "data" / "imports"
     nccl = (examples / "nccl_tests_all_reduce.txt").read_text()
     osu = "# OSU MPI {} Latency Test v7.4\n# Size       Avg Latency(us)\n4 {}\n1048576 530.26\n"

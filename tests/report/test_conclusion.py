@@ -150,7 +150,7 @@ def test_fresh_launches_are_those_with_both() -> None:
     alternative = make_training_launches([15.0] * 4, confirmed(FIVE))
     recommendation = decide([*sweep(five=15), *fresh(), *alternative])
     assert 4 == recommendation.launches
-    assert "In 4 fresh launches" in recommendation.reason
+    assert "In 4 confirmation launches" in recommendation.reason
 
 
 def test_few_and_bimodal_launches_are_warnings() -> None:
@@ -159,7 +159,9 @@ def test_few_and_bimodal_launches_are_warnings() -> None:
         *make_training_launches([20, 20.1, 20.2], confirmed(BASE)),
         *make_training_launches([15] * 3, confirmed(FIVE)),
     ]
-    assert any("only 3 fresh launches" in each for each in decide([*sweep(five=15), *few]).warnings)
+    assert any(
+        "only 3 confirmation launches" in each for each in decide([*sweep(five=15), *few]).warnings
+    )
     bimodal = make_training_launches([10, 10.1, 10.2, 15, 15.1, 15.2], confirmed(FIVE))
     warnings = decide([*sweep(five=10), *fresh(), *bimodal]).warnings
     assert any("bimodal" in each for each in warnings)

@@ -94,7 +94,7 @@ DOWN, LEVEL = [3.0, 2.0, 1.0], [3.0, 3.0, 3.0]
     ("changes", "own", "other", "words"),
     [
         ({"hook": "fp16"}, DOWN, LEVEL, "after equal time 3 against"),
-        ({"hook": "fp16"}, [], [], "learning was not measured"),
+        ({"hook": "fp16"}, [], [], "on accuracy was not measured"),
         ({"cap": "5"}, DOWN, DOWN, ""),
     ],
 )
@@ -343,7 +343,7 @@ def test_table_holds_no_more_than_a_browser_bears() -> None:
     ("name", "pasted"),
     [
         ("live_trainer_300mbit_xeon2core_20261127", "TrainingArguments"),
-        ("train_resnet18_int8_1gbit_xeon2core_20261125", "alters learning"),
+        ("train_resnet18_int8_1gbit_xeon2core_20261125", "changed gradients"),
         ("bench_xeon2core_20261125", "from torch"),
         ("train_aligned_8hosts_200mbit_xeon2core_20261124", ""),
     ],

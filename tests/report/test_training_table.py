@@ -152,7 +152,7 @@ def test_marks_are_explained() -> None:
 
 
 def confirmed() -> list[TrainingRecord]:
-    """Return fresh launches of the default and of faster buckets."""
+    """Return confirmation launches of the default and of faster buckets."""
     five = make_training_case(cap="5", phase="confirm")
     return [*launches_of(20.0, make_training_case(phase="confirm")), *launches_of(15.0, five)]
 
@@ -185,7 +185,7 @@ def test_a_tuning_says_its_answer_after_its_tables(first_look: int, status: str)
         candidates=[make_training_case().key, FIVE.key],
     )
     text = printed(run)
-    answer = "6 of 7 fresh launches" if first_look == 7 else "change to 5 MiB buckets"
+    answer = "6 of 7 confirmation launches" if first_look == 7 else "change to 5 MiB buckets"
     assert ("change to 5 MiB buckets" in text) == (first_look == 6)
     assert text.index(answer) < text.index("Results:")
     assert "! " not in text

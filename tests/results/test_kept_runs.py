@@ -111,9 +111,7 @@ def test_a_kept_run_states_the_command_of_its_claim(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "marked", "run"),
     [
-        ("docs/output.md", "bench output", "bench"),
-        ("docs/tuning.md", "sweep output", "train_resnet18_1gbit"),
-        ("docs/tuning.md", "tune output", "tune_resnet18_batch1_1gbit"),
+        ("docs/training.md", "sweep output", "train_resnet18_1gbit"),
     ],
 )
 def test_output_in_pages_is_what_report_prints(
@@ -135,21 +133,20 @@ def test_output_in_pages_is_what_report_prints(
     assert [] == [line for line in lines if line not in following]
 
 
-@pytest.mark.parametrize(
-    ("marked", "run"),
-    [("bench answer", "bench"), ("train answer", "train_resnet18_batch1_1gbit")],
-)
 def test_first_answers_in_pages_are_those_of_kept_runs(
-    marked: str, run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Quote the whole first answer of a kept run."""
-    block = page("docs/output.md").split(f"<!-- {marked} -->")[1]
+    """Quote the whole first answer of a kept run, and some of its lines in the README."""
     monkeypatch.chdir(ROOT)
-    path = Path("results", newest(run))
+    path = Path("results", newest("bench"))
     print_answer(load_run(path), make_console(), path / "report.html")
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert "\n".join(lines).strip() in (ROOT / "docs/output.md").read_text(encoding="utf-8")
-    assert lines[1] in block
+    answer = "\n".join(lines).strip()
+    assert answer in (ROOT / "docs/first-run.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    quoted = text.split("<!-- bench answer -->")[1].split("```")[1].strip().splitlines()
+    following = iter(lines)
+    assert [] == [line for line in quoted if line not in following]
 
 
 def text_of(*numbers: float | None, digits: str = ".2f") -> str:
@@ -203,7 +200,8 @@ def facts_of_selection() -> Iterator[Fact]:
 def facts_of_recommendations() -> Iterator[Fact]:
     """Yield speedups with their intervals."""
     for theme, digits, pages in (
-        ("train_resnet18_1gbit", ".2f", ["docs/output.md", "docs/tuning.md"]),
+        ("train_resnet18_1gbit", ".2f", ["docs/training.md"]),
+        ("tune_resnet18_batch1_1gbit", ".3f", ["docs/training.md"]),
         ("live_trainer_300mbit", ".3f", ["docs/tune-your-training.md", "README.md"]),
     ):
         found = kept(theme).recommendation

@@ -15,11 +15,9 @@ from commbench.results.plan import (
     LaunchPlan,
     PlannedCase,
     RunRequest,
-    exceeds_aim,
     fixed_settings,
     launch_times,
     missing_cases,
-    next_launch,
     plan_launch,
     slice_seconds,
     steps_of_blocks,
@@ -189,52 +187,6 @@ def test_a_planned_launch_has_the_time_slice_and_fixed_settings() -> None:
     assert request.budget == plan_launch(request, [], 0).budget
 
 
-def test_an_invocation_completes_before_it_adds() -> None:
-    """Plan the lowest unfinished launch, else a new one."""
-    request = make_request(CASES[:2])
-    assert 0 == next_launch(request, [])
-    first = [make_record(case, launch=0) for case in CASES[:2]]
-    assert 1 == next_launch(request, first)
-    assert 0 == next_launch(request, first[:1])
-    assert 0 == next_launch(request, [*first[:1], make_record(CASES[0], launch=1)])
-
-
-def test_a_case_that_always_fails_holds_no_launch_open() -> None:
-    """Try a failed case once more, then start the next launch."""
-    request = make_request(CASES[:2])
-    good, bad = make_record(CASES[0]), make_record(CASES[1], status="failed")
-    assert 0 == next_launch(request, [good, bad])
-    assert 0 == next_launch(request, [bad, bad])
-    assert 1 == next_launch(request, [good, bad, bad])
-    second = [dataclasses.replace(record, launch=1) for record in (good, bad)]
-    assert 2 == next_launch(request, [good, bad, bad, *second])
-    assert 1 == next_launch(request, [good, bad, bad, second[1]])
-
-
-@pytest.mark.parametrize(
-    ("seconds", "launch", "left_out"),
-    [
-        ([], 2, False),
-        ([(0, 30.0)], 1, False),
-        ([(0, 30.0), (1, 20.0)], 2, False),
-        ([(0, 30.0), (1, 20.1)], 2, True),
-        ([(0, 30.0), (1, 10.0), (1, 10.1)], 2, True),
-        ([(0, 30.0), (1, 30.0), (2, 30.0)], 2, False),
-    ],
-)
-def test_launches_beyond_the_aim_are_left_out(
-    seconds: list[tuple[int, float]], launch: int, left_out: bool
-) -> None:
-    """Plan launches by the last one's duration, at least the minimum, and complete started ones."""
-    request = dataclasses.replace(make_training_request(), aim_s=70.0, fewest_launches=2)
-    entries = [
-        {"stage": "sweep", "launch": number, "seconds": launch_s} for number, launch_s in seconds
-    ]
-    others = [{"stage": "confirm", "launch": number, "seconds": 100.0} for number in range(3)]
-    assert left_out == exceeds_aim(request, [*entries, *others], launch)
-    assert not exceeds_aim(dataclasses.replace(request, aim_s=None), entries, launch)
-
-
 def test_settings_fixed_by_another_run_take_precedence() -> None:
     """Use the batch and warm-ups of the run to compare with."""
     case = make_case()
@@ -253,21 +205,3 @@ def test_the_times_of_a_launch_add_up() -> None:
     """Divide a launch's time into start, measuring and the rest."""
     times = launch_times(seconds=5.0, startup_s=1.5, measuring_s=3.0)
     assert {"seconds": 5.0, "startup_s": 1.5, "measuring_s": 3.0, "other_s": 0.5} == times
-
-
-def test_a_stage_counts_its_own_launches() -> None:
-    """Start with the first launch of a stage, whatever other stages measured."""
-    records = [make_record(case, launch=launch) for case in CASES for launch in range(3)]
-    assert (0, 3) == (
-        next_launch(make_training_request(), records),
-        next_launch(make_request(CASES), records),
-    )
-
-
-def test_what_cannot_be_trained_does_not_hold_a_launch_open() -> None:
-    """Start a new launch despite a failed case, but complete one that lacks another case."""
-    request = make_training_request()
-    whole = [make_trained(case) for case in TRAINED]
-    failed = dataclasses.replace(whole[1], status="failed")
-    assert 1 == next_launch(request, [whole[0], failed, *whole[2:]])
-    assert 0 == next_launch(request, [whole[0], failed])

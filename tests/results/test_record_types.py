@@ -15,9 +15,7 @@ from commbench.results.record_types import (
     read_record,
 )
 
-STOPPED = Finding(
-    code="rank_stuck", subject="rank 1", numbers={"state": "is stopped", "others": ""}
-)
+STOPPED = Finding(code="rank_stopped", subject="rank 1")
 CASES = [
     make_case(),
     TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01),
@@ -34,7 +32,7 @@ def test_a_blank_record_is_of_its_cases_kind(case: AnyCase) -> None:
         record.status,
         record.reason,
     )
-    assert "rank_stuck" == record.reason_code
+    assert "rank_stopped" == record.reason_code
     assert type(record) is type(read_record(json.loads(json.dumps(record.to_json()))))
     assert isinstance(record, TrainingRecord) == isinstance(case, TrainingCase)
 
@@ -52,7 +50,7 @@ def test_a_blank_record_names_no_gpu(backend: str, device: str) -> None:
 def test_each_line_states_its_kind(case: AnyCase) -> None:
     """Write the kind of a record, and refuse a line without."""
     data = blank_record(case, launch=0, status="failed", reason=STOPPED).to_json()
-    assert "rank_stuck" == data["reason_code"]
+    assert "rank_stopped" == data["reason_code"]
     assert data.pop("kind") == ("training" if isinstance(case, TrainingCase) else "collective")
     with pytest.raises(InputError):
         read_record(data)

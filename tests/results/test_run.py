@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 #: The operations of both backends.
 OPERATIONS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"),
-    *("gather", "scatter", "barrier", "latency", "sendrecv"),
+    *("gather", "scatter", "barrier", "latency", "sendrecv", "iall_reduce", "iall_gather"),
 )
 
 
@@ -77,6 +77,14 @@ def test_every_operation_is_measured_and_verified_on_both_backends(
         assert (row["backend"] == "gloo") == bool(row["framework_us"])
         assert row["transport"]
         assert ("oversubscribed" in row["flags"]) == is_busy
+    with (tmp_path / "r" / "overlap.csv").open(encoding="utf-8") as file:
+        overlaps = list(csv.DictReader(file))
+    assert {("mpi", "iall_reduce"), ("gloo", "iall_gather")} < {
+        (line["backend"], line["operation"]) for line in overlaps
+    }
+    for line in overlaps:
+        assert 0 <= float(line["overlap_percent"]) <= 100
+        assert float(line["pure_us"]) > 0
     lines = map(json.loads, (tmp_path / "r" / "samples.jsonl").read_text().splitlines())
     probes = {
         (line["case"]["backend"], len(line["probes_us"]))

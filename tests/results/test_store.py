@@ -19,6 +19,7 @@ from commbench.engine.records import GroupTimes, Overlap, PairTimes, Record, col
 from commbench.errors import InputError, LaunchError
 from commbench.launch.tables import write_tables
 from commbench.results import Store, check_out, load_run
+from commbench.results.files import encode_fields
 from commbench.results.plan import RunRequest, missing_cases
 from commbench.results.recommendation import Choice, Recommendation, SafeChoice
 from commbench.results.record_types import AnyRecord
@@ -490,3 +491,32 @@ def test_summary_is_written_and_returned(tmp_path: Path) -> None:
     assert csv_text(rows) == (tmp_path / "mine" / "collectives.csv").read_text()
     assert rows == load_run(tmp_path / "mine").rows
     assert [8, KIB] == [row.message_bytes for row in rows]
+
+
+def test_tables_are_made_once_and_written_where_they_changed(tmp_path: Path) -> None:
+    """Keep the rows and their file until a record or a condition is added."""
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        store.append(make_record())
+        rows = write_tables(store)
+        file = tmp_path / "mine" / "collectives.csv"
+        written = file.stat().st_ino
+        store.update(status="partial")
+        assert store.run.rows is rows is write_tables(store)
+        assert ("partial", written) == (store.run.info["status"], file.stat().st_ino)
+        store.update(tick_us=1.0)
+        assert store.run.rows is not rows
+        store.append(make_record(launch=1))
+        assert [2] == [row.launches for row in write_tables(store)]
+        assert written != file.stat().st_ino
+
+
+def test_a_record_is_stored_as_it_came(tmp_path: Path) -> None:
+    """Write the JSON of the fields that a rank has sent, of a further visit what differs."""
+    record = make_record(visit=1)
+    fields = {**encode_fields(record.to_json()), "times_us": "[1.50,2]"}
+    with Store.open(tmp_path / "mine", make_info()) as store:
+        store.append(record, fields)
+        store.append(record, {**fields, "visit": "2"})
+    whole, further = (tmp_path / "mine" / "samples.jsonl").read_text().splitlines()
+    assert '"times_us":[1.50,2],' in whole
+    assert '{"of":0,"visit":2}' == further

@@ -19,7 +19,6 @@ from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.results.trained import speedup_of_rounds
 from commbench.stats import MARGIN, Interval, median
 from commbench.tuner.conclusion import recommend
-from commbench.tuner.decision import LIVE_LOOKS, level_of
 from commbench.tuner.experiment import (
     FIRST_STEPS,
     MOST_TRIES,
@@ -27,6 +26,7 @@ from commbench.tuner.experiment import (
     Block,
     Experiment,
 )
+from commbench.tuner.rules import LIVE_LOOKS, level_of
 
 #: Steps of a simulated training.
 STEPS = 20_000

@@ -13,7 +13,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.recommendation import Recommendation
 from commbench.results.verdict import paragraph, snippets
 from commbench.tuner.conclusion import recommend
-from commbench.tuner.decision import level_of
+from commbench.tuner.rules import level_of
 
 FIVE = with_cap("5")
 FP16 = make_training_case("fp16", workload="train.py")

@@ -11,11 +11,12 @@ from training_builders import make_training_case, make_training_record
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.results.plan import missing_cases, next_launch, unmeasured_cases
+from commbench.launch.schedule import next_launch, unmeasured_cases
+from commbench.results.plan import missing_cases
 from commbench.stats.budgets import TRAINING_BUDGETS
+from commbench.tuner.plans import TuningPlan
 from commbench.tuner.screening import FIRST_ROUNDS
 from commbench.tuner.search import Search
-from commbench.tuner.stages import TuningPlan
 
 #: Milliseconds of a step by hook; another bucket size than the default changes them by a factor.
 STEP_MS = {"none": 100.0, "fp16": 60.0, "topk:0.01": 20.0, "bf16": 90.0, "local": 10.0}
@@ -141,7 +142,7 @@ def make_plan(**changes: Any) -> TuningPlan:
 
 
 def records_of(plan: TuningPlan, launches: int, gain: float = 0.0) -> list[TrainingRecord]:
-    """Return the records of a search and of fresh launches of its winners.
+    """Return the records of a search and of confirmation launches of its winners.
 
     Args:
         plan: of the tuning.
@@ -149,7 +150,7 @@ def records_of(plan: TuningPlan, launches: int, gain: float = 0.0) -> list[Train
         gain: of every alternative in them; 0: the true one.
     """
     made = []
-    for case in plan.candidates:
+    for case in plan.cases:
         made.append(record_of(case, 0, true_ms(case)))
     request = plan.confirm_request(made)
     assert request is not None
@@ -185,7 +186,7 @@ def test_the_winners_of_the_search_are_confirmed() -> None:
 def test_slow_steps_have_fewer_blocks_in_a_fresh_launch(slower: float, blocks: int) -> None:
     """Make as many blocks as fit into the budget's time, one at least."""
     plan = make_plan()
-    made = [record_of(case, 0, slower * true_ms(case)) for case in plan.candidates]
+    made = [record_of(case, 0, slower * true_ms(case)) for case in plan.cases]
     request = plan.confirm_request(made)
     assert request is not None
     assert request.training is not None
@@ -206,7 +207,7 @@ def test_a_second_look_follows_an_undecided_first_one(gain: float, more: bool) -
 
 def test_a_search_is_over_when_the_default_has_its_record() -> None:
     """Miss no setting that the search has left out; repeat a search that was interrupted."""
-    request = make_plan().search_request()
+    request = make_plan().first_request()
     assert request.searches
     assert 1 == request.budget.launches
     default = request.cases[0]
@@ -222,6 +223,6 @@ def test_a_search_is_over_when_the_default_has_its_record() -> None:
 
 def test_a_time_limit_shortens_the_search() -> None:
     """Give half of the time to the search."""
-    request = make_plan(time_limit_s=30.0).search_request()
+    request = make_plan(time_limit_s=30.0).first_request()
     assert request.training is not None
     assert 15.0 == request.training.search_s == request.time_limit_s

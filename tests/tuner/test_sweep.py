@@ -9,10 +9,12 @@ from training_builders import make_training_record
 
 from commbench.ddp.plan.cases import CONFIRM, LOCAL, TrainingCase, TrainingSweep
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
-from commbench.results.plan import RunRequest, exceeds_aim
+from commbench.launch.schedule import exceeds_aim
+from commbench.results.plan import RunRequest
 from commbench.results.record_types import AnyRecord
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
-from commbench.tuner.sweep import FEWEST_LAUNCHES, SWEEP_SHARE, TrainingPlan
+from commbench.tuner.plans import FEWEST_LAUNCHES, TrainingPlan
+from commbench.tuner.rules import SWEEP_SHARE
 
 MIB = 1 << 20
 QUICK = TRAINING_BUDGETS["quick"]
@@ -21,9 +23,7 @@ QUICK = TRAINING_BUDGETS["quick"]
 def make_facts(*mib: float) -> WorkloadFacts:
     """Return a workload with parameters of these sizes in MiB, ready in reverse order."""
     parameters = tuple(
-        ParameterFacts(
-            name=f"p{i}", numel=int(size * MIB) // 4, itemsize=4, dtype="float32", ready_ms=1.0
-        )
+        ParameterFacts(name=f"p{i}", numel=int(size * MIB) // 4, itemsize=4, dtype="float32")
         for i, size in enumerate(mib)
     )
     return WorkloadFacts(
@@ -31,9 +31,6 @@ def make_facts(*mib: float) -> WorkloadFacts:
         ready_order=tuple(range(len(mib)))[::-1],
         buffer_bytes=0,
         batch_size=8,
-        forward_ms=1.0,
-        backward_ms=2.0,
-        optimizer_ms=0.5,
         metric="",
         target=None,
         steps=None,
@@ -122,18 +119,18 @@ def test_run_json_lists_cases_with_the_same_layout() -> None:
 def test_the_sweep_leaves_time_for_the_confirmation() -> None:
     """Use the sweep's share of the remaining time."""
     plan = make_plan(CAPS, time_limit_s=100.0)
-    assert 100 * SWEEP_SHARE == pytest.approx(plan.sweep_request().time_limit_s)
+    assert 100 * SWEEP_SHARE == pytest.approx(plan.first_request().time_limit_s)
     late = make_plan(CAPS, time_limit_s=100.0, begins_s=60.0)
-    assert 60 + 40 * SWEEP_SHARE == pytest.approx(late.sweep_request().time_limit_s)
+    assert 60 + 40 * SWEEP_SHARE == pytest.approx(late.first_request().time_limit_s)
     _, confirm = requests_of(late, records_of(late, {}))
     assert confirm is not None
     assert 100.0 == confirm.time_limit_s
-    assert make_plan(CAPS).sweep_request().time_limit_s is None
+    assert make_plan(CAPS).first_request().time_limit_s is None
 
 
 def test_launches_are_left_out_rather_than_exceed_the_aim() -> None:
     """Make two launches at least, and a third only within the share."""
-    request = make_plan(CAPS).sweep_request()
+    request = make_plan(CAPS).first_request()
     assert QUICK.aim_s is not None
     share_s = SWEEP_SHARE * QUICK.aim_s
     assert (share_s, FEWEST_LAUNCHES) == (request.aim_s, request.fewest_launches)
@@ -157,9 +154,10 @@ def test_the_winners_are_confirmed_against_the_baseline() -> None:
     assert sweep is not None
     assert confirm is not None
     cases = [case for case in confirm.cases if isinstance(case, TrainingCase)]
-    assert [("none", "default"), ("none", "5"), ("fp16", "25")] == [
+    assert cases[0].is_default
+    assert {("none", "default"), ("none", "5"), ("fp16", "25")} == {
         (case.hook, case.bucket_cap_mb) for case in cases
-    ]
+    }
     assert {CONFIRM} == {case.phase for case in cases}
     assert ("confirm", QUICK.confirm_launches) == (confirm.name, confirm.budget.launches)
     assert confirm.training is not None
@@ -235,7 +233,7 @@ def test_each_environment_has_its_own_winners() -> None:
         cases = [case for case in confirm.cases if case.env == env]
         assert cases[0].is_default
         assert winner in {case.bucket_cap_mb for case in cases}
-    plain = make_plan(CAPS).sweep_request()
+    plain = make_plan(CAPS).first_request()
     assert plain.aim_s is not None
     assert sweep.aim_s == len(envs) * plain.aim_s
 

@@ -92,7 +92,7 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
     search = recommended["search"]
     assert search["settings"] == search["afresh"] + search["in_rounds"] + search["untried"] == 3
-    assert "1 fresh launch" in done.stdout
+    assert "1 confirmation launch" in done.stdout
     records = load_run(out).training_records
     assert recommended["measured_steps"] == sum(
         record.total_steps for record in records if record.case.uses_ddp
@@ -146,6 +146,6 @@ def test_a_dry_run_measures_nothing(tmp_path: Path) -> None:
     done = tune(tmp_path, *TINY, "--dry-run", "-n", "2", "--oversubscribe")
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "tiny, default buckets" in done.stdout
-    assert "then the best again in" in done.stdout
+    assert "then the fastest again in" in done.stdout
     assert "Nothing was measured." in done.stdout
     assert not (tmp_path / "r").exists()

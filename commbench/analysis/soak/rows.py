@@ -25,11 +25,11 @@ class TimelineRow:
 
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
-    time: str = column("when the visit began, UTC", "")
-    elapsed_s: float | None = column("seconds since the first visit of the soak")
+    time: str = column("when the sample was taken, UTC", "")
+    elapsed_s: float | None = column("seconds since the first sample of the soak")
     launch: int | None = column("number of the launch, from 0")
     case: str = column("what was measured", "")
-    repetitions: int | None = column("timed repetitions in the visit")
+    repetitions: int | None = column("timed repetitions in the sample")
     late: int | None = column("further repetitions that a rank started late")
     median_us: float | None = column("median time of an operation on the slowest rank")
     longest_ms: float | None = column(
@@ -51,7 +51,7 @@ class EventRow:
         "system: all ranks were late together; rank or host: the others waited for it", ""
     )
     time: str = column("when it began, UTC; of a failed launch its last sign of progress", "")
-    elapsed_s: float | None = column("seconds since the first visit of the soak")
+    elapsed_s: float | None = column("seconds since the first sample of the soak")
     duration_s: float | None = column(
         "seconds until the next repetition, or until the next result after a failure"
     )
@@ -94,7 +94,7 @@ class DriftRow:
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
     case: str = column("what was measured", "")
-    launches: int | None = column("launches behind the trend")
+    launches: int | None = column("launches behind the row")
     change_percent: float | None = column(
         "change of the time from the first launch to the last, by Theil-Sen's slope"
     )

@@ -61,8 +61,6 @@ class ParameterFacts:
     """Bytes of one element."""
     dtype: str
     """Name of its type, such as ``float32``."""
-    ready_ms: float = 0.0
-    """Time from the start of the backward pass until its gradient was ready; median over steps."""
     shape: tuple[int, ...] | None = None
     """None if only the number of elements is known."""
 
@@ -74,10 +72,7 @@ class ParameterFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFacts:
-    """Measurements of local steps of a workload, without DDP.
-
-    Times are medians over steps, in milliseconds.
-    """
+    """What a few local steps of a workload, without DDP, show of it."""
 
     parameters: tuple[ParameterFacts, ...]
     """The trainable parameters, in the order of registration in the model."""
@@ -87,14 +82,11 @@ class WorkloadFacts:
     """Bytes of the model's buffers, such as BatchNorm's statistics; DDP broadcasts them in every
     forward pass."""
     batch_size: int = 1
-    forward_ms: float = 0.0
-    backward_ms: float = 0.0
-    optimizer_ms: float = 0.0
     metric: str = ""
     target: Diverging | None = None
     steps: int | None = None
     unused: tuple[str, ...] = ()
-    """Names of trainable parameters without a gradient in some step; their ``ready_ms`` is 0."""
+    """Names of trainable parameters without a gradient in some step; first in ``ready_order``."""
 
     def to_json(self) -> JsonObject:
         """Return plain lists, numbers and texts."""

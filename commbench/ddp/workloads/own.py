@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from commbench.ddp.checks import check_workload, first_batch
-from commbench.ddp.local_step import batch_length
+from commbench.ddp.models import batch_length
 from commbench.ddp.plan.workload import Workload
 from commbench.errors import InputError
 from commbench.system.user_files import failure, load_callable

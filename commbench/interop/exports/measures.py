@@ -177,7 +177,7 @@ _MEASURES = (
     ),
     Measure(
         "commbench_recommendation_speedup_ratio",
-        "Speedup of the best setting over DDP's default, in fresh launches.",
+        "Speedup of the best setting over DDP's default, in confirmation launches.",
         WINNER_LABELS,
         "speedup",
         has_interval=True,

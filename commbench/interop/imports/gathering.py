@@ -57,7 +57,7 @@ def find_tool(text: str, name: str, tool_name: str | None = None) -> Tool:
     titles = list(dict.fromkeys(tool.title for tool in TOOLS.values()))
     raise InputError(
         f"{name} has no table with a heading of {', '.join(titles[:-1])} or {titles[-1]}; give"
-        " their output from its first line, see docs/importing.md."
+        " their output from its first line, see docs/exchange.md."
     )
 
 

@@ -1,15 +1,14 @@
-"""The interface of a launcher, and the part that all launchers share: hosts, ranks per node,
-binding, interface.
-"""
+"""The part that all launchers share: hosts, ranks per node, binding, interface."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from commbench.errors import InputError, check_choice
 from commbench.launch.launchers import hosts
@@ -22,68 +21,6 @@ if TYPE_CHECKING:
 
 #: Targets of binding.
 BINDINGS = ("core", "hwthread", "numa", "none")
-
-
-class Launcher(Protocol):
-    """A program that starts ranks: its command, its environment, and the number of ranks that it
-    has room for.
-    """
-
-    @property
-    def name(self) -> str:
-        """The launcher's name in messages and in run.json."""
-
-    @property
-    def hostfile(self) -> Path | None:
-        """The hosts to use; None for this host, or the hosts of a scheduler."""
-
-    @property
-    def oversubscribe(self) -> bool:
-        """Whether more ranks than slots are allowed."""
-
-    @property
-    def forwards_signals(self) -> bool:
-        """Whether a signal such as SIGUSR1 sent to the launcher reaches every rank, on other hosts
-        too.
-        """
-
-    @property
-    def carries_mpi(self) -> bool:
-        """Whether MPI sees the ranks that it starts; Gloo does not need that."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether all ranks run on this host, as no other host is named or allocated."""
-
-    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
-        """Return the command that starts ``ranks`` times python with the arguments ``program``.
-
-        ``training``: ranks compute with several threads, and nothing that is measured travels over
-        MPI.
-        """
-
-    def environment(self) -> dict[str, str]:
-        """Return variables to add to the launcher's own environment."""
-
-    def with_env(self, env: str) -> Launcher:
-        """Return the launcher that starts ranks with the variables of ``env``, see
-        `commbench.system.env`.
-        """
-
-    def hosts(self) -> dict[str, int]:
-        """Return the slots by host."""
-
-    def slots(self) -> int:
-        """Return the number of ranks that there is room for without sharing cores."""
-
-    def limit(self) -> int | None:
-        """Return the largest number of ranks that the number of ranks per node allows.
-
-        None if none was requested.
-        """
-
-    def ranks_per_host(self, ranks: int) -> int:
-        """Return the largest number of ``ranks`` that one machine gets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +58,32 @@ class Placement:
         if self.bind_to is not None:
             check_choice("binding", self.bind_to, BINDINGS)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher(Placement, ABC):
+    """A program that starts ranks: its command, its environment, and the number of ranks that it
+    has room for.
+    """
+
+    name: str
+    """The launcher's name in messages and in run.json."""
+    forwards_signals: bool
+    """Whether a signal such as SIGUSR1 sent to the launcher reaches every rank, on other hosts
+    too."""
+
+    @abstractmethod
+    def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
+        """Return the command that starts ``ranks`` times python with the arguments ``program``.
+
+        ``training``: ranks compute with several threads, and nothing that is measured travels over
+        MPI.
+        """
+
+    @property
+    def carries_mpi(self) -> bool:
+        """Whether MPI sees the ranks that it starts; Gloo does not need that."""
+        return True
+
     @property
     def is_local(self) -> bool:
         """Whether all ranks run on this host, as no other host is named or allocated."""
@@ -128,8 +91,10 @@ class Placement:
 
     def slots(self) -> int:
         """Return the slots of all hosts, on each at most the requested ranks per node."""
-        most = self.ranks_per_node
-        return sum(slots if most is None else min(slots, most) for slots in self.hosts().values())
+        total = 0
+        for slots in self.hosts().values():
+            total += min(slots, self.ranks_per_node or slots)
+        return total
 
     def hosts(self) -> dict[str, int]:
         """Return the slots by host of the hostfile, else of Slurm's job, else of this host."""
@@ -150,11 +115,17 @@ class Placement:
         return [hosts_option, content.name_slots()]
 
     def limit(self) -> int | None:
-        """Return ranks per node times hosts."""
-        return None if self.ranks_per_node is None else self.ranks_per_node * len(self.hosts())
+        """Return the largest number of ranks that the number of ranks per node allows.
+
+        None if none was requested.
+        """
+        if self.ranks_per_node is None:
+            return None
+        return self.ranks_per_node * len(self.hosts())
 
     def ranks_per_host(self, ranks: int) -> int:
-        """Return the slots of the largest host, and more if ranks exceed slots.
+        """Return the largest number of ``ranks`` that one machine gets: the slots of the largest
+        host, and more if ranks exceed slots.
 
         Emulated hosts are one machine.
         """
@@ -169,8 +140,10 @@ class Placement:
         torchrun sets one thread per rank; mpirun and srun do not. Without this, launchers would
         differ.
         """
-        one_thread = {} if "OMP_NUM_THREADS" in self.environ else {"OMP_NUM_THREADS": "1"}
-        return one_thread | interface_variables(self.interface)
+        variables = interface_variables(self.interface)
+        if "OMP_NUM_THREADS" not in self.environ:
+            variables["OMP_NUM_THREADS"] = "1"
+        return variables
 
     def with_env(self, env: str) -> Self:
         """Return the launcher whose ranks have the variables of ``env``, whatever this process has
@@ -179,9 +152,9 @@ class Placement:
         The ranks' own command line sets them, so that they reach ranks on other hosts through any
         launcher.
         """
-        environ = {
-            name: value for name, value in self.environ.items() if name not in variables_of(env)
-        }
+        environ = dict(self.environ)
+        for name in variables_of(env):
+            environ.pop(name, None)
         return replace(self, environ=environ, env=env)
 
     def run_python(self, program: Sequence[str], *, by_mpi4py: bool = False) -> list[str]:
@@ -190,16 +163,16 @@ class Placement:
 
         ``by_mpi4py``: with mpi4py's runner, a rank that raises ends the other ranks.
         """
-        variables = [
-            f"{name}={value}" for name, value in variables_of(self.env).items() if value is not None
-        ]
-        runner = ["-m", "mpi4py"] if by_mpi4py else []
-        return [
-            *(["/usr/bin/env", *variables] if variables else []),
-            sys.executable,
-            *runner,
-            *program,
-        ]
+        words = []
+        for name, value in variables_of(self.env).items():
+            if value is not None:
+                words.append(f"{name}={value}")
+        if words:
+            words.insert(0, "/usr/bin/env")
+        words.append(sys.executable)
+        if by_mpi4py:
+            words += ["-m", "mpi4py"]
+        return [*words, *program]
 
     def binding(self, ranks: int, *, training: bool) -> str:
         """Return the binding of each of ``ranks`` ranks: as requested, else one core if possible.
@@ -211,10 +184,13 @@ class Placement:
             return self.bind_to
         if self.shares_cores(ranks):
             return "none"
+        if training and len(numa_folders()) > 1:
+            return "numa"
         if training:
-            return "numa" if len(numa_folders()) > 1 else "none"
-        # Is there room for all only with two ranks on the threads of one core?
-        return "hwthread" if self.is_local and ranks > hosts.local_cores() else "core"
+            return "none"
+        if self.is_local and ranks > hosts.local_cores():
+            return "hwthread"  # there is room only with two ranks on the threads of one core
+        return "core"
 
     def shares_cores(self, ranks: int) -> bool:
         """Return whether ranks share cores: more ranks than slots, or emulated hosts, which all
@@ -226,15 +202,3 @@ class Placement:
     def has_own_binding(self) -> bool:
         """Whether the extra options state a binding."""
         return any(word.lstrip("-").startswith(("bind-to", "cpu-bind")) for word in self.extra)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LauncherEntry:
-    """The registration of a launcher."""
-
-    name: str
-    """The name that ``--launcher`` takes."""
-    open: Callable[[Placement], Launcher]
-    """Returns the launcher; raises `InputError` if it cannot be used."""
-    is_usable: Callable[[Mapping[str, str]], bool]
-    """Whether it can be used in an environment, for the choice without a request."""

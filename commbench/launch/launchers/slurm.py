@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commbench.errors import InputError
-from commbench.launch.launchers.base import LauncherEntry, Placement
+from commbench.launch.launchers.base import Launcher, Placement
 from commbench.launch.launchers.hosts import find_hosts
 
 _CPU_BIND = {"core": "cores", "hwthread": "threads", "numa": "ldoms", "none": "none"}
@@ -22,7 +22,7 @@ _QUERY_S = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class SrunLauncher(Placement):
+class SrunLauncher(Launcher):
     """srun: every launch is a step of the allocation that this process runs in.
 
     It needs Slurm 20.11 or newer.
@@ -43,45 +43,34 @@ class SrunLauncher(Placement):
         return self.mpi_type != "none" or "I_MPI_PMI_LIBRARY" in self.environ
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:
-        """Return ``srun -n ranks ...
-
-        python program``, through mpi4py's runner if MPI sees the ranks.
+        """Return ``srun -n ranks ... python program``, by mpi4py's runner if MPI sees the ranks.
 
         ``--overlap``: a person's own interactive step would leave nothing for ours.
         """
-        options = [
-            "--overlap",
-            "--kill-on-bad-exit=1",
-            "--input=0",
-            "--export=ALL",
-            *self._nodes(ranks),
-        ]
+        options = ["--overlap", "--kill-on-bad-exit=1", "--input=0", "--export=ALL"]
+        most = self.ranks_per_node
+        if most is not None:
+            options += [f"--nodes={-(-ranks // most)}", f"--ntasks-per-node={most}"]
         cpus = self.environ.get("SLURM_CPUS_PER_TASK")  # since Slurm 22.05 srun does not read it
-        options += [f"--cpus-per-task={cpus}"] if cpus else []
-        options += (
-            []
-            if self.has_own_binding
-            else [f"--cpu-bind={_CPU_BIND[self.binding(ranks, training=training)]}"]
-        )
-        options += ["--overcommit"] if ranks > self.slots() else []
+        if cpus:
+            options.append(f"--cpus-per-task={cpus}")
+        if not self.has_own_binding:
+            binding = self.binding(ranks, training=training)
+            options.append(f"--cpu-bind={_CPU_BIND[binding]}")
+        if ranks > self.slots():
+            options.append("--overcommit")
         run = self.run_python(program, by_mpi4py=self.carries_mpi)
         return [self.srun, "-n", str(ranks), *options, *self.extra, *run]
 
-    def _nodes(self, ranks: int) -> list[str]:
-        most = self.ranks_per_node
-        return [] if most is None else [f"--nodes={-(-ranks // most)}", f"--ntasks-per-node={most}"]
-
     def environment(self) -> dict[str, str]:
         """Add a port for the rendezvous of ranks that MPI does not see."""
-        rendezvous = (
-            {}
-            if self.carries_mpi or "MASTER_PORT" in self.environ
-            else {"MASTER_PORT": str(_free_port())}
-        )
-        return super().environment() | rendezvous
+        variables = super().environment()
+        if not self.carries_mpi and "MASTER_PORT" not in self.environ:
+            variables["MASTER_PORT"] = str(_free_port())
+        return variables
 
 
-def _open(placement: Placement) -> SrunLauncher:
+def open_srun(placement: Placement) -> Launcher:
     """Return srun, inside an allocation only: outside, each launch would queue.
 
     Raises:
@@ -91,9 +80,9 @@ def _open(placement: Placement) -> SrunLauncher:
     program = shutil.which("srun")
     environ = placement.environ
     if program is None or not in_allocation(environ):
-        there = (
-            "is not on the PATH" if program is None else "is there but this is no Slurm allocation"
-        )
+        there = "is there but this is no Slurm allocation"
+        if program is None:
+            there = "is not on the PATH"
         raise InputError(
             f"--launcher srun was asked for and srun {there}; call commbench within sbatch or"
             " salloc."
@@ -102,16 +91,10 @@ def _open(placement: Placement) -> SrunLauncher:
         raise InputError(
             "A hostfile was given but srun takes its hosts from Slurm; leave it out, or use mpirun."
         )
-    has_mpi = importlib.util.find_spec("mpi4py") is not None
-    plugin = mpi_type(placement.extra, environ) if has_mpi else "none"
+    plugin = "none"
+    if importlib.util.find_spec("mpi4py") is not None:
+        plugin = mpi_type(placement.extra, environ)
     return SrunLauncher(srun=program, mpi_type=plugin, **vars(placement))
-
-
-SRUN = LauncherEntry(
-    name="srun",
-    open=_open,
-    is_usable=lambda environ: in_allocation(environ) and shutil.which("srun") is not None,
-)
 
 
 def _free_port() -> int:
@@ -140,8 +123,12 @@ def mpi_type(extra: Sequence[str], environ: Mapping[str, str]) -> str:
             return word.partition("=")[2]
         if word == "--mpi" and index + 1 < len(words):
             return words[index + 1]
+    if environ.get("SLURM_MPI_TYPE"):
+        return environ["SLURM_MPI_TYPE"]
     default = re.search(r"MpiDefault\s*=\s*(\S+)", _output_of(["scontrol", "show", "config"]))
-    return environ.get("SLURM_MPI_TYPE") or (default[1] if default else "none")
+    if default:
+        return default[1]
+    return "none"
 
 
 def nodes_to_name(mpirun: str, environ: Mapping[str, str]) -> tuple[tuple[str, int], ...]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from commbench.errors import InputError
 from commbench.launch.launchers import hosts
-from commbench.launch.launchers.base import LauncherEntry, Placement
+from commbench.launch.launchers.base import Launcher
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchrunLauncher(Placement):
+class TorchrunLauncher(Launcher):
     """torchrun.
 
     Raises:
@@ -22,7 +21,6 @@ class TorchrunLauncher(Placement):
 
     name: str = "torchrun"
     forwards_signals: bool = False
-    carries_mpi: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,6 +37,11 @@ class TorchrunLauncher(Placement):
             )
 
     @property
+    def carries_mpi(self) -> bool:
+        """Never."""
+        return False
+
+    @property
     def is_local(self) -> bool:
         """Always: a person starts torchrun on each further host."""
         return True
@@ -47,28 +50,11 @@ class TorchrunLauncher(Placement):
         """Return ``python -m torch.distributed.run --standalone --nproc-per-node ranks program``, a
         module's name.
         """
-        start = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(ranks),
-        ]
-        # torchrun starts python itself unless the ranks' command line sets variables
-        return [
-            *start,
-            *self.extra,
-            *(["--no-python", *self.run_python(program)] if self.env else program),
-        ]
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        if self.env:  # torchrun starts python itself unless their command line sets variables
+            program = ["--no-python", *self.run_python(program)]
+        return [*start, "--nproc-per-node", str(ranks), *self.extra, *program]
 
     def hosts(self) -> dict[str, int]:
         """Return the CPUs that this process may use on this host."""
         return hosts.find_hosts(None, {})
-
-
-TORCHRUN = LauncherEntry(
-    name="torchrun",
-    open=lambda placement: TorchrunLauncher(**vars(placement)),
-    is_usable=lambda _: importlib.util.find_spec("torch") is not None,
-)

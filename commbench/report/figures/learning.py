@@ -31,9 +31,10 @@ from commbench.units import three_digits
 from commbench.words import Estimate
 
 _READING = (
-    "Lines are the mean over fresh launches, bands their range; fewer than 50 steps show little"
-    " about a whole training. Without fresh launches those of the sweep are shown, each hook with"
-    " one bucket size: another one learns differently only with hooks that select over a bucket."
+    "Lines are the mean over confirmation launches, bands their range; fewer than 50 steps show"
+    " little about a whole training. Without confirmation launches those of the sweep are shown,"
+    " each hook with one bucket size: another one learns differently only with hooks that select"
+    " over a bucket."
 )
 #: The most points of a curve; each is the mean of a window of steps.
 _POINTS = 60

@@ -17,7 +17,7 @@ from commbench.words import Estimate
 #: The most cases of a run that are drawn: those with the largest drift.
 _MOST_CASES = 6
 _READING = (
-    "Above: the median of each visit, and its longest wait for a repetition to end. Shaded are"
+    "Above: the median of each sample, and its longest wait for a repetition to end. Shaded are"
     " events: red of the whole system or a failed launch, orange of ranks for which the others"
     " waited. Below: the rank that was the slowest most often. Shown are the"
     f" {_MOST_CASES} cases with the largest change; all are in timeline.csv."

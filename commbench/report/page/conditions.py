@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from commbench.analysis.prediction.links import link_of
 from commbench.ddp.plan.cases import setting_name
 from commbench.findings import Finding, Value, shared_cause
-from commbench.launch.diagnosis import name_rank
+from commbench.launch.clues import name_rank
 from commbench.report.columns import (
     Cell,
     Column,

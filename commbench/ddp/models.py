@@ -1,34 +1,16 @@
-"""One training step of a model without DDP, and the time at which each gradient was ready."""
+"""The parameters of a model, its default optimiser, and the tensors in a batch."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from commbench.ddp.plan.workload import ParameterFacts
-from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalStep:
-    """Times of one step, or medians over steps, in milliseconds."""
-
-    forward_ms: float
-    """Includes the loss."""
-    backward_ms: float
-    optimizer_ms: float
-    ready_ms: dict[str, float]
-    """Time from the start of the backward pass until each gradient was ready, in order; without
-    unused parameters."""
 
 
 def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -46,13 +28,8 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def parameter_facts(
-    model: nn.Module, ready_ms: Mapping[str, float] = MappingProxyType({})
-) -> tuple[ParameterFacts, ...]:
-    """Return the facts of the trainable parameters, in the order of their registration.
-
-    ``ready_ms``: as in `LocalStep`; 0 for those that it lacks.
-    """
+def parameter_facts(model: nn.Module) -> tuple[ParameterFacts, ...]:
+    """Return the facts of the trainable parameters, in the order of their registration."""
     facts = []
     for name, parameter in trainable(model).items():
         fact = ParameterFacts(
@@ -60,50 +37,10 @@ def parameter_facts(
             numel=parameter.numel(),
             itemsize=parameter.element_size(),
             dtype=str(parameter.dtype).removeprefix("torch."),
-            ready_ms=ready_ms.get(name, 0.0),
             shape=tuple(parameter.shape),
         )
         facts.append(fact)
     return tuple(facts)
-
-
-def local_step(
-    model: nn.Module,
-    loss: Callable[[nn.Module, Any], Tensor],
-    batch: Any,  # noqa: ANN401 - a batch has any type that the loss accepts
-    optimizer: torch.optim.Optimizer,
-) -> LocalStep:
-    """Set gradients to None, then make one forward pass, backward pass and optimiser step.
-
-    Return their times.
-
-    Raises:
-        Exception: the model, the loss or the optimiser raised it.
-    """
-    optimizer.zero_grad(set_to_none=True)
-    clock = clock_of(model)
-    ready: dict[str, Mark] = {}
-
-    def timing(name: str) -> Callable[[nn.Parameter], None]:
-        return lambda _: ready.__setitem__(name, clock())
-
-    with contextlib.ExitStack() as stack:
-        for name, parameter in trainable(model).items():
-            handle = parameter.register_post_accumulate_grad_hook(timing(name))
-            stack.callback(handle.remove)
-        start = clock()
-        value = loss(model, batch)
-        forward = clock()
-        value.backward()
-        backward = clock()
-    optimizer.step()
-    stepped = clock()
-    return LocalStep(
-        forward_ms=elapsed_ms(start, forward),
-        backward_ms=elapsed_ms(forward, backward),
-        optimizer_ms=elapsed_ms(backward, stepped),
-        ready_ms={name: elapsed_ms(forward, mark) for name, mark in ready.items()},
-    )
 
 
 def batch_length(batch: Any) -> int:  # noqa: ANN401 - a batch has any type that the loss accepts
@@ -149,24 +86,3 @@ def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - a
             object.__setattr__(copied, name, moved_by(move, part))  # the dataclass may be frozen
         return copied
     return value
-
-
-def median_step(steps: Sequence[LocalStep]) -> LocalStep:
-    """Return the median of every time.
-
-    Gradients are in the order of their medians, ties as in the first step.
-
-    Gradients that a step lacks are left out.
-    """
-    common = [name for name in steps[0].ready_ms if all(name in step.ready_ms for step in steps)]
-    medians = {name: _median(step.ready_ms[name] for step in steps) for name in common}
-    return LocalStep(
-        forward_ms=_median(step.forward_ms for step in steps),
-        backward_ms=_median(step.backward_ms for step in steps),
-        optimizer_ms=_median(step.optimizer_ms for step in steps),
-        ready_ms=dict(sorted(medians.items(), key=lambda item: item[1])),
-    )
-
-
-def _median(values: Iterable[float]) -> float:
-    return float(np.median(list(values)))

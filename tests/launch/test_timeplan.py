@@ -6,22 +6,17 @@ import pytest
 from builders import make_case
 
 from commbench.engine.matrix import LEAST_SHARE, MOST_SHARE, SLICES, time_slices
-from commbench.results.plan import (
-    LEAVING_S,
-    OTHER_S,
-    SHORTEST_SLICE_S,
-    STARTUP_S,
-    TimePlan,
-    dry_run_estimate,
-)
+from commbench.launch.schedule import LEAVING_S, SHORTEST_SLICE_S, TimePlan
+from commbench.results.plan import OTHER_S, STARTUP_S, RunRequest, dry_run_estimate
 from commbench.stats.budgets import BUDGETS
 
 QUICK = BUDGETS["quick"]
 
 
-def make_plan(limit_s: float | None) -> TimePlan:
+def make_plan(limit_s: float | None, **options: object) -> TimePlan:
     """Return a plan that began at 100 s."""
-    return TimePlan(budget=QUICK, begun=100.0, limit_s=limit_s)
+    request = RunRequest(cases=[make_case()], ranks=2, seed=1, budget=QUICK, time_limit_s=limit_s)
+    return TimePlan(request=replace(request, **options), begun=100.0)
 
 
 def test_the_estimate_counts_starts_and_slices() -> None:
@@ -33,8 +28,8 @@ def test_the_estimate_counts_starts_and_slices() -> None:
     assert pytest.approx(6 * 10 * 2.0) == dry_run_estimate(10, longer, 6) - dry_run_estimate(
         10, QUICK, 6
     )
-    plans = [TimePlan(budget=budget, begun=0.0) for budget in (QUICK, longer)]
-    plain_s, longer_s = (plan.eta_s(0.0, slices=10, launches=1) for plan in plans)
+    plans = [make_plan(None, budget=budget) for budget in (QUICK, longer)]
+    plain_s, longer_s = (plan.eta_s(100.0, slices=10, launches=1) for plan in plans)
     assert pytest.approx(10 * 2.0) == longer_s - plain_s
 
 
@@ -88,14 +83,12 @@ def test_slices_of_a_fixed_length_are_counted_as_they_are() -> None:
     )
 
 
-def test_the_whole_limit_may_be_shared_out() -> None:
-    """Use the whole limit for slices on request."""
-    plan = TimePlan(
-        budget=QUICK, begun=100.0, limit_s=5.0 + LEAVING_S, whole_limit_s=21.0 + LEAVING_S
-    )
-    slice_s = plan.slice_s(100, slices=100, launches=2, whole=True)
-    assert slice_s is not None
-    assert pytest.approx(21.0) == 2 * STARTUP_S + 100 * (slice_s + OTHER_S)
+def test_the_whole_limit_may_be_used() -> None:
+    """Use the whole limit for the deadline on request."""
+    plan = make_plan(5.0 + LEAVING_S, whole_limit_s=21.0 + LEAVING_S)
+    assert [5.0 - STARTUP_S, 21.0 - STARTUP_S] == [
+        plan.deadline_s(100, whole=whole) for whole in (False, True)
+    ]
 
 
 def test_the_deadline_is_counted_from_when_ranks_have_come_together() -> None:

@@ -1,0 +1,613 @@
+"""Plans the launches of a run one after another, and judges how each ended: no process, no file."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from commbench.findings import Finding, Value
+from commbench.launch.clues import Ending
+from commbench.results import Store
+from commbench.results.info import Launch as Entry
+from commbench.results.plan import (
+    DONE,
+    OTHER_S,
+    STARTUP_S,
+    LaunchPlan,
+    RunRequest,
+    Stage,
+    missing_cases,
+    plan_launch,
+    slice_seconds,
+)
+from commbench.results.record_types import AnyCase, AnyRecord
+from commbench.schema import JsonMapping
+from commbench.units import utc_text
+
+#: After this many consecutive launches without a result, the next would probably fail too.
+MOST_FAILURES_IN_A_ROW = 3
+#: A soak begins no launch that would last less, in seconds.
+LEAST_SOAK_S = 2.0
+#: Seconds between a launch of a soak whose ranks did not start, and the next one: a host may be out
+#: of reach.
+PAUSE_S = 10.0
+#: A collective that failed this often no longer keeps a launch unfinished, where the user starts
+#: the ranks.
+TRIES = 2
+#: A shorter time slice, in seconds, has too few repetitions for a launch.
+SHORTEST_SLICE_S = 0.02
+#: Seconds kept free at the end of a time limit, for the last launch to leave and for the summary.
+LEAVING_S = 1.0
+
+
+@dataclass(kw_only=True)
+class TimePlan:
+    """Shares the time of a run among launches and cases, and learns from finished launches.
+
+    All times are in seconds; ``now`` comes from one steady clock. Cases are counted by their time
+    slices, see `RunRequest.slices`.
+    """
+
+    request: RunRequest
+    begun: float
+    """When the run began."""
+    startup_s: float = STARTUP_S
+    per_slice_s: float | None = field(default=None, init=False)
+    other_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.other_s = OTHER_S + self.request.budget.energy_s
+
+    def learn(self, *, startup_s: float, seconds: float, measuring_s: float, slices: float) -> None:
+        """Learn from a finished launch of ``slices``: its time in all, before the session and while
+        measuring.
+        """
+        self.startup_s = startup_s
+        if slices:
+            self.per_slice_s = max(0.0, seconds - startup_s) / slices
+            self.other_s = max(0.0, seconds - startup_s - measuring_s) / slices
+
+    def left_s(self, now: float, *, whole: bool = False) -> float | None:
+        """Return the time left until the limit; None without a limit."""
+        limit_s = self.request.time_limit_s
+        if whole and self.request.whole_limit_s is not None:
+            limit_s = self.request.whole_limit_s
+        if limit_s is None:
+            return None
+        return self.begun + limit_s - LEAVING_S - now
+
+    def slice_s(self, now: float, *, slices: float, launches: int) -> float | None:
+        """Return the length of a time slice if ``launches`` have still to measure ``slices`` in
+        all.
+
+        It is (time left - launches * start-up) / slices, less what a case costs beside measuring,
+        and at most the budget's slice. None stands for the budget's slice if there is no limit.
+        """
+        left = self.left_s(now)
+        if left is None or not slices:
+            return None
+        share = (left - launches * self.startup_s) / slices - self.other_s
+        return min(self.request.budget.slice_s, max(SHORTEST_SLICE_S, share))
+
+    def fits(
+        self, now: float, *, slices: float, whole: bool = False, slice_s: float | None = None
+    ) -> bool:
+        """Return whether a launch of ``slices`` would end before the limit.
+
+        ``slice_s`` is their length if it is fixed; None: they may be as short as
+        `SHORTEST_SLICE_S`.
+        """
+        left = self.left_s(now, whole=whole)
+        if left is None:
+            return True
+        shortest = SHORTEST_SLICE_S
+        if slice_s is not None:
+            shortest = slice_s
+        return left >= self.startup_s + slices * (shortest + self.other_s)
+
+    def deadline_s(self, now: float, *, whole: bool = False) -> float | None:
+        """Return how long after its session a launch that is started now may begin cases.
+
+        None: without a limit.
+        """
+        left = self.left_s(now, whole=whole)
+        if left is None:
+            return None
+        return max(0.0, left - self.startup_s)
+
+    def eta_s(
+        self, now: float, *, slices: float, launches: int, slice_s: float | None = None
+    ) -> float:
+        """Return the time for ``slices``, of ``slice_s`` each if that is fixed, and for
+        ``launches`` further starts.
+        """
+        per_slice_s = self.per_slice_s
+        if per_slice_s is None:
+            per_slice_s = self.request.budget.slice_s + self.other_s
+            if slice_s is not None:
+                per_slice_s = slice_s + self.other_s
+        eta = launches * self.startup_s + slices * per_slice_s
+        left = self.left_s(now)
+        if left is None:
+            return eta
+        return min(eta, max(0.0, left))
+
+
+def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
+    """Return the launch that an invocation under mpirun or torchrun makes: the lowest unfinished
+    one, else a new one.
+
+    A failed case does not keep a launch unfinished for ever. A training case is tried once per
+    launch; a collective is given up once it has failed twice, in any launch.
+    """
+    requested = {case.key for case in request.cases}
+    begun = set()
+    failed = []
+    for record in records:
+        if record.case.key in requested and record.launch >= request.first_launch:
+            begun.add(record.launch)
+        if record.status not in DONE:
+            failed.append(record)
+    times = Counter(record.case.key for record in failed)
+    for launch in sorted(begun):
+        given_up = set()
+        for record in failed:
+            is_last_try = request.training is not None or times[record.case.key] >= TRIES
+            if record.launch == launch and is_last_try:
+                given_up.add(record.case.key)
+        if missing_cases(request, records, launch, given_up):
+            return launch
+    return max(begun, default=request.first_launch - 1) + 1
+
+
+def unmeasured_cases(request: RunRequest, records: Iterable[AnyRecord]) -> list[AnyCase]:
+    """Return the cases of a stage that no launch has measured.
+
+    If the time limit ends a run with any, it is partial.
+    """
+    measured = {record.case.key for record in records if record.status in DONE}
+    needed = request.cases
+    if request.searches:
+        needed = needed[:1]
+    return [case for case in needed if case.key not in measured]
+
+
+def exceeds_aim(request: RunRequest, entries: Iterable[JsonMapping], launch: int) -> bool:
+    """Return whether ``launch`` is left out because all launches would exceed the request's target
+    time.
+
+    Args:
+        request: the stage.
+        entries: the launches of the run in run.json; a launch is expected to take as long as the
+            stage's last one.
+        launch: its number; a launch that has begun is completed.
+    """
+    if request.aim_s is None or launch < request.fewest_launches:
+        return False
+    seconds: dict[int, float] = {}
+    for entry in entries:
+        if entry["stage"] == request.name:
+            seconds[entry["launch"]] = seconds.get(entry["launch"], 0.0) + entry["seconds"]
+    if launch in seconds or not seconds:
+        return False
+    return sum(seconds.values()) + seconds[max(seconds)] > request.aim_s
+
+
+@dataclass(kw_only=True)
+class Remaining:
+    """What the launches of a stage have still to measure."""
+
+    cases: float
+    """A case that has some of its visits counts in part."""
+    slices: float
+    launches: int
+    """Launches with missing cases, the present one included."""
+    total: int
+    """Cases of the stage in all launches, measured or not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One start of ranks: all that it measures, with what that needs to be shown and timed."""
+
+    request: RunRequest
+    """The stage; its cases are those under the environment of the launch."""
+    plan: LaunchPlan
+    stage: str
+    """Name of the stage in a run of several; else empty."""
+    launches: int
+    """Launches of the stage."""
+    remaining: Remaining
+    """Work of the stage when the launch begins."""
+    times: TimePlan
+    """Of the stage; learns from the launch."""
+    begun: float
+    """When the launch begins, by the clock."""
+    is_trial: bool = False
+    """Whether its environment is one of several and has no result yet: if its ranks do not start,
+    its cases have failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """How a run ends."""
+
+    kind: Literal["done", "faulty", "cut", "lacking", "later", "failed", "interrupted"]
+    """``faulty``: a soak is done, some launches of which failed; ``cut``: a time limit left out
+    launches, ``lacking``: it left cases without any; ``later``: further invocations go on."""
+    reason: str = ""
+    """A clause; empty for ``done``."""
+    signal: int = 0
+    """Number of the signal that interrupted the run."""
+
+
+class Schedule:
+    """The launches of a run.
+
+    A launch lacks some cases, or is new. If a case fails or hangs, the launch goes on without it
+    with new ranks, and so do later launches. If ranks do not start under one of several
+    environments, its cases are left out. The run ends at any other launch that fails before its
+    first case or loses a host, at the third failure in a row without a result, at the first
+    failure if ``fail_fast``, and at a signal. A stage that its time limit cuts does not keep the
+    next one from its own time.
+
+    Args:
+        stages: the parts of the run; each plans from the records of the parts before.
+        store: grows while launches are made.
+        warn: called with sentences for the user.
+        once: the ranks have been started by the user: make one launch of each stage, and none if a
+            stage has a fixed number of launches or depends on launches that are still to be made.
+        fail_fast: whether the first failure ends the run; always if ``once``.
+        interrupted_by: returns the number of the signal that has come, 0 without one.
+        pause: waits that many seconds, or until a signal comes.
+        clock: in seconds; steady.
+        begun: when the run began, by the clock; None: now.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        store: Store,
+        warn: Callable[[str], None],
+        *,
+        once: bool = False,
+        fail_fast: bool = False,
+        interrupted_by: Callable[[], int] = lambda: 0,
+        pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        begun: float | None = None,
+    ) -> None:
+        self._stages = stages
+        self._store = store
+        self._warn_of = warn
+        self._once = once
+        self._fail_fast = fail_fast
+        self._interrupted_by = interrupted_by
+        self._pause = pause
+        self._clock = clock
+        self._begun = clock() if begun is None else begun
+        self._startup_s = 0.0 if once else STARTUP_S
+        self._left_out: dict[str, str] = {}
+        """Failed cases by key with the reason; this invocation does not measure them again."""
+        self._failures = 0
+        """Failed launches since the last result."""
+        self._goes_on = False
+        """Whether new ranks are to measure what the last launch lacks."""
+        self._is_cut = False
+        """Whether the time limit of the present stage is reached."""
+        self._cuts: list[RunRequest] = []
+        """Stages that a time limit has cut."""
+        self._cut_reason = ""
+        self._later = ""
+        """What is left to further invocations."""
+        self._has_trained = False
+        """Whether this invocation has made a launch on which further stages depend."""
+        self._waits = False
+        """Whether the present stage waits for another invocation."""
+        self._has_soaked = False
+        self._stop: Stop | None = None
+        self._launches = self._make_launches()
+
+    def next(self) -> Launch | Stop:
+        """Return the next launch, after `ended` of the one before; the end if there is none.
+
+        Raises:
+            InputError: a stage cannot be planned.
+        """
+        launch = next(self._launches, None)
+        return launch or self._stop or self._end()
+
+    def ended(self, launch: Launch, ending: Ending) -> Stop | None:
+        """Judge how a launch ended; return how the run ends if it ends by that."""
+        self._goes_on = False
+        if ending.has_result:
+            self._failures = 0
+        self._left_out.update(ending.lost)
+        if ending.status == "interrupted":
+            self._stop = Stop(
+                kind="interrupted", reason=ending.reason, signal=self._interrupted_by()
+            )
+        elif ending.is_broken and launch.request.soak_s:
+            self._judge_soak(launch, ending)
+        elif ending.is_broken:
+            self._judge_failure(launch, ending)
+        elif ending.status == "cut" and not launch.request.soak_s:
+            self._cut(launch.plan.launch + 1)
+        elif self._fail_fast and self._left_out:
+            self._stop = Stop(kind="failed", reason=next(iter(self._left_out.values())))
+        elif ending.status == "ok" and ending.reason:
+            self._warn("launch_warning", launch, ending)
+        return self._stop
+
+    # ------------------------------------------------------------------------------------ planning
+
+    def _make_launches(self) -> Iterator[Launch]:
+        for stage in self._stages:
+            request = stage(tuple(self._store.records))
+            if request is None:
+                continue
+            self._stage, self._is_cut = request, False
+            self._times = TimePlan(request=request, begun=self._begun, startup_s=self._startup_s)
+            if request.soak_s:
+                yield from self._soak(request, request.soak_s)
+            for number in self._numbers(request):
+                for part in request.by_env(number):
+                    yield from self._starts(part, number)
+            if self._stop or self._waits:
+                return
+            if not self._once:
+                self._startup_s = self._times.startup_s
+
+    def _numbers(self, request: RunRequest) -> Iterator[int]:
+        """Yield the launches of a stage until it ends."""
+        if self._once:
+            if self._is_due(request):
+                yield next_launch(request, self._store.records)
+            return
+        if request.soak_s:
+            return
+        for number in range(request.first_launch, request.budget.launches):
+            if self._stop or self._is_cut:
+                return
+            if exceeds_aim(request, self._entries, number):
+                return
+            yield number
+
+    def _is_due(self, request: RunRequest) -> bool:
+        """Return whether this invocation makes a launch of the stage; note what others make."""
+        if not request.is_fixed_length:
+            return True
+        launch, launches = next_launch(request, self._store.records), request.budget.launches
+        if launch >= launches:
+            return False
+        if request.depends and (self._later or self._has_trained):
+            self._waits = True
+            if not self._later:
+                self._later = _comes_next(request, launch)
+            return False
+        self._has_trained = self._has_trained or request.training is not None
+        if launch + 1 < launches:
+            self._later = _comes_next(request, launch + 1)
+        return True
+
+    def _starts(self, request: RunRequest, number: int) -> Iterator[Launch]:
+        """Yield starts until a launch has measured what it lacks of ``request``, which is the part
+        of the stage under one environment.
+        """
+        while True:
+            missing = self._missing(request, number)
+            if not missing or self._stop or self._is_cut or self._is_interrupted():
+                return
+            records, now = self._store.records, self._clock()
+            whole = number < request.fewest_launches
+            slices, slice_s = request.slices(missing), slice_seconds(request, records)
+            if records and not self._times.fits(now, slices=slices, whole=whole, slice_s=slice_s):
+                self._cut(number)
+                return
+            remaining = self._remaining(number)
+            plan = plan_launch(
+                request,
+                records,
+                number,
+                slice_s=self._times.slice_s(
+                    now, slices=remaining.slices, launches=remaining.launches
+                ),
+                deadline_s=self._times.deadline_s(now, whole=whole),
+                left_out=self._left_out,
+            )
+            yield self._launch(request, plan, remaining, now)
+            if not self._goes_on:
+                return
+
+    def _missing(self, request: RunRequest, number: int) -> list[AnyCase]:
+        return missing_cases(request, self._store.records, number, self._left_out)
+
+    def _remaining(self, number: int) -> Remaining:
+        """Return the work of the stage; of launch ``number`` if this invocation makes no other."""
+        stage = self._stage
+        numbers: Sequence[int] = range(stage.first_launch, stage.budget.launches)
+        if self._once:
+            numbers = [number]
+        work = Remaining(cases=0, slices=0.0, launches=0, total=len(stage.cases) * len(numbers))
+        for each in numbers:
+            for part in stage.by_env(each):
+                missing = self._missing(part, each)
+                work.cases += len(missing)
+                work.slices += stage.slices(missing)
+                work.launches += len(missing) > 0
+        return work
+
+    def _launch(
+        self, request: RunRequest, plan: LaunchPlan, remaining: Remaining, now: float
+    ) -> Launch:
+        stage = ""
+        if len(self._stages) > 1:
+            stage = request.name
+        records = self._store.records
+        is_trial = len(self._stage.envs) > 1 and not self._fail_fast
+        for record in records:
+            if record.case.env == plan.env and record.status in DONE:
+                is_trial = False
+        return Launch(
+            request=request,
+            plan=plan,
+            stage=stage,
+            launches=max(request.budget.launches, plan.launch + 1),
+            remaining=remaining,
+            times=self._times,
+            begun=now,
+            is_trial=is_trial,
+        )
+
+    def _soak(self, request: RunRequest, soak_s: float) -> Iterator[Launch]:
+        """Yield launches one after another until the time of a soak is up."""
+        self._has_soaked = True
+        ends = self._clock() + soak_s
+        for entry in self._entries:
+            ends -= entry.get("seconds", 0.0)
+        while not self._stop and not self._is_interrupted():
+            now = self._clock()
+            left_s = ends - now - self._times.startup_s
+            if left_s <= LEAST_SOAK_S:
+                return
+            numbers = [-1]
+            for record in self._store.records:
+                numbers.append(record.launch)
+            for entry in self._entries:
+                numbers.append(entry.get("launch", -1))
+            number = max(numbers) + 1
+            slices = request.slices(request.cases)
+            length_s = slices * request.budget.slice_s
+            slice_s = min(request.budget.slice_s, left_s / slices)
+            plan = plan_launch(
+                request, self._store.records, number, slice_s=slice_s, deadline_s=left_s
+            )
+            further = math.ceil((left_s - length_s) / (length_s + self._times.startup_s))
+            launches = 1 + max(0, further)
+            remaining = Remaining(
+                cases=launches * len(request.cases),
+                slices=launches * slices,
+                launches=launches,
+                total=(number + launches) * len(request.cases),
+            )
+            yield self._launch(request, plan, remaining, now)
+
+    @property
+    def _entries(self) -> Sequence[Entry]:
+        entries: Sequence[Entry] = self._store.info.get("launches", [])
+        return entries
+
+    # ------------------------------------------------------------------------------------- judging
+
+    def _is_interrupted(self) -> bool:
+        """Return whether a signal has come between launches, which ends the run."""
+        number = self._interrupted_by()
+        if number:
+            reason = str(Finding("interrupted", signal.Signals(number).name))
+            self._stop = Stop(kind="interrupted", reason=reason, signal=number)
+        return number > 0
+
+    def _judge_failure(self, launch: Launch, ending: Ending) -> None:
+        """End the run, or let the launch go on with new ranks."""
+        self._failures += 1
+        if self._fail_fast or self._once:
+            self._stop = Stop(kind="failed", reason=ending.reason)
+            return
+        if ending.is_host_lost or not (ending.has_begun or launch.is_trial):
+            self._stop = self._failed(ending.reason)
+            return
+        if self._failures >= MOST_FAILURES_IN_A_ROW:
+            numbers: dict[str, Value] = {"failures": self._failures, "cause": ending.reason}
+            self._stop = self._failed(str(Finding("failures_in_a_row", numbers=numbers)))
+            return
+        self._goes_on = True
+        code = "launch_goes_on"
+        if not ending.has_begun:
+            code = "launch_goes_on_without"
+        self._warn(code, launch, ending, env=launch.plan.env)
+
+    def _judge_soak(self, launch: Launch, ending: Ending) -> None:
+        """End a soak if no launch works from the start; else let it go on, a moment later if the
+        ranks did not start.
+        """
+        self._failures += 1
+        has_worked = any(record.status in DONE for record in self._store.records)
+        if self._fail_fast or (not has_worked and self._failures >= MOST_FAILURES_IN_A_ROW):
+            self._stop = Stop(kind="failed", reason=ending.reason)
+            return
+        at = utc_text(time.time())
+        self._warn("soak_goes_on", launch, ending, status=ending.status, at=at)
+        if not ending.has_begun:
+            self._pause(PAUSE_S)
+
+    def _warn(self, code: str, launch: Launch, ending: Ending, **numbers: Value) -> None:
+        numbers = {"launch": launch.plan.launch + 1, "cause": ending.reason, **numbers}
+        self._warn_of(str(Finding(code, numbers=numbers)))
+
+    def _cut(self, made: int) -> None:
+        """End the present stage, whose time limit is reached after ``made`` launches."""
+        stage = self._stage
+        self._is_cut = True
+        self._cuts.append(stage)
+        numbers: dict[str, Value] = {
+            "made": made,
+            "launches": stage.budget.launches,
+            "limit_s": stage.time_limit_s or 0.0,
+        }
+        findings = [Finding("time_limit", stage.name, numbers)]
+        missing = unmeasured_cases(stage, self._store.records)
+        if missing:
+            numbers = {"missing": len(missing), "cases": len(stage.cases)}
+            findings.append(Finding("cases_unmeasured", numbers=numbers))
+        reason = "; ".join(map(str, findings))
+        self._cut_reason = self._cut_reason or reason
+        self._warn_of(str(Finding("stage_cut", numbers={"cause": reason})))
+
+    def _end(self) -> Stop:
+        """Return how the run ends after its last stage."""
+        if self._left_out:
+            return self._failed(self._cut_reason)
+        if self._cuts:
+            lacks_cases = bool(self._later)
+            for stage in self._cuts:
+                if unmeasured_cases(stage, self._store.records):
+                    lacks_cases = True
+            if lacks_cases:
+                return Stop(kind="lacking", reason=self._cut_reason)
+            return Stop(kind="cut", reason=self._cut_reason)
+        if self._later:
+            return Stop(kind="later", reason=self._later)
+        if self._has_soaked:
+            for entry in self._entries:
+                if entry.get("status") in {"failed", "hung"}:
+                    return Stop(kind="faulty")
+        return Stop(kind="done")
+
+    def _failed(self, reason: str) -> Stop:
+        """Return the end of a run in which cases failed, or the last launch for ``reason``."""
+        if not self._left_out:
+            return Stop(kind="failed", reason=reason)
+        first = next(iter(self._left_out.values()))
+        code = "cases_failed"
+        if len(self._left_out) == 1:
+            code = "case_failed"
+        findings = [Finding(code, numbers={"failed": len(self._left_out), "cause": first})]
+        if reason:
+            findings.append(Finding.stated(reason))
+        return Stop(kind="failed", reason="; ".join(map(str, findings)))
+
+
+def _comes_next(request: RunRequest, launch: int) -> str:
+    """Return what of a stage is left to further invocations."""
+    launches = request.budget.launches
+    numbers: dict[str, Value] = {
+        "launch": launch + 1,
+        "launches": launches,
+        "invocations": launches - launch,
+    }
+    return str(Finding("launch_comes_next", request.name, numbers))

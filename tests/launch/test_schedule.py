@@ -1,0 +1,416 @@
+"""Tests of the schedule of launches, with ranks that are functions and a clock that they move."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from builders import make_case, make_record
+from launching import make_request
+
+from commbench.collectives.cases import Sweep
+from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingSweep
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.launch.clues import Ending
+from commbench.launch.schedule import (
+    LEAST_SOAK_S,
+    PAUSE_S,
+    Launch,
+    Schedule,
+    Stop,
+    exceeds_aim,
+    next_launch,
+)
+from commbench.results.plan import RunRequest, Stage
+from commbench.results.record_types import Records
+
+CASES = [make_case(message_bytes=1024 * size) for size in range(1, 5)]
+REQUEST = make_request(CASES)
+TRAINED = TrainingSweep(bucket_caps=["default"], accumulations=[1, 2]).cases(ranks=2, batch=8)
+TERMS = Terms(seed=1, block_s=0.5, blocks=2)
+TRAINING = dataclasses.replace(make_request(TRAINED), training=TERMS, name="sweep")
+#: How a launch of simulated ranks ends, given what it should measure and what it has been.
+Ranks = Callable[["World", Launch], Ending]
+
+
+class World:
+    """What has been measured, the time, and the launches that were made."""
+
+    def __init__(self, *stages: Stage | RunRequest, **options: Any) -> None:
+        self.records = Records()
+        self.info: dict[str, Any] = {"launches": []}
+        self.now = 100.0
+        self.signal = 0
+        self.warned: list[str] = []
+        self.paused: list[float] = []
+        self.made: list[tuple[int, int]] = []
+        """Number of each launch, and of the cases that it should measure."""
+        functions = []
+        for stage in stages:
+            functions.append((lambda _, it=stage: it) if isinstance(stage, RunRequest) else stage)
+        self.schedule = Schedule(
+            functions,
+            self,  # type: ignore[arg-type]
+            self.warned.append,
+            interrupted_by=lambda: self.signal,
+            pause=self.paused.append,
+            clock=lambda: self.now,
+            **options,
+        )
+
+    def measure(self, launch: Launch, count: int | None = None) -> bool:
+        """Measure the first cases of a launch; return whether there was one."""
+        cases = [planned.case for planned in launch.plan.cases][:count]
+        for case in cases:
+            if launch.request.training:
+                self.records.add(TrainingRecord(case=case, launch=launch.plan.launch))
+            else:
+                self.records.add(make_record(case, launch=launch.plan.launch))
+        return len(cases) > 0
+
+    def run(self, ranks: Ranks) -> Stop:
+        """Make all launches."""
+        while isinstance(step := self.schedule.next(), Launch):
+            self.made.append((step.plan.launch, len(step.plan.cases)))
+            begun, self.now = self.now, self.now + 1.0
+            ending = ranks(self, step)
+            entry = {
+                "stage": step.request.name,
+                "launch": step.plan.launch,
+                "status": ending.status,
+                "seconds": self.now - begun,
+            }
+            self.info["launches"].append(entry)
+            self.schedule.ended(step, ending)
+        return step
+
+
+def whole(world: World, launch: Launch) -> Ending:
+    """Measure everything."""
+    return Ending(status="ok", has_begun=True, has_result=world.measure(launch))
+
+
+def fails_at(*bad: object) -> Ranks:
+    """Return ranks that measure cases in order and fail at the first of some."""
+
+    def ranks(world: World, launch: Launch) -> Ending:
+        for index, planned in enumerate(launch.plan.cases):
+            if planned.case in bad:
+                has_result = world.measure(launch, index)
+                lost = {} if launch.request.soak_s else {planned.case.key: "boom"}
+                return Ending(
+                    status="failed",
+                    reason="boom",
+                    has_begun=True,
+                    has_result=has_result,
+                    case=planned.case,
+                    lost=lost,
+                )
+        return whole(world, launch)
+
+    return ranks
+
+
+def no_start(world: World, launch: Launch) -> Ending:  # noqa: ARG001 - as other ranks
+    """Fail before the first case."""
+    return Ending(status="failed", reason="no slots")
+
+
+def test_every_launch_measures_every_case_until_all_is_done() -> None:
+    """Plan each launch once, and nothing where all is measured."""
+    world = World(REQUEST)
+    assert Stop(kind="done") == world.run(whole)
+    assert [(0, 4), (1, 4)] == world.made
+    assert 8 == len({(record.case, record.launch) for record in world.records})
+    again = World(REQUEST)
+    again.records = world.records
+    assert (Stop(kind="done"), []) == (again.run(whole), again.made)
+
+
+def test_a_launch_goes_on_without_what_failed() -> None:
+    """Start new ranks for the rest of a launch, and leave the case out of later ones."""
+    world = World(REQUEST)
+    stop = world.run(fails_at(CASES[1]))
+    assert ("failed", 3) == (stop.kind, len({record.case for record in world.records}))
+    assert "boom" in stop.reason
+    assert [0, 1] == sorted({number for number, _ in world.made})
+    assert 1 == len(world.warned)
+    assert 6 == len(world.records)
+
+
+def test_three_failures_in_a_row_end_the_run() -> None:
+    """Count failures without a result in between."""
+    world = World(REQUEST)
+    assert "failed" == world.run(fails_at(*CASES)).kind
+    assert 3 == len(world.made)
+
+    def one_a_start(world: World, launch: Launch) -> Ending:
+        has_result = world.measure(launch, 1)
+        return Ending(status="failed", reason="between", has_begun=True, has_result=has_result)
+
+    world = World(REQUEST)
+    assert ("done", 8) == (world.run(one_a_start).kind, len(world.made))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (no_start, {}),
+        (fails_at(*CASES), {"fail_fast": True}),
+        (fails_at(*CASES), {"once": True}),
+        (lambda *how: dataclasses.replace(fails_at(*CASES)(*how), is_host_lost=True), {}),
+    ],
+    ids=["no case begun", "fail fast", "started by the user", "host lost"],
+)
+def test_one_failure_that_ends_the_run(ranks: Ranks, options: dict[str, bool]) -> None:
+    """End at a failure that new ranks would repeat, or as asked."""
+    world = World(REQUEST, **options)
+    stop = world.run(ranks)
+    assert ("failed", 1) == (stop.kind, len(world.made))
+
+
+def test_an_environment_that_does_not_start_is_left_out() -> None:
+    """Go on without a value under which ranks never worked, but end if the last one fails too."""
+    cases = Sweep(backends=["mpi"], sizes=[8], env=["A=1,2"]).cases(2)
+
+    def ranks(world: World, launch: Launch) -> Ending:
+        if launch.plan.env != "A=2":
+            return whole(world, launch)
+        assert launch.is_trial
+        lost = {planned.case.key: "no slots" for planned in launch.plan.cases}
+        return dataclasses.replace(no_start(world, launch), lost=lost)
+
+    world = World(make_request(cases))
+    stop = world.run(ranks)
+    assert ("failed", 5, 1) == (stop.kind, len(world.made), len(world.warned))
+    assert "A=2" in world.warned[0]
+
+
+def test_a_training_that_fails_on_all_ranks_is_left_out() -> None:
+    """Leave out what cannot be trained, and end there only if asked."""
+
+    def ranks(world: World, launch: Launch) -> Ending:
+        lost = {TRAINED[1].key: "cannot be trained"}
+        return dataclasses.replace(whole(world, launch), lost=lost)
+
+    for fail_fast, launches in ((False, 2), (True, 1)):
+        world = World(TRAINING, fail_fast=fail_fast)
+        assert "failed" == world.run(ranks).kind
+        assert launches == len(world.made)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_signal_ends_the_run(*, within: bool) -> None:
+    """End by a signal within a launch, or between two."""
+
+    def ranks(world: World, launch: Launch) -> Ending:
+        world.signal = 2
+        if within:
+            world.measure(launch, 1)
+            return Ending(status="interrupted", reason="interrupted by SIGINT")
+        return whole(world, launch)
+
+    world = World(REQUEST)
+    assert Stop(kind="interrupted", reason="interrupted by SIGINT", signal=2) == world.run(ranks)
+    assert 1 == len(world.made)
+
+
+def cut(count: int) -> Ranks:
+    """Return ranks that measure some cases until the time is up."""
+
+    def ranks(world: World, launch: Launch) -> Ending:
+        return Ending(status="cut", has_begun=True, has_result=world.measure(launch, count))
+
+    return ranks
+
+
+def test_a_time_limit_leaves_launches_or_cases_out() -> None:
+    """Tell cases without a launch from launches that are left out, in a launch and between."""
+    assert "lacking" == World(REQUEST).run(cut(1)).kind
+    assert "cut" == World(REQUEST).run(cut(4)).kind
+    limited = dataclasses.replace(REQUEST, time_limit_s=5.0)
+
+    def slow(world: World, launch: Launch) -> Ending:
+        assert 1.0 == launch.plan.deadline_s
+        world.now += 10.0
+        return whole(world, launch)
+
+    world = World(limited)
+    stop = world.run(slow)
+    assert ("cut", 1, 1) == (stop.kind, len(world.made), len(world.warned))
+    assert "1 of 2 launches" in stop.reason
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_stage_that_is_cut_leaves_the_next_its_time(*, once: bool) -> None:
+    """Make the launches of the next stage, and keep the first reason."""
+    second = make_request([make_case(operation="broadcast")], name="second")
+    world = World(dataclasses.replace(REQUEST, name="first"), second, once=once)
+
+    def ranks(world: World, launch: Launch) -> Ending:
+        return (cut(1) if launch.stage == "first" else whole)(world, launch)
+
+    stop = world.run(ranks)
+    assert "lacking" == stop.kind
+    assert "3 of 4" in stop.reason
+    assert {0: 2} | ({} if once else {1: 1}) == {
+        number: [made for made, _ in world.made].count(number) for number, _ in world.made
+    }
+
+
+def test_what_a_launch_took_sets_the_times_of_the_next_stage() -> None:
+    """Carry the learned start-up into the next stage."""
+    world = World(REQUEST, dataclasses.replace(REQUEST, cases=[make_case()], name="next"))
+    startups = []
+
+    def ranks(world: World, launch: Launch) -> Ending:
+        startups.append(launch.times.startup_s)
+        launch.times.startup_s = 7.0
+        return whole(world, launch)
+
+    world.run(ranks)
+    assert 7.0 == startups[-1]
+
+
+def test_the_last_cases_are_all_that_remains() -> None:
+    """Count what is left of a stage in cases, slices and launches."""
+    world = World(REQUEST)
+    launch = world.schedule.next()
+    assert isinstance(launch, Launch)
+    remaining = launch.remaining
+    assert (8, 8.0, 2, 8) == (
+        remaining.cases,
+        remaining.slices,
+        remaining.launches,
+        remaining.total,
+    )
+
+
+# ---------------------------------------------------------------------- started by the user
+
+
+def test_an_invocation_makes_one_launch_of_each_stage() -> None:
+    """Complete an unfinished launch, else add one, beyond the number of the budget."""
+    other = make_request([make_case(operation="broadcast")], name="second")
+    records = Records()
+    for number in range(3):
+        world = World(REQUEST, other, once=True)
+        world.records = records
+        assert "done" == world.run(whole).kind
+        assert [(number, 4), (number, 1)] == world.made
+
+
+def staged(name: str, launches: int, **options: object) -> RunRequest:
+    """Return a stage of training with a fixed number of launches."""
+    cases = [dataclasses.replace(case, phase=name) for case in TRAINED]
+    request = make_request(cases, launches=launches, name=name)
+    return dataclasses.replace(
+        request, training=TERMS, is_fixed_length=True, depends=name == CONFIRM, **options
+    )
+
+
+def test_a_stage_that_depends_on_launches_waits_for_another_invocation() -> None:
+    """Make one launch of a fixed number, and name the rest, until all are made."""
+    stages = [staged("search", 1), staged(CONFIRM, 2)]
+    records, kinds, made = Records(), [], []
+    for _ in range(4):
+        world = World(*stages, once=True)
+        world.records = records
+        kinds.append(world.run(whole).kind)
+        made.append([number for number, _ in world.made])
+    assert ["later", "later", "done", "done"] == kinds
+    assert [[0], [0], [1], []] == made
+
+
+def test_an_invocation_completes_before_it_adds() -> None:
+    """Plan the lowest unfinished launch, else a new one."""
+    request = make_request(CASES[:2])
+    assert 0 == next_launch(request, [])
+    first = [make_record(case, launch=0) for case in CASES[:2]]
+    assert 1 == next_launch(request, first)
+    assert 0 == next_launch(request, first[:1])
+    assert 0 == next_launch(request, [*first[:1], make_record(CASES[0], launch=1)])
+
+
+def test_a_case_that_always_fails_holds_no_launch_open() -> None:
+    """Try a failed case once more, then start the next launch; train it once."""
+    request = make_request(CASES[:2])
+    good, bad = make_record(CASES[0]), make_record(CASES[1], status="failed")
+    assert 0 == next_launch(request, [good, bad])
+    assert 1 == next_launch(request, [good, bad, bad])
+    later = [dataclasses.replace(record, launch=1) for record in (good, bad)]
+    assert 2 == next_launch(request, [good, bad, bad, *later])
+    trained = [TrainingRecord(case=case, launch=0) for case in TRAINED]
+    failed = dataclasses.replace(trained[1], status="failed")
+    assert 1 == next_launch(TRAINING, [trained[0], failed, *trained[2:]])
+    assert 0 == next_launch(TRAINING, [trained[0], failed])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "launch", "left_out"),
+    [
+        ([], 2, False),
+        ([(0, 30.0)], 1, False),
+        ([(0, 30.0), (1, 20.0)], 2, False),
+        ([(0, 30.0), (1, 20.1)], 2, True),
+        ([(0, 30.0), (1, 10.0), (1, 10.1)], 2, True),
+        ([(0, 30.0), (1, 30.0), (2, 30.0)], 2, False),
+    ],
+)
+def test_launches_beyond_the_aim_are_left_out(
+    seconds: Sequence[tuple[int, float]], launch: int, *, left_out: bool
+) -> None:
+    """Plan launches by the last one's duration, at least the minimum, and complete started ones."""
+    request = dataclasses.replace(TRAINING, aim_s=70.0, fewest_launches=2)
+    entries = [{"stage": "sweep", "launch": number, "seconds": time} for number, time in seconds]
+    others = [{"stage": "confirm", "launch": number, "seconds": 100.0} for number in range(3)]
+    assert left_out == exceeds_aim(request, [*entries, *others], launch)
+    assert not exceeds_aim(dataclasses.replace(request, aim_s=None), entries, launch)
+
+
+# --------------------------------------------------------------------------------------- soaks
+
+SOAK = dataclasses.replace(REQUEST, soak_s=60.0)
+
+
+def lasting(seconds: float, ranks: Ranks = whole) -> Ranks:
+    """Return ranks that take some time."""
+
+    def slow(world: World, launch: Launch) -> Ending:
+        world.now += seconds
+        return ranks(world, launch)
+
+    return slow
+
+
+def test_launches_of_a_soak_follow_each_other_until_its_time_is_up() -> None:
+    """Number launches on, within the time that is left, also of an earlier invocation."""
+    world = World(SOAK)
+    assert Stop(kind="done") == world.run(lasting(9.0))
+    assert [(number, 4) for number in range(6)] == world.made
+    assert world.now > 160.0 - LEAST_SOAK_S - 10.0
+    again = World(SOAK)
+    again.records, again.info = world.records, {"launches": world.info["launches"][:4]}
+    assert Stop(kind="done") == again.run(lasting(9.0))
+    assert [6, 7] == [number for number, _ in again.made]
+
+
+def test_a_soak_goes_on_after_a_failure_and_says_so() -> None:
+    """Go on, a moment later if no case had begun; end with that in mind."""
+    turns = iter([whole, no_start, fails_at(*CASES), *[whole] * 9])
+    world = World(SOAK)
+
+    def ranks(world: World, launch: Launch) -> Ending:
+        return lasting(9.0, next(turns))(world, launch)
+
+    stop = world.run(ranks)
+    assert ("faulty", [PAUSE_S]) == (stop.kind, world.paused)
+    assert 2 == len(world.warned)
+    assert len(world.made) > 4
+
+
+@pytest.mark.parametrize(("options", "launches"), [({}, 3), ({"fail_fast": True}, 1)])
+def test_a_soak_that_never_works_ends(options: dict[str, bool], launches: int) -> None:
+    """End after three failed launches without any result, or at the first if asked."""
+    world = World(SOAK, **options)
+    assert ("failed", launches) == (world.run(no_start).kind, len(world.made))
