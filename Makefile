@@ -116,7 +116,7 @@ docs: ## Write the pages into site/, with a search; every link is checked. It ha
 	NO_MKDOCS_2_WARNING=1 '$(VENV)-docs/bin/mkdocs' build --strict --quiet
 
 evidence: $(DEV) ## Make the kept runs that are older than the code again; hours, on a quiet machine.
-	@$(BIN)/python benchmarks/evidence.py $(ARGS)
+	@$(BIN)/python benchmarks/evidence/kept_runs.py $(ARGS)
 
 report: $(RUNTIME) ## Print the run in RUN again and draw its page.
 	@test -n '$(RUN)' || { echo 'Name a run: make report RUN=results/...' >&2; exit 2; }

@@ -11,6 +11,7 @@ from pathlib import Path
 import pictures
 import terminal
 from columns import columns_page
+from kept_table import evidence_page
 from names import names_page
 from reference import commands_page, python_page
 from schemas import SCHEMAS, schema_text
@@ -35,6 +36,7 @@ LAUNCH = "launch.png"
 PAGES: Mapping[str, Callable[[], str]] = {
     "columns.md": columns_page,
     "commands.md": commands_page,
+    "evidence.md": evidence_page,
     "names.md": names_page,
     "python.md": python_page,
 }

@@ -22,9 +22,9 @@ class Outcome:
         self.err = err
 
 
-#: ``run_benchmark(name, *arguments)``: what a program of benchmarks/ ended with and said.
+#: ``run_benchmark(name, *arguments)``: what a program of benchmarks/evidence ended with and said.
 RunBenchmark = Callable[..., Outcome]
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "evidence"
 
 
 class Command:

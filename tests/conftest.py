@@ -129,7 +129,7 @@ def _restores_signal_handlers() -> Iterator[None]:
 
 @pytest.fixture
 def load_benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Import a program of benchmarks/ by name, as a module."""
+    """Import a program of benchmarks/evidence by name, as a module."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module
 
@@ -138,7 +138,7 @@ def load_benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleTyp
 def run_benchmark(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> RunBenchmark:
-    """Run a program of benchmarks/ within this process."""
+    """Run a program of benchmarks/evidence within this process."""
 
     def run(name: str, *arguments: str) -> Outcome:
         monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -1,38 +1,21 @@
 """The runs that are kept in results/ as evidence, as opposed to runs that a user made there."""
 
 import gzip
-import re
-import shlex
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
 
-RESULTS = Path(__file__).parent.parent / "results"
-
-
-class TableEntry(NamedTuple):
-    """A line of the table of kept runs."""
-
-    about: str
-    command: list[str]
-
-
-def table_of_kept_runs(results: Path = RESULTS) -> dict[str, TableEntry]:
-    """Return the lines of the table in results/README.md by the name of the run's directory."""
-    text = (results / "README.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^\| \[([\w-]+)\]\(\1\) \| (.+) \| `(.+)` \|$", text, re.MULTILINE)
-    return {name: TableEntry(about, shlex.split(command)) for name, about, command in lines}
+from claims import RESULTS, read_claims
 
 
 def kept_names(results: Path = RESULTS) -> list[str]:
-    """Return the names of the directories that git tracks; without git, those of the table."""
+    """Return the names of the directories that git tracks; without git, those of claims.toml."""
     command = ["git", "-C", str(results), "ls-files", "-z"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        return sorted(table_of_kept_runs(results))
+        return sorted(read_claims(results))
     tracked = {name.split("/")[0] for name in done.stdout.split("\0") if "/" in name}
-    return sorted(tracked or table_of_kept_runs(results))
+    return sorted(tracked or read_claims(results))
 
 
 KEPT = kept_names()

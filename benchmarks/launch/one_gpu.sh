@@ -163,9 +163,9 @@ if [ "$mode" = smoke ]; then
 fi
 
 step preflight 40 bash -c preflight
-on_gpu selection_100 45 python3 benchmarks/cuda_selection.py --mib 100 --rounds 21 --out "$results/selection_100"
-on_gpu selection_25 25 python3 benchmarks/cuda_selection.py --mib 25 --rounds 21 --out "$results/selection_25"
-on_gpu kernels 60 python3 benchmarks/cuda_kernels.py --out "$results/kernels"
+on_gpu selection_100 45 python3 benchmarks/evidence/selection.py --gpu --mib 100 --rounds 21 --out "$results/selection_100"
+on_gpu selection_25 25 python3 benchmarks/evidence/selection.py --gpu --mib 25 --rounds 21 --out "$results/selection_25"
+on_gpu kernels 60 python3 benchmarks/evidence/cuda_kernels.py --out "$results/kernels"
 measure rows_2 70 run collectives --backend "$both" --in-place both --sizes 8,1M -n 2 --launches 1
 measure graphs_2 50 run -c all_reduce,all_gather --backend "$both" --cadence "$cadences" --sizes 8,64K -n 2 --launches 1
 measure rows_4 50 run -c all_reduce,all_gather,reduce_scatter,all_to_all,broadcast --backend "$both" --sizes 8,1M -n 4 \
@@ -185,7 +185,7 @@ else
     on_gpu types_2 40
     on_gpu registered 25
 fi
-step host_call 35 python3 benchmarks/host_call_cost.py --backend "$both" --rounds 12 --out "$results/host_call.csv"
+step host_call 35 python3 benchmarks/evidence/host_call_cost.py --backend "$both" --rounds 12 --out "$results/host_call.csv"
 tests nccl 100 tests/backends/test_gpu_nccl.py -k "right or barrier"
 measure bench_2 60 bench -n 2 --backend "$both"
 measure bench 60 bench

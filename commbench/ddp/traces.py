@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 from commbench.errors import InputError
 from commbench.schema import LARGEST, Limits, read_as
 
-#: Traces of commbench, in data/traces; benchmarks/record_traces.py recorded them.
+#: Traces of commbench, in data/traces; benchmarks/evidence/record_traces.py recorded them.
 SHIPPED = ("bert-base", "gpt2-small", "many-tiny", "resnet50")
 _Count = Annotated[int, Limits(low=1, high=LARGEST)]
 

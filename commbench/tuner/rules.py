@@ -18,7 +18,7 @@ from commbench.stats import MARGIN
 SWEEP_SHARE, SEARCH_SHARE, LIVE_SHARE = 0.55, 0.5, 0.4
 #: Two-sided error of the interval of one alternative at the first look. Each further look may err
 #: half as often. With a true gain equal to the margin, "change" is concluded in at most 2.5 % of
-#: first looks and in less than 5 % of all, however many there are. See `benchmarks/looks.py`.
+#: first looks and in less than 5 % of all, however many there are.
 FIRST_ERROR = 0.05
 #: Rounds of fresh blocks after which a live tuning looks. If it ends earlier, a look at its end
 #: replaces the next one.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "host_call_cost.py"
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "evidence" / "host_call_cost.py"
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

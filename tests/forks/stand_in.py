@@ -33,10 +33,8 @@ SHORT_BEFORE_COMMAND = {
 SHORT_PROGRAMS = {
     "accuracy.py": ("--launches", "2", "--rounds", "5", "--chunk", "40"),
     "live_tuning.py": ("--pairs", "1", "--runs", "1", "--only", "watching"),
-    "looks.py": ("--runs", "20"),
-    "planted.py": ("--launches", "2", "--sizes", "1M"),
+    "false_alarms.py": ("--launches", "2", "--sizes", "1M"),
     "selection.py": ("--rounds", "6", "--mib", "1"),
-    "self_check.py": ("--launches", "2", "--pairs", "1", "--sizes", "8"),
 }
 #: Options that list the cases of a command and load no torch, which takes seconds.
 LISTED = {"run": ("--dry-run",), "bench": ("--no-train", "--dry-run"), "check": ("--dry-run",)}

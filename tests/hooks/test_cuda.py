@@ -5,14 +5,12 @@ host's bytes.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import cuda_on_host
 import numpy as np
 import pytest
-from commands import RunBenchmark
 from effort import repetitions
 from gradients import DISTRIBUTIONS, ELEMENTS, Floats, make
 from hypothesis import given, settings
@@ -275,16 +273,3 @@ def test_the_source_compiles_for_gpus(cuda: Cuda, architecture: str) -> None:
     multiprocessor.
     """
     assert 65_536 // 2_048 >= max(cuda_on_host.registers_on_gpu(cuda.module, architecture, 1024))
-
-
-def test_the_benchmark_says_that_it_needs_a_gpu(
-    tmp_path: Path, run_benchmark: RunBenchmark
-) -> None:
-    """Exit with one sentence without a GPU."""
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    done = run_benchmark("cuda_selection", "--out", str(tmp_path / "out"))
-    assert (2, "") == (done.code, done.out)
-    assert "cuda_selection: This times a GPU, and PyTorch finds none" in done.err
-    assert not (tmp_path / "out").exists()

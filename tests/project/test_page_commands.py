@@ -67,7 +67,7 @@ NOT_RUN = {
             "nvidia-smi",
             "host_call_cost.py",
         ),
-        *("test_gpu_train.py", "cuda_selection.py"),
+        *("test_gpu_train.py", "selection.py --gpu"),
     ),
     "installs packages from an index": ("pip install",),
     "needs a cluster that this machine cannot be": (
@@ -434,7 +434,7 @@ def test_commands_run(text: str, place: Path) -> None:
             "bench_xeon2core_20261125",
         ),
         (
-            "python benchmarks/accuracy.py --out results/accuracy_xeon2core_20261125",
+            "python benchmarks/evidence/accuracy.py --out results/accuracy_xeon2core_20261125",
             False,
             "not an empty directory",
         ),

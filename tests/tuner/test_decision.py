@@ -20,10 +20,13 @@ from training_builders import (
 from commbench.ddp.plan.cases import TrainingCase, schedule
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.recommendation import Recommendation, effect_of
+from commbench.results.trained import Speedup
 from commbench.results.verdict import recommendation_findings, snippets, verdict_findings
+from commbench.stats import MARGIN, median, student_interval
 from commbench.tuner.conclusion import recommend
 from commbench.tuner.decision import candidates
 from commbench.tuner.learning import withheld
+from commbench.tuner.rules import judge, level_of
 from commbench.tuner.snippet import keep_snippet, snippet_of
 
 # ---------------------------------------------------------------------------------- what to confirm
@@ -477,3 +480,22 @@ def test_gain_of_a_tenth_is_found() -> None:
         recommendation.verdict != "change" or recommendation.best.bucket_cap_mb == "7"
         for recommendation in recommendations
     )
+
+
+@pytest.mark.parametrize("gain", [1.0, 1 + MARGIN])
+@pytest.mark.parametrize("looks", [(4, 4), (6, 6), (10, 20)])
+def test_a_second_look_rarely_misleads(gain: float, looks: tuple[int, ...]) -> None:
+    """Call for a change in at most 5 % of decisions that gain the margin at most, over all looks."""
+    generator = np.random.default_rng(5)
+    runs = 1000
+    changes = 0
+    for _ in range(runs):
+        ratios = gain * np.exp(0.03 * generator.standard_normal(sum(looks)))
+        for look in range(len(looks)):
+            seen = ratios[: sum(looks[: look + 1])]
+            interval = student_interval(seen, level_of(1, look))
+            verdict = judge(Speedup(ratio=median(seen), launches=len(seen), interval=interval))
+            if verdict != "inconclusive":
+                break
+        changes += verdict == "change"
+    assert changes <= 0.05 * runs

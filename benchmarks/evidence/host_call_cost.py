@@ -1,6 +1,6 @@
 """What does one call cost the host? The ways to NCCL beside each other.
 
-``python benchmarks/host_call_cost.py`` starts two ranks, which share the GPU where there is only
+``host_call_cost.py`` starts two ranks, which share the GPU where there is only
 one. They queue small
 collectives one after the other, without waiting for them, and say how long the host takes for each:
 by NCCL itself and through torch.distributed, in alternating rounds, of which the slower rank's

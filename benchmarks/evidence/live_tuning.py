@@ -1,24 +1,20 @@
 """What do tuning and watching inside a training cost, and does tuning call equal settings
 different?
 
-``python benchmarks/live_tuning.py`` trains an MLP of 8.4 million parameters on two ranks and
-answers five questions, or one of them (``--only watching``):
+``live_tuning.py`` trains an MLP of 8.4 million parameters on two ranks and
+answers four questions, or some of them (``--only watching,equal``):
 
 - *after*: a step after the decision, with the setting that was chosen, over a step of a model that
-had this setting
-  from its beginning; both models train in short blocks in turn.
+  had this setting from its beginning; both models train in short blocks in turn.
 - *while*: a training of 300 steps with tuning over one without, in turn; and the part of it that
-worse settings cost. - *watching*: steps of a training that is watched over steps of the same
-training when it is not; both in turn. - *equal*: how many of some tunings among twelve equal
-settings (one bucket each), of 600 steps at most, say ``change``. - *narrow*: the half-width of the
-speedup that a tuning confirms over that of ``commbench train`` with the same model
-  and the same two settings, in turn; the tuning has at most the wall time of the sweep before it.
-  The sweep can be that
-  of another version: ``--reference CLONE``.
+  worse settings cost.
+- *watching*: steps of a training that is watched over steps of the same training when it is not;
+  both in turn.
+- *equal*: how many of some tunings among twelve equal settings (one bucket each), of 600 steps at
+  most, say ``change``.
 
 Exit code 0 if *after* lies within 1 % of 1, *while* without the cost of worse settings is at most
-1.05, *watching* at most 1.05, no tuning of equal settings says ``change``, and *narrow* is at most
-a half; 1 if not.
+1.05, *watching* at most 1.05, and no tuning of equal settings says ``change``; 1 if not.
 """
 
 from __future__ import annotations
@@ -45,7 +41,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commbench
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.workloads import load_workload
 from commbench.errors import InputError
 from commbench.live import tune
 from commbench.live.director import WARM_UP_PASSES, Director
@@ -54,24 +49,18 @@ from commbench.live.watch import BLOCK_STEPS
 from commbench.results import load_run
 from commbench.results.trained import median
 from commbench.stats import Interval, launch_interval
-from commbench.system.software import git_commit
 from commbench.tuner.experiment import UNTIMED
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WIDTH, LAYERS, BATCH = 1024, 8, 8
 #: Optimiser steps of a training in *while*, those of a block in *after*, and the most of a tuning
 #: in *equal*.
 STEPS, BLOCK, EQUAL_STEPS = 300, 10, 600
 #: Twelve bucket sizes in MiB beyond the model's size: one bucket each.
 EQUAL = tuple(str(100 + number) for number in range(12))
-WITHIN, WHILE_MOST, NARROW_MOST = 0.01, 1.05, 0.5
-#: The bucket size of *narrow* in MiB. Few steps decide a large difference, so it is near the
-#: default.
-NEAR = "25"
-#: What the ranks of one start answer, in this order; *narrow* starts its own.
-ON_RANKS = ("after", "while", "watching", "equal")
-#: Seconds that torchrun and torch take to start, which *narrow* counts too.
-STARTING_S = 8.0
+WITHIN, WHILE_MOST = 0.01, 1.05
+#: The questions, in this order.
+QUESTIONS = ("after", "while", "watching", "equal")
 #: Steps that are watched in *watching*: three blocks with their ends.
 WATCHED = 3 * (UNTIMED + BLOCK_STEPS)
 FACTS = "live_tuning.json"
@@ -204,93 +193,6 @@ def measure_equal(directory: Path, runs: int) -> dict[str, object]:
     return {"verdicts": verdicts}
 
 
-def measure_narrow(directory: Path, seconds: float) -> dict[str, object]:
-    """Tune a training of the workload ``mlp`` for so many seconds at most, then stop."""
-    tune.settings_of = near_settings  # type: ignore[attr-defined] # no bucket views: the sweep has none
-    began = time.perf_counter()
-    workload = load_workload("mlp", seed=0, rank=dist.get_rank(), world_size=2, batch_size=BATCH)
-    model = DistributedDataParallel(workload.model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    tuning = commbench.autotune(
-        model,
-        out=directory / "narrow",
-        bucket_cap_mb=[NEAR],
-        workload="mlp",
-        time_limit=seconds,
-        steps=10**9,
-    )
-    for batch in itertools.chain.from_iterable(itertools.repeat(workload.batches)):
-        if tuning.done:
-            break
-        optimizer.zero_grad()
-        workload.loss(model, batch).backward()
-        optimizer.step()
-    return {"seconds": time.perf_counter() - began}
-
-
-def compare_half_widths(directory: Path, pairs: int, reference: Path) -> dict[str, object]:
-    """Sweep and tune in turn.
-
-    Return half-widths of confirmed speedups, as a share of the speedup, and wall times.
-
-    Args:
-        directory: where both keep their runs.
-        pairs: sweeps, and tunings.
-        reference: the clone of commbench that sweeps.
-    """
-    found: dict[str, list[float]] = {"train": [], "tune": [], "train_s": [], "tune_s": []}
-    environment = {**os.environ, "PYTHONPATH": str(reference)}
-    for number in range(pairs):
-        swept, tuned = directory / f"train{number}", directory / f"tune{number}"
-        began = time.perf_counter()
-        command = [
-            "train",
-            "-n",
-            "2",
-            "--workload",
-            "mlp",
-            "--batch",
-            str(BATCH),
-            "--hook",
-            "none",
-            "--threads",
-            "1",
-        ]
-        command += ["--bucket-cap-mb", f"default,{NEAR}", "--out", str(swept)]
-        full_command = [sys.executable, "-m", "commbench", *command]
-        subprocess.run(
-            full_command, check=True, stdout=subprocess.DEVNULL, cwd=reference, env=environment
-        )
-        found["train_s"].append(time.perf_counter() - began)
-        tuned.mkdir()
-        began = time.perf_counter()
-        start_ranks(
-            [
-                "--out",
-                str(tuned),
-                "--only",
-                "narrow",
-                "--seconds",
-                str(found["train_s"][-1] - STARTING_S),
-            ]
-        )
-        found["tune_s"].append(time.perf_counter() - began)
-        for name, out in (("train", swept), ("tune", tuned / "narrow")):
-            found[name].append(half_width_of(out))
-    ratios = [
-        of_tune / of_train for of_tune, of_train in zip(found["tune"], found["train"], strict=True)
-    ]
-    return {**found, "ratio": median(ratios), "train_commit": git_commit(reference)}
-
-
-def half_width_of(out: Path) -> float:
-    """Return the half-width of the confirmed speedup's interval as a share of the speedup."""
-    recommendation = json.loads((out / "recommendation.json").read_text("utf-8"))
-    [choice] = recommendation["alternatives"]
-    low, high = choice["speedup_ci"]
-    return float((high - low) / 2 / choice["speedup"])
-
-
 def start_ranks(options: Sequence[str]) -> None:
     """Run this program on two ranks with one thread each."""
     command = [
@@ -308,11 +210,6 @@ def start_ranks(options: Sequence[str]) -> None:
 def equal_settings(original: TrainingCase, *_: object, **__: object) -> list[TrainingCase]:
     """Return settings with one bucket each, under different names."""
     return [original, *(dataclasses.replace(original, bucket_cap_mb=cap) for cap in EQUAL[1:])]
-
-
-def near_settings(original: TrainingCase, *_: object, **__: object) -> list[TrainingCase]:
-    """Return the script's own setting and the one near it."""
-    return [original, dataclasses.replace(original, bucket_cap_mb=NEAR)]
 
 
 def summary(ratios: Sequence[float]) -> dict[str, object]:
@@ -336,13 +233,10 @@ def rank_main(arguments: argparse.Namespace) -> None:
         "while": lambda: measure_while(directory, max(2, arguments.pairs // 8)),
         "watching": lambda: measure_watching(directory, arguments.pairs),
         "equal": lambda: measure_equal(directory, arguments.runs),
-        "narrow": lambda: measure_narrow(directory, arguments.seconds),
     }
-    for name in [arguments.only] if arguments.only else ON_RANKS:
+    for name in arguments.only.split(","):
         found[name] = measurements[name]()
-        if (
-            dist.get_rank() == 0 and arguments.facts
-        ):  # each answer is kept if a later one is interrupted
+        if dist.get_rank() == 0:  # each answer is kept if a later one is interrupted
             arguments.facts.write_text(json.dumps(found), "utf-8")
     dist.barrier()
     os._exit(0)
@@ -352,28 +246,22 @@ def main(arguments: argparse.Namespace) -> int:
     """Start the ranks and judge what they found."""
     if min(arguments.pairs, arguments.runs) < 1:
         raise InputError("--pairs and --runs must be at least 1.")
-    if not (arguments.reference / "commbench").is_dir():
-        raise InputError(
-            f"--reference {arguments.reference} holds no commbench/; give a clone of commbench."
-        )
+    unknown = set(arguments.only.split(",")) - set(QUESTIONS)
+    if unknown:
+        raise InputError(f"--only {unknown.pop()} is no question; choose from {QUESTIONS}.")
     out = empty_out(arguments.out, "live-tuning")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         options = ["--out", scratch, "--pairs", str(arguments.pairs), "--runs", str(arguments.runs)]
         facts = Path(scratch, FACTS)
-        options += ["--facts", str(facts), *(["--only", arguments.only] if arguments.only else [])]
-        found: dict[str, object] = {"environment": own_environment()}
+        options += ["--facts", str(facts), "--only", arguments.only]
+        found: dict[str, object] = {}
         try:
-            if arguments.only != "narrow":
-                start_ranks(options)
-            if arguments.only in (None, "narrow"):
-                found["narrow"] = compare_half_widths(
-                    Path(scratch), max(1, arguments.pairs // 8), arguments.reference.resolve()
-                )
+            start_ranks(options)
         finally:
             if facts.exists():
                 found |= json.loads(facts.read_text("utf-8"))
-            if len(found) > 1:
+            if found:
                 write_facts(out / FACTS, "live_tuning", found)
     return report(out)
 
@@ -398,14 +286,6 @@ def report(out: Path) -> int:
     if equal := found.get("equal"):
         changes = equal["verdicts"].count("change")
         aims[f"equal: {changes} of {len(equal['verdicts'])} say change (aim 0)"] = not changes
-    if narrow := found.get("narrow"):
-        widths = ", ".join(
-            f"{name} {100 * median(narrow[name]):.2g} % in {median(narrow[f'{name}_s']):.0f} s"
-            for name in ("train", "tune")
-        )
-        aims[f"narrow: {narrow['ratio']:.2f}, half-widths {widths} (aim {NARROW_MOST:g})"] = (
-            narrow["ratio"] <= NARROW_MOST
-        )
     for text, is_met in aims.items():
         sys.stdout.write(f"{'met ' if is_met else 'MISSED '}{text}\n")
     return 0 if all(aims.values()) else 1
@@ -418,24 +298,15 @@ if __name__ == "__main__":
         "--pairs",
         type=int,
         default=32,
-        help="pairs in *after* and *watching*, an eighth in *while* and *narrow*",
+        help="pairs in *after* and *watching*, an eighth in *while*",
     )
-    parser.add_argument("--only", choices=[*ON_RANKS, "narrow"], help="answer one question")
+    parser.add_argument("--only", default=",".join(QUESTIONS), help="questions, comma-separated")
     parser.add_argument(
         "--runs", type=int, default=20, help="tunings of equal settings, at least 1"
     )
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        default=ROOT,
-        help="the clone whose ``train`` *narrow* takes (default: this one)",
-    )
     parser.add_argument("--facts", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
     with contextlib.suppress(BrokenPipeError):
-        (
+        if given.facts:
             rank_main(given)
-            if given.facts or given.seconds
-            else end("live_tuning", lambda: main(given))
-        )
+        end("live_tuning", lambda: main(given))

@@ -1,5 +1,5 @@
 """Records the traces that come with commbench, on this machine: ``python
-benchmarks/record_traces.py [NAME ...]``.
+benchmarks/evidence/record_traces.py [NAME ...]``.
 
 Each is a real model, trained with one thread on random data of the size stated in the file. Let
 nothing else run beside it. `record` makes the trace of any model.
@@ -33,7 +33,7 @@ from commbench.ddp.workloads.vision import projection, residual_stages
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 from commbench.system.host import cpu_model
 
-FOLDER = Path(__file__).parent.parent / "commbench" / "ddp" / "data" / "traces"
+FOLDER = Path(__file__).parents[2] / "commbench" / "ddp" / "data" / "traces"
 STEPS = 15
 #: 0.1 us: below the precision of the recorded times, and short in the file.
 DECIMALS = 4

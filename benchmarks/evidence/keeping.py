@@ -53,7 +53,7 @@ def write_facts(file: Path, program: str, facts: Mapping[str, Any]) -> None:
     """Write what a program found as JSON, after the command and the commit that make it again."""
     stated = {
         "schema": 1,
-        "argv": ["python", f"benchmarks/{program}.py", *sys.argv[1:]],
+        "argv": ["python", f"benchmarks/evidence/{program}.py", *sys.argv[1:]],
         "git_commit": git_commit(Path(__file__).parent),
     }
     file.write_text(json.dumps({**stated, **facts}, indent=1) + "\n")

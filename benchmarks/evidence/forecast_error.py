@@ -1,6 +1,6 @@
 """How far off is `commbench predict`? Its forecasts beside what the kept runs measured.
 
-``python benchmarks/forecast_error.py`` reads ``results/`` alone and prints the median and the
+``forecast_error.py`` reads ``results/`` alone and prints the median and the
 largest error of forecasts of
 
 - message sizes, each second one predicted from those between;
@@ -41,7 +41,7 @@ from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.hooks.registry import hook_words
 from commbench.results import Run, load_run
 
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 #: The collectives from which others are predicted.
 NETWORK = "network_4hosts_1gbit_xeon2core_20261125"
 #: Medians of Gloo on 6 and 8 hosts at 200 Mbit/s, of which the repetitions were not kept.

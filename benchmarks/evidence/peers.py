@@ -1,6 +1,6 @@
 """Does commbench read the same as another tool? Both measure in turn, and each case has a ratio.
 
-``python benchmarks/peers.py --as imb -c all_reduce --sizes 8:64K -n 2 -- mpirun -n 2 IMB-MPI1
+``peers.py --as imb -c all_reduce --sizes 8:64K -n 2 -- mpirun -n 2 IMB-MPI1
 -msglog 3:16 allreduce``
 
 The words behind ``--`` start the tool; the words before it are options of ``commbench run``. A

@@ -1,6 +1,6 @@
 """What do a copy, each compression kernel and each hook cost on one GPU?
 
-``python benchmarks/cuda_kernels.py`` times, each call after another array has filled the cache:
+``cuda_kernels.py`` times, each call after another array has filled the cache:
 
 * copies of several sizes, the yardstick;
 * top-k selection, whole and by kernel, and by ``torch.topk``;
@@ -9,7 +9,7 @@
 
 A rate counts the bytes that the work has to move at least. Its share is the rate over that of a
 copy of the same size. kernels.csv is written again after each part. It judges nothing; see
-``cuda_selection.py`` for the limits that top-k has to meet. It takes about 40 s.
+``selection.py --gpu`` for the limits that top-k has to meet. It takes about 40 s.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cuda_selection import find_gpu, time_rounds
 from keeping import add_out, empty_out, end, own_environment, write_facts
 from rich.table import Table
+from selection import find_gpu, time_on_gpu
 
 from commbench.cli.terminal import make_console
 from commbench.results.tables import csv_text
@@ -91,7 +91,7 @@ class Bench:
             before()
             self.fill_cache()
 
-        return float(np.median(time_rounds({"call": call}, set_up, ROUNDS)["call"]))
+        return float(np.median(time_on_gpu({"call": call}, set_up, ROUNDS)["call"]))
 
     def arrays(self, mib: int) -> tuple[Any, Any]:
         """Return a gradient and a residual of so many MiB."""
