@@ -36,10 +36,11 @@ LAUNCH = "launch.png"
 PAGES: Mapping[str, Callable[[], str]] = {
     "columns.md": columns_page,
     "commands.md": commands_page,
-    "evidence.md": evidence_page,
     "names.md": names_page,
     "python.md": python_page,
 }
+#: Pages of which it writes a part.
+PARTS: Mapping[str, Callable[[], str]] = {"evidence.md": evidence_page}
 
 
 def draw(name: str) -> bytes:
@@ -63,7 +64,7 @@ def newest(theme: str) -> Path:
 
 
 if __name__ == "__main__":
-    for page, render in PAGES.items():
+    for page, render in (*PAGES.items(), *PARTS.items()):
         (DOCS / page).write_text(render(), encoding="utf-8")
     for name in SCHEMAS:
         (DOCS / "schema" / name).write_text(schema_text(name), encoding="utf-8")
@@ -71,4 +72,4 @@ if __name__ == "__main__":
         (FOLDER / file).write_bytes(draw(file))
     for cast in FOLDER.glob("*.cast"):
         cast.with_suffix(".svg").write_text(terminal.draw(cast), encoding="utf-8")
-    print(f"Wrote {', '.join(PAGES)}, docs/schema and the figures in {FOLDER}")
+    print(f"Wrote {', '.join((*PAGES, *PARTS))}, docs/schema and the figures in {FOLDER}")
