@@ -11,7 +11,7 @@ sys.path.insert(0, str(DOCS.parent / "benchmarks" / "evidence"))
 from claims import Claim, read_claims  # noqa: E402 - its folder is named above
 
 #: What the table stands between.
-MARK = "<!-- kept runs -->\n"
+MARK = "<!-- reference runs -->\n"
 
 
 def evidence_page() -> str:
