@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import shutil
+from collections.abc import Callable, Mapping
 
 from commbench.errors import InputError, unknown_choice
 from commbench.launch.launchers.base import Launcher, Placement
@@ -22,8 +23,26 @@ from commbench.launch.launchers.slurm import in_allocation, open_srun
 from commbench.launch.launchers.torchrun import TorchrunLauncher
 from commbench.units import counted
 
+
+def _open_mpirun(placement: Placement) -> Launcher:
+    return open_mpi(find_mpirun(), placement)
+
+
+def _open_mpiexec(placement: Placement) -> Launcher:
+    return open_mpi(find_mpirun(("mpiexec", "mpirun")), placement)
+
+
+def _open_torchrun(placement: Placement) -> Launcher:
+    return TorchrunLauncher(**vars(placement))
+
+
 #: The launchers by the name that a person can request; a path works as well.
-LAUNCHERS = ("mpirun", "mpiexec", "srun", "torchrun")
+LAUNCHERS: Mapping[str, Callable[[Placement], Launcher]] = {
+    "mpirun": _open_mpirun,
+    "mpiexec": _open_mpiexec,
+    "srun": open_srun,
+    "torchrun": _open_torchrun,
+}
 
 
 def choose_launcher(requested: str | None = None, placement: Placement | None = None) -> Launcher:
@@ -52,14 +71,8 @@ def _open(requested: str | None, placement: Placement) -> Launcher:
         requested = _find_usable(placement)
     if "/" in requested:
         return open_program(requested, placement)
-    if requested == "mpirun":
-        return open_mpi(find_mpirun(), placement)
-    if requested == "mpiexec":
-        return open_mpi(find_mpirun(("mpiexec", "mpirun")), placement)
-    if requested == "srun":
-        return open_srun(placement)
-    if requested == "torchrun":
-        return TorchrunLauncher(**vars(placement))
+    if requested in LAUNCHERS:
+        return LAUNCHERS[requested](placement)
     raise unknown_choice("launcher", requested, LAUNCHERS, ", or give a path")
 
 
