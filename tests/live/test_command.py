@@ -90,7 +90,7 @@ def make_run(path: Path, **plan: object) -> None:
         ("tune --out bad.py -- true", "/bad.py is not a directory"),
         ("tune --out bad.py/below -- true", "which is not a directory"),
         ("tune --out foreign -- true", "is no run of commbench and not empty"),
-        ("tune --then stop", "--then is of COMMAND"),
+        ("tune --then stop", "--then works only with COMMAND"),
         ("watch", "watch takes a command behind --"),
         ("watch --", "No command stands behind --; write e.g. commbench watch -- torchrun"),
         ("watch torchrun train.py", "commbench watch -- torchrun train.py."),

@@ -85,14 +85,12 @@ NOT_RUN = {
         "--workload linear",
     ),
     "writes into the start-up file of a shell": ("--install-completion",),
-    "writes into the checkout": ("record_traces.py", "docs/generate.py"),
-    "is started on each host of a lab": ("host0:29500 benchmarks",),
+    "writes into the checkout": ("docs/generate.py",),
     "needs an environment for the job: tests/launch/test_slurm.py runs the like": (
         "sbatch ",
         "srun python",
     ),
     "needs a run that was just measured": ("gzip ",),
-    "needs a program of another project": ("IMB-MPI1",),
 }
 #: Commands that start ranks or draw figures, on emulated hosts, and in Slurm.
 SLOW = re.compile(

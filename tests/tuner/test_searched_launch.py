@@ -24,6 +24,7 @@ class OneRank:
     def __init__(self) -> None:
         self.control = self
         self.rounds: defaultdict[str, list[int]] = defaultdict(list)
+        self.records: list[TrainingCase] = []
 
     def broadcast(self, value: Any) -> Any:
         """Return the value."""
@@ -33,19 +34,18 @@ class OneRank:
         """Have room for all cases."""
         return len(cases)
 
-    def block(self, _: TrainingCase, *, last: bool) -> Any:
+    def block(self, _: TrainingCase, *, last: bool) -> bool:  # noqa: ARG002 - as in the product
         """Train without a failure."""
-        from commbench.ddp.session import _Outcome
-
-        return _Outcome(is_last=last)
+        return True
 
     def median_ms(self, case: TrainingCase) -> float:
         """Return the true time."""
         return true_ms(case)
 
-    def finish(self, case: TrainingCase) -> TrainingCase:
-        """Return the case in place of its record."""
-        return case
+    def finish(self, case: TrainingCase, *, is_kept: bool = True) -> None:
+        """Keep the case in place of its record."""
+        if is_kept:
+            self.records.append(case)
 
 
 def train(blocks: int | None) -> tuple[bool, list[TrainingCase]]:
@@ -58,15 +58,15 @@ def train(blocks: int | None) -> tuple[bool, list[TrainingCase]]:
     cases = make_cases(HOOKS)
     seconds = 100.0 * BLOCK_STEPS
     numbers = itertools.count()
-    records: list[Any] = []
     duty = Duty(
         begin=lambda _: None,
-        finish=records.append,
+        finish=lambda _: None,
         is_out_of_time=lambda: next(numbers) == blocks,
         search=Search(cases, seconds=seconds, seed="1"),
     )
-    launch = _SearchedLaunch(cases, OneRank(), duty)  # type: ignore[arg-type]
-    return launch.train(), records
+    session = OneRank()
+    launch = _SearchedLaunch(cases, session, duty)  # type: ignore[arg-type]
+    return launch.train(), session.records
 
 
 def test_a_search_keeps_a_record_of_each_case_that_it_has_trained() -> None:
