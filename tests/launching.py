@@ -170,7 +170,8 @@ def serve_forks(directory: Path) -> Iterator[str]:
             server = [sys.executable, str(HERE / "forks" / "server.py"), str(directory)]
             reader = os.open(users, os.O_RDONLY | os.O_NONBLOCK)
             writer = os.open(users, os.O_WRONLY)
-            subprocess.run(server, stdin=reader, stdout=subprocess.DEVNULL, check=True)
+            own = {name: value for name, value in os.environ.items() if name != MARK}
+            subprocess.run(server, stdin=reader, stdout=subprocess.DEVNULL, env=own, check=True)
             os.close(reader)
         else:
             writer = os.open(users, os.O_WRONLY)

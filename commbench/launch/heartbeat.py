@@ -28,6 +28,8 @@ from commbench.launch.signals import SignalFeed, die_of
 DEEPEST = 40
 #: Outermost frames, the same on every rank.
 _OUTERMOST = ("commbench/launch/", "mpi4py/run.py", "mpi4py/__main__.py", "<frozen runpy>")
+#: The directory that holds the package.
+_HOME = Path(__file__).parents[2]
 _DUMPED = re.compile(r'^\s*File "(.+)", line (\d+) in (.+)$')
 _DUMPED_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
 
@@ -91,9 +93,12 @@ def _text(path: str, line: int, function: str) -> str:
 
 @cache
 def _short(path: str) -> str:
-    """Return a path relative to the directory from which Python imported it."""
+    """Return a path relative to the directory from which Python imported it.
+
+    An editable installation may have its directory not in ``sys.path``.
+    """
     longest = ""
-    for folder in sys.path:
+    for folder in (*sys.path, str(_HOME)):
         root = folder.rstrip("/") + "/"
         if folder and path.startswith(root) and len(root) > len(longest):
             longest = root
