@@ -8,7 +8,7 @@ import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import (
@@ -33,8 +33,6 @@ from commbench.tuner.learning import ANY_HOOK, Permission, withheld
 from commbench.tuner.rules import SEARCH_SHARE, SWEEP_SHARE
 from commbench.units import counted
 
-#: Launches that are made even beyond the target time.
-FEWEST_LAUNCHES = 2
 #: Duration of a block over that of its timed steps on the baseline: early steps, setup and
 #: diagnosis.
 OVERHEAD = 2.5
@@ -49,6 +47,9 @@ class Plan(abc.ABC):
     Every stage follows only from the records of the stages before it. So a run that is resumed, or
     made launch by launch under mpirun, reaches the same settings.
     """
+
+    fewest_launches: ClassVar[int] = 1
+    """Launches of a stage that are made even beyond the target time."""
 
     facts: WorkloadFacts
     """Of the workload at its own or the first batch."""
@@ -192,12 +193,15 @@ class Plan(abc.ABC):
             training=training,
             case_timeout_s=self.case_timeout_s,
             time_limit_s=self.time_limit_s,
+            fewest_launches=self.fewest_launches,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan(Plan):
     """A request to train a sweep: every configuration, then the winners in fresh launches."""
+
+    fewest_launches: ClassVar[int] = 2
 
     sweep: TrainingSweep
     begins_s: float = 0.0
@@ -252,18 +256,6 @@ class TrainingPlan(Plan):
     @property
     def _given_hooks(self) -> Sequence[str]:
         return self.sweep.hooks
-
-    def _request(
-        self,
-        name: str,
-        cases: Sequence[TrainingCase],
-        launches: int,
-        *,
-        blocks: int = 1,
-        **terms: Any,  # noqa: ANN401 - fields of `Terms`
-    ) -> RunRequest:
-        request = super()._request(name, cases, launches, blocks=blocks, **terms)
-        return dataclasses.replace(request, fewest_launches=FEWEST_LAUNCHES)
 
 
 @dataclass(frozen=True, kw_only=True)
