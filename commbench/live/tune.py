@@ -43,15 +43,16 @@ class Tune(Programme):
             traits=facts.traits,
         )
         super().__init__(ddp_model, options, facts, settings)
+        reasons = {}
+        for number, case in enumerate(settings):
+            reason = withheld(case, original, self.run.info)
+            if reason:
+                reasons[number] = reason
         self._experiment = Experiment(
             settings,
             seed=options.seed + self.run.launch,
             max_steps=options.steps,
-            withheld=[
-                number
-                for number, case in enumerate(settings)
-                if withheld(case, original, self.run.info)
-            ],
+            withheld=reasons,
             earlier=self._earlier(),
         )
         self._gaps_ms: list[float] = []
@@ -73,10 +74,7 @@ class Tune(Programme):
 
     def next_block(self, step: int, *, is_ahead: bool) -> Block | None:
         """Return the next block; None at the end of the round or of the experiment."""
-        choose = self._experiment.next_block
-        if is_ahead:
-            choose = self._experiment.following_block
-        block = choose(step, self._remaining_s)
+        block = self._experiment.next_block(step, self._remaining_s, is_ahead=is_ahead)
         if block is not None:
             part = "trying"
             if block.phase == CONFIRM:

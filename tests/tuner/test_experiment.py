@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from effort import repetitions, slack
 from training_builders import make_training_case, make_training_info, make_training_record
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
+from commbench.results.recommendation import Withheld
 from commbench.results.trained import speedup_of_rounds
 from commbench.stats import MARGIN, Interval, median
 from commbench.tuner.conclusion import recommend
@@ -130,7 +131,7 @@ def simulate(
     step_ms: float = 100.0,
     max_steps: int | None = None,
     time_limit_s: float | None = None,
-    withheld: Collection[int] = (),
+    withheld: Mapping[int, Withheld] | None = None,
 ) -> Tuning:
     """Tune a training whose settings have these true speedups."""
     settings = settings or make_settings(len(speedups))
@@ -416,7 +417,7 @@ def test_a_withheld_setting_does_not_end_the_confirmation() -> None:
                 [1.0, 1.025, 1.5], NOISES["lognormal"], settings=settings, withheld=withheld
             ).speedups[1]
         )
-        for withheld in ([], [2])
+        for withheld in ({}, {2: "unnamed"})
     ]
     assert LIVE_LOOKS[1] == rounds[0] < rounds[1]
 
