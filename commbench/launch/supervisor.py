@@ -16,10 +16,10 @@ from commbench.launch.clues import (
     Clue,
     Ending,
     Evidence,
-    MemoryKills,
     exit_clues,
     find_crash_report,
     hang_reason,
+    memory_kills,
     start_clues,
     worst,
 )
@@ -86,7 +86,7 @@ class Supervisor:
             ranks, plan.case_timeout_s, now=time.monotonic(), startup_timeout=self._startup_s
         )
         self._evidence = Evidence()
-        self._memory = MemoryKills()
+        self._kills_before = memory_kills()
         self._has_begun = self._finishing = False
         self._doomed_at: float | None = None
         self._shares: defaultdict[str, float] = defaultdict(float)
@@ -112,7 +112,8 @@ class Supervisor:
             launched = Launched(command, environment, self._plan.to_json())
         except OSError as error:
             numbers = {"program": command[0], "error": str(error.strerror)}
-            return Ending.broken("failed", Finding(code="launcher_not_started", numbers=numbers))
+            cause = Finding(code="launcher_not_started", numbers=numbers)
+            return Ending(status="failed", cause=cause)
         self._interrupts.wake = launched.wake
         try:
             return self._watch(launched)
@@ -125,7 +126,7 @@ class Supervisor:
             self._handle(launched.next_output(LOOK_S))
             if self._interrupts.number is not None and self._is_over(launched):
                 launched.stop(self._handle)
-                return self._interrupted()
+                return Ending.interrupted(self._interrupts.number or signal.SIGINT)
             now = time.monotonic()
             if now - last_look < LOOK_S:
                 continue
@@ -150,10 +151,6 @@ class Supervisor:
             self._listener.on(LastCase())
         return False
 
-    def _interrupted(self) -> Ending:
-        name = signal.Signals(self._interrupts.number or signal.SIGINT).name
-        return Ending(status="interrupted", reason=str(Finding("interrupted", name)))
-
     def _tear_down(self, launched: Launched, hang: Clue) -> Ending:
         """End a hung launch after its ranks had time to report their stacks."""
         self._evidence.forget_stacks()
@@ -170,9 +167,9 @@ class Supervisor:
             return _complete("ranks_stay", hang)
         if hang.code == "no_rank_heard":
             hang = worst([hang, *start_clues(list(self._stderr))])
-        return Ending.broken(
-            "hung",
-            hang_reason(self._watchdog.timeout, str(hang)),
+        return Ending(
+            status="hung",
+            cause=hang_reason(self._watchdog.timeout, str(hang)),
             failed_rank=failed_rank,
             is_host_lost=hang.is_host_lost and not is_reached,
             output=[*self._stderr, *stacks],
@@ -198,20 +195,20 @@ class Supervisor:
         """Return how a launch ended whose launcher has left."""
         for error in self._evidence.errors:
             if error.is_bad_input:
-                return Ending(status="refused", reason=error.message)
+                return Ending(status="refused", cause=Finding.stated(error.message))
         lines = list(self._stderr)
         if returncode == 0 and self._all_cases_ended is False:
             if self._finishing:
-                return self._interrupted()
-            return Ending(status="cut", reason=str(Finding("launch_cut")))
+                return Ending.interrupted(self._interrupts.number or signal.SIGINT)
+            return Ending(status="cut", cause=Finding("launch_cut"))
         if returncode == 0 and self._is_complete:
-            return Ending(status="ok", reason=find_warning(lines))
+            return Ending(status="ok", cause=find_warning(lines))
         clues = exit_clues(
             lines,
             self._evidence.errors,
             returncode,
             self._watchdog.processes,
-            is_out_of_memory=self._memory.is_out_of_memory,
+            kills_before=self._kills_before,
         )
         silent = self._watchdog.silent(time.monotonic())
         if silent:
@@ -223,7 +220,7 @@ class Supervisor:
             clue, self._case, self._watchdog.processes, find_crash_report(lines)
         )
         output = [*lines, *self._evidence.lines()]
-        return Ending.broken("failed", clue.reason, failed_rank=failed_rank, output=output)
+        return Ending(status="failed", cause=clue.reason, failed_rank=failed_rank, output=output)
 
     @property
     def _case(self) -> AnyCase | None:
@@ -289,4 +286,4 @@ class Supervisor:
 
 def _complete(code: str, clue: Clue) -> Ending:
     """Return the ending of a launch that has measured everything, with a warning."""
-    return Ending(status="ok", reason=str(Finding(code, numbers={"cause": str(clue)})))
+    return Ending(status="ok", cause=Finding(code, numbers={"cause": str(clue)}))
