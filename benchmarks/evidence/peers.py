@@ -68,7 +68,7 @@ def compare(theirs: Sequence[dict[Key, float]], ours: Sequence[dict[Key, float]]
     compared = []
     for operation, message_bytes in keys:
         sides = [[times[operation, message_bytes] for times in side] for side in (theirs, ours)]
-        ratio, interval = ratio_interval(*sides, level=0.95, seed=1, paired=True)
+        ratio, interval = ratio_interval(*sides, seed=1)
         compared.append(
             Compared(
                 operation=operation,
