@@ -1,9 +1,7 @@
 """Tests of pairs.csv."""
 
 import json
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +11,8 @@ from matrices import INTER_US, INTRA_US, make_hosts, make_matrix, receiving, wit
 
 from commbench import stats
 from commbench.engine.records import PairTable, PairTimes, Record
-from commbench.launch.tables import write_tables
-from commbench.results import Store, load_run, tables
+from commbench.results import tables
 from commbench.results.pairs import matrices, pair_table
-from commbench.results.tables import table_csv
 
 # The contract's order; a change of it is a change of the schema.
 
@@ -94,14 +90,6 @@ def test_wrong_pair_has_no_bandwidth() -> None:
     assert {"ok"} == {row.status for row in rows.values()}
 
 
-def test_unverified_pairs_have_no_count_of_wrong_elements() -> None:
-    """Leave the count of wrong elements empty if nothing was verified."""
-    records = make_matrix(3)
-    records = [replace(r, pairs=[replace(pair, wrong=None) for pair in r.pairs]) for r in records]
-    row = rows_of(records, 3)[0, 1]
-    assert (None, "ok") == (row.wrong, row.status)
-
-
 def test_warnings_of_a_launch_hold_for_its_pairs() -> None:
     """Flag pairs with their launch's warnings, except those about all pairs' times."""
     flags = ("throttled", "clock", "late", "bimodal")
@@ -133,20 +121,6 @@ def test_unknown_hosts_are_one() -> None:
     assert {""} == set(pair_table([matrix], {})[["source_host", "target_host"]].to_numpy().flat)
 
 
-def test_store_writes_and_reads_pairs(tmp_path: Path) -> None:
-    """Write pairs.csv of a matrix, and the same rows after reading."""
-    with Store.open(tmp_path / "mine", make_hosts(3)) as store:
-        store.append(make_record())
-        write_tables(store)
-        assert not (tmp_path / "mine" / "pairs.csv").exists()
-        for record in make_matrix(3):
-            store.append(record)
-        write_tables(store)
-    text = (tmp_path / "mine" / "pairs.csv").read_text()
-    assert text == table_csv(load_run(tmp_path / "mine").pairs)
-    assert 1 + 6 == len(text.splitlines())
-
-
 def test_pairs_come_back_as_a_table_that_equals_them() -> None:
     """Read a launch's pairs as arrays, unverified ones included."""
     pairs = [
@@ -169,22 +143,3 @@ def test_pairs_come_back_as_a_table_that_equals_them() -> None:
     assert back != pairs[:1]
     assert [] == list(PairTable.of([]))
     assert record.to_json() == replace(record, pairs=back).to_json()
-
-
-@pytest.mark.slow
-def test_three_hundred_ranks_take_seconds() -> None:
-    """Summarise 89,700 pairs within seconds of CPU time."""
-    pairs = [
-        PairTimes(
-            source=a, target=b, time_us=100.0 + a + b, time_us_p95=120.0, repetitions=30, wrong=0
-        )
-        for a in range(300)
-        for b in range(300)
-        if a != b
-    ]
-    case, info = make_case("bandwidth", pattern="matrix"), make_hosts(300)
-    records = [make_record(case, launch=launch, pairs=pairs) for launch in range(2)]
-    begun = time.process_time()
-    text = table_csv(pair_table(matrices(records, info), info))
-    assert 30 > time.process_time() - begun
-    assert 1 + 300 * 299 == text.count("\n")
