@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,7 +33,7 @@ from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.engine.communicator import Communicator
-from commbench.engine.control import Control, gather_everywhere, run_threads
+from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.setup import prepare
 from commbench.engine.timing.loops import quiet_interpreter
 from commbench.errors import CommbenchError, InputError, LaunchError
@@ -290,11 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         backends = as_names(options.backend)
         if options.found:
             be_rank(backends, options)
-        if options.ranks == 1:
-            alone = partial(measure, backends, options.rounds, out=options.out)
-            (rows,) = run_threads(1, alone)
-        else:
-            rows = start_ranks(options)
+        rows = start_ranks(options)
     except CommbenchError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
