@@ -88,6 +88,8 @@ class Speedup:
     ratio: float
     launches: int
     """Launches that ran both."""
+    ratios: Sequence[float] = ()
+    """Of each launch; empty where blocks are compared."""
     interval: Interval | None = None
     """The interval over launches, at 95 % unless requested otherwise; over blocks where
     ``blocks`` is not 0."""
@@ -165,7 +167,7 @@ def speedup_of(
     interval = stats.launch_interval(ratios, level)
     if is_divided:
         interval = stats.student_interval(ratios, level)
-    return Speedup(ratio=median(ratios), launches=len(launches), interval=interval)
+    return Speedup(ratio=median(ratios), launches=len(launches), ratios=ratios, interval=interval)
 
 
 def speedup_of_rounds(ratios: Sequence[float], level: float) -> Speedup:

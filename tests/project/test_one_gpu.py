@@ -90,7 +90,7 @@ def test_the_deadline_holds_on_cpus(tmp_path: Path) -> None:
     steps = on_cpus("full", 40, tmp_path)
     assert "exit 0" == steps["preflight"]
     assert {"skipped"} == {steps["tune"], steps["bench"]}
-    assert {"needs a GPU"} == {steps["kernels"], steps["nccl"], steps["registered"]}
+    assert {"needs a GPU"} == {steps["selection_25"], steps["nccl"], steps["registered"]}
     assert {"steps.txt", "preflight.log"} <= archived(tmp_path / "one_gpu_full.tgz")
 
 

@@ -1,9 +1,7 @@
 """Tests of pairs.csv."""
 
 import json
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,8 @@ from matrices import (
 from commbench import stats
 from commbench.engine.records import Pairs, Record
 from commbench.errors import InputError
-from commbench.launch.tables import write_tables
-from commbench.results import Store, load_run, tables
+from commbench.results import tables
 from commbench.results.pairs import matrices, pair_table
-from commbench.results.tables import table_csv
 
 # The contract's order; a change of it is a change of the schema.
 
@@ -103,14 +99,6 @@ def test_wrong_pair_has_no_bandwidth() -> None:
     assert {"ok"} == {row.status for row in rows.values()}
 
 
-def test_unverified_pairs_have_no_count_of_wrong_elements() -> None:
-    """Leave the count of wrong elements empty if nothing was verified."""
-    records = make_matrix(3)
-    records = [replace(r, pairs=replace(r.pairs, wrong=[None] * 6)) for r in records]
-    row = rows_of(records, 3)[0, 1]
-    assert (None, "ok") == (row.wrong, row.status)
-
-
 def test_warnings_of_a_launch_hold_for_its_pairs() -> None:
     """Flag pairs with their launch's warnings, except those about all pairs' times."""
     flags = ("throttled", "clock", "late", "bimodal")
@@ -142,20 +130,6 @@ def test_unknown_hosts_are_one() -> None:
     assert {""} == set(pair_table([matrix], {})[["source_host", "target_host"]].to_numpy().flat)
 
 
-def test_store_writes_and_reads_pairs(tmp_path: Path) -> None:
-    """Write pairs.csv of a matrix, and the same rows after reading."""
-    with Store.open(tmp_path / "mine", make_hosts(3)) as store:
-        store.append(make_record())
-        write_tables(store)
-        assert not (tmp_path / "mine" / "pairs.csv").exists()
-        for record in make_matrix(3):
-            store.append(record)
-        write_tables(store)
-    text = (tmp_path / "mine" / "pairs.csv").read_text()
-    assert text == table_csv(load_run(tmp_path / "mine").pairs)
-    assert 1 + 6 == len(text.splitlines())
-
-
 def test_pairs_come_back() -> None:
     """Read a launch's pairs, unverified ones included, and refuse fields of several lengths."""
     pairs = joined([Pair(0, 1, 9.5, 10.0, 30, None), Pair(1, 0, 9.5, 10.0, 30, 3)])
@@ -165,16 +139,3 @@ def test_pairs_come_back() -> None:
     assert Pairs() == Record.from_json(make_record().to_json()).pairs
     with pytest.raises(InputError, match="differ in length"):
         Record.from_json({**data, "pairs": {"source": [0]}})
-
-
-@pytest.mark.slow
-def test_three_hundred_ranks_take_seconds() -> None:
-    """Summarise 89,700 pairs within seconds of CPU time."""
-    ends = [(a, b) for a in range(300) for b in range(300) if a != b]
-    pairs = joined(Pair(a, b, 100.0 + a + b, 120.0, 30, 0) for a, b in ends)
-    case, info = make_case("bandwidth", pattern="matrix"), make_hosts(300)
-    records = [make_record(case, launch=launch, pairs=pairs) for launch in range(2)]
-    begun = time.process_time()
-    text = table_csv(pair_table(matrices(records, info), info))
-    assert 30 > time.process_time() - begun
-    assert 1 + 300 * 299 == text.count("\n")
