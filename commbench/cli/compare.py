@@ -16,6 +16,7 @@ from commbench.analysis.comparison import ComparisonTable
 from commbench.analysis.comparison import compare as compare_runs
 from commbench.cli.command_line import Given, check_needed, takes_options
 from commbench.cli.interleave import SIDES, measure_until_decided, parse_side
+from commbench.cli.options import opt
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError, check_choice
@@ -48,26 +49,22 @@ def compare(
     ],
     baseline: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--baseline", metavar="A", help="A baseline run, or a folder of runs; may be repeated."
-        ),
+        opt("--baseline", "A baseline run, or a folder of runs; may be repeated.", "A"),
     ] = None,
     threshold: Annotated[
         str,
-        typer.Option(
+        opt(
             "--threshold",
-            metavar="SHARE",
-            help="Exit with 5 only if a case is slower by more than this share, e.g. 5% or 0.05.",
+            "Exit with 5 only if a case is slower by more than this share, e.g. 5% or 0.05.",
+            "SHARE",
         ),
     ] = f"{100 * MARGIN:g}%",
-    sort: Annotated[
-        bool, typer.Option("--sort", help="Sort the cases, the slowest first.")
-    ] = False,
+    sort: Annotated[bool, opt("--sort", "Sort the cases, the slowest first.")] = False,
     force: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--force",
-            help=(
+            (
                 "Compare even if the runs were measured under different conditions, as"
                 " --until-decided always does."
             ),
@@ -75,28 +72,28 @@ def compare(
     ] = False,
     output_format: Annotated[
         str | None,
-        typer.Option(
+        opt(
             "--format",
-            metavar="STYLE",
-            help=f"{join_names(FORMATS)}; by default from the suffix of --out, else table.",
+            f"{join_names(FORMATS)}; by default from the suffix of --out, else table.",
+            "STYLE",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        opt(
             "--out",
-            metavar="FILE",
-            help=(
+            (
                 "Also write the comparison to this file; with --until-decided the directory of both"
                 " runs."
             ),
+            "FILE",
         ),
     ] = None,
     until_decided: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--until-decided",
-            help=(
+            (
                 "Measure two commands in turn, such as 'run -c all_reduce' or"
                 " '/old/.venv/bin/commbench run ...', "
                 "until each case has a verdict. Variables may precede them: 'NCCL_ALGO=Ring run"
@@ -106,11 +103,7 @@ def compare(
     ] = False,
     time_limit: Annotated[
         float | None,
-        typer.Option(
-            "--time-limit",
-            metavar="S",
-            help="Time limit of --until-decided in seconds; 600 by default.",
-        ),
+        opt("--time-limit", "Time limit of --until-decided in seconds; 600 by default.", "S"),
     ] = None,
     given: Given = (),
 ) -> int:
@@ -182,12 +175,10 @@ def _decide(
             sides,
             seconds=seconds,
             margin=MARGIN,
-            report=lambda line: messages.print(line, markup=False),
+            report=messages.print,
         )
     except (KeyboardInterrupt, SystemExit):
-        messages.print(
-            f"Ended before a verdict; the same command with --out {folder} goes on.", markup=False
-        )
+        messages.print(f"Ended before a verdict; the same command with --out {folder} goes on.")
         raise
 
 

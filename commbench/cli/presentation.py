@@ -80,12 +80,11 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     lines += [f"- {advice.in_full}" for advice in advise_run(run_.info)]
     lines += map(str, [*time_spent(run_), *origins(run_)])
     for line in lines:
-        console.print(line, markup=False)
+        console.print(line)
     command = shlex.join(["commbench", "report", str(run_.path)])
     page_hint = f"; `{command}` draws a page of them" if hint else ""
     console.print(
         f"Results: {', '.join(map(str, result_files(run_)))}{page_hint}",
-        markup=False,
         soft_wrap=True,
     )
     if not run_.info.get("candidates"):
@@ -158,22 +157,22 @@ def _print_collectives(run_: Run, console: Console) -> None:
     ]:
         console.print(part)
     for finding in [*precision(run_), *in_place(run_)]:
-        console.print(str(finding), markup=False)
+        console.print(str(finding))
     for warning in row_warnings([Kind(section="collectives", rows=run_.rows)], run_.info):
-        console.print(f"! {warning.in_full}", markup=False)
+        console.print(f"! {warning.in_full}")
     for finding in [*stragglers(run_), *model_error(run_), *soak(run_)]:
-        console.print(finding.in_full, markup=False)
+        console.print(finding.in_full)
 
 
 def print_unfinished(run_: Run, console: Console) -> None:
     """Print why a run is incomplete and how to resume it; nothing for a complete run."""
     for finding in unfinished(run_):
-        console.print(str(finding), markup=False, soft_wrap=True)
+        console.print(str(finding), soft_wrap=True)
 
 
 def print_page(page: Path, console: Console) -> None:
     """Print the path of a page."""
-    console.print(f"Page: {page}", markup=False, soft_wrap=True)
+    console.print(f"Page: {page}", soft_wrap=True)
 
 
 def check_style(style: str) -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from commbench.analysis.expectations import Answer, judge, read_expectations
 from commbench.analysis.runs import network_model
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
-from commbench.cli.options import Expect, Format, LinkRate
+from commbench.cli.options import Expect, Format, LinkRate, opt
 from commbench.cli.presentation import (
     check_style,
     facts_table,
@@ -52,26 +52,22 @@ def report(
     output_format: Format = "table",
     out: Annotated[
         Path | None,
-        typer.Option(
+        opt(
             "--out",
-            metavar="DIR",
-            help=(
+            (
                 "Directory of the page; by default the run itself, for several runs a new one in"
                 " results/."
             ),
+            "DIR",
         ),
     ] = None,
     model: Annotated[
         bool,
-        typer.Option(
-            "--model", help="Print only the network model: start-up times, rates, and their error."
-        ),
+        opt("--model", "Print only the network model: start-up times, rates, and their error."),
     ] = False,
     explained: Annotated[
         str | None,
-        typer.Option(
-            "--explain", metavar="NAME", help="Print only what a flag, its mark or a column means."
-        ),
+        opt("--explain", "Print only what a flag, its mark or a column means.", "NAME"),
     ] = None,
     expect: Expect = None,
     link: LinkRate = "",
@@ -126,22 +122,18 @@ def _report_page(
 
 
 def env(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+    as_json: Annotated[bool, opt("--json", "Print the facts as JSON.")] = False,
     with_mpi: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--mpi/--no-mpi",
-            help=(
-                "Start two MPI ranks and report the library, its transport and the time of"
-                " MPI_Init."
-            ),
+            ("Start two MPI ranks and report the library, its transport and the time of MPI_Init."),
         ),
     ] = True,
     topology: Annotated[
         bool,
-        typer.Option(
-            "--topology",
-            help="Print only sockets, NUMA nodes, GPUs, network adapters and their links.",
+        opt(
+            "--topology", "Print only sockets, NUMA nodes, GPUs, network adapters and their links."
         ),
     ] = False,
 ) -> int:
@@ -187,7 +179,7 @@ def env(
         style="bold",
     )
     for item in advice:
-        console.print(f"- {item.in_full}", markup=False)
+        console.print(f"- {item.in_full}")
     return 0
 
 
