@@ -25,7 +25,7 @@ from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, im
 from commbench.interop.imports.param import PARAM_BACKENDS
 from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
-from commbench.results.files import encode
+from commbench.results.files import encode, refusing
 from commbench.schema import MOST_RANKS
 from commbench.units import counted
 
@@ -150,17 +150,8 @@ def _check_options(options: ImportOptions) -> None:
 def _read_source(file: str) -> Source:
     if file == STDIN:
         return Source(name=STDIN, data=sys.stdin.buffer.read())
-    path = Path(file)
-    if path.is_dir():
-        raise InputError(
-            f"{path} is a directory; name the files in it (a run of commbench needs no import)."
-        )
-    try:
-        return Source(name=file, data=path.read_bytes())
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror or error}); name another file."
-        ) from error
+    with refusing(Path(file), InputError):
+        return Source(name=file, data=Path(file).read_bytes())
 
 
 def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:

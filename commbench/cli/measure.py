@@ -33,7 +33,7 @@ from commbench.cli.train import (
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.collectives.cases import Axes, Case, Sweep
 from commbench.collectives.suites import Suite, load_suite
-from commbench.ddp.plan.cases import TrainingCase, TrainingSweep
+from commbench.ddp.plan.cases import TrainingSweep
 from commbench.errors import find_entry
 from commbench.fields import join_names
 from commbench.interop.conventions import CONVENTIONS
@@ -112,7 +112,11 @@ def bench(
         if trains_over is None or lack:
             return task
         sweep = TrainingSweep(env=axes.get("env", ()))
-        requested = _training_beside(task.requests[0].cases, trains_over)
+        requested = trains_over
+        on_gpus = TRAINING_BACKENDS["nccl"].name
+        measures_gpus = any(case.backend == on_gpus for case in task.requests[0].cases)
+        if requested == AUTO_BACKEND and measures_gpus and not try_device(on_gpus).refusal:
+            requested = "nccl"
         training_backend, left_out = backend_at(place, requested, sweep.workload)
         sweep = replace(sweep, backend=training_backend)
         seed = task.requests[0].seed
@@ -134,20 +138,10 @@ def _training_lack(trains_over: str, place: Place) -> str:
     if place.ranks == 1:
         return "Training with DDP takes 2 ranks or more."
     lack = unusable_reason("gloo", place)
-    trainer = TRAINING_BACKENDS.get(trains_over)
-    if lack is None and trainer is not None and trainer.uses_gpu:
+    if lack is None and trains_over == "nccl":
         # a launcher that is named for collectives may lack torch or start ranks on other hosts
-        lack = try_device(trainer.name).refusal
+        lack = try_device(TRAINING_BACKENDS[trains_over].name).refusal
     return lack or ""
-
-
-def _training_beside(cases: Sequence[Case | TrainingCase], trains_over: str) -> str:
-    """Return the training backend to request: on GPUs if the collectives are measured there."""
-    on_gpus = TRAINING_BACKENDS["nccl"].name
-    measures_gpus = any(case.backend == on_gpus for case in cases)
-    if trains_over == AUTO_BACKEND and measures_gpus and not try_device(on_gpus).refusal:
-        return "nccl"
-    return trains_over
 
 
 def _with_more_launches(task: Task) -> Task:
@@ -167,9 +161,10 @@ def _trains_over(backends: Sequence[str] | None) -> str | None:
     """
     if backends is None:
         return AUTO_BACKEND
-    suitable = [
-        name for name, trainer in TRAINING_BACKENDS.items() if {name, trainer.name} & set(backends)
-    ]
+    suitable = []
+    for name, trainer in TRAINING_BACKENDS.items():
+        if name in backends or trainer.name in backends:
+            suitable.append(name)
     if len(suitable) > 1:
         return AUTO_BACKEND
     return next(iter(suitable), None)

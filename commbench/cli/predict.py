@@ -256,13 +256,10 @@ def _nothing_known(runs: Sequence[Run]) -> str:
             f"What was timed on GPUs in {names} comes from ranks that share a GPU, which does not"
             " show the interconnect; measure with a GPU for each rank (a smaller -n)."
         )
-    carriers = [record.case.carrier for run in runs for record in run.training_records]
-    backend = (*carriers, "gloo,mpi")[0]
     return (
         f"There is no curve of a collective over at least 3 message sizes in {names}, from which"
         " larger networks are predicted; measure some on two hosts or more beside it: commbench"
-        f" run -c all_reduce,all_gather --backend {backend} --sizes 64K:16M:4 -n 4 --world-sizes"
-        " 2,4."
+        " run -c all_reduce,all_gather --backend gloo,mpi --sizes 64K:16M:4 -n 4 --world-sizes 2,4."
     )
 
 
