@@ -216,7 +216,6 @@ def down(
     for lab in labs:
         lab.end()
         make_console().print(f"The emulated cluster {lab.name} has ended.")
-    check_machine()  # also remains of earlier labs
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -14,16 +15,14 @@ import typer
 from commbench.analysis.prediction.forecast import (
     COLUMNS,
     AnyForecast,
-    Networks,
     StepForecast,
     collective_forecasts,
     row_to_json,
     step_forecasts,
 )
-from commbench.analysis.prediction.law import ForecastNetwork, MeasuredRun, Place
+from commbench.analysis.prediction.law import ForecastNetwork, Place
 from commbench.analysis.prediction.links import Link, link_of
 from commbench.analysis.prediction.replay import TrainedWorkload
-from commbench.analysis.runs import network_model
 from commbench.cli.options import opt
 from commbench.cli.request import check_counts
 from commbench.cli.terminal import make_console
@@ -102,27 +101,25 @@ def predict(
     world_sizes, rates_bps = parse_world_sizes(world_size), parse_rates(rate)
     runs = [under_first_env(load_run(path)) for path in paths]
     hooks = parse_hooks(hook, runs)
-    network = ForecastNetwork.fit(
-        MeasuredRun(model=network_model(run), records=run.records, info=run.info) for run in runs
-    )
+    network = ForecastNetwork.fit(runs)
     if not network.curves:
         raise InputError(_nothing_known(runs))
     links = [curve.link for curves in network.curves.values() for curve in curves]
     links += [link_of(run.info, "") for run in runs if run.training_records]
     if None in rates_bps:
         _check_one_rate(links)
-    networks = Networks(
-        world_sizes=world_sizes,
-        rates_bps=rates_bps,
-        ranks_per_node=ranks_per_node or network.ranks_per_node,
-    )
+    per_node = ranks_per_node or network.ranks_per_node
+    places = [
+        Place(world_size=ranks, ranks_per_node=per_node, rate_bps=rate_bps)
+        for rate_bps, ranks in itertools.product(rates_bps, world_sizes)
+    ]
     message_sizes = parse_message_sizes(sizes, (family.dtype for family in network.curves))
-    collectives = collective_forecasts(network, networks, message_sizes)
+    collectives = collective_forecasts(network, places, message_sizes)
     missing: list[str] = []
     steps: list[StepForecast] = []
     for run, records in _trainings(runs, workload):
         try:
-            steps += step_forecasts(_trained(run, records), network, networks, hooks)
+            steps += step_forecasts(_trained(run, records), network, places, hooks)
         except InputError as error:  # noqa: PERF203 - the others are predicted
             missing.append(str(error))
     if workload and not steps and not missing:
