@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.env import collective_envs, training_envs, variable_findings
@@ -76,7 +74,7 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
             console.print(part)
     if run_.info.get("candidates"):
         _print_conclusion(run_, console)
-    lines = [str(finding) for finding in variable_findings(run_.info)]
+    lines = list(map(str, variable_findings(run_.info)))
     lines += [f"- {advice.in_full}" for advice in advise_run(run_.info)]
     lines += map(str, [*time_spent(run_), *origins(run_)])
     for line in lines:
@@ -170,30 +168,6 @@ def print_unfinished(run_: Run, console: Console) -> None:
         console.print(str(finding), soft_wrap=True)
 
 
-def print_page(page: Path, console: Console) -> None:
-    """Print the path of a page."""
-    console.print(f"Page: {page}", soft_wrap=True)
-
-
 def check_style(style: str) -> None:
     """Raise `InputError` unless rows can be printed in ``style``."""
     check_choice("format", style, ("table", *STYLES))
-
-
-def facts_table(title: str, facts: Mapping[str, object]) -> Table:
-    """Return a table of facts by name, one on each line; None is shown as unknown."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        show_header=False,
-        box=None,
-        pad_edge=False,
-    )
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(
-            name, Text("unknown" if value is None else str(value))
-        )  # no markup: [mpi] is text
-    return table

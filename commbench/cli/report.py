@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from commbench.analysis.expectations import Answer, judge, read_expectations
 from commbench.analysis.runs import network_model
@@ -19,8 +21,6 @@ from commbench.cli.command_line import Given, check_needed, refuse, takes_option
 from commbench.cli.options import Expect, Format, LinkRate, opt
 from commbench.cli.presentation import (
     check_style,
-    facts_table,
-    print_page,
     print_run,
     print_unfinished,
 )
@@ -118,7 +118,7 @@ def _report_page(
     if len(runs) == 1:
         print_run(runs[0], "table", console)
         print_unfinished(runs[0], console)
-    print_page(write_page(runs, folder, answers), console)
+    console.print(f"Page: {write_page(runs, folder, answers)}", soft_wrap=True)
 
 
 def env(
@@ -164,7 +164,11 @@ def env(
         ("Versions", versions),
         ("Variables that matter", variables),
     ):
-        console.print(facts_table(title, part))
+        table = Table(title=title, title_justify="left", show_header=False, box=None)
+        for name, value in part.items():
+            text = "unknown" if value is None else str(value)
+            table.add_row(name, Text(text))  # no markup: [mpi] is text
+        console.print(table)
     conditions = Conditions(
         host=host,
         transport=mpi.get("on_host"),
