@@ -19,94 +19,13 @@ from commbench.collectives.composed import (
     _hierarchy,
     operation_in_pattern,
 )
-from commbench.collectives.layouts import Shape
-from commbench.collectives.operations import WINDOW_BYTES, Operation, window_of
-from commbench.collectives.primitives import Buffers, Request
+from commbench.collectives.operations import WINDOW_BYTES, window_of
 from commbench.engine.records import Row
 from commbench.findings import UnsupportedError
 from commbench.results.summary import _bandwidths
 
 RINGS_AND_FANS = [(p, name) for p in ("ring", "fan-in", "fan-out") for name in COMPOSED[p]]
 MIB = 2**20
-
-
-@pytest.mark.parametrize(("pattern", "name"), RINGS_AND_FANS)
-@pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("root", [0, 1])
-def test_pieces_fill_the_buffers(pattern: str, name: str, size: int, root: int) -> None:
-    """Cover each rank's inputs and answers exactly; every answer was sent by another rank."""
-    operation = operation_in_pattern(name, pattern, size)
-    for rank in range(size):
-        shape = Shape(rank=rank, size=size, elements=12, root=root)
-        sides = (operation.inputs(shape), operation.answer(shape))
-        for pieces, length in zip(sides, operation.counts(shape), strict=True):
-            ends = [0, *(piece.offset + piece.count for piece in pieces)]
-            assert ends[:-1] == [piece.offset for piece in pieces]
-            assert ends[-1] == length
-        assert rank not in {piece.source for piece in operation.answer(shape)}
-
-
-class Noting:
-    """A backend that records (from, to, is empty) of the messages that one rank sends and
-    awaits.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.sent: list[Any] = []
-        self.received: list[Any] = []
-
-    def empty(self) -> str:
-        """Return an empty buffer."""
-        return "ack"
-
-    def call(self, request: Request) -> None:
-        """Record each peer once."""
-        for buffer, peer in request.sends:
-            self.sent.append((self.rank, peer, buffer == "ack"))
-        for buffer, peer in request.receives:
-            self.received.append((peer, self.rank, buffer == "ack"))
-
-
-class Whole:
-    """A buffer."""
-
-    def part(self, *_: int) -> str:
-        """Return a part of it."""
-        return "part"
-
-
-def sent_and_received(operation: Operation, size: int, root: int) -> tuple[list[Any], list[Any]]:
-    """Return the messages that all ranks send and await in one operation."""
-    sent: list[Any] = []
-    received: list[Any] = []
-    for rank in range(size):
-        shape = Shape(rank=rank, size=size, elements=12, root=root)
-        noting = Noting(rank)
-        operation.call(noting, Buffers(send=Whole(), receive=Whole()), shape, "")  # type: ignore[arg-type]
-        sent += noting.sent
-        received += noting.received
-    return sent, received
-
-
-@pytest.mark.parametrize(("pattern", "name"), RINGS_AND_FANS)
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_what_is_sent_is_awaited(pattern: str, name: str, size: int) -> None:
-    """Match every message with the rank that awaits it, within the pattern."""
-    root = size - 1
-    sent, received = sent_and_received(operation_in_pattern(name, pattern, size), size, root)
-    assert sorted(sent) == sorted(received)
-    data = {(source, target) for source, target, is_empty in sent if not is_empty}
-    ring = {(rank, (rank + 1) % size) for rank in range(size)}
-    into = {(rank, root) for rank in range(size) if rank != root}
-    out = {(target, source) for source, target in into}
-    expected = {
-        ("ring", False): ring,
-        ("ring", True): ring | {(target, source) for source, target in ring},
-        ("fan-in", False): into,
-        ("fan-out", False): out,
-    }
-    assert expected.get((pattern, name == "bibandwidth"), into | out) == data
 
 
 def test_windows_share_the_bytes_in_flight() -> None:
@@ -169,12 +88,6 @@ def test_no_hierarchy_is_refused(hosts: str, placement: str) -> None:
         UnsupportedError, match=rf"on each, and this run has {placement}; use pattern flat$"
     ):
         _hierarchy(hosts)
-
-
-def test_a_hierarchy_is_hosts_and_rails() -> None:
-    """Group the ranks of each host, and one rank per host into each rail."""
-    assert (((0, 1, 2), (3, 4, 5)), ((0, 3), (1, 4), (2, 5))) == _hierarchy("aaabbb")
-    assert (((0, 2), (1, 3)), ((0, 1), (2, 3))) == _hierarchy("abab")
 
 
 def test_every_rank_makes_the_divisions_of_a_hierarchy_of_some(
