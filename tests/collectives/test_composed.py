@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from faking import FakeCommunicator, FakeRun, fake_case
 from launching import records_from_lab
+from verifying import surprises
 
 from commbench.collectives.cases import Case, Sweep
 from commbench.collectives.composed import (
@@ -120,14 +121,9 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> Any:
     return results["cases"]
 
 
-def refusal(entry: Any, size: int) -> str | None:
-    """Return the beginning of the sentence that must refuse a case, or None."""
-    case, placed = entry["case"], entry["hosts"][:size]
-    if case.pattern == "hierarchical" and placed not in {"ABAB", "AABB"}:
-        return (
-            "pattern hierarchical needs several hosts with equally many ranks, two or more, on each"
-        )
-    return "MPI has no avg" if case.backend == "mpi" and case.redop == "avg" else None
+def refusal(case: Case) -> str:
+    """Return the beginning of the sentence that must refuse a case, or an empty text."""
+    return "MPI has no avg" if case.backend == "mpi" and case.redop == "avg" else ""
 
 
 @pytest.mark.mpi
@@ -137,17 +133,14 @@ def test_results_are_right_and_wrong_ones_are_caught(
 ) -> None:
     """Find no wrong element in either loop, exactly the flipped one, and missing messages."""
     size = request.node.callspec.params["verified"]
+    possible = []
     for entry in verified:
-        expected = refusal(entry, size)
-        if expected:
-            assert entry["refused"].startswith(expected), str(entry["case"])
-            continue
-        results = {kind: entry.get(kind) for kind in ("refused", "clean", "corrupted")}
-        assert {"refused": None, "clean": 0, "corrupted": 1} == results, str(entry["case"])
-        assert entry["idle"] > 0 or entry["case"].message_bytes < 64, str(entry["case"])
-        assert (0 if entry["case"].backend == "mpi" else None) == entry.get("native"), str(
-            entry["case"]
-        )
+        is_flat = entry["case"].pattern != "hierarchical"
+        if is_flat or entry["hosts"][:size] in {"ABAB", "AABB"}:
+            possible.append(entry)
+        else:
+            assert entry["refused"].startswith("pattern hierarchical needs several hosts")
+    assert [] == surprises(possible, size, refusal)
 
 
 @pytest.mark.mpi
