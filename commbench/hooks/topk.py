@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.errors import InputError
 from commbench.hooks import catalogue, chunks, selectors
 from commbench.hooks.base import Finish, Stopwatch
-from commbench.hooks.chunks import ChunkChannel
+from commbench.hooks.chunks import TorchChunks
 from commbench.hooks.feedback import Slot, is_finite, on_host, put
 from commbench.hooks.layout import Layout
 from commbench.hooks.message import ChunkLayout, PayloadLayout, PayloadPart
@@ -47,7 +47,7 @@ class TopK(catalogue.TopK, OrderedHook):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._channels: dict[Layout, _Channel] = {}
-        self._chunks: dict[Layout, ChunkChannel] = {}
+        self._chunks: dict[Layout, TorchChunks] = {}
         self._selectors: dict[tuple[int, int], TorchSelector] = {}
 
     def memory_kinds(self) -> tuple[str, ...]:
@@ -241,12 +241,14 @@ class TopK(catalogue.TopK, OrderedHook):
             gathered=torch.zeros((ranks, payload.nbytes), dtype=torch.uint8, device=buffer.device),
         )
 
-    def _chunks_of(self, layout: Layout, buffer: torch.Tensor) -> ChunkChannel:
+    def _chunks_of(self, layout: Layout, buffer: torch.Tensor) -> TorchChunks:
         if layout not in self._chunks:
             chunk_layout = ChunkLayout.of(
                 layout.numel, density=self.current_density, chunk=self.chunk
             )
-            self._chunks[layout] = ChunkChannel(chunk_layout, buffer, fast=self.compiles)
+            self._chunks[layout] = chunks.make_chunks(
+                chunk_layout, buffer.device, fast=self.compiles
+            )
         return self._chunks[layout]
 
     def _selector(self, part: PayloadPart, buffer: torch.Tensor) -> TorchSelector:

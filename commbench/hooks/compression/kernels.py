@@ -186,7 +186,7 @@ def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
 
     Returns how many elements are above the level.
     """
-    level = np.int32(level)
+    threshold = np.int32(level)
     words = source.view(np.int32)
     marks = np.zeros(CHUNK, dtype=np.uint8)
     groups = marks.view(np.uint64)
@@ -198,11 +198,11 @@ def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
         values = source[start:end]
         marks[end - start :] = 0
         if residual is None:
-            counts[chunk] = _mark(values, level, marks)
+            counts[chunk] = _mark(values, threshold, marks)
         else:
             if residual.ctypes.data != source.ctypes.data:
                 values[:] = residual[start:end]
-            counts[chunk] = _add_and_mark(gradient[start:end], values, level, marks)
+            counts[chunk] = _add_and_mark(gradient[start:end], values, threshold, marks)
         marked = 0
         for group in range(groups.shape[0]):
             marked_groups[marked] = group  # the next one overwrites it unless it is counted
@@ -312,12 +312,6 @@ def take(source: Floats, rest: Floats | None, indices: Words, values: Floats) ->
         values[slot] = source[indices[slot]]
         if rest is not None:
             rest[indices[slot]] = 0
-
-
-@compiled
-def are_within(indices: Words, n: int) -> bool:
-    """Return whether all indices (at least one) are in [0, n)."""
-    return bool(indices.min() >= 0 and indices.max() < n)
 
 
 @compiled

@@ -198,23 +198,3 @@ def dequantise(words: Floats, values: Bytes, block: int, shard: int, into: Float
             start = min(n, row * shard + begin)
             target = into[start : min(n, start + block, (row + 1) * shard)]
             _multiply(values[row, at : at + target.shape[0]], words[row, number], target)
-
-
-def prepare() -> None:
-    """Compile everything, or load it from numba's cache, so that no timed step waits for it."""
-    gradient, payload = np.ones(8, dtype=np.float32), np.zeros((2, 8), dtype=np.int8)
-    words, ones = payload.view(np.float32), np.ones(8, dtype=np.float32)
-    for rest in (None, ones):
-        quantise(gradient, None, rest, 4, 4, words, payload)
-        combine(
-            words,
-            payload,
-            4,
-            4,
-            2.0,
-            None if rest is None else rest[:4],
-            words[0].copy(),
-            payload[0].copy(),
-        )
-    quantise(gradient, ones, ones, 4, 4, words, payload)
-    dequantise(words, payload, 4, 4, gradient)
