@@ -265,15 +265,6 @@ def test_a_recommendation_agrees_with_the_experiment(max_steps: int | None, seed
 # --------------------------------------------------------------------------------------- the blocks
 
 
-def test_a_tuning_can_be_repeated() -> None:
-    """Choose equal blocks for equal seeds and times only."""
-    noise = NOISES["lognormal"]
-    same = [simulate([1.0] * 6, noise, seed=4, max_steps=300).blocks for _ in range(2)]
-    other = simulate([1.0] * 6, noise, seed=5, max_steps=300).blocks
-    assert same[0] == same[1]
-    assert same[0] != other
-
-
 def test_every_round_has_the_baseline_and_an_order_of_its_own() -> None:
     """Start each shuffled round with a longer block of the baseline."""
     tuning = simulate([1.0] * 4, NOISES["lognormal"], max_steps=600)
