@@ -414,18 +414,15 @@ def test_damaged_line_is_named(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- the tables
 
 
-def test_tables_are_made_once_and_written_where_they_changed(tmp_path: Path) -> None:
-    """Keep the rows and their file until a record or a condition is added."""
+def test_tables_are_made_once(tmp_path: Path) -> None:
+    """Keep the rows until a record or a condition is added."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         store.append(make_record())
         rows = write_tables(store)
-        file = tmp_path / "mine" / "collectives.csv"
-        written = file.stat().st_ino
         store.update(status="partial")
-        assert store.run.rows is rows is write_tables(store)
-        assert ("partial", written) == (store.run.info["status"], file.stat().st_ino)
+        assert store.run.rows is rows
+        assert "partial" == store.run.info["status"]
         store.update(tick_us=1.0)
         assert store.run.rows is not rows
         store.append(make_record(launch=1))
         assert [2] == [row.launches for row in write_tables(store)]
-        assert written != file.stat().st_ino
