@@ -397,7 +397,7 @@ def _exclude(families: Iterable[Family]) -> Finding:
     """Return, for each kind of unit, the slowdown that would have been detected in any family."""
     clauses = []
     for kind, of_kind in rows_by(families, attrgetter("kind")).items():
-        numbers = {
+        numbers: dict[str, Value] = {
             "kind": kind,
             "count": max(family.count for family in of_kind),
             "slowdown": max(family.judgement.detectable for family in of_kind) - 1,
@@ -410,7 +410,7 @@ def _leave_open(families: Sequence[Family]) -> list[Finding]:
     """Return the kinds of unit with too few launches, and the slowest unit as a hint."""
     findings = []
     for kind, of_kind in rows_by(families, attrgetter("kind")).items():
-        numbers = {
+        numbers: dict[str, Value] = {
             "kind": kind,
             "count": max(family.count for family in of_kind),
             "launches": max(family.launches for family in of_kind),
@@ -422,7 +422,7 @@ def _leave_open(families: Sequence[Family]) -> list[Finding]:
         if effect >= 0.8 * max(largest):  # of near-equals the coarsest: a slow host slows each link
             if effect >= math.log(RELEVANT):
                 name = family.names[int(np.nanargmax(family.judgement.effects))]
-                hint = {"kind": family.kind, "factor": math.exp(effect)}
+                hint: dict[str, Value] = {"kind": family.kind, "factor": math.exp(effect)}
                 findings.append(Finding("slow_hint", name, hint))
             break
     return findings

@@ -30,7 +30,7 @@ from commbench.analysis.stragglers.judging import (
     judge,
     ratio_ends,
 )
-from commbench.findings import Finding
+from commbench.findings import Finding, Value
 from commbench.results.pairs import Matrix
 from commbench.stats import Floats
 
@@ -297,10 +297,10 @@ def merge_uplink(
     is_between = part_of_host[source[slow]] != part_of_host[target[slow]]
     if min(len(parts), *map(len, parts.values())) < _TWO or is_between.mean() < MOST:
         return family
-    merged = [family.stragglers[place] for place in np.flatnonzero(is_between)]
-    others = [family.stragglers[place] for place in np.flatnonzero(~is_between)]
+    merged = [family.stragglers[place] for place in np.flatnonzero(is_between).tolist()]
+    others = [family.stragglers[place] for place in np.flatnonzero(~is_between).tolist()]
     in_launches = np.median(family.judgement.launches[:, np.array(slow)[is_between]], axis=1)
-    numbers = {"measured": family.measured, "links": len(merged)}
+    numbers: dict[str, Value] = {"measured": family.measured, "links": len(merged)}
     uplink = Straggler(
         kind="uplink",
         name=f"links between {' and '.join(map(_listed, parts.values()))}",
