@@ -7,18 +7,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from builders import STEADY, make_case, make_info, make_launches, make_record
+from builders import STEADY, make_case, make_launches, make_record
 from commands import Command
 from kept import load_kept
+from pages import make_run
 from training_builders import make_training_case, make_training_launches
 
 from commbench.analysis.expectations import Outcome, judge, parse_expectation
 from commbench.analysis.runs import straggler_findings
-from commbench.ddp.plan.records import TrainingRecord
-from commbench.engine.records import Record
 from commbench.interop.exports.measures import MEASURES, Sample, samples_of
 from commbench.interop.exports.openmetrics import render_openmetrics, write_openmetrics
-from commbench.results import Run
 
 RESULTS = Path(__file__).parents[2] / "results"
 #: Kept runs that have something of every kind of metric.
@@ -29,21 +27,6 @@ KEPT = (
     "patterns_1gbit_xeon2core_20261125",
     SOAK,
 )
-
-
-def make_run(
-    records: tuple[Record, ...] | list[Record] = (),
-    training: list[TrainingRecord] | None = None,
-    **info: object,
-) -> Run:
-    """Return a run held in memory."""
-    stated = make_info(started="2026-11-21T11:08:59+00:00", status="complete", **info)
-    return Run(
-        path=Path("mine"),
-        info=stated,
-        records=tuple(records),
-        training_records=tuple(training or ()),
-    )
 
 
 def values(samples: list[Sample], name: str) -> dict[tuple[str, ...], float]:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import STEADY, make_case, make_info, make_launches, make_record
+from builders import STEADY, make_case, make_launches, make_record
+from pages import make_run
 from training_builders import make_training_case, make_training_launches, make_training_record
 
-from commbench.ddp.plan.records import TrainingRecord
-from commbench.engine.records import Record
 from commbench.errors import InputError
 from commbench.interop.exports.trackers import (
     Trial,
@@ -28,19 +27,6 @@ from commbench.interop.exports.trackers import (
 from commbench.results import Run
 
 BEGAN = "2026-11-21T11:08:59+00:00"
-
-
-def make_run(
-    records: list[Record], training: list[TrainingRecord] | None = None, **info: Any
-) -> Run:
-    """Return a run held in memory."""
-    stated = make_info(started=BEGAN, status="complete", **info)
-    return Run(
-        path=Path("mine"),
-        info=stated,
-        records=tuple(records),
-        training_records=tuple(training or ()),
-    )
 
 
 def make_both() -> Run:
