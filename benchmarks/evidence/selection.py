@@ -371,7 +371,7 @@ def find_gpu() -> tuple[str, int]:
 
 def ratio(name: str, times: Times, above: str, below: str, factor: float = 1.0) -> dict[str, Any]:
     """Return a ratio of medians with its interval over pairs of a round, as columns."""
-    value, interval = ratio_interval(times[below], times[above], level=0.95, seed=0, paired=True)
+    value, interval = ratio_interval(times[below], times[above])
     return {
         name: factor * value,
         f"{name}_ci_low": factor * interval.low,

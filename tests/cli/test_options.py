@@ -116,9 +116,9 @@ def test_a_missing_backend_is_left_out_unless_asked_for(monkeypatch: pytest.Monk
     """Omit a missing default backend from its sweeps; refuse a named one or an empty suite."""
     missing = {"gloo": "gloo needs torch."}
     monkeypatch.setattr("commbench.cli.request.missing_library", missing.get)
-    suite = suite_of(["mpi", "gloo"], ["gloo"], ["fake"])
+    suite = suite_of(["mpi", "gloo"], ["gloo"])
     usable, sentences = usable_suite(suite, at(0), is_named=False)
-    assert [("mpi",), ("fake",)] == [tuple(sweep.backends) for sweep in usable.sweeps]
+    assert [("mpi",)] == [tuple(sweep.backends) for sweep in usable.sweeps]
     assert [missing["gloo"]] == sentences
     for refused, is_named in ((suite, True), (suite_of(["gloo"]), False)):
         with pytest.raises(InputError, match="gloo"):

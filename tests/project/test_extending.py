@@ -168,7 +168,7 @@ def test_an_operation_is_measured(apply: Callable[[str], Copy]) -> None:
     """Measure the new operation with each of its reductions, and list it."""
     pytest.importorskip("mpi4py", reason="connects the only rank")
     copy = apply("An operation")
-    rows = copy.measure("-c reduce_broadcast --backend fake --redop sum,max")
+    rows = copy.measure("-c reduce_broadcast --backend mpi --redop sum,max")
     assert {("reduce_broadcast", "sum", "ok"), ("reduce_broadcast", "max", "ok")} == {
         (row["operation"], row["redop"], row["status"]) for row in rows
     }
@@ -258,7 +258,7 @@ def test_a_launcher_starts_ranks(apply: Callable[[str], Copy], tmp_path: Path) -
     program.write_text(START)
     program.chmod(0o755)
     copy = apply("A launcher")
-    options = "-c all_reduce --backend fake -n 2 --oversubscribe --launcher start --launches 1"
+    options = "-c all_reduce --backend gloo -n 2 --oversubscribe --launcher start --launches 1"
     (row,) = copy.measure(options, role="conductor", path=program.parent)
     assert ("2", "1", "ok") == (row["world_size"], row["launches"], row["status"])
 

@@ -15,7 +15,7 @@ from builders import KIB, make_info, make_launches, make_record
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import DDP_COLUMNS, Bucket, BucketRow, TrainingRecord
-from commbench.engine.records import GroupTimes, Overlap, PairTimes, Record, columns_of
+from commbench.engine.records import GroupTimes, Overlap, Pairs, Record, columns_of
 from commbench.errors import InputError, LaunchError
 from commbench.launch.tables import write_tables
 from commbench.results import Store, check_out, load_run
@@ -136,7 +136,9 @@ def test_fields_of_a_later_version_are_ignored() -> None:
     record = make_record(
         groups=[GroupTimes(group="0-1", group_size=2, message_bytes=KIB)],
         overlap=Overlap(pure_us=3.0, compute_us=2.0, overall_us=4.0),
-        pairs=[PairTimes(source=0, target=1, time_us=3.0, time_us_p95=4.0, repetitions=6)],
+        pairs=Pairs(
+            source=[0], target=[1], time_us=[3.0], time_us_p95=[4.0], repetitions=[6], wrong=[None]
+        ),
     )
     plain = json.loads(json.dumps(record.to_json()))
     later = copy.deepcopy(plain)
