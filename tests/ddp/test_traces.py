@@ -25,7 +25,7 @@ pytest.importorskip("numba")
 from commbench.ddp.inspect import inspect_workload  # noqa: E402 - after the skips
 from commbench.ddp.models import trainable  # noqa: E402
 from commbench.ddp.workloads import load_workload  # noqa: E402
-from commbench.ddp.workloads.replay import Replay, Pace, pace_for  # noqa: E402
+from commbench.ddp.workloads.replay import Pace, Replay, pace_for  # noqa: E402
 
 #: Elements and tensors of the published models.
 SIZES = {
