@@ -117,10 +117,8 @@ class OrderedHook(FeedbackHook):
             opening: issues the first collective.
             job: as of `submit`; it gets a function that waits for the opening.
         """
-        if self._opening is None:
+        if self._opening is None or self._private is None:  # a closed hook refuses the job
             return self.submit(lambda: job(lambda: opening(self._private).wait()))
-        if self._private is None:
-            return self.submit(lambda: job(lambda: None))  # raises that the hook was closed
         work = opening(self._opening)
         return self.submit(lambda: job(work.wait))
 
