@@ -237,8 +237,14 @@ class Training:
             self.scaler.scale(loss).backward()
 
     def digest(self) -> int:
-        """Return a checksum of the parameters."""
-        return _digest(self.inner)
+        """Return a checksum of all parameters: ranks that differ have equal checksums with
+        probability 2^-32.
+        """
+        value = 0
+        for parameter in self.inner.parameters():
+            data = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            value = zlib.crc32(data, value)
+        return value
 
     def close(self) -> None:
         """Break the cycle of model, hook and this object: DDP's C++ part holds the hook, so it is
@@ -542,14 +548,3 @@ def _check_compile(case: TrainingCase, device: Device) -> None:
         raise UnsupportedError("python_reducer_hook", hook=case.hook_name)
     if case.compile == "ddp_optimizer" and any(cap < _LEAST_OPTIMIZED_MB for cap in case.caps_mb):
         raise UnsupportedError("ddp_optimizer_small_bucket")
-
-
-def _digest(model: torch.nn.Module) -> int:
-    """Return a checksum of all parameters: ranks that differ have equal checksums with probability
-    2^-32.
-    """
-    value = 0
-    for parameter in model.parameters():
-        data = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        value = zlib.crc32(data, value)
-    return value

@@ -104,8 +104,13 @@ def train_launch(
     Returns:
         False if time ran out before the last block.
     """
+    defaults = [case for case in cases if case.is_default]
     session = _Session(
-        terms=terms, launch=launch, rank=rank, hand_over=duty.finish, paces=_find_baseline(cases)
+        terms=terms,
+        launch=launch,
+        rank=rank,
+        hand_over=duty.finish,
+        paces=[*defaults, *cases][0],
     )
     with contextlib.closing(session):
         for case in cases:  # before any case timeout starts: a user's workload may read much data
@@ -217,14 +222,6 @@ def fast_selection(cases: Collection[TrainingCase], device: Device) -> str | Non
     return None
 
 
-def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
-    """Return the configuration whose steps set the length of all blocks: DDP's default, if it is
-    trained.
-    """
-    plain = (case for case in cases if case.is_default)
-    return next(plain, cases[0])
-
-
 @dataclass(kw_only=True)
 class _Session:
     """The state that the blocks of a launch share."""
@@ -238,7 +235,7 @@ class _Session:
     hand_over: Callable[[TrainingRecord], None]
     """Takes each case's record, on rank 0."""
     paces: TrainingCase
-    """The case whose steps set the length of all blocks."""
+    """The case whose steps set the length of all blocks: DDP's default, if it is trained."""
     lengths: Sequence[int] = ()
     """Steps of each block; empty: of a whole block. The last one is that of all later ones."""
     is_keeping: bool = False
