@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from builders import MIB, STEADY, make_case, make_launches, make_record
-from matrices import make_hosts, make_matrix, touching
 from kept import load_kept
+from matrices import make_hosts, make_matrix, touching
 from pages import make_run, read
 from training_builders import (
     launches_of,
