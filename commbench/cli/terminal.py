@@ -145,6 +145,7 @@ class Display:
 
     def close(self) -> None:
         """End the stage: print how many launches it took, and how long."""
+        self._status.stop()  # else a terminal would stay without a cursor
         if self._launches:
             launches = counted(self._launches, "launch")
             self._print(f"{launches:<12}  {format_duration(self._seconds)}")
