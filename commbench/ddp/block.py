@@ -36,7 +36,8 @@ from commbench.engine.gpu_clocks import Reading
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.findings import UnsupportedError
-from commbench.hooks import BucketMarks, Hook, PassThrough, make_hook
+from commbench.hooks import Hook, PassThrough, make_hook
+from commbench.hooks.base import Stopwatch
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
 from commbench.hooks.registry import hook_source
 from commbench.hooks.step_clock import Mark
@@ -209,7 +210,7 @@ class Training:
         """Computes the forward pass: the model, compiled if the case says so."""
         if case.compile:
             self.called = torch.compile(self.model)
-        self.buckets: list[BucketMarks] = []
+        self.buckets: list[Stopwatch] = []
         self.hook = self._hook()
         self.batches = endless(context.workload.batches)
         self.log = StepLog(is_serial=context.device.is_serial)

@@ -157,7 +157,7 @@ def test_selectors_agree(n: int, k: int, values: Any) -> None:
     numbers = torch.Generator().manual_seed(n)
     gradient, residual = (torch.randn(n, generator=numbers) * 3e4 for _ in range(2))
     outcomes = []
-    for selector in (TorchSelector(k, values), NativeSelector(n, k, values)):
+    for selector in (TorchSelector(k, values), NativeSelector(k, values)):
         made: TorchSelector = selector
         new_residual, payload, total = (
             torch.empty(n),
@@ -177,7 +177,7 @@ def test_selectors_agree(n: int, k: int, values: Any) -> None:
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_selectors_forward_values_that_are_not_finite(bad: float) -> None:
     """Send NaN, and keep the residual."""
-    for selector in (TorchSelector(3, "float32"), NativeSelector(10, 3, "float32")):
+    for selector in (TorchSelector(3, "float32"), NativeSelector(3, "float32")):
         gradient = torch.ones(10)
         gradient[4] = bad
         residual, payload, total = (

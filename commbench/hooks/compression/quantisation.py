@@ -36,23 +36,17 @@ ROUNDER = np.float32(12582912.0)
 
 
 @compiled
-def _sum(gradient: Floats, residual: Floats, sums: Floats) -> np.int32:
-    """Write gradient + residual to ``sums``; return the bits of the largest magnitude."""
+def _find_largest(gradient: Floats, residual: Floats | None, sums: Floats) -> np.int32:
+    """Return the bits of the largest magnitude of gradient + residual; write the sums if there is a
+    residual.
+    """
     largest = np.int32(0)
-    for i in range(sums.shape[0]):
-        total = gradient[i] + residual[i]
-        sums[i] = total
+    for i in range(gradient.shape[0]):
+        total = gradient[i]
+        if residual is not None:
+            total += residual[i]
+            sums[i] = total
         magnitude = np.float32(total).view(np.int32) & np.int32(MAGNITUDE)
-        largest = max(largest, magnitude)
-    return largest
-
-
-@compiled
-def _find_largest(sums: Floats) -> np.int32:
-    """Return the bits of the largest magnitude."""
-    largest, words = np.int32(0), sums.view(np.int32)
-    for i in range(words.shape[0]):
-        magnitude = words[i] & np.int32(MAGNITUDE)
         largest = max(largest, magnitude)
     return largest
 
@@ -94,13 +88,6 @@ def _multiply(values: Bytes, scale: float, into: Floats) -> None:
 
 
 @compiled
-def _multiply_add(values: Bytes, scale: float, into: Floats) -> None:
-    """Add value x scale for each value."""
-    for i in range(values.shape[0]):
-        into[i] += np.float32(values[i]) * np.float32(scale)
-
-
-@compiled
 def quantise(  # noqa: PLR0917 - numba compiles positional arguments only
     gradient: Floats,
     residual: Floats | None,
@@ -131,10 +118,10 @@ def quantise(  # noqa: PLR0917 - numba compiles positional arguments only
             end = min(n, start + most)
             sums = gradient[start:end]
             if residual is None:
-                largest = _find_largest(sums)
+                largest = _find_largest(sums, None, sums)
             else:
                 sums = scratch[: end - start]
-                largest = _sum(gradient[start:end], residual[start:end], sums)
+                largest = _find_largest(gradient[start:end], residual[start:end], sums)
             words[row, number] = scale = _scale_of(largest)
             packed = values[row, at : at + most]
             if rest is not None and scale >= 0:
@@ -178,8 +165,9 @@ def combine(  # noqa: PLR0917 - as `quantise`
         sums = scratch[:size]
         _multiply(values[0, at : at + size], words[0, number], sums)
         for row in range(1, words.shape[0]):
-            _multiply_add(values[row, at : at + size], words[row, number], sums)
-        scale = _scale_of(_find_largest(sums))
+            for i in range(size):
+                sums[i] += np.float32(values[row, at + i]) * np.float32(words[row, number])
+        scale = _scale_of(_find_largest(sums, None, sums))
         own_words[number] = scale / np.float32(divisor)
         _pack(sums, scale, own_values[at : at + size], errors)
         if rest is not None and scale >= 0:
@@ -198,23 +186,3 @@ def dequantise(words: Floats, values: Bytes, block: int, shard: int, into: Float
             start = min(n, row * shard + begin)
             target = into[start : min(n, start + block, (row + 1) * shard)]
             _multiply(values[row, at : at + target.shape[0]], words[row, number], target)
-
-
-def prepare() -> None:
-    """Compile everything, or load it from numba's cache, so that no timed step waits for it."""
-    gradient, payload = np.ones(8, dtype=np.float32), np.zeros((2, 8), dtype=np.int8)
-    words, ones = payload.view(np.float32), np.ones(8, dtype=np.float32)
-    for rest in (None, ones):
-        quantise(gradient, None, rest, 4, 4, words, payload)
-        combine(
-            words,
-            payload,
-            4,
-            4,
-            2.0,
-            None if rest is None else rest[:4],
-            words[0].copy(),
-            payload[0].copy(),
-        )
-    quantise(gradient, ones, ones, 4, 4, words, payload)
-    dequantise(words, payload, 4, 4, gradient)
