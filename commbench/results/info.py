@@ -232,7 +232,7 @@ class RunInfo(TypedDict, total=False):
     facts: JsonMapping
     """The workload's parameters and the order of their gradients."""
     first_look: int | None
-    """Fresh launches after which a tuning looks at the result for the first time."""
+    """New launches after which a tuning looks at the result for the first time."""
     max_accuracy_loss: float | None
     """Value of ``--max-accuracy-loss``."""
     named_hooks: Sequence[str] | None

@@ -11,7 +11,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding, Value
 from commbench.schema import JsonMapping
 from commbench.stats import DEFAULT_LEVEL, fewest_launches
-from commbench.stats.ratios import MOST_LAUNCHES, Scatter, further_launches
+from commbench.stats.ratios import MOST_LAUNCHES, Scatter, further_launches, margin_errors_of
 
 
 def steps_of(record: TrainingRecord) -> int:
@@ -41,9 +41,9 @@ def launch_advice(
     For the estimate see `commbench.stats.ratios`.
 
     Args:
-        ratios: the speedup in each fresh launch so far.
+        ratios: the speedup in each new launch so far.
         margin: smallest gain that matters.
-        entries: ``launches`` of run.json, for the time of a fresh launch.
+        entries: ``launches`` of run.json, for the time of a new launch.
         level: of the deciding interval.
     """
     if len(ratios) < 2 or min(ratios) <= 0:  # noqa: PLR2004 - one launch has no spread
@@ -54,7 +54,7 @@ def launch_advice(
         Scatter(spread=spread, freedom=len(logs) - 1, launches=len(logs)),
         distance,
         margin=margin,
-        level=level,
+        margin_errors=margin_errors_of(level),
         fewest=fewest_launches(level),
     )
     numbers: dict[str, Value] = {"margin": margin}

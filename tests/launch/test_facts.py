@@ -6,10 +6,10 @@ import os
 from typing import Any
 
 import pytest
+from faking import FakeCommunicator
+from threads import ThreadControl, run_threads
 
-from commbench.backends.fake import FakeCommunicator
 from commbench.backends.nccl_library import LOG
-from commbench.engine.control import ThreadControl, run_threads
 from commbench.errors import InputError
 from commbench.launch.facts import (
     Place,
@@ -57,7 +57,7 @@ def told(ranks: int, *arguments: Any) -> Any:
 
 def test_a_session_states_hosts_once_and_every_rank() -> None:
     """List each host once and every rank."""
-    session = told(2, "fake", {"NCCL_X": "1"})
+    session = told(2, "gloo", {"NCCL_X": "1"})
     assert 1 == len(session["environment"]["hosts"])
     assert len(os.sched_getaffinity(0)) == session["environment"]["hosts"][0]["cpus_allowed"]
     ranks = session["environment"]["hosts"][0]["topology"]["ranks"]
@@ -65,7 +65,7 @@ def test_a_session_states_hosts_once_and_every_rank() -> None:
     assert ranks[0]["numa_nodes"] == ranks[1]["numa_nodes"]
     assert {"NCCL_X": "1"} == session["environment"]["variables"]
     assert [0, 1] == [rank["rank"] for rank in session["ranks"]]
-    assert {"fake": "commbench fake"} == session["libraries"]
+    assert {"gloo": "commbench fake"} == session["libraries"]
     assert (True, None) == (session["shared_clock"], session["mpi_init_s"])
 
 
@@ -76,7 +76,7 @@ def test_a_session_lists_the_settings_of_nccl(monkeypatch: pytest.MonkeyPatch) -
     settings = {"NCCL_NET": "Socket", "NCCL_ALGO": "ring", "NCCL_DEBUG_FILE": "a.log"}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    stated = told(1, "fake", {"NCCL_ALGO": "ring"})
+    stated = told(1, "gloo", {"NCCL_ALGO": "ring"})
     assert {"NCCL_NET": "Socket"} == stated["nccl_settings"]
     fields = header_fields(stated, {})
     assert {"NCCL_NET": "Socket"} == header_fields(session(), fields)["nccl_settings"]

@@ -2,7 +2,6 @@
 
 import io
 import os
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,7 +50,7 @@ BUCKET = Bucket(
     comm_ms=0.5,
     skew_wait_ms=0.0,
 )
-CASE = Sweep(backends=["fake"], sizes=[8]).cases(2)[0]
+CASE = Sweep(backends=["gloo"], sizes=[8]).cases(2)[0]
 
 
 @pytest.mark.parametrize("event", [BEAT, ERROR, STACK], ids=["heartbeat", "error", "stack"])
@@ -132,8 +131,15 @@ def test_written_events_come_back_as_they_went() -> None:
     assert [*begun, ended] == [*first, last]
     assert isinstance(one, CaseFinished)
     assert isinstance(other, CaseFinished)
-    assert replace(measured, times_us=[1.5, 2.5]) == one.record
-    assert (trained, 0.5) == (other.record, other.share)
+    received = one.record
+    assert isinstance(received, Record)
+    assert (CASE, 1, [1.5, 2.5], 0) == (
+        *(received.case, received.launch, received.times_us, received.wrong),
+    )
+    assert isinstance(other.record, TrainingRecord)
+    assert (case, [1.5], [BUCKET], 0.5) == (
+        *(other.record.case, other.record.step_ms, other.record.buckets, other.share),
+    )
 
 
 def test_claimed_stdout_is_ours_alone(capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,15 +7,16 @@ import sys
 import threading
 import types
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from faking import FakeCommunicator
 from launching import has_ended, wait_until
+from threads import ThreadControl, run_threads
 
-from commbench.backends.fake import FakeCommunicator
 from commbench.collectives.cases import Sweep
 from commbench.ddp.plan.cases import Terms, TrainingCase
-from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.launch.events import (
@@ -34,7 +35,7 @@ from commbench.launch.rank import RankWork
 from commbench.results.plan import LaunchPlan, PlannedCase
 from commbench.stats.budgets import BUDGETS
 
-CASES = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
+CASES = Sweep(backends=["gloo"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
 ONE_VISIT = replace(BUDGETS["quick"], visits=1)
 PLAN = LaunchPlan(launch=3, budget=ONE_VISIT, cases=[PlannedCase(case=case) for case in CASES])
 
@@ -57,12 +58,12 @@ class Launched:
             patch.setattr("commbench.launch.rank.open_backend", self.open)
             run_threads(2, work)
 
-    def open(self, name: str, control: ThreadControl, launch: int) -> Any:
+    def open(self, name: str, control: ThreadControl) -> Any:
         """Open a backend that needs no library."""
         if name == "mpi":
             raise InputError("install it")
         self.opened.append(name)
-        return FakeCommunicator(control, launch=launch)
+        return FakeCommunicator(control)
 
     def on(self, event: Event) -> None:
         """Record an event."""
@@ -94,7 +95,7 @@ def test_a_rank_reports_everything_in_order() -> None:
     ]
     assert [len(CASES) - 1] * 2 == [heart.case for heart in launched.hearts]
     assert str(CASES[-1]) == launched.hearts[1].progress.case
-    assert ["fake", "fake"] == launched.opened
+    assert ["gloo", "gloo"] == launched.opened
 
 
 def test_a_rank_visits_each_case_several_times() -> None:
@@ -198,26 +199,27 @@ def test_a_rank_has_more_time_to_start() -> None:
     assert heart.limit_s is None
 
 
-RANK = """
+RANK = f"""
 import os, signal, sys
-from commbench.engine.control import ThreadControl, _Rendezvous
+sys.path.append({str(Path(__file__).parents[1])!r})
+from threads import ThreadControl, _Rendezvous
 from commbench.launch import rank
 from commbench.launch.heartbeat import Patience
 from commbench.launch.identity import Identity
 from commbench.launch.protocol import say
 rank.connect_control = lambda *_, **__: ThreadControl(0, 1, _Rendezvous(1))
 class Rank(rank.RankProcess):
-    code = {code}
+    code = {{code}}
     failed = staticmethod(say)
     refuse = staticmethod(print)
     def report(self, event):
-        {report}
+        {{report}}
     def work(self, control):
         heart = self.heart
         heart.enter(0, "a case")
-{body}
+{{body}}
         return []
-Rank(Identity(role="rank", rank=3), Patience({patience}), leave_with_parent={orphan}).run()
+Rank(Identity(role="rank", rank=3), Patience({{patience}}), leave_with_parent={{orphan}}).run()
 """
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import signal
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,9 +43,9 @@ class World:
         self.records = Records()
         self.info: dict[str, Any] = {"launches": []}
         self.now = 100.0
-        self.signal = 0
         self.warned: list[str] = []
         self.paused: list[float] = []
+        self.signals = types.SimpleNamespace(number=None, pause=self.paused.append)
         self.made: list[tuple[int, int]] = []
         """Number of each launch, and of the cases that it should measure."""
         functions = []
@@ -53,9 +54,8 @@ class World:
         self.schedule = Schedule(
             functions,
             self,  # type: ignore[arg-type]
-            self.warned.append,
-            interrupted_by=lambda: self.signal,
-            pause=self.paused.append,
+            types.SimpleNamespace(on=lambda notice: self.warned.append(notice.text)),
+            self.signals,  # type: ignore[arg-type]
             clock=lambda: self.now,
             **options,
         )
@@ -200,7 +200,7 @@ def test_a_signal_ends_the_run(*, within: bool) -> None:
     """End by a signal within a launch, or between two."""
 
     def ranks(world: World, launch: Launch) -> Ending:
-        world.signal = 2
+        world.signals.number = 2
         if within:
             world.measure(launch, 1)
             return Ending.interrupted(signal.SIGINT)
