@@ -106,6 +106,7 @@ def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first() -> None:
     page = read(make_run(slow, **make_hosts(4)))
     first, _, warnings = page.text.partition("Pairs of ranks Slow")
     assert "1 of 1 matrices" in warnings
+    assert "bimodal" not in warnings
     assert "host3" in first
     assert "2.62 to 10.5 GB/s" in first
     assert not any("busbw GB/s" in table[0] for table in page.tables)
