@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from builders import MIB, STEADY, make_case, make_launches, make_record
-from kept import RESULTS
+from kept import load_kept
 from matrices import make_hosts, make_matrix, touching
 from pages import make_run, read
 from training_builders import (
@@ -22,7 +22,7 @@ from commbench.report.columns import MOST_LINES
 from commbench.report.formats import between
 from commbench.report.page.conclusion import find_conclusion
 from commbench.report.page.conditions import find_facts, words_of
-from commbench.results import Run, load_run
+from commbench.results import Run
 from commbench.tuner.snippet import keep_snippet
 
 
@@ -306,7 +306,7 @@ def test_table_holds_no_more_than_a_browser_bears() -> None:
 )
 def test_the_first_screen_has_a_sentence_and_what_to_paste(name: str, pasted: str) -> None:
     """Fold most details of the verdict, and offer the lines of a change, nothing for a default."""
-    (verdict,) = (found for found in find_conclusion([load_run(RESULTS / name)]) if found.is_lead)
+    (verdict,) = (found for found in find_conclusion([load_kept(name)]) if found.is_lead)
     assert len(verdict.details) <= 3
     assert verdict.folded
     codes = [f"{code.title}: {code.text}" for code in verdict.codes]
