@@ -1,6 +1,5 @@
 """Tests of the page's content for each type of run."""
 
-import dataclasses
 import re
 from typing import Any
 
@@ -23,7 +22,6 @@ from commbench.report.formats import between
 from commbench.report.page.conclusion import find_conclusion
 from commbench.report.page.conditions import find_facts, words_of
 from commbench.results import Run
-from commbench.tuner.snippet import keep_snippet
 
 
 def test_collectives_are_tables_of_numbers_and_flags() -> None:
@@ -86,16 +84,15 @@ def test_recommendation_comes_first_with_what_to_paste() -> None:
 
 
 def test_a_default_that_did_not_train_is_not_recommended() -> None:
-    """Offer no lines to paste, in files of earlier versions too."""
+    """Offer no lines to paste."""
     base, fp16 = (make_training_case(hook, phase="confirm") for hook in ("none", "fp16"))
     broken = make_training_record(base, status="failed", reason="No memory.")
     training = [*launches_of(20), *launches_of(10, make_training_case("fp16"))]
     run = make_run(training=[*training, broken, *launches_of(10, fp16)])
     assert run.recommendation is not None
-    earlier = dataclasses.replace(run.recommendation, snippet=keep_snippet())
-    for page in (read(run), read(dataclasses.replace(run, recommendation=earlier))):
-        assert "nothing can be recommended" in page.text
-        assert "To paste" not in page.text
+    page = read(run)
+    assert "nothing can be recommended" in page.text
+    assert "To paste" not in page.text
 
 
 def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first() -> None:
@@ -327,6 +324,3 @@ def test_a_page_says_what_its_energies_count_and_why_one_is_missing() -> None:
     by_backend = {line[1]: line[place] for line in lines}
     assert {"nccl": "the GPUs alone", "mpi": "processors and GPUs"} == by_backend
     assert "no counters (host0)" in page.text
-    trained = [launches_of(20.0, energy_J=8.0, energy_of="cpu"), launches_of(20.0)]
-    texts = [read(make_run(training=training)).text for training in trained]
-    assert ["energy of" in text for text in texts] == [True, False]
