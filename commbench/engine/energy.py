@@ -197,15 +197,14 @@ def _gpus(root: Path) -> tuple[dict[str, Counter], str]:
 
     A machine without GPUs lacks nothing. In a container only its own GPUs count.
     """
-    nvml = Nvml.start()
-    handles = nvml.devices() if nvml else []
-    if nvml is None or not handles:
-        reason = (
-            "NVML lists none of the GPUs"
-            if nvml
-            else "NVML does not start: it takes nvidia-ml-py and the driver"
-        )
-        return {}, reason if gpu_addresses(root) else ""
+    nvml = Nvml()
+    handles = nvml.devices()
+    if not handles:
+        if not gpu_addresses(root):
+            return {}, ""
+        if nvml.has_started:
+            return {}, "NVML lists none of the GPUs"
+        return {}, "NVML does not start: it takes nvidia-ml-py and the driver"
     counters = {
         f"gpu{n}": Counter("gpu", partial(_nvml_J, nvml, handle))
         for n, handle in enumerate(handles)
