@@ -27,14 +27,14 @@ def test_curves_have_separate_keys() -> None:
         *sweep(make_case(world_size=4), group_size=4),
     ]
     model = NetworkModel.fit(records)
-    others = [
-        {"operation": "all_gather"},
-        {"backend": "gloo"},
-        {"dtype": "float16"},
-        {"pattern": "ring"},
-        {"world_size": 4},
-    ]
-    assert {KEY, *(replace(KEY, **change) for change in others)} == set(model.curves)
+    assert {
+        KEY,
+        replace(KEY, operation="all_gather"),
+        replace(KEY, backend="gloo"),
+        replace(KEY, dtype="float16"),
+        replace(KEY, pattern="ring"),
+        replace(KEY, world_size=4),
+    } == set(model.curves)
     curve = model.curves[KEY]
     assert SIZES == curve.sizes
     assert curve.segments[0].alpha_us == pytest.approx(20, rel=0.01)
