@@ -47,6 +47,39 @@ MATRIX = [
 ]
 
 
+#: Files as in /sys and /proc, each with its text, and links with their targets in /sys/devices.
+FILES = """
+sys/devices/system/node/node0/cpulist 0-3
+sys/devices/system/node/node0/meminfo Node 0 MemTotal:       1048576 kB
+sys/devices/system/node/node0/distance 10 21
+sys/devices/system/node/node1/cpulist 4-7
+sys/devices/system/node/node1/meminfo Node 1 MemTotal:       2097152 kB
+sys/devices/system/node/node1/distance 21 10
+sys/class/net/lo/operstate unknown
+sys/class/net/docker0/operstate up
+sys/class/net/eth0/operstate up
+sys/class/net/eth0/mtu 1500
+sys/class/net/eth0/speed 25000
+sys/class/net/ib0/operstate up
+sys/class/net/ib0/speed -1
+sys/class/net/ib1/operstate up
+sys/class/net/ib1/speed -1
+sys/class/infiniband/mlx5_0/ports/1/state 4: ACTIVE
+sys/class/infiniband/mlx5_0/ports/1/rate 400 Gb/sec (4X NDR)
+sys/class/infiniband/mlx5_0/ports/1/link_layer InfiniBand
+sys/class/infiniband/mlx5_1/ports/1/state 1: DOWN
+sys/bus/pci/drivers/bnxt_en/bind
+"""
+#: Network interfaces and RDMA devices by their PCI address.
+ADAPTERS = {
+    "net/eth0": ETHERNET,
+    "net/ib0": RDMA["mlx5_0"],
+    "net/ib1": RDMA["mlx5_1"],
+    "infiniband/mlx5_0": RDMA["mlx5_0"],
+    "infiniband/mlx5_1": RDMA["mlx5_1"],
+}
+
+
 def write(path: Path, text: object) -> None:
     """Write a file as in /sys."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,63 +95,33 @@ def link(path: Path, target: Path) -> None:
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
     """Return the root of the simulated node."""
-    system = tmp_path / "sys/devices/system"
+    for line in FILES.strip().splitlines():
+        name, _, text = line.partition(" ")
+        write(tmp_path / name, text)
     for cpu in range(8):
-        folder, core = system / f"cpu/cpu{cpu}", cpu // 2 * 2  # two threads a core
+        folder, core = tmp_path / f"sys/devices/system/cpu/cpu{cpu}", cpu // 2 * 2
         write(folder / "topology/physical_package_id", cpu // 4)
-        write(folder / "topology/core_id", core)
-        for index, (level, name, size, shared) in enumerate(
-            [
-                (1, "Data", "48K", f"{core}-{core + 1}"),
-                (3, "Unified", "32768K", f"{cpu // 4 * 4}-7"),
-            ]
+        write(folder / "topology/core_id", core)  # two threads a core
+        for index, cache in enumerate(
+            (f"1 Data 48K {core}-{core + 1}", f"3 Unified 32768K {cpu // 4 * 4}-7")
         ):
-            cache = folder / f"cache/index{index}"
-            write(cache / "level", level)
-            write(cache / "type", name)
-            write(cache / "size", size)
-            write(cache / "shared_cpu_list", shared)
-    for number, cpus, distance in ((0, "0-3", "10 21"), (1, "4-7", "21 10")):
-        folder = system / f"node/node{number}"
-        write(folder / "cpulist", cpus)
-        write(folder / "meminfo", f"Node {number} MemTotal:       {(number + 1) << 20} kB")
-        write(folder / "distance", distance)
+            names = ("level", "type", "size", "shared_cpu_list")
+            for name, text in zip(names, cache.split(), strict=True):
+                write(folder / f"cache/index{index}" / name, text)
+    devices = {}
     for address, (path, numa) in PCI.items():
-        device = tmp_path / "sys/devices" / path / address
-        write(device / "numa_node", numa)
-        write(device / "vendor", "0x10de" if address in GPUS else "0x15b3")
-        write(device / "class", "0x030200" if address in GPUS else "0x020000")
-        link(tmp_path / "sys/bus/pci/devices" / address, device)
+        devices[address] = tmp_path / "sys/devices" / path / address
+        write(devices[address] / "numa_node", numa)
+        write(devices[address] / "vendor", "0x10de" if address in GPUS else "0x15b3")
+        write(devices[address] / "class", "0x030200" if address in GPUS else "0x020000")
+        link(tmp_path / "sys/bus/pci/devices" / address, devices[address])
     for address in GPUS:
-        write(
-            tmp_path / f"proc/driver/nvidia/gpus/{address}/information",
-            "Model: \t\t NVIDIA H100\nIRQ: 1",
-        )
-    for name, address in {**RDMA, "eth0": ETHERNET}.items():
-        plant_adapter(tmp_path, name, address)
-    write(tmp_path / "sys/class/net/lo/operstate", "unknown")
-    write(tmp_path / "sys/class/net/docker0/operstate", "up")
+        information = tmp_path / f"proc/driver/nvidia/gpus/{address}/information"
+        write(information, "Model: \t\t NVIDIA H100\nIRQ: 1")
+    for name, address in ADAPTERS.items():
+        link(tmp_path / "sys/class" / name / "device", devices[address])
+    link(devices[ETHERNET] / "driver", tmp_path / "sys/bus/pci/drivers/bnxt_en")
     return tmp_path
-
-
-def plant_adapter(root: Path, name: str, address: str) -> None:
-    """Create a network interface, and for an RDMA device its port and interface ``ib...``."""
-    device = root / "sys/devices" / PCI[address][0] / address
-    is_ethernet = name == "eth0"
-    interface = root / "sys/class/net" / (name if is_ethernet else f"ib{name[-1]}")
-    write(interface / "operstate", "up")
-    write(interface / "mtu", 1500 if is_ethernet else 4092)
-    write(interface / "speed", 25000 if is_ethernet else -1)
-    link(interface / "device", device)
-    driver = root / "sys/bus/pci/drivers" / ("bnxt_en" if is_ethernet else "mlx5_core")
-    driver.mkdir(parents=True, exist_ok=True)
-    link(device / "driver", driver)
-    if not is_ethernet:
-        port = root / "sys/class/infiniband" / name / "ports/1"
-        write(port / "state", "4: ACTIVE" if name == "mlx5_0" else "1: DOWN")
-        write(port / "rate", "400 Gb/sec (4X NDR)")
-        write(port / "link_layer", "InfiniBand")
-        link(root / "sys/class/infiniband" / name / "device", device)
 
 
 @pytest.fixture(autouse=True)
