@@ -24,7 +24,7 @@ from keeping import add_out, empty_out, end, run, write_facts
 from commbench.analysis.comparison import ComparisonTable, compare
 from commbench.cli.options import Settings
 from commbench.cli.request import Place, make_request, run_header
-from commbench.cli.terminal import LineDisplay, make_console
+from commbench.cli.terminal import Display, make_console
 from commbench.collectives.cases import Sweep
 from commbench.collectives.suites import Suite
 from commbench.errors import InputError, LaunchError
@@ -57,10 +57,10 @@ class CheckedRow(ComparisonRow):
     run: str = ""
 
 
-class QuietDisplay(LineDisplay):
+class QuietDisplay(Display):
     """Shows what goes wrong: every launch looks like a run's last."""
 
-    def launch_finished(self, seconds: float) -> None:
+    def finish_launch(self, seconds: float) -> None:
         """Do nothing."""
 
 

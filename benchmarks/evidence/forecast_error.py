@@ -59,13 +59,19 @@ TRAINED = (
 STEPS = "train_bytes_4hosts_200mbit_xeon2core_20261125"
 
 
-def kept_pairs() -> dict[str, list[HeldOut]]:
-    """Return all forecasts over what was measured, by what was predicted."""
+def kept_pairs(*, with_sizes: bool = True) -> dict[str, list[HeldOut]]:
+    """Return all forecasts over what was measured, by what was predicted.
+
+    ``with_sizes``: whether message sizes are among it, which take longest.
+    """
     network = ForecastNetwork.fit([load_run(RESULTS / NETWORK)])
     ranks = [pair for curves in network.curves.values() for pair in hold_out(curves)]
     others = [*_growth(network), *_other_links(network)]
+    sizes = {}
+    if with_sizes:
+        sizes["message sizes"] = list(_sizes())
     return {
-        "message sizes": list(_sizes()),
+        **sizes,
         "four hosts from two": ranks,
         "other hosts and links": others,
         "both of these": [*ranks, *others],

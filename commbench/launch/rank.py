@@ -103,7 +103,7 @@ class RankWork:
         carriers: dict[str, Carrier] = {}
         for name in _backends(plan):
             if name not in self.opened:
-                self.opened[name] = open_backend(name, control, plan.launch)
+                self.opened[name] = open_backend(name, control)
             carriers[name] = self.opened[name]
         device = None
         if plan.training:
@@ -337,8 +337,6 @@ class RankProcess(ABC):
         """
         self.heart.start()
         faulthandler.enable()
-        # also works if the heartbeat hangs: see `Supervisor`
-        faulthandler.register(signal.SIGUSR2, all_threads=True)
         control: Control | None = None
         try:
             control = self._connect()

@@ -15,7 +15,7 @@ from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
-from commbench.engine.records import SCHEMA, PairTable, Record, column, copied
+from commbench.engine.records import SCHEMA, Record, column, copied
 from commbench.findings import Finding
 from commbench.results.info import RunInfo, host_by_rank
 from commbench.results.summary import (
@@ -190,7 +190,7 @@ def _order(case: Case) -> tuple[Any, ...]:
 
 
 def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
-    columns = [PairTable.of(record.pairs).columns for record in records]
+    columns = [_arrays(record) for record in records]
     highest = max(int(max(c["source"].max(), c["target"].max())) for c in columns)
     ranks = max(1 + highest, *(record.group_size for record in records))
     codes = [np.asarray(c["source"] * ranks + c["target"], dtype=np.int64) for c in columns]
@@ -213,6 +213,11 @@ def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
         repetitions=np.nansum(values["repetitions"], axis=0).astype(np.int64),
         wrong=np.where(np.isfinite(wrong).any(axis=0), np.nansum(wrong, axis=0), np.nan),
     )
+
+
+def _arrays(record: Record) -> dict[str, Floats]:
+    """Return the fields of a record's pairs, each of shape (pairs,), NaN for None."""
+    return {name: np.array(values, dtype=np.float64) for name, values in vars(record.pairs).items()}
 
 
 def hosts_of(info: RunInfo, ranks: int) -> list[str]:

@@ -19,7 +19,6 @@ from commbench.engine.records import (
     SCHEMA,
     Overlap,
     OverlapRow,
-    PairTable,
     Record,
     Row,
     copied,
@@ -392,7 +391,7 @@ def _repetitions(record: Record) -> int | None:
         return record.stated.repetitions
     if not record.pairs:
         return len(record.times_us)
-    repetitions = int(PairTable.of(record.pairs).columns["repetitions"].sum())
+    repetitions = sum(record.pairs.repetitions)
     if OPERATIONS[record.case.operation].is_one_way:
         return repetitions
     return repetitions // 2

@@ -8,7 +8,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple, TypedDict
 
 from commbench.system.host import Host
@@ -90,7 +89,7 @@ def _conditions_by_name() -> dict[str, Condition]:
 
 
 #: All conditions by name, but versions, variables and interfaces, whose names only a run states.
-CONDITIONS: Mapping[str, Condition] = MappingProxyType(_conditions_by_name())
+CONDITIONS: Mapping[str, Condition] = _conditions_by_name()
 
 
 def conditions_from(source: str) -> list[str]:

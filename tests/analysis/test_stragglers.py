@@ -13,8 +13,10 @@ from effort import repetitions, slack
 from matrices import (
     Slowness,
     crossing,
+    joined,
     make_hosts,
     make_matrix,
+    pairs_of,
     receiving,
     sending,
     touching,
@@ -167,10 +169,8 @@ def test_one_launch_is_too_few() -> None:
 def test_wrong_data_is_left_out() -> None:
     """Exclude pairs with wrong data."""
     records, info = make_matrix(5), make_hosts(5)
-    broken = [
-        replace(p, time_us=900.0, wrong=1) if (p.source, p.target) == (0, 1) else p
-        for p in records[0].pairs
-    ]
+    first, *others = pairs_of(records[0])
+    broken = joined([first._replace(time_us=900.0, wrong=1), *others])
     records = [replace(record, pairs=broken) for record in records]
     assert [] == find_stragglers(matrices(records, info), records, info).stragglers
 

@@ -61,11 +61,11 @@ def test_plain_text_fits_100_columns() -> None:
 
 def test_backends_that_do_not_fit_follow_below() -> None:
     """Print backends that do not fit in further tables."""
-    text = render(sweep("mpi", "gloo", "fake"), width=70)
+    text = render(sweep("mpi", "gloo", "nccl"), width=70)
     assert 70 >= max(map(len, text.splitlines()))
     assert 3 == sum("64 MiB" in line for line in text.splitlines())
     assert 1 == sum(
-        "64 MiB" in line for line in render(sweep("mpi", "gloo", "fake"), width=200).splitlines()
+        "64 MiB" in line for line in render(sweep("mpi", "gloo", "nccl"), width=200).splitlines()
     )
     assert "\u2026" not in text
 

@@ -7,10 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import KIB, make_case, make_record
-from matrices import INTER_US, INTRA_US, make_hosts, make_matrix, receiving, without
+from matrices import (
+    INTER_US,
+    INTRA_US,
+    Pair,
+    joined,
+    make_hosts,
+    make_matrix,
+    pairs_of,
+    receiving,
+    without,
+)
 
 from commbench import stats
-from commbench.engine.records import PairTable, PairTimes, Record
+from commbench.engine.records import Pairs, Record
+from commbench.errors import InputError
 from commbench.results import tables
 from commbench.results.pairs import matrices, pair_table
 
@@ -38,8 +49,7 @@ def test_times_are_summarised_over_launches(launches: int) -> None:
     """Return the median of launch medians, with an interval over launches."""
     records = make_matrix(3, launches=launches)
     times = [
-        next(pair.time_us for pair in record.pairs if (pair.source, pair.target) == (2, 1))
-        for record in records
+        next(pair.time_us for pair in pairs_of(record) if pair[:2] == (2, 1)) for record in records
     ]
     row, interval = rows_of(records, 3)[2, 1], stats.launch_interval(times)
     median_us = np.median(times)
@@ -78,9 +88,8 @@ def test_pairs_are_compared_with_their_kind() -> None:
 def test_wrong_pair_has_no_bandwidth() -> None:
     """Mark only pairs with wrong elements in any launch as wrong."""
     records = make_matrix(3)
-    broken = list(records[2].pairs)
-    place = next(i for i, pair in enumerate(broken) if (pair.source, pair.target) == (1, 2))
-    broken[place] = replace(broken[place], wrong=7)
+    wrong_by_pair = [7 * (pair[:2] == (1, 2)) for pair in pairs_of(records[2])]
+    broken = replace(records[2].pairs, wrong=wrong_by_pair)
     records[2] = replace(records[2], pairs=broken, status="wrong")
     rows = rows_of(records, 3)
     wrong = rows.pop((1, 2))
@@ -99,7 +108,7 @@ def test_warnings_of_a_launch_hold_for_its_pairs() -> None:
 def test_launch_that_lacks_a_pair() -> None:
     """Summarise a pair over the launches that measured it."""
     records = make_matrix(3)
-    records[0] = replace(records[0], pairs=records[0].pairs[1:])
+    records[0] = replace(records[0], pairs=joined(pairs_of(records[0])[1:]))
     rows = rows_of(records, 3)
     assert (5, 6) == (rows[0, 1].launches, rows[0, 2].launches)
     assert ("few_launches", "") == (rows[0, 1].flags, rows[0, 2].flags)
@@ -121,25 +130,12 @@ def test_unknown_hosts_are_one() -> None:
     assert {""} == set(pair_table([matrix], {})[["source_host", "target_host"]].to_numpy().flat)
 
 
-def test_pairs_come_back_as_a_table_that_equals_them() -> None:
-    """Read a launch's pairs as arrays, unverified ones included."""
-    pairs = [
-        PairTimes(
-            source=source,
-            target=1 - source,
-            time_us=9.5,
-            time_us_p95=10.0,
-            repetitions=30,
-            wrong=wrong,
-        )
-        for source, wrong in ((0, None), (1, 3))
-    ]
-    record = make_record(make_case("bandwidth", pattern="matrix"), pairs=pairs)
-    back = Record.from_json(json.loads(json.dumps(record.to_json()))).pairs
-
-    assert isinstance(back, PairTable)
-    assert (pairs, pairs[1:], 2) == (list(back), list(back[1:]), len(back))
-    assert back == pairs
-    assert back != pairs[:1]
-    assert [] == list(PairTable.of([]))
-    assert record.to_json() == replace(record, pairs=back).to_json()
+def test_pairs_come_back() -> None:
+    """Read a launch's pairs, unverified ones included, and refuse fields of several lengths."""
+    pairs = joined([Pair(0, 1, 9.5, 10.0, 30, None), Pair(1, 0, 9.5, 10.0, 30, 3)])
+    data = make_record(make_case("bandwidth", pattern="matrix"), pairs=pairs).to_json()
+    back = Record.from_json(json.loads(json.dumps(data)))
+    assert [(0, None), (1, 3)] == [(pair.source, pair.wrong) for pair in pairs_of(back)]
+    assert Pairs() == Record.from_json(make_record().to_json()).pairs
+    with pytest.raises(InputError, match="differ in length"):
+        Record.from_json({**data, "pairs": {"source": [0]}})

@@ -6,17 +6,15 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from commbench.errors import InputError
 from commbench.interop.imports.nccl_tests import (
-    cadence_of,
-    devices_of,
+    conditions,
     half_record,
     has_half,
     nccl_version,
     operation_of,
-    stated_ranks,
 )
 from commbench.interop.imports.reading import (
     RANK_MEAN,
@@ -71,44 +69,25 @@ class Report(TypedDict, total=False):
 
 
 def recognises(text: str) -> bool:
-    """Return whether a text is JSON of nccl-tests, also if it is cut off."""
+    """Return whether a text is JSON of nccl-tests."""
     head = text.lstrip("\ufeff \r\n\t")
     return head.startswith("{") and '"nccl_version"' in text and '"results"' in text
 
 
 def read(text: str, name: str, options: ImportOptions) -> Reading:
-    """Read the JSON of one test; of a file that is cut off, read the complete results.
+    """Read the JSON of one test.
 
     Raises:
-        InputError: the text is not JSON of nccl-tests.
+        InputError: the text is not JSON of nccl-tests, or not all of it.
     """
     reading = Reading(name=name)
     try:
-        report = check_as(Report, _parsed(text, reading))
-    except InputError as error:
+        report = check_as(Report, json.loads(text))
+    except (InputError, ValueError, RecursionError) as error:
         raise InputError(f"{name} is no JSON of nccl-tests ({error}).") from error
     with reading.noting():
         _read_report(report, reading, options)
     return reading
-
-
-def _parsed(text: str, reading: Reading) -> Any:  # noqa: ANN401 - JSON
-    """Parse a file. The tool closes the object last, so a killed test leaves an incomplete file."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        ends = [
-            match.end()
-            for match in re.finditer(r"\}(?=\s*,\s*\{\s*\"size\")|\}(?=\s*,?\s*$)", text)
-        ]
-        for end in reversed(ends[-2:]):
-            try:
-                part = json.loads(text[:end] + "]}")
-            except ValueError:
-                continue
-            reading.leave_out("the file is cut off: what follows the last whole result")
-            return part
-        raise InputError(str(error)) from error
 
 
 def _read_report(report: JsonMapping, reading: Reading, options: ImportOptions) -> None:
@@ -118,29 +97,25 @@ def _read_report(report: JsonMapping, reading: Reading, options: ImportOptions) 
     places = _places(config)
     if len({device.get("group", 0) for device in config.get("devices", ())}) > 1:
         raise LeftOutError("several groups ran at the same time and only their average is written")
-    ranks = reading.ranks(options, stated_ranks(places), operation)
-    if places:
-        reading.places[ranks] = places
     if "version" in report:
         reading.version = f"JSON {report['version']}"
     blocking = 0
     if config.get("blocking_collectives") == "true":  # which kind, only the command line says
         blocking = 2 if _option(report, "-z", "--blocking") == "2" else 1
-    case = {
-        "operation": operation,
-        "backend": "nccl",
-        "sync": cadence_of(blocking, reading),
-        "buffers": "",
-        "graph": bool(config.get("graph")),
-    }
-    shared = {
-        "ranks": ranks,
-        "time": _time(_option(report, "-a", "--average")),
-        "batch": config.get("iterations", 1) * config.get("aggregated_iterations", 1),
-        "device": devices_of(places),
-    }
+    library = ""
     if "nccl_version" in report:
-        shared["library"] = f"NCCL {nccl_version(report['nccl_version'])}"
+        library = f"NCCL {nccl_version(report['nccl_version'])}"
+    case, shared = conditions(
+        reading,
+        options,
+        operation=operation,
+        places=places,
+        blocking=blocking,
+        graph=bool(config.get("graph")),
+        time=_time(_option(report, "-a", "--average")),
+        batch=config.get("iterations", 1) * config.get("aggregated_iterations", 1),
+        library=library,
+    )
     for result in report.get("results", ()):
         line = {name: str(result[name]).strip() for name in ("size", "type", "redop", "root")}
         for key, in_place in (("out_of_place", False), ("in_place", True)):

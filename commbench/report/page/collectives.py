@@ -1,10 +1,8 @@
-"""The tables of collectives on a page: times, scaling, pairs, overlap, energy."""
+"""The tables of collectives on a page: times, scaling, pairs, overlap."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 
 from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
@@ -17,7 +15,6 @@ from commbench.findings import Finding, Value
 from commbench.report.columns import (
     MOST_LINES,
     Column,
-    Named,
     Table,
     declared,
     ends,
@@ -53,6 +50,9 @@ from commbench.units import format_size
 
 #: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
 _UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root", "env")
+_unique = attrgetter(*_UNIQUE)
+#: Columns of the method of measuring, for lines that these do not distinguish.
+_METHOD = "algorithm_requested loop sync cadence buffers"
 
 
 def collective_tables(runs: Sequence[Run]) -> list[Table]:
@@ -62,60 +62,44 @@ def collective_tables(runs: Sequence[Run]) -> list[Table]:
     Matrices get tables of their pairs: a median over different pairs is not the time of any pair.
     """
     rows = [(run.name, row) for run in runs for row in all_rank_rows(run) if row.pattern != MATRIX]
-    about = explain_time(runs)
-    groups = itertools.groupby(
-        sorted(rows, key=lambda named_row: order_of_row(named_row[1])), key=_table_of
-    )
-    return [_collective_table(list(group), about) for _, group in groups]
+    rows.sort(key=lambda named_row: order_of_row(named_row[1]))
+    by_table = rows_by(rows, lambda named_row: (named_row[1].operation, named_row[1].pattern))
+    tables = []
+    for of_table in by_table.values():
+        keys = {(name, row.backend, *_unique(row)) for name, row in of_table}
+        distinguishing = " ".join(_UNIQUE[1:])
+        if len(keys) < len(of_table):
+            distinguishing = f"{_METHOD} {distinguishing}"
+        columns: list[Column[Row]] = [
+            *declared(Row, "message_bytes backend"),
+            *declared(Row, distinguishing, should_vary=True),
+            outcome("time_us", Row, explain_time(runs)),
+            interval("time_us", Row),
+            *declared(Row, "time_us_p95 algbw_GBps busbw_GBps harness_us framework_us energy_J"),
+            energy_column(),
+            number("energy a byte", _nanojoule, unit="nJ"),
+            flag_column(),
+        ]
+        title = title_of([row for _, row in of_table])
+        if len({name for name, _ in of_table}) > 1:  # the notes below are about the first run only
+            title = title.partition(" (")[0]
+        tables.append(make_table(title, of_table, columns, rest_in=SUMMARY))
+    return tables
 
 
-def _table_of(named_row: Named[Row]) -> tuple[str, str]:
-    return named_row[1].operation, named_row[1].pattern
-
-
-def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
-    names = _backend_names(rows)
-    columns: list[Column[Row]] = [
-        *declared(Row, "message_bytes"),
-        Column("backend", lambda row: names[id(row)]),
-        *declared(Row, " ".join(_UNIQUE[1:]), should_vary=True),
-        outcome("time_us", Row, about_time),
-        interval("time_us", Row),
-        *declared(Row, "time_us_p95 algbw_GBps busbw_GBps harness_us framework_us energy_J"),
-        flag_column(),
-    ]
-    title = title_of([row for _, row in rows])
-    if len({name for name, _ in rows}) > 1:  # the notes below are about the first run only
-        title = title.partition(" (")[0]
-    return make_table(title, rows, columns, rest_in=SUMMARY)
-
-
-def _backend_names(rows: Sequence[Named[Row]]) -> dict[int, str]:
-    """Return the name each row's backend, with the methods of measuring that differ between the
-    rows of a run.
-    """
-    names: dict[int, str] = {}
-    for run_name in {name for name, _ in rows}:
-        columns = columns_of((row for name, row in rows if name == run_name), attrgetter(*_UNIQUE))
-        names |= {id(row): name for name, column in columns.items() for row in column}
-    return names
-
-
-def slowest_groups(run: Run) -> list[str]:
-    """Return the slowest group of each pattern that makes groups, in one sentence for each
-    backend.
-    """
-    hosts = host_by_rank(run.info)
-    grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
-    sentences: list[str] = []
-    for (operation, pattern), rows in rows_by(
-        grouped, lambda row: (row.operation, row.pattern)
-    ).items():
-        if len(groups_in(rows)) > 1:
-            columns = columns_of(rows, attrgetter(*_UNIQUE))
+def collective_sentences(run: Run) -> list[Finding]:
+    """Return what bus bandwidth means, and the slowest group of each pattern that makes groups."""
+    rows = [row for row in all_rank_rows(run) if row.pattern != MATRIX]
+    findings = []
+    if any(row.busbw_GBps is not None for row in rows):
+        findings.append(Finding("busbw_meaning"))
+    grouped = rows_by(rows, lambda row: (row.operation, row.pattern))
+    for (operation, pattern), of_pattern in grouped.items():
+        if makes_groups(pattern) and len(groups_in(of_pattern)) > 1:
+            columns = columns_of(of_pattern, _unique)
             named = {f"{operation}, {pattern}, {name}": of for name, of in columns.items()}
-            sentences += map(str, name_slowest(named, hosts))
-    return sentences
+            findings += name_slowest(named, host_by_rank(run.info))
+    return findings
 
 
 # ------------------------------------------------------------------------------------- other tables
@@ -183,12 +167,10 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
             )
             rows = [(run.name, row) for row in rows_of(slowest[:MOST_LINES])]
             case = matrix.case
-            title = (
-                f"{case.operation} {format_size(case.message_bytes)}, {case.backend}: pairs of"
-                " ranks"
-            )
-            title += f" of {run.name}" if len(runs) > 1 else ""
-            table = make_table(title, rows, _PAIR_COLUMNS, rest_in=PAIRS)
+            size = format_size(case.message_bytes)
+            title = f"{case.operation} {size}, {case.backend}: pairs of ranks"
+            if len(runs) > 1:
+                title = f"{title} of {run.name}"
             notes = []
             if len(rows) < len(matrix.source):
                 numbers: dict[str, Value] = {
@@ -196,8 +178,8 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
                     "lines": len(matrix.source),
                     "file": PAIRS,
                 }
-                notes = [str(Finding("pairs_hidden", numbers=numbers))]
-            tables.append(dataclasses.replace(table, notes=notes))
+                notes.append(str(Finding("pairs_hidden", numbers=numbers)))
+            tables.append(make_table(title, rows, _PAIR_COLUMNS, notes=notes))
     return tables
 
 
@@ -212,24 +194,6 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
     Column("status", lambda row: status_cell(row.status), should_vary=True),
     flag_column(),
 ]
-
-
-def energy_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate the energy of operations and steps, if it was measured."""
-    columns: list[Column[Row]] = [
-        *declared(Row, "operation"),
-        *declared(Row, "pattern", should_vary=True),
-        *declared(Row, "backend message_bytes"),
-        outcome("time_us", Row, explain_time(runs)),
-        *declared(Row, "energy_J"),
-        energy_column(),
-        number("energy a byte", _nanojoule, unit="nJ"),
-    ]
-
-    def metered(run: Run) -> Iterable[Row]:
-        return (row for row in run.rows if row.energy_J is not None)
-
-    return make_tables("Energy of one operation", runs, metered, columns, rest_in=SUMMARY)
 
 
 def _nanojoule(row: Row) -> float | None:
