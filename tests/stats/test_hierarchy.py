@@ -37,11 +37,11 @@ def equal_case(
     return make_runs(generator, [LAUNCHES] * (count + 1), between=between, within=within)
 
 
-def compared(cases: Sequence[Sequence[Floats]], *, as_one: bool = False) -> list[Comparison]:
-    """Compare each case's last run with those before it; ``as_one`` pools their launches."""
+def compared(cases: Sequence[Sequence[Floats]]) -> list[Comparison]:
+    """Compare each case's last run with those before it."""
     return compare_family(
         [(np.concatenate(runs[:-1]), runs[-1]) for runs in cases],
-        runs=None if as_one else [[len(run) for run in runs[:-1]] for runs in cases],
+        runs=[[len(run) for run in runs[:-1]] for runs in cases],
     )
 
 
@@ -153,19 +153,6 @@ def test_a_state_common_to_all_cases_is_rarely_called_different() -> None:
     states = 0.04 * generator.standard_normal((count, 1, 6, 1))
     families = np.exp(states + 0.01 * generator.standard_normal((count, CASES, 6, LAUNCHES)))
     assert share_with_a_difference(families.tolist()) <= 0.05 + slack(0.05, 60)
-
-
-def test_pooling_the_launches_of_runs_would_be_wrong() -> None:
-    """Pooled launches would judge at least a quarter of equal cases different."""
-    generator = np.random.default_rng(5)
-    runs = repetitions(30)
-    families = [[equal_case(generator, 5, between=0.04) for _ in range(8)] for _ in range(runs)]
-    pooled, separate = (
-        sum(count_different(compared(f, as_one=as_one)) for f in families)
-        for as_one in (True, False)
-    )
-    assert pooled > 0.25 * runs * 8
-    assert separate <= 0.02 * runs * 8
 
 
 def test_runs_of_unlike_size_are_compared() -> None:
