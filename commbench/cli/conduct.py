@@ -34,7 +34,7 @@ from commbench.launch.launchers import (
     choose_launcher,
     interface_variables,
 )
-from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
+from commbench.launch.standalone import AFTER_RANK_0_S, OwnRank
 from commbench.report.page import write_page
 from commbench.results import Run, Store
 from commbench.results.info import RunInfo, is_complete
@@ -329,10 +329,4 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
         _print_results(task, settings, measured_run, make_console(plain=True), None)
         print_unfinished(measured_run, messages)
 
-    run_standalone(
-        task.stages,
-        identity,
-        lambda: Store.open(out, task.header()),
-        display,
-        finish,
-    )
+    OwnRank(task.stages, identity, lambda: Store.open(out, task.header()), display, finish).run()
