@@ -49,7 +49,7 @@ class FailedRank(TypedDict, total=False):
     stack: Sequence[str]
     """Frames of its main thread, the innermost first."""
     others: Sequence[JsonMapping]
-    """What other ranks were doing, see `commbench.launch.clues.OtherRanks`."""
+    """What other ranks were doing: ``ranks`` that were ``in`` the same place."""
 
 
 class VariableValues(TypedDict):

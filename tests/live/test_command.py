@@ -147,9 +147,8 @@ def noted(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
     def run(line: str) -> LiveOptions:
         handed: list[LiveOptions] = []
-        for command in ("tune", "watch"):
-            attach = f"commbench.cli.{command}.attach_to"
-            monkeypatch.setattr(attach, lambda _, options: handed.append(options) or 0)
+        attach = "commbench.cli.tune.attach_to"
+        monkeypatch.setattr(attach, lambda _, options: handed.append(options) or 0)
         outcome: Outcome = commbench(line)
         assert (0, "") == (outcome.code, outcome.err)
         return handed[0]
