@@ -135,8 +135,9 @@ class HostTrial:
         self._elsewhere = np.zeros(ELSEWHERE_MIB * MIB // 4, dtype=np.float32)
         self._selector = NativeSelector(k, "float32")
         self.payload = np.zeros(8 * k, dtype=np.uint8)
-        arrays = (self.gradient, self.residual, self.payload)
-        self._tensors = [torch.from_numpy(array) for array in arrays]
+        self._tensors = [
+            torch.from_numpy(each) for each in (self.gradient, self.residual, self.payload)
+        ]
         self._magnitudes = torch.empty(n)
         self._step = 0
 

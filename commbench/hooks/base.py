@@ -99,6 +99,7 @@ class Hook(HookSpec):
     failure: Exception | None = None
 
     _group: dist.ProcessGroup = None
+    _optimizer: torch.optim.Optimizer | None = None
     _model: Callable[[], DistributedDataParallel] = staticmethod(lambda: None)
 
     def register(
@@ -106,7 +107,7 @@ class Hook(HookSpec):
         ddp_model: DistributedDataParallel,
         *,
         scaler: torch.amp.GradScaler | None = None,
-        optimizer: torch.optim.Optimizer | None = None,  # noqa: ARG002 - of hooks with a residual
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> Self:
         """Make this the hook of a DDP model, before its first backward pass, and return it.
 
@@ -120,6 +121,7 @@ class Hook(HookSpec):
                 f"Hook {self.name} was given a scaler of type {type(scaler).__name__}: pass a"
                 " GradScaler."
             )
+        self._optimizer = optimizer
         self.attach(ddp_model, scaler)
         try:
             ddp_model.register_comm_hook(self, _named(self.name))
@@ -127,6 +129,7 @@ class Hook(HookSpec):
             raise InputError(f"DDP refused hook {self.name}: {error}") from error
         self._group, self._model = ddp_model.process_group, weakref.ref(ddp_model)
         self.clock = clock_of(ddp_model)
+        self.join_group()
         return self
 
     def follow(self, ddp_model: DistributedDataParallel) -> None:
@@ -159,6 +162,9 @@ class Hook(HookSpec):
 
         Raise InputError if the hook cannot serve it.
         """
+
+    def join_group(self) -> None:
+        """Make what the hook needs to communicate, as all ranks of the process group do."""
 
     def check_size(self, elements: int) -> None:
         """Raise InputError if the hook cannot serve a model of that number of elements."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,9 +24,6 @@ from commbench.errors import InputError
 from commbench.hooks.base import Finish, Hook, StateDict, Stopwatch
 from commbench.hooks.layout import Layout
 from commbench.hooks.options import Feedback
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Tensors = dict[str, torch.Tensor]
 
@@ -169,7 +166,6 @@ class FeedbackHook(Feedback, Hook):
         self._scaler: torch.amp.GradScaler | None = None
         self._scale: float | torch.Tensor = 1.0
         self._device = torch.device("cpu")
-        self._optimizer: torch.optim.Optimizer | None = None
         self._rates: dict[str, float] = {}
 
     def memory_kinds(self) -> tuple[str, ...]:
@@ -235,23 +231,6 @@ class FeedbackHook(Feedback, Hook):
             lambda _: buffer,
         )
 
-    def register(
-        self,
-        ddp_model: DistributedDataParallel,
-        *,
-        scaler: torch.amp.GradScaler | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> Self:
-        """See `Hook.register`.
-
-        With ``optimizer`` the residual follows changes of its learning rates.
-
-        A residual is a gradient of earlier steps. It is multiplied by the old rate over the new
-        rate: it then moves the parameter as far as it would have moved it in those steps.
-        """
-        self._optimizer = optimizer
-        return super().register(ddp_model, scaler=scaler)
-
     def attach(
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
     ) -> None:
@@ -297,7 +276,11 @@ class FeedbackHook(Feedback, Hook):
         return float(self._scaler.get_scale()) if on_host(unit) else self._scaler.scale(unit)
 
     def _follow_rates(self, optimizer: torch.optim.Optimizer) -> None:
-        """Multiply residuals by old rate / new rate; a rate of 0 is ignored until it changes."""
+        """Multiply residuals by old rate / new rate; a rate of 0 is ignored until it changes.
+
+        A residual is a gradient of earlier steps: it then moves the parameter as far as it would
+        have moved it in those steps.
+        """
         rates = {
             self._names[id(parameter)]: float(group["lr"])
             for group in optimizer.param_groups

@@ -151,7 +151,7 @@ class NativeQuantiser(TorchQuantiser):
         old = None if residual is None else residual.numpy()
         rest = None if out_residual is None else out_residual.numpy()
         self._kernels.quantise(
-            gradient.numpy(), old, rest, self._block, self._shard, *_both_views(payload)
+            gradient.numpy(), old, rest, self._block, self._shard, _bytes(payload)
         )
 
     def combine(
@@ -164,14 +164,13 @@ class NativeQuantiser(TorchQuantiser):
     ) -> None:
         """See `TorchQuantiser.combine`."""
         rest = None if residual is None else residual.numpy()
-        sizes = self._block, self._shard
         self._kernels.combine(
-            *_both_views(payload), *sizes, float(divisor), rest, *_both_views(own)
+            _bytes(payload), self._block, self._shard, float(divisor), rest, _bytes(own)
         )
 
     def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
         """See `TorchQuantiser.decode`."""
-        self._kernels.dequantise(*_both_views(payload), self._block, self._shard, into.numpy())
+        self._kernels.dequantise(_bytes(payload), self._block, self._shard, into.numpy())
 
 
 class CudaQuantiser(TorchQuantiser):
@@ -252,9 +251,9 @@ def prepare(device: torch.device) -> None:
     compilers.prepare(device, run_all, work="int8 quantises", alternative=alternative)
 
 
-def _both_views(payload: torch.Tensor) -> tuple[Any, Any]:
-    """Return a payload as float32 words and as bytes, two views of its memory."""
-    return payload.view(torch.float32).numpy(), payload.view(torch.int8).numpy()
+def _bytes(payload: torch.Tensor) -> Any:  # noqa: ANN401 - an array
+    """Return a payload as int8."""
+    return payload.view(torch.int8).numpy()
 
 
 def _put(into: torch.Tensor, values: torch.Tensor, where: torch.Tensor) -> None:

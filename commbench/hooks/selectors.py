@@ -140,13 +140,14 @@ class NativeSelector(TorchSelector):
         Raises:
             WrongDataError: the payload has an index out of range; ``into`` is unchanged.
         """
-        indices, values = split(payload, self._k, self._dtype)
-        if int(indices.min()) < 0 or int(indices.max()) >= len(into):
+        payload_indices, values = split(payload, self._k, self._dtype)
+        indices = payload_indices.numpy()
+        if indices.min() < 0 or indices.max() >= len(into):
             raise WrongDataError(
                 f"A payload names elements outside of the {len(into)} there are; do all ranks agree"
                 " on n and k?"
             )
-        self._kernels.add(indices.numpy(), values.to(into.dtype).numpy(), into.numpy())
+        self._kernels.add(indices, values.to(into.dtype).numpy(), into.numpy())
 
 
 class CudaSelector(TorchSelector):

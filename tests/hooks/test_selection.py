@@ -26,7 +26,12 @@ from commbench.errors import WrongDataError  # noqa: E402 - needs torch
 from commbench.hooks import selectors  # noqa: E402 - as above
 from commbench.hooks.compression import kernels  # noqa: E402 - as above
 from commbench.hooks.message import payload_bytes  # noqa: E402 - as above
-from commbench.hooks.selectors import CudaSelector, NativeSelector, prepare  # noqa: E402 - as above
+from commbench.hooks.selectors import (  # noqa: E402 - as above
+    CudaSelector,
+    NativeSelector,
+    TorchSelector,
+    prepare,
+)
 
 HOST = torch.device("cpu")
 DENSITIES = (0.001, 0.01, 0.03, 0.3, 1.0)
@@ -262,6 +267,20 @@ def test_no_residual_is_one_of_zeros() -> None:
     alone = send_alike(gradient, None, 555)
     assert in_place.payload.tolist() == beside.payload.tolist() == alone.payload.tolist()
     assert np.array_equal(in_place.rest, beside.rest)  # type: ignore[arg-type] # both are there
+
+
+@pytest.mark.parametrize("values", VALUE_TYPES)
+@pytest.mark.parametrize("bad", [0.0, np.nan, -np.inf])
+def test_torch_sends_the_same_elements(values: Any, bad: float) -> None:
+    """Send and keep by torch what compiled code does, with rounding and overflow."""
+    gradient, residual = 3e4 * make("gauss"), 3e4 * make("gauss", seed=1)
+    gradient[4] += bad
+    made = (TorchSelector(99, values), NativeSelector(99, values))
+    sent = [send(each, gradient, residual, 99, values) for each in made]
+    (one, one_rest), (other, other_rest) = [(decoded(each, N), each.rest) for each in sent]
+    assert np.array_equal(one_rest, other_rest)  # type: ignore[arg-type] # both are there
+    assert np.isfinite(bad) == np.array_equal(one, other)
+    assert np.isfinite(bad) == bool(np.isfinite(one).all())
 
 
 def test_float16_values_are_rounded_as_numpy_rounds() -> None:

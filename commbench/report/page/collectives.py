@@ -1,8 +1,8 @@
-"""The tables of collectives on a page: times, scaling, pairs, overlap, energy."""
+"""The tables of collectives on a page: times, scaling, pairs, overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 
 from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
@@ -76,6 +76,8 @@ def collective_tables(runs: Sequence[Run]) -> list[Table]:
             outcome("time_us", Row, explain_time(runs)),
             interval("time_us", Row),
             *declared(Row, "time_us_p95 algbw_GBps busbw_GBps harness_us framework_us energy_J"),
+            energy_column(),
+            number("energy a byte", _nanojoule, unit="nJ"),
             flag_column(),
         ]
         title = title_of([row for _, row in of_table])
@@ -192,24 +194,6 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
     Column("status", lambda row: status_cell(row.status), should_vary=True),
     flag_column(),
 ]
-
-
-def energy_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate the energy of operations and steps, if it was measured."""
-    columns: list[Column[Row]] = [
-        *declared(Row, "operation"),
-        *declared(Row, "pattern", should_vary=True),
-        *declared(Row, "backend message_bytes"),
-        outcome("time_us", Row, explain_time(runs)),
-        *declared(Row, "energy_J"),
-        energy_column(),
-        number("energy a byte", _nanojoule, unit="nJ"),
-    ]
-
-    def metered(run: Run) -> Iterable[Row]:
-        return (row for row in run.rows if row.energy_J is not None)
-
-    return make_tables("Energy of one operation", runs, metered, columns, rest_in=SUMMARY)
 
 
 def _nanojoule(row: Row) -> float | None:
