@@ -60,8 +60,11 @@ class EnergyMeter:
         """
         counters: dict[str, Counter] = {}
         missing: dict[Kind, str] = {}
-        for kind, find in (("cpu", _processors), ("gpu", _gpus)):
-            found = find(root)
+        of_kinds: dict[Kind, dict[str, Counter] | str] = {
+            "cpu": _processors(root),
+            "gpu": _gpus(root),
+        }
+        for kind, found in of_kinds.items():
             if isinstance(found, str):
                 missing[kind] = found
             else:
