@@ -60,11 +60,11 @@ class EnergyMeter:
         """
         counters: dict[str, Counter] = {}
         missing: dict[Kind, str] = {}
-        of_kinds: dict[Kind, dict[str, Counter] | str] = {
+        findings: dict[Kind, dict[str, Counter] | str] = {
             "cpu": _processors(root),
             "gpu": _gpus(root),
         }
-        for kind, found in of_kinds.items():
+        for kind, found in findings.items():
             if isinstance(found, str):
                 missing[kind] = found
             else:
