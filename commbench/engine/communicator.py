@@ -22,7 +22,7 @@ from commbench.collectives.datatypes import DTYPES, Content, DataType
 from commbench.collectives.layouts import Shape
 from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import Group
-from commbench.collectives.primitives import Buffer, Primitives, Request
+from commbench.collectives.primitives import Buffer, Primitives
 from commbench.engine.timing.loops import Call, Progress, Timer
 from commbench.engine.timing.sync import SyncPlan
 from commbench.findings import UnsupportedError
@@ -107,11 +107,6 @@ class Communicator(Primitives):
         Empty if calls go to the library directly.
         """
         return []
-
-    def call(self, request: Request) -> Call:
-        """See `Primitives.call`."""
-        call: Call = super().call(request)
-        return call
 
     def empty(self) -> Buffer:
         """Return a buffer without elements, or with the fewest that the library can send."""

@@ -18,7 +18,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from commbench.backends import connect_control, open_backend
@@ -367,26 +367,31 @@ class RankProcess(ABC):
 
         An error of commbench is one sentence and shows no traceback.
         """
-        code, name, stack = 1, type(error).__name__, stack_of_error(error.__traceback__)
+        code = 1
         if isinstance(error, CommbenchError):
-            code, name, stack = error.exit_code, "", []
-        self.failed(
-            RankError(
-                rank=self.heart.rank,
-                host=self.heart.host,
-                case=self.heart.case,
-                message=str(error),
-                error=name,
-                is_bad_input=isinstance(error, InputError),
-                stack=stack,
-            )
-        )
-        if name:
+            code = error.exit_code
+        else:
             traceback.print_exception(error)
             sys.stderr.flush()
+        self.failed(self.error_of(error))
         if control is not None:
             control.abort(code)
         leave(code)
+
+    def error_of(self, error: BaseException) -> RankError:
+        """Return the event that states an error of this rank."""
+        heart = self.heart
+        rank_error = RankError(
+            rank=heart.rank,
+            host=heart.host,
+            case=heart.case,
+            message=str(error),
+            is_bad_input=isinstance(error, InputError),
+        )
+        if isinstance(error, CommbenchError):
+            return rank_error
+        stack = stack_of_error(error.__traceback__)
+        return replace(rank_error, error=type(error).__name__, stack=stack)
 
 
 class PipedRank(RankProcess):
@@ -441,12 +446,7 @@ class PipedRank(RankProcess):
 
     def refuse(self, text: str) -> None:
         """Tell the conductor."""
-        heart = self.heart
-        say(
-            RankError(
-                rank=heart.rank, host=heart.host, case=heart.case, message=text, is_bad_input=True
-            )
-        )
+        say(self.error_of(InputError(text)))
 
 
 def main() -> NoReturn:

@@ -293,15 +293,6 @@ def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
     assert {("graph", 0, 0)} == {(r.case.mode, r.wrong, r.batch % GRAPH_OPERATIONS) for r in timed}
 
 
-def test_a_graph_is_captured_once_and_replayed(nccl: ModuleType) -> None:
-    """Execute an operation once, capture it sixteen times, and replay the graph many times."""
-    record, (addresses, _) = records_of(nccl, 2, [plain_case(graph=True)])
-    assert 0 == (len(addresses) - 1) % GRAPH_OPERATIONS
-    replayed = (len(addresses) - 1) // GRAPH_OPERATIONS
-    assert replayed > len(record.times_us) * record.batch // GRAPH_OPERATIONS
-    assert (0, None) == (record.harness_us, record.framework_us)
-
-
 @pytest.mark.parametrize("case", [plain_case(graph=True), plain_case(graph=True, in_place=False)])
 def test_a_graph_without_operations_is_detected(
     nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, case: Case

@@ -160,10 +160,12 @@ def test_energy_has_a_panel_for_what_was_counted() -> None:
     ]
 
 
-def test_no_records_no_figures() -> None:
-    """Draw nothing without collectives, and no matrix."""
+def test_without_data_there_is_no_chart() -> None:
+    """Draw nothing without collectives, no sizes of a matrix, and no launches of a single one."""
     matrix = make_launches(STEADY, make_case("bandwidth", pattern="matrix"))
     assert [] == size_charts([run_of([]), run_of(matrix, "matrix")])
+    assert [] == launch_charts([run_of(make_launches([10.0])), run_of(matrix, "matrix")])
+    assert [] == launch_charts([training_run_of([make_training_record()])])
 
 
 def test_ranks_that_share_a_gpu_are_counted_and_not_drawn() -> None:
@@ -190,12 +192,6 @@ def test_dots_are_shares_of_the_median_launch() -> None:
     assert (80.0, 200.0) == row.points[0.0].bounds
     assert ["mpi all_reduce 1 KiB"] == chart.names
     assert {"ratio": 2.5} == chart.remarks[0].numbers
-
-
-def test_one_launch_has_no_distribution() -> None:
-    """Draw nothing for one launch."""
-    assert [] == launch_charts([run_of(make_launches([10.0])), run_of([], "empty")])
-    assert [] == launch_charts([training_run_of([make_training_record()])])
 
 
 def test_of_very_many_the_widest_are_drawn() -> None:

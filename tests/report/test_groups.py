@@ -18,6 +18,7 @@ from builders import (
 from rich.console import Console
 
 from commbench.engine.records import Record, Row
+from commbench.report.formats import listed
 from commbench.report.groups import name_slowest
 from commbench.report.table import render_table
 from commbench.report.text_formats import render
@@ -161,3 +162,9 @@ def test_other_tools_formats_have_a_block_a_group(style: str) -> None:
     assert ["group 0-1", "group 2-3"] == re.findall("group [0-9-]+", "\n".join(blocks))
     assert 4 == sum(not line.startswith("#") and bool(line.strip()) for line in text.splitlines())
     assert "group" not in render(rows_of(make_launches(STEADY)), style)
+
+
+def test_long_lists_are_counted() -> None:
+    """Name the first items of a long list, and count the others."""
+    texts = [listed(names) for names in ("", "a", "ab", "abcdef")]
+    assert ["", "a", "a and b", "a, b, c, d and 2 more"] == texts

@@ -76,21 +76,6 @@ def test_the_same_buckets_are_measured_once() -> None:
     assert "mlp, 100 MiB buckets, 2 ranks, batch 32 as 25" in sentence
 
 
-def test_run_json_lists_cases_with_the_same_layout() -> None:
-    """Write the keys of merged cases, and the first batch."""
-    sweep = dataclasses.replace(CAPS, batches=(16, 4))
-    plan = make_plan(sweep)
-    same = plan.info["same_layout"]
-    assert isinstance(same, dict)
-    assert 4 == len(same)
-    keys = {case.key for case in plan.measured}
-    assert keys.issuperset(same.values())
-    assert keys.isdisjoint(same)
-    assert [16] == plan.info["batches"]
-    assert plan.info["facts"] == plan.facts.to_json()
-    assert [32] == make_plan(CAPS).info["batches"]
-
-
 def test_the_sweep_leaves_time_for_the_confirmation() -> None:
     """Use the sweep's share of the remaining time."""
     plan = make_plan(CAPS, time_limit_s=100.0)
