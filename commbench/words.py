@@ -557,8 +557,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "Launches differ by {spread:.2g} %, too much to show a gain beyond {margin:level} with"
             " {most} of them: a quieter machine helps more than further launches."
         ),
-        "decide_time": "That takes up to {seconds:duration}.",
-        "decide_time_at_least": "That takes {seconds:duration} at least.",
+        "decide_time": "That takes about {seconds:duration}.",
         # A recommendation: of which environment it is.
         "env_chosen": "{sentence}",
         "env_unconfirmed": (

@@ -113,7 +113,7 @@ class CupyMemory(Communicator):
         return int(self._properties.get("l2CacheSize", 0))
 
     def allocate(self, dtype: DataType, count: int) -> DeviceBuffer:
-        """See `Primitives.allocate`; cupy aligns memory to 512 bytes."""
+        """See `Communicator.allocate`; cupy aligns memory to 512 bytes."""
         with self._stream, _room_for(count * dtype.itemsize):
             return DeviceBuffer(cupy.zeros(count, dtype=dtype.storage), dtype)
 

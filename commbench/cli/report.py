@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.expectations import Answer, judge, read_expectations
-from commbench.analysis.runs import network_model
+from commbench.analysis.prediction.network import network_model
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
 from commbench.cli.options import Expect, Format, LinkRate, opt
 from commbench.cli.presentation import (

@@ -107,7 +107,9 @@ class RankWork:
             carriers[name] = self.opened[name]
         device = None
         if plan.training:
-            device = _open_device(plan, control)
+            from commbench.ddp.devices import open_device
+
+            device = open_device(plan.cases[0].case.backend, control)  # of all cases
             if device.ranks_per_gpu:
                 carriers[TORCH_NCCL] = device
         varied = variables_of(plan.env)
@@ -124,7 +126,9 @@ class RankWork:
             )
             facts["training"] = plan.training is not None
             if device:
-                facts["fast_selection"] = _fast_selection(plan, device)
+                from commbench.ddp.session import fast_selection
+
+                facts["fast_selection"] = fast_selection(cases.trained, device)
             else:
                 facts["clock"] = clock.facts()
             listener.on(SessionStarted(facts=facts))
@@ -145,22 +149,6 @@ def _backends(plan: LaunchPlan) -> list[str]:
     if plan.training:
         return ["gloo"]
     return sorted({planned.case.backend for planned in plan.cases})
-
-
-def _open_device(plan: LaunchPlan, control: Control) -> Device:
-    """Open the device on which this rank trains; a training plan has one backend."""
-    from commbench.ddp.devices import open_device
-
-    return open_device(plan.cases[0].case.backend, control)
-
-
-def _fast_selection(plan: LaunchPlan, device: Device) -> str | None:
-    """See `commbench.ddp.session.fast_selection`."""
-    from commbench.ddp.session import fast_selection
-
-    return fast_selection(
-        [planned.case for planned in plan.cases if isinstance(planned.case, TrainingCase)], device
-    )
 
 
 @dataclass(kw_only=True)
@@ -223,6 +211,12 @@ class LaunchCases:
                 self._finish(record, share=share)
         return True
 
+    @property
+    def trained(self) -> list[TrainingCase]:
+        """The cases that are trained."""
+        cases = [planned.case for planned in self.plan.cases]
+        return [case for case in cases if isinstance(case, TrainingCase)]
+
     def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:
         """Train configurations in turns, in the order that ``terms`` fix.
 
@@ -230,9 +224,7 @@ class LaunchCases:
         """
         from commbench.ddp.session import Duty, TrainingRank, train_launch
 
-        cases = [
-            planned.case for planned in self.plan.cases if isinstance(planned.case, TrainingCase)
-        ]
+        cases = self.trained
         control, progress = self.rank.control, self.rank.heart.progress
         rank = TrainingRank(control=control, device=device, progress=progress, meter=meter)
         search = None

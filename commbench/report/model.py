@@ -11,8 +11,12 @@ from rich.text import Text
 
 from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.fits import Segment
-from commbench.analysis.prediction.network import LEAST_SIZES, CurveKey, NetworkModel
-from commbench.analysis.runs import network_model
+from commbench.analysis.prediction.network import (
+    LEAST_SIZES,
+    CurveKey,
+    NetworkModel,
+    network_model,
+)
 from commbench.findings import Finding
 from commbench.report.columns import (
     Cell,

@@ -10,8 +10,7 @@ from commands import Command
 from laws import SIZES, sweep
 from rich.console import Console
 
-from commbench.analysis.prediction.network import NetworkModel
-from commbench.analysis.runs import network_model
+from commbench.analysis.prediction.network import NetworkModel, network_model
 from commbench.launch.tables import write_tables
 from commbench.report.model import render_model
 from commbench.results import MODEL, Store, load_run

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from kept import RESULTS, sample_lines
 
 from commbench.analysis.comparison import compare
-from commbench.analysis.runs import network_model, straggler_findings
+from commbench.analysis.prediction.network import network_model
+from commbench.analysis.runs import straggler_findings
 from commbench.cli.presentation import print_run, print_unfinished
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
