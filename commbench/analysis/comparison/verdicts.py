@@ -33,7 +33,7 @@ from commbench.stats import MARGIN, Comparison, Verdict
 from commbench.words import Estimate
 
 FALSE_DISCOVERY_RATE = 0.05
-#: With fewer baselines the variance between runs is poorly known (see `commbench.stats.hierarchy`).
+#: With fewer baselines the variance between runs is poorly known (see `commbench.stats.runs`).
 ENOUGH_BASELINES = 5
 
 
