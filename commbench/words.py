@@ -863,7 +863,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "left_out": "Left out: {sentence}",
         "lines_hidden": "{shown} of {lines} rows; all of them are in {file}.",
         "pairs_hidden": "The slowest {shown} of {lines} pairs; all of them are in {file}.",
-        "rows_hidden": "{hidden} of {rows} rows are not shown: see {file}.",
         "origin_imported": "Imported with {how:list}; its files are in {path}.",
         "origin_imported_beside": "Imported with {how:list}; its files lie beside this page.",
         "origin_measured": "Measured with {how:list}; its files are in {path}.",
@@ -928,8 +927,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "rows_failed": "{subject} failed: the same command measures them again.",
         "rows_hung": "{subject} hung: the same command measures them again.",
         "rows_unsupported": "{subject} are not supported by their backend.",
-        "rows_why": "The reason: {error}.",
-        "rows_why_first": "The first of {causes} reasons: {error}.",
+        "rows_why": "Why: {errors:clauses}.",
         "rows_wrong": (
             "{subject} hold wrong data and no bandwidth: do not trust this library and transport"
             " with these sizes."
@@ -1023,6 +1021,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "groups_slowest_often": (
             "{subject}: slowest group {group}: {ratio:.2f} times the median at {at}; the slowest in"
             " {often} of {cases:case}."
+        ),
+        "groups_together": (
+            "{subject}: the {groups:group} together reach a bus bandwidth of {rate:GBps} at"
+            " {size:size}."
         ),
         # Matrices of pairs.
         "pairs_untimed": (

@@ -12,9 +12,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from commbench.analysis.expectations import Answer, judge, read_expectations
-from commbench.analysis.runs import network_model
+from commbench.analysis.prediction.network import LEAST_SIZES
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
 from commbench.cli.options import Expect, Format, LinkRate
 from commbench.cli.presentation import (
@@ -27,11 +28,12 @@ from commbench.cli.presentation import (
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
+from commbench.findings import Finding
 from commbench.launch.facts import emulated_conditions
 from commbench.launch.probe import probe_mpi
 from commbench.report.advice import Conditions, advise
 from commbench.report.explain import explain
-from commbench.report.model import render_model
+from commbench.report.model import model_tables
 from commbench.report.page import check_writable, write_page
 from commbench.report.topology import render_topology, topology_remarks
 from commbench.results import Run, load_run
@@ -104,7 +106,8 @@ def report(
         answers = judge(runs[0], read_expectations(expect), link)
     console = make_console()
     if model:
-        console.print(render_model(network_model(runs[0])))
+        none = str(Finding("model_none", numbers={"sizes": LEAST_SIZES}))
+        console.print(*(model_tables(runs) or [Text(none)]))
     elif output_format != "table":
         print_run(runs[0], output_format, console)
         print_unfinished(runs[0], make_console(sys.stderr))

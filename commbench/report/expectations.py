@@ -11,7 +11,7 @@ from rich.text import Text
 
 from commbench.analysis.expectations import Answer, Judged, Outcome
 from commbench.findings import Finding
-from commbench.report.columns import Cell, Column, Table, Tone, printed, tabulate
+from commbench.report.columns import Cell, Column, Table, Tone, tabulate
 
 _TONES: Mapping[Outcome, Tone] = {
     Outcome.MET: "good",
@@ -45,7 +45,7 @@ def render_answers(answers: Sequence[Answer], link: Finding | None = None) -> Re
     *notes, counts = answer_sentences(answers)
     if link and any(answer.expectation.of_link for answer in answers):
         notes.append(str(link))
-    return Group(printed(answer_table(answers)), Text(""), *map(Text, [*notes, counts]))
+    return Group(answer_table(answers), Text(""), *map(Text, [*notes, counts]))
 
 
 def answer_table(answers: Sequence[Answer]) -> Table:

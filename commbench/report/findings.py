@@ -506,7 +506,7 @@ def failures(kinds: Iterable[Kind]) -> list[Finding]:
 
 
 def _why(rows: Iterable[Flagged]) -> tuple[Finding, ...]:
-    """Return the reason of rows without a result; of several causes the first, and their number."""
+    """Return the reasons of rows without a result, each cause once."""
     by_cause: dict[str, str] = {}
     for row in rows:
         if row.reason:
@@ -514,11 +514,7 @@ def _why(rows: Iterable[Flagged]) -> tuple[Finding, ...]:
             by_cause.setdefault(shared_cause(row.reason_code, sentence), sentence)
     if not by_cause:
         return ()
-    first = next(iter(by_cause.values()))
-    if len(by_cause) == 1:
-        return (Finding(code="rows_why", numbers={"error": first}),)
-    numbers: dict[str, Value] = {"error": first, "causes": len(by_cause)}
-    return (Finding(code="rows_why_first", numbers=numbers),)
+    return (Finding(code="rows_why", numbers={"errors": tuple(by_cause.values())}),)
 
 
 def _flagged(kinds: Sequence[Kind], info: RunInfo) -> list[Finding]:

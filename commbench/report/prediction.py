@@ -10,7 +10,7 @@ from rich.text import Text
 from commbench.analysis.prediction.forecast import AnyForecast, CollectiveForecast, StepForecast
 from commbench.analysis.prediction.law import ForecastNetwork
 from commbench.findings import Finding
-from commbench.report.columns import plain_table, printed
+from commbench.report.columns import plain_table
 from commbench.report.formats import percent, short
 from commbench.results.tables import rows_by
 from commbench.units import format_size
@@ -109,12 +109,10 @@ def _table(
         errors[row.held_out_over] = max(error, errors.get(row.held_out_over, 0.0))
     for over in filter(None, errors):
         words.append(f"off by {percent(errors[over])} {over}")
-    title = "; ".join(words)
     headings = [each.replace("LEVEL", level) for each in headings]
-    table = printed(plain_table(headings, lines, words=headings.index("link") + 1))
-    for column in table.columns:
-        column.no_wrap = False
-    parts: list[RenderableType] = [Text(f"\n{title}", style="bold"), table]
+    place = headings.index("link")
+    table = plain_table(headings, lines, title="; ".join(words), words=place + 1)
+    parts: list[RenderableType] = [table]
     if level == "[interval]":
         parts.append(Text(_NO_LEVEL))
     if max(errors.values()) > _USELESS:

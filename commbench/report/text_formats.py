@@ -10,8 +10,8 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import Row
 from commbench.errors import check_choice
+from commbench.report.collectives import columns_of
 from commbench.report.formats import launches_of
-from commbench.report.table import columns_of
 from commbench.results.tables import (
     MEANS_PRINTED,
     PRINTED_BY_COMMBENCH,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from commbench.findings import Finding, Value
-from commbench.report.columns import plain_table, printed
+from commbench.report.columns import Table, plain_table
 from commbench.system.topology import Topology, cpu_list, nodes_of
 from commbench.units import counted, format_size
 
@@ -43,7 +42,7 @@ def render_topology(
         _rdma_table(topology),
         _links_table(topology),
     ]
-    parts += [table for table in tables if table.row_count]
+    parts += [table for table in tables if table.lines]
     parts += [Text(f"- {remark}") for remark in topology_remarks(topology, cpus)]
     return parts
 
@@ -111,13 +110,6 @@ def _in_use(topology: Topology) -> dict[str, int | None]:
 # ------------------------------------------------------------------------------------------- tables
 
 
-def _table(title: str, headings: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
-    table = printed(plain_table(headings, lines, title=title), pad_edge=False)
-    for column in table.columns:
-        column.header_style, column.overflow, column.no_wrap = "cyan", "fold", False
-    return table
-
-
 def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
     ranks = topology.get("ranks") or []
     lines = []
@@ -135,7 +127,8 @@ def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
         cells = (str(number), node["cpus"] or "", memory)
         lines.append((*cells, _listed(gpus), _listed(adapters), _listed(placed)))
     last = "ranks" if ranks else "this process"
-    return _table("NUMA nodes", ("node", "CPUs", "memory", "GPUs", "adapters", last), lines)
+    headings = ("node", "CPUs", "memory", "GPUs", "adapters", last)
+    return plain_table(headings, lines, title="NUMA nodes")
 
 
 def _network_table(topology: Topology) -> Table:
@@ -147,14 +140,14 @@ def _network_table(topology: Topology) -> Table:
         others = (port["mtu"], port["driver"], port["numa_node"])
         lines.append((port["name"], _or_unknown(port["state"]), speed, *map(_or_unknown, others)))
     headings = ("name", "state", "speed", "MTU", "driver", "NUMA node")
-    return _table("Network interfaces", headings, lines)
+    return plain_table(headings, lines, title="Network interfaces")
 
 
 def _rdma_table(topology: Topology) -> Table:
     names = ("device", "port", "state", "rate", "link_layer", "numa_node")
     lines = [[_or_unknown(port.get(name)) for name in names] for port in topology["rdma"]]
     headings = ("device", "port", "state", "rate", "link layer", "NUMA node")
-    return _table("RDMA ports", headings, lines)
+    return plain_table(headings, lines, title="RDMA ports")
 
 
 def _links_table(topology: Topology) -> Table:
@@ -164,7 +157,7 @@ def _links_table(topology: Topology) -> Table:
         " between sockets"
     )
     lines = [(name, *line) for name, line in zip(devices, matrix, strict=True)]
-    return _table(title, ("", *devices), lines)
+    return plain_table(("", *devices), lines, title=title)
 
 
 def _ports(topology: Topology) -> list[tuple[str, int | None]]:

@@ -1,23 +1,16 @@
-"""The contents of a page from runs and their figures: its sections in order, with the tables of
-training.
-"""
+"""The contents of a page from runs and their figures: its sections in order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from commbench.analysis.env import variable_findings
 from commbench.analysis.expectations import Answer
-from commbench.analysis.watched import Part, RankTime, parts_of, rank_times
 from commbench.collectives.composed import MATRIX
 from commbench.findings import Finding, Value
+from commbench.report import collectives
 from commbench.report.advice import advise_run
-from commbench.report.columns import (
-    Column,
-    Table,
-    make_table,
-    make_tables,
-    number,
-)
+from commbench.report.columns import Table
 from commbench.report.env import env_tables
 from commbench.report.expectations import answer_sentences, answer_table
 from commbench.report.figures.drawing import Drawing
@@ -35,40 +28,16 @@ from commbench.report.findings import (
     watched,
 )
 from commbench.report.model import model_tables
-from commbench.report.page import collectives, conditions
+from commbench.report.page import conditions
 from commbench.report.page.conclusion import BUSBW, find_conclusion
 from commbench.report.page.conditions import commands, find_facts, when
 from commbench.report.page.parts import Code, Page, Section, named, said
 from commbench.report.soak import soak_tables
 from commbench.report.state import explain_time
 from commbench.report.topology import topology_remarks
-from commbench.report.training import (
-    TRAINING,
-    own_setting,
-    trained_together,
-    training_title,
-    tuning_cost,
-    without_ddp,
-)
+from commbench.report.training import training_tables, tuning_cost, watched_tables
 from commbench.results import Run
-from commbench.results.info import is_watched
 from commbench.results.verdict import snippets
-
-
-def training_tables(runs: Sequence[Run]) -> list[Table]:
-    """Return a table for each workload, number of ranks and batch of each run."""
-    tables = []
-    for run in runs:
-        for rows in trained_together(run.training_rows):
-            of_run = f"{run.name}: " if len(runs) > 1 else ""
-            named_rows = [(run.name, row) for row in rows]
-            notes = [str(finding) for finding in [*own_setting(run), *without_ddp(rows)]]
-            title = f"{of_run}{training_title(rows)}"
-            tables.append(
-                make_table(title, named_rows, TRAINING.on_page, notes=notes, rest_in=TRAINING.file)
-            )
-    return tables
-
 
 #: The most names of runs in a title.
 _MOST_NAMED = 3
@@ -199,7 +168,7 @@ def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
     return Section(
         name="collectives",
         title="Collectives",
-        sentences=[*([BUSBW] if has_rates else []), *_each(runs, collectives.slowest_groups)],
+        sentences=[*([BUSBW] if has_rates else []), *_each(runs, collectives.group_sentences)],
         warnings=_each(runs, _warnings_of("collectives")),
         figures=_of(drawings, "collectives"),
         tables=tables,
@@ -236,41 +205,11 @@ def _trained(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         codes=_snippets(runs),
         figures=_of(drawings, "training", "timeline", "learning"),
         tables=[
-            *_watched_tables(runs),
+            *watched_tables(runs),
             *env_tables(runs, of_training=True),
             *training_tables(runs),
         ],
     )
-
-
-def _watched_tables(runs: Sequence[Run]) -> list[Table]:
-    """Return the parts of a step and the ranks of watched trainings."""
-    watched = [run for run in runs if is_watched(run.info) and run.training_records]
-    return [
-        *make_tables(
-            "Parts of a step", watched, lambda run: parts_of(run.training_records[-1]), _PARTS
-        ),
-        *make_tables(
-            "Ranks", watched, lambda run: rank_times(run.training_records[-1], run.info), _RANKS
-        ),
-    ]
-
-
-_PARTS: list[Column[Part]] = [
-    Column("part", "name"),
-    number("time", "ms", unit="ms", about="mean over steps, on the rank that the others wait for"),
-    number("share", "share", unit="%", scale=100, about="of the mean step"),
-]
-_RANKS: list[Column[RankTime]] = [
-    Column("rank", "rank"),
-    Column("host", "host"),
-    number(
-        "computing",
-        "computing_ms",
-        unit="ms",
-        about="from an exchange of gradients to the last gradient, median",
-    ),
-]
 
 
 def _verdict(run: Run) -> list[Finding]:
@@ -306,11 +245,15 @@ def _launches(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
     return Section(
         name="launches",
         title="Launches",
-        sentences=_each(runs, lambda run: [*time_spent(run), *origins(run)]),
+        sentences=_each(runs, _time_and_variables),
         warnings=_each(runs, conditions.failed_ranks),
         figures=_of(drawings, "launches"),
         tables=conditions.launch_tables(runs),
     )
+
+
+def _time_and_variables(run: Run) -> list[Finding]:
+    return [*time_spent(run), *variable_findings(run.info), *origins(run)]
 
 
 def _remarks(run: Run) -> list[str]:
