@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from commbench.analysis.expectations import Answer, judge, read_expectations
 from commbench.analysis.prediction.network import LEAST_SIZES
@@ -106,8 +105,9 @@ def report(
         answers = judge(runs[0], read_expectations(expect), link)
     console = make_console()
     if model:
-        none = str(Finding("model_none", numbers={"sizes": LEAST_SIZES}))
-        console.print(*(model_tables(runs) or [Text(none)]))
+        none = Finding("model_none", numbers={"sizes": LEAST_SIZES})
+        for part in model_tables(runs) or [str(none)]:
+            console.print(part)
     elif output_format != "table":
         print_run(runs[0], output_format, console)
         print_unfinished(runs[0], make_console(sys.stderr))
