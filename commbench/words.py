@@ -825,33 +825,12 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " them, and its times with it; bind ranks (mpirun --bind-to core, or numactl)."
         ),
         # What a figure shows.
-        "figure_ahead": "{subject} is ahead, by {lead} of {other}, paired by launch.",
-        "figure_ahead_none": (
-            "No setting is shown to be ahead, for which it takes six launches at least."
-        ),
-        "figure_apart": "Between the {quantity} of {subject} is a factor of {ratio:ratio}.",
-        "figure_apart_none": "No difference between the {quantity} of {subject} is shown.",
         "figure_blank": "Blank: {pairs:pair}.",
         "figure_blocks": "Blocks: {screened} of the screening, {fresh} of the confirmation.",
         "figure_half": "A time is half a round trip.",
         "figure_hidden": ("Not drawn, as more than {most} lines cannot be told apart: {series}."),
-        "figure_highest": "Highest {quantity}: {value}, {subject}.",
-        "figure_highest_of_limit": (
-            "Highest {quantity}: {value}, {subject}, {share:.3g} % of {limit}."
-        ),
         "figure_launches": "The launches of {subject} differ most: by a factor of {ratio:digits}.",
-        "figure_losses": "When the fastest had finished, the mean was {losses}.",
-        "figure_lowest": "Lowest {quantity}: {value}, {subject}.",
-        "figure_lowest_of_limit": (
-            "Lowest {quantity}: {value}, {subject}, {share:.3g} % of {limit}."
-        ),
-        "figure_pairs": "Half of the {subject}: {range}.",
         "figure_shared_gpu": "Not drawn: {rows:row} of ranks that share a GPU.",
-        "figure_step": "{subject}: a step takes {step_ms:digits} ms.",
-        "figure_step_exposed": (
-            "{subject}: a step takes {step_ms:digits} ms, of which {exposed_ms:digits} ms"
-            " ({share:percent}) are exposed."
-        ),
         "figure_times": "Times: {meaning}.",
         # What stands around tables.
         "conditions_differ": (
@@ -859,14 +838,17 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             " between them."
         ),
         "conditions_equal": "All conditions that the runs state are equal.",
+        "busbw_meaning": (
+            "Bus bandwidth is size over time, times a factor of the operation and the number of"
+            " ranks: so operations compare with each other and with a link's rate (nccl-tests'"
+            " busbw)."
+        ),
         "columns_hidden": "No space for {columns}: see {file}.",
         "left_out": "Left out: {sentence}",
         "lines_hidden": "{shown} of {lines} rows; all of them are in {file}.",
         "pairs_hidden": "The slowest {shown} of {lines} pairs; all of them are in {file}.",
         "origin_imported": "Imported with {how:list}; its files are in {path}.",
-        "origin_imported_beside": "Imported with {how:list}; its files lie beside this page.",
         "origin_measured": "Measured with {how:list}; its files are in {path}.",
-        "origin_measured_beside": "Measured with {how:list}; its files lie beside this page.",
         # A launch that failed, as the page of a run tells.
         "launch_failed": "{subject}: {rank} {state}.",
         "launch_failed_in": "{subject}: {rank} {state}, in {case}.",

@@ -25,7 +25,7 @@ from typing import (
 from markup import clause, docstrings_of_fields, first_paragraph
 
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.engine.records import PairTimes, Record
+from commbench.engine.records import Record
 from commbench.results.info import RunInfo
 from commbench.results.recommendation import Recommendation
 
@@ -117,8 +117,6 @@ def _define(cls: type[Any], definitions: dict[str, Schema]) -> None:
         if get_origin(hint) is ClassVar or hint is ClassVar:
             continue
         schema = _of(hint, definitions)
-        if (cls, name) == (Record, "pairs"):
-            schema = _columns_of_pairs(definitions)
         if name in texts:
             schema["description"] = clause(texts[name])
         properties[keys.get(name, name)] = schema
@@ -128,15 +126,6 @@ def _define(cls: type[Any], definitions: dict[str, Schema]) -> None:
         "description": description,
         "properties": properties,
     }
-
-
-def _columns_of_pairs(definitions: dict[str, Schema]) -> Schema:
-    """Return the schema of the pairs of a record: an object of a list for each field."""
-    hints = get_type_hints(PairTimes, include_extras=True)
-    properties = {}
-    for name, hint in hints.items():
-        properties[name] = {"type": "array", "items": _of(hint, definitions)}
-    return {"type": "object", "properties": properties}
 
 
 #: The files of docs/schema.

@@ -1,5 +1,7 @@
 """Runs through the real engine on the fake backend with scripted times."""
 
+import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -7,20 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from threads import ThreadControl, run_threads
 
-from commbench.backends.fake import FakeCall, FakeCommunicator, FakeTimer
 from commbench.collectives.cases import Case
-from commbench.collectives.datatypes import Content
+from commbench.collectives.datatypes import Content, DataType
 from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Request
-from commbench.engine.communicator import HostBuffer
-from commbench.engine.control import Control, ThreadControl, run_threads
+from commbench.engine.communicator import Communicator, HostBuffer
+from commbench.engine.control import Control
 from commbench.engine.measure import measure
 from commbench.engine.records import FixedSettings, Record
 from commbench.engine.sampling import settings_after
 from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock
-from commbench.engine.timing.loops import Call, Progress, Repetitions
+from commbench.engine.timing.loops import Call, Progress, Repetitions, Timer
+from commbench.engine.timing.sync import Synchroniser, SyncPlan
 from commbench.stats.budgets import BUDGETS, Budget
 
 #: Repetitions decide by themselves when to stop; time does not, however busy the machine is.
@@ -77,24 +80,51 @@ class Script:
         return regime.alpha_us + call_bytes / (1e3 * regime.GBps)
 
 
-class ScriptedCommunicator(FakeCommunicator):
-    """A fake backend that follows a script."""
+@dataclass(frozen=True, kw_only=True)
+class FakeCall(Call):
+    """A call with its operation and size."""
+
+    primitive: str
+    call_bytes: int
+
+
+class FakeCommunicator(Communicator):
+    """A backend whose times a script draws.
+
+    Nothing is sent and no rank waits; the script, the launch and the call determine every draw.
+    """
+
+    backend = "gloo"
+    device = "none"
 
     def __init__(
         self,
         control: Control,
-        script: Script,
         launch: int = 0,
+        script: Script | None = None,
         members: Group = (),
         aside: int = 0,
     ) -> None:
-        super().__init__(control, launch, members, aside)
-        self.script = script
-        self.seed, self.skew_us = script.seed, script.skew_us
+        self._control = control
+        self.members = members or tuple(range(control.size))
+        self.rank = self.members.index(control.rank)
+        self.size = len(self.members)
+        self.launch = launch
+        self.script = script or Script()
+        self._aside = aside
+        """Number of ranks of the launch that are in no group."""
 
-    def of_group(self, members: Group, aside: int) -> FakeCommunicator:
-        """Return the communicator of a group with the same script."""
-        return ScriptedCommunicator(self._control, self.script, self.launch, members, aside)
+    def _split(self, groups: Sequence[Group]) -> "FakeCommunicator | None":
+        aside = self.size - sum(map(len, groups))
+        for members in groups:
+            if self.rank in members:
+                return FakeCommunicator(self._control, self.launch, self.script, members, aside)
+        return None
+
+    def generator(self, *words: object) -> np.random.Generator:
+        """Return the random numbers that belong to ``words`` in this launch."""
+        seed = repr((self.script.seed, self.launch, *words))
+        return np.random.default_rng(zlib.crc32(seed.encode()))
 
     def true_us(self, call: FakeCall) -> float:
         """Return the scripted time of a call in this group."""
@@ -105,7 +135,13 @@ class ScriptedCommunicator(FakeCommunicator):
         return time_us
 
     def factors(self, identity: object, number: int, repetitions: int) -> NDArray[np.float64]:
-        """Return the scripted factors."""
+        """Return the factor of each repetition's time, shape (repetitions,).
+
+        Args:
+            identity: of the calls.
+            number: how often they have been repeated before.
+            repetitions: to draw.
+        """
         script = self.script
         draw = self.generator(identity, -1)
         of_launch = float(np.exp(script.launch_effect * draw.standard_normal()))
@@ -120,15 +156,114 @@ class ScriptedCommunicator(FakeCommunicator):
             factors *= script.slow_rank_factor
         return factors
 
+    def library(self) -> str:
+        """See `Communicator.library`."""
+        return "commbench fake"
+
+    def transport(self) -> str:
+        """See `Communicator.transport`."""
+        return "script"
+
+    def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
+        """Return a loop that draws its timestamps."""
+        return FakeTimer(self, Synchroniser(self._control, plan), progress)
+
+    def allocate(self, dtype: DataType, count: int) -> HostBuffer:
+        """Return a buffer whose elements are one and the same."""
+        return HostBuffer(np.broadcast_to(np.zeros(1, dtype.storage), count), dtype)
+
+    def write(self, buffer: HostBuffer, content: Content) -> None:
+        """Hold nothing."""
+
+    def poison(self, buffer: HostBuffer) -> None:
+        """Hold nothing."""
+
     def count_wrong(self, buffer: HostBuffer, content: Content) -> int:  # noqa: ARG002 - scripted
         """Return the scripted number."""
         return self.script.wrong(self._control.rank)
 
     def call(self, request: Request) -> Call:
-        """Refuse the primitives that the script lacks."""
-        if request.name in self.script.unsupported:
-            raise self._cannot(request.name)
-        return super().call(request)
+        """Return a call with a drawn time; refuse the primitives that the script lacks."""
+        primitive = request.name
+        if primitive in self.script.unsupported:
+            raise self._cannot(primitive)
+        if primitive == "barrier":  # verified, it is a real barrier of all groups
+            if self._aside:
+                raise self._cannot("barrier while ranks stand aside")
+            return FakeCall(run=self._control.barrier, primitive="barrier", call_bytes=0)
+        if primitive in {"send", "receive"}:  # both ends draw the same time
+            primitive = "message"
+        return FakeCall(run=_nothing, primitive=primitive, call_bytes=self._call_bytes(request))
+
+    def begin(self, request: Request) -> list[Call]:
+        """Return a start with a drawn time, and a completion that takes none."""
+        name, call_bytes = f"i{request.name}", self._call_bytes(request)
+        return [
+            FakeCall(run=_nothing, primitive=name, call_bytes=call_bytes),
+            FakeCall(run=_nothing, primitive="wait", call_bytes=-1),
+        ]
+
+    def _call_bytes(self, request: Request) -> int:
+        """Return the bytes of the whole message on any rank, or of a window's busier direction."""
+        messages: list[int] = [buffer.nbytes for buffer, _ in (*request.sends, *request.receives)]
+        if messages:
+            streams = max(len(request.sends), len(request.receives))
+            return max(messages) * request.window * streams
+        sizes = [buffer.nbytes for buffer in request.buffers]
+        if request.name in {"gather", "scatter"}:  # a block on all ranks but one
+            return min(sizes) * self.size
+        return max(sizes, default=0)
+
+
+def open_fake(name: str, control: Control) -> FakeCommunicator:  # noqa: ARG001 - as `open_backend`
+    """Open a backend with scripted times in place of any other."""
+    return FakeCommunicator(control)
+
+
+class FakeTimer:
+    """Draws timestamps instead of reading them: one operation time for all ranks, and an arrival
+    time for each.
+    """
+
+    name = "python"
+
+    def __init__(
+        self, communicator: FakeCommunicator, sync: Synchroniser, progress: Progress
+    ) -> None:
+        self.sync = sync
+        self._communicator = communicator
+        self._progress = progress
+        self._drawn: Counter[tuple[tuple[str, int], ...]] = Counter()
+
+    def prepare(self) -> None:
+        """Do nothing: there is nothing to compile or calibrate."""
+
+    def reading_ns(self) -> float:
+        """Return 0: reading this clock costs nothing."""
+        return 0.0
+
+    def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
+        """See `commbench.engine.timing.loops.Timer.run`; only fake calls take time."""
+        fake = self._communicator
+        fakes = [call for call in calls if isinstance(call, FakeCall)]
+        identity = tuple((call.primitive, call.call_bytes) for call in fakes)
+        number = self._drawn[identity]
+        self._drawn[identity] += repetitions
+        true_us = batch * sum(fake.true_us(call) for call in fakes if call.call_bytes >= 0)
+        duration_us = true_us * fake.factors(identity, number, repetitions)
+        lateness = fake.generator(identity, number, fake.rank)
+        skew_ns = 1e3 * lateness.exponential(fake.script.skew_us, repetitions)
+        self._progress.counters += repetitions
+        start_ns = np.round(1_000_000 * np.arange(repetitions) + skew_ns).astype(np.int64)
+        return Repetitions(
+            start_ns=start_ns,
+            end_ns=start_ns + np.round(1e3 * duration_us).astype(np.int64),
+            late=np.zeros(repetitions, dtype=np.bool_),
+        )
+
+
+def _nothing() -> None:
+    """Communicate nothing."""
 
 
 #: No noise at all: what is measured is what was scripted.
@@ -138,7 +273,7 @@ EXACT = Script(noise=0.0, launch_effect=0.0, tail=0.0, skew_us=0.0)
 def fake_case(operation: str = "all_reduce", message_bytes: int = 1024, **changes: Any) -> Case:
     """Return a case of the fake backend."""
     fields: dict[str, Any] = {
-        "backend": "fake",
+        "backend": "gloo",
         "dtype": "float32",
         "redop": "sum",
         "in_place": True,
@@ -208,7 +343,7 @@ class FakeRun:
                 hosts=self.hosts,
                 slice_s=self.slice_s,
             )
-            communicator = ScriptedCommunicator(control, self.script, launch=number)
+            communicator = FakeCommunicator(control, number, self.script)
             return [
                 measure(case, communicator, session, launch=number, fixed=settings)
                 for case, settings in zip(cases, kept, strict=True)

@@ -1,10 +1,13 @@
 """The runs that are kept in results/ as evidence, as opposed to runs that a user made there."""
 
+import functools
 import gzip
 import subprocess
 from pathlib import Path
 
 from claims import RESULTS, read_claims
+
+from commbench.results import Run, load_run
 
 
 def kept_names(results: Path = RESULTS) -> list[str]:
@@ -27,3 +30,9 @@ def sample_lines(run: Path) -> list[str]:
     """Return the lines of a kept run's samples."""
     with gzip.open(run / "samples.jsonl.gz", "rt", encoding="utf-8") as stream:
         return stream.read().splitlines()
+
+
+@functools.cache
+def load_kept(name: str) -> Run:
+    """Return a kept run, which is read once in a process: the largest takes seconds."""
+    return load_run(RESULTS / name)

@@ -197,13 +197,23 @@ def write_fork_programs(directory: Path) -> None:
         (directory / name).chmod(0o755)
 
 
+def marked(mark: str, variable: str = MARK) -> list[psutil.Process]:
+    """Return the living processes that inherited the mark."""
+    processes = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_marked = process.environ().get(variable) == mark
+            if is_marked and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
+    return processes
+
+
 def find_marked(mark: str) -> list[str]:
     """Return the command lines of living processes that inherited the mark."""
     command_lines = []
-    for process in psutil.process_iter():
+    for process in marked(mark):
         with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                command_lines.append(" ".join(process.cmdline()))
+            command_lines.append(" ".join(process.cmdline()))
     return command_lines
 
 
@@ -242,20 +252,8 @@ def records_from_lab(
     Return its records.
     """
     commbench = (sys.executable, "-m", "commbench")
-    command = [
-        *commbench,
-        "lab",
-        "run",
-        *lab,
-        "--",
-        *commbench,
-        "run",
-        "--launches",
-        "1",
-        *arguments,
-        "--out",
-        str(out),
-    ]
+    inner = [*commbench, "run", "--launches", "1", *arguments, "--out", str(out)]
+    command = [*commbench, "lab", "run", *lab, "--", *inner]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     return list(read_records(out))

@@ -2,13 +2,14 @@
 what is fitted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from builders import KIB, MIB, make_case, make_launches
 
+from commbench.analysis.prediction.curves import Curve, fit_curve
 from commbench.collectives.cases import Case
 from commbench.engine.records import Record
 from commbench.stats import Floats
@@ -34,6 +35,12 @@ def three(n: Floats) -> Floats:
     return np.where(
         n <= 2 * KIB, 1 + n * 2e-3, np.where(n <= 512 * KIB, 12 + n * 5e-4, 250 + n * 1.5e-3)
     )
+
+
+def curve_of(sizes: Sequence[int], launches_us: Iterable[Iterable[float]]) -> Curve:
+    """Return the curve of sizes with their launches."""
+    rows = [dict(enumerate(row)) for row in launches_us]
+    return fit_curve(dict(zip(sizes, rows, strict=True)))
 
 
 def launches_of(

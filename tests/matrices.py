@@ -1,19 +1,40 @@
 """Simulated matrices of pairs with slow parts and seeded noise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from builders import MIB, make_case, make_info, make_record
 
 from commbench.collectives.cases import Case
-from commbench.engine.records import PairTimes, Record
+from commbench.engine.records import Pairs, Record
 
 INTER_US, INTRA_US = 100.0, 30.0
 
 Slowness = Callable[[int, int], float]
 """How many times as long a pair takes, by the numbers of its hosts (or of its ranks) from 0."""
+
+
+class Pair(NamedTuple):
+    """The fields of `Pairs` of one pair."""
+
+    source: int
+    target: int
+    time_us: float
+    time_us_p95: float
+    repetitions: int
+    wrong: int | None
+
+
+def pairs_of(record: Record) -> list[Pair]:
+    """Return the pairs of a record one by one."""
+    return [Pair(*values) for values in zip(*vars(record.pairs).values(), strict=True)]
+
+
+def joined(pairs: Iterable[Pair]) -> Pairs:
+    """Return pairs as a record holds them."""
+    return Pairs(**dict(zip(Pair._fields, zip(*pairs, strict=True), strict=True)))
 
 
 def make_hosts(hosts: int, ranks_per_host: int = 1, **changes: Any) -> dict[str, Any]:
@@ -55,26 +76,20 @@ def make_matrix(
             one, other = a // ranks_per_host, b // ranks_per_host
             typical = (INTRA_US if one == other else INTER_US) * noisy[a, b]
             times.append(float(typical * host_slowness(one, other) * rank_slowness(a, b)))
-        found = [
-            PairTimes(
-                source=a, target=b, time_us=time, time_us_p95=1.1 * time, repetitions=30, wrong=0
-            )
-            for (a, b), time in zip(pairs, times, strict=True)
+        lines = [
+            Pair(a, b, time, 1.1 * time, 30, 0) for (a, b), time in zip(pairs, times, strict=True)
         ]
-        records.append(
-            make_record(case, launch=launch, **{"pairs": found, "times_us": times, **changes})
-        )
+        fields = {"pairs": joined(lines), "times_us": times, **changes}
+        records.append(make_record(case, launch=launch, **fields))
     return records
 
 
 def without(records: list[Record], *pairs: tuple[int, int], **changes: Any) -> list[Record]:
     """Return the records as if no repetition of these pairs had started on time."""
-    kept = (
-        [pair for pair in record.pairs if (pair.source, pair.target) not in pairs]
-        for record in records
-    )
+    kept = [[pair for pair in pairs_of(record) if pair[:2] not in pairs] for record in records]
     return [
-        replace(record, pairs=timed, **changes) for record, timed in zip(records, kept, strict=True)
+        replace(record, pairs=joined(timed), **changes)
+        for record, timed in zip(records, kept, strict=True)
     ]
 
 

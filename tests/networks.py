@@ -11,11 +11,11 @@ from typing import Any
 from builders import KIB, MIB, make_case, make_info, make_record
 from training_builders import make_bucket, make_training_case, make_training_record
 
-from commbench.analysis.prediction.law import ForecastNetwork, MeasuredRun
-from commbench.analysis.prediction.network import NetworkModel
+from commbench.analysis.prediction.law import ForecastNetwork
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 from commbench.engine.records import Record
+from commbench.results import Run
 
 SIZES = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB]
 STRAY = (0.99, 1.0, 1.01)
@@ -97,15 +97,11 @@ def network_info(
     )
 
 
-def measured_run(
-    ranks: Iterable[int], *, info: dict[str, Any] | None = None, **how: Any
-) -> MeasuredRun:
+def measured_run(ranks: Iterable[int], *, info: dict[str, Any] | None = None, **how: Any) -> Run:
     """Return such a scaling study as a run."""
     ranks = list(ranks)
-    records = network_records(ranks, **how)
-    return MeasuredRun(
-        model=NetworkModel.fit(records), records=records, info=info or network_info(max(ranks))
-    )
+    records = tuple(network_records(ranks, **how))
+    return Run(path=Path("network"), info=info or network_info(max(ranks)), records=records)
 
 
 def forecast_network(ranks: Iterable[int] = (2, 4), **how: Any) -> ForecastNetwork:

@@ -1,11 +1,11 @@
 """Parsing of pages as a browser does, and runs to draw."""
 
-import json
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import networks
 from builders import STEADY, make_case, make_info, make_launches, make_record
 from training_builders import make_training_info
 
@@ -41,10 +41,11 @@ class Reader(HTMLParser):
             self.open.append(tag)
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         attributes = dict(attrs)
-        self.ids += [str(attributes["id"])] if "id" in attributes else []
-        self.links += [
-            str(attributes[name]) for name in ("href", "src", "xlink:href") if name in attributes
-        ]
+        for name in ("href", "src", "xlink:href"):
+            if name in attributes:
+                self.links.append(str(attributes[name]))
+        if "id" in attributes:
+            self.ids.append(str(attributes["id"]))
         if tag == "table":
             self.tables.append([])
         elif tag == "tr":
@@ -77,11 +78,10 @@ class Reader(HTMLParser):
 
     def table_with(self, *headings: str) -> list[list[str]]:
         """Return the rows of the first table with these headings."""
-        return next(
-            lines
-            for lines in self.tables
-            if all(any(text in cell for cell in lines[0]) for text in headings)
-        )
+        for lines in self.tables:
+            if all(text in " | ".join(lines[0]) for text in headings):
+                return lines
+        raise LookupError(headings)
 
 
 def make_run(
@@ -135,8 +135,6 @@ def make_hostile() -> Run:
                 "startup_s": 0.1,
                 "measuring_s": 0.8,
                 "other_s": 0.1,
-            }
-            | {
                 "status": "failed",
                 "reason": FORMULA,
                 "culprit": {"rank": 0, "host": HOST, "state": "died", "case": ""},
@@ -147,10 +145,4 @@ def make_hostile() -> Run:
 
 def write_run(folder: Path, records: Sequence[Record], **info: Any) -> Path:
     """Write a run's two files from which all others are made."""
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text(
-        json.dumps(make_info(status="complete", **info)), encoding="utf-8"
-    )
-    lines = (json.dumps(record.to_json()) for record in records)
-    (folder / "samples.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return folder
+    return networks.write_run(folder, records, **make_info(status="complete", **info))

@@ -96,6 +96,10 @@ def _memory(address: int, count: int, dtype: DataType) -> Any:
     return np.frombuffer(raw, dtype=dtype.storage)
 
 
+def _put(address: int, code: int, values: Any) -> None:
+    _memory(address, len(values), _TYPES[code])[:] = values
+
+
 class NcclCommunicator:
     """cupy's class of this name, which also records ``calls`` by name and ``streams`` by pointer.
 
@@ -126,14 +130,14 @@ class NcclCommunicator:
         """Leave the communicator without notice."""
         self.calls.append("abort")
 
-    def _do(  # noqa: PLR0917 - positions as in NCCL
+    def _do(  # noqa: PLR0917 - as NCCL orders them
         self,
         name: str,
-        order: int,
         work: Callable[[], object],
         address: int,
         stream: int,
         into: int = 0,
+        order: int = 1,
     ) -> None:
         def carry_out() -> None:
             self.addresses.append(address)
@@ -156,6 +160,9 @@ class NcclCommunicator:
         self._room.barrier.wait(SECONDS)
         return everything
 
+    def _messages(self, send: int, count: int, code: int) -> list[Any]:
+        return self._together(_memory(send, count, _TYPES[code]).copy())
+
     def _reduced(self, send: int, count: int, code: int, redop: int) -> Any:
         dtype = _TYPES[code]
         parts = self._together((count, code, redop, _memory(send, count, dtype).copy()))
@@ -166,51 +173,52 @@ class NcclCommunicator:
             total = _FOLDS[redop](total, value)
         return dtype.encode(total / len(values) if redop == REDOPS["avg"] else total)
 
+    def _reduce(  # noqa: PLR0917 - as above
+        self,
+        name: str,
+        shape: tuple[int, int, int],
+        send: int,
+        receive: int,
+        part: slice,
+        stream: int,
+    ) -> None:
+        """Return part of the reduction of ``shape``: count, type and reduction."""
+
+        def work() -> None:
+            _put(receive, shape[1], self._reduced(send, *shape)[part])
+
+        self._do(name, work, send, stream, 0 if shape[2] == REDOPS["avg"] else receive)
+
     def allReduce(  # noqa: N802, PLR0917 - NCCL's own
         self, send: int, receive: int, count: int, code: int, redop: int, stream: int
     ) -> None:
         """Return the reduction to all ranks; refuse an algorithm without hardware."""
         if self.asked in REFUSED:
             raise NcclError(REFUSED[self.asked])
-
-        def work() -> None:
-            _memory(receive, count, _TYPES[code])[:] = self._reduced(send, count, code, redop)
-
-        self._do("allReduce", 1, work, send, stream, 0 if redop == REDOPS["avg"] else receive)
+        self._reduce("allReduce", (count, code, redop), send, receive, slice(count), stream)
 
     def reduce(  # noqa: PLR0917 - NCCL's own
         self, send: int, receive: int, count: int, code: int, redop: int, root: int, stream: int
     ) -> None:
         """Return the reduction to the root."""
-
-        def work() -> None:
-            found = self._reduced(send, count, code, redop)
-            if self.rank == root:
-                _memory(receive, count, _TYPES[code])[:] = found
-
-        self._do("reduce", 1, work, send, stream, 0 if redop == REDOPS["avg"] else receive)
+        part = slice(count if self.rank == root else 0)
+        self._reduce("reduce", (count, code, redop), send, receive, part, stream)
 
     def reduceScatter(  # noqa: N802, PLR0917 - as above
         self, send: int, receive: int, count: int, code: int, redop: int, stream: int
     ) -> None:
         """Return a block of the reduction to each rank."""
-
-        def work() -> None:
-            found = self._reduced(send, count * self.size, code, redop)
-            _memory(receive, count, _TYPES[code])[:] = found[
-                self.rank * count : (self.rank + 1) * count
-            ]
-
-        self._do("reduceScatter", 1, work, send, stream, 0 if redop == REDOPS["avg"] else receive)
+        part = slice(self.rank * count, (self.rank + 1) * count)
+        shape = count * self.size, code, redop
+        self._reduce("reduceScatter", shape, send, receive, part, stream)
 
     def allGather(self, send: int, receive: int, count: int, code: int, stream: int) -> None:  # noqa: N802
         """Return every block to all ranks."""
 
         def work() -> None:
-            blocks = self._together(_memory(send, count, _TYPES[code]).copy())
-            _memory(receive, count * self.size, _TYPES[code])[:] = np.concatenate(blocks)
+            _put(receive, code, np.concatenate(self._messages(send, count, code)))
 
-        self._do("allGather", 1, work, send, stream, receive)
+        self._do("allGather", work, send, stream, receive)
 
     def broadcast(  # noqa: PLR0917 - as above
         self, send: int, receive: int, count: int, code: int, root: int, stream: int
@@ -218,10 +226,9 @@ class NcclCommunicator:
         """Return the root's message to all ranks."""
 
         def work() -> None:
-            messages = self._together(_memory(send, count, _TYPES[code]).copy())
-            _memory(receive, count, _TYPES[code])[:] = messages[root]
+            _put(receive, code, self._messages(send, count, code)[root])
 
-        self._do("broadcast", 1, work, send, stream, receive)
+        self._do("broadcast", work, send, stream, receive)
 
     def send(self, buffer: int, count: int, code: int, peer: int, stream: int) -> None:
         """Store a message for the peer."""
@@ -231,7 +238,7 @@ class NcclCommunicator:
         def work() -> None:
             mail.put((count, code, _memory(buffer, count, _TYPES[code]).copy()))
 
-        self._do("send", 0, work, buffer, stream)
+        self._do("send", work, buffer, stream, order=0)
 
     def recv(self, buffer: int, count: int, code: int, peer: int, stream: int) -> None:
         """Wait for the peer's message."""
@@ -240,9 +247,9 @@ class NcclCommunicator:
         def work() -> None:
             *sent, message = self._room.mail[peer, self.rank].get(timeout=SECONDS)
             assert [count, code] == sent, "the sender has another count or type"
-            _memory(buffer, count, _TYPES[code])[:] = message
+            _put(buffer, code, message)
 
-        self._do("recv", 2, work, buffer, stream)
+        self._do("recv", work, buffer, stream, order=2)
 
 
 def _group_start() -> None:

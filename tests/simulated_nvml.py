@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 
 class NotSupportedError(Exception):
     """NVML's error for an unsupported query."""
+
+
+#: What functions of the library return, whatever they are asked.
+CONSTANTS = {
+    "nvmlInit": None,
+    "nvmlDeviceGetName": b"NVIDIA H100",
+    "nvmlDeviceGetMaxClockInfo": 1980,
+    "nvmlDeviceGetCurrPcieLinkGeneration": 1,  # reduced while idle
+    "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+    "nvmlDeviceGetCurrPcieLinkWidth": 16,
+    "nvmlDeviceGetMaxPcieLinkWidth": 16,
+    "nvmlDeviceGetNvLinkVersion": 6,  # NVML_NVLINK_VERSION_4_0
+}
 
 
 class SimulatedNvml:
@@ -36,22 +50,22 @@ class SimulatedNvml:
         self.addresses = list(addresses)
         self.lost = list(lost)
         self._readings = {"clock": list(clocks_MHz), "reasons": list(reasons)}
-        self._readings |= {
-            f"policy {policy}": list(values) for policy, values in (violations_ns or {}).items()
-        }
-        self._readings |= {
-            f"energy {gpu}": list(values) for gpu, values in (energy_mJ or {}).items()
-        }
+        for policy, values in (violations_ns or {}).items():
+            self._readings[f"policy {policy}"] = list(values)
+        for gpu, values in (energy_mJ or {}).items():
+            self._readings[f"energy {gpu}"] = list(values)
         self._old_driver = old_driver
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in CONSTANTS:
+            raise AttributeError(name)
+        return lambda *_: CONSTANTS[name]
 
     def _next(self, name: str) -> float:
         if name not in self._readings:
             raise NotSupportedError
         values = self._readings[name]
         return values.pop(0) if len(values) > 1 else values[0]
-
-    def nvmlInit(self) -> None:  # noqa: N802 - the library's name, here and below
-        """Initialise."""
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         """Return the number of GPUs, lost ones included."""
@@ -62,10 +76,6 @@ class SimulatedNvml:
         if self.addresses[index] in self.lost:
             raise NotSupportedError
         return self.addresses[index]
-
-    def nvmlDeviceGetName(self, _handle: str) -> bytes:  # noqa: N802
-        """Return the model name."""
-        return b"NVIDIA H100"
 
     def nvmlDeviceGetPciInfo(self, handle: str) -> SimpleNamespace:  # noqa: N802
         """Return the address with a domain of eight digits."""
@@ -92,11 +102,6 @@ class SimulatedNvml:
         assert 1 == kind
         return self._next("clock")
 
-    def nvmlDeviceGetMaxClockInfo(self, _handle: str, kind: int) -> int:  # noqa: N802
-        """Return the maximum clock."""
-        assert 1 == kind
-        return 1980
-
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:  # noqa: N802
         """Return the slowdown reasons as bits; drivers before R535 lack this name."""
         if self._old_driver:
@@ -111,22 +116,6 @@ class SimulatedNvml:
         """Return how long a limit has reduced the clock."""
         return SimpleNamespace(referenceTime=0, violationTime=int(self._next(f"policy {policy}")))
 
-    def nvmlDeviceGetCurrPcieLinkGeneration(self, _handle: str) -> int:  # noqa: N802
-        """Return the current generation, reduced while idle."""
-        return 1
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, _handle: str) -> int:  # noqa: N802
-        """Return the maximum generation."""
-        return 5
-
-    def nvmlDeviceGetCurrPcieLinkWidth(self, _handle: str) -> int:  # noqa: N802
-        """Return the lanes in use."""
-        return 16
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, _handle: str) -> int:  # noqa: N802
-        """Return the maximum number of lanes."""
-        return 16
-
     def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:  # noqa: N802
         """Return two links between the first two GPUs, the second active; raise for others."""
         if handle not in self.addresses[:2] or link > 1:
@@ -138,11 +127,6 @@ class SimulatedNvml:
         assert 1 == link
         other = self.addresses[1 - self.addresses.index(handle)]
         return SimpleNamespace(busId=f"0000{other}".upper().encode())
-
-    def nvmlDeviceGetNvLinkVersion(self, _handle: str, link: int) -> int:  # noqa: N802
-        """Return NVML_NVLINK_VERSION_4_0."""
-        assert 1 == link
-        return 6
 
     def nvmlDeviceGetP2PStatus(self, one: str, other: str, capability: int) -> int:  # noqa: N802
         """Return peer access between the first two GPUs, else that the topology prevents it."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
-from launching import wait_until
+from launching import marked, wait_until
 
 NODES = ("n0", "n1")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "salloc", "srun", "scontrol", "scancel", "unshare")
@@ -123,11 +123,8 @@ class Cluster:
     def _ended(self, job: str) -> str:
         """Return Slurm's state of a finished job, else an empty text."""
         output = self.run("scontrol", "show", "job", job).stdout
-        return (
-            output
-            if re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", output)
-            else ""
-        )
+        ended = re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", output)
+        return output if ended else ""
 
     def log(self) -> str:
         """Return the daemons' last log lines."""
@@ -137,7 +134,7 @@ class Cluster:
 
     def processes(self) -> list[psutil.Process]:
         """Return the living processes of the cluster: daemons, steps and tasks."""
-        return list(_marked(self._mark))
+        return marked(self._mark, MARK)
 
     def tasks(self) -> list[str]:
         """Return the cluster's processes except its daemons."""
@@ -147,13 +144,6 @@ class Cluster:
                 if process.name() not in {"slurmctld", "slurmd"}:
                     processes.append(" ".join(process.cmdline()))
         return processes
-
-
-def _marked(mark: str) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                yield process
 
 
 def _free_ports(count: int) -> list[int]:

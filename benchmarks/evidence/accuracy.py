@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
+import math
 import shutil
 import signal
 import subprocess
@@ -20,18 +20,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
-from keeping import add_out, empty_out, end, own_environment, write_facts
-from rich.table import Table
+import pandas as pd
+from keeping import (
+    add_out,
+    build_table,
+    empty_out,
+    end,
+    own_environment,
+    run_ranks,
+    write_facts,
+)
 
 from commbench.cli.terminal import make_console
-from commbench.collectives.cases import Case, Sweep, shuffled
+from commbench.collectives.cases import Sweep, shuffled
 from commbench.engine.communicator import HostBuffer
 from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
@@ -40,14 +48,11 @@ from commbench.engine.session import Session
 from commbench.engine.setup import Prepared, prepare
 from commbench.engine.timing.loops import Call, Progress, Repetitions, Timer, quiet_interpreter
 from commbench.engine.timing.sync import TOLERATED_LATE, SyncPlan
-from commbench.errors import CommbenchError, InputError, LaunchError, WrongDataError
-from commbench.launch.launchers import Launcher, check_slots, choose_launcher, find_mpirun
-from commbench.launch.process import Launched, Output
+from commbench.errors import CommbenchError, InputError, WrongDataError
+from commbench.launch.launchers import check_slots, choose_launcher, find_mpirun
 from commbench.launch.rank import leave
-from commbench.results.tables import csv_text
 from commbench.stats import launch_interval
 from commbench.stats.budgets import BUDGETS
-from commbench.units import format_size
 
 if TYPE_CHECKING:
     from commbench.backends.mpi import MpiCommunicator
@@ -153,7 +158,7 @@ def be_rank(options: argparse.Namespace) -> NoReturn:
     communicator = MpiCommunicator(control)
     session = Session(control=control, budget=BUDGETS["standard"], progress=Progress())
     library = load_library(options.library)
-    cases = []
+    cases = {}
     for case in shuffled(SWEEP.cases(RANKS), 0, options.launch):
         session.check(case, communicator)
         native = session.timer(case, communicator)
@@ -167,10 +172,7 @@ def be_rank(options: argparse.Namespace) -> NoReturn:
             library=library,
         )
         trial = Trial(prepared=prepared, session=session, c=c, native=native, python=python)
-        frozen = options.frozen.get(case.key)
-        cases.append(
-            trial.run(options.rounds, options.chunk, FixedSettings(**frozen) if frozen else None)
-        )
+        cases[case.key] = trial.run(options.rounds, options.chunk, options.frozen.get(case.key))
     if control.rank == 0:
         sys.stdout.write(json.dumps({"mpi_library": communicator.library(), "cases": cases}) + "\n")
     communicator.close()
@@ -216,7 +218,7 @@ class Trial:
     native: Timer
     python: Timer
 
-    def run(self, rounds: int, chunk: int, frozen: FixedSettings | None) -> dict[str, Any]:
+    def run(self, rounds: int, chunk: int, frozen: Mapping[str, Any] | None) -> dict[str, Any]:
         """Alternate between the loops; what this launch says of the case, valid on rank 0.
 
         Args:
@@ -229,7 +231,15 @@ class Trial:
         loops: dict[str, Loop] = {"c": self.c.run, "native": native, "python": python}
         plans = {"c": self.c.plan, "native": self.native.sync.plan, "python": self.python.sync.plan}
         self._check_data(loops)
-        settled = self._settle(frozen)
+        sampler = Sampler(
+            control=control,
+            timer=self.native,
+            calls=calls,
+            rule=self.session.rule,
+            slice_s=self.session.budget.slice_s,
+            reading_ns=self.session.reading_ns(self.native),
+        )
+        settled = sampler.warm_up(FixedSettings(**frozen) if frozen else None)
         samples = {name: Samples(self.prepared.participants, spanning=True) for name in LOOPS}
         begun = time.monotonic()
         for number in range(rounds):
@@ -256,18 +266,6 @@ class Trial:
                 raise WrongDataError(f"{self.prepared.case} by the {name} loop: {found}")
         self.prepared.refill()
 
-    def _settle(self, frozen: FixedSettings | None) -> FixedSettings:
-        """Warm up and choose the batch as the engine does."""
-        sampler = Sampler(
-            control=self.session.control,
-            timer=self.native,
-            calls=self.prepared.calls,
-            rule=self.session.rule,
-            slice_s=self.session.budget.slice_s,
-            reading_ns=self.session.reading_ns(self.native),
-        )
-        return sampler.warm_up(frozen)
-
     def _describe(self, samples: Mapping[str, Samples], settled: FixedSettings) -> dict[str, Any]:
         per = settled.batch * self.prepared.operation.operations_per_call
         times_us = {name: samples[name].slowest_us(per) for name in LOOPS}
@@ -276,7 +274,6 @@ class Trial:
                 f"{self.prepared.case}: no repetition of some loop started on time"
             )
         return {
-            "case": self.prepared.case.key,
             "frozen": asdict(settled),
             "slack_ns": self.native.sync.plan.slack_ns,
             "repetitions": {name: samples[name].valid for name in LOOPS},
@@ -290,64 +287,37 @@ class Trial:
 # ------------------------------------------------------------------------------------- all launches
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One case over all launches.
+def summarise(launches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each case, in the order of the sweep.
 
-    Times are medians over launches of the launch's median of the slowest rank.
+    Times are medians over launches of the launch's median of the slowest rank, ratios medians over
+    launches of the ratio within a launch. ``within``: whether the interval of native / C lies
+    within the tolerance; False where one launch gives no interval.
     """
-
-    operation: str
-    message_bytes: int
-    launches: int
-    batch: int
-    c_us: float
-    native_us: float
-    python_us: float
-    ratio: float
-    """Native / C: median over launches of the ratio within a launch."""
-    ratio_ci_low: float | None
-    ratio_ci_high: float | None
-    python_ratio: float
-    """Python / C: median over launches of the ratio within a launch."""
-    within: bool
-    """Whether the interval of ``ratio`` lies within the tolerance; False where one launch gives
-    no interval."""
-
-
-def summarise(launches: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """One row a case, in the order of the sweep."""
-    by_case = [{timed["case"]: timed for timed in launch["cases"]} for launch in launches]
-    return [
-        _summarise_case(case, [launch[case.key] for launch in by_case])
-        for case in SWEEP.cases(RANKS)
-    ]
-
-
-def _summarise_case(case: Case, launches: Sequence[Mapping[str, Any]]) -> Row:
-    c, native, python = (
-        np.array([launch["time_us"][name] for launch in launches]) for name in LOOPS
-    )
-    interval = launch_interval(native / c)
-    low = high = None
-    within = False
-    if interval is not None:
-        low, high = interval.low, interval.high
-        within = low >= 1 - TOLERANCE and high <= 1 + TOLERANCE
-    return Row(
-        operation=case.operation,
-        message_bytes=case.message_bytes,
-        launches=len(launches),
-        batch=launches[0]["frozen"]["batch"],
-        c_us=float(np.median(c)),
-        native_us=float(np.median(native)),
-        python_us=float(np.median(python)),
-        ratio=float(np.median(native / c)),
-        ratio_ci_low=low,
-        ratio_ci_high=high,
-        python_ratio=float(np.median(python / c)),
-        within=within,
-    )
+    rows = []
+    for case in SWEEP.cases(RANKS):
+        timed = [launch["cases"][case.key] for launch in launches]
+        c, native, python = np.array([[each["time_us"][name] for each in timed] for name in LOOPS])
+        row = {
+            "operation": case.operation,
+            "message_bytes": case.message_bytes,
+            "launches": len(launches),
+            "batch": timed[0]["frozen"]["batch"],
+            "c_us": float(np.median(c)),
+            "native_us": float(np.median(native)),
+            "python_us": float(np.median(python)),
+            "ratio": float(np.median(native / c)),
+            "ratio_ci_low": math.nan,
+            "ratio_ci_high": math.nan,
+            "python_ratio": float(np.median(python / c)),
+        }
+        interval = launch_interval(native / c)
+        if interval is not None:
+            row |= {"ratio_ci_low": interval.low, "ratio_ci_high": interval.high}
+        is_fast = row["ratio_ci_high"] <= 1 + TOLERANCE
+        row["within"] = is_fast and row["ratio_ci_low"] >= 1 - TOLERANCE
+        rows.append(row)
+    return rows
 
 
 def compile_library(folder: Path) -> Path:
@@ -371,121 +341,44 @@ def compile_library(folder: Path) -> Path:
     return target
 
 
-def run_launch(launcher: Launcher, program: Sequence[str]) -> dict[str, Any]:
-    """Start the ranks once and return what rank 0 printed.
-
-    Raises:
-        LaunchError: the launch failed or took too long.
+def conduct(options: argparse.Namespace) -> int:
+    """Run all launches; write accuracy.json (all launch medians and the conditions) and
+    accuracy.csv (a line for each case), and show the rows. Return the exit code.
     """
-    lines: dict[str, list[str]] = {"stdout": [], "stderr": []}
-
-    def keep(event: Output) -> None:
-        if event.source in lines:
-            lines[event.source].append(event.line)
-
-    launched = Launched(
-        launcher.command(RANKS, program), {**os.environ, **launcher.environment()}, ""
-    )
-    end = time.monotonic() + LAUNCH_TIMEOUT_S
-    try:
-        while launched.returncode is None and time.monotonic() < end:
-            keep(launched.next_output(0.25))
-        code = launched.finish(keep) if launched.returncode is not None else None
-    finally:
-        launched.close()
-    found = [line for line in lines["stdout"] if line.startswith('{"mpi_library"')]
-    if code != 0 or not found:
-        said = "\n".join(lines["stderr"][-20:])
-        raise LaunchError(
-            f"A launch {'took too long' if code is None else f'ended with status {code}'}:\n{said}"
-        )
-    result: dict[str, Any] = json.loads(found[0])
-    return result
-
-
-def frozen_values(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What these launches chose for warm-up and batch, by case."""
-    return {case["case"]: case["frozen"] for launch in launches for case in launch["cases"]}
-
-
-def write_results(
-    out: Path, rows: Sequence[Row], launches: Sequence[Mapping[str, Any]], started: str
-) -> None:
-    """Write accuracy.json (all launch medians and the conditions) and accuracy.csv (one line a
-    case).
-    """
+    out = empty_out(options.out, "accuracy")
+    launcher = choose_launcher("mpirun")
+    check_slots(RANKS, launcher)
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    launches: list[dict[str, Any]] = []
+    frozen = "{}"
+    with tempfile.TemporaryDirectory() as folder:
+        library = compile_library(Path(folder))
+        words = f"--rank --library {library} --rounds {options.rounds} --chunk {options.chunk}"
+        program = [str(Path(__file__).resolve()), *words.split()]
+        for number in range(options.launches):
+            of_launch = ["--launch", str(number), "--frozen", frozen]
+            launches.append(run_ranks(launcher, RANKS, [*program, *of_launch]))
+            cases = launches[0]["cases"].items()
+            frozen = json.dumps({key: case["frozen"] for key, case in cases})
+            sys.stderr.write(f"launch {number + 1} of {options.launches}\n")
+    rows = summarise(launches)
+    within = all(row["within"] for row in rows)
+    out.mkdir(parents=True, exist_ok=True)
     facts = {
         "started": started,
         "environment": {**own_environment(), "mpi_library": launches[0]["mpi_library"]},
         "ranks": RANKS,
         "tolerance": TOLERANCE,
-        "within": all(row.within for row in rows),
-        "cases": [asdict(row) for row in rows],
-        "launches": [{"launch": number, **launch} for number, launch in enumerate(launches)],
+        "within": within,
+        "cases": rows,
+        "launches": launches,
     }
     write_facts(out / "accuracy.json", "accuracy", facts)
-    (out / "accuracy.csv").write_text(csv_text(rows, [each.name for each in fields(Row)]))
-
-
-def build_table(rows: Sequence[Row]) -> Table:
-    """The rows for people."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("case", no_wrap=True)
-    for name in ("C us", "native us", "native / C [95 % CI]", "within", "Python us", "/ C"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            f"{row.operation} {format_size(row.message_bytes)}",
-            f"{row.c_us:.3f}",
-            f"{row.native_us:.3f}",
-            _format_ratio(row.ratio, row.ratio_ci_low, row.ratio_ci_high),
-            "yes" if row.within else "no",
-            f"{row.python_us:.3f}",
-            f"{row.python_ratio:.2f}",
-        )
-    return table
-
-
-def _format_ratio(ratio: float, low: float | None, high: float | None) -> str:
-    return f"{ratio:.3f}" if low is None or high is None else f"{ratio:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def conduct(options: argparse.Namespace) -> int:
-    """Run all launches, write and show the results; return the exit code."""
-    out = empty_out(options.out, "accuracy")
-    launcher = choose_launcher("mpirun")
-    check_slots(RANKS, launcher)
-    console, started = make_console(), datetime.now(timezone.utc).isoformat(timespec="seconds")
-    launches: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        library = compile_library(Path(folder))
-        for number in range(options.launches):
-            program = [
-                str(Path(__file__).resolve()),
-                "--rank",
-                "--library",
-                str(library),
-                "--launch",
-                str(number),
-            ]
-            program += ["--rounds", str(options.rounds), "--chunk", str(options.chunk)]
-            program += ["--frozen", json.dumps(frozen_values(launches[:1]))]
-            launches.append(run_launch(launcher, program))
-            ratios = [f"{row.ratio:.3f}" for row in summarise(launches[-1:])]
-            console.print(
-                f"launch {number + 1} of {options.launches}: native / C {' '.join(ratios)}",
-                soft_wrap=True,
-            )
-    rows = summarise(launches)
-    out.mkdir(parents=True, exist_ok=True)
-    write_results(out, rows, launches, started)
-    console.print(build_table(rows))
-    within = all(row.within for row in rows)
+    pd.DataFrame(rows).to_csv(out / "accuracy.csv", index=False)
     answer = "yes" if within else "no"
-    console.print(
-        f"Within {100 * TOLERANCE:g} % of C in every case: {answer}. Results: {out}", soft_wrap=True
-    )
-    return 0 if within else 1
+    text = f"Within {100 * TOLERANCE:g} % of C in every case: {answer}. Results: {out}"
+    make_console().print(build_table(rows), text, sep="\n", soft_wrap=True)
+    return int(not within)
 
 
 def parse_options() -> argparse.Namespace:

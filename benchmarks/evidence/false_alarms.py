@@ -13,19 +13,18 @@ cases of ``b`` are called slower than ``a`` and none of ``control`` different, 1
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from keeping import add_out, empty_out, end, write_facts
+from keeping import add_out, empty_out, end, run, write_facts
 
 from commbench.analysis.comparison import ComparisonTable, compare
 from commbench.cli.options import Settings
 from commbench.cli.request import Place, make_request, run_header
-from commbench.cli.terminal import LineDisplay, make_console
+from commbench.cli.terminal import Display, make_console
 from commbench.collectives.cases import Sweep
 from commbench.collectives.suites import Suite
 from commbench.errors import InputError, LaunchError
@@ -51,10 +50,10 @@ COMMBENCH = (sys.executable, "-m", "commbench")
 Tables = Mapping[str, ComparisonTable]
 
 
-class QuietDisplay(LineDisplay):
+class QuietDisplay(Display):
     """Shows what goes wrong: every launch looks like a run's last."""
 
-    def launch_finished(self, seconds: float) -> None:
+    def finish_launch(self, seconds: float) -> None:
         """Do nothing."""
 
 
@@ -152,22 +151,8 @@ def measure(out: Path, side: str, launch: int, rate: str, sizes: str) -> None:
     case = ("run", "-c", "all_reduce", "--backend", "gloo", "--sizes", sizes)
     effort = ("--budget", "standard", "--launches", str(launch + 1), "--out", str(out / side))
     lab = (*COMMBENCH, "lab", "run", "--hosts", "2", "--rate", rate, "--")
-    file = out / f"{side}.log"
-    with (
-        file.open("a") as log,
-        subprocess.Popen([*lab, *COMMBENCH, *case, *effort], stdout=log, stderr=log) as process,
-    ):
-        try:
-            code = process.wait(LONGEST_S)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # which cleans up
-            try:
-                code = process.wait(CLEANING_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                code = process.wait()
-    if code:
-        raise LaunchError(f"Launch {launch + 1} of run {side} ended with code {code}; see {file}.")
+    cleaning = ("timeout", "--kill-after", str(CLEANING_S), str(LONGEST_S))
+    run([*cleaning, *lab, *COMMBENCH, *case, *effort], timeout_s=2 * LONGEST_S)
 
 
 def check_planted(options: argparse.Namespace, out: Path) -> tuple[Tables, bool]:

@@ -26,7 +26,6 @@ from commbench.analysis.prediction.law import (
     Family,
     ForecastNetwork,
     HeldOut,
-    MeasuredRun,
     Place,
     error_per_doubling,
     hold_out,
@@ -34,7 +33,6 @@ from commbench.analysis.prediction.law import (
 from commbench.analysis.prediction.links import link_of
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.prediction.replay import TrainedWorkload
-from commbench.analysis.runs import network_model
 from commbench.cli.terminal import make_console
 from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.workload import WorkloadFacts
@@ -61,15 +59,19 @@ TRAINED = (
 STEPS = "train_bytes_4hosts_200mbit_xeon2core_20261125"
 
 
-def kept_pairs() -> dict[str, list[HeldOut]]:
-    """Return all forecasts over what was measured, by what was predicted."""
-    run = load_run(RESULTS / NETWORK)
-    measured = MeasuredRun(model=network_model(run), records=run.records, info=run.info)
-    network = ForecastNetwork.fit([measured])
+def kept_pairs(*, with_sizes: bool = True) -> dict[str, list[HeldOut]]:
+    """Return all forecasts over what was measured, by what was predicted.
+
+    ``with_sizes``: whether message sizes are among it, which take longest.
+    """
+    network = ForecastNetwork.fit([load_run(RESULTS / NETWORK)])
     ranks = [pair for curves in network.curves.values() for pair in hold_out(curves)]
     others = [*_growth(network), *_other_links(network)]
+    sizes = {}
+    if with_sizes:
+        sizes["message sizes"] = list(_sizes())
     return {
-        "message sizes": list(_sizes()),
+        **sizes,
         "four hosts from two": ranks,
         "other hosts and links": others,
         "both of these": [*ranks, *others],
@@ -95,8 +97,8 @@ def _sizes() -> Iterator[HeldOut]:
 def _pair(
     network: ForecastNetwork, family: Family, size: int, place: Place, measured_us: float
 ) -> HeldOut:
-    nearest = min(network.curves[family], key=lambda curve: curve.doublings(place))
-    return HeldOut(nearest.time_us(size, place) / measured_us, nearest.doublings(place))
+    nearest = min(network.curves[family], key=lambda curve: curve.place.doublings(place))
+    return HeldOut(nearest.time_us(size, place) / measured_us, nearest.place.doublings(place))
 
 
 def _growth(network: ForecastNetwork) -> Iterator[HeldOut]:

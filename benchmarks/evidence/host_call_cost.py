@@ -17,34 +17,31 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from rich.table import Table
+import numpy as np
+import pandas as pd
+from keeping import build_table, end, run_ranks
 
 from commbench.backends import connect_control, open_backend
 from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.engine.communicator import Communicator
-from commbench.engine.control import Control, gather_everywhere, run_threads
+from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.setup import prepare
 from commbench.engine.timing.loops import quiet_interpreter
-from commbench.errors import CommbenchError, InputError, LaunchError
+from commbench.errors import InputError
 from commbench.fields import as_names
 from commbench.findings import UnsupportedError
 from commbench.launch.identity import identify
 from commbench.launch.launchers import Placement, choose_launcher
 from commbench.launch.rank import leave
-from commbench.results.tables import csv_text
-from commbench.stats import median, median_interval
+from commbench.stats import median_interval
 
 BACKENDS = "nccl,torch-nccl"
 #: Of these the cost is judged.
@@ -55,26 +52,8 @@ ELEMENTS = 2
 #: lasts milliseconds.
 CALLS = 20
 ROUNDS = 50
-#: Rounds between two writings of the rows; an interval of 95 % needs so many.
-BLOCK = 6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One operation on one backend.
-
-    The median over rounds of the mean of a round's calls, on the slowest rank.
-    """
-
-    backend: str
-    ranks: int
-    ranks_per_gpu: int | None
-    operation: str
-    rounds: int
-    calls: int
-    host_us: float
-    host_us_ci_low: float
-    host_us_ci_high: float
+#: An interval of 95 % needs so many.
+LEAST_ROUNDS = 6
 
 
 def is_one_call(entry: Operation) -> bool:
@@ -119,154 +98,65 @@ def queued(communicator: Communicator, entry: Operation) -> Callable[[], float] 
     return round_us
 
 
-def measure(backends: Sequence[str], rounds: int, control: Control, out: Path | None) -> list[Row]:
-    """Time every collective, backends in turn, all ranks together; the same rows on every rank.
+def measure(backends: Sequence[str], rounds: int, control: Control) -> list[dict[str, Any]]:
+    """Time every collective, backends in turn, all ranks together.
 
-    Rank 0 writes the rows so far to ``out`` after every `BLOCK` rounds.
+    Return a row for each operation on each backend, the same on every rank: the median over rounds
+    of the mean of a round's calls, on the slowest rank.
     """
     communicators = {name: open_backend(name, control) for name in backends}
-    entries = filter(is_one_call, OPERATIONS.values())
-    made = {
-        (name, entry.name): queued(c, entry)
-        for entry in entries
-        for name, c in communicators.items()
-    }
-    timed: dict[tuple[str, str], list[float]] = {key: [] for key, call in made.items() if call}
-    rows: list[Row] = []
+    rounds_us: dict[tuple[str, str], Callable[[], float]] = {}
+    for entry in filter(is_one_call, OPERATIONS.values()):
+        for name, communicator in communicators.items():
+            call = queued(communicator, entry)
+            if call is not None:
+                rounds_us[name, entry.name] = call
+    timed: dict[tuple[str, str], list[float]] = {key: [] for key in rounds_us}
     for number in range(-1, rounds):  # the first warms up
         for key in sorted(timed, reverse=bool(number % 2)):
             with quiet_interpreter():
-                lasted_us = made[key]()  # type: ignore[misc] # None is left out above
+                lasted_us = rounds_us[key]()
             if number >= 0:
                 timed[key].append(lasted_us)
-        done = number + 1
-        if done == rounds or (done and done % BLOCK == 0):
-            rows = _slowest_rows(communicators, gather_everywhere(control, timed))
-            if out and control.rank == 0:
-                columns = [field.name for field in fields(Row)]
-                out.write_text(csv_text(rows, columns), encoding="utf-8")
+    of_ranks = gather_everywhere(control, timed)
+    rows = []
+    for backend, operation in timed:
+        seen = np.max([each[backend, operation] for each in of_ranks], axis=0)
+        interval = median_interval(seen)
+        assert interval is not None  # noqa: S101 - fewer rounds are refused
+        communicator = communicators[backend]
+        rows.append(
+            {
+                "backend": backend,
+                "ranks": communicator.size,
+                "ranks_per_gpu": communicator.ranks_per_gpu,
+                "operation": operation,
+                "rounds": rounds,
+                "calls": CALLS,
+                "host_us": float(np.median(seen)),
+                "host_us_ci_low": interval.low,
+                "host_us_ci_high": interval.high,
+            }
+        )
     for communicator in communicators.values():
         communicator.close()
     return rows
 
 
-def _slowest_rows(
-    communicators: Mapping[str, Communicator],
-    of_ranks: Sequence[Mapping[tuple[str, str], Sequence[float]]],
-) -> list[Row]:
-    """Return the rows of the slowest rank of each round."""
-    rows = []
-    for backend, operation in of_ranks[0]:
-        of_rounds = zip(*(timed[backend, operation] for timed in of_ranks), strict=True)
-        slowest = [max(of_round) for of_round in of_rounds]
-        rows.append(_row(communicators[backend], operation, slowest))
-    return rows
-
-
-def _row(communicator: Communicator, operation: str, seen: Sequence[float]) -> Row:
-    interval = median_interval(seen)
-    assert interval is not None  # noqa: S101 - fewer rounds are refused
-    return Row(
-        backend=communicator.backend,
-        ranks=communicator.size,
-        ranks_per_gpu=communicator.ranks_per_gpu,
-        operation=operation,
-        rounds=len(seen),
-        calls=CALLS,
-        host_us=median(seen),
-        host_us_ci_low=interval.low,
-        host_us_ci_high=interval.high,
-    )
-
-
-def table(rows: Sequence[Row]) -> Table:
-    """Operations down, backends side by side."""
-    backends = list(dict.fromkeys(row.backend for row in rows))
-    shown = Table(title="What a call costs the host, us [95 % CI]", title_justify="left", box=None)
-    shown.add_column("operation")
-    for backend in backends:
-        shown.add_column(backend, justify="right")
-    for operation in dict.fromkeys(row.operation for row in rows):
-        found = {row.backend: row for row in rows if row.operation == operation}
-        cells = [_cell(found[name]) if name in found else "" for name in backends]
-        shown.add_row(operation, *cells)
-    return shown
-
-
-def _cell(row: Row) -> str:
-    return f"{row.host_us:.2f} [{row.host_us_ci_low:.2f}, {row.host_us_ci_high:.2f}]"
-
-
-def remark(rows: Sequence[Row]) -> str:
-    """What has to be known about the ranks to read the figures; empty where nothing."""
-    if all(row.ranks == 1 for row in rows):
-        return "Nothing is judged: on one rank NCCL starts no kernel. Use --ranks 2."
-    if any((row.ranks_per_gpu or 1) > 1 for row in rows):
-        return (
-            "Ranks share a GPU: NCCL goes by TCP, and its calls also hand work to the threads that"
-            " send."
-        )
-    return ""
-
-
-def start_ranks(options: argparse.Namespace) -> list[Row]:
-    """Measure on ranks of their own.
-
-    Raises:
-        InputError: they cannot be started, or a backend cannot be opened.
-        LaunchError: they ended without a result.
-    """
-    launcher = choose_launcher(placement=Placement(oversubscribe=True))
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        program = [
-            __file__,
-            "--backend",
-            options.backend,
-            "--rounds",
-            str(options.rounds),
-            "--found",
-            str(file),
-        ]
-        if options.out:
-            program += ["--out", str(options.out.absolute())]
-        done = subprocess.run(
-            launcher.command(options.ranks, program),
-            env={**os.environ, **launcher.environment()},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if not file.exists():
-            last = (done.stderr.strip().splitlines() or ["they say nothing"])[-1]
-            raise LaunchError(
-                f"The ranks ended with status {done.returncode} and without a result: {last}"
-            )
-        found = json.loads(file.read_text(encoding="utf-8"))
-    if "refusal" in found:
-        raise InputError(found["refusal"])
-    return [Row(**row) for row in found["rows"]]
-
-
-def be_rank(backends: Sequence[str], options: argparse.Namespace) -> NoReturn:
-    """Measure as one of the ranks that were started; rank 0 writes what was found."""
+def be_rank(backends: Sequence[str], rounds: int) -> NoReturn:
+    """Measure as one of the ranks that were started; rank 0 prints what was found."""
     identity = identify(os.environ, "rank")
     control = connect_control(
         identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi
     )
-    found: dict[str, object]
-    try:
-        rows = measure(backends, options.rounds, control, options.out)
-        found = {"rows": [asdict(row) for row in rows]}
-    except InputError as error:
-        found = {"refusal": str(error)}
+    rows = measure(backends, rounds, control)
     if control.rank == 0:
-        options.found.write_text(json.dumps(found), encoding="utf-8")
+        sys.stdout.write(json.dumps(rows) + "\n")
     control.close()
     leave(0)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure, print, and judge."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -278,33 +168,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, help=f"rounds of {CALLS} calls (default {ROUNDS})"
     )
-    parser.add_argument("--out", type=Path, help="a CSV file, renewed while measuring")
-    parser.add_argument("--found", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    parser.add_argument("--out", type=Path, help="a CSV file")
+    parser.add_argument("--be-rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end the ranks too
-    try:
-        if options.rounds < BLOCK:
-            raise InputError(f"--rounds {options.rounds} was asked for; give {BLOCK} or more.")
-        if options.ranks < 1:
-            raise InputError(f"--ranks {options.ranks} was asked for; give 1 or more.")
-        backends = as_names(options.backend)
-        if options.found:
-            be_rank(backends, options)
-        if options.ranks == 1:
-            alone = partial(measure, backends, options.rounds, out=options.out)
-            (rows,) = run_threads(1, alone)
-        else:
-            rows = start_ranks(options)
-    except CommbenchError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    console = make_console()
-    console.print(table(rows))
-    if said := remark(rows):
-        console.print(said, soft_wrap=True)
-    judged = [row for row in rows if row.backend == JUDGED and row.ranks > 1]
-    return int(any(row.host_us_ci_high >= MOST_US for row in judged))
+    if options.rounds < LEAST_ROUNDS:
+        raise InputError(f"--rounds {options.rounds} was asked for; give {LEAST_ROUNDS} or more.")
+    backends = as_names(options.backend)
+    if options.be_rank:
+        be_rank(backends, options.rounds)
+    launcher = choose_launcher(placement=Placement(oversubscribe=True))
+    words = f"--be-rank --backend {options.backend} --rounds {options.rounds}"
+    rows = run_ranks(launcher, options.ranks, [__file__, *words.split()])
+    if options.out:
+        pd.DataFrame(rows).to_csv(options.out, index=False)
+    make_console().print(build_table(rows))
+    if options.ranks == 1:
+        print("Nothing is judged: on one rank NCCL starts no kernel. Use --ranks 2.")
+        return 0
+    if any((row["ranks_per_gpu"] or 1) > 1 for row in rows):
+        print(
+            "Ranks share a GPU: NCCL goes by TCP, and its calls also hand work to the threads that"
+            " send."
+        )
+    judged = [row["host_us_ci_high"] for row in rows if row["backend"] == JUDGED]
+    return int(max(judged, default=0.0) >= MOST_US)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end("host_call_cost", main)

@@ -25,7 +25,6 @@ import dataclasses
 import itertools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from keeping import add_out, empty_out, end, own_environment, write_facts
+from keeping import add_out, empty_out, end, own_environment, run, write_facts
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -64,6 +63,8 @@ QUESTIONS = ("after", "while", "watching", "equal")
 #: Steps that are watched in *watching*: three blocks with their ends.
 WATCHED = 3 * (UNTIMED + BLOCK_STEPS)
 FACTS = "live_tuning.json"
+#: The questions take an hour at most.
+LONGEST_S = 7200.0
 
 
 class Training:
@@ -112,50 +113,70 @@ def measure_after(directory: Path, pairs: int) -> dict[str, object]:
         None if is_default else cap_mb, has_views=tuned.model.gradient_as_bucket_view
     )
     by_hand.seconds_of(BLOCK)
+    ratios = in_turn(pairs, lambda _: tuned.seconds_of(BLOCK), lambda _: by_hand.seconds_of(BLOCK))
+    return {"bucket_cap_mb": "default" if is_default else cap_mb, **summary(ratios)}
+
+
+def in_turn(pairs: int, one: Callable[[int], float], other: Callable[[int], float]) -> list[float]:
+    """Return the ratios of the seconds of one to those of the other, called with the number of the
+    pair; each pair begins with another.
+    """
     ratios = []
     for number in range(pairs):
-        turn = [tuned, by_hand] if number % 2 else [by_hand, tuned]
-        seconds = {id(training): training.seconds_of(BLOCK) for training in turn}
-        ratios.append(seconds[id(tuned)] / seconds[id(by_hand)])
-    return {"bucket_cap_mb": "default" if is_default else cap_mb, **summary(ratios)}
+        if number % 2:
+            seconds = one(number)
+            ratios.append(seconds / other(number))
+        else:
+            seconds = other(number)
+            ratios.append(one(number) / seconds)
+    return ratios
 
 
 def measure_while(directory: Path, pairs: int) -> dict[str, object]:
     """Compare trainings with and without tuning, and find what worse settings cost."""
-    ratios, costs = [], []
-    for number in range(pairs):
+    plain_s = []
+
+    def tuned(number: int) -> float:
+        training = Training()
+        training.seconds_of(5)
         out = directory / f"while{number}"
-        seconds: dict[bool, float] = {}
-        for is_tuned in (bool(number % 2), not number % 2):
-            training = Training()
-            training.seconds_of(5)
-            if is_tuned:
-                commbench.autotune(training.model, out=out, workload="mlp", steps=STEPS)
-            seconds[is_tuned] = training.seconds_of(STEPS)
-        ratios.append(seconds[True] / seconds[False])
-        if dist.get_rank() == 0:
-            costs.append(cost_of_worse(out) / seconds[False])
-    return {**summary(ratios), "cost_of_worse_settings": median(costs) if costs else None}
+        commbench.autotune(training.model, out=out, workload="mlp", steps=STEPS)
+        return training.seconds_of(STEPS)
+
+    def plain(_: int) -> float:
+        training = Training()
+        training.seconds_of(5)
+        plain_s.append(training.seconds_of(STEPS))
+        return plain_s[-1]
+
+    found = summary(in_turn(pairs, tuned, plain))
+    if dist.get_rank() == 0:
+        costs = [
+            cost_of_worse(directory / f"while{number}") / seconds
+            for number, seconds in enumerate(plain_s)
+        ]
+        found["cost_of_worse_settings"] = median(costs)
+    return found
 
 
 def measure_watching(directory: Path, pairs: int) -> dict[str, object]:
     """Compare steps of one training while it is watched and while it is not, in turn."""
     training = Training()
     training.seconds_of(BLOCK)
-    ratios = []
-    for number in range(pairs):
-        options = LiveOptions(
-            out=str(directory / f"watch{number}"), workload="mlp", mode="watch", steps=2 * WATCHED
-        )
-        seconds: dict[bool, float] = {}
-        for is_watched in (bool(number % 2), not number % 2):
-            watching = Director(training.model, options) if is_watched else None
-            training.seconds_of(WARM_UP_PASSES + 5)  # the set-up is not timed
-            seconds[is_watched] = training.seconds_of(WATCHED)
-            if watching is not None:
-                watching.release("its time was taken")
-        ratios.append(seconds[True] / seconds[False])
-    return summary(ratios)
+
+    def plain(_: int) -> float:
+        training.seconds_of(WARM_UP_PASSES + 5)  # as the set-up, which is not timed
+        return training.seconds_of(WATCHED)
+
+    def watched(number: int) -> float:
+        out = str(directory / f"watch{number}")
+        options = LiveOptions(out=out, workload="mlp", mode="watch", steps=2 * WATCHED)
+        watching = Director(training.model, options)
+        seconds = plain(number)
+        watching.release("its time was taken")
+        return seconds
+
+    return summary(in_turn(pairs, watched, plain))
 
 
 def cost_of_worse(out: Path) -> float:
@@ -165,16 +186,13 @@ def cost_of_worse(out: Path) -> float:
     run = load_run(out)
     records = {record.case: record for record in run.training_records}
     own = TrainingCase.from_key(run.info["baseline"])
-    base_ms = median(
-        [ms for case, record in records.items() if is_setting(case, own) for ms in record.step_ms]
-    )
-    beyond = (np.sum(np.asarray(record.step_ms) - base_ms) for record in records.values())
-    return max(0.0, float(sum(beyond))) / 1e3
-
-
-def is_setting(case: TrainingCase, own: TrainingCase) -> bool:
-    """Return whether a case is the script's own setting in any phase."""
-    return dataclasses.replace(case, phase=own.phase) == own
+    own_ms: list[float] = []
+    for case, record in records.items():
+        if dataclasses.replace(case, phase=own.phase) == own:
+            own_ms += record.step_ms
+    base_ms = median(own_ms)
+    beyond_ms = [np.sum(np.asarray(record.step_ms) - base_ms) for record in records.values()]
+    return max(0.0, float(sum(beyond_ms))) / 1e3
 
 
 def measure_equal(directory: Path, runs: int) -> dict[str, object]:
@@ -191,20 +209,6 @@ def measure_equal(directory: Path, runs: int) -> dict[str, object]:
             training.step()
         verdicts.append(tuning.recommendation.verdict if tuning.recommendation else "none")
     return {"verdicts": verdicts}
-
-
-def start_ranks(options: Sequence[str]) -> None:
-    """Run this program on two ranks with one thread each."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        __file__,
-    ]
-    subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def equal_settings(original: TrainingCase, *_: object, **__: object) -> list[TrainingCase]:
@@ -251,18 +255,17 @@ def main(arguments: argparse.Namespace) -> int:
         raise InputError(f"--only {unknown.pop()} is no question; choose from {QUESTIONS}.")
     out = empty_out(arguments.out, "live-tuning")
     out.mkdir(parents=True, exist_ok=True)
+    ranks = "-m torch.distributed.run --standalone --nproc-per-node 2"
     with tempfile.TemporaryDirectory() as scratch:
-        options = ["--out", scratch, "--pairs", str(arguments.pairs), "--runs", str(arguments.runs)]
         facts = Path(scratch, FACTS)
-        options += ["--facts", str(facts), "--only", arguments.only]
-        found: dict[str, object] = {}
+        words = f"{__file__} --out {scratch} --facts {facts} --only {arguments.only}"
+        words += f" --pairs {arguments.pairs} --runs {arguments.runs}"
         try:
-            start_ranks(options)
+            command = [sys.executable, *ranks.split(), *words.split()]
+            run(command, {"OMP_NUM_THREADS": "1"}, timeout_s=LONGEST_S)
         finally:
             if facts.exists():
-                found |= json.loads(facts.read_text("utf-8"))
-            if found:
-                write_facts(out / FACTS, "live_tuning", found)
+                write_facts(out / FACTS, "live_tuning", json.loads(facts.read_text("utf-8")))
     return report(out)
 
 

@@ -12,22 +12,18 @@ Exit code 0 if the 95 % interval of every ratio reaches into 5 % around 1, 1 if 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from keeping import add_out, empty_out, end, own_environment, write_facts
-from rich.table import Table
+from keeping import add_out, build_table, empty_out, end, own_environment, run, write_facts
 
 from commbench.cli.terminal import make_console
-from commbench.engine.records import Record
-from commbench.errors import InputError, LaunchError
+from commbench.errors import InputError
 from commbench.interop.imports import ImportOptions, Source, import_outputs
 from commbench.results import load_run
-from commbench.stats import ratio_interval
-from commbench.units import format_size, format_time
+from commbench.stats import median, ratio_interval
 
 TOLERANCE = 0.05
 TIMEOUT_S = 600.0
@@ -35,71 +31,46 @@ TIMEOUT_S = 600.0
 Key = tuple[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """A case that both have measured; times in microseconds, one for each round."""
-
-    operation: str
-    message_bytes: int
-    theirs_us: Sequence[float]
-    ours_us: Sequence[float]
-    ratio: float
-    """Ours divided by theirs."""
-    low: float
-    high: float
-
-    @property
-    def is_close(self) -> bool:
-        """Whether the interval reaches into the tolerance around 1."""
-        return self.low <= 1 + TOLERANCE and self.high >= 1 - TOLERANCE
-
-
-def compare(theirs: Sequence[dict[Key, float]], ours: Sequence[dict[Key, float]]) -> list[Compared]:
-    """Return the cases that both have in each round.
+def compare(
+    theirs: Sequence[dict[Key, float]], ours: Sequence[dict[Key, float]]
+) -> list[dict[str, Any]]:
+    """Return a row for each case that both have in each round: the medians of both in microseconds,
+    and the ratio of ours to theirs; ``is_close`` if its interval reaches into the tolerance.
 
     Raises:
         InputError: there is none.
     """
-    keys = [key for key in ours[0] if all(key in times for times in (*theirs, *ours))]
-    if not keys:
+    rows = []
+    for key in ours[0]:
+        if all(key in times for times in (*theirs, *ours)):
+            sides = [[times[key] for times in side] for side in (theirs, ours)]
+            ratio, interval = ratio_interval(*sides, seed=1)
+            row: dict[str, Any] = {"operation": key[0], "message_bytes": key[1]}
+            row |= {"theirs_us": median(sides[0]), "ours_us": median(sides[1]), "ratio": ratio}
+            row |= {"ratio_ci_low": interval.low, "ratio_ci_high": interval.high}
+            row["is_close"] = interval.low <= 1 + TOLERANCE and interval.high >= 1 - TOLERANCE
+            rows.append(row)
+    if not rows:
         raise InputError(
             "No case was measured by both; give both the same operation, sizes and number of ranks."
         )
-    compared = []
-    for operation, message_bytes in keys:
-        sides = [[times[operation, message_bytes] for times in side] for side in (theirs, ours)]
-        ratio, interval = ratio_interval(*sides, level=0.95, seed=1, paired=True)
-        compared.append(
-            Compared(
-                operation=operation,
-                message_bytes=message_bytes,
-                theirs_us=sides[0],
-                ours_us=sides[1],
-                ratio=ratio,
-                low=interval.low,
-                high=interval.high,
-            )
-        )
-    return compared
+    return rows
 
 
-def times_of(text: str, name: str, ranks: int | None) -> dict[Key, float]:
+def times_of(text: str, name: str, ranks: int) -> dict[Key, float]:
     """Return the mean over repetitions and ranks of each case in a tool's text, in microseconds.
 
     Args:
         text: what the tool printed.
         name: of the text, in messages.
-        ranks: number of ranks, if the text does not state it.
+        ranks: number of ranks, for a text that does not state it.
     """
     source = Source(name=name, data=text.encode())
-    records = import_outputs([source], options=ImportOptions(ranks=ranks)).records
-    return {
-        (record.case.operation, record.case.message_bytes): _mean_us(record) for record in records
-    }
-
-
-def _mean_us(record: Record) -> float:
-    return float((record.rank_mean_us or record.times_us)[0])
+    times = {}
+    for record in import_outputs([source], options=ImportOptions(ranks=ranks)).records:
+        key = record.case.operation, record.case.message_bytes
+        times[key] = float((record.rank_mean_us or record.times_us)[0])
+    return times
 
 
 def own_times(path: Path) -> dict[Key, float]:
@@ -109,25 +80,6 @@ def own_times(path: Path) -> dict[Key, float]:
         for row in load_run(path).rows
         if row.time_us_mean is not None
     }
-
-
-def run(command: Sequence[str], file: Path) -> str:
-    """Run a command, keep its output in a file, and return it.
-
-    Raises:
-        LaunchError: it failed.
-    """
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"{command[0]} cannot be run ({error}).") from error
-    file.write_text(done.stdout)
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise LaunchError(f"{' '.join(command)} ended with {done.returncode}: {' '.join(last)}")
-    return done.stdout
 
 
 def main() -> int:
@@ -155,48 +107,26 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     theirs: list[dict[Key, float]] = []
     ours: list[dict[Key, float]] = []
-    ours_command = [
-        sys.executable,
-        "-m",
-        "commbench",
-        "run",
-        "-n",
-        str(options.n),
-        "--launches",
-        "1",
-        *own_words,
-    ]
+    line = f"-m commbench run -n {options.n} --launches 1"
+    ours_command = [sys.executable, *line.split(), *own_words]
     for number in range(options.rounds):
         path = out / f"run_{number}"
         commands = {"theirs": theirs_command, "ours": [*ours_command, "--out", str(path)]}
         for side in ("theirs", "ours") if number % 2 else ("ours", "theirs"):
-            text = run(commands[side], out / f"{side}_{number}.txt")
+            text = run(commands[side], timeout_s=TIMEOUT_S)
+            (out / f"{side}_{number}.txt").write_text(text)
             if side == "theirs":
                 theirs.append(times_of(text, "theirs.txt", options.n))
             else:
                 ours.append(own_times(path))
         sys.stderr.write(f"round {number + 1} of {options.rounds}\n")
-    compared = compare(theirs, ours)
-    facts = {
-        "theirs": theirs_command,
-        "rounds": options.rounds,
-        "cases": [asdict(case) for case in compared],
-    }
+    rows = compare(theirs, ours)
+    facts = {"theirs": theirs_command, "rounds": options.rounds, "cases": rows}
     write_facts(out / "peers.json", "peers", {**own_environment(), **facts})
-    table = Table("operation", "size", "theirs", "commbench", "ratio [95 % interval]", "")
-    for case in compared:
-        typical = [
-            format_time(1e-6 * sorted(times)[len(times) // 2])
-            for times in (case.theirs_us, case.ours_us)
-        ]
-        ratio = f"{case.ratio:.3f} [{case.low:.3f}, {case.high:.3f}]"
-        size, verdict = format_size(case.message_bytes), "" if case.is_close else "different"
-        table.add_row(case.operation, size, *typical, ratio, verdict)
-    close = sum(case.is_close for case in compared)
-    make_console(sys.stdout).print(
-        table, f"{close} of {len(compared)} cases are within 5 % or within noise: {out}"
-    )
-    return 0 if close == len(compared) else 1
+    make_console(sys.stdout).print(build_table(rows))
+    close = sum(row["is_close"] for row in rows)
+    sys.stdout.write(f"{close} of {len(rows)} cases are within 5 % or within noise: {out}\n")
+    return int(close < len(rows))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -45,7 +45,7 @@ TIMES = ("forward_ms", "backward_ms", "optimizer_ms")
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStep:
-    """Times of one step, or medians over steps, in milliseconds."""
+    """Times of one step in milliseconds."""
 
     forward_ms: float
     """Includes the loss."""
@@ -95,27 +95,6 @@ def local_step(
     )
 
 
-def median_step(steps: Sequence[LocalStep]) -> LocalStep:
-    """Return the median of every time.
-
-    Gradients are in the order of their medians, ties as in the first step.
-
-    Gradients that a step lacks are left out.
-    """
-    common = [name for name in steps[0].ready_ms if all(name in step.ready_ms for step in steps)]
-    medians = {name: _median(step.ready_ms[name] for step in steps) for name in common}
-    return LocalStep(
-        forward_ms=_median(step.forward_ms for step in steps),
-        backward_ms=_median(step.backward_ms for step in steps),
-        optimizer_ms=_median(step.optimizer_ms for step in steps),
-        ready_ms=dict(sorted(medians.items(), key=lambda item: item[1])),
-    )
-
-
-def _median(values: Iterable[float]) -> float:
-    return float(np.median(list(values)))
-
-
 def record(
     model: nn.Module,
     loss: Callable[[nn.Module, Any], Tensor],
@@ -140,16 +119,16 @@ def record(
     ready = checked_step(model, loss, next(source), optimizer_in_use)
     check_all_used([name for name in trainable(model) if name not in ready])
     local_step(model, loss, next(source), optimizer_in_use)
-    step = median_step(
-        [local_step(model, loss, next(source), optimizer_in_use) for _ in range(steps)]
-    )
+    made = [local_step(model, loss, next(source), optimizer_in_use) for _ in range(steps)]
+    medians = {name: statistics.median(getattr(step, name) for step in made) for name in TIMES}
     parameters = []
     for parameter_name, parameter in trainable(model).items():
+        ready_ms = statistics.median(step.ready_ms[parameter_name] for step in made)
         traced = TracedParameter(
             name=parameter_name,
             shape=tuple(parameter.shape),
             dtype=str(parameter.dtype).removeprefix("torch."),  # type: ignore[arg-type]
-            ready_ms=min(step.ready_ms[parameter_name], step.backward_ms),
+            ready_ms=min(ready_ms, medians["backward_ms"]),
         )
         parameters.append(traced)
     recorded = {
@@ -162,9 +141,7 @@ def record(
         name=name or type(model).__name__.lower(),
         device="cpu",
         batch=batch,
-        forward_ms=step.forward_ms,
-        backward_ms=step.backward_ms,
-        optimizer_ms=step.optimizer_ms,
+        **medians,
         parameters=tuple(parameters),
         recorded=recorded,
     )

@@ -18,13 +18,12 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from keeping import add_out, empty_out, end, own_environment, write_facts
+from keeping import add_out, build_table, empty_out, end, own_environment, write_facts
 from numpy.typing import NDArray
-from rich.table import Table
 
 from commbench.cli.terminal import make_console
 from commbench.engine.timing.loops import quiet_interpreter
@@ -92,34 +91,7 @@ def draw_pair(name: str, seed: int, n: int) -> tuple[NDArray[Any], NDArray[Any]]
     return gradient, residual
 
 
-class Trial(Protocol):
-    """What is timed, and its memory, which serves all kinds of data."""
-
-    unit: str
-    """Of its times."""
-
-    def load(self, gradient: NDArray[Any], residual: NDArray[Any]) -> None:
-        """Take other data."""
-
-    def selections(self) -> Calls:
-        """Return what sends and keeps the same."""
-
-    def set_up(self) -> None:
-        """Undo what the last call did, and fill the caches."""
-
-    def sent(self) -> tuple[NDArray[Any], bool]:
-        """Return the sorted magnitudes that the last call sends, and whether what it sends and
-        keeps is the sum of gradient and residual.
-        """
-
-    def time_rounds(self, rounds: int) -> dict[str, list[float]]:
-        """Return the time of every call of every round."""
-
-    def row_of(self, data: str, times: Times) -> dict[str, Any]:
-        """Return ratios with their intervals, and whether they are as they should be."""
-
-
-def check(trial: Trial) -> None:
+def check(trial: HostTrial | GpuTrial) -> None:
     """Compare what the selections send and keep.
 
     Raises:
@@ -399,30 +371,12 @@ def find_gpu() -> tuple[str, int]:
 
 def ratio(name: str, times: Times, above: str, below: str, factor: float = 1.0) -> dict[str, Any]:
     """Return a ratio of medians with its interval over pairs of a round, as columns."""
-    value, interval = ratio_interval(times[below], times[above], level=0.95, seed=0, paired=True)
+    value, interval = ratio_interval(times[below], times[above])
     return {
         name: factor * value,
         f"{name}_ci_low": factor * interval.low,
         f"{name}_ci_high": factor * interval.high,
     }
-
-
-def build_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the rows for people: times, ratios with their intervals, and the answer."""
-    bounds = [name for name in rows[0] if "_ci_" in name]
-    shown = [name for name in rows[0] if name not in bounds]
-    table = Table(*shown, box=None, pad_edge=False)
-    for row in rows:
-        cells = []
-        for name in shown:
-            text = str(row[name])
-            if isinstance(row[name], float):
-                text = f"{row[name]:.3g}"
-            if f"{name}_ci_low" in bounds:
-                text += f" [{row[f'{name}_ci_low']:.3g}, {row[f'{name}_ci_high']:.3g}]"
-            cells.append(text)
-        table.add_row(*cells)
-    return table
 
 
 def measure(options: argparse.Namespace) -> int:
@@ -436,7 +390,7 @@ def measure(options: argparse.Namespace) -> int:
     facts["started"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
     n = int(options.mib * MIB) // 4
     k = max(1, round(options.density * n))
-    trial: Trial
+    trial: HostTrial | GpuTrial
     names: Sequence[str] = DATA
     if options.gpu:
         facts["device"], facts["l2_bytes"] = find_gpu()

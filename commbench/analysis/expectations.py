@@ -280,9 +280,10 @@ def _parse_sizes(text: str | None) -> Sequence[tuple[int, int]]:
     if text is not None:
         for item in text.strip().split(","):
             first, *last = [parse_size(end) for end in item.split(":")]
-            if len(last) > 1 or first > (last or [first])[0]:
+            end = last[0] if last else first
+            if len(last) > 1 or first > end:
                 raise InputError(f"{item} is no range of sizes FIRST:LAST, such as 8:64M.")
-            sizes.append((first, *last, first)[:2])
+            sizes.append((first, end))
     return sizes
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from commbench.analysis import scaling
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.soak import Soak, soak_of
-from commbench.analysis.stragglers import Search, find_stragglers
+from commbench.analysis.stragglers import find_stragglers
+from commbench.analysis.stragglers.judging import Search
 from commbench.engine.records import Row
 from commbench.results import Run, once_per_run
 from commbench.results.info import network_records

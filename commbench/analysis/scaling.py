@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from commbench.engine.records import Record, Row
 from commbench.engine.visits import launch_value
 from commbench.results.info import RunInfo, measures_interconnect
 from commbench.results.summary import RowKey, keyed_records
-from commbench.stats import DEFAULT_LEVEL, Floats
 
 #: Sizes that differ by less count as equal: a rank's share is rounded up to one element.
 SAME_SIZE = 0.01
@@ -51,6 +50,15 @@ class Growth:
     too few numbers of ranks and on shared GPUs."""
 
 
+class _Part(NamedTuple):
+    """A case on one number of ranks."""
+
+    case: Case
+    row: Row
+    records: Sequence[Record]
+    """Of the launches behind the row."""
+
+
 def growths(records: Iterable[Record], rows: Mapping[RowKey, Row], info: RunInfo) -> list[Growth]:
     """Return the growth of each case of a scaling study, in the order of the rows.
 
@@ -70,16 +78,14 @@ def growths(records: Iterable[Record], rows: Mapping[RowKey, Row], info: RunInfo
         return []
     launches = keyed_records(records)
     rows_of_case = Counter(key for key, _ in rows)
-    by_case: dict[tuple[Any, ...], dict[int, tuple[Case, Row, list[Record]]]] = {}
+    by_case: dict[tuple[Case, int], dict[int, _Part]] = {}
     for key, row in rows.items():
-        case, ranks = cases[key[0]], cases[key[0]].world_size or info.get("world_size")
+        case = cases[key[0]]
+        ranks = case.world_size or info.get("world_size")
         if ranks and row.status == "ok" and row.time_us and rows_of_case[key[0]] == 1:
-            by_case.setdefault(_alike(case, by_case), {})[int(ranks)] = (case, row, launches[key])
-    return [
-        _growth(dict(sorted(by_ranks.items())))
-        for by_ranks in by_case.values()
-        if len(by_ranks) > 1
-    ]
+            part = _Part(case, row, launches[key])
+            by_case.setdefault(_alike(case, by_case), {})[int(ranks)] = part
+    return [_growth(by_ranks) for by_ranks in by_case.values() if len(by_ranks) > 1]
 
 
 def all_rank_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> list[Row]:
@@ -88,7 +94,7 @@ def all_rank_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> list
     return [row for key, row in rows.items() if key[0] not in parts]
 
 
-def _alike(case: Case, known_keys: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _alike(case: Case, known_keys: Iterable[tuple[Case, int]]) -> tuple[Case, int]:
     """Return the key that a case shares over numbers of ranks.
 
     Sizes that differ by rounding are equal.
@@ -100,39 +106,32 @@ def _alike(case: Case, known_keys: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]
     return fields, case.message_bytes
 
 
-def _growth(by_ranks: Mapping[int, tuple[Case, Row, list[Record]]]) -> Growth:
-    first, last = min(by_ranks), max(by_ranks)
-    before, after = (_launch_values(by_ranks[ranks][2]) for ranks in (first, last))
-    paired = sorted(before.keys() & after.keys())
+def _growth(by_ranks: Mapping[int, _Part]) -> Growth:
+    first, last = by_ranks[min(by_ranks)], by_ranks[max(by_ranks)]
+    before_us, after_us = _launch_values(first.records), _launch_values(last.records)
+    paired = sorted(before_us.keys() & after_us.keys())
+    ratio = (last.row.time_us or 0.0) / (first.row.time_us or math.nan)
+    interval = None
     if len(paired) > 1:
-        ratio, interval = stats.ratio_interval(
-            [before[launch] for launch in paired],
-            [after[launch] for launch in paired],
-            level=DEFAULT_LEVEL,
-            seed=0,
-            paired=True,
-        )
-    else:
-        ratio = (by_ranks[last][1].time_us or 0.0) / (by_ranks[first][1].time_us or math.nan)
-        interval = None
-    rows = {ranks: row for ranks, (_, row, _) in by_ranks.items()}
+        sides = [[times_us[launch] for launch in paired] for times_us in (before_us, after_us)]
+        ratio, interval = stats.ratio_interval(*sides)
+    rows = {ranks: by_ranks[ranks].row for ranks in sorted(by_ranks)}
     law = ""
     if all(map(measures_interconnect, rows.values())):
         law = law_of(rows)
-    if law == "constant" and not (
-        interval and interval.high <= CONSTANT and interval.low >= 1 / CONSTANT
-    ):
+    is_shown = interval and interval.high <= CONSTANT and interval.low >= 1 / CONSTANT
+    if law == "constant" and not is_shown:
         law = "undecided"
-    return Growth(case=by_ranks[last][0], rows=rows, ratio=ratio, interval=interval, law=law)
+    return Growth(case=last.case, rows=rows, ratio=ratio, interval=interval, law=law)
 
 
 def _launch_values(records: Iterable[Record]) -> dict[int, float]:
     """Return the time of each launch in microseconds, as in rows."""
-    return {
-        record.launch: launch_value(record)
-        for record in records
-        if record.status == "ok" and len(record.times_us)
-    }
+    values = {}
+    for record in records:
+        if record.status == "ok" and len(record.times_us):
+            values[record.launch] = launch_value(record)
+    return values
 
 
 def law_of(rows: Mapping[int, Row]) -> str:
@@ -141,30 +140,23 @@ def law_of(rows: Mapping[int, Row]) -> str:
     A law is a + b f(n) with b >= 0. It holds if some a and b fit every interval, widened by
     `TOLERANCE`.
     """
-    bounds = [(row.time_us_ci_low, row.time_us_ci_high) for row in rows.values()]
-    if len(rows) < FEWEST_SIZES or any(bound is None for interval in bounds for bound in interval):
+    bounds = np.array([(row.time_us_ci_low, row.time_us_ci_high) for row in rows.values()], float)
+    if len(rows) < FEWEST_SIZES or np.isnan(bounds).any():
         return ""
-    low, high = np.array(bounds, dtype=float).T
-    low, high = (1 - TOLERANCE) * low, (1 + TOLERANCE) * high
+    low, high = bounds.T * [[1 - TOLERANCE], [1 + TOLERANCE]]
     if low.max() <= high.min():
         return "constant"
-    fitting = (
-        name
-        for name, law in _LAWS.items()
-        if _runs_through(np.array([law(n) for n in rows]), low, high)
-    )
+    fitting = []
+    for name, law in _LAWS.items():
+        # a non-decreasing line runs through all intervals if every two of them bound its slope so
+        at = np.array([law(ranks) for ranks in rows])
+        distances = at[None, :] - at[:, None]
+        is_later = distances > 0
+        steepest = (high[None, :] - low[:, None])[is_later] / distances[is_later]
+        flattest = (low[None, :] - high[:, None])[is_later] / distances[is_later]
+        if max(0.0, flattest.max()) <= steepest.min():
+            fitting.append(name)
     return " or ".join(fitting) or "neither"
-
-
-def _runs_through(x: Floats, low: Floats, high: Floats) -> bool:
-    """Return whether a non-decreasing line runs through all intervals: every pair of intervals
-    bounds its slope.
-    """
-    distances = x[None, :] - x[:, None]
-    later = distances > 0
-    steepest = (high[None, :] - low[:, None])[later] / distances[later]
-    flattest = (low[None, :] - high[:, None])[later] / distances[later]
-    return bool(max(0.0, flattest.max()) <= steepest.min())
 
 
 def order_of(growth: Growth) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ import itertools
 import math
 import shlex
 from collections.abc import Sequence
+from operator import attrgetter
 from statistics import fmean
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from commbench.analysis.stragglers.judging import ALPHA, RELEVANT, judge, rank_sum_p
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.findings import Finding
+from commbench.findings import Finding, Value
 from commbench.results.info import RunInfo, host_by_rank
 from commbench.stats import median
 
@@ -83,40 +84,36 @@ def watched_findings(record: TrainingRecord, info: RunInfo) -> list[Finding]:
     """
     step_ms = fmean(record.step_ms)
     ranks = rank_times(record, info)
-    fastest = min(ranks, key=_computing_ms)
-    slowest = max(ranks, key=_computing_ms)
+    fastest, slowest = (choose(ranks, key=attrgetter("computing_ms")) for choose in (min, max))
     words = itertools.dropwhile(lambda word: word != "--", info["argv"])
+    command = shlex.join(itertools.islice(words, 1, None))
+    straggler = find_straggler(record.computing_ms)
+    of_straggler = Finding("watched_even")
+    if straggler is not None:
+        others_ms = [each.computing_ms for each in ranks if each.rank != straggler]
+        name = f"rank {straggler}"
+        if ranks[straggler].host:
+            name = f"{name} on {ranks[straggler].host}"
+        late_ms = ranks[straggler].computing_ms - median(others_ms)
+        of_straggler = Finding("watched_straggler", name, {"late_ms": late_ms})
+    of_steps: dict[str, Value] = {
+        "mean_ms": step_ms,
+        "median_ms": median(record.step_ms),
+        "steps": len(record.step_ms),
+    }
+    of_ranks: dict[str, Value] = {
+        "fastest": fastest.rank,
+        "fastest_ms": fastest.computing_ms,
+        "slowest": slowest.rank,
+        "slowest_ms": slowest.computing_ms,
+    }
+    gain = step_ms / (step_ms - (record.exposed_comm_ms or 0.0))
     return [
-        Finding(
-            "watched_step",
-            numbers={
-                "mean_ms": step_ms,
-                "median_ms": median(record.step_ms),
-                "steps": len(record.step_ms),
-            },
-        ),
-        Finding(
-            "watched_ranks",
-            numbers={
-                "fastest": fastest.rank,
-                "fastest_ms": fastest.computing_ms,
-                "slowest": slowest.rank,
-                "slowest_ms": slowest.computing_ms,
-            },
-        ),
-        _straggler(find_straggler(record.computing_ms), ranks),
-        Finding(
-            "watched_bound",
-            numbers={
-                "gain": step_ms / (step_ms - (record.exposed_comm_ms or 0.0)),
-                "command": shlex.join(itertools.islice(words, 1, None)),
-            },
-        ),
+        Finding("watched_step", numbers=of_steps),
+        Finding("watched_ranks", numbers=of_ranks),
+        of_straggler,
+        Finding("watched_bound", numbers={"gain": gain, "command": command}),
     ]
-
-
-def _computing_ms(rank: RankTime) -> float:
-    return rank.computing_ms
 
 
 def watched_lines(record: TrainingRecord, info: RunInfo) -> list[str]:
@@ -157,14 +154,3 @@ def find_straggler(computing_ms: Sequence[Sequence[float]]) -> int | None:
     if is_beyond and rank_sum_p(total, _PAIR, len(values)) <= ALPHA / _PAIR:
         return slower
     return None
-
-
-def _straggler(straggler: int | None, ranks: Sequence[RankTime]) -> Finding:
-    if straggler is None:
-        return Finding("watched_even")
-    others_ms = [each.computing_ms for each in ranks if each.rank != straggler]
-    name = f"rank {straggler}"
-    if ranks[straggler].host:
-        name = f"{name} on {ranks[straggler].host}"
-    late_ms = ranks[straggler].computing_ms - median(others_ms)
-    return Finding("watched_straggler", name, {"late_ms": late_ms})

@@ -64,10 +64,8 @@ def connect_control(launcher: str, world_size: int, *, carries_mpi: bool = True)
     return control
 
 
-def open_backend(backend: str, control: Control, launch: int = 0) -> Communicator:
+def open_backend(backend: str, control: Control) -> Communicator:
     """Open ``backend`` among all ranks of ``control``; collective.
-
-    ``launch`` seeds the fake backend.
 
     Raises:
         InputError: its library is missing, or it cannot be used under this launcher or on this
@@ -79,7 +77,7 @@ def open_backend(backend: str, control: Control, launch: int = 0) -> Communicato
         raise InputError(WITHOUT_MPI)
     if entry.uses_gpu:
         count_gpus(backend)
-    communicator: Communicator = _load(entry.communicator).connect(control, launch)
+    communicator: Communicator = _load(entry.communicator).connect(control)
     return communicator
 
 

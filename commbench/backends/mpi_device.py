@@ -51,7 +51,7 @@ class DeviceMpiCommunicator(CupyMemory):
         self.read_gpu_properties()
 
     @classmethod
-    def connect(cls, control: MpiControl, launch: int = 0) -> DeviceMpiCommunicator:  # noqa: ARG003 - the fake alone draws by launch
+    def connect(cls, control: MpiControl) -> DeviceMpiCommunicator:
         """Open the backend among all ranks of ``control``; collective."""
         return cls(control, MpiCommunicator(control))
 

@@ -18,7 +18,6 @@ from typer.core import TyperGroup
 
 from commbench import __version__
 from commbench.cli.examples import add_examples
-from commbench.cli.removed import refuse_removed
 from commbench.cli.separator import StartingCommand
 from commbench.errors import EXIT_CODES, CommbenchError
 from commbench.launch.signals import leave_by_exit
@@ -133,7 +132,6 @@ def main() -> None:
     leave_by_exit()
     try:
         with _exit_on_closed_pipe():
-            refuse_removed(sys.argv[1:])
             app()
     except CommbenchError as error:
         from commbench.cli.conduct import print_error

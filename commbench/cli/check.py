@@ -22,7 +22,7 @@ from commbench.analysis.expectations import (
 from commbench.cli.command_line import Given, refuse, takes_options
 from commbench.cli.conduct import carry_out
 from commbench.cli.measure import plan_suite
-from commbench.cli.options import BudgetName, Expect, LinkRate, Settings
+from commbench.cli.options import BudgetName, Expect, LinkRate, Settings, opt
 from commbench.cli.request import default_out, find_budget
 from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Sweep
@@ -56,9 +56,7 @@ def check(
     ] = None,
     expect: Expect = None,
     link: LinkRate = "",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of a table.")
-    ] = False,
+    as_json: Annotated[bool, opt("--json", "Print one JSON document instead of a table.")] = False,
     budget: BudgetName = "standard",
     settings: Settings,
     given: Given,

@@ -16,6 +16,7 @@ from commbench.analysis.comparison import ComparisonTable
 from commbench.analysis.comparison import compare as compare_runs
 from commbench.cli.command_line import Given, check_needed, takes_options
 from commbench.cli.interleave import SIDES, measure_until_decided, parse_side
+from commbench.cli.options import opt
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError, check_choice
@@ -23,6 +24,7 @@ from commbench.fields import join_names
 from commbench.report.comparison import comparison_csv, comparison_json, render_comparison
 from commbench.report.comparison.page import comparison_page
 from commbench.results import runs_in
+from commbench.results.files import refusing
 from commbench.stats import MARGIN
 
 #: Seconds of --until-decided without --time-limit.
@@ -48,26 +50,22 @@ def compare(
     ],
     baseline: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--baseline", metavar="A", help="A baseline run, or a folder of runs; may be repeated."
-        ),
+        opt("--baseline", "A baseline run, or a folder of runs; may be repeated.", "A"),
     ] = None,
     threshold: Annotated[
         str,
-        typer.Option(
+        opt(
             "--threshold",
-            metavar="SHARE",
-            help="Exit with 5 only if a case is slower by more than this share, e.g. 5% or 0.05.",
+            "Exit with 5 only if a case is slower by more than this share, e.g. 5% or 0.05.",
+            "SHARE",
         ),
     ] = f"{100 * MARGIN:g}%",
-    sort: Annotated[
-        bool, typer.Option("--sort", help="Sort the cases, the slowest first.")
-    ] = False,
+    sort: Annotated[bool, opt("--sort", "Sort the cases, the slowest first.")] = False,
     force: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--force",
-            help=(
+            (
                 "Compare even if the runs were measured under different conditions, as"
                 " --until-decided always does."
             ),
@@ -75,28 +73,28 @@ def compare(
     ] = False,
     output_format: Annotated[
         str | None,
-        typer.Option(
+        opt(
             "--format",
-            metavar="STYLE",
-            help=f"{join_names(FORMATS)}; by default from the suffix of --out, else table.",
+            f"{join_names(FORMATS)}; by default from the suffix of --out, else table.",
+            "STYLE",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        opt(
             "--out",
-            metavar="FILE",
-            help=(
+            (
                 "Also write the comparison to this file; with --until-decided the directory of both"
                 " runs."
             ),
+            "FILE",
         ),
     ] = None,
     until_decided: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--until-decided",
-            help=(
+            (
                 "Measure two commands in turn, such as 'run -c all_reduce' or"
                 " '/old/.venv/bin/commbench run ...', "
                 "until each case has a verdict. Variables may precede them: 'NCCL_ALGO=Ring run"
@@ -106,11 +104,7 @@ def compare(
     ] = False,
     time_limit: Annotated[
         float | None,
-        typer.Option(
-            "--time-limit",
-            metavar="S",
-            help="Time limit of --until-decided in seconds; 600 by default.",
-        ),
+        opt("--time-limit", "Time limit of --until-decided in seconds; 600 by default.", "S"),
     ] = None,
     given: Given = (),
 ) -> int:
@@ -139,7 +133,8 @@ def compare(
     if sort:
         table = table.worst_first()
     if out is not None:
-        _write(out, _text_of(table, style, limit))
+        with refusing(out, InputError):
+            out.write_text(_text_of(table, style, limit), encoding="utf-8")
     if out is None and style != "table":
         sys.stdout.write(_text_of(table, style, limit))
     else:
@@ -170,24 +165,18 @@ def _decide(
         raise InputError(f"--time-limit {seconds:g} is no number of seconds above 0.")
     folder = out or default_out("compare")
     sides = [parse_side(text, name, folder) for text, name in zip(commands, SIDES, strict=True)]
-    try:
+    with refusing(folder, InputError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"--out {folder} cannot be made ({error.strerror}); choose another directory."
-        ) from error
     messages = make_console(sys.stderr)
     try:
         return measure_until_decided(
             sides,
             seconds=seconds,
             margin=MARGIN,
-            report=lambda line: messages.print(line, markup=False),
+            report=messages.print,
         )
     except (KeyboardInterrupt, SystemExit):
-        messages.print(
-            f"Ended before a verdict; the same command with --out {folder} goes on.", markup=False
-        )
+        messages.print(f"Ended before a verdict; the same command with --out {folder} goes on.")
         raise
 
 
@@ -205,17 +194,17 @@ def _style_of(requested: str | None, out: Path | None) -> str:
 def _share(text: str) -> float:
     """Parse a threshold, ``5%`` or ``0.05``, into a share."""
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(%?)", text.strip())
-    if not match:
-        raise InputError(f"--threshold {text} is no share: write 5% or 0.05.")
-    share = float(match[1]) / (100 if match[2] else 1)
-    if share >= 1 and not match[2]:
-        raise InputError(
-            f"--threshold {text} would be {100 * share:g} %: write {text}% or {share / 100:g}."
-        )
+    share = 0.0
+    if match:
+        share = float(match[1])
+    if match and match[2]:
+        share /= 100
+    elif share >= 1:
+        raise InputError(f"--threshold {text} would be {100 * share:g} %: write {text}%.")
     if share < MARGIN:
         raise InputError(
-            f"--threshold {text} lies below the margin of {100 * MARGIN:g} %, within which times"
-            f" count as the same; give {100 * MARGIN:g}% or more."
+            f"--threshold {text} is no share of {100 * MARGIN:g} % or more, within which times"
+            " count as the same; write 5% or 0.05."
         )
     return share
 
@@ -223,19 +212,15 @@ def _share(text: str) -> float:
 def _split_runs(runs: Sequence[Path], baselines: Sequence[Path]) -> tuple[list[Path], Path]:
     """Return the baseline runs, with folders opened, and the run to judge."""
     *first, judged_run = runs
-    if baselines and first:
+    if bool(baselines) == bool(first):
         raise InputError(
-            f"With --baseline give one run to be judged, not {len(runs)}: for runs that the shell"
-            " lists leave --baseline out, as in commbench compare results/good/* results/new."
-        )
-    if not baselines and not first:
-        raise InputError(
-            f"There is no run to compare {judged_run} with: name it first, as in commbench compare"
-            " A B."
+            f"Baselines of {judged_run} stand before it or behind --baseline, not both: write e.g."
+            " commbench compare results/good/* results/new."
         )
     baselines_by_target: dict[Path, Path] = {}
-    for run in (run for path in (*baselines, *first) for run in runs_in(path)):
-        baselines_by_target.setdefault(run.resolve(), run)  # a link and its target are one run
+    for path in (*baselines, *first):
+        for run in runs_in(path):
+            baselines_by_target.setdefault(run.resolve(), run)  # a link and its target are one run
     if len(baselines_by_target) > 1 and judged_run.resolve() in baselines_by_target:
         raise InputError(
             f"{judged_run} is among its own baselines; keep them in a folder of their own."
@@ -253,12 +238,3 @@ def _text_of(table: ComparisonTable, style: str, threshold: float) -> str:
     return {"csv": comparison_csv, "json": comparison_json, "html": comparison_page}[style](
         table, threshold
     )
-
-
-def _write(out: Path, text: str) -> None:
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"--out {out} cannot be written ({error.strerror}); choose another file."
-        ) from error

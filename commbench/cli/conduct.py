@@ -20,7 +20,7 @@ from rich.console import Console
 from commbench.cli.options import Settings
 from commbench.cli.presentation import check_style, print_answer, print_run, print_unfinished
 from commbench.cli.request import Place, default_out, run_header
-from commbench.cli.terminal import make_console, make_display
+from commbench.cli.terminal import Display, make_console
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
 from commbench.fields import join_names
@@ -194,22 +194,22 @@ def print_error(error: BaseException) -> None:
 
 def _print_left_out(task: Task, messages: Console) -> None:
     for sentence in task.left_out:
-        messages.print(f"Left out: {sentence}", markup=False)
+        messages.print(f"Left out: {sentence}")
 
 
 def _print_plan(task: Task, messages: Console, hosts: Mapping[str, int]) -> int:
     """Print the cases, the hosts by their slots, and how long it would take."""
     for request in task.requests:
         for case in request.cases:
-            messages.print(str(case), markup=False)
+            messages.print(str(case))
     for sentence in _candidates(task):
-        messages.print(sentence, markup=False, soft_wrap=True)
+        messages.print(sentence, soft_wrap=True)
     by_slots: dict[int, list[str]] = {}
     for name, slots in hosts.items():
         by_slots.setdefault(slots, []).append(name)
     for slots, names in by_slots.items():
         line = f"{counted(slots, 'slot')} a host: {join_names(names)}"
-        messages.print(line, markup=False, soft_wrap=True)
+        messages.print(line, soft_wrap=True)
     closing = f"{task.extent}, about {format_duration(task.estimate_s())}. Nothing was measured."
     messages.print(closing, soft_wrap=True)
     return 0
@@ -233,10 +233,9 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
         kind = "Resuming" if store.resumed else "Measuring"
         messages.print(
             f"{kind} {task.name}: {task.extent} by {launcher.name}, into {out}",
-            markup=False,
             soft_wrap=True,
         )
-        display = make_display(messages)
+        display = Display(messages)
         try:
             code = conduct(task.stages, store, launcher, display, fail_fast=settings.fail_fast)
         except InputError:
@@ -269,9 +268,7 @@ def _draw_page(run: Run, messages: Console) -> Path | None:
     try:
         return write_page([run], run.path)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is measured and printed
-        messages.print(
-            f"No page was drawn: {str(error) or type(error).__name__}", markup=False, soft_wrap=True
-        )
+        messages.print(f"No page was drawn: {str(error) or type(error).__name__}", soft_wrap=True)
     return None
 
 
@@ -322,7 +319,7 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
     if settings.dry_run:
         sys.exit(_print_plan(task, messages, {}) if identity.rank == 0 else 0)
 
-    display = make_display(messages)
+    display = Display(messages)
 
     def finish(store: Store) -> None:
         display.close()

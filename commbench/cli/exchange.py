@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +13,11 @@ import typer
 from rich.console import Console
 
 from commbench.analysis.expectations import judge, read_expectations
-from commbench.cli.options import Expect, LinkRate
+from commbench.cli.options import Expect, LinkRate, opt
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES, find_dtype
 from commbench.collectives.operations import find_operation
-from commbench.engine.records import Record
 from commbench.errors import InputError, WrongDataError, check_choice
 from commbench.fields import join_names
 from commbench.interop.exports import EXPORTS, write_openmetrics
@@ -26,7 +25,7 @@ from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, im
 from commbench.interop.imports.param import PARAM_BACKENDS
 from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
-from commbench.results.files import encode
+from commbench.results.files import encode, refusing
 from commbench.schema import MOST_RANKS
 from commbench.units import counted
 
@@ -35,20 +34,18 @@ def export(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", show_default=False, help="A run directory.")
     ],
-    style: Annotated[
-        str, typer.Option("--format", metavar="FORM", help=f"One of {join_names(EXPORTS)}.")
-    ],
+    style: Annotated[str, opt("--format", f"One of {join_names(EXPORTS)}.", "FORM")],
     out: Annotated[
         Path | None,
-        typer.Option(
+        opt(
             "--out",
-            metavar="PATH",
-            help=(
+            (
                 "Where to: openmetrics a file NAME.prom, parquet, tensorboard and wandb a"
                 " directory, each by default in RUN; "
                 "mlflow an SQLite file, by default what MLFLOW_TRACKING_URI says; nccl-tuner a"
                 " file, by default in RUN."
             ),
+            "PATH",
         ),
     ] = None,
     expect: Expect = None,
@@ -74,7 +71,7 @@ def export(
         destination = write_openmetrics(loaded, out, answers)
     else:
         destination = EXPORTS[style](loaded, out)
-    make_console().print(f"Written: {destination}", markup=False, soft_wrap=True)
+    make_console().print(f"Written: {destination}", soft_wrap=True)
     return 0
 
 
@@ -90,50 +87,35 @@ def import_(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="RUN", help="Directory for the run; by default one below results."
-        ),
+        opt("--out", "Directory for the run; by default one below results.", "RUN"),
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(
-            "-n",
-            "--ranks",
-            metavar="RANKS",
-            help="Number of ranks, if the output does not state it.",
-        ),
+        opt("-n --ranks", "Number of ranks, if the output does not state it.", "RANKS"),
     ] = None,
     tool: Annotated[
         str | None,
-        typer.Option(
+        opt(
             "--tool",
-            metavar="NAME",
-            help=f"The tool; by default detected from the content: {join_names(TOOLS)}.",
+            f"The tool; by default detected from the content: {join_names(TOOLS)}.",
+            "NAME",
         ),
     ] = None,
     operation: Annotated[
         str | None,
-        typer.Option(
-            "--operation",
-            metavar="NAME",
-            help="Operation, if the output does not state it (old nccl-tests).",
-        ),
+        opt("--operation", "Operation, if the output does not state it (old nccl-tests).", "NAME"),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
+        opt(
             "--dtype",
-            metavar="NAME",
-            help=f"Element type, if the output does not state it: {join_names(DTYPES)}.",
+            f"Element type, if the output does not state it: {join_names(DTYPES)}.",
+            "NAME",
         ),
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option(
-            "--backend",
-            metavar="NAME",
-            help=f"Backend of PARAM's output: {join_names(PARAM_BACKENDS)}.",
-        ),
+        opt("--backend", f"Backend of PARAM's output: {join_names(PARAM_BACKENDS)}.", "NAME"),
     ] = None,
 ) -> int:
     """Import output of nccl-tests, OSU, IMB or PARAM.
@@ -168,21 +150,13 @@ def _check_options(options: ImportOptions) -> None:
 def _read_source(file: str) -> Source:
     if file == STDIN:
         return Source(name=STDIN, data=sys.stdin.buffer.read())
-    path = Path(file)
-    if path.is_dir():
-        raise InputError(
-            f"{path} is a directory; name the files in it (a run of commbench needs no import)."
-        )
-    try:
-        return Source(name=file, data=path.read_bytes())
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror or error}); name another file."
-        ) from error
+    with refusing(Path(file), InputError):
+        return Source(name=file, data=Path(file).read_bytes())
 
 
 def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
     """Write the run, or complete an interrupted import; return the number of rows."""
+    measured = "\n".join(encode(record.to_json()) for record in imported.records)
     header = {
         "suite": "import",
         "argv": ["commbench", *sys.argv[1:]],
@@ -190,7 +164,7 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
         "plan": {
             "imported": sorted(source.sha256 for source in sources),
             "records": len(imported.records),
-            "measurements": _digest(imported.records),
+            "measurements": hashlib.sha256(measured.encode()).hexdigest(),
         },
         "status": "running",
         **imported.info,
@@ -204,46 +178,34 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
         return len(write_tables(store))
 
 
-def _digest(records: Iterable[Record]) -> str:
-    """Return the SHA-256 of the outputs and of the options that affect how they are read."""
-    return hashlib.sha256(
-        "\n".join(encode(record.to_json()) for record in records).encode()
-    ).hexdigest()
-
-
 def _print_import(imported: Imported, rows: int, path: Path, console: Console) -> None:
     """Print the imported measurements, the assumptions, and the parts that were left out, with
     reasons.
     """
+    lines = []
+    assumed: dict[str, None] = {}
+    left_out = []
+    remarks = []
     for tool, reading in imported.readings:
-        version = f" {reading.version.removeprefix('OSU ')}" if reading.version else ""
+        version = reading.version.removeprefix("OSU ")
         measurements = counted(len(reading.records), "measurement")
-        console.print(f"{reading.name}: {measurements} of {tool.title}{version}.", soft_wrap=True)
-    _list(
-        console,
-        "Assumed: ",
-        dict.fromkeys(text for _, reading in imported.readings for text in reading.assumed),
-    )
-    for _, reading in imported.readings:
-        texts = (
-            f"{text}{f' ({times} times)' if times > 1 else ''}"
-            for text, times in reading.left_out.items()
-        )
-        _list(console, f"Not imported of {reading.name}: ", texts)
-    launches = {record.launch for record in imported.records}
-    if len(launches) == 1:
-        console.print(
+        lines.append(f"{reading.name}: {measurements} of {f'{tool.title} {version}'.strip()}.")
+        assumed |= reading.assumed
+        for text, times in reading.left_out.items():
+            repeated = f" ({times} times)" if times > 1 else ""
+            left_out.append(f"Not imported of {reading.name}: {text}{repeated}.")
+        remarks.append(reading.wrong)
+    lines += [f"Assumed: {text}." for text in assumed]
+    lines += left_out
+    if len({record.launch for record in imported.records}) == 1:
+        lines.append(
             "Each case has one launch, so there are no intervals; import several outputs of it to"
             " get them."
         )
+    lines += [f"! {remark}." for remark in filter(None, remarks)]
     wrong = sum(record.status == "wrong" for record in imported.records)
-    remarks = [imported.remark, *(reading.wrong for _, reading in imported.readings)]
-    _list(console, "! ", filter(None, remarks))
     if wrong:
-        console.print(f"! {counted(wrong, 'measurement')} of wrong data: without bandwidths.")
-    console.print(f"Results: {path} ({counted(rows, 'row')})", soft_wrap=True)
-
-
-def _list(console: Console, head: str, sentences: Iterable[str]) -> None:
-    for sentence in sentences:
-        console.print(f"{head}{sentence}.", soft_wrap=True)
+        lines.append(f"! {counted(wrong, 'measurement')} of wrong data: without bandwidths.")
+    lines.append(f"Results: {path} ({counted(rows, 'row')})")
+    for line in lines:
+        console.print(line, soft_wrap=True)

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.cli.command_line import takes_options
+from commbench.cli.options import opt
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
 from commbench.fields import option
@@ -86,9 +87,7 @@ class LabShape:
         )
 
 
-Name = Annotated[
-    str, typer.Option("--name", metavar="NAME", help="Name of the lab; several can run at once.")
-]
+Name = Annotated[str, opt("--name", "Name of the lab; several can run at once.", "NAME")]
 
 
 @app.command(epilog=NOT_EMULATED)
@@ -102,7 +101,7 @@ def run(
     shape: LabShape,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="Name of the lab; by default a new one."),
+        opt("--name", "Name of the lab; by default a new one.", "NAME"),
     ] = None,
 ) -> int:
     """Emulate a cluster, run a command on its first host, and remove the cluster.
@@ -117,9 +116,7 @@ def run(
 def up(
     *,
     shape: LabShape,
-    name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="What to call the lab.")
-    ] = DEFAULT_NAME,
+    name: Annotated[str, opt("--name", "What to call the lab.", "NAME")] = DEFAULT_NAME,
 ) -> int:
     """Start an emulated cluster that stays until `commbench lab down`, even after this terminal
     closes.
@@ -141,7 +138,7 @@ def up(
         (f"status{name_option}", "shows the hosts and their processes"),
         (f"down {name}", "ends everything"),
     ):
-        console.print(f"  commbench lab {use}  {purpose}", markup=False, soft_wrap=True)
+        console.print(f"  commbench lab {use}  {purpose}", soft_wrap=True)
     console.print(NOT_EMULATED, soft_wrap=True)
     return 0
 
@@ -152,9 +149,7 @@ def execute(
         list[str],
         typer.Argument(metavar="COMMAND", help="The command to run on the host, after --."),
     ],
-    host: Annotated[
-        str | None, typer.Option("--host", metavar="HOST", help="The host; by default the first.")
-    ] = None,
+    host: Annotated[str | None, opt("--host", "The host; by default the first.", "HOST")] = None,
     name: Name = DEFAULT_NAME,
 ) -> int:
     """Run a command on a host of a running lab, as `lab run` does; the exit code is the command's.
@@ -167,9 +162,7 @@ def execute(
 
 @app.command()
 def status(
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name of the lab; by default all.")
-    ] = None,
+    name: Annotated[str | None, opt("--name", "Name of the lab; by default all.", "NAME")] = None,
 ) -> int:
     """List the running labs: hosts, links, racks, start time and processes."""
     check_machine()
@@ -179,7 +172,7 @@ def status(
         return 0
     labs = find_all()
     if not labs:
-        console.print("There is no emulated cluster; `commbench lab up` starts one.", markup=False)
+        console.print("There is no emulated cluster; `commbench lab up` starts one.")
     for lab in labs:
         with contextlib.suppress(InputError):  # it ended a moment ago
             _print(lab, console)
@@ -210,9 +203,7 @@ def down(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help=f"Which lab; by default {DEFAULT_NAME}.")
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Remove all labs that `lab up` has started.")
-    ] = False,
+    everything: Annotated[bool, opt("--all", "Remove all labs that `lab up` has started.")] = False,
 ) -> int:
     """Remove a lab and end all its processes; returns when it is gone."""
     check_machine()
@@ -224,8 +215,7 @@ def down(
         labs = [Lab.find(name or DEFAULT_NAME)]
     for lab in labs:
         lab.end()
-        make_console().print(f"The emulated cluster {lab.name} has ended.", markup=False)
-    check_machine()  # also remains of earlier labs
+        make_console().print(f"The emulated cluster {lab.name} has ended.")
     return 0
 
 
@@ -240,7 +230,7 @@ def _print(lab: Lab, console: Console) -> None:
     if lab.stays:
         end = f"until `commbench lab down {lab.name}`"
     words.append(f"since {lab.since:%Y-%m-%d %H:%M:%S} {end}")
-    console.print(", ".join(words), markup=False, soft_wrap=True, style="bold")
+    console.print(", ".join(words), soft_wrap=True, style="bold")
     table = Table(box=None, pad_edge=False)
     for column in ("host", "address", "rate", "rack", "slots", "runs"):
         table.add_column(column, overflow="fold")

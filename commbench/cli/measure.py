@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ import typer
 from commbench.backends import try_device
 from commbench.cli.command_line import Given, refuse, takes_options
 from commbench.cli.conduct import Task, carry_out
-from commbench.cli.options import BudgetName, Format, Like, Settings
+from commbench.cli.options import BudgetName, Format, Like, Settings, opt
 from commbench.cli.request import (
     AUTO_BACKEND,
     Place,
@@ -25,22 +25,22 @@ from commbench.cli.request import (
 )
 from commbench.cli.soak import as_soak, parse_soak
 from commbench.cli.train import (
-    ConfirmLaunches,
+    Trained,
     backend_at,
     join_training,
-    permission_of,
     plan_training,
 )
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.collectives.cases import Axes, Case, Sweep
 from commbench.collectives.suites import Suite, load_suite
-from commbench.ddp.plan.cases import TrainingCase, TrainingSweep
+from commbench.ddp.plan.cases import TrainingSweep
 from commbench.errors import find_entry
 from commbench.fields import join_names
 from commbench.interop.conventions import CONVENTIONS
 from commbench.report.text_formats import STYLES
 from commbench.results.plan import single_stage
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
+from commbench.tuner.learning import Permission
 
 #: Share of a time limit for the collectives if `bench` also trains.
 COLLECTIVES_SHARE = 0.4
@@ -60,20 +60,20 @@ def bench(
     budget: BudgetName = "quick",
     launches: Annotated[
         int | None,
-        typer.Option(
+        opt(
             "--launches",
-            metavar="R",
-            help=(
+            (
                 "Launches of the collectives; by default from the budget, for quick up to 10 within"
                 " 90 s."
             ),
+            "R",
         ),
     ] = None,
-    confirm_launches: ConfirmLaunches = None,
+    fresh: Annotated[Mapping[str, int], Trained, "confirm_launches"],
     like: Like = None,
     axes: Annotated[Axes, Sweep, "backends", "env"],
     train: Annotated[
-        bool, typer.Option("--train/--no-train", help="Also train with DDP and recommend settings.")
+        bool, opt("--train/--no-train", "Also train with DDP and recommend settings.")
     ] = True,
     output_format: Format = "table",
     settings: Settings,
@@ -88,9 +88,9 @@ def bench(
     backends = axes.get("backends")
     suite = load_suite("quick").override(axes)
     timing = find_budget(BUDGETS, budget, launches=launches)
-    if confirm_launches is None and budget == "quick":
-        confirm_launches = FRESH_LAUNCHES
-    training = find_budget(TRAINING_BUDGETS, budget, confirm_launches=confirm_launches)
+    if not fresh and budget == "quick":
+        fresh = {"confirm_launches": FRESH_LAUNCHES}
+    training = find_budget(TRAINING_BUDGETS, budget, **fresh)
 
     trains_over = None
     if train:
@@ -112,7 +112,11 @@ def bench(
         if trains_over is None or lack:
             return task
         sweep = TrainingSweep(env=axes.get("env", ()))
-        requested = _training_beside(task.requests[0].cases, trains_over)
+        requested = trains_over
+        on_gpus = TRAINING_BACKENDS["nccl"].name
+        measures_gpus = any(case.backend == on_gpus for case in task.requests[0].cases)
+        if requested == AUTO_BACKEND and measures_gpus and not try_device(on_gpus).refusal:
+            requested = "nccl"
         training_backend, left_out = backend_at(place, requested, sweep.workload)
         sweep = replace(sweep, backend=training_backend)
         seed = task.requests[0].seed
@@ -120,9 +124,11 @@ def bench(
         planned = replace(
             planned,
             begins_s=limited.time_limit or 0.0,
-            permission=permission_of(sweep.hooks, is_given=False, accepts_loss=False),
+            permission=Permission(named_hooks=(), accepts_loss=False),
         )
-        return join_training(replace(task, left_out=[*task.left_out, *left_out]), planned)
+        return join_training(
+            replace(task, left_out=[*task.left_out, *left_out, *planned.left_out]), planned
+        )
 
     return carry_out(settings, plan, lambda: ranks_by_gpus(suite.backends))
 
@@ -132,20 +138,10 @@ def _training_lack(trains_over: str, place: Place) -> str:
     if place.ranks == 1:
         return "Training with DDP takes 2 ranks or more."
     lack = unusable_reason("gloo", place)
-    trainer = TRAINING_BACKENDS.get(trains_over)
-    if lack is None and trainer is not None and trainer.uses_gpu:
+    if lack is None and trains_over == "nccl":
         # a launcher that is named for collectives may lack torch or start ranks on other hosts
-        lack = try_device(trainer.name).refusal
+        lack = try_device(TRAINING_BACKENDS[trains_over].name).refusal
     return lack or ""
-
-
-def _training_beside(cases: Sequence[Case | TrainingCase], trains_over: str) -> str:
-    """Return the training backend to request: on GPUs if the collectives are measured there."""
-    on_gpus = TRAINING_BACKENDS["nccl"].name
-    measures_gpus = any(case.backend == on_gpus for case in cases)
-    if trains_over == AUTO_BACKEND and measures_gpus and not try_device(on_gpus).refusal:
-        return "nccl"
-    return trains_over
 
 
 def _with_more_launches(task: Task) -> Task:
@@ -165,9 +161,10 @@ def _trains_over(backends: Sequence[str] | None) -> str | None:
     """
     if backends is None:
         return AUTO_BACKEND
-    suitable = [
-        name for name, trainer in TRAINING_BACKENDS.items() if {name, trainer.name} & set(backends)
-    ]
+    suitable = []
+    for name, trainer in TRAINING_BACKENDS.items():
+        if name in backends or trainer.name in backends:
+            suitable.append(name)
     if len(suitable) > 1:
         return AUTO_BACKEND
     return next(iter(suitable), None)
@@ -188,94 +185,83 @@ def run(
     axes: Annotated[Axes, Sweep],
     min_bytes: Annotated[
         str | None,
-        typer.Option(
-            "-b", "--min-bytes", metavar="SIZE", help="Smallest message size, as in nccl-tests."
-        ),
+        opt("-b --min-bytes", "Smallest message size, as in nccl-tests.", "SIZE"),
     ] = None,
     max_bytes: Annotated[
         str | None,
-        typer.Option(
-            "-e",
-            "--max-bytes",
-            metavar="SIZE",
-            help="Largest message size; without -b the only size.",
-        ),
+        opt("-e --max-bytes", "Largest message size; without -b the only size.", "SIZE"),
     ] = None,
     step_factor: Annotated[
         int | None,
-        typer.Option(
-            "-f",
-            "--step-factor",
-            metavar="N",
-            help=(
+        opt(
+            "-f --step-factor",
+            (
                 "Factor between sizes; 2 by default. nccl-tests adds 1 MiB instead; its option -i"
                 " does not exist here."
             ),
+            "N",
         ),
     ] = None,
     osu_range: Annotated[
         str | None,
-        typer.Option(
-            "-m",
-            "--message-size",
-            metavar="[MIN:]MAX",
-            help=(
+        opt(
+            "-m --message-size",
+            (
                 "Range of sizes in OSU's spelling, with MIN 4 B by default. Sizes are counted as"
                 " for --sizes."
             ),
+            "[MIN:]MAX",
         ),
     ] = None,
     soak: Annotated[
         str | None,
-        typer.Option(
+        opt(
             "--soak",
-            metavar="TIME",
-            help=(
+            (
                 "Repeat for TIME, e.g. 20min or 2h, launch after launch; report spikes, failures"
                 " and drift with their times. Failed launches are restarted."
             ),
+            "TIME",
         ),
     ] = None,
     as_tool: Annotated[
         str | None,
-        typer.Option(
+        opt(
             "--as",
-            metavar="TOOL",
-            help=(
+            (
                 f"Measure as another tool does: {join_names(CONVENTIONS)}. The output is its text"
                 " (imb: the table). The tool decides on sizes, type, in or out of place, cadence,"
                 " warm-up and repetitions; options that you give replace these. all_reduce by"
                 " default."
             ),
+            "TOOL",
         ),
     ] = None,
     budget: BudgetName = "quick",
     launches: Annotated[
         int | None,
-        typer.Option(
-            "--launches", metavar="R", help="Number of launches; by default the budget's."
-        ),
+        opt("--launches", "Number of launches; by default the budget's.", "R"),
     ] = None,
     visits: Annotated[
         int | None,
-        typer.Option(
+        opt(
             "--visits",
-            metavar="N",
-            help=(
+            (
                 "Sample each case at most N times per launch, spread over the launch; by default"
                 " the budget's."
             ),
+            "N",
         ),
     ] = None,
     energy: Annotated[
         float | None,
-        typer.Option(
+        opt(
             "--energy",
-            metavar="S",
-            help=(
+            (
                 "Repeat each case for S more seconds so that power meters can read it (GPUs: 2 or"
                 " more)."
             ),
+            "S",
         ),
     ] = None,
     like: Like = None,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,50 +15,62 @@ from commbench.launch.launchers.base import BINDINGS
 from commbench.report.text_formats import STYLES
 from commbench.results import load_run
 
+
+def opt(spellings: str, about: str, metavar: str | None = None) -> Any:  # noqa: ANN401 - typer's
+    """Return an option of a command, for ``Annotated``.
+
+    Args:
+        spellings: such as ``-n --ranks``.
+        about: its text in the help.
+        metavar: the name of its value in the help.
+    """
+    return typer.Option(*spellings.split(), metavar=metavar, help=about)
+
+
 Expect = Annotated[
     list[str] | None,
-    typer.Option(
+    opt(
         "--expect",
-        metavar="EXPR|FILE",
-        help=(
+        (
             "What the run should meet, e.g. 'all_reduce@16M: busbw >= 0.8*link'; or a file with one"
             " a line and # before comments. Repeatable."
         ),
+        "EXPR|FILE",
     ),
 ]
 LinkRate = Annotated[
     str,
-    typer.Option(
+    opt(
         "--link",
-        metavar="RATE",
-        help=(
+        (
             "Rate of a host's link for --expect, e.g. 200gbit; by default the rate that the run"
             " states."
         ),
+        "RATE",
     ),
 ]
 BudgetName = Annotated[
     str,
-    typer.Option(
+    opt(
         "--budget",
-        metavar="NAME",
-        help=(
+        (
             "How long to measure: quick (6 launches, aims at ±5 %), standard (10, ±2 %) or rigorous"
             " (20, ±1 %)."
         ),
+        "NAME",
     ),
 ]
 Like = Annotated[
     Path | None,
-    typer.Option(
+    opt(
         "--like",
-        metavar="RUN",
-        help="Use the batch sizes and warm-ups of this run, so that all cases can be compared.",
+        "Use the batch sizes and warm-ups of this run, so that all cases can be compared.",
+        "RUN",
     ),
 ]
 Format = Annotated[
     str,
-    typer.Option("--format", metavar="STYLE", help=f"Format of rows: table, {join_names(STYLES)}."),
+    opt("--format", f"Format of rows: table, {join_names(STYLES)}.", "STYLE"),
 ]
 
 
@@ -167,11 +180,15 @@ class Settings:
     style: str = "table"
     """The output format of rows; only some commands have an option for it."""
 
-    def seed_or_resumed(self) -> int | None:
-        """Return the given seed, else the seed of the run to resume, whose order of cases
-        continues.
+    def draw_seed(self) -> int:
+        """Return the given seed, else that of the run to resume, whose order of cases continues,
+        else a random one.
         """
-        if self.seed is not None or self.out is None or not (self.out / "run.json").is_file():
+        if self.seed is not None:
             return self.seed
-        seed = load_run(self.out).info.get("seed")
-        return seed if isinstance(seed, int) else None
+        seed = None
+        if self.out is not None and (self.out / "run.json").is_file():
+            seed = load_run(self.out).info.get("seed")
+        if isinstance(seed, int):
+            return seed
+        return secrets.randbelow(2**31)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import math
 import sys
@@ -15,16 +15,15 @@ import typer
 from commbench.analysis.prediction.forecast import (
     COLUMNS,
     AnyForecast,
-    Networks,
     StepForecast,
     collective_forecasts,
     row_to_json,
     step_forecasts,
 )
-from commbench.analysis.prediction.law import ForecastNetwork, MeasuredRun, Place
+from commbench.analysis.prediction.law import ForecastNetwork, Place
 from commbench.analysis.prediction.links import Link, link_of
 from commbench.analysis.prediction.replay import TrainedWorkload
-from commbench.analysis.runs import network_model
+from commbench.cli.options import opt
 from commbench.cli.request import check_counts
 from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES
@@ -36,7 +35,7 @@ from commbench.hooks.registry import hook_words, parse_hook
 from commbench.report.prediction import render_predictions
 from commbench.results import Run, load_run, under_first_env
 from commbench.results.info import measures_interconnect, shares_gpu
-from commbench.results.tables import csv_text, rows_by
+from commbench.results.tables import csv_text
 from commbench.units import format_link_rate, format_size, parse_link_rate, parse_sizes
 
 #: The smallest and the largest number of ranks of a prediction.
@@ -57,46 +56,39 @@ def predict(
     ],
     world_size: Annotated[
         str,
-        typer.Option(
-            "--world-size",
-            "--world-sizes",
-            metavar="RANKS",
-            help="Numbers of ranks: a list and ranges, e.g. 6,8:1024 (factor 2).",
+        opt(
+            "--world-size --world-sizes",
+            "Numbers of ranks: a list and ranges, e.g. 6,8:1024 (factor 2).",
+            "RANKS",
         ),
     ],
     rate: Annotated[
         str,
-        typer.Option(
+        opt(
             "--rate",
-            metavar="RATES",
-            help="Rates of every host's link to predict for: e.g. measured,1gbit,25gbit.",
+            "Rates of every host's link to predict for: e.g. measured,1gbit,25gbit.",
+            "RATES",
         ),
     ] = "measured",
     ranks_per_node: Annotated[
         int | None,
-        typer.Option(
-            "--ranks-per-node", metavar="K", help="Ranks on each host; by default as measured."
-        ),
+        opt("--ranks-per-node", "Ranks on each host; by default as measured.", "K"),
     ] = None,
     sizes: Annotated[
         str | None,
-        typer.Option(
-            "--sizes", metavar="SIZES", help="Message sizes; by default three of the measured ones."
-        ),
+        opt("--sizes", "Message sizes; by default three of the measured ones.", "SIZES"),
     ] = None,
     workload: Annotated[
         str | None,
-        typer.Option("--workload", metavar="NAME", help="Only this workload of the trained ones."),
+        opt("--workload", "Only this workload of the trained ones.", "NAME"),
     ] = None,
     hook: Annotated[
         str | None,
-        typer.Option("--hook", metavar="HOOKS", help="Only these hooks of the trained ones."),
+        opt("--hook", "Only these hooks of the trained ones.", "HOOKS"),
     ] = None,
     output_format: Annotated[
         str,
-        typer.Option(
-            "--format", metavar="STYLE", help=f"How rows are printed: {join_names(FORMATS)}."
-        ),
+        opt("--format", f"How rows are printed: {join_names(FORMATS)}.", "STYLE"),
     ] = "table",
 ) -> int:
     """Predict times on more ranks or on other links.
@@ -109,27 +101,27 @@ def predict(
     world_sizes, rates_bps = parse_world_sizes(world_size), parse_rates(rate)
     runs = [under_first_env(load_run(path)) for path in paths]
     hooks = parse_hooks(hook, runs)
-    network = ForecastNetwork.fit(
-        MeasuredRun(model=network_model(run), records=run.records, info=run.info) for run in runs
-    )
+    network = ForecastNetwork.fit(runs)
     if not network.curves:
         raise InputError(_nothing_known(runs))
     links = [curve.link for curves in network.curves.values() for curve in curves]
     links += [link_of(run.info, "") for run in runs if run.training_records]
     if None in rates_bps:
         _check_one_rate(links)
-    networks = Networks(
-        world_sizes=world_sizes,
-        rates_bps=rates_bps,
-        ranks_per_node=ranks_per_node or network.ranks_per_node,
-    )
+    per_node = ranks_per_node or network.ranks_per_node
+    places = [
+        Place(world_size=ranks, ranks_per_node=per_node, rate_bps=rate_bps)
+        for rate_bps, ranks in itertools.product(rates_bps, world_sizes)
+    ]
     message_sizes = parse_message_sizes(sizes, (family.dtype for family in network.curves))
-    collectives = collective_forecasts(network, networks, message_sizes)
+    collectives = collective_forecasts(network, places, message_sizes)
     missing: list[str] = []
     steps: list[StepForecast] = []
     for run, records in _trainings(runs, workload):
-        with _noting(missing):
-            steps += step_forecasts(_trained(run, records), network, networks, hooks)
+        try:
+            steps += step_forecasts(_trained(run, records), network, places, hooks)
+        except InputError as error:  # noqa: PERF203 - the others are predicted
+            missing.append(str(error))
     if workload and not steps and not missing:
         raise InputError(
             f"No training of {workload!r} is in these runs; give a workload that was trained."
@@ -140,42 +132,23 @@ def predict(
         raise InputError(f"Nothing of this can be predicted: {reasons[0]}")
     names = [run.path.name for run in runs]
     messages = make_console(sys.stderr)
-    if output_format == "table":
-        messages = make_console()
-        for part in render_predictions(network, names, collectives, steps):
-            messages.print(part)
-    elif output_format == "csv":
+    if output_format == "json":
+        document = {
+            "runs": names,
+            "collectives": [row_to_json(row) for row in collectives],
+            "steps": [row_to_json(row) for row in steps],
+            "missing": missing,
+        }
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        return 0
+    if output_format == "csv":
         sys.stdout.write(csv_text(rows, COLUMNS))
     else:
-        _print_json(names, collectives, steps, missing)
-        missing = []
+        messages = make_console()
+        messages.print(*render_predictions(network, names, collectives, steps), sep="\n")
     for sentence in missing:
         messages.print(f"- {sentence}")
     return 0
-
-
-def _print_json(
-    runs: Sequence[str],
-    collectives: Iterable[AnyForecast],
-    steps: Iterable[AnyForecast],
-    missing: Sequence[str],
-) -> None:
-    document = {
-        "runs": runs,
-        "collectives": [row_to_json(row) for row in collectives],
-        "steps": [row_to_json(row) for row in steps],
-        "missing": missing,
-    }
-    sys.stdout.write(json.dumps(document, indent=1) + "\n")
-
-
-@contextlib.contextmanager
-def _noting(sentences: list[str]) -> Iterator[None]:
-    """Note the sentence of an `InputError` instead of raising it."""
-    try:
-        yield
-    except InputError as error:
-        sentences.append(str(error))
 
 
 def parse_world_sizes(text: str) -> list[int]:
@@ -262,18 +235,13 @@ def _check_one_rate(links: Iterable[Link]) -> None:
         InputError: the runs used links of several rates.
     """
     rates_bps = sorted({link.rate_bps for link in links if link.rate_bps is not None})
-    if len(rates_bps) < 2:  # noqa: PLR2004 - several
-        return
-    names = []
-    for rate_bps in rates_bps:
-        name = "links that are not shaped or within one host"
-        if math.isfinite(rate_bps):
-            name = format_link_rate(rate_bps)
-        names.append(name)
-    raise InputError(
-        f"The runs were measured over links of different rates ({' and '.join(names)}), so that"
-        f" 'measured' says nothing; name the rate to predict for, such as --rate {names[0]}."
-    )
+    if len(rates_bps) > 1:
+        least = format_link_rate(rates_bps[0])
+        raise InputError(
+            f"The runs were measured over links of different rates (the slowest of {least}), so"
+            " that 'measured' says nothing; name the rate to predict for, such as --rate"
+            f" {least}."
+        )
 
 
 def _nothing_known(runs: Sequence[Run]) -> str:
@@ -285,29 +253,28 @@ def _nothing_known(runs: Sequence[Run]) -> str:
             f"What was timed on GPUs in {names} comes from ranks that share a GPU, which does not"
             " show the interconnect; measure with a GPU for each rank (a smaller -n)."
         )
-    carriers = [record.case.carrier for run in runs for record in run.training_records]
-    backend = (*carriers, "gloo,mpi")[0]
     return (
         f"There is no curve of a collective over at least 3 message sizes in {names}, from which"
         " larger networks are predicted; measure some on two hosts or more beside it: commbench"
-        f" run -c all_reduce,all_gather --backend {backend} --sizes 64K:16M:4 -n 4 --world-sizes"
-        " 2,4."
+        " run -c all_reduce,all_gather --backend gloo,mpi --sizes 64K:16M:4 -n 4 --world-sizes 2,4."
     )
 
 
 def _trainings(
     runs: Iterable[Run], workload: str | None
 ) -> Iterator[tuple[Run, Sequence[TrainingRecord]]]:
-    """Yield the records of each training of the runs, or of one workload."""
+    """Yield the records of each training of the runs, or of one workload.
+
+    The records of a training differ only in the setting.
+    """
     for run in runs:
-        for records in rows_by(run.training_records, _alternatives).values():
-            if workload in {None, records[0].case.workload}:
-                yield run, records
-
-
-def _alternatives(record: TrainingRecord) -> tuple[object, ...]:
-    """Return everything about a training except the setting."""
-    return record.case.group, record.case.precision
+        by_training: dict[tuple[object, ...], list[TrainingRecord]] = {}
+        for record in run.training_records:
+            training = record.case.group, record.case.precision
+            if workload in {None, record.case.workload}:
+                by_training.setdefault(training, []).append(record)
+        for records in by_training.values():
+            yield run, records
 
 
 def _trained(run: Run, records: Sequence[TrainingRecord]) -> TrainedWorkload:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.env import variable_findings
+from commbench.analysis.prediction.network import LEAST_SIZES
 from commbench.analysis.runs import straggler_findings
 from commbench.cli.terminal import make_console
 from commbench.ddp.plan.records import DDP_COLUMNS
@@ -48,6 +47,7 @@ from commbench.report.findings import (
     watched,
 )
 from commbench.report.matrix import render_matrices
+from commbench.report.model import model_tables
 from commbench.report.state import result_files
 from commbench.report.text_formats import STYLES, render
 from commbench.report.training import (
@@ -74,16 +74,15 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
         _print_training(run_, console)
     if run_.info.get("candidates"):
         _print_conclusion(run_, console)
-    lines = [str(finding) for finding in variable_findings(run_.info)]
+    lines = list(map(str, variable_findings(run_.info)))
     lines += [f"- {advice.in_full}" for advice in advise_run(run_.info)]
     lines += map(str, [*time_spent(run_), *origins(run_)])
     for line in lines:
-        console.print(line, markup=False)
+        console.print(line)
     command = shlex.join(["commbench", "report", str(run_.path)])
     page_hint = f"; `{command}` draws a page of them" if hint else ""
     console.print(
         f"Results: {', '.join(map(str, result_files(run_)))}{page_hint}",
-        markup=False,
         soft_wrap=True,
     )
     if not run_.info.get("candidates"):
@@ -154,11 +153,11 @@ def _print_collectives(run_: Run, console: Console) -> None:
     for part in [*tables, *matrices]:
         console.print(part)
     warnings = row_warnings([Kind(section="collectives", rows=run_.rows)], run_.info)
-    lines = [*group_sentences(run_), *map(str, [*precision(run_), *in_place(run_)])]
+    lines = list(map(str, [*group_sentences(run_), *precision(run_), *in_place(run_)]))
     lines += [f"! {warning.in_full}" for warning in warnings]
     lines += [each.in_full for each in [*stragglers(run_), *model_error(run_), *soak(run_)]]
     for line in lines:
-        console.print(line, markup=False)
+        console.print(line)
 
 
 def _print_training(run_: Run, console: Console) -> None:
@@ -167,41 +166,26 @@ def _print_training(run_: Run, console: Console) -> None:
     for table in tables:
         console.print(table)
     for finding in watched(run_):
-        console.print(finding.in_full, markup=False)
+        console.print(finding.in_full)
     for warning in training_warnings(run_):
-        console.print(f"! {warning.in_full}", markup=False)
+        console.print(f"! {warning.in_full}")
+
+
+def print_model(run_: Run, console: Console) -> None:
+    """Print the network model of a run, or why there is none."""
+    tables = model_tables([run_])
+    for table in tables:
+        console.print(table)
+    if not tables:
+        console.print(str(Finding("model_none", numbers={"sizes": LEAST_SIZES})))
 
 
 def print_unfinished(run_: Run, console: Console) -> None:
     """Print why a run is incomplete and how to resume it; nothing for a complete run."""
     for finding in unfinished(run_):
-        console.print(str(finding), markup=False, soft_wrap=True)
-
-
-def print_page(page: Path, console: Console) -> None:
-    """Print the path of a page."""
-    console.print(f"Page: {page}", markup=False, soft_wrap=True)
+        console.print(str(finding), soft_wrap=True)
 
 
 def check_style(style: str) -> None:
     """Raise `InputError` unless rows can be printed in ``style``."""
     check_choice("format", style, ("table", *STYLES))
-
-
-def facts_table(title: str, facts: Mapping[str, object]) -> Table:
-    """Return a table of facts by name, one on each line; None is shown as unknown."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        show_header=False,
-        box=None,
-        pad_edge=False,
-    )
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(
-            name, Text("unknown" if value is None else str(value))
-        )  # no markup: [mpi] is text
-    return table

@@ -12,27 +12,25 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from commbench.analysis.expectations import Answer, judge, read_expectations
-from commbench.analysis.prediction.network import LEAST_SIZES
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
-from commbench.cli.options import Expect, Format, LinkRate
+from commbench.cli.options import Expect, Format, LinkRate, opt
 from commbench.cli.presentation import (
     check_style,
-    facts_table,
-    print_page,
+    print_model,
     print_run,
     print_unfinished,
 )
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
-from commbench.findings import Finding
 from commbench.launch.facts import emulated_conditions
 from commbench.launch.probe import probe_mpi
 from commbench.report.advice import Conditions, advise
 from commbench.report.explain import explain
-from commbench.report.model import model_tables
 from commbench.report.page import check_writable, write_page
 from commbench.report.topology import render_topology, topology_remarks
 from commbench.results import Run, load_run
@@ -53,26 +51,22 @@ def report(
     output_format: Format = "table",
     out: Annotated[
         Path | None,
-        typer.Option(
+        opt(
             "--out",
-            metavar="DIR",
-            help=(
+            (
                 "Directory of the page; by default the run itself, for several runs a new one in"
                 " results/."
             ),
+            "DIR",
         ),
     ] = None,
     model: Annotated[
         bool,
-        typer.Option(
-            "--model", help="Print only the network model: start-up times, rates, and their error."
-        ),
+        opt("--model", "Print only the network model: start-up times, rates, and their error."),
     ] = False,
     explained: Annotated[
         str | None,
-        typer.Option(
-            "--explain", metavar="NAME", help="Print only what a flag, its mark or a column means."
-        ),
+        opt("--explain", "Print only what a flag, its mark or a column means.", "NAME"),
     ] = None,
     expect: Expect = None,
     link: LinkRate = "",
@@ -105,9 +99,7 @@ def report(
         answers = judge(runs[0], read_expectations(expect), link)
     console = make_console()
     if model:
-        none = Finding("model_none", numbers={"sizes": LEAST_SIZES})
-        for part in model_tables(runs) or [str(none)]:
-            console.print(part)
+        print_model(runs[0], console)
     elif output_format != "table":
         print_run(runs[0], output_format, console)
         print_unfinished(runs[0], make_console(sys.stderr))
@@ -125,26 +117,22 @@ def _report_page(
     if len(runs) == 1:
         print_run(runs[0], "table", console)
         print_unfinished(runs[0], console)
-    print_page(write_page(runs, folder, answers), console)
+    console.print(f"Page: {write_page(runs, folder, answers)}", soft_wrap=True)
 
 
 def env(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+    as_json: Annotated[bool, opt("--json", "Print the facts as JSON.")] = False,
     with_mpi: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--mpi/--no-mpi",
-            help=(
-                "Start two MPI ranks and report the library, its transport and the time of"
-                " MPI_Init."
-            ),
+            ("Start two MPI ranks and report the library, its transport and the time of MPI_Init."),
         ),
     ] = True,
     topology: Annotated[
         bool,
-        typer.Option(
-            "--topology",
-            help="Print only sockets, NUMA nodes, GPUs, network adapters and their links.",
+        opt(
+            "--topology", "Print only sockets, NUMA nodes, GPUs, network adapters and their links."
         ),
     ] = False,
 ) -> int:
@@ -175,7 +163,11 @@ def env(
         ("Versions", versions),
         ("Variables that matter", variables),
     ):
-        console.print(facts_table(title, part))
+        table = Table(title=title, title_justify="left", show_header=False, box=None)
+        for name, value in part.items():
+            text = "unknown" if value is None else str(value)
+            table.add_row(name, Text(text))  # no markup: [mpi] is text
+        console.print(table)
     conditions = Conditions(
         host=host,
         transport=mpi.get("on_host"),
@@ -190,7 +182,7 @@ def env(
         style="bold",
     )
     for item in advice:
-        console.print(f"- {item.in_full}", markup=False)
+        console.print(f"- {item.in_full}")
     return 0
 
 

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import itertools
 import math
-import secrets
 import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -31,7 +30,7 @@ from commbench.collectives.backends import (
 from commbench.collectives.cases import Case, all_cases
 from commbench.collectives.suites import Suite
 from commbench.engine.records import FixedSettings
-from commbench.errors import InputError, check_choice, find_entry
+from commbench.errors import InputError, find_entry
 from commbench.launch.facts import emulated_conditions
 from commbench.results import load_run
 from commbench.results.info import RunInfo
@@ -188,12 +187,6 @@ def _single_gpu_remark(backends: Sequence[str], place: Place) -> str:
     )
 
 
-def check_training_backend(name: str) -> str:
-    """Return the name of a training backend; raise `InputError` for an unknown name."""
-    check_choice("training backend", name, (AUTO_BACKEND, *TRAINING_BACKENDS))
-    return name
-
-
 def choose_training_backend(requested: str, place: Place) -> tuple[str, list[str]]:
     """Return the training backend: the requested one, or for ``auto`` NCCL if each rank has a GPU,
     else Gloo.
@@ -274,19 +267,12 @@ def make_request(
     return RunRequest(
         cases=cases,
         ranks=place.ranks,
-        seed=draw_seed(settings.seed_or_resumed()),
+        seed=settings.draw_seed(),
         budget=budget,
         case_timeout_s=settings.case_timeout,
         time_limit_s=settings.time_limit,
         fixed=fixed,
     )
-
-
-def draw_seed(seed: int | None) -> int:
-    """Return the given seed, including 0, else a random one."""
-    if seed is None:
-        return secrets.randbelow(2**31)
-    return seed
 
 
 def check_memory(cases: Sequence[Case], ranks_here: int) -> None:

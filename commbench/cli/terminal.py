@@ -1,26 +1,18 @@
-"""Progress of a run in the terminal: a progress bar, or plain lines in a log."""
+"""Progress of a run: a line that changes on a terminal, further lines in a log."""
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.segment import Segment
+from rich.text import Text
 
 from commbench.launch.events import (
     CaseFinished,
@@ -44,6 +36,7 @@ STAGES: Mapping[str, str] = MappingProxyType(
     {"": "", "sweep": "DDP settings", "confirm": "DDP, the fastest again"}
 )
 STAGE_WIDTH = 24
+_NOTHING = CaseProgress(done=0, total=0, case="", eta_s=0.0)
 
 
 def make_console(
@@ -78,140 +71,86 @@ class SafeConsole(Console):
                 yield Segment(visible(segment.text), segment.style)
 
 
-def make_display(console: Console) -> LineDisplay:
-    """Return the display for this output."""
-    return BarDisplay(console) if console.is_terminal else LineDisplay(console)
+class Display:
+    """What a run shows while it goes on.
 
-
-class LineDisplay:
-    """A display for logs.
-
-    One line when a stage ends and once a minute before, one for each failed case and notice.
+    One line when a stage ends, one for each failed case and notice. On a terminal the current case
+    stands below; a log has a line once a minute.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        clock: Callable[[], float] = time.monotonic,
-        progress_s: float = PROGRESS_S,
-    ) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._clock = clock
-        self._progress_s = progress_s
+        self._status = console.status("")
         self._printed_s = clock()
-        self._stage = ""
-        self._launch = ""
+        self._launch = LaunchStarted(launch=0, launches=0, stage="")
+        self._progress = _NOTHING
         self._launches = 0
         self._seconds = 0.0
-        self._eta_s = 0.0
-        self._progress = (0, 0)
 
     def on(self, event: Event) -> None:
-        """Print notices, output of ranks and results of launches; record the progress."""
+        """Print notices, output of ranks and results of launches; show the progress."""
         match event:
             case LaunchStarted():
-                self.launch_started(event)
+                if event.stage != self._launch.stage:
+                    self.close()
+                self._launch, self._progress = event, _NOTHING
+                self._show("starting ranks")
             case CaseProgress():
-                self.case_started(event)
+                self._progress = event
+                left = format_duration(event.eta_s)
+                self._show(f"{event.done} of {event.total}, {left} left: {event.case}")
             case CaseFinished(record=record):
-                self._record(record)
+                self._finish_case(record)
             case Notice(text=text):
-                self._console.print(f"warning: {text}", markup=False)
+                self._console.print(f"warning: {text}")
             case RankOutput(lines=lines):
                 for line in lines:
-                    self._console.print(f"  | {line}", markup=False)
+                    self._console.print(f"  | {line}")
             case LaunchFinished(seconds=seconds):
-                self.launch_finished(seconds)
+                self.finish_launch(seconds)
 
-    def launch_started(self, event: LaunchStarted) -> None:
-        """Record the number of the launch; a new stage ends the one before."""
-        if event.stage != self._stage:
-            self.close()
-            self._stage = event.stage
-        self._progress, self._eta_s = (0, 0), 0.0
-        self._launch = f"launch {event.launch + 1} of {event.launches}"
+    def _show(self, text: str) -> None:
+        """Show what goes on, on a terminal."""
+        if self._console.is_terminal:
+            where = f"{self._launch.stage} {self._name_launch()}: {text}".strip()
+            self._status.update(Text(where))  # no markup
+            self._status.start()
 
-    def case_started(self, event: CaseProgress) -> None:
-        """Record the progress."""
-        self._progress, self._eta_s = (event.done, event.total), event.eta_s
+    def _name_launch(self) -> str:
+        return f"launch {self._launch.launch + 1} of {self._launch.launches}"
 
-    def _record(self, record: AnyRecord) -> None:
+    def _finish_case(self, record: AnyRecord) -> None:
         """Count a finished case; print one that failed."""
-        done, total = self._progress
-        self._progress = (min(done + (record.status not in {"failed", "hung"}), total), total)
+        if record.status not in {"failed", "hung"}:
+            done = min(self._progress.done + 1, self._progress.total)
+            self._progress = replace(self._progress, done=done)
         if record.status in {"failed", "hung", "wrong"}:
-            self._console.print(f"  {record.status}: {record.case}: {record.reason}", markup=False)
+            self._console.print(f"  {record.status}: {record.case}: {record.reason}")
 
-    def launch_finished(self, seconds: float) -> None:
+    def finish_launch(self, seconds: float) -> None:
         """Count the launch; print the progress if a minute has passed, or nothing was measured."""
+        self._status.stop()
         self._launches += 1
         self._seconds += seconds
-        done, total = self._progress
-        if not total:
-            self._print(f"{self._launch}: {format_duration(seconds)}, nothing was measured")
-        elif self._clock() - self._printed_s >= self._progress_s:
-            left = f", about {format_duration(self._eta_s)} left" if done < total else ""
-            self._print(f"{self._launch}: {done} of {total} measurements{left}")
+        progress, name = self._progress, self._name_launch()
+        is_due = self._clock() - self._printed_s >= PROGRESS_S and not self._console.is_terminal
+        if not progress.total:
+            self._print(f"{name}: {format_duration(seconds)}, nothing was measured")
+        elif is_due:
+            left = ""
+            if progress.done < progress.total:
+                left = f", about {format_duration(progress.eta_s)} left"
+            self._print(f"{name}: {progress.done} of {progress.total} measurements{left}")
 
     def close(self) -> None:
         """End the stage: print how many launches it took, and how long."""
         if self._launches:
-            self._print(
-                f"{counted(self._launches, 'launch'):<12}  {format_duration(self._seconds)}"
-            )
+            launches = counted(self._launches, "launch")
+            self._print(f"{launches:<12}  {format_duration(self._seconds)}")
         self._launches, self._seconds = 0, 0.0
 
     def _print(self, text: str) -> None:
-        stage = STAGES.get(self._stage, self._stage)
-        self._console.print(f"  {stage:<{STAGE_WIDTH}}{text}", markup=False)
+        stage = STAGES.get(self._launch.stage, self._launch.stage)
+        self._console.print(f"  {stage:<{STAGE_WIDTH}}{text}")
         self._printed_s = self._clock()
-
-
-class BarDisplay(LineDisplay):
-    """A progress bar: current case, number of cases left, estimated end."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console, progress_s=math.inf)  # the bar shows it
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
-
-    def launch_started(self, event: LaunchStarted) -> None:
-        """Show that ranks are starting."""
-        super().launch_started(event)
-        self._update(f"{self._stage} {self._launch}: starting ranks")
-
-    def case_started(self, event: CaseProgress) -> None:
-        """Move the bar."""
-        super().case_started(event)
-        ends = time.strftime("%H:%M:%S", time.localtime(time.time() + event.eta_s))
-        time_left = f"{format_duration(event.eta_s)} left, ends {ends}"
-        self._update(
-            f"{self._stage} {self._launch}: {event.case}", event.done, event.total, time_left
-        )
-
-    def launch_finished(self, seconds: float) -> None:
-        """Remove the bar, so that the result can follow."""
-        if self._bar:
-            self._bar.stop()
-            self._bar = None
-        super().launch_finished(seconds)
-
-    def _update(
-        self, text: str, done: int | None = None, total: int | None = None, left: str = ""
-    ) -> None:
-        if self._bar is None:
-            self._bar = Progress(
-                SpinnerColumn(),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[left]}"),
-                TextColumn("{task.description}", markup=False),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._bar.add_task(
-                text, total=self._progress[1] or None, completed=self._progress[0], left=left
-            )
-            self._bar.start()
-        self._bar.update(self._task, description=text, completed=done, total=total, left=left)

@@ -6,21 +6,18 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
-
-import typer
 
 from commbench.cli.command_line import Given, takes_options
 from commbench.cli.conduct import Task, carry_out
-from commbench.cli.options import Settings
+from commbench.cli.options import Settings, opt
 from commbench.cli.request import (
     AUTO_BACKEND,
     ON_CPUS,
     Place,
     check_counts,
-    check_training_backend,
     choose_training_backend,
-    draw_seed,
     find_budget,
     ranks_by_gpus,
 )
@@ -29,63 +26,78 @@ from commbench.collectives.cases import Axes, Sweep
 from commbench.ddp.plan.cases import TrainingSweep
 from commbench.ddp.traces import load_trace
 from commbench.errors import InputError
-from commbench.fields import join_names
+from commbench.fields import check_choices, join_names, option
 from commbench.hooks.registry import canonical_hook, find_file_hooks
 from commbench.launch.probe import probe_workload
 from commbench.results import Store
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
 from commbench.tuner.conclusion import recommend
 from commbench.tuner.learning import Permission
-from commbench.tuner.plans import TrainingPlan
+from commbench.tuner.plans import TrainingPlan, TuningPlan
 
-TrainingBackend = Annotated[
-    str,
-    typer.Option(
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """How to train, and what may be recommended: options of ``train`` and ``tune``."""
+
+    backend: str = option(
+        AUTO_BACKEND,
         "--backend",
         metavar="NAME",
-        help=(
+        about=(
             f"One of {join_names([AUTO_BACKEND, *TRAINING_BACKENDS])}: gloo trains on CPUs; nccl on"
             " GPUs, the k-th rank of a host on its k-th GPU; auto is nccl if this machine has a"
             " GPU for each rank, else gloo."
         ),
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads", metavar="N", help="Compute threads of a rank; by default a fair share."
-    ),
-]
-MaxAccuracyLoss = Annotated[
-    float | None,
-    typer.Option(
+        choices=("training backend", (AUTO_BACKEND, *TRAINING_BACKENDS)),
+    )
+    max_accuracy_loss: float | None = option(
+        None,
         "--max-accuracy-loss",
         metavar="X",
-        help=(
+        about=(
             "Never recommend a hook, precision or accumulation whose metric may end worse by more"
             " than X, e.g. 0.01; without a metric X is a share of the loss; without a loss none of"
             " them is recommended."
         ),
-    ),
-]
-AcceptLoss = Annotated[
-    bool,
-    typer.Option(
+    )
+    accept_loss: bool = option(
+        False,  # noqa: FBT003 - the default
         "--accept-loss",
-        help=(
+        about=(
             "Allow named lossy hooks without an accuracy test; by default only their speedup is"
             " stated."
         ),
-    ),
-]
-ConfirmLaunches = Annotated[
-    int | None,
-    typer.Option(
+    )
+    threads: int | None = option(
+        None,
+        "--threads",
+        metavar="N",
+        about="Compute threads of a rank; by default a fair share.",
+    )
+    confirm_launches: int | None = option(
+        None,
         "--confirm-launches",
         metavar="R",
-        help="Confirmation launches; by default from the budget.",
-    ),
-]
+        about="Confirmation launches; by default from the budget.",
+        kind=int,
+    )
+
+    def check(self) -> None:
+        """Raise `InputError` for an unknown backend, or a number that is out of range."""
+        check_choices(self)
+        check_counts({"--threads": self.threads, "--confirm-launches": self.confirm_launches})
+        allowed = self.max_accuracy_loss
+        if allowed is not None and not 0 <= allowed < math.inf:
+            raise InputError(
+                f"--max-accuracy-loss {allowed:g} was asked for; give a number of 0 or more, such"
+                " as 0.01."
+            )
+
+    def permission(self, hooks: Sequence[str]) -> Permission:
+        """Return that these hooks may be recommended, as ``--hook`` takes them."""
+        names = [canonical_hook(hook) for hook in hooks]
+        return Permission(named_hooks=names, accepts_loss=self.accept_loss)
 
 
 @takes_options
@@ -93,39 +105,33 @@ def train(
     *,
     axes: Annotated[Axes, TrainingSweep],
     env: Annotated[Axes, Sweep, "env"],
-    backend: TrainingBackend = AUTO_BACKEND,
     steps: Annotated[
         int | None,
-        typer.Option(
+        opt(
             "--steps",
-            metavar="N",
-            help=(
+            (
                 "Optimiser steps of a block, the first 3 untimed; by default from the budget's"
                 " time, for digits and text from their metric."
             ),
+            "N",
         ),
     ] = None,
-    max_accuracy_loss: MaxAccuracyLoss = None,
-    accept_loss: AcceptLoss = False,
-    threads: Threads = None,
+    trained: Trained,
     budget: Annotated[
         str,
-        typer.Option(
+        opt(
             "--budget",
-            metavar="NAME",
-            help=(
+            (
                 "quick (3 launches, then 6 confirmation launches), standard (6 and 10) or rigorous"
                 " (10 and 20)."
             ),
+            "NAME",
         ),
     ] = "quick",
     launches: Annotated[
         int | None,
-        typer.Option(
-            "--launches", metavar="R", help="Launches of the sweep; by default from the budget."
-        ),
+        opt("--launches", "Launches of the sweep; by default from the budget.", "R"),
     ] = None,
-    confirm_launches: ConfirmLaunches = None,
     settings: Settings,
     given: Given,
 ) -> int:
@@ -138,37 +144,40 @@ def train(
     --accept-loss. Inside mpirun, torchrun or srun this process is one rank of one launch; repeat
     the command with the same --out to add launches.
     """
-    requested = check_training_backend(backend)
+    trained.check()
+    check_counts({"--steps": steps})
     requested_sweep = TrainingSweep(**axes, **env)
-    check_counts({"--steps": steps, "--threads": threads})
+    fresh = trained.confirm_launches
     training_budget = find_budget(
-        TRAINING_BUDGETS, budget, launches=launches, confirm_launches=confirm_launches
+        TRAINING_BUDGETS, budget, launches=launches, confirm_launches=fresh
     )
-    if launches or confirm_launches:
+    if launches or fresh:
         # numbers of launches that the user gives are exact
         training_budget = dataclasses.replace(training_budget, aim_s=None)
 
     find_file_hooks(requested_sweep.hooks)
-    permission = permission_of(
-        requested_sweep.hooks, is_given="--hook" in given, accepts_loss=accept_loss
-    )
+    named: Sequence[str] = ()
+    if "--hook" in given:  # not those of the default
+        named = requested_sweep.hooks
+    permission = trained.permission(named)
 
     def plan(place: Place) -> Task:
-        seed = draw_seed(settings.seed_or_resumed())
-        chosen_backend, left_out = backend_at(place, requested, requested_sweep.workload)
+        seed = settings.draw_seed()
+        chosen_backend, left_out = backend_at(place, trained.backend, requested_sweep.workload)
         sweep = dataclasses.replace(requested_sweep, backend=chosen_backend)
         training = dataclasses.replace(
             plan_training(sweep, settings, training_budget, ranks=place.ranks, seed=seed),
             steps=steps,
-            threads=threads,
-            max_accuracy_loss=check_accuracy_loss(max_accuracy_loss),
+            threads=trained.threads,
+            max_accuracy_loss=trained.max_accuracy_loss,
             permission=permission,
         )
         name = short_name("train", sweep.workload)
+        left_out = [*left_out, *training.left_out]
         task = Task(name=name, requests=(), stages=(), left_out=left_out)
         return join_training(task, training)
 
-    return carry_out(settings, plan, lambda: training_ranks(requested))
+    return carry_out(settings, plan, lambda: training_ranks(trained.backend))
 
 
 def backend_at(place: Place, requested: str, workload: str) -> tuple[str, list[str]]:
@@ -212,7 +221,7 @@ def training_ranks(backend: str) -> int | None:
     return ranks
 
 
-def join_training(task: Task, training: TrainingPlan) -> Task:
+def join_training(task: Task, training: TrainingPlan | TuningPlan) -> Task:
     """Return the task with a training sweep after its other stages, and a recommendation at the
     end.
     """
@@ -220,12 +229,9 @@ def join_training(task: Task, training: TrainingPlan) -> Task:
         task,
         requests=[*task.requests, training.first_request()],
         stages=[*task.stages, *training.stages()],
-        left_out=[*task.left_out, *training.left_out],
         info={**task.info, **training.info},
         then=training.then,
-        seconds=(
-            task.estimate_s() + training.estimate_s() if task.requests else training.estimate_s()
-        ),
+        seconds=task.estimate_s() + training.estimate_s(),
         conclude=functools.partial(write_recommendation, permission=training.permission),
         is_brief=True,
     )
@@ -257,35 +263,6 @@ def plan_training(
         case_timeout_s=settings.case_timeout,
         time_limit_s=settings.time_limit,
     )
-
-
-def check_accuracy_loss(allowed: float | None) -> float | None:
-    """Return the value of --max-accuracy-loss.
-
-    Raises:
-        InputError: it is below 0, infinite or not a number.
-    """
-    if allowed is not None and not 0 <= allowed < math.inf:
-        raise InputError(
-            f"--max-accuracy-loss {allowed:g} was asked for; give a number of 0 or more, such as"
-            " 0.01."
-        )
-    return allowed
-
-
-def permission_of(hooks: Sequence[str], *, is_given: bool, accepts_loss: bool) -> Permission:
-    """Return which hooks may be recommended: those that the user named, not those of an option's
-    default.
-
-    Args:
-        hooks: value of ``--hook`` or ``--allow``.
-        is_given: whether the user gave that option.
-        accepts_loss: whether the user gave ``--accept-loss``.
-    """
-    names = []
-    if is_given:
-        names = [canonical_hook(hook) for hook in hooks]
-    return Permission(named_hooks=names, accepts_loss=accepts_loss)
 
 
 def write_recommendation(store: Store, permission: Permission) -> None:

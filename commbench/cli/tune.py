@@ -5,39 +5,30 @@ sweep.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from commbench.cli.command_line import Given, check_needed, refuse, takes_options
 from commbench.cli.conduct import Task, carry_out
-from commbench.cli.options import Settings
+from commbench.cli.options import Settings, opt
 from commbench.cli.request import (
-    AUTO_BACKEND,
     Place,
     check_counts,
-    check_training_backend,
     default_out,
-    draw_seed,
     find_budget,
 )
 from commbench.cli.separator import command_behind
 from commbench.cli.train import (
-    AcceptLoss,
-    ConfirmLaunches,
-    MaxAccuracyLoss,
-    Threads,
-    TrainingBackend,
+    Trained,
     backend_at,
-    check_accuracy_loss,
-    permission_of,
+    join_training,
     short_name,
     training_ranks,
-    write_recommendation,
 )
 from commbench.collectives.cases import Axes
 from commbench.ddp.plan.cases import TrainingSweep
@@ -63,65 +54,65 @@ LIVE_OPTIONS = (
 
 Allow = Annotated[
     str,
-    typer.Option(
+    opt(
         "--allow",
-        metavar="HOOKS",
-        help=(
+        (
             "Hooks to try, comma-separated, as in train --hook; topk means topk:0.01,"
             " powersgd powersgd:2. DDP"
             " without a hook is always tried. A hook is recommended only if it is named here, and a"
             " lossy one only with --max-accuracy-loss or --accept-loss. With a COMMAND the default"
             " is none, because a hook changes what the training learns."
         ),
+        "HOOKS",
     ),
 ]
 Caps = Annotated[
     str,
-    typer.Option(
+    opt(
         "--bucket-cap-mb",
-        metavar="SIZES",
-        help=(
+        (
             "Bucket sizes to choose from, as in train; auto: one for each different layout of the"
             " model's buckets."
         ),
+        "SIZES",
     ),
 ]
 TuningSteps = Annotated[
     int | None,
-    typer.Option(
+    opt(
         "--steps",
-        metavar="N",
-        help=(
+        (
             "With a COMMAND: optimiser steps after which tuning ends; by default when it is"
             " decided. Without: optimiser steps of a block, the first 3 untimed; by default from"
             " the budget's time, for digits and text from their metric."
         ),
+        "N",
     ),
 ]
 ThenName = Annotated[
     str,
-    typer.Option(
+    opt(
         "--then",
-        metavar="WHAT",
-        help=(
+        (
             "With a COMMAND, after tuning: go-on trains on with the best setting; stop ends all"
             " ranks with exit code 0."
         ),
+        "WHAT",
     ),
 ]
 Batch = Annotated[
     int | None,
-    typer.Option("--batch", metavar="N", help="Samples per rank; by default from the workload."),
+    opt("--batch", "Samples per rank; by default from the workload.", "N"),
 ]
 BudgetName = Annotated[
     str,
-    typer.Option(
+    opt(
         "--budget",
-        metavar="NAME",
-        help=(
+        (
             "quick, standard or rigorous: 6, 10 or 20 confirmation launches decide, or twice as"
             " many if these do not."
         ),
+        "NAME",
     ),
 ]
 
@@ -133,14 +124,10 @@ def tune(
     allow: Allow = "none,fp16,topk",
     bucket_cap_mb: Caps = AUTO,
     batch: Batch = None,
-    backend: TrainingBackend = AUTO_BACKEND,
     steps: TuningSteps = None,
     then: ThenName = "go-on",
-    max_accuracy_loss: MaxAccuracyLoss = None,
-    accept_loss: AcceptLoss = False,
-    threads: Threads = None,
+    trained: Trained,
     budget: BudgetName = "quick",
-    confirm_launches: ConfirmLaunches = None,
     settings: Settings,
     context: typer.Context,
     given: Given,
@@ -160,14 +147,8 @@ def tune(
     process is one rank of one launch; repeat the command with the same --out until it says that
     nothing is left.
     """
-    check_counts(
-        {
-            "--steps": steps,
-            "--threads": threads,
-            "--batch": batch,
-            "--confirm-launches": confirm_launches,
-        }
-    )
+    trained.check()
+    check_counts({"--steps": steps, "--batch": batch})
     check_time_limit(settings.time_limit)
     command = command_behind(context)
     if command is not None:
@@ -175,7 +156,11 @@ def tune(
         refuse((*given, "COMMAND"), "COMMAND", not_of_it, "whose training has its own")
     else:
         check_needed(given, "--then", "COMMAND")
-        _check_steps(steps)
+        if steps is not None and steps < FEWEST_STEPS:
+            raise InputError(
+                f"--steps {steps} was asked for; the first 3 are not timed, so give at least"
+                f" {FEWEST_STEPS}."
+            )
     caps = checked_caps(as_names(bucket_cap_mb))
     hooks = ["none"]
     if command is None or "--allow" in given:
@@ -187,21 +172,23 @@ def tune(
             bucket_cap_mb=tuple(caps),
             allow=tuple(hooks),
             file_hooks=find_file_hooks(hooks),
-            accept_loss=accept_loss,
+            accept_loss=trained.accept_loss,
             steps=steps,
             then=checked_then(then),
+            time_limit_s=settings.time_limit,
+            # not that of the run to resume: each launch has an order of its own
+            seed=dataclasses.replace(settings, out=None).draw_seed(),
         )
-        return _start(settings, command, options)
+        probe_hooks(options.allow)
+        return start(command, settings.out, options)
     tuning_budget = find_budget(TRAINING_BUDGETS, budget)
-    requested = check_training_backend(backend)
     workload: str = axes["workload"]
-    allowed = check_accuracy_loss(max_accuracy_loss)
-    permission = permission_of(hooks, is_given="--allow" in given, accepts_loss=accept_loss)
+    permission = trained.permission(hooks if "--allow" in given else [])
 
     def plan(place: Place) -> Task:
         if place.ranks < 2:  # noqa: PLR2004 - the fewest that exchange gradients
             raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
-        trains_over, left_out = backend_at(place, requested, workload)
+        trains_over, left_out = backend_at(place, trained.backend, workload)
         facts = known_facts(settings, workload, batch) or probe_workload(
             workload, batch, hooks, backend=trains_over
         )
@@ -210,35 +197,30 @@ def tune(
             workload=workload,
             facts=facts,
             ranks=place.ranks,
-            seed=draw_seed(settings.seed_or_resumed()),
+            seed=settings.draw_seed(),
             budget=tuning_budget,
             hooks=hooks,
             caps=caps,
             backend=trains_over,
-            max_accuracy_loss=allowed,
+            max_accuracy_loss=trained.max_accuracy_loss,
             permission=permission,
-            confirm_launches=confirm_launches,
+            confirm_launches=trained.confirm_launches,
             steps=steps,
-            threads=threads,
+            threads=trained.threads,
             case_timeout_s=settings.case_timeout,
             time_limit_s=settings.time_limit,
         )
-        return tuning_task(tuning, left_out)
+        identity = {
+            "workload": workload,
+            "batch": facts.batch_size,
+            "max_accuracy_loss": tuning.max_accuracy_loss,
+            "candidates": [[case.hook_name, case.bucket_cap_mb] for case in tuning.cases],
+        }
+        name = short_name("tune", workload)
+        task = Task(name=name, requests=(), stages=(), left_out=left_out, identity=identity)
+        return join_training(task, tuning)
 
-    return carry_out(settings, plan, lambda: training_ranks(requested))
-
-
-def _check_steps(steps: int | None) -> None:
-    """Refuse blocks of too few steps.
-
-    Raises:
-        InputError: there are fewer than `FEWEST_STEPS`.
-    """
-    if steps is not None and steps < FEWEST_STEPS:
-        raise InputError(
-            f"--steps {steps} was asked for; the first 3 are not timed, so give at least"
-            f" {FEWEST_STEPS}."
-        )
+    return carry_out(settings, plan, lambda: training_ranks(trained.backend))
 
 
 def check_time_limit(time_limit_s: float | None) -> None:
@@ -251,47 +233,22 @@ def check_time_limit(time_limit_s: float | None) -> None:
         raise InputError(f"--time-limit {time_limit_s:g} was asked for; give more than 0 s.")
 
 
-def _start(settings: Settings, command: Sequence[str], options: LiveOptions) -> int:
-    """Start the command of a training and tune it; return the command's exit code.
+def start(command: Sequence[str], out: Path | None, options: LiveOptions) -> int:
+    """Start the command of a training and tune or watch it; return the command's exit code.
 
-    ``options`` say what may be tried; their results, limit, seed and command follow from the other
-    arguments.
+    ``options`` say what may be done; their results, command and name follow from the arguments.
     """
-    find_program(command)
-    probe_hooks(options.allow)
+    find_program(command, options.mode)
     workload = name_of(command)
-    out = settings.out or default_out(short_name("tune", workload))
+    out = out or default_out(short_name(options.mode, workload))
     complete = dataclasses.replace(
         options,
         out=str(out.absolute()),
         workload=workload,
-        time_limit_s=settings.time_limit,
-        seed=draw_seed(settings.seed),
         argv=("commbench", *sys.argv[1:]),
         invocation=uuid.uuid4().hex,
     )
     return attach_to(command, complete)
-
-
-def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
-    """Return the task of a tuning; ``left_out`` as in `Task`."""
-    return Task(
-        name=short_name("tune", plan.workload),
-        requests=[plan.first_request()],
-        stages=plan.stages(),
-        left_out=left_out,
-        info=plan.info,
-        identity={
-            "workload": plan.workload,
-            "batch": plan.facts.batch_size,
-            "max_accuracy_loss": plan.max_accuracy_loss,
-            "candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.cases],
-        },
-        then=plan.then,
-        seconds=plan.estimate_s(),
-        conclude=functools.partial(write_recommendation, permission=plan.permission),
-        is_brief=True,
-    )
 
 
 def known_facts(settings: Settings, workload: str, batch: int | None) -> WorkloadFacts | None:

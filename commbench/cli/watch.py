@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
-import sys
-import uuid
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from commbench.cli.request import check_counts, default_out
+from commbench.cli.options import opt
+from commbench.cli.request import check_counts
 from commbench.cli.separator import command_behind
-from commbench.cli.train import short_name
-from commbench.cli.tune import check_time_limit
+from commbench.cli.tune import check_time_limit, start
 from commbench.errors import InputError
-from commbench.live.command import attach_to, find_program, name_of
 from commbench.live.options import LiveOptions, checked_then
 
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out", metavar="DIR", help="Run directory; by default results/TIME-watch-NAME-HOST."
-    ),
+    opt("--out", "Run directory; by default results/TIME-watch-NAME-HOST.", "DIR"),
 ]
 Steps = Annotated[
     int | None,
-    typer.Option(
-        "--steps",
-        metavar="N",
-        help="Optimiser steps to watch after a short warm-up; by default 200.",
-    ),
+    opt("--steps", "Optimiser steps to watch after a short warm-up; by default 200.", "N"),
 ]
 TimeLimit = Annotated[
     float | None,
-    typer.Option("--time-limit", metavar="S", help="Seconds after which watching ends."),
+    opt("--time-limit", "Seconds after which watching ends.", "S"),
 ]
 ThenName = Annotated[
     str,
-    typer.Option(
+    opt(
         "--then",
-        metavar="WHAT",
-        help=(
+        (
             "What follows: go-on trains on, with nothing left of commbench; stop ends all ranks"
             " with exit code 0."
         ),
+        "WHAT",
     ),
 ]
 
@@ -69,16 +60,12 @@ def watch(
         raise InputError(
             "watch takes a command behind --; write e.g. commbench watch -- torchrun train.py."
         )
-    find_program(command, "watch")
-    workload = name_of(command)
     options = LiveOptions(
-        out=str((out or default_out(short_name("watch", workload))).absolute()),
-        workload=workload,
+        out="",
+        workload="",
         mode="watch",
         steps=steps,
         time_limit_s=time_limit,
         then=checked_then(then),
-        argv=("commbench", *sys.argv[1:]),
-        invocation=uuid.uuid4().hex,
     )
-    return attach_to(command, options)
+    return start(command, out, options)

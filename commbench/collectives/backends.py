@@ -31,7 +31,7 @@ class Backend:
 
     name: str
     communicator: str
-    """Place of the class; its class method ``connect(control, launch)`` opens it among all
+    """Place of the class; its class method ``connect(control)`` opens it among all
     ranks."""
     packages: tuple[Package, ...] = ()
     find_gpus: str = ""
@@ -124,8 +124,6 @@ BACKENDS = {
         ),
     )
 }
-#: Of tests: scripted times instead of messages. No list of backends names it.
-FAKE = Backend(name="fake", communicator="fake:FakeCommunicator")
 #: Names of subsets. Imported rows may name a backend that is in none of them.
 USUAL_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.is_usual)
 NCCL_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.is_nccl)
@@ -144,7 +142,7 @@ def find_backend(name: str) -> Backend:
     Raises:
         InputError: there is none.
     """
-    return FAKE if name == FAKE.name else find_entry("backend", name, BACKENDS)
+    return find_entry("backend", name, BACKENDS)
 
 
 def backend_of_any_tool(name: str) -> Backend:

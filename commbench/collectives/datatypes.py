@@ -163,6 +163,8 @@ class KnownData:
     dtype: DataType
     size: int
     redop: str | None
+    members: Sequence[int] = ()
+    """The numbers by which the ranks' moved data differ; empty: as the ranks count."""
 
     def __post_init__(self) -> None:
         if self.redop == "avg" and not self.dtype.epsilon:
@@ -219,7 +221,10 @@ class KnownData:
 
     def _tile(self, span: Span) -> Values:
         if self.redop is None:
-            return _moved_tile(span.source or 0, span.target)
+            source = span.source or 0
+            if self.members:
+                source = self.members[source]
+            return _moved_tile(source, span.target)
         if span.source is None:
             return _reduced_tile(self.redop, self.size)
         return _contribution_tile(self.redop, self.size, span.source)

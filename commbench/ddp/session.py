@@ -165,7 +165,7 @@ class _SearchedLaunch:
         """Return the cases of the next round, and finish those that it does not hold."""
         planned: list[int] = []
         if self._duty.search is not None:
-            planned = self._duty.search.next_round(room)
+            planned = self._duty.search.plan_round(room)
         members = self._session.control.broadcast(planned)
         self._finish([index for index in self._open if index not in members])
         return members
@@ -184,8 +184,8 @@ class _SearchedLaunch:
         if index not in self._open:
             self._open.append(index)
         if search is not None:
-            session.rounds[case.key].append(search.round)
-            search.add(index, session.median_ms(case), time.monotonic() - started)
+            session.rounds[case.key].append(search.number)
+            search.add_block(index, session.median_ms(case), time.monotonic() - started)
 
     def _finish(self, indices: Sequence[int]) -> None:
         for index in indices:

@@ -60,7 +60,7 @@ class Communicator(Primitives):
     """Whether single-rank in-place calls are no-ops."""
 
     @classmethod
-    def connect(cls, control: Any, launch: int = 0) -> Communicator:  # noqa: ANN401, ARG003 - a Control; the fake draws by launch
+    def connect(cls, control: Any) -> Communicator:  # noqa: ANN401 - a Control
         """Open the backend among all ranks of ``control``; collective."""
         return cls(control)  # type: ignore[call-arg] # each backend's own constructor
 

@@ -14,16 +14,17 @@ import numpy as np
 from commbench.collectives.cases import Case, shuffled
 from commbench.collectives.composed import MATRIX, operation_in_pattern
 from commbench.collectives.datatypes import DTYPES, KnownData
-from commbench.collectives.layouts import Shape, Span
-from commbench.collectives.operations import Operation, check_ranks, window_of
+from commbench.collectives.layouts import Shape
+from commbench.collectives.operations import check_ranks, window_of
 from commbench.collectives.patterns import Pair, rounds_of
 from commbench.collectives.primitives import Buffers, Request
 from commbench.engine.communicator import Communicator
-from commbench.engine.records import FixedSettings, PairTimes
+from commbench.engine.control import gather_everywhere
+from commbench.engine.records import FixedSettings, Pairs
 from commbench.engine.samples import DECIMALS
 from commbench.engine.sampling import Sampler, VisitPlan, batch_of
 from commbench.engine.session import Session
-from commbench.engine.setup import check_count
+from commbench.engine.setup import Prepared, check_count
 from commbench.engine.timing.loops import Call, Repetitions, median_us
 from commbench.findings import UnsupportedError
 
@@ -55,75 +56,38 @@ class _PairView:
         return self._communicator.empty()
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedMatrix:
-    """A case of the pattern ``matrix`` on this rank, with one pair of buffers for all partners."""
+def turns_of(matrix: Prepared, launch: int) -> list[Turn]:
+    """Return the turns of a launch in its own order.
 
-    case: Case
-    operation: Operation
-    """The operation of one pair."""
-    communicator: Communicator
-    data: KnownData
-    elements: int
-    window: int
-    buffers: Buffers
+    Both directions of a round follow each other.
+    """
+    turns: list[Turn] = []
+    for pairs in shuffled(rounds_of(matrix.world_size), 0, launch):
+        turns.append(pairs)
+        if matrix.operation.is_one_way:
+            turns.append([(target, source) for source, target in pairs])
+    return turns
 
-    @property
-    def participants(self) -> tuple[int, ...]:
-        """Return all ranks."""
-        return tuple(range(self.communicator.size))
 
-    def turns(self, launch: int) -> list[Turn]:
-        """Return the turns of a launch in its own order.
-
-        Both directions of a round follow each other.
-        """
-        rounds: list[Turn] = list(shuffled(rounds_of(self.communicator.size), 0, launch))
-        if not self.operation.is_one_way:
-            return rounds
-        return [
-            turn
-            for pairs in rounds
-            for turn in (pairs, [(target, source) for source, target in pairs])
-        ]
-
-    def calls(self, turn: Turn) -> list[Call]:
-        """Return this rank's calls in a turn; none if it is idle."""
-        pair = self._pair(turn)
-        if not pair:
-            return []
-        shape, view = self._shape(pair), _PairView(self.communicator, pair)
-        calls: list[Call] = list(self.operation.call(view, self.buffers, shape, ""))  # type: ignore[arg-type] # a part
-        return calls
-
-    def verify(self, turn: Turn, sampler: Sampler) -> int:
-        """Run the calls of a turn once in the timed loop.
-
-        Return the wrong elements that this rank received.
-        """
-        self.communicator.poison(self.buffers.receive)
-        sampler.timer.run(sampler.calls, 1, 1)
-        self.communicator.complete()
-        pair = self._pair(turn)
-        if not pair:
-            return 0
-        spans = self.operation.answer(self._shape(pair))
-        if not spans:
-            return 0
-        sent = [replace(span, source=pair[span.source or 0]) for span in spans]
-        return self.communicator.count_wrong(self.buffers.receive, self.data.answer(sent))
-
-    def _pair(self, turn: Turn) -> Pair | None:
-        """Return the pair of this rank in a turn; None if it is idle."""
-        return next((pair for pair in turn if self.communicator.rank in pair), None)
-
-    def _shape(self, pair: Pair) -> Shape:
-        return Shape(
-            rank=pair.index(self.communicator.rank),
-            size=2,
-            elements=self.elements,
-            window=self.window,
-        )
+def in_turn(matrix: Prepared, turn: Turn) -> Prepared:
+    """Return the case in a turn: its pairs are the groups, and this rank has calls unless it is
+    idle.
+    """
+    rank, communicator = matrix.communicator.rank, matrix.communicator
+    matrix = replace(matrix, groups=tuple(turn))
+    for pair in turn:
+        if rank in pair:
+            shape = Shape(
+                rank=pair.index(rank),
+                size=2,
+                elements=matrix.buffers.send.count,
+                window=matrix.window,
+            )
+            view: Any = _PairView(communicator, pair)
+            calls = matrix.operation.call(view, matrix.buffers, shape, "")
+            data = replace(matrix.data, members=pair)
+            return replace(matrix, shape=shape, calls=calls, data=data)
+    return matrix
 
 
 def turn_share(turns: int) -> float:
@@ -143,8 +107,8 @@ def time_slices(case: Case, ranks: int) -> float:
     return max(1.0, turns * turn_share(turns)) if turns else 1.0
 
 
-def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
-    """Allocate the buffers of a case and fill the send buffer with data that differ between ranks.
+def prepare_matrix(case: Case, communicator: Communicator) -> Prepared:
+    """Return the case of one pair, with one pair of buffers for all partners.
 
     Raises:
         UnsupportedError: there are no pairs, or the operation or the backend cannot do pairs; the
@@ -159,21 +123,16 @@ def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
     dtype = DTYPES[case.dtype or "int8"]
     elements = case.message_bytes // dtype.itemsize
     check_count(elements, communicator)
-    data = KnownData(dtype=dtype, size=communicator.size, redop=None)
-    buffers = Buffers(
-        send=communicator.allocate(dtype, elements), receive=communicator.allocate(dtype, elements)
-    )
-    communicator.write(
-        buffers.send, data.inputs([Span(offset=0, count=elements, source=communicator.rank)])
-    )
-    return PreparedMatrix(
+    send, receive = (communicator.allocate(dtype, elements) for _ in range(2))
+    return Prepared(
         case=case,
         operation=operation,
+        groups=(),
+        world_size=communicator.size,
         communicator=communicator,
-        data=data,
-        elements=elements,
+        buffers=Buffers(send=send, receive=receive),
+        data=KnownData(dtype=dtype, size=2, redop=None),
         window=window_of(operation, case.message_bytes),
-        buffers=buffers,
     )
 
 
@@ -228,9 +187,9 @@ class PairSamples:
         slowest: list[float] = (np.nanmax(self._times, axis=0) / (1e3 * per)).tolist()
         return slowest
 
-    def pairs(self, per: int, wrong: Sequence[int], *, one_way: bool) -> list[PairTimes]:
-        """Return each pair's times in microseconds of one of ``per`` operations, in both orders
-        unless ``one_way``.
+    def pairs(self, per: int, wrong: Sequence[int], *, one_way: bool) -> list[tuple[Any, ...]]:
+        """Return each pair's fields of `Pairs`, with times in microseconds of one of ``per``
+        operations, in both orders unless ``one_way``.
 
         ``wrong``: the wrong elements that each rank received in this turn.
         """
@@ -244,20 +203,10 @@ class PairSamples:
         pairs = []
         for place, median, high in zip(places.tolist(), medians, highs, strict=True):
             source, target = self._turn[place]
-            orders = [(source, target), (target, source)]
-            if one_way:
-                orders = [(source, target)]
-            for sender, receiver in orders:
-                pairs.append(
-                    PairTimes(
-                        source=sender,
-                        target=receiver,
-                        time_us=median,
-                        time_us_p95=high,
-                        repetitions=int(counts[place]),
-                        wrong=wrong[receiver],
-                    )
-                )
+            times = (median, high, int(counts[place]))
+            pairs.append((source, target, *times, wrong[target]))
+            if not one_way:
+                pairs.append((target, source, *times, wrong[source]))
         return pairs
 
 
@@ -266,7 +215,7 @@ class Sampled:
     """The samples of a matrix."""
 
     settings: FixedSettings
-    pairs: Sequence[PairTimes] = ()
+    pairs: Pairs
     """On rank 0, sorted by source and target."""
     wrong: int = 0
     """Wrong elements over all pairs, on rank 0."""
@@ -277,7 +226,7 @@ class Sampled:
 
 
 def sample_matrix(
-    matrix: PreparedMatrix,
+    matrix: Prepared,
     sampler: Sampler,
     session: Session,
     *,
@@ -293,9 +242,9 @@ def sample_matrix(
         launch: its number.
         fixed: settings of the first launch; None in the first launch.
     """
-    control, timer, operation = session.control, sampler.timer, matrix.operation
-    turns = matrix.turns(launch)
-    sampler.calls = matrix.calls(turns[0])
+    timer, operation = sampler.timer, matrix.operation
+    turns = turns_of(matrix, launch)
+    sampler.calls = in_turn(matrix, turns[0]).calls
     settings = fixed or _choose_settings(sampler)
     rule = replace(
         sampler.rule, relative_half_width=None, minimum=FEWEST, floor=FEWEST, maximum=MOST
@@ -303,24 +252,30 @@ def sample_matrix(
     share_s = session.slice_s * turn_share(len(turns))
     plan = VisitPlan(rule=rule, share_s=share_s, fills_share=True)
     per = settings.batch * matrix.window * operation.operations_per_call
-    pairs: list[PairTimes] = []
+    pairs: list[tuple[Any, ...]] = []
     wrong = late = counted = 0
     for turn in turns:
         session.refresh_clock()
         timer.sync.plan.reset()
-        sampler.calls = matrix.calls(turn)
-        wrong_by_rank = control.gather(matrix.verify(turn, sampler))
+        prepared = in_turn(matrix, turn)
+        checked = prepared.verify(session.control, shared_clock=True, timer=timer)
+        if checked.refusal:
+            raise RuntimeError(str(checked.refusal))
+        by_rank = checked.by_rank or ()
+        sampler.calls = prepared.calls
         timer.run(sampler.calls, settings.warmups, settings.batch)
         sampler.begin(plan)
         samples = PairSamples(turn, spanning=timer.sync.plan.spans_ranks)
-        sampler.collect(samples, settings.batch)
-        if wrong_by_rank is not None:
-            pairs += samples.pairs(per, wrong_by_rank, one_way=operation.is_one_way)
-            wrong += sum(wrong_by_rank)
+        if sampler.collect(samples, settings.batch):
+            pairs += samples.pairs(per, by_rank, one_way=operation.is_one_way)
+            wrong += sum(by_rank)
             late += samples.late
             counted += samples.counted
-    pairs.sort(key=lambda pair: (pair.source, pair.target))
-    return Sampled(settings=settings, pairs=pairs, wrong=wrong, late=late, counted=counted)
+    pairs.sort()
+    columns = dict(zip(vars(Pairs()), zip(*pairs, strict=True), strict=False))
+    return Sampled(
+        settings=settings, pairs=Pairs(**columns), wrong=wrong, late=late, counted=counted
+    )
 
 
 def _choose_settings(sampler: Sampler) -> FixedSettings:
@@ -329,8 +284,5 @@ def _choose_settings(sampler: Sampler) -> FixedSettings:
     typical_us = median_us(sampler.timer, sampler.calls, 1 + WARMUPS, 1)
     if not sampler.calls:  # idle in this turn
         typical_us = math.inf
-    gathered = sampler.control.gather(typical_us)
-    batch = 1
-    if gathered:
-        batch = batch_of(1e3 * min(gathered), sampler.reading_ns)
-    return FixedSettings(warmups=WARMUPS, batch=sampler.control.broadcast_int(batch))
+    fastest_us = min(gather_everywhere(sampler.control, typical_us))
+    return FixedSettings(warmups=WARMUPS, batch=batch_of(1e3 * fastest_us, sampler.reading_ns))

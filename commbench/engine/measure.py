@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from commbench.collectives.patterns import rank_list
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import agree_on, gather_everywhere
 from commbench.engine.flags import raised_flags
-from commbench.engine.matrix import PreparedMatrix, prepare_matrix, sample_matrix
+from commbench.engine.matrix import prepare_matrix, sample_matrix
 from commbench.engine.observers import (
     FEWEST_OVERLAPS,
     ClockObserver,
@@ -32,7 +31,7 @@ from commbench.engine.observers import (
     probe_of,
     slowest_us,
 )
-from commbench.engine.records import Clocks, FixedSettings, PairTimes, Record, Stall, no_result
+from commbench.engine.records import Clocks, FixedSettings, Pairs, Record, Stall, no_result
 from commbench.engine.samples import Samples, groups_of, join_transports, timed_groups
 from commbench.engine.sampling import USUAL_OPERATIONS, Sampler
 from commbench.engine.session import Session
@@ -57,8 +56,6 @@ WINDOW_SHARE = 1 / (1.5 * USUAL_OPERATIONS)
 #: Bytes of buffers that a rank keeps between visits, estimated from message sizes; others are
 #: allocated again.
 KEPT_BYTES = 2**28
-
-PreparedT = TypeVar("PreparedT")
 
 
 def measure(
@@ -202,10 +199,10 @@ class CaseRun:
         self._prepared, self._checked, self._timer = prepared, checked, timer
         return {}
 
-    def _agree_on(self, make: Callable[[], PreparedT]) -> PreparedT | Finding:
+    def _agree_on(self, make: Callable[[], Prepared]) -> Prepared | Finding:
         """Return the prepared case, or the refusal of any rank, on all ranks."""
 
-        def make_and_check() -> PreparedT:
+        def make_and_check() -> Prepared:
             prepared = make()
             self.session.check(self.case, self.communicator)
             return prepared
@@ -232,7 +229,7 @@ class CaseRun:
         prepared.refill()
         return prepared
 
-    def _note_conditions(self, prepared: Prepared | PreparedMatrix, timer: Timer) -> None:
+    def _note_conditions(self, prepared: Prepared, timer: Timer) -> None:
         operation, participants = prepared.operation, prepared.participants
         self._conditions |= {
             "group": rank_list(participants),
@@ -275,7 +272,7 @@ class CaseRun:
             fields |= self._times(prepared, samples, transports, fields.get("clocks"))
             if isinstance(samples, SoakSamples) and samples.valid:
                 point = samples.point(self._operations, _stalls([each for _, each, _ in gathered]))
-                fields["points"] = [point]
+                fields["points"] = (point,)
             fields |= watch.fields()
             fields["repeating_s"] = round(self._sampler.repeating_s, 6)
             if self.visits_made > 1:
@@ -505,6 +502,8 @@ class CaseRun:
         with watch.measuring():
             sampled = sample_matrix(matrix, sampler, session, launch=self.launch, fixed=self.fixed)
         self._note_conditions(matrix, timer)
+        ranks = range(matrix.world_size)
+        self._conditions |= {"group": rank_list(ranks), "group_size": len(ranks)}
         settings = sampled.settings
         self._operations = settings.batch * matrix.window * matrix.operation.operations_per_call
         self._conditions["wrong"] = sampled.wrong
@@ -521,7 +520,7 @@ class CaseRun:
             return {**fields, **_wrong(sampled.wrong, _name_wrong_pairs(sampled.pairs))}
         if not sampled.pairs:
             return {**fields, **self._no_times()}
-        times_us = [pair.time_us for pair in sampled.pairs]
+        times_us = sampled.pairs.time_us
         flags = self._warnings(times_us, sampled.late, sampled.counted)
         return {**fields, "times_us": times_us, "flags": flags}
 
@@ -601,9 +600,10 @@ def _wrong(elements: int, where: str) -> Fields:
     return no_result("wrong", reason)
 
 
-def _name_wrong_pairs(pairs: Sequence[PairTimes]) -> str:
+def _name_wrong_pairs(pairs: Pairs) -> str:
     """Return the end of a sentence: the first pairs with wrong data, and the number of others."""
-    wrong = [f"rank {pair.source} to {pair.target}" for pair in pairs if pair.wrong]
+    ends = zip(pairs.source, pairs.target, pairs.wrong, strict=True)
+    wrong = [f"rank {source} to {target}" for source, target, wrong in ends if wrong]
     if not wrong:
         return ""
     where = f", sent from {', '.join(wrong[:NAMED_PAIRS])}"

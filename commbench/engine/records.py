@@ -7,14 +7,10 @@ Schema 2: each line of ``samples.jsonl`` states its ``kind``, ``collective`` or 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, TypeVar, overload
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from commbench.collectives.cases import Case, check_case
 from commbench.collectives.composed import operation_in_pattern
@@ -127,23 +123,26 @@ class GroupTimes(Times):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairTimes:
-    """One ordered pair of ranks of a matrix in one launch, summarised because a matrix has very
-    many pairs.
+class Pairs:
+    """The ordered pairs of ranks of a matrix in one launch, a list per field: summarised, because a
+    thousand ranks have a million pairs.
     """
 
-    source: Ranks
+    source: Sequence[Ranks] = ()
     """Sending rank."""
-    target: Ranks
+    target: Sequence[Ranks] = ()
     """Receiving rank."""
-    time_us: float
+    time_us: Sequence[float] = ()
     """Median over repetitions of the slower rank's time, of one operation as in `Record`."""
-    time_us_p95: float
+    time_us_p95: Sequence[float] = ()
     """95 % quantile of the same."""
-    repetitions: int
+    repetitions: Sequence[int] = ()
     """Valid repetitions."""
-    wrong: int | None = None
+    wrong: Sequence[int | None] = ()
     """Wrong elements; None: not verified."""
+
+    def __len__(self) -> int:
+        return len(self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,69 +196,6 @@ class Point:
     """The longest repetitions, the longest first."""
     stalls: Sequence[Stall] = ()
     """Of all ranks, since the visit before."""
-
-
-_PAIR_FIELDS = tuple(f.name for f in dataclasses.fields(PairTimes))
-
-
-class _PairColumns(TypedDict):
-    """`PairTimes` as ``samples.jsonl`` holds them: by column."""
-
-    source: Sequence[Ranks]
-    target: Sequence[Ranks]
-    time_us: Sequence[float]
-    time_us_p95: Sequence[float]
-    repetitions: Sequence[int]
-    wrong: Sequence[int | None]
-
-
-class PairTable(Sequence[PairTimes]):
-    """The pairs of a launch as one array per field, (pairs,), NaN for None: a thousand ranks have a
-    million pairs.
-    """
-
-    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Take the pairs by field.
-
-        Raises:
-            ValueError: fields differ in length, or something is no number.
-        """
-        self.columns = {name: np.array(columns[name], dtype=np.float64) for name in _PAIR_FIELDS}
-        if len({column.shape for column in self.columns.values()}) > 1:
-            raise ValueError("the fields of pairs differ in length")
-
-    @classmethod
-    def of(cls, pairs: Sequence[PairTimes]) -> PairTable:
-        """Return the pairs as a table."""
-        return pairs if isinstance(pairs, cls) else cls(_as_columns(pairs))
-
-    def __len__(self) -> int:
-        return len(self.columns["source"])
-
-    @overload
-    def __getitem__(self, place: int) -> PairTimes: ...
-    @overload
-    def __getitem__(self, place: slice) -> PairTable: ...
-    def __getitem__(self, place: int | slice) -> PairTimes | PairTable:
-        if isinstance(place, slice):
-            return PairTable(
-                {name: column[place].tolist() for name, column in self.columns.items()}
-            )
-        line = {name: column[place].item() for name, column in self.columns.items()}
-        wholes = {name: int(line[name]) for name in ("source", "target", "repetitions")}
-        return PairTimes(
-            **{**line, **wholes, "wrong": None if math.isnan(line["wrong"]) else int(line["wrong"])}
-        )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (PairTable, list, tuple)):
-            return NotImplemented
-        mine, others = self.columns, PairTable.of(other).columns
-        return all(
-            np.array_equal(mine[name], others[name], equal_nan=True) for name in _PAIR_FIELDS
-        )
-
-    __hash__ = None  # type: ignore[assignment] # arrays can be changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,13 +255,13 @@ class Record(Times):
     """Of non-blocking collectives only."""
     stated: Stated | None = None
     """Of imported measurements only; ``times_us`` then holds its time alone."""
-    groups: Sequence[GroupTimes] = ()
+    groups: tuple[GroupTimes, ...] = ()
     """Of patterns with several groups: each group; the record's own times are then those of all
     groups together."""
-    pairs: Sequence[PairTimes] = ()
+    pairs: Pairs = Pairs()
     """Of the pattern ``matrix`` only: each pair; the record's own times are then the medians of
     the pairs."""
-    points: Sequence[Point] = ()
+    points: tuple[Point, ...] = ()
     """Of a soak only: each visit, in order; ``times_us`` then holds some repetitions of each."""
     energy_J: float | None = None  # noqa: N815 - a unit
     """Of one operation on all hosts, including waiting; None if not measured."""
@@ -351,11 +287,11 @@ class Record(Times):
         for name in _NESTED:
             if plain[name] is not None:
                 plain[name] = dataclasses.asdict(plain[name])
-        plain["groups"] = [dataclasses.asdict(group) for group in self.groups]
-        plain["pairs"] = _as_columns(self.pairs) if self.pairs else {}
-        points = plain.pop("points")
-        if points:
-            plain["points"] = [dataclasses.asdict(point) for point in points]
+        for name in ("groups", "points"):
+            plain[name] = [dataclasses.asdict(each) for each in plain[name]]
+        plain["pairs"] = vars(self.pairs) if self.pairs else {}
+        if not self.points:
+            del plain["points"]
         return plain
 
     @classmethod
@@ -368,11 +304,7 @@ class Record(Times):
         try:
             if not isinstance(data, Mapping):
                 raise InputError(f"it is {str(data)[:40]!r}")  # noqa: TRY301 - said like all else that is amiss
-            tuples = {name: _as_tuple(data.get(name, ())) for name in ("groups", "points")}
-            plain = {**data, **tuples, "pairs": ()}
-            record = read_as(cls, {**plain, "case": _known_case(data.get("case"))})
-            if data.get("pairs"):
-                record = dataclasses.replace(record, pairs=_read_pairs(data["pairs"]))
+            record = read_as(cls, {**data, "case": _known_case(data.get("case"))})
             _check_record(record)
         except (InputError, UnsupportedError) as error:
             raise InputError(
@@ -383,8 +315,8 @@ class Record(Times):
 
 #: Fields that hold an object, or None.
 _NESTED = ("case", "overlap", "stated", "clocks")
-_CASES: dict[tuple[Any, ...], Case] = {}
-"""Cases that were read; every launch repeats them."""
+_CASES: dict[str, Case] = {}
+"""Cases that were read, by the text of their objects; every launch repeats them."""
 
 
 def _known_case(data: object) -> Case:
@@ -393,53 +325,28 @@ def _known_case(data: object) -> Case:
     Raises:
         InputError: it is no case, or one that this version does not know.
     """
-    key = (
-        (*data, *data.values(), *map(type, data.values())) if isinstance(data, dict) else ()
-    )  # 1 and true are equal
-    with contextlib.suppress(TypeError):  # a later version's field that is a list
-        if key in _CASES:
-            return _CASES[key]
-    case: Case = check_as(Case, data, "case")
-    check_case(case)
-    with contextlib.suppress(TypeError):
-        _CASES[key] = case
-    return case
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
+    text = repr(data)
+    if text not in _CASES:
+        case: Case = check_as(Case, data, "case")
+        check_case(case)
+        _CASES[text] = case
+    return _CASES[text]
 
 
 def _check_record(record: Record) -> None:
-    """Check the flags, and the operation and pattern of a timed case.
+    """Check the flags, the pairs, and the operation and pattern of a timed case.
 
     Raises:
-        InputError: a flag is unknown.
+        InputError: a flag is unknown, or the fields of pairs differ in length.
         UnsupportedError: the pattern does not have the operation.
     """
     check_flags(record.flags)
     for group in record.groups:
         check_flags(group.flags)
+    if len({len(values) for values in vars(record.pairs).values()}) > 1:
+        raise InputError("pairs: the fields of pairs differ in length")
     if len(record.times_us):
         operation_in_pattern(record.case.operation, record.case.pattern, max(1, record.group_size))
-
-
-def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:
-    """Return one list per field, which is shorter than an object per pair."""
-    return {name: [getattr(pair, name) for pair in pairs] for name in _PAIR_FIELDS}
-
-
-def _read_pairs(data: object) -> PairTable:
-    """Return the pairs of `_as_columns`.
-
-    Raises:
-        InputError: the data are something else.
-    """
-    columns = check_as(_PairColumns, data, "pairs")
-    try:
-        return PairTable({name: columns[name] for name in _PAIR_FIELDS})
-    except ValueError as error:
-        raise InputError(f"pairs: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

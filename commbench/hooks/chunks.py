@@ -133,7 +133,6 @@ class NativeChunker:
 
         self._kernels = kernels
         self._chunk = layout.chunk
-        self._histogram = kernels.make_histogram()
         self._chosen = torch.zeros(layout.sent_chunks, dtype=torch.int32).numpy()
 
     def measure(
@@ -154,7 +153,7 @@ class NativeChunker:
         memory: Memory,
     ) -> None:
         """See `Chunker.take`."""
-        if not self._kernels.choose_chunks(norms.numpy(), self._histogram, self._chosen):
+        if not self._kernels.choose_chunks(norms.numpy(), self._chosen):
             values.fill_(torch.nan)
             return
         old, new = (

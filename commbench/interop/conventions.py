@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from commbench.collectives.cases import Axes, Case, Sweep
 from commbench.collectives.operations import OPERATIONS, Operation, find_operation
@@ -33,22 +34,28 @@ class Convention:
 
     tool: str
     """The tool's name in messages."""
-    backend: str
-    """The backend that it measures, by default."""
-    sizes: Callable[[Operation], str]
-    """Its sizes of the operation, as it counts them."""
-    counts_shares: bool
-    """Whether a size is one rank's share for the operations where OSU and IMB print that."""
-    in_place: str
-    """As ``--in-place`` takes it."""
-    has: Callable[[Operation], bool]
+    has: Callable[[Operation], object]
     """Whether the tool has a test of the operation."""
-    dtype: Callable[[Operation], str]
-    """The element type of the operation, by default."""
-    sync: Callable[[Operation], str]
-    """How ranks start an operation together."""
     settings: Callable[[Operation, int], FixedSettings]
     """Warm-up and repetitions of an operation at a size in bytes, as the tool counts it."""
+    backend: str = "mpi"
+    """The backend that it measures, by default."""
+    sizes: str
+    """Its sizes of collectives, as it counts them."""
+    reduced_sizes: str
+    """Its sizes of reductions."""
+    pair_sizes: str = "1:4M"
+    """Its sizes of all else."""
+    counts_shares: bool = True
+    """Whether a size is one rank's share for the operations where OSU and IMB print that."""
+    in_place: str = "out"
+    """As ``--in-place`` takes it."""
+    dtype: str = "int8"
+    """The element type, by default."""
+    reduced_dtype: str
+    """The element type of reductions, by default."""
+    sync: str = "barrier"
+    """How ranks start a collective together."""
 
     def suite(self, axes: Axes, ranks: int) -> Suite:
         """Return what the tool measures on ``ranks`` ranks.
@@ -69,30 +76,30 @@ class Convention:
         if not self.has(operation):
             tests = ", ".join(entry.name for entry in OPERATIONS.values() if self.has(entry))
             raise InputError(f"{self.tool} has no test of {operation.name}; choose from {tests}.")
-        sizes = axes.get("sizes") or parse_sizes(self.sizes(operation))
+        dtype, text, sync = self.dtype, self.sizes, self.sync
+        if operation.reduces:
+            dtype, text = self.reduced_dtype, self.reduced_sizes
+        elif operation.kind != "collective":
+            text, sync = self.pair_sizes, "none"
+        sizes = axes.get("sizes") or parse_sizes(text)
+        if self.counts_shares:
+            sizes = tuple(operation.message_bytes(size, ranks) for size in sizes)
         by_tool = {
             "backends": (self.backend,),
-            "dtypes": (self.dtype(operation),),
+            "dtypes": (dtype,),
             "in_place": self.in_place,
-            "sync": self.sync(operation),
+            "sync": sync,
         }
-        counted = [
-            operation.message_bytes(size, ranks) if self.counts_shares else size for size in sizes
-        ]
-        return Sweep(
-            **{**by_tool, **axes, "operations": (operation.name,), "sizes": tuple(counted)}
-        )
+        return Sweep(**{**by_tool, **axes, "operations": (operation.name,), "sizes": sizes})
 
     def fixed(self, cases: Iterable[Case], ranks: int) -> dict[str, FixedSettings]:
         """Return by case key the warm-up and the repetitions that the tool makes."""
         settings = {}
         for case in cases:
             operation = OPERATIONS[case.operation]
-            size = (
-                operation.osu_bytes(case.message_bytes, ranks)
-                if self.counts_shares
-                else case.message_bytes
-            )
+            size = case.message_bytes
+            if self.counts_shares:
+                size = operation.osu_bytes(size, ranks)
             # Other tools know no states of the machine: a size has one line.
             settings[case.key] = dataclasses.replace(
                 self.settings(operation, size), visits=1, is_probed=False
@@ -122,44 +129,43 @@ def _imb_settings(operation: Operation, size: int) -> FixedSettings:
     )  # IMB reads the clock around its loop
 
 
-def _barrier_before_collectives(operation: Operation) -> str:
-    return "barrier" if operation.kind == "collective" else "none"
+def _nccl_settings(_operation: Operation, _size: int) -> FixedSettings:
+    return FixedSettings(warmups=1, batch=20, repetitions=1)
+
+
+def _has_nccl_test(operation: Operation) -> bool:
+    return operation.moves_data and operation.kind != "pair" and not operation.overlaps
 
 
 CONVENTIONS = {
     "nccl-tests": Convention(
         tool="nccl-tests",
+        has=_has_nccl_test,
+        settings=_nccl_settings,
         backend="nccl",
-        sizes=lambda _: "8:128M",
+        sizes="8:128M",
+        reduced_sizes="8:128M",
+        pair_sizes="8:128M",
         counts_shares=False,
         in_place="both",
-        has=lambda operation: (
-            operation.moves_data and operation.kind != "pair" and not operation.overlaps
-        ),
-        dtype=lambda _: "float32",
-        sync=lambda _: "none",
-        settings=lambda _operation, _size: FixedSettings(warmups=1, batch=20, repetitions=1),
+        dtype="float32",
+        reduced_dtype="float32",
+        sync="none",
     ),
     "osu": Convention(
         tool="OSU",
-        backend="mpi",
-        sizes=lambda operation: "1:1M" if operation.kind == "collective" else "1:4M",
-        counts_shares=True,
-        in_place="out",
-        has=lambda operation: bool(operation.names.osu),
-        dtype=lambda _: "int8",
-        sync=_barrier_before_collectives,
+        has=attrgetter("names.osu"),
         settings=_osu_settings,
+        sizes="1:1M",
+        reduced_sizes="1:1M",
+        reduced_dtype="int8",
     ),
     "imb": Convention(
         tool="IMB",
-        backend="mpi",
-        sizes=lambda operation: "4:4M" if operation.reduces else "1:4M",
-        counts_shares=True,
-        in_place="out",
-        has=lambda operation: bool(operation.names.imb),
-        dtype=lambda operation: "float32" if operation.reduces else "int8",
-        sync=_barrier_before_collectives,
+        has=attrgetter("names.imb"),
         settings=_imb_settings,
+        sizes="1:4M",
+        reduced_sizes="4:4M",
+        reduced_dtype="float32",
     ),
 }

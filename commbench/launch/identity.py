@@ -4,11 +4,12 @@ tasks rendezvous.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import subprocess
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -16,6 +17,17 @@ from commbench.errors import InputError
 
 Role = Literal["conductor", "rank"]
 
+#: Variables of rank, world size, local rank and local size by launcher, the first before the rest.
+_VARIABLES = {
+    "torchrun": "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE",
+    "openmpi": (
+        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK"
+        " OMPI_COMM_WORLD_LOCAL_SIZE"
+    ),
+    "mpich": "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS",
+}
+#: Set in every rank of torchrun; others set RANK as well.
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
 #: Slurm numbers the steps that hold a shell rather than tasks (interactive, batch, extern) from
 #: here on.
 _SLURM_SPECIAL_STEPS = 0xFFFFFFF0
@@ -56,45 +68,28 @@ def identify(environ: Mapping[str, str], requested_role: str | None = None) -> I
         )
     if requested_role == "conductor":
         return Identity(role="conductor")
-    for recognize in (_torchrun, _openmpi, _pmi, _slurm):
-        if identity := recognize(environ):
-            return identity
-    return Identity(role="rank" if requested_role == "rank" else "conductor")
-
-
-def _openmpi(environ: Mapping[str, str]) -> Identity | None:
-    prefix = "OMPI_COMM_WORLD_"
-    if f"{prefix}RANK" not in environ:
-        return None
-    return _rank(
-        "openmpi",
-        environ,
-        f"{prefix}RANK",
-        f"{prefix}SIZE",
-        f"{prefix}LOCAL_RANK",
-        f"{prefix}LOCAL_SIZE",
-    )
-
-
-def _pmi(environ: Mapping[str, str]) -> Identity | None:
-    if "PMI_RANK" not in environ:
-        return None
-    identity = _rank("mpich", environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    task = (
-        None if "MPI_LOCALNRANKS" in environ else _slurm(environ)
-    )  # Slurm's PMI does not tell which ranks share a host
-    return (
-        replace(identity, local_rank=task.local_rank, local_size=task.local_size)
-        if task
-        else identity
-    )
-
-
-def _torchrun(environ: Mapping[str, str]) -> Identity | None:
-    if "TORCHELASTIC_RUN_ID" not in environ or "RANK" not in environ:
-        return None
-    identity = _rank("torchrun", environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return replace(identity, carries_mpi=False)
+    for launcher, names in _VARIABLES.items():
+        rank, size, local_rank, local_size = names.split()
+        if rank not in environ or (launcher == "torchrun" and _TORCHRUN not in environ):
+            continue
+        identity = Identity(
+            role="rank",
+            launcher=launcher,
+            rank=_number(environ, rank, 0),
+            world_size=_number(environ, size, 1),
+            local_rank=_number(environ, local_rank, 0),
+            local_size=_number(environ, local_size, 1),
+            carries_mpi=launcher != "torchrun",
+        )
+        task = _slurm(environ)
+        if task and local_size not in environ:  # Slurm's PMI does not tell who shares a host
+            place = {"local_rank": task.local_rank, "local_size": task.local_size}
+            identity = replace(identity, **place)
+        return identity
+    role: Role = "conductor"
+    if requested_role is not None:
+        role = "rank"
+    return _slurm(environ) or Identity(role=role)
 
 
 def _slurm(environ: Mapping[str, str]) -> Identity | None:
@@ -109,9 +104,12 @@ def _slurm(environ: Mapping[str, str]) -> Identity | None:
         return None
     if _number(environ, "SLURM_STEP_ID", 0) >= _SLURM_SPECIAL_STEPS:
         return None
-    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    size = "SLURM_NTASKS"
+    if "SLURM_STEP_NUM_TASKS" in environ:
+        size = "SLURM_STEP_NUM_TASKS"
     per_node = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     node = _number(environ, "SLURM_NODEID", 0)
+    pmi = {"PMIX_NAMESPACE", "PMI_RANK", "I_MPI_PMI_LIBRARY"}
     return Identity(
         role="rank",
         launcher="slurm",
@@ -119,9 +117,7 @@ def _slurm(environ: Mapping[str, str]) -> Identity | None:
         world_size=_number(environ, size, 1),
         local_rank=_number(environ, "SLURM_LOCALID", 0),
         local_size=per_node[node] if node < len(per_node) else 1,
-        carries_mpi="PMIX_NAMESPACE" in environ
-        or "PMI_RANK" in environ
-        or "I_MPI_PMI_LIBRARY" in environ,
+        carries_mpi=not pmi.isdisjoint(environ),
     )
 
 
@@ -132,7 +128,7 @@ def tasks_per_node(text: str) -> list[int]:
         InputError: another form.
     """
     tasks: list[int] = []
-    for part in text.split(",") if text else ():
+    for part in filter(None, text.split(",")):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
             raise InputError(
@@ -151,11 +147,12 @@ def expand_nodes(text: str) -> list[str]:
     """
     names: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        first, *rest = re.split(r"\[([^\]]*)\]", part)
-        expanded = [first]
-        for ranges, tail in zip(rest[::2], rest[1::2], strict=True):
-            numbers = _expand_ranges(ranges)
-            expanded = [f"{head}{number}{tail}" for head in expanded for number in numbers]
+        expanded = [""]
+        for index, piece in enumerate(re.split(r"\[([^\]]*)\]", part)):
+            endings = [piece]
+            if index % 2:  # what was in brackets
+                endings = _expand_ranges(piece)
+            expanded = [head + ending for head in expanded for ending in endings]
         names += expanded
     return names
 
@@ -169,29 +166,9 @@ def _expand_ranges(text: str) -> list[str]:
                 f"Slurm's list of nodes has {text!r}, which is not understood; name the hosts by"
                 " --hostfile."
             )
-        last = int(match[2] or match[1])
-        for number in range(int(match[1]), last + 1):
-            numbers.append(f"{number:0{len(match[1])}}")
+        for number in range(int(match[1]), int(match[2] or match[1]) + 1):
+            numbers.append(str(number).zfill(len(match[1])))
     return numbers
-
-
-def _rank(launcher: str, environ: Mapping[str, str], *names: str) -> Identity:
-    """Return the rank that the four named variables describe: rank, world size, local rank, local
-    size.
-    """
-    defaults = (0, 1, 0, 1)
-    numbers = [
-        _number(environ, name, default) for name, default in zip(names, defaults, strict=True)
-    ]
-    rank, world_size, local_rank, local_size = numbers
-    return Identity(
-        role="rank",
-        launcher=launcher,
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_size=local_size,
-    )
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
@@ -244,27 +221,22 @@ def _port(environ: Mapping[str, str]) -> int:
 
 def _address(node: str) -> str:
     """Return the node's name if it resolves, else the address that Slurm uses for it."""
-    try:
+    with contextlib.suppress(OSError):
         socket.getaddrinfo(node, None)
-    except OSError:
-        return _slurm_address(node)
-    return node
-
-
-def _slurm_address(node: str) -> str:
-    try:
-        report = subprocess.run(
-            ["scontrol", "show", "node", node],
-            capture_output=True,
-            text=True,
-            timeout=_QUERY_S,
-            check=False,
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        report = ""
-    match = re.search(r"NodeAddr=(\S+)", report)
+        return node
+    match = re.search(r"NodeAddr=(\S+)", output_of(["scontrol", "show", "node", node]))
     if not match:
         raise InputError(
             f"Node {node}, where the ranks are to meet, has no address; set MASTER_ADDR to one."
         )
     return match[1]
+
+
+def output_of(command: Sequence[str]) -> str:
+    """Return the stdout of a program; empty if it does not start or answer."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_QUERY_S, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

@@ -103,7 +103,7 @@ class RankWork:
         carriers: dict[str, Carrier] = {}
         for name in _backends(plan):
             if name not in self.opened:
-                self.opened[name] = open_backend(name, control, plan.launch)
+                self.opened[name] = open_backend(name, control)
             carriers[name] = self.opened[name]
         device = None
         if plan.training:

@@ -142,11 +142,12 @@ class Programme(ABC):
             self.run.conclude("failed", reason)
         return Instruction(self.settings[0])
 
-    def _follows(self, goes_on: str) -> str:
-        """Return what follows the conclusion, as a clause."""
+    def _say_end(self, text: str) -> None:
+        """Say a conclusion, and what follows."""
+        follows = "The training goes on."
         if self._options.then == "stop":
-            return "training ends, as --then stop says"
-        return goes_on
+            follows = "The training ends, as --then stop says."
+        say(f"{text} {follows}")
 
     def _record(self, case: TrainingCase) -> TrainingRecord:
         device = self._model.device

@@ -9,13 +9,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase, setting_name
 from commbench.engine.records import without_result
-from commbench.findings import Finding
+from commbench.findings import Finding, as_text
 from commbench.live.agreement import Measured
 from commbench.live.options import LiveOptions, say
 from commbench.live.programme import Facts, Programme
 from commbench.live.settings import settings_of
 from commbench.live.switching import own_hooks
-from commbench.results.recommendation import Recommendation, setting_of
+from commbench.results.recommendation import setting_of
+from commbench.results.verdict import verdict_findings
 from commbench.tuner.experiment import UNTIMED, Block, Earlier, Experiment
 from commbench.tuner.learning import withheld
 from commbench.units import counted
@@ -43,15 +44,16 @@ class Tune(Programme):
             traits=facts.traits,
         )
         super().__init__(ddp_model, options, facts, settings)
+        reasons = {}
+        for number, case in enumerate(settings):
+            reason = withheld(case, original, self.run.info)
+            if reason:
+                reasons[number] = reason
         self._experiment = Experiment(
             settings,
             seed=options.seed + self.run.launch,
             max_steps=options.steps,
-            withheld=[
-                number
-                for number, case in enumerate(settings)
-                if withheld(case, original, self.run.info)
-            ],
+            withheld=reasons,
             earlier=self._earlier(),
         )
         self._gaps_ms: list[float] = []
@@ -73,10 +75,7 @@ class Tune(Programme):
 
     def next_block(self, step: int, *, is_ahead: bool) -> Block | None:
         """Return the next block; None at the end of the round or of the experiment."""
-        choose = self._experiment.next_block
-        if is_ahead:
-            choose = self._experiment.following_block
-        block = choose(step, self._remaining_s)
+        block = self._experiment.next_block(step, self._remaining_s, is_ahead=is_ahead)
         if block is not None:
             part = "trying"
             if block.phase == CONFIRM:
@@ -121,7 +120,10 @@ class Tune(Programme):
         del step
         is_first = not self.run.is_concluded  # else a rank could not prepare the best setting
         conclusion = self.run.conclude(self._experiment.ending)
-        say(f"{_conclusion(conclusion)}; {self._follows('training goes on with it')}.")
+        text = "nothing was compared, so the setting stays."
+        if conclusion is not None:
+            text = as_text(verdict_findings(conclusion)[:2])
+        self._say_end(text)
         if is_first and conclusion is not None and conclusion.verdict == "change":
             best = setting_of(conclusion.best)
             for setting in self.settings:
@@ -132,18 +134,3 @@ class Tune(Programme):
     def _name_of(self, setting: TrainingCase) -> str:
         """Return a setting in words, beside the script's own."""
         return setting_name(setting, self.settings[0])
-
-
-def _conclusion(recommendation: Recommendation | None) -> str:
-    if recommendation is None:
-        return "tuning ended without a comparison: the setting stays as it was"
-    if recommendation.verdict == "inconclusive":
-        return "undecided: the script's own setting stays"
-    if recommendation.verdict == "change":
-        best = recommendation.best
-        gain = best.gain_over(recommendation.baseline_name)
-        return f"decided: a step with {recommendation.named(best)} is {gain}"
-    others = "other"
-    if any(each.withheld for each in recommendation.altering):
-        others = "other that may be used"
-    return f"decided: the script's own setting stays; no {others} is more than 2 % faster"

@@ -108,8 +108,7 @@ class Watch(Programme):
         if self._left > 0:
             ending = "time"
         self.run.conclude(ending)
-        follows = self._follows("training goes on, and nothing is watched any more")
-        say(f"watched until step {step}; {follows}.")
+        self._say_end(f"watched until step {step}.")
         return self.settings[0]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -19,7 +17,6 @@ from commbench.report.columns import (
     MOST_LINES,
     Cell,
     Column,
-    Named,
     Table,
     declared,
     ends,
@@ -58,6 +55,9 @@ TIME_SLICES = (
 )
 #: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
 _UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root", "env")
+_unique = attrgetter(*_UNIQUE)
+#: Columns of the method of measuring, for lines that these do not distinguish.
+_METHOD = "algorithm_requested loop sync cadence buffers"
 
 
 def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> dict[str, list[Row]]:
@@ -83,45 +83,29 @@ def collective_tables(runs: Sequence[Run]) -> list[Table]:
     Matrices get tables of their pairs: a median over different pairs is not the time of any pair.
     """
     rows = [(run.name, row) for run in runs for row in all_rank_rows(run) if row.pattern != MATRIX]
-    about = explain_time(runs)
-    groups = itertools.groupby(
-        sorted(rows, key=lambda named_row: order_of_row(named_row[1])), key=_table_of
-    )
-    return [_collective_table(list(group), about) for _, group in groups]
-
-
-def _table_of(named_row: Named[Row]) -> tuple[str, str]:
-    return named_row[1].operation, named_row[1].pattern
-
-
-def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
-    names = _backend_names(rows)
-    columns: list[Column[Row]] = [
-        *declared(Row, "message_bytes"),
-        Column("backend", lambda row: names[id(row)]),
-        *declared(Row, " ".join(_UNIQUE[1:]), should_vary=True),
-        outcome("time_us", Row, about_time),
-        interval("time_us", Row),
-        *declared(Row, "time_us_p95", drop_order=1),
-        *declared(Row, "algbw_GBps busbw_GBps"),
-        *declared(Row, "harness_us framework_us energy_J", drop_order=2),
-        flag_column(),
-    ]
-    title = title_of([row for _, row in rows])
-    if len({name for name, _ in rows}) > 1:  # the notes below are about the first run only
-        title = title.partition(" (")[0]
-    return make_table(title, rows, columns, rest_in=SUMMARY)
-
-
-def _backend_names(rows: Sequence[Named[Row]]) -> dict[int, str]:
-    """Return the name each row's backend, with the methods of measuring that differ between the
-    rows of a run.
-    """
-    names: dict[int, str] = {}
-    for run_name in {name for name, _ in rows}:
-        columns = columns_of((row for name, row in rows if name == run_name), attrgetter(*_UNIQUE))
-        names |= {id(row): name for name, column in columns.items() for row in column}
-    return names
+    rows.sort(key=lambda named_row: order_of_row(named_row[1]))
+    by_table = rows_by(rows, lambda named_row: (named_row[1].operation, named_row[1].pattern))
+    tables = []
+    for of_table in by_table.values():
+        keys = {(name, row.backend, *_unique(row)) for name, row in of_table}
+        distinguishing = " ".join(_UNIQUE[1:])
+        if len(keys) < len(of_table):
+            distinguishing = f"{_METHOD} {distinguishing}"
+        columns: list[Column[Row]] = [
+            *declared(Row, "message_bytes backend"),
+            *declared(Row, distinguishing, should_vary=True),
+            outcome("time_us", Row, explain_time(runs)),
+            interval("time_us", Row),
+            *declared(Row, "time_us_p95", drop_order=1),
+            *declared(Row, "algbw_GBps busbw_GBps"),
+            *declared(Row, "harness_us framework_us energy_J", drop_order=2),
+            flag_column(),
+        ]
+        title = title_of([row for _, row in of_table])
+        if len({name for name, _ in of_table}) > 1:  # the notes below are about the first run only
+            title = title.partition(" (")[0]
+        tables.append(make_table(title, of_table, columns, rest_in=SUMMARY))
+    return tables
 
 
 def title_of(rows: Sequence[Row]) -> str:
@@ -165,19 +149,25 @@ def _setting(rows: Sequence[Row]) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def group_sentences(run: Run) -> list[str]:
-    """Return the sentences about the groups of each pattern that makes groups, for each backend."""
-    hosts = host_by_rank(run.info)
+def collective_sentences(run: Run) -> list[Finding]:
+    """Return what bus bandwidth means, and what is to be said of groups."""
+    findings = group_sentences(run)
+    if any(row.busbw_GBps is not None and row.pattern != MATRIX for row in all_rank_rows(run)):
+        findings.insert(0, Finding("busbw_meaning"))
+    return findings
+
+
+def group_sentences(run: Run) -> list[Finding]:
+    """Return the slowest group of each pattern that makes groups, and their rate together."""
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
-    sentences: list[str] = []
-    for (operation, pattern), rows in rows_by(
-        grouped, lambda row: (row.operation, row.pattern)
-    ).items():
+    findings = []
+    by_pattern = rows_by(grouped, lambda row: (row.operation, row.pattern))
+    for (operation, pattern), rows in by_pattern.items():
         if len(groups_in(rows)) > 1:
-            columns = columns_of(rows, attrgetter(*_UNIQUE))
+            columns = columns_of(rows, _unique)
             named = {f"{operation}, {pattern}, {name}": of for name, of in columns.items()}
-            sentences += map(str, group_findings(named, hosts))
-    return sentences
+            findings += group_findings(named, host_by_rank(run.info))
+    return findings
 
 
 # ------------------------------------------------------------------------------------- other tables
@@ -295,12 +285,10 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
             )
             rows = [(run.name, row) for row in rows_of(slowest[:MOST_LINES])]
             case = matrix.case
-            title = (
-                f"{case.operation} {format_size(case.message_bytes)}, {case.backend}: pairs of"
-                " ranks"
-            )
-            title += f" of {run.name}" if len(runs) > 1 else ""
-            table = make_table(title, rows, _PAIR_COLUMNS, rest_in=PAIRS)
+            size = format_size(case.message_bytes)
+            title = f"{case.operation} {size}, {case.backend}: pairs of ranks"
+            if len(runs) > 1:
+                title = f"{title} of {run.name}"
             notes = []
             if len(rows) < len(matrix.source):
                 numbers: dict[str, Value] = {
@@ -308,8 +296,8 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
                     "lines": len(matrix.source),
                     "file": PAIRS,
                 }
-                notes = [str(Finding("pairs_hidden", numbers=numbers))]
-            tables.append(dataclasses.replace(table, notes=notes))
+                notes.append(str(Finding("pairs_hidden", numbers=numbers)))
+            tables.append(make_table(title, rows, _PAIR_COLUMNS, notes=notes))
     return tables
 
 

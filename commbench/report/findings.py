@@ -157,7 +157,7 @@ def bandwidths(run: Run) -> list[Finding]:
         best = max(comparable, key=lambda row: row.busbw_GBps or 0.0)
         numbers: dict[str, Value] = {
             "operation": _operation(best),
-            "busbw": _busbw(best),
+            "busbw": busbw_of(best),
             "size": best.message_bytes or 0,
         }
         code = "bandwidth"
@@ -206,7 +206,7 @@ def _operation(row: Row) -> str:
     return row.operation if row.pattern == "flat" else f"{row.operation} {row.pattern}"
 
 
-def _busbw(row: Row) -> Estimate:
+def busbw_of(row: Row) -> Estimate:
     """Return the bus bandwidth with the interval that follows from the time's."""
     busbw, time_us = row.busbw_GBps or 0.0, row.time_us or 0.0
     if not row.time_us_ci_low or not row.time_us_ci_high:

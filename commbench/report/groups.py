@@ -108,7 +108,7 @@ def _together(name: str, groups: Sequence[Row]) -> list[Finding]:
     rates = [row.busbw_GBps for row in groups if row.busbw_GBps is not None]
     if len(rates) < len(groups):
         return []
-    numbers = {
+    numbers: dict[str, Value] = {
         "rate": Estimate(sum(rates)),
         "groups": len(groups),
         "size": groups[0].message_bytes or 0,

@@ -151,7 +151,7 @@ def refusing(path: Path, error_class: type[CommbenchError]) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"{error.filename or path} cannot be used ({error.strerror or error})"
-        hint = "choose another directory"
+        hint = "choose another path"
         if error_class is not InputError:
             hint = (
                 f"{_REMEDIES.get(error.errno or 0, 'put that right')}, then the same command"

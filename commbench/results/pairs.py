@@ -15,12 +15,12 @@ from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
-from commbench.engine.records import SCHEMA, PairTable, Record, column, copied
+from commbench.engine.records import SCHEMA, Record, column, copied
 from commbench.findings import Finding
 from commbench.results.info import RunInfo, host_by_rank
 from commbench.results.summary import (
-    MANY_LAUNCHES,
     condition_flags,
+    few_flags,
     joined_texts,
     records_by_case,
     run_columns,
@@ -38,6 +38,8 @@ Integers = NDArray[np.int64]
 #: together.
 _SHARED_FLAGS = frozenset({"oversubscribed", "late", "clock", "throttled"})
 _WRONG = str(Finding(code="pair_wrong"))
+#: What a launch states of each pair.
+_VALUES = ("time_us", "time_us_p95", "repetitions", "wrong")
 _TEXTS = ("device", "library", "transport", "sync", "loop")
 
 
@@ -188,27 +190,34 @@ def _order(case: Case) -> tuple[Any, ...]:
 
 
 def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
-    columns = [PairTable.of(record.pairs).columns for record in records]
+    columns = [_arrays(record) for record in records]
     highest = max(int(max(c["source"].max(), c["target"].max())) for c in columns)
     ranks = max(1 + highest, *(record.group_size for record in records))
     codes = [np.asarray(c["source"] * ranks + c["target"], dtype=np.int64) for c in columns]
     pairs = np.unique(np.concatenate(codes))
-    times, p95, repetitions, wrong = np.full((4, len(records), len(pairs)), np.nan)
+    shape = (len(records), len(pairs))
+    values = {name: np.full(shape, np.nan) for name in _VALUES}
     for launch, (code, summary) in enumerate(zip(codes, columns, strict=True)):
         place = np.searchsorted(pairs, code)
-        times[launch, place], p95[launch, place] = summary["time_us"], summary["time_us_p95"]
-        repetitions[launch, place], wrong[launch, place] = summary["repetitions"], summary["wrong"]
+        for name, of_pairs in values.items():
+            of_pairs[launch, place] = summary[name]
+    wrong = values["wrong"]
     return Matrix(
         case=records[-1].case,
         records=records,
         hosts=hosts_of(info, ranks),
         source=pairs // ranks,
         target=pairs % ranks,
-        times_us=times,
-        p95_us=p95,
-        repetitions=np.nansum(repetitions, axis=0).astype(np.int64),
+        times_us=values["time_us"],
+        p95_us=values["time_us_p95"],
+        repetitions=np.nansum(values["repetitions"], axis=0).astype(np.int64),
         wrong=np.where(np.isfinite(wrong).any(axis=0), np.nansum(wrong, axis=0), np.nan),
     )
+
+
+def _arrays(record: Record) -> dict[str, Floats]:
+    """Return the fields of a record's pairs, each of shape (pairs,), NaN for None."""
+    return {name: np.array(values, dtype=np.float64) for name, values in vars(record.pairs).items()}
 
 
 def hosts_of(info: RunInfo, ranks: int) -> list[str]:
@@ -222,8 +231,6 @@ def hosts_of(info: RunInfo, ranks: int) -> list[str]:
 
 def _median(values: Floats) -> Floats:
     """Return the median over launches, of what there is."""
-    if np.isfinite(values).all():
-        return np.asarray(np.median(values, axis=0))
     return np.asarray(np.nanmedian(values, axis=0))
 
 
@@ -277,15 +284,7 @@ def _flags(matrix: Matrix, launches: Integers, info: RunInfo) -> list[str]:
     """Return the flags of each pair: those of its launches, and those about their number."""
     shared = {flag for record in matrix.records for flag in record.flags} & _SHARED_FLAGS
     shared |= condition_flags(matrix.case.backend, info)
-    by_count = {
-        count: join_flags(shared | _few(count))
-        for count in np.unique(launches).astype(int).tolist()
-    }
+    by_count = {}
+    for count in np.unique(launches).astype(int).tolist():
+        by_count[count] = join_flags(shared | few_flags(count))
     return [by_count[count] for count in launches.tolist()]
-
-
-def _few(launches: int) -> set[str]:
-    """Return the flags about a number of launches, as in ``collectives.csv``."""
-    if launches == 1:
-        return {"one_launch"}
-    return {"few_launches"} if launches < MANY_LAUNCHES else set()

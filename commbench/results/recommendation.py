@@ -59,18 +59,6 @@ class Choice:
         """The setting as a case without a particular workload."""
         return TrainingCase(workload="", world_size=1, batch_per_rank=1, **setting_of(self))
 
-    def gain_over(self, baseline: str) -> str:
-        """Return the speedup with its interval: ``1.31 times as fast as the default [1.28,
-        1.34]``.
-        """
-        if self.speedup is None:
-            return "not measured again"
-        gain = f"{self.speedup:.3f} times as fast as {baseline}"
-        if self.speedup_ci is None:
-            return gain
-        low, high = self.speedup_ci
-        return f"{gain} [{low:.3f}, {high:.3f}]"
-
 
 @dataclass(frozen=True, kw_only=True)
 class SafeChoice(Choice):

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -68,9 +68,11 @@ def divide(records: Sequence[Record]) -> Divided:
         if not slow:
             better.append(record)
             continue
-        is_slow = met[record.case.key][0] == SLOW if record.case.key in met else False
-        better += _within(record, [each == is_slow for each in slow])
-        if not is_slow:
+        state, _ = met.get(record.case.key, (FAST, 1.0))
+        if state == SLOW:
+            better += _within(record, slow)
+        else:
+            better += _within(record, [not each for each in slow])
             others += _within(record, slow)
     return Divided(records=tuple(better), others=tuple(others), states=states, met=met)
 
@@ -91,7 +93,9 @@ def find_states(records: Iterable[Record]) -> dict[str, MachineStates]:
         probes.setdefault(probed_name(record.case), []).extend(_visit_probes(record))
     states = {}
     for backend, probes_us in probes.items():
-        modes = stats.modes_of(probes_us, apart=APART) if len(probes_us) >= FEWEST_VISITS else None
+        modes = None
+        if len(probes_us) >= FEWEST_VISITS:
+            modes = stats.modes_of(probes_us, apart=APART)
         if modes:
             boundary_us = math.sqrt(modes[0] * modes[1])
             fast = [probe_us for probe_us in probes_us if probe_us <= boundary_us]
@@ -111,58 +115,47 @@ def level_us(records: Iterable[Record], name: str) -> float | None:
 
     None without probes.
     """
-    probes_us = [
-        p for r in latest(records).values() if probed_name(r.case) == name for p in _visit_probes(r)
-    ]
-    return stats.median(probes_us) if probes_us else None
+    probes_us: list[float] = []
+    for record in latest(records).values():
+        if probed_name(record.case) == name:
+            probes_us += _visit_probes(record)
+    if not probes_us:
+        return None
+    return stats.median(probes_us)
 
 
 def _visit_probes(record: Record) -> list[float]:
     """Return the geometric mean of the two probes of each visit; empty without a probe."""
-    if (
-        record.status != "ok"
-        or not record.probes_us
-        or len(record.probes_us) != 2 * len(record.visit_lengths)
-    ):
+    before_us, after_us = record.probes_us[::2], record.probes_us[1::2]
+    if record.status != "ok" or len(record.probes_us) != 2 * len(record.visit_lengths):
         return []
-    pairs = zip(record.probes_us[::2], record.probes_us[1::2], strict=True)
-    return [math.sqrt(before_us * after_us) for before_us, after_us in pairs]
+    return [math.sqrt(before * after) for before, after in zip(before_us, after_us, strict=True)]
 
 
 def _slow_visits(record: Record, states: Mapping[str, MachineStates]) -> list[bool]:
     """Return whether each visit met the slow state; empty where states are unknown."""
     of_backend = states.get(probed_name(record.case))
-    return (
-        [probe_us > of_backend["boundary_us"] for probe_us in _visit_probes(record)]
-        if of_backend
-        else []
-    )
+    if of_backend is None:
+        return []
+    return [probe_us > of_backend["boundary_us"] for probe_us in _visit_probes(record)]
 
 
 def _within(record: Record, visits: Sequence[bool]) -> list[Record]:
     """Return the record of some of its visits; empty without repetitions in them."""
-    lengths = [
-        length for length, is_kept in zip(record.visit_lengths, visits, strict=True) if is_kept
-    ]
+    lengths = list(itertools.compress(record.visit_lengths, visits))
     if not sum(lengths):
         return []
     repetitions = np.repeat(visits, record.visit_lengths).tolist()
     part = _times_within(record, repetitions)
     flags = [flag for flag in record.flags if flag != "bimodal" or stats.is_bimodal(part.times_us)]
-    probes_us = itertools.chain.from_iterable(
-        record.probes_us[2 * number : 2 * number + 2]
-        for number, is_kept in enumerate(visits)
-        if is_kept
+    part = dataclasses.replace(
+        part,
+        visit_lengths=lengths,
+        probes_us=list(itertools.compress(record.probes_us, np.repeat(visits, 2))),
+        flags=tuple(flags),
+        groups=tuple(_times_within(group, repetitions) for group in record.groups),
     )
-    return [
-        dataclasses.replace(
-            part,
-            visit_lengths=lengths,
-            probes_us=[*probes_us],
-            flags=tuple(flags),
-            groups=tuple(_times_within(group, repetitions) for group in record.groups),
-        )
-    ]
+    return [part]
 
 
 def _times_within(times: TimesT, repetitions: Sequence[bool]) -> TimesT:
@@ -170,10 +163,9 @@ def _times_within(times: TimesT, repetitions: Sequence[bool]) -> TimesT:
 
     Means by rank are of all repetitions only.
     """
-    return dataclasses.replace(
-        times,
-        times_us=[*itertools.compress(times.times_us, repetitions)],
-        rank_mean_us=[*itertools.compress(times.rank_mean_us, repetitions)],
-        skew_us=[*itertools.compress(times.skew_us, repetitions)],
-        rank_average_us=times.rank_average_us if all(repetitions) else (),
-    )
+    columns: dict[str, Any] = {}
+    for name in ("times_us", "rank_mean_us", "skew_us"):
+        columns[name] = list(itertools.compress(getattr(times, name), repetitions))
+    if not all(repetitions):
+        columns["rank_average_us"] = ()
+    return dataclasses.replace(times, **columns)

@@ -19,7 +19,6 @@ from commbench.engine.records import (
     SCHEMA,
     Overlap,
     OverlapRow,
-    PairTable,
     Record,
     Row,
     copied,
@@ -27,7 +26,7 @@ from commbench.engine.records import (
 )
 from commbench.engine.visits import launch_value, visit_times
 from commbench.results.info import RunInfo, ranks_per_gpu, shares_gpu
-from commbench.results.record_types import AnyRecord
+from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.stats.components import FEWEST_VISITS, components_of
 from commbench.system.process import without_collector
 from commbench.units import algbw_GBps
@@ -255,12 +254,18 @@ def _overlap_row(row: Row, overlaps: Sequence[Overlap]) -> OverlapRow:
 
 
 def _summarise(records: Sequence[Record], info: RunInfo) -> Row:
-    outcome = _outcome(records)
+    outcome = outcome_of(records)
     statuses = {"ok"}
     if outcome.status == "wrong":
         statuses.add("wrong")
     timed = _timed(records, statuses)
-    columns = _requested(records[-1], info)
+    case = records[-1].case
+    columns = requested(Row, case, info, _OF_RUN)
+    columns["cadence"] = case.mode
+    if not OPERATIONS[case.operation].moves_data:
+        columns["message_bytes"] = None
+    if case.algorithm != AUTO:
+        columns["algorithm_requested"] = case.algorithm
     columns |= _conditions(timed or records)
     medians = [launch_value(record) for record in timed]
     if timed:
@@ -269,29 +274,22 @@ def _summarise(records: Sequence[Record], info: RunInfo) -> Row:
     flags = ""
     if timed:
         flags = join_flags(_flags(row, timed, medians, info))
-    return dataclasses.replace(row, **_bandwidths(row), osu_bytes=_osu_bytes(row), flags=flags)
+    return dataclasses.replace(row, **_sizes_and_rates(row), flags=flags)
 
 
-def _outcome(records: Sequence[Record]) -> Outcome:
+def outcome_of(records: Sequence[AnyRecord]) -> Outcome:
     """Return the outcome of a case: wrong if any launch is, else ok if any is and the latest did
     not fail.
     """
+    last = records[-1]
     wrong = [record for record in records if record.status == "wrong"]
-    if not wrong:
-        return last_outcome(records)
     for record in wrong:
         if record.reason:
             return Outcome.of(record)
-    elements = _total(record.wrong for record in wrong) or 0
-    launches = f"{len(wrong)} of {len(records)} launches"
-    return Outcome(status="wrong", reason=f"{elements} elements were wrong in {launches}.")
-
-
-def last_outcome(records: Sequence[AnyRecord]) -> Outcome:
-    """Return the outcome of a case without wrong data: ok if any launch is and the latest did not
-    fail.
-    """
-    last = records[-1]
+    if wrong:
+        elements = _total(getattr(record, "wrong", None) for record in wrong) or 0
+        launches = f"{len(wrong)} of {len(records)} launches"
+        return Outcome(status="wrong", reason=f"{elements} elements were wrong in {launches}.")
     if last.status in {"failed", "hung"} or all(record.status != "ok" for record in records):
         return Outcome.of(last)
     return Outcome()
@@ -302,18 +300,14 @@ def run_columns(info: RunInfo) -> dict[str, Any]:
     return {"schema": info.get("schema", SCHEMA), "run_id": str(info.get("run_id", ""))}
 
 
-def _requested(record: Record, info: RunInfo) -> dict[str, Any]:
-    """Return the columns of the requested case and of the run."""
-    case = record.case
-    columns = copied(Row, case) | run_columns(info)
-    for name in _OF_RUN:
+def requested(
+    row_class: type[Any], case: AnyCase, info: RunInfo, of_run: Iterable[str]
+) -> dict[str, Any]:
+    """Return the columns of the requested case and of the run; ``of_run``: those of run.json."""
+    columns = copied(row_class, case) | run_columns(info)
+    for name in of_run:
         columns[name] = info.get(name)
     columns["ranks_per_gpu"] = ranks_per_gpu(case.backend, info)
-    columns["cadence"] = case.mode
-    if not OPERATIONS[case.operation].moves_data:
-        columns["message_bytes"] = None
-    if case.algorithm != AUTO:
-        columns["algorithm_requested"] = case.algorithm
     return columns
 
 
@@ -397,7 +391,7 @@ def _repetitions(record: Record) -> int | None:
         return record.stated.repetitions
     if not record.pairs:
         return len(record.times_us)
-    repetitions = int(PairTable.of(record.pairs).columns["repetitions"].sum())
+    repetitions = sum(record.pairs.repetitions)
     if OPERATIONS[record.case.operation].is_one_way:
         return repetitions
     return repetitions // 2
@@ -438,24 +432,23 @@ def _interval(timed: Sequence[Record], medians: Sequence[float]) -> stats.Interv
     return interval and interval.including(medians[0])
 
 
-def _osu_bytes(row: Row) -> int | None:
-    size = row.group_size or row.world_size
-    if row.message_bytes is None or not size:
-        return None
-    return OPERATIONS[row.operation].osu_bytes(row.message_bytes, size)
+def _sizes_and_rates(row: Row) -> dict[str, Any]:
+    """Return OSU's size, and algbw and busbw in GB/s (nccl-tests, doc/PERFORMANCE.md).
 
-
-def _bandwidths(row: Row) -> dict[str, Any]:
-    """Return algbw and busbw in GB/s (nccl-tests, doc/PERFORMANCE.md).
-
-    None for a barrier and for wrong data.
+    None for a barrier, and no rates of wrong data.
     """
     size = row.group_size or row.world_size
-    if row.status == "wrong" or row.message_bytes is None or not row.time_us or not size:
+    if row.message_bytes is None or not size:
         return {}
-    operation = operation_in_pattern(row.operation, row.pattern, size)
-    algbw = algbw_GBps(operation.messages_at_once * row.message_bytes, row.time_us)
-    return {"algbw_GBps": algbw, "busbw_GBps": algbw * operation.busbw_factor(size)}
+    columns: dict[str, Any] = {
+        "osu_bytes": OPERATIONS[row.operation].osu_bytes(row.message_bytes, size)
+    }
+    if row.status != "wrong" and row.time_us:
+        operation = operation_in_pattern(row.operation, row.pattern, size)
+        algbw = algbw_GBps(operation.messages_at_once * row.message_bytes, row.time_us)
+        columns["algbw_GBps"] = algbw
+        columns["busbw_GBps"] = algbw * operation.busbw_factor(size)
+    return columns
 
 
 def _flags(row: Row, timed: Sequence[Record], medians: Sequence[float], info: RunInfo) -> set[str]:
@@ -487,12 +480,19 @@ def condition_flags(backend: str, info: RunInfo) -> set[str]:
 
 def launch_flags(medians: Sequence[float]) -> set[str]:
     """Return the flags about the number of launches and about bimodal medians."""
-    conditions = {
-        "one_launch": len(medians) == 1,
-        "few_launches": 1 < len(medians) < MANY_LAUNCHES,
-        "bimodal_launches": stats.is_bimodal(medians),
-    }
-    return set(raised_flags(conditions))
+    flags = few_flags(len(medians))
+    if stats.is_bimodal(medians):
+        flags.add("bimodal_launches")
+    return flags
+
+
+def few_flags(launches: int) -> set[str]:
+    """Return the flags about a number of launches."""
+    if launches == 1:
+        return {"one_launch"}
+    if 1 < launches < MANY_LAUNCHES:
+        return {"few_launches"}
+    return set()
 
 
 def is_wide(

@@ -16,7 +16,7 @@ from commbench import stats
 from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.info import RunInfo
-from commbench.results.summary import Outcome, last_outcome, records_by_case
+from commbench.results.summary import Outcome, outcome_of, records_by_case
 from commbench.stats import DEFAULT_LEVEL, Interval
 from commbench.stats.components import FEWEST_VISITS
 
@@ -56,10 +56,7 @@ class Trained:
     @property
     def outcome(self) -> Outcome:
         """Status and reason of the configuration."""
-        wrong = next((record for record in self.records if record.status == "wrong"), None)
-        if wrong:
-            return Outcome.of(wrong)
-        return last_outcome(self.records)
+        return outcome_of(self.records)
 
     @property
     def is_ok(self) -> bool:
@@ -88,6 +85,8 @@ class Speedup:
     ratio: float
     launches: int
     """Launches that ran both."""
+    ratios: Sequence[float] = ()
+    """Of each launch; empty where blocks are compared."""
     interval: Interval | None = None
     """The interval over launches, at 95 % unless requested otherwise; over blocks where
     ``blocks`` is not 0."""
@@ -165,7 +164,7 @@ def speedup_of(
     interval = stats.launch_interval(ratios, level)
     if is_divided:
         interval = stats.student_interval(ratios, level)
-    return Speedup(ratio=median(ratios), launches=len(launches), interval=interval)
+    return Speedup(ratio=median(ratios), launches=len(launches), ratios=ratios, interval=interval)
 
 
 def speedup_of_rounds(ratios: Sequence[float], level: float) -> Speedup:

@@ -23,13 +23,14 @@ from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, Traini
 from commbench.engine.flags import add_flag, join_flags, raised_flags
 from commbench.engine.records import copied, interval_columns
 from commbench.hooks.catalogue import FP16
-from commbench.results.info import RunInfo, ranks_per_gpu
+from commbench.results.info import RunInfo
 from commbench.results.summary import (
     condition_flags,
     is_wide,
     joined_texts,
     launch_flags,
     metered,
+    requested,
     run_columns,
 )
 from commbench.results.trained import (
@@ -54,6 +55,8 @@ MB = 1e6
 TRAFFIC_SHARE, TRAFFIC_HEADERS = 0.05, 4096
 #: Share by which the baseline's blocks in a launch may differ.
 DRIFT = 0.1
+#: Columns that ``run.json`` states.
+_OF_RUN = ("nodes", "ranks_per_node", "seed")
 #: Columns that are medians over launches of the field with the same name.
 _MEDIANS = (
     "forward_ms",
@@ -97,71 +100,96 @@ def keyed_training_rows(
             ``same_layout``: for the key of each case that was not measured the key of the one that
             was measured for it. Each is optional.
     """
-    by_key = trained(records)
-    stand_ins = _stand_ins(info)
-    groups = groups_of(by_key)
-    baselines = {group: _baseline(members, by_key, info) for group, members in groups.items()}
-    verdicts = _verdicts(groups, baselines)
+    sweep = _Sweep(records, info)
+    verdicts = sweep.verdicts()
     rows: dict[TrainingCase, TrainingRow] = {}
-    for group, members in groups.items():
-        baseline = baselines[group]
+    for group, members in sweep.groups.items():
+        baseline, fp16 = sweep.baselines[group], sweep.fp16_of(members)
         losses = equal_losses(members)
-        fp16 = _fp16(members, stand_ins, by_key)
-        for trained_case in members:
-            case = trained_case.case
-            columns = _measured(trained_case, losses, info)
-            local = by_key.get(case.local().key)
-            columns |= _beside_local(trained_case, local, columns.get("step_ms"))
-            columns |= _compared("speedup", trained_case, baseline)
-            columns |= _compared("speedup_fp16", trained_case, fp16)
-            if case.key in verdicts:
-                columns["verdict"] = _supported(verdicts[case.key], columns)
+        for each in members:
+            columns = _measured(each, losses, info)
+            local = sweep.by_key.get(each.case.local().key)
+            columns |= _beside_local(each, local, columns.get("step_ms"))
+            columns |= _compared("speedup", each, baseline)
+            columns |= _compared("speedup_fp16", each, fp16)
+            if each.case.key in verdicts:
+                columns["verdict"] = _supported(verdicts[each.case.key], columns)
             row = TrainingRow(**columns)
-            flags = _flags(trained_case, row, baseline, info)
-            rows[case] = dataclasses.replace(row, flags=join_flags(flags))
-    for case, measured in stand_ins.items():
+            flags = _flags(each, row, baseline, info)
+            rows[each.case] = dataclasses.replace(row, flags=join_flags(flags))
+    for case, measured in sweep.stand_ins.items():
         if measured in rows:
             rows[case] = _copied(rows[measured], case)
-    first = {trained_case.case for trained_case in baselines.values() if trained_case}
-    return {case: rows[case] for case in sorted(rows, key=lambda case: _order(case, first, info))}
+    return {case: rows[case] for case in sorted(rows, key=sweep.order_of)}
 
 
-def _stand_ins(info: RunInfo) -> dict[TrainingCase, TrainingCase]:
-    """Return the measured case of each case that was not measured because its buckets are the
-    same.
-    """
-    same = info.get("same_layout") or {}
-    return {TrainingCase.from_key(key): TrainingCase.from_key(other) for key, other in same.items()}
+class _Sweep:
+    """The configurations of a sweep, and those that they are compared with."""
+
+    def __init__(self, records: Iterable[TrainingRecord], info: RunInfo) -> None:
+        self._info = info
+        self.by_key = trained(records)
+        self.groups = groups_of(self.by_key)
+        """The configurations with DDP that are alternatives to each other."""
+        self.stand_ins: dict[TrainingCase, TrainingCase] = {}
+        """The measured case of each that was not measured because its buckets are the same."""
+        for key, other in (info.get("same_layout") or {}).items():
+            self.stand_ins[TrainingCase.from_key(key)] = TrainingCase.from_key(other)
+        self.baselines: dict[Group, Trained | None] = {}
+        """Of each group; None if it was not trained."""
+        for group, members in self.groups.items():
+            cases = [each.case for each in members]
+            cases += [case for case in self.stand_ins if case.group == group]
+            self.baselines[group] = self.by_key.get(baseline_case(cases, info).key)
+
+    def fp16_of(self, members: Sequence[Trained]) -> Trained | None:
+        """Return the setting of a group that sends FP16 in DDP's default buckets.
+
+        None if it was not trained.
+        """
+        baseline = baseline_of([each.case for each in members])
+        case = dataclasses.replace(baseline, hook=FP16.name)
+        return self.by_key.get(self.stand_ins.get(case, case).key)
+
+    def verdicts(self) -> dict[str, str]:
+        """Return the verdict on each configuration against its baseline, with the whole run as one
+        family.
+        """
+        pairs = {}
+        for group, members in self.groups.items():
+            base = self.baselines[group]
+            for each in members:
+                if base is not None and each is not base and each.is_ok and base.is_ok:
+                    own, theirs = paired_sample_ms(each, base)
+                    pairs[each.case.key] = (theirs, own)
+        comparisons = stats.compare_family(list(pairs.values()), margin=MARGIN, paired=True)
+        return {
+            key: str(comparison.verdict) for key, comparison in zip(pairs, comparisons, strict=True)
+        }
+
+    def order_of(self, case: TrainingCase) -> tuple[Any, ...]:
+        """Return the sort key of a row."""
+        *group, env = case.group
+        base = self.baselines.get(case.group)
+        return (
+            *group,
+            _position(env, self._info.get("env") or (), 0),
+            base is None or case != base.case,
+            case.accumulation,
+            *(getattr(case, switch.name) != switch.default for switch in SWITCHES),
+            _position(case.compile, ("", *COMPILE_MODES), 0),
+            _position(case.precision, PRECISIONS, len(PRECISIONS)),
+            hook_position(case.hook),
+            case.hook,
+            -(case.density or 0.0),
+            case.hook_options,
+            case.caps_mb,
+        )
 
 
-def _baseline(
-    members: Sequence[Trained], by_key: Mapping[str, Trained], info: RunInfo
-) -> Trained | None:
-    """Return the baseline of a group; None if it was not trained."""
-    group = members[0].case.group
-    cases = [trained_case.case for trained_case in members]
-    cases += [case for case in _stand_ins(info) if case.group == group]
-    return by_key.get(baseline_case(cases, info).key)
-
-
-def _verdicts(
-    groups: Mapping[Group, Sequence[Trained]], baselines: Mapping[Group, Trained | None]
-) -> dict[str, str]:
-    """Return the verdict on each configuration against its baseline, with the whole run as one
-    family.
-    """
-    pairs = {}
-    for group, members in groups.items():
-        base = baselines[group]
-        for trained_case in members:
-            if base is None or trained_case is base or not (trained_case.is_ok and base.is_ok):
-                continue
-            own, theirs = paired_sample_ms(trained_case, base)
-            pairs[trained_case.case.key] = (theirs, own)
-    comparisons = stats.compare_family(list(pairs.values()), margin=MARGIN, paired=True)
-    return {
-        key: str(comparison.verdict) for key, comparison in zip(pairs, comparisons, strict=True)
-    }
+def _position(name: str, names: Iterable[str], otherwise: int) -> int:
+    """Return the place of a name among names, or another number for a name that is not there."""
+    return {each: place for place, each in enumerate(names)}.get(name, otherwise)
 
 
 def _compared(name: str, trained_case: Trained, base: Trained | None) -> dict[str, Any]:
@@ -174,20 +202,6 @@ def _compared(name: str, trained_case: Trained, base: Trained | None) -> dict[st
     if speedup is None:
         return {}
     return {name: speedup.ratio, **interval_columns(name, speedup.interval)}
-
-
-def _fp16(
-    members: Sequence[Trained],
-    stand_ins: Mapping[TrainingCase, TrainingCase],
-    by_key: Mapping[str, Trained],
-) -> Trained | None:
-    """Return the setting of a group that sends FP16 in DDP's default buckets.
-
-    None if it was not trained.
-    """
-    baseline = baseline_of([trained_case.case for trained_case in members])
-    case = dataclasses.replace(baseline, hook=FP16.name)
-    return by_key.get(stand_ins.get(case, case).key)
 
 
 def _supported(verdict: str, columns: Mapping[str, Any]) -> str:
@@ -212,22 +226,13 @@ def _measured(
 ) -> dict[str, Any]:
     """Return the columns of a configuration by itself."""
     timed = list(trained_case.timed.values())
-    columns = _requested(trained_case.case, info)
+    columns = requested(TrainingRow, trained_case.case, info, _OF_RUN)
     columns |= _conditions(timed or trained_case.records)
     columns |= vars(trained_case.outcome)
     if timed:
         columns |= _steps(trained_case)
         columns |= _parts(timed)
         columns |= _learning(trained_case, losses)
-    return columns
-
-
-def _requested(case: TrainingCase, info: RunInfo) -> dict[str, Any]:
-    """Return the columns of the requested configuration and of the run."""
-    columns = copied(TrainingRow, case) | run_columns(info)
-    for name in ("nodes", "ranks_per_node", "seed"):
-        columns[name] = info.get(name)
-    columns["ranks_per_gpu"] = ranks_per_gpu(case.backend, info)
     return columns
 
 
@@ -340,29 +345,6 @@ def _copied(row: TrainingRow, case: TrainingCase) -> TrainingRow:
     return dataclasses.replace(row, bucket_cap_mb=case.bucket_cap_mb, verdict=verdict, flags=flags)
 
 
-def _order(case: TrainingCase, baselines: set[TrainingCase], info: RunInfo) -> tuple[Any, ...]:
-    *group, env = case.group
-    return (
-        *group,
-        _position(env, info.get("env") or (), 0),
-        case not in baselines,
-        case.accumulation,
-        *(getattr(case, switch.name) != switch.default for switch in SWITCHES),
-        _position(case.compile, ("", *COMPILE_MODES), 0),
-        _position(case.precision, PRECISIONS, len(PRECISIONS)),
-        hook_position(case.hook),
-        case.hook,
-        -(case.density or 0.0),
-        case.hook_options,
-        case.caps_mb,
-    )
-
-
-def _position(name: str, names: Iterable[str], otherwise: int) -> int:
-    """Return the place of a name among names, or another number for a name that is not there."""
-    return {each: place for place, each in enumerate(names)}.get(name, otherwise)
-
-
 # -------------------------------------------------------------------------------------------- flags
 
 
@@ -373,18 +355,28 @@ def _flags(
     timed = list(trained_case.timed.values())
     if not timed:
         return set()
-    half = len(timed) / 2
+    base: list[TrainingRecord] = []
+    if baseline is not None:
+        base += baseline.timed.values()
+    layout = (info.get("layouts") or {}).get(trained_case.case.key)
     judged = {
         "ci_wide": is_wide(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, info),
-        "bimodal": sum(stats.is_bimodal(record.step_ms) for record in timed) >= half,
-        "unsteady": sum(not stats.is_steady(record.step_ms) for record in timed) >= half,
+        "bimodal": _are_most(stats.is_bimodal(record.step_ms) for record in timed),
+        "unsteady": _are_most(not stats.is_steady(record.step_ms) for record in timed),
         "traffic": _is_odd(timed),
-        "layout": _has_other_layout(trained_case, info),
+        "layout": layout is not None
+        and any(list(record.bucket_bytes) != layout for record in timed),
         "ranks_differ": row.ranks_agree is False,
         "short": any(len(record.step_ms) < FEWEST_STEPS for record in timed),
-        "drift": baseline is not None and _has_drifted(baseline),
+        "drift": len(base) > 0 and _are_most(map(_blocks_differ, base)),
     }
     return flags_of(trained_case, info) | set(raised_flags(judged))
+
+
+def _are_most(of_launches: Iterable[bool]) -> bool:
+    """Return whether something holds in at least half of the launches."""
+    held = list(of_launches)
+    return 2 * sum(held) >= len(held)
 
 
 def flags_of(trained_case: Trained, info: RunInfo) -> set[str]:
@@ -398,16 +390,6 @@ def flags_of(trained_case: Trained, info: RunInfo) -> set[str]:
     return flags
 
 
-def _has_other_layout(trained_case: Trained, info: RunInfo) -> bool:
-    """Return whether DDP made other buckets than ``info["layouts"]`` foresees for the
-    configuration.
-    """
-    predicted = (info.get("layouts") or {}).get(trained_case.case.key)
-    return predicted is not None and any(
-        list(record.bucket_bytes) != predicted for record in trained_case.timed.values()
-    )
-
-
 def _is_odd(timed: Sequence[TrainingRecord]) -> bool:
     """Return whether the bytes really sent differ from theory by more than headers explain."""
     sent = median_known(record.sent_bytes for record in timed)
@@ -418,13 +400,8 @@ def _is_odd(timed: Sequence[TrainingRecord]) -> bool:
     return abs(sent - expected) > TRAFFIC_SHARE * expected + headers
 
 
-def _has_drifted(baseline: Trained) -> bool:
-    """Return whether the baseline's blocks differ in at least half of its launches."""
-    timed = list(baseline.timed.values())
-    return bool(timed) and 2 * sum(map(_blocks_differ, timed)) >= len(timed)
-
-
 def _blocks_differ(record: TrainingRecord) -> bool:
+    """Return whether the machine has drifted."""
     medians = block_medians_ms(record)
     return len(medians) > 1 and max(medians) > (1 + DRIFT) * min(medians)
 
@@ -438,12 +415,10 @@ def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[Bucket
 
     Launches in which the buckets were others than in most are left out.
     """
-    by_key = trained(records)
-    baselines = [_baseline(members, by_key, info) for members in groups_of(by_key).values()]
-    first = {trained_case.case for trained_case in baselines if trained_case}
-    ddp = {each.case: each for each in by_key.values() if each.case.uses_ddp}
+    sweep = _Sweep(records, info)
+    ddp = {each.case: each for each in sweep.by_key.values() if each.case.uses_ddp}
     rows = []
-    for case in sorted(ddp, key=lambda case: _order(case, first, info)):
+    for case in sorted(ddp, key=sweep.order_of):
         shared = copied(BucketRow, case) | run_columns(info)
         for number, of_bucket in enumerate(zip(*_usual_buckets(ddp[case]), strict=True)):
             columns = copied(BucketRow, of_bucket[0]) | shared

@@ -52,38 +52,29 @@ class VisitPlan:
 
 def components_of(launches: Sequence[Sequence[Values]]) -> Components:
     """Return the components of the times above 0 of each visit of each launch."""
-    logs = [
-        [np.log(np.asarray(visit, dtype=float)).tolist() for visit in launch if len(visit)]
-        for launch in launches
-    ]
-    visits = [visit for launch in logs for visit in launch]
-    variances = np.array([_variance(visit) for visit in visits])
-    repetition = float(variances.mean())
-    of_median = float(np.mean(MEDIAN_FACTOR * variances / [len(visit) for visit in visits]))
-    medians = [np.array([median(visit) for visit in launch]) for launch in logs]
-    several = [values for values in medians if len(values) > 1]
-    between_visits = float(np.mean([values.var(ddof=1) for values in several])) if several else None
-    between_launches = None
+    variances, of_medians, medians = [], [], []
+    for launch in launches:
+        logs = [np.log(np.asarray(visit, dtype=float)).tolist() for visit in launch if len(visit)]
+        for visit in logs:
+            lower, upper = quantiles(visit, (0.25, 0.75))
+            variances.append(((upper - lower) / _QUARTILES) ** 2)
+            of_medians.append(MEDIAN_FACTOR * variances[-1] / len(visit))
+        medians.append(np.array(list(map(median, logs))))
+    within = of_median = float(np.mean(of_medians))
+    between_visits = between_launches = None
+    several = [values.var(ddof=1) for values in medians if len(values) > 1]
+    if several:
+        within = float(np.mean(several))
+        between_visits = math.sqrt(max(0.0, within - of_median))
     if len(medians) > 1:
-        within = float(
-            np.mean(
-                [
-                    (of_median if between_visits is None else between_visits) / len(v)
-                    for v in medians
-                ]
-            )
-        )
-        between_launches = float(np.var([values.mean() for values in medians], ddof=1)) - within
+        explained = float(np.mean([within / len(values) for values in medians]))
+        variance = float(np.var([values.mean() for values in medians], ddof=1))
+        between_launches = math.sqrt(max(0.0, variance - explained))
     return Components(
-        repetition=math.sqrt(repetition),
-        visit=None if between_visits is None else math.sqrt(max(0.0, between_visits - of_median)),
-        launch=None if between_launches is None else math.sqrt(max(0.0, between_launches)),
+        repetition=math.sqrt(float(np.mean(variances))),
+        visit=between_visits,
+        launch=between_launches,
     )
-
-
-def _variance(logs: Values) -> float:
-    lower, upper = quantiles(logs, (0.25, 0.75))
-    return ((upper - lower) / _QUARTILES) ** 2
 
 
 def plan_visits(
@@ -111,18 +102,17 @@ def plan_visits(
     """
     slice_s = VISITING_SHARE * budget.slice_s
     between, within = (components.visit or 0.0) ** 2, MEDIAN_FACTOR * components.repetition**2
-    best = (
-        math.sqrt(visit_s / repetition_s * within / between)
-        if between and repetition_s
-        else math.inf
-    )
-    affordable = slice_s / FEWEST_VISITS - visit_s
-    longest = affordable / repetition_s if repetition_s else math.inf
-    repetitions = int(max(FEWEST_REPETITIONS, min(best, longest, most_repetitions)))
+    advised = affordable = math.inf
+    if repetition_s:
+        affordable = (slice_s / FEWEST_VISITS - visit_s) / repetition_s
+        if between:
+            advised = math.sqrt(visit_s / repetition_s * within / between)
+    repetitions = int(max(FEWEST_REPETITIONS, min(advised, affordable, most_repetitions)))
     variance = MEDIAN_FACTOR * (between + within / repetitions)
-    advised = math.ceil(variance * (_NORMAL_975 / budget.relative_half_width) ** 2)
-    fitting = (
-        int(slice_s / (visit_s + repetitions * repetition_s)) if repetition_s else budget.visits
+    visits = min(
+        math.ceil(variance * (_NORMAL_975 / budget.relative_half_width) ** 2), budget.visits
     )
-    visits = max(min(FEWEST_VISITS, budget.visits), min(advised, fitting, budget.visits))
+    if repetition_s:
+        visits = min(visits, int(slice_s / (visit_s + repetitions * repetition_s)))
+    visits = max(visits, min(FEWEST_VISITS, budget.visits))
     return VisitPlan(visits=visits, repetitions=repetitions)

@@ -4,27 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property
 
 import numpy as np
 
-from commbench.errors import InputError
 from commbench.stats.hierarchy import RunRatio, split_runs
-from commbench.stats.intervals import (
-    DEFAULT_LEVEL,
-    NORMAL,
-    Floats,
-    Interval,
-    Values,
-    detectable_effect,
-)
+from commbench.stats.intervals import DEFAULT_LEVEL, Floats, Interval, Values
 from commbench.stats.ratios import (
     MOST_LAUNCHES,
-    POWER,
     Effort,
     Scatter,
-    both_sides,
     further_launches,
+    margin_errors_of,
     median_ratio,
     ratio_intervals,
     widening,
@@ -79,71 +69,59 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sides:
-    """The launch medians of one case; A may be several runs."""
+class _LaunchRatio:
+    """The ratio of two runs, from the launch medians of one case; see `RunRatio`."""
 
     a: Floats
     b: Floats
-    runs: Sequence[Floats]
-    """The runs of A."""
     paired: bool
-
-    @property
-    def is_testable(self) -> bool:
-        """Whether both sides have a spread and logarithms."""
-        return all(
-            len(side) > 1 and bool(np.isfinite(side).all()) and float(side.min()) > 0
-            for side in (self.a, self.b)
-        )
-
-    @cached_property
-    def of_runs(self) -> RunRatio | None:
-        """The comparison with several runs in A; None with one run."""
-        return (
-            RunRatio(runs=self.runs, b=self.b) if len(self.runs) > 1 and self.is_testable else None
-        )
+    state_spread: float = 0.0
 
     @property
     def ratio(self) -> float:
-        return self.of_runs.ratio if self.of_runs else median_ratio(self.a, self.b)
+        return median_ratio(self.a, self.b)
 
     @property
     def fewest(self) -> int:
-        """Launches of the run with the fewest."""
-        return min(len(self.b), *map(len, self.runs))
+        return min(len(self.a), len(self.b))
 
-    def p_value(self, smallest: float) -> float:
-        """Return the p-value of equality, by pairs if their smallest possible p-value is at most
-        ``smallest``.
-        """
-        if self.of_runs:
-            return self.of_runs.p_value
-        return rank_test(self.a, self.b, paired=self.paired and 2 / 2 ** len(self.a) <= smallest)
-
-    def intervals(self, levels: Sequence[float], seed: int) -> list[Interval]:
-        if self.of_runs:
-            return [self.of_runs.interval(level) for level in levels]
-        return ratio_intervals(
-            self.a, self.b, levels, resamples=10_000, seed=seed, paired=self.paired
-        )
+    @property
+    def draws(self) -> float:
+        return 1.0 if self.paired else 2.0
 
     @property
     def samples(self) -> list[Floats]:
-        """Return groups of logarithms, one per run, whose spread is that of launches."""
-        log_b = np.log(self.b)
-        return (
-            [log_b - np.log(self.a)]
-            if self.paired
-            else [*(np.log(run) for run in self.runs), log_b]
-        )
+        logs = [np.log(self.a), np.log(self.b)]
+        if self.paired:
+            return [logs[1] - logs[0]]
+        return logs
+
+    @property
+    def error(self) -> float:
+        """The standard error of a difference of medians, each sqrt(pi / 2n) spreads."""
+        inverse = 1 / len(self.b)
+        if not self.paired:
+            inverse = 1 / len(self.a) + inverse
+        spread = _pooled_spread(self.samples) * math.sqrt(math.pi / 2 * inverse)
+        return spread * widening(self.fewest)
+
+    def p_value(self, smallest: float) -> float:
+        by_pairs = self.paired and 2 / 2 ** len(self.a) <= smallest
+        return rank_test(self.a, self.b, paired=by_pairs)
+
+    def intervals(self, levels: Sequence[float], seed: int) -> list[Interval]:
+        return ratio_intervals(self.a, self.b, levels, seed=seed, paired=self.paired)
 
     def margin_errors(self, level: float) -> float:
-        """Return the distance from the margin, in standard errors, at which 80 % of intervals
-        exclude the margin.
-        """
-        if self.of_runs:
-            return detectable_effect(level, POWER, self.of_runs.freedom)
-        return NORMAL.inv_cdf((1 + level) / 2) + NORMAL.inv_cdf(POWER)
+        return margin_errors_of(level)
+
+    def can_differ(self, alpha: float) -> bool:
+        return not family_hint(1, len(self.a), len(self.b), alpha)
+
+    def fewest_launches(self, level: float) -> int:
+        """Return how many launches a side a rank test takes to find anything at a level."""
+        counts = range(2, self.fewest + MOST_LAUNCHES + 2)
+        return next(n for n in counts if not family_hint(1, n, n, 1 - level))
 
 
 def compare_family(
@@ -170,7 +148,7 @@ def compare_family(
         pairs: the cases.
         runs: for each case, where A is several runs, how many of A's launches each made, in order:
             how runs differ then decides, not how launches do (`commbench.stats.hierarchy`).
-        margin: relative difference that does not matter.
+        margin: relative difference that does not matter, from 0 to below 1.
         q: share of the verdicts ``faster`` and ``slower`` that may be false.
         paired: a[i] and b[i] ran side by side: intervals resample pairs, and the test is Wilcoxon's
             where the pairs suffice for it to find a lone case in this family, else Mann-Whitney's,
@@ -179,48 +157,40 @@ def compare_family(
             share of ``q`` and of the 5 % of the verdict ``same`` (Bonferroni), so that all looks
             together err as seldom as one.
         seed: of the bootstrap.
-
-    Raises:
-        InputError: if the margin is not in [0, 1), or sides to be paired differ in length.
     """
-    if not 0 <= margin < 1:
-        raise InputError(
-            f"a margin of {margin} is no relative difference: choose one from 0 to below 1, such as"
-            " 0.02."
-        )
     q, level = q / looks, 1 - 0.05 / looks
-    sizes = runs or [[len(a)] for a, _ in pairs]
-    cases = [
-        _sides_of(a, b, of_runs, paired=paired)
-        for (a, b), of_runs in zip(pairs, sizes, strict=True)
-    ]
-    testable = {i: sides for i, sides in enumerate(cases) if sides.is_testable}
+    comparisons = []
+    testable: dict[int, RunRatio | _LaunchRatio] = {}
+    for place, (a, b) in enumerate(pairs):
+        sides = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+        ratio = median_ratio(*sides)
+        if all(len(side) > 1 and (side > 0).all() and np.isfinite(side).all() for side in sides):
+            case: RunRatio | _LaunchRatio = _LaunchRatio(a=sides[0], b=sides[1], paired=paired)
+            if runs and len(runs[place]) > 1:
+                case = RunRatio(runs=split_runs(sides[0], runs[place]), b=sides[1])
+            testable[place], ratio = case, case.ratio
+        comparisons.append(Comparison(ratio=ratio, launches_a=len(a), launches_b=len(b)))
     m = len(testable)
-    p_values = {i: sides.p_value(q / m) for i, sides in testable.items()}
+    p_values = {place: case.p_value(q / m) for place, case in testable.items()}
     rejected = benjamini_hochberg(list(p_values.values()), q)
-    selected = {i for i, is_rejected in zip(testable, rejected, strict=True) if is_rejected}
-    comparisons = [
-        Comparison(ratio=s.ratio, launches_a=len(s.a), launches_b=len(s.b)) for s in cases
-    ]
-    for i, sides in testable.items():
+    selected = {place for place, is_rejected in zip(testable, rejected, strict=True) if is_rejected}
+    for place, case in testable.items():
         # What decides this case; for one not selected, what would if it were selected too.
-        alpha = q * (len(selected) + (i not in selected)) / m
-        plain, adjusted = sides.intervals((level, 1 - alpha), seed)
-        verdict, interval = _judge(plain, adjusted if i in selected else None, margin)
-        comparisons[i] = replace(
-            comparisons[i],
+        alpha = q * (len(selected) + (place not in selected)) / m
+        plain, adjusted = case.intervals((level, 1 - alpha), seed)
+        verdict, interval = _judge(plain, adjusted if place in selected else None, margin)
+        further = None
+        if verdict is Verdict.INCONCLUSIVE:
+            further = _further(case, alpha, margin)
+        comparisons[place] = replace(
+            comparisons[place],
             interval=interval,
-            p_value=p_values[i],
+            p_value=p_values[place],
             verdict=verdict,
-            detectable=_detectable(sides, alpha=alpha, margin=margin),
-            further=_further(sides, alpha, margin) if verdict is Verdict.INCONCLUSIVE else None,
+            detectable=_detectable(case, alpha, margin),
+            further=further,
         )
     return comparisons
-
-
-def _sides_of(a: Values, b: Values, sizes: Sequence[int], *, paired: bool) -> _Sides:
-    first, second = both_sides(a, b, paired=paired)
-    return _Sides(a=first, b=second, runs=split_runs(first, sizes), paired=paired)
 
 
 def _judge(plain: Interval, adjusted: Interval | None, margin: float) -> tuple[Verdict, Interval]:
@@ -228,65 +198,52 @@ def _judge(plain: Interval, adjusted: Interval | None, margin: float) -> tuple[V
 
     ``adjusted`` is None for a case that was not selected.
     """
-    if adjusted is not None and adjusted.high < 1 - margin:
+    if adjusted and adjusted.high < 1 - margin:
         return Verdict.FASTER, adjusted
-    if adjusted is not None and adjusted.low > 1 + margin:
+    if adjusted and adjusted.low > 1 + margin:
         return Verdict.SLOWER, adjusted
     if plain.low >= 1 - margin and plain.high <= 1 + margin:
         return Verdict.SAME, plain
     return Verdict.INCONCLUSIVE, adjusted or plain
 
 
-def _detectable(sides: _Sides, *, alpha: float, margin: float) -> float:
+def _detectable(case: RunRatio | _LaunchRatio, alpha: float, margin: float) -> float:
     """Return the slowdown that such a case would show with 80 % power.
 
-    Its logarithm exceeds the margin's by `_Sides.margin_errors` standard errors. With one run in A,
-    these are of a difference of medians, each sqrt(pi / 2n) spreads. Simulated power with normal
-    launches: 77 to 90 % for 5 to 20 launches of one run a side, 67 to 90 % against 3 to 10 runs, in
-    families of 1 to 40.
+    Its logarithm exceeds the margin's by ``margin_errors`` standard errors. Simulated power with
+    normal launches: 77 to 90 % for 5 to 20 launches of one run a side, 67 to 90 % against 3 to 10
+    runs, in families of 1 to 40.
     """
-    if sides.of_runs:
-        error = sides.of_runs.error
-    elif family_hint(1, len(sides.a), len(sides.b), alpha):
+    if not case.can_differ(alpha):
         return math.inf
-    else:
-        counts = [len(sides.b)] if sides.paired else [len(sides.a), len(sides.b)]
-        error = _pooled_spread(sides.samples) * math.sqrt(
-            math.pi / 2 * sum(1 / count for count in counts)
-        )
-        error *= widening(sides.fewest)
-    beyond = sides.margin_errors(1 - alpha) * error
-    return (1 + margin) * math.exp(beyond) - 1 if beyond < math.log(_LARGEST_SLOWDOWN) else math.inf
+    beyond = case.margin_errors(1 - alpha) * case.error
+    if beyond >= math.log(_LARGEST_SLOWDOWN):
+        return math.inf
+    return (1 + margin) * math.exp(beyond) - 1
 
 
-def _further(sides: _Sides, alpha: float, margin: float) -> Effort | None:
+def _further(case: RunRatio | _LaunchRatio, alpha: float, margin: float) -> Effort:
     """Return the launches that would settle an inconclusive case, if its true ratio is the observed
     one.
     """
-    effect, samples = math.log(sides.ratio), sides.samples
-    high, low = math.log1p(margin), math.log1p(-margin) if margin else 0.0
-    is_inside = low <= effect <= high
-    level = DEFAULT_LEVEL if is_inside else 1 - alpha
-    draws = sides.of_runs.draws if sides.of_runs else 1.0 if sides.paired else 2.0
+    effect, samples = math.log(case.ratio), case.samples
+    high, low = math.log1p(margin), math.log1p(-margin)
+    level, fewest = 1 - alpha, case.fewest_launches(1 - alpha)
+    if low <= effect <= high:
+        level, fewest = DEFAULT_LEVEL, 2
+    scatter = Scatter(
+        spread=_pooled_spread(samples),
+        freedom=sum(len(sample) - 1 for sample in samples),
+        launches=case.fewest,
+        sides=case.draws,
+        fixed=case.state_spread * math.sqrt(case.draws),
+    )
     return further_launches(
-        Scatter(
-            spread=_pooled_spread(samples),
-            freedom=sum(len(sample) - 1 for sample in samples),
-            launches=sides.fewest,
-            sides=draws,
-            fixed=sides.of_runs.state_spread * math.sqrt(draws) if sides.of_runs else 0.0,
-        ),
+        scatter,
         min(abs(effect - low), abs(effect - high)),
         margin=margin,
-        margin_errors=sides.margin_errors(level),
-        fewest=2 if is_inside or sides.of_runs else _fewest(sides.fewest, level),
-    )
-
-
-def _fewest(launches: int, level: float) -> int:
-    """Return how many launches a side a rank test takes to find anything at a level."""
-    return next(
-        n for n in range(2, launches + MOST_LAUNCHES + 2) if not family_hint(1, n, n, 1 - level)
+        margin_errors=case.margin_errors(level),
+        fewest=fewest,
     )
 
 

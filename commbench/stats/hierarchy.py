@@ -9,8 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from commbench.stats.intervals import Floats, Interval, student_p, student_t
-from commbench.stats.ratios import resampled_medians
+from commbench.stats.intervals import Floats, Interval, detectable_effect, student_p, student_t
+from commbench.stats.ratios import POWER, resampled_medians
 
 _RESAMPLES = 2000
 #: The largest logarithm of a finite number: two runs give nearly unbounded intervals.
@@ -22,20 +22,13 @@ def split_runs(launches: Floats, sizes: Sequence[int]) -> list[Floats]:
     return np.split(launches, np.cumsum(sizes)[:-1])
 
 
-def median_of_runs(runs: Sequence[Floats]) -> float:
-    """Return the median of the runs' medians: each run counts alike, however many launches it
-    made.
-    """
-    return float(np.median([np.median(run) for run in runs]))
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunRatio:
     """The ratio of one run to a sample of runs, with the prediction interval of a further run like
     these.
 
     The runs' log medians are a sample of the machine's states, launch noise included, and the
-    judged run is one more draw. So log(median(b) / `median_of_runs`) over `error` follows Student's
+    judged run is one more draw. So log(ratio) over `error` follows Student's
     t with as many degrees of freedom as there
     are runs, less one, whatever the share of launches in it: exactly for normal logarithms, runs
     with as many launches as ``b`` and a mean in place of the median, whose variance is pi / 2 as
@@ -50,13 +43,20 @@ class RunRatio:
 
     @cached_property
     def ratio(self) -> float:
-        """The median of b over the median of the runs' medians."""
-        return float(np.median(self.b)) / median_of_runs(self.runs)
+        """The median of b over the median of the runs' medians: each run counts alike, however many
+        launches it made.
+        """
+        return float(np.median(self.b)) / float(np.median([np.median(run) for run in self.runs]))
 
     @property
-    def freedom(self) -> int:
-        """Degrees of freedom of the spread of the runs."""
-        return len(self.runs) - 1
+    def fewest(self) -> int:
+        """Launches of the run with the fewest."""
+        return min(len(self.b), *map(len, self.runs))
+
+    @property
+    def samples(self) -> list[Floats]:
+        """Groups of logarithms, one per run, whose spread is that of launches."""
+        return [np.log(run) for run in (*self.runs, self.b)]
 
     @property
     def draws(self) -> float:
@@ -74,27 +74,43 @@ class RunRatio:
         the further noise is added.
         """
         own = max(self._launch_variance / len(self.b), _median_variance(self.b))
-        variance = max(self._variance, self._explained) * self.draws + max(
-            0.0, own - self._explained
-        )
-        return math.sqrt(variance)
+        variance = max(self._variance, self._explained) * self.draws
+        return math.sqrt(variance + max(0.0, own - self._explained))
 
     @cached_property
     def state_spread(self) -> float:
         """The standard deviation of the runs' logarithms beyond what launches explain."""
         return math.sqrt(max(0.0, self._variance - self._explained))
 
-    @cached_property
-    def p_value(self) -> float:
-        """The two-sided p-value of the hypothesis that b is a run like the others."""
+    def p_value(self, _smallest: float = 0.0) -> float:
+        """Return the two-sided p-value of the hypothesis that b is a run like the others."""
         if not self.error:
             return float(self.ratio == 1)
-        return student_p(math.log(self.ratio) / self.error, self.freedom)
+        return student_p(math.log(self.ratio) / self.error, len(self.runs) - 1)
 
-    def interval(self, level: float) -> Interval:
-        """Return the ratio's interval."""
-        factor = math.exp(min(_LARGEST, student_t(level, self.freedom) * self.error))
-        return Interval(low=self.ratio / factor, high=self.ratio * factor, level=level)
+    def intervals(self, levels: Sequence[float], _seed: int = 0) -> list[Interval]:
+        """Return the ratio's interval at each level."""
+        intervals = []
+        for level in levels:
+            reach = student_t(level, len(self.runs) - 1) * self.error
+            factor = math.exp(min(_LARGEST, reach))
+            interval = Interval(low=self.ratio / factor, high=self.ratio * factor, level=level)
+            intervals.append(interval)
+        return intervals
+
+    def margin_errors(self, level: float) -> float:
+        """Return the distance from the margin, in standard errors, at which 80 % of intervals
+        exclude the margin.
+        """
+        return detectable_effect(level, POWER, len(self.runs) - 1)
+
+    def can_differ(self, _alpha: float) -> bool:
+        """Return whether so many launches can show a difference."""
+        return True
+
+    def fewest_launches(self, _level: float) -> int:
+        """Return how many launches an interval of a level takes."""
+        return 2
 
     @cached_property
     def _variance(self) -> float:

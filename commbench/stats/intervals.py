@@ -55,7 +55,9 @@ def _median_ranks(n: int, level: float) -> tuple[int, int] | None:
     if n >= 71:  # noqa: PLR2004 - where Le Boudec's table turns to the approximation
         half_width = NORMAL.inv_cdf((1 + level) / 2) / 2 * math.sqrt(n)
         low, high = math.floor(n / 2 - half_width), math.ceil(n / 2 + 1 + half_width)
-        return (low, high) if low >= 1 and high <= n else None
+        if low < 1 or high > n:
+            return None
+        return low, high
     counts = [math.comb(n, k) for k in range(n + 1)]
     for width in range(1, n):
         coverage, low = max(
@@ -75,13 +77,15 @@ def median_interval(values: Values, level: float = DEFAULT_LEVEL) -> Interval | 
     ranks = _median_ranks(len(values), level)
     if ranks is None:
         return None
-    low, high = ranks[0] - 1, ranks[1] - 1
-    ordered = (
-        sorted(values)
-        if len(values) < _MANY
-        else np.partition(np.asarray(values, dtype=float), (low, high))
-    )
-    return Interval(low=float(ordered[low]), high=float(ordered[high]), level=level)
+    ordered = _ordered(values)
+    low, high = float(ordered[ranks[0] - 1]), float(ordered[ranks[1] - 1])
+    return Interval(low=low, high=high, level=level)
+
+
+def _ordered(values: Values) -> Values:
+    if len(values) < _MANY:
+        return sorted(values)
+    return np.sort(np.asarray(values, dtype=float))
 
 
 #: Student's t at 0.975 by sample size n, for n - 1 degrees of freedom, as tables print it; here
@@ -120,19 +124,16 @@ def student_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval 
     skewed values, the median may lie outside Student's ends.
     """
     n = len(medians)
-    values = np.asarray(medians, dtype=float)
-    if values.min() <= 0:
+    if min(medians) <= 0:
         return None
-    logs = np.log(values)
-    t = (
-        STUDENT_T_975[n]
-        if level == DEFAULT_LEVEL and n in STUDENT_T_975
-        else round(student_t(level, n - 1), 3)
-    )
+    logs = np.log(np.asarray(medians, dtype=float))
+    t = STUDENT_T_975.get(n)
+    if t is None or level != DEFAULT_LEVEL:
+        t = round(student_t(level, n - 1), 3)
     centre, half_width = float(logs.mean()), t * float(logs.std(ddof=1)) / math.sqrt(n)
     high = math.exp(min(centre + half_width, LARGEST_LOG))
     ends = Interval(low=math.exp(centre - half_width), high=high, level=level)
-    return ends.including(median(values))
+    return ends.including(median(medians))
 
 
 def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
@@ -146,17 +147,15 @@ def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
     low, high = np.full((2, medians.shape[1]), np.nan)
     for n in np.unique(counts).tolist():
         chosen = counts == n
-        ranks = _median_ranks(n, DEFAULT_LEVEL) if n not in STUDENT_T_975 else None
-        if ranks:
-            low[chosen], high[chosen] = ordered[ranks[0] - 1, chosen], ordered[ranks[1] - 1, chosen]
-        elif n in STUDENT_T_975:
+        if n in STUDENT_T_975:
             chosen &= ordered[0] > 0
             logs = np.log(ordered[:n, chosen])
-            centre, half_width = (
-                logs.mean(axis=0),
-                STUDENT_T_975[n] * logs.std(axis=0, ddof=1) / math.sqrt(n),
-            )
-            low[chosen], high[chosen] = np.exp(centre - half_width), np.exp(centre + half_width)
+            half_width = STUDENT_T_975[n] * logs.std(axis=0, ddof=1) / math.sqrt(n)
+            low[chosen] = np.exp(logs.mean(axis=0) - half_width)
+            high[chosen] = np.exp(logs.mean(axis=0) + half_width)
+        elif ranks := _median_ranks(n, DEFAULT_LEVEL):
+            low[chosen] = ordered[ranks[0] - 1, chosen]
+            high[chosen] = ordered[ranks[1] - 1, chosen]
     return low, high
 
 
@@ -169,27 +168,32 @@ def quantiles(values: Values, shares: Sequence[float]) -> list[float]:
         values: at least one, finite.
         shares: from 0 to 1.
     """
-    ordered = sorted(values) if len(values) < _MANY else np.sort(np.asarray(values, dtype=float))
-    return [_at(ordered, share) for share in shares]
-
-
-def _at(ordered: Values, share: float) -> float:
-    """Return the quantile of sorted values."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    low, high, part = ordered[below], ordered[min(below + 1, len(ordered) - 1)], place - below
-    return float(low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part))  # noqa: PLR2004 - half
+    ordered = _ordered(values)
+    found = []
+    for share in shares:
+        place = share * (len(ordered) - 1)
+        below = int(place)
+        low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+        quantile = low + (high - low) * (place - below)
+        if place - below >= 0.5:  # noqa: PLR2004 - half; from the nearer value, as numpy
+            quantile = high - (high - low) * (1 - (place - below))
+        found.append(float(quantile))
+    return found
 
 
 def median(values: Values) -> float:
     """Return the median, as numpy's, of few values as quickly as `quantiles`."""
-    count = len(values)
-    if count >= _MANY:
-        return float(np.median(values))
-    ordered = sorted(values)
-    return float(
-        ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
-    )
+    ordered, half = _ordered(values), len(values) // 2
+    if len(values) % 2:
+        return float(ordered[half])
+    return float((ordered[half - 1] + ordered[half]) / 2)
+
+
+def _walsh_averages(values: Values) -> Floats:
+    """Return the means of all pairs of values, each with itself too."""
+    array = np.asarray(values, dtype=float)
+    first, second = np.triu_indices(len(array))
+    return np.asarray((array[first] + array[second]) / 2)
 
 
 def hodges_lehmann(values: Values) -> float:
@@ -200,13 +204,6 @@ def hodges_lehmann(values: Values) -> float:
     move it little.
     """
     return float(np.median(_walsh_averages(values)))
-
-
-def _walsh_averages(values: Values) -> Floats:
-    array = np.asarray(values, dtype=float)
-    first, second = np.triu_indices(len(array))
-    averages: Floats = (array[first] + array[second]) / 2
-    return averages
 
 
 def signed_rank_interval(values: Values, level: float = DEFAULT_LEVEL) -> Interval | None:
@@ -261,6 +258,5 @@ def detectable_effect(level: float, power: float, freedom: int) -> float:
     no search, unlike the exact distribution in scipy.
     """
     t = student_t(level, freedom)
-    return t * (1 - 1 / (4 * freedom)) + NormalDist().inv_cdf(power) * math.sqrt(
-        1 + t * t / (2 * freedom)
-    )
+    spread = math.sqrt(1 + t * t / (2 * freedom))
+    return t * (1 - 1 / (4 * freedom)) + NORMAL.inv_cdf(power) * spread

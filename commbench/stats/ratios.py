@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.errors import InputError
 from commbench.stats.intervals import (
     DEFAULT_LEVEL,
     NORMAL,
@@ -24,14 +23,16 @@ from commbench.stats.intervals import (
     Values,
 )
 
-#: How much wider a median's interval is than a mean's (normal launches), and how probable a
-#: decision shall be.
-_MEDIAN, POWER = math.sqrt(math.pi / 2), 0.8
+#: How probable a decision shall be.
+POWER = 0.8
+#: How much wider a median's interval is than a mean's (normal launches).
+_MEDIAN = math.sqrt(math.pi / 2)
 #: Twice the launches of the largest budget; beyond, a quieter machine helps more.
 MOST_LAUNCHES = 40
 #: A ratio that is nearer to the margin than this share is on neither side of it for any practical
 #: number of launches.
 _TOO_NEAR = 0.004
+_RESAMPLES = 10_000
 
 DecisionForecast = Literal["settles", "near", "noisy"]
 
@@ -70,32 +71,30 @@ class Scatter:
     between runs."""
 
 
+def margin_errors_of(level: float) -> float:
+    """Return the distance from the margin, in standard errors, at which 80 % of intervals exclude
+    it.
+    """
+    return NORMAL.inv_cdf((1 + level) / 2) + NORMAL.inv_cdf(POWER)
+
+
 def further_launches(
-    scatter: Scatter,
-    distance: float,
-    *,
-    margin: float,
-    level: float = DEFAULT_LEVEL,
-    margin_errors: float | None = None,
-    fewest: int = 2,
+    scatter: Scatter, distance: float, *, margin: float, margin_errors: float, fewest: int
 ) -> Effort:
     """Return the number of further launches that would decide.
 
-    The interval of the median must leave the margin with a probability of 80 %: n = sides ((z_level
-    + z_80) sqrt(pi / 2) spread / distance)^2 for normal logarithms, the usual size of a sample. The
-    quartiles of the estimated spread (chi-square by Wilson and Hilferty, PNAS 17, 1931) give a
-    range.
+    The interval of the median must leave the margin with a probability of 80 %: n = sides
+    (margin_errors sqrt(pi / 2) spread / distance)^2 for normal logarithms, the usual size of a
+    sample. The quartiles of the estimated spread (chi-square by Wilson and Hilferty, PNAS 17, 1931)
+    give a range.
 
     Args:
         scatter: of the launches so far.
         distance: from the margin, of the logarithm of the ratio.
         margin: a relative difference up to this is none.
-        level: of the deciding interval.
-        margin_errors: the required distance from the margin, in standard errors of the ratio; None:
-            z_level + z_80.
+        margin_errors: the required distance from the margin, in standard errors of the ratio.
         fewest: the smallest number of launches that gives an interval of this level.
     """
-    margin_errors = margin_errors or NORMAL.inv_cdf((1 + level) / 2) + NORMAL.inv_cdf(POWER)
     launches, spread = scatter.launches, scatter.spread
     per_launch = margin_errors * _MEDIAN * math.sqrt(scatter.sides)
     if distance < _TOO_NEAR and spread * per_launch < margin * math.sqrt(launches):
@@ -103,41 +102,26 @@ def further_launches(
     left = max(distance, _TOO_NEAR) ** 2 - (margin_errors * scatter.fixed) ** 2
     if left <= 0:
         return Effort(forecast="noisy")
-    needs = [
-        math.ceil((per_launch * end) ** 2 / left) for end in _spread_ends(spread, scatter.freedom)
-    ]
-    low, high = (max(fewest, launches + 1, need) - launches for need in needs)
+    share = 2 / (9 * scatter.freedom)
+    further = []
+    for quartile in (0.75, 0.25):
+        of_variance = (1 - share + NORMAL.inv_cdf(quartile) * math.sqrt(share)) ** 3
+        spread_end = spread / math.sqrt(max(of_variance, 1e-3))
+        need = math.ceil((per_launch * spread_end) ** 2 / left)
+        further.append(max(fewest, launches + 1, need) - launches)
+    low, high = further
     if low + launches > MOST_LAUNCHES:
         return Effort(forecast="noisy")
-    return Effort(
-        forecast="settles", low=low, high=None if high + launches > MOST_LAUNCHES else high
-    )
+    if high + launches > MOST_LAUNCHES:
+        return Effort(forecast="settles", low=low, high=None)
+    return Effort(forecast="settles", low=low, high=high)
 
 
-def _spread_ends(spread: float, freedom: int) -> tuple[float, float]:
-    """Return the quartiles of a standard deviation estimated with ``freedom`` degrees of
-    freedom.
-    """
-    share = 2 / (9 * freedom)
-    least, most = (
-        (1 - share + sign * NORMAL.inv_cdf(0.75) * math.sqrt(share)) ** 3 for sign in (-1, 1)
-    )
-    return spread / math.sqrt(most), spread / math.sqrt(max(least, 1e-3))
-
-
-def both_sides(a: Values, b: Values, *, paired: bool) -> tuple[Floats, Floats]:
-    """Return both sides as arrays, refusing to pair sides of different length."""
-    if paired and len(a) != len(b):
-        raise InputError(
-            f"paired launches must match and A has {len(a)}, B {len(b)}: compare them unpaired."
-        )
-    return np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-
-
-def median_ratio(a: Floats, b: Floats) -> float:
+def median_ratio(a: Values, b: Values) -> float:
     """Return median(b) / median(a), NaN where either is missing or not above 0."""
-    are_positive = all(len(side) > 0 and float(np.median(side)) > 0 for side in (a, b))
-    return float(np.median(b) / np.median(a)) if are_positive else math.nan
+    if not (len(a) and len(b) and np.median(a) > 0 and np.median(b) > 0):
+        return math.nan
+    return float(np.median(b) / np.median(a))
 
 
 @lru_cache(maxsize=64)
@@ -159,59 +143,60 @@ def resampled_medians(values: Floats, resamples: int, seed: tuple[int, int]) -> 
 
 
 def ratio_intervals(
-    a: Floats, b: Floats, levels: Sequence[float], *, resamples: int, seed: int, paired: bool
+    a: Floats, b: Floats, levels: Sequence[float], *, seed: int, paired: bool
 ) -> list[Interval]:
-    """Return the bootstrap percentile interval of median(b) / median(a) at each level."""
+    """Return the bootstrap percentile interval of median(b) / median(a) at each level.
+
+    Launches are resampled, or pairs of launches if ``paired``: a[i] and b[i] then ran side by side.
+    With 2, 3 or 4 launches it covers 68, 91 and 93 % instead of 95 %, so `widening` raises it.
+
+    Args:
+        a: two launches or more, above 0.
+        b: as a.
+        levels: of the intervals.
+        seed: of the bootstrap.
+        paired: whether a[i] and b[i] ran side by side.
+    """
     ratio = median_ratio(a, b)
     if paired:
-        draws = np.random.default_rng((seed, 2)).integers(0, len(a), (resamples, len(a)))
-        middle = slice(
-            (len(a) - 1) // 2, len(a) // 2 + 1
-        )  # sorting is four times as fast as np.median here
-        ratios = np.divide(
-            *(np.sort(side[draws], axis=1)[:, middle].mean(axis=1) for side in (b, a))
+        draws = np.random.default_rng((seed, 2)).integers(0, len(a), (_RESAMPLES, len(a)))
+        # sorting is four times as fast as np.median here
+        middle = slice((len(a) - 1) // 2, len(a) // 2 + 1)
+        medians_a, medians_b = (
+            np.sort(side[draws], axis=1)[:, middle].mean(axis=1) for side in (a, b)
         )
     else:
-        ratios = resampled_medians(b, resamples, (seed, 1)) / resampled_medians(
-            a, resamples, (seed, 0)
-        )
-    sides = np.quantile(ratios, [((1 - level) / 2, (1 + level) / 2) for level in levels])
-    bounds = (ratio * (sides / ratio) ** widening(min(len(a), len(b)))).tolist()
+        medians_b = resampled_medians(b, _RESAMPLES, (seed, 1))
+        medians_a = resampled_medians(a, _RESAMPLES, (seed, 0))
+    sides = [((1 - level) / 2, (1 + level) / 2) for level in levels]
+    bounds = np.quantile(medians_b / medians_a, sides)
+    bounds = ratio * (bounds / ratio) ** widening(min(len(a), len(b)))
     return [
         Interval(low=low, high=high, level=level)
-        for level, (low, high) in zip(levels, bounds, strict=True)
+        for level, (low, high) in zip(levels, bounds.tolist(), strict=True)
     ]
 
 
 def widening(launches: int) -> float:
     """Return the power to which a bootstrap from so few launches must raise its bounds.
 
-    With 2, 3 or 4 launches it covers 68, 91 and 93 % instead of 95 %. Widened in logarithms by the
-    ratio of Student's t to the normal quantile it covers 99, 98 and 98 %; from 5 launches on it
-    needs no help (simulated, lognormal).
+    Widened in logarithms by the ratio of Student's t to the normal quantile, 2, 3 and 4 launches
+    cover 99, 98 and 98 % in place of 95 %; from 5 launches on it needs no help (simulated,
+    lognormal).
     """
-    return STUDENT_T_975[launches] / NORMAL.inv_cdf(0.975) if launches < 5 else 1.0  # noqa: PLR2004 - as documented
+    if launches > 4:  # noqa: PLR2004 - as documented
+        return 1.0
+    return STUDENT_T_975[launches] / NORMAL.inv_cdf(0.975)
 
 
-def ratio_interval(
-    a: Values, b: Values, *, level: float, resamples: int = 10_000, seed: int, paired: bool = False
-) -> tuple[float, Interval]:
-    """Return median(b) / median(a) of launch medians and its bootstrap percentile interval.
+def ratio_interval(a: Values, b: Values, *, seed: int = 0) -> tuple[float, Interval]:
+    """Return median(b) / median(a) of launch medians and its 95 % interval, by pairs of launches.
 
-    Launches are resampled, or pairs of launches if ``paired``: a[i] and b[i] then ran side by side.
-    Below 5 launches a side the interval is widened. The launches must be above 0.
-
-    Raises:
-        InputError: if a side has fewer than 2 launches, or sides to be paired differ in length.
+    Args:
+        a: two launches or more, above 0.
+        b: the launches that ran beside those of a.
+        seed: of the bootstrap.
     """
-    first, second = both_sides(a, b, paired=paired)
-    launches = min(len(first), len(second))
-    if launches < 2:  # noqa: PLR2004 - one launch has no spread
-        raise InputError(
-            f"an interval of a ratio needs 2 launches a side and got {launches}: measure more"
-            " launches."
-        )
-    (interval,) = ratio_intervals(
-        first, second, [level], resamples=resamples, seed=seed, paired=paired
-    )
+    first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    (interval,) = ratio_intervals(first, second, [DEFAULT_LEVEL], seed=seed, paired=True)
     return median_ratio(first, second), interval

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.stats.intervals import Floats, Values
-from commbench.stats.ratios import both_sides
 
 #: The largest product of launches of both sides with an exact p-value: 20 against 20.
 _EXACT = 400
@@ -22,27 +21,25 @@ def rank_test(a: Values, b: Values, *, paired: bool = False) -> float:
     differences. Up to 20 against 20 launches, or 20 pairs, the p-value is exact: both tests count
     the arrangements of the midranks. scipy's exact tests allow no ties. Larger samples use the
     normal approximation, corrected for ties and continuity. The p-value is 1 if a side is empty.
-
-    Raises:
-        InputError: if sides to be paired differ in length.
     """
-    first, second = both_sides(a, b, paired=paired)
+    first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if paired:
         differences = (second - first)[second != first]
         ranks = _doubled_midranks(np.abs(differences))
-        chosen = ranks[differences > 0]
+        observed = int(ranks[differences > 0].sum())
         if len(ranks) ** 2 > _EXACT:
-            return _normal_p(chosen.sum() - ranks.sum() / 2, float(ranks @ ranks) / 4)
-        return _two_sided(
-            _rank_sum_counts(tuple(np.sort(ranks).tolist()), len(ranks)).sum(axis=0),
-            int(chosen.sum()),
-        )
+            return _normal_p(observed - ranks.sum() / 2, float(ranks @ ranks) / 4)
+        counts = _rank_sum_counts(tuple(np.sort(ranks).tolist()), len(ranks)).sum(axis=0)
+        return _two_sided(counts, observed)
+    if len(second) < len(first):
+        first, second = second, first
     ranks = _doubled_midranks(np.concatenate([first, second]))
-    n, m = sorted((len(first), len(second)))
-    chosen = ranks[:n] if n == len(first) else ranks[m:]
+    n, m = len(first), len(second)
+    observed = int(ranks[:n].sum())
     if n * m > _EXACT:
-        return _normal_p(chosen.sum() - n * ranks.mean(), n * m / (n + m - 1) * float(ranks.var()))
-    return _two_sided(_rank_sum_counts(tuple(np.sort(ranks).tolist()), n)[n], int(chosen.sum()))
+        variance = n * m / (n + m - 1) * float(ranks.var())
+        return _normal_p(observed - n * ranks.mean(), variance)
+    return _two_sided(_rank_sum_counts(tuple(np.sort(ranks).tolist()), n)[n], observed)
 
 
 def _doubled_midranks(values: Floats) -> NDArray[np.int64]:
@@ -77,7 +74,9 @@ def _normal_p(deviation: float, variance: float) -> float:
     """Return the two-sided normal p of a sum of doubled ranks, whose continuity correction is 1:
     half a rank.
     """
-    return math.erfc(max(abs(deviation) - 1, 0.0) / math.sqrt(2 * variance)) if variance else 1.0
+    if not variance:
+        return 1.0
+    return math.erfc(max(abs(deviation) - 1, 0.0) / math.sqrt(2 * variance))
 
 
 def benjamini_hochberg(p_values: Values, q: float = 0.05) -> list[bool]:
@@ -86,11 +85,10 @@ def benjamini_hochberg(p_values: Values, q: float = 0.05) -> list[bool]:
 
     Source: Benjamini and Hochberg, Journal of the Royal Statistical Society B 57 (1995).
     """
-    ordered = np.sort(np.asarray(p_values, dtype=float))
-    steps = q * np.arange(1, len(ordered) + 1) / max(1, len(ordered))
-    passed = ordered[ordered <= steps]
-    largest = passed[-1] if len(passed) else -1.0
-    return [bool(value <= largest) for value in p_values]
+    values = np.asarray(p_values, dtype=float)
+    ordered = np.sort(values)
+    passed = ordered[ordered <= q * np.arange(1, len(ordered) + 1) / max(1, len(ordered))]
+    return (values <= passed.max(initial=-1.0)).tolist()
 
 
 def family_hint(m: int, launches_a: int, launches_b: int, q: float = 0.05) -> bool:

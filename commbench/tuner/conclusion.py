@@ -24,7 +24,7 @@ from commbench.results.recommendation import (
     fresh_extent,
     setting_of,
 )
-from commbench.results.trained import Speedup, median_known, paired_sample_ms, speedup_of, trained
+from commbench.results.trained import Speedup, median_known, speedup_of, trained
 from commbench.results.training_summary import flags_of
 from commbench.stats import MARGIN
 from commbench.tuner.decision import Decision, Judged, LeftOut, decide, decision_of
@@ -153,7 +153,7 @@ class _Conclusion:
             warnings=tuple(map(str, self._warnings(speedup, level))),
             max_accuracy_loss=self.info.get("max_accuracy_loss"),
             too_costly=tuple(map(str, self._too_costly())),
-            launch_advice=self._launch_advice(level),
+            launch_advice=self._launch_advice(speedup.ratios, level),
         )
 
     def _uncompressed(self) -> Choice:
@@ -220,14 +220,12 @@ class _Conclusion:
             return code
         return env_snippet(own.env) + code
 
-    def _launch_advice(self, level: float) -> str:
+    def _launch_advice(self, ratios: Sequence[float], level: float) -> str:
         """Return what would decide, in words, see `commbench.tuner.effort.launch_advice`."""
         decision, info = self.decision, self.info
         is_open = decision.is_fresh and decision.verdict == "inconclusive" and decision.usable
         if not is_open or is_live(info):
             return ""
-        own, base = paired_sample_ms(decision.leader.trained, decision.baseline.trained)
-        ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True) if ours > 0]
         if info.get("status") == "partial" or len(ratios) < (info.get("first_look") or 0):
             return ""  # planned launches come first
         advice = launch_advice(ratios, MARGIN, info.get("launches") or (), level=level)

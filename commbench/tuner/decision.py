@@ -229,18 +229,20 @@ def _judged(
         look = look_of_rounds(len(timed.block_lengths) for timed in candidate.timed.values())
     elif is_fresh:
         look = look_of_launches(len(common_launches(candidate, base)), info.get("first_look"))
-    judged = Judged(
+    speedup = speedup_of(candidate, base, level=level_of(alternatives, look))
+    ratio = math.nan
+    if speedup is not None:
+        ratio = speedup.ratio
+    if not is_fresh:
+        speedup = None
+    return Judged(
         trained=candidate,
+        ratio=ratio,
         effect=effect_of(candidate.case, base.case),
         withheld=withheld(candidate.case, base.case, info),
+        speedup=speedup,
+        verdict=judge(speedup),
     )
-    speedup = speedup_of(candidate, base, level=level_of(alternatives, look))
-    if speedup is None:
-        return judged
-    judged = dataclasses.replace(judged, ratio=speedup.ratio)
-    if not is_fresh:
-        return judged
-    return dataclasses.replace(judged, speedup=speedup, verdict=judge(speedup))
 
 
 def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:

@@ -11,7 +11,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding, Value
 from commbench.schema import JsonMapping
 from commbench.stats import DEFAULT_LEVEL, fewest_launches
-from commbench.stats.ratios import MOST_LAUNCHES, Scatter, further_launches
+from commbench.stats.ratios import MOST_LAUNCHES, Scatter, further_launches, margin_errors_of
 
 
 def steps_of(record: TrainingRecord) -> int:
@@ -54,7 +54,7 @@ def launch_advice(
         Scatter(spread=spread, freedom=len(logs) - 1, launches=len(logs)),
         distance,
         margin=margin,
-        level=level,
+        margin_errors=margin_errors_of(level),
         fewest=fewest_launches(level),
     )
     numbers: dict[str, Value] = {"margin": margin}

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.results.recommendation import Verdict
-from commbench.results.trained import Speedup, speedup_of_rounds
+from commbench.results.recommendation import Verdict, Withheld
+from commbench.results.trained import speedup_of_rounds
 from commbench.stats import median
 from commbench.tuner.rules import LIVE_LOOKS, LIVE_SHARE, judge, level_of, look_of_rounds
-from commbench.tuner.screening import HALVINGS, Rounds, Screening
+from commbench.tuner.screening import HALVINGS, Ending, Rounds, Screening
 
 #: Steps after a switch that are not timed: the first uses the initial buckets, the second allocates
 #: the rebuilt ones.
@@ -35,8 +34,8 @@ BLOCK_END_MS, BLOCK_END_SHARE = 3.0, 0.015
 MOST_TRIES = 5
 #: Default limits: the larger of this number of steps and the steps that fit into these seconds.
 OWN_STEPS, OWN_SECONDS = 2000, 60.0
-
-Ending = Literal["decided", "undecided", "steps", "time", "nothing"]
+#: In place of a time or a limit of 0.
+SMALLEST = 1e-9
 
 
 @dataclass(frozen=True)
@@ -89,17 +88,23 @@ class _Confirmation(Rounds):
         look = look_of_rounds([*self._earlier.rounds, self.rounds])
         return level_of(self._alternatives, look)
 
-    def end_round(self) -> None:
-        """Look whether finalists are decided if it is time for a look."""
+    def _judge(self) -> None:
         if self.rounds in LIVE_LOOKS:
             self.look()
+
+    def _is_over(self) -> bool:
+        return self.rounds >= self._last_look
 
     def look(self) -> None:
         """Drop each finalist whose interval lies on one side of the margin."""
         looked_at = self.candidates
         self.candidates = []
         for setting in looked_at:
-            self._verdicts[setting] = judge(self.speedup(setting))
+            speedups = self.speedups(setting)
+            speedup = None
+            if speedups:
+                speedup = speedup_of_rounds(speedups, self.level)
+            self._verdicts[setting] = judge(speedup)
             if self._verdicts[setting] == "inconclusive":
                 self.candidates.append(setting)
         if self._is_best_faster and self._best in looked_at:
@@ -122,25 +127,14 @@ class _Confirmation(Rounds):
     def _is_best_faster(self) -> bool:
         return self._verdicts.get(self._best) == "change"
 
-    def speedup(self, setting: int) -> Speedup | None:
-        """Return the speedup with its interval; None without a round."""
-        speedups = self.speedups(setting)
-        if not speedups:
-            return None
-        return speedup_of_rounds(speedups, self.level)
-
-    def _next_settings(self) -> list[int]:
-        if self.rounds >= self._last_look:
-            return []
-        return super()._next_settings()
-
 
 class _Limits:
     """The steps and the time that are left."""
 
     def __init__(self, max_steps: int | None) -> None:
         self._max_steps = max_steps
-        self._is_own = False
+        self._of_steps: Ending = "steps"
+        """The ending at the limit of steps."""
         self._made_steps = 0
         self._remaining_s: float | None = None
         self._total_s: float | None = None
@@ -153,7 +147,7 @@ class _Limits:
     def set_own(self, step_ms: float) -> None:
         """Limit the steps if neither steps nor time are limited otherwise."""
         if self._max_steps is None and self._remaining_s is None:
-            self._is_own = True
+            self._of_steps = "undecided"
             self._max_steps = max(OWN_STEPS, round(OWN_SECONDS * 1e3 / step_ms))
 
     def left_steps(self, step_ms: float) -> float:
@@ -165,24 +159,17 @@ class _Limits:
             steps = min(steps, self._max_steps - self._made_steps)
         return steps
 
-    def exceeded(self, steps: int, step_ms: float) -> Ending | None:
-        """Return the limit that ``steps`` more steps would exceed; None: none."""
-        if self._max_steps is not None and self._made_steps + steps > self._max_steps:
-            if self._is_own:
-                return "undecided"
-            return "steps"
-        if self.left_steps(max(step_ms, 1e-9)) < steps:
-            return "time"
-        return None
-
-    def share_after(self, steps: int, step_ms: float) -> float:
-        """Return the share of the steps or of the time that is used after ``steps`` more steps."""
-        share = 0.0
-        if self._max_steps:
-            share = (self._made_steps + steps) / self._max_steps
-        if self._remaining_s is not None and self._total_s:
-            share = max(share, 1 - (self._remaining_s - steps * step_ms / 1e3) / self._total_s)
-        return share
+    def shares_after(self, steps: int, step_ms: float) -> dict[Ending, float]:
+        """Return the share of each limit that is used after ``steps`` more steps, by the ending
+        that it makes.
+        """
+        shares: dict[Ending, float] = {}
+        if self._max_steps is not None:
+            shares[self._of_steps] = (self._made_steps + steps) / max(self._max_steps, SMALLEST)
+        if self._remaining_s is not None and self._total_s is not None:
+            left_s = self._remaining_s - steps * max(step_ms, SMALLEST) / 1e3
+            shares["time"] = 1 - left_s / max(self._total_s, SMALLEST)
+        return shares
 
 
 class Experiment:
@@ -195,7 +182,7 @@ class Experiment:
         seed: of the order of blocks.
         max_steps: optimiser steps of the training after which the experiment is over. None:
             `OWN_STEPS` or `OWN_SECONDS` if the time is not limited either.
-        withheld: numbers of the settings that may not be recommended, however fast they are.
+        withheld: why some settings may not be recommended, however fast they are, by their number.
         earlier: what launches before this one confirmed.
     """
 
@@ -205,11 +192,11 @@ class Experiment:
         *,
         seed: int,
         max_steps: int | None,
-        withheld: Collection[int] = (),
+        withheld: Mapping[int, Withheld] | None = None,
         earlier: Earlier = Earlier(),
     ) -> None:
         self._earlier = earlier
-        self._stage: Screening | _Confirmation = Screening(settings, withheld)
+        self._stage: Rounds = Screening(settings, withheld)
         self._settings = len(settings)
         self._random = random.Random(seed)
         self._limits = _Limits(max_steps)
@@ -238,52 +225,45 @@ class Experiment:
     @property
     def level(self) -> float:
         """The level of the intervals at the present look."""
-        if isinstance(self._stage, _Confirmation):
-            return self._stage.level
-        return level_of(1)
+        return self._stage.level
 
-    def next_block(self, made_steps: int, remaining_s: float | None) -> Block | None:
+    def next_block(
+        self, made_steps: int, remaining_s: float | None, *, is_ahead: bool = False
+    ) -> Block | None:
         """Return what to train next; None when the experiment is over.
 
         Args:
             made_steps: optimiser steps of the training so far.
             remaining_s: seconds until the time limit; None: there is none.
+            is_ahead: return what follows the block under way, before its times are known; None if
+                it depends on these times: at the end of a round, and near a limit.
         """
         self._limits.update(made_steps, remaining_s)
+        ahead = int(is_ahead)
+        if is_ahead and (len(self._queue) <= ahead or not self._step_ms):
+            return None
         while self._ending is None:
             if not self._queue:
                 self._begin_round()
                 continue
-            block = self._block(self._queue[0])
-            expected_ms = self._step_ms.get(block.setting, self._step_ms.get(0, 0.0))
-            limit = self._limits.exceeded(UNTIMED + block.steps, expected_ms)
-            if limit is not None:
-                self._end(limit)
-            elif self._is_screening_too_long(
-                self._limits.share_after(UNTIMED + block.steps, expected_ms)
-            ):
-                self._confirm()
+            setting = self._queue[ahead]
+            expected_ms = self._step_ms.get(setting, self._step_ms.get(0, 0.0))
+            steps = (1 + ahead) * (UNTIMED + self._steps)
+            shares = self._limits.shares_after(steps, expected_ms)
+            exceeded = [ending for ending, share in shares.items() if share > 1]
+            is_long = max(shares.values(), default=0.0) > LIVE_SHARE
+            is_screened = is_long and bool(self._stage.finalists())
+            if not exceeded and not is_screened:
+                if is_ahead:
+                    self._ahead = setting
+                return Block(setting, self._stage.phase, self._steps, self._stage.number)
+            if is_ahead:
+                return None
+            if exceeded:
+                self._end(exceeded[0])
             else:
-                return block
+                self._confirm()
         return None
-
-    def following_block(self, made_steps: int, remaining_s: float | None) -> Block | None:
-        """Return what follows the block under way, before its times are known.
-
-        None if it depends on these times: at the end of a round, and near a limit.
-        """
-        if self._ending is not None or len(self._queue) < 2 or not self._step_ms:  # noqa: PLR2004 - this and the next
-            return None
-        self._limits.update(made_steps, remaining_s)
-        block = self._block(self._queue[1])
-        expected_ms = self._step_ms.get(block.setting, self._step_ms[0])
-        steps = 2 * (UNTIMED + block.steps)
-        if self._limits.exceeded(steps, expected_ms) is not None:
-            return None
-        if self._is_screening_too_long(self._limits.share_after(steps, expected_ms)):
-            return None
-        self._ahead = block.setting
-        return block
 
     def add(self, block: Block, steps_ms: Sequence[float]) -> None:
         """Enter the times of a block.
@@ -334,45 +314,29 @@ class Experiment:
         elif not self._stage.candidates:
             self._queue = []
 
-    def _block(self, setting: int) -> Block:
-        return Block(setting, self._stage.phase, self._steps, self._stage.number)
-
     def _begin_round(self) -> None:
-        """Evaluate the round that is over and begin the next one, or the next stage."""
-        stage = self._stage
-        stage.end_round()
-        if isinstance(stage, Screening):
-            newcomers = stage.newcomers()
-            if newcomers:
-                stage.admit(newcomers)
-        self._queue = stage.begin_round()
-        if self._queue:
-            self._random.shuffle(self._queue)
-            if not self._step_ms:  # the baseline first, for its time
-                self._queue.sort(key=bool)
-        elif isinstance(stage, Screening):
+        """Begin the next round, or the next stage."""
+        self._queue = self._stage.next_round()
+        if not self._queue:
             self._confirm()
-        else:
-            self._end(stage.ending)
-
-    def _is_screening_too_long(self, share: float) -> bool:
-        stage = self._stage
-        return isinstance(stage, Screening) and share > LIVE_SHARE and bool(stage.finalists())
+            return
+        self._random.shuffle(self._queue)
+        if not self._step_ms:  # the baseline first, for its time
+            self._queue.sort(key=bool)
 
     def _confirm(self) -> None:
-        assert isinstance(self._stage, Screening)  # noqa: S101 - a confirmation is the last stage
+        """Confirm the finalists of the stage; end if it has none."""
         finalists = self._stage.finalists()
         self._queue = []
         if finalists:
             self._stage = _Confirmation(finalists, self._earlier)
         else:
-            self._end("nothing")
+            self._end(self._stage.ending)
 
     def _end(self, ending: Ending) -> None:
-        if isinstance(self._stage, _Confirmation):
-            self._stage.look()
-            if self._stage.ending == "decided":
-                ending = "decided"
+        self._stage.look()
+        if self._stage.ending == "decided":
+            ending = "decided"
         self._ending, self._queue = ending, []
 
 

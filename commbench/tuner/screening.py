@@ -6,16 +6,16 @@ two block medians of one round, because the machine changes less within a round 
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
-from commbench.results.recommendation import EFFECTS, effect_of
+from commbench.results.recommendation import EFFECTS, Withheld, effect_of
 from commbench.stats import MARGIN, median
-from commbench.tuner.rules import Rated, winners
+from commbench.tuner.rules import Rated, level_of, winners
 
 #: Rounds that compare hooks before other bucket sizes follow.
 FIRST_ROUNDS = 2
@@ -24,6 +24,8 @@ HALVINGS = (3, 6, 12)
 #: An alternative is dropped if the logarithm of its speedup is below the best by the first of these
 #: numbers, or by the second times the standard error if that is less.
 BEHIND, BEHIND_ERRORS = 0.2, 2.5
+
+Ending = Literal["decided", "undecided", "steps", "time", "nothing"]
 
 
 class Rounds:
@@ -41,17 +43,40 @@ class Rounds:
         """Of the round under way, from 0."""
         self._medians_ms: dict[int, dict[int, float]] = {}
 
-    def begin_round(self) -> list[int]:
-        """Begin the next round; return its settings, the baseline first; none at the end."""
-        settings = self._next_settings()
-        if settings:
-            self.number += 1
-        return settings
+    def next_round(self) -> list[int]:
+        """Judge the round that is over and begin the next one.
 
-    def _next_settings(self) -> list[int]:
-        if not self.candidates:
+        Return its settings, the baseline first; none at the end.
+        """
+        self._judge()
+        if self._is_over() or not self.candidates:
             return []
+        self.number += 1
         return [0, *self.candidates]
+
+    def _judge(self) -> None:
+        """Drop candidates by the rounds so far."""
+
+    def _is_over(self) -> bool:
+        """Return whether further rounds of the candidates would be of no use."""
+        return False
+
+    @property
+    def ending(self) -> Ending:
+        """Why there is no next round."""
+        return "nothing"
+
+    @property
+    def level(self) -> float:
+        """The level of the intervals at the present look or, between looks, at the next one."""
+        return level_of(1)
+
+    def look(self) -> None:
+        """Judge the candidates by their intervals."""
+
+    def finalists(self) -> list[int]:
+        """Return the numbers of the candidates to confirm; none after that."""
+        return []
 
     def add(self, setting: int, median_ms: float) -> None:
         """Enter the median step of a setting's block in the round under way."""
@@ -74,10 +99,7 @@ class Rounds:
 
     def median_speedup(self, setting: int) -> float:
         """Return the median over rounds, 0 without a round."""
-        speedups = self.speedups(setting)
-        if not speedups:
-            return 0.0
-        return median(speedups)
+        return median(self.speedups(setting) or [0.0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,27 +115,31 @@ class Screening(Rounds):
 
     Args:
         settings: the baseline first.
-        withheld: numbers of those that may not be recommended.
+        withheld: why some may not be recommended, by their number.
     """
 
     phase = SWEEP
 
-    def __init__(self, settings: Sequence[TrainingCase], withheld: Collection[int] = ()) -> None:
+    def __init__(
+        self, settings: Sequence[TrainingCase], withheld: Mapping[int, Withheld] | None = None
+    ) -> None:
         self._settings = settings
-        self._withheld = withheld
-        numbers = range(1, len(settings))
+        self._withheld = withheld or {}
         self._effects = [effect_of(case, settings[0]) for case in settings]
-        ordered = sorted(numbers, key=lambda number: EFFECTS.index(self._effects[number]))
+        cap = settings[0].bucket_cap_mb
+        hooks = {case.hook_name for case in settings if case.bucket_cap_mb == cap}
+        first: list[int] = []
         self._waiting: list[int] = []
         """Alternatives that follow when hooks have been compared."""
-        cap = settings[0].bucket_cap_mb
-        first_hooks = {case.hook_name for case in settings if case.bucket_cap_mb == cap}
-        if len(first_hooks) > 1:
-            for number in ordered:
-                case = settings[number]
-                if case.bucket_cap_mb != cap and case.hook_name in first_hooks:
+        for effect in EFFECTS:
+            for number, case in enumerate(settings):
+                if number == 0 or self._effects[number] != effect:
+                    continue
+                if len(hooks) > 1 and case.bucket_cap_mb != cap and case.hook_name in hooks:
                     self._waiting.append(number)
-        super().__init__([number for number in ordered if number not in self._waiting])
+                else:
+                    first.append(number)
+        super().__init__(first)
         self._compared_from = 0
         """The round from which the present alternatives are compared."""
 
@@ -122,28 +148,34 @@ class Screening(Rounds):
         """Rounds in which the present alternatives were compared."""
         return self.rounds - self._compared_from
 
-    def end_round(self) -> None:
-        """Drop the alternatives that are clearly behind and, after some rounds, the slower half."""
-        if not self._compared:
-            return
-        behind, leader = self._behind(), 0.0
-        survivors: list[int] = []
-        for members in self._by_effect():
-            survivors += self._best_of(members, behind, leader)
-            leader = max(map(self.median_speedup, survivors), default=0.0)
-        self.candidates = survivors
+    def _judge(self) -> None:
+        """Drop the alternatives that are clearly behind and, after some rounds, the slower half;
+        add the other bucket sizes of the hooks that are left.
+        """
+        if self._compared:
+            behind, leader = self._behind(), 0.0
+            survivors: list[int] = []
+            for effect in EFFECTS:
+                members = [n for n in self.candidates if self._effects[n] == effect]
+                survivors += self._best_of(members, behind, leader)
+                leader = max(map(self.median_speedup, survivors), default=0.0)
+            self.candidates = survivors
+        if self._waiting and (self._compared >= FIRST_ROUNDS or not self.candidates):
+            self.candidates += self._admitted(self._newcomers())
+            self._waiting = []
+            self._compared_from = self.rounds
 
-    def newcomers(self) -> list[int]:
-        """Return the alternatives that `admit` may add now: the other bucket sizes of the hooks
-        that are left; none while hooks are compared.
+    def _admitted(self, newcomers: Sequence[int]) -> Sequence[int]:
+        """Return those of the newcomers that are tried."""
+        return newcomers
+
+    def _newcomers(self) -> list[int]:
+        """Return the other bucket sizes of the hooks that are left.
 
         The first size of each hook comes first, the fastest hook's before others, then the second
         size of each. Sizes are spread, so that the first few lie far apart. What may not be
         recommended comes last.
         """
-        has_compared = self._compared >= FIRST_ROUNDS or not self.candidates
-        if not self._waiting or not has_compared:
-            return []
         speedup_of_hook = {self._settings[0].hook_name: 1.0}
         for setting in self.candidates:
             hook = self._settings[setting].hook_name
@@ -156,23 +188,6 @@ class Screening(Rounds):
                 setting = sizes[number]
                 joining.append((setting in self._withheld, place, -speedup, setting))
         return [setting for *_, setting in sorted(joining)]
-
-    def admit(self, newcomers: Sequence[int]) -> None:
-        """Go on with the alternatives that are left and with some of `newcomers`; no others
-        follow.
-        """
-        self._waiting = []
-        self.candidates += newcomers
-        self._compared_from = self.rounds
-
-    def _by_effect(self) -> list[list[int]]:
-        """Return the alternatives that are left by their effect on learning, none first."""
-        classes = []
-        for effect in EFFECTS:
-            classes.append(
-                [number for number in self.candidates if self._effects[number] == effect]
-            )
-        return classes
 
     def _best_of(self, candidates: Sequence[int], behind: float, leader: float) -> list[int]:
         ranked = sorted(candidates, key=self.median_speedup, reverse=True)
@@ -196,28 +211,25 @@ class Screening(Rounds):
         variance = sum(change**2 for change in changes) / len(changes) / 2
         return min(BEHIND, BEHIND_ERRORS * math.sqrt(variance / self._compared))
 
-    def _is_settled(self) -> bool:
-        """Return whether further rounds of the same alternatives would be of no use."""
+    def _is_over(self) -> bool:
         if not self._compared or self._waiting:
             return False
-        has_chosen = max(map(len, self._by_effect()), default=0) <= 1
-        is_over = self._compared >= HALVINGS[-1]
-        return has_chosen or is_over or self._behind() < math.log1p(MARGIN)
-
-    def _next_settings(self) -> list[int]:
-        if self._is_settled():
-            return []
-        return super()._next_settings()
+        effects = {self._effects[setting] for setting in self.candidates}
+        has_chosen = len(effects) == len(self.candidates)
+        is_last = self._compared >= HALVINGS[-1]
+        return has_chosen or is_last or self._behind() < math.log1p(MARGIN)
 
     def finalists(self) -> list[int]:
-        """Return the numbers of the `winners`."""
+        """Return the numbers of the `winners`, the best first."""
         rated = []
         for setting in self.candidates:
             if self.speedups(setting):
-                ratio, effect = self.median_speedup(setting), self._effects[setting]
-                each = _Rated(setting=setting, ratio=ratio, effect=effect)
-                if setting in self._withheld:
-                    each = dataclasses.replace(each, withheld="unnamed")
+                each = _Rated(
+                    setting=setting,
+                    ratio=self.median_speedup(setting),
+                    effect=self._effects[setting],
+                    withheld=self._withheld.get(setting, ""),
+                )
                 rated.append(each)
         return [each.setting for each in winners(rated)]
 

@@ -6,15 +6,16 @@ import random
 from collections.abc import Collection, Sequence
 
 from commbench.ddp.plan.cases import TrainingCase
+from commbench.results.recommendation import Withheld
 from commbench.tuner.screening import FIRST_ROUNDS, HALVINGS, Screening
 
 
-class Search:
+class Search(Screening):
     """Plans the rounds of a launch from the times of the rounds before.
 
     Args:
-        cases: the default first; steps without DDP are measured in the first rounds, for
-            comparison.
+        cases: the default first; steps without DDP come last and are measured in the first rounds,
+            for comparison.
         seconds: of all blocks together. The hooks are compared however long that takes.
         withheld: hooks that may not be recommended.
         seed: of the order within rounds.
@@ -29,77 +30,67 @@ class Search:
         withheld: Collection[str] = (),
     ) -> None:
         settings = [case for case in cases if case.uses_ddp]
-        self._cases = cases
-        self._numbers = [cases.index(case) for case in settings]
-        self._local = [index for index, case in enumerate(cases) if not case.uses_ddp]
-        unusable = [n for n, case in enumerate(settings) if case.hook_name in withheld]
-        self._screening = Screening(settings, unusable)
+        unusable: dict[int, Withheld] = {}
+        for number, case in enumerate(settings):
+            if case.hook_name in withheld:
+                unusable[number] = "unnamed"
+        super().__init__(settings, unusable)
+        self._local = list(range(len(settings), len(cases)))
         self._random = random.Random(seed)
         self._left_s = seconds
-        self._is_over = False
+        self._room = len(cases)
+        self._has_failed = False
+        """Whether the default cannot be trained."""
         self._block_s: dict[str, float] = {}
         """Of the latest block of each hook."""
 
     @property
-    def round(self) -> int:
-        """The number of the round under way, from 0."""
-        return self._screening.number
-
-    @property
     def has_compared(self) -> bool:
         """Whether the hooks have been compared."""
-        return self._screening.rounds >= FIRST_ROUNDS
+        return self.rounds >= FIRST_ROUNDS
 
-    def next_round(self, room: int) -> list[int]:
+    def plan_round(self, room: int) -> list[int]:
         """Return the indices of the cases in the next round, in their order; none at the end.
 
         Args:
             room: the most cases that a round may have, unless the hooks alone are more.
         """
-        screening = self._screening
-        screening.end_round()
-        newcomers = screening.newcomers()
-        if newcomers:
-            screening.admit(self._affordable(newcomers, room))
-        if self._left_s <= 0 and self.has_compared:
-            self._is_over = True
-        if self._is_over:
-            return []
-        members = [self._numbers[setting] for setting in screening.begin_round()]
-        if members and screening.number < FIRST_ROUNDS:
+        self._room = room
+        members = self.next_round()
+        if members and self.number < FIRST_ROUNDS:
             members += self._local
         self._random.shuffle(members)
         return members
 
-    def add(self, index: int, median_ms: float, seconds: float) -> None:
+    def _is_over(self) -> bool:
+        is_late = self._left_s <= 0 and self.has_compared
+        return self._has_failed or is_late or super()._is_over()
+
+    def add_block(self, index: int, median_ms: float, seconds: float) -> None:
         """Enter a block: its median step and the time that it took."""
         self._left_s -= seconds
-        case = self._cases[index]
-        self._block_s[case.hook_name] = seconds
-        if case.uses_ddp:
-            self._screening.add(self._numbers.index(index), median_ms)
+        if index not in self._local:
+            self._block_s[self._settings[index].hook_name] = seconds
+            self.add(index, median_ms)
 
-    def leave_out(self, index: int) -> None:
+    def leave_out(self, setting: int) -> None:
         """Do without a case that cannot be trained; without the default the search is over."""
-        if index == self._numbers[0]:
-            self._is_over = True
-        elif index in self._local:
-            self._local.remove(index)
-        else:
-            self._screening.leave_out(self._numbers.index(index))
+        super().leave_out(setting)
+        if setting in self._local:
+            self._local.remove(setting)
+        self._has_failed |= setting == 0
 
-    def _affordable(self, newcomers: Sequence[int], room: int) -> list[int]:
+    def _admitted(self, newcomers: Sequence[int]) -> Sequence[int]:
         """Return the settings, in this order, for which the time and the room suffice."""
-        settings = [self._cases[self._numbers[n]] for n in (0, *self._screening.candidates)]
-        left_s = self._left_s
-        for case in settings:
-            left_s -= HALVINGS[0] * self._block_s.get(case.hook_name, 0.0)
-        chosen: list[int] = []
-        for setting in newcomers:
-            hook = self._cases[self._numbers[setting]].hook_name
+        chosen = [0, *self.candidates]
+        left_s, fewest = self._left_s, len(chosen)
+        for setting in (*chosen, *newcomers):
             # A first block is about twice as long, because DDP is made and its buckets are rebuilt.
-            seconds = (HALVINGS[0] + 1) * self._block_s.get(hook, 0.0)
-            if seconds <= left_s and len(settings) + len(chosen) < room:
+            blocks = HALVINGS[0] + int(setting in newcomers)
+            seconds = blocks * self._block_s.get(self._settings[setting].hook_name, 0.0)
+            if setting not in newcomers:
+                left_s -= seconds
+            elif seconds <= left_s and len(chosen) < self._room:
                 chosen.append(setting)
                 left_s -= seconds
-        return chosen
+        return chosen[fewest:]

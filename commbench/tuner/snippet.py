@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from itertools import starmap
 
 from commbench.ddp.plan.arguments import ddp_arguments
@@ -86,10 +85,10 @@ def live_snippet(case: TrainingCase, own: TrainingCase, *, framework: str = "") 
             ``lightning``; empty: the script.
     """
     given, wanted = ddp_arguments(own), ddp_arguments(case)
-    lines = []
+    text = ""
     for name in given:
         if name not in wanted:
-            lines.append(f"# leave out the argument {name} that the script gives")
+            text += f"# leave out the argument {name} that the script gives\n"
     added = []
     for name, value in wanted.items():
         if given.get(name) == value:
@@ -97,16 +96,17 @@ def live_snippet(case: TrainingCase, own: TrainingCase, *, framework: str = "") 
         if name in _KNOWN_ARGUMENTS.get(framework, wanted):
             added.append(_argument(name, value))
         else:
-            lines.append(f"# {framework} cannot set {_argument(name, value)}")
+            text += f"# {framework} cannot set {_argument(name, value)}\n"
     if added:
-        lines += _WRITERS[framework](added)
+        arguments, prefixed = ", ".join(added), ", ddp_".join(added)
+        text += _ADDITIONS[framework].format(arguments=arguments, prefixed=prefixed)
     if case.hook != own.hook:
         if not case.is_plain:
-            lines.append(_hook_import(case))
-        lines += _registration_in(framework, case)
-    if not lines:
-        lines.append("# nothing to change: keep the script as it is")
-    return "\n".join(lines) + "\n"
+            text += f"{_hook_import(case)}\n"
+        registration = _registration(case, _MODELS.get(framework, "model"))
+        template = _REGISTRATIONS.get(framework, _OTHER_REGISTRATION)
+        text += template.format(registration=registration)
+    return text or "# nothing to change: keep the script as it is\n"
 
 
 def _argument(name: str, value: bool | float | list[float]) -> str:
@@ -118,42 +118,55 @@ def _argument(name: str, value: bool | float | list[float]) -> str:
     return f"{name}={value:.12g}"
 
 
-def _for_script(arguments: Sequence[str]) -> list[str]:
-    return ["# add to the call of DistributedDataParallel:", f"{', '.join(arguments)},"]
-
-
-def _for_transformers(arguments: Sequence[str]) -> list[str]:
-    return ["# add to TrainingArguments:", f"ddp_{', ddp_'.join(arguments)},"]
-
-
-def _for_accelerate(arguments: Sequence[str]) -> list[str]:
-    handler = f"DistributedDataParallelKwargs({', '.join(arguments)})"
-    return [
-        "from accelerate import Accelerator, DistributedDataParallelKwargs",
-        "",
-        "# beside the arguments that you have:",
-        f"accelerator = Accelerator(kwargs_handlers=[{handler}])",
-    ]
-
-
-def _for_lightning(arguments: Sequence[str]) -> list[str]:
-    return [
-        "from lightning.pytorch.strategies import DDPStrategy",
-        "",
-        "# beside the arguments that you have:",
-        f"trainer = Trainer(strategy=DDPStrategy({', '.join(arguments)}))",
-    ]
-
-
 #: Arguments that DDP has since torch 2.13.
 _NEW_ARGUMENTS = ("bucket_cap_mb_list", "forward_sync_buffers", "batched_grad_copy")
 #: How to set arguments of DDP, by framework.
-_WRITERS = {
-    "": _for_script,
-    "transformers": _for_transformers,
-    "accelerate": _for_accelerate,
-    "lightning": _for_lightning,
+_ADDITIONS = {
+    "": """\
+# add to the call of DistributedDataParallel:
+{arguments},
+""",
+    "transformers": """\
+# add to TrainingArguments:
+ddp_{prefixed},
+""",
+    "accelerate": """\
+from accelerate import Accelerator, DistributedDataParallelKwargs
+
+# beside the arguments that you have:
+accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({arguments})])
+""",
+    "lightning": """\
+from lightning.pytorch.strategies import DDPStrategy
+
+# beside the arguments that you have:
+trainer = Trainer(strategy=DDPStrategy({arguments}))
+""",
 }
+#: How to register a hook, by framework, and the name of the DDP object there.
+_REGISTRATIONS = {
+    "transformers": """\
+
+import transformers
+
+class UseHook(transformers.TrainerCallback):
+    def on_train_begin(self, *arguments, **keywords):
+        {registration}
+
+trainer.add_callback(UseHook())
+""",
+    "lightning": """\
+
+# in your LightningModule:
+def on_train_start(self):
+    {registration}
+""",
+}
+_OTHER_REGISTRATION = """\
+# on the DDP object, before the first step:
+{registration}
+"""
+_MODELS = {"transformers": "trainer.model_wrapped", "lightning": "self.trainer.strategy.model"}
 #: Arguments of DDP that a framework lets one set, if not all; in transformers their names begin
 #: with ``ddp_``.
 _KNOWN_ARGUMENTS = {
@@ -162,25 +175,6 @@ _KNOWN_ARGUMENTS = {
         {"bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"}
     ),
 }
-
-
-def _registration_in(framework: str, case: TrainingCase) -> list[str]:
-    """Return the lines that register the hook on the DDP object."""
-    if framework == "transformers":
-        return [
-            "",
-            "import transformers",
-            "",
-            "class UseHook(transformers.TrainerCallback):",
-            "    def on_train_begin(self, *arguments, **keywords):",
-            f"        {_registration(case, 'trainer.model_wrapped')}",
-            "",
-            "trainer.add_callback(UseHook())",
-        ]
-    if framework == "lightning":
-        register = _registration(case, "self.trainer.strategy.model")
-        return ["", "# in your LightningModule:", "def on_train_start(self):", f"    {register}"]
-    return ["# on the DDP object, before the first step:", _registration(case, "model")]
 
 
 def _hook_import(case: TrainingCase) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 from training_builders import make_training_case
 
-from commbench.analysis.prediction.messages import messages_of
+from commbench.analysis.prediction.replay import messages_of
 from commbench.errors import InputError
-from commbench.hooks.message import Message
+from commbench.hooks.message import BucketShape, Message
 
 SHAPES = [(64, 3, 7, 7), (64,), (512, 1000), (5,), (128, 64, 3, 3)]
 TEXTS = [
@@ -48,26 +48,26 @@ def test_messages_have_the_bytes_of_the_hook(text: str, world_size: int) -> None
     hook = make_hook(case.hook, density=case.density, options=case.options)
     assert hook is not None
     elements = sum(math.prod(shape) for shape in SHAPES)
-    messages = messages_of(case, elements, world_size, shapes=SHAPES)
+    messages = messages_of(
+        case, BucketShape(elements=elements, world_size=world_size, shapes=SHAPES, dtype="float32")
+    )
     expected = hook.wire_bytes(elements, world_size, shapes=SHAPES)
     assert sent_bytes(messages, world_size) == pytest.approx(expected, abs=1)
 
 
+def bucket_without_shapes(dtype: str = "float32") -> BucketShape:
+    """Return a bucket of 1000 elements of unknown tensors."""
+    return BucketShape(elements=1000, world_size=2, shapes=None, dtype=dtype)
+
+
 def test_gradients_of_another_type_travel_in_it() -> None:
     """Send bfloat16 gradients in bfloat16 unless the hook casts them."""
-    sent = {
-        text: messages_of(make_training_case(text), 1000, 2, dtype="bfloat16")[0]
+    sent = [
+        messages_of(make_training_case(text), bucket_without_shapes("bfloat16"))[0]
         for text in ("none", "fp16", "bf16")
-    }
-    assert {"none": "bfloat16", "fp16": "float16", "bf16": "bfloat16"} == {
-        t: m.dtype for t, m in sent.items()
-    }
-    assert {2000} == {m.message_bytes for m in sent.values()}
-
-
-def test_a_step_without_ddp_sends_nothing() -> None:
-    """Return no messages for a step without DDP."""
-    assert () == messages_of(make_training_case("local"), 1000, 2)
+    ]
+    assert ["bfloat16", "float16", "bfloat16"] == [message.dtype for message in sent]
+    assert {2000} == {message.message_bytes for message in sent}
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,5 @@ def test_a_step_without_ddp_sends_nothing() -> None:
 )
 def test_messages_that_depend_on_shapes_need_shapes(text: str) -> None:
     """Refuse a number of elements if messages depend on shapes."""
-    case = make_training_case(text)
     with pytest.raises(InputError, match="shapes"):
-        messages_of(case, 1000, 2)
+        messages_of(make_training_case(text), bucket_without_shapes())

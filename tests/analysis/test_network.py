@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import KIB, make_case, make_launches, make_record
+from kept import load_kept
 from laws import SIZES, sweep
 
 from commbench.analysis.prediction.network import MOST_SIZES, CurveKey, NetworkModel
-from commbench.results import load_run
 
 RESULTS = Path(__file__).parents[2] / "results"
 KEY = CurveKey(operation="all_reduce", backend="mpi", dtype="float32", pattern="flat", world_size=2)
@@ -101,7 +101,7 @@ def test_the_variant_nearest_to_ddp_counts(changes: dict[str, Any], variant: str
 
 def test_a_kept_run_is_predicted() -> None:
     """Predict held-out sizes, 4 to 8 times apart, with a median error of at most 15 %."""
-    model = NetworkModel.fit(load_run(RESULTS / "bench_xeon2core_20261125").records)
+    model = NetworkModel.fit(load_kept("bench_xeon2core_20261125").records)
     assert 6 == len(model.curves)
     assert model.held_out_error is not None
     assert model.held_out_error <= 0.15

@@ -3,11 +3,10 @@
 import dataclasses
 
 import pytest
-from networks import forecast_network, network_records, training_of, workload_facts
+from networks import forecast_network, training_of, workload_facts
 from training_builders import make_bucket, make_training_case, make_training_record
 
-from commbench.analysis.prediction.law import ForecastNetwork, MeasuredRun, Place
-from commbench.analysis.prediction.network import NetworkModel
+from commbench.analysis.prediction.law import Place
 from commbench.analysis.prediction.replay import TrainedWorkload
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError
@@ -89,10 +88,9 @@ def test_buckets_that_overtake_each_other_end_as_measured() -> None:
 
 def test_what_cannot_be_replayed_says_why() -> None:
     """Refuse an unmeasured collective."""
-    reduced = network_records((2,), operations=["all_reduce"])
-    run = MeasuredRun(model=NetworkModel.fit(reduced), records=reduced, info={})
+    network = forecast_network((2,), operations=["all_reduce"])
     with pytest.raises(InputError, match="Nothing is known of gloo all_gather"):
-        trained().replay(ForecastNetwork.fit([run]), "topk:0.01", HERE)
+        trained().replay(network, "topk:0.01", HERE)
 
 
 def test_hooks_come_in_the_registrys_order() -> None:

@@ -5,9 +5,10 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
+from threads import run_threads
 
 from commbench.backends.gpu_assignment import AssignedGpu, assign_gpu, distribute
-from commbench.engine.control import Control, run_threads
+from commbench.engine.control import Control
 
 FOUR = ("0000:17:00.0", "0000:65:00.0", "0000:c1:00.0", "0000:e3:00.0")
 

@@ -18,12 +18,13 @@ import pytest
 import simulated_cupy
 from simulated_cupy import L2_BYTES, MEMORY_BYTES, OPERATION_NS, Graph, NcclError, simulated
 from simulated_nvml import SimulatedNvml
+from threads import run_threads
 
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.datatypes import DTYPES, Content
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.primitives import Request
-from commbench.engine.control import Control, run_threads
+from commbench.engine.control import Control
 from commbench.engine.measure import measure
 from commbench.engine.records import FixedSettings
 from commbench.engine.session import Session

@@ -82,9 +82,9 @@ def test_files_of_expectations_are_understood(commbench: Command, name: str) -> 
 def test_a_dry_run_lists_the_cases(commbench: Command) -> None:
     """Plan just the cases of the expectations."""
     out = commbench(
-        "check --expect latency@8,1K[backend=fake]:time<=3us --dry-run -n 2 --oversubscribe"
+        "check --expect latency@8,1K[backend=mpi]:time<=3us --dry-run -n 2 --oversubscribe"
     ).out
-    assert ["fake latency 8 B float32", "fake latency 1 KiB float32"] == out.splitlines()[:2]
+    assert ["mpi latency 8 B float32", "mpi latency 1 KiB float32"] == out.splitlines()[:2]
 
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 0), (3, 0), (4, 4), (130, 130)])

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_case, make_info, make_record
+from builders import make_info, make_record
 from commands import Command
-from launching import has_ended, make_request, wait_until
+from launching import has_ended, wait_until
+from networks import workload_facts
 
-from commbench.cli.conduct import Place, Settings, Task, carry_out
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.launch.lab import LabPlan
@@ -21,24 +21,10 @@ from commbench.launch.launchers import MpirunLauncher
 from commbench.launch.probe import probe_mpi
 from commbench.launch.standalone import AFTER_RANK_0_S
 from commbench.launch.tables import write_tables
-from commbench.results import Store, load_run
-from commbench.results.plan import Stage, single_stage
+from commbench.results import Store
+from commbench.results.plan import Stage
 
 pytest.importorskip("mpi4py")  # without a launcher every measuring command ends with that sentence
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["run -c allreduce", "run --out foreign -n 2", "bench --out bad.py -n 2", "report foreign"],
-)
-def test_bad_input_is_one_sentence(commbench: Command, line: str) -> None:
-    """Exit with 2, print one line on stderr, and write nothing."""
-    before = commbench.files()
-    outcome = commbench(line)
-    assert (2, "") == (outcome.code, outcome.out)
-    assert 1 == outcome.err.count("\n"), outcome.err
-    assert outcome.err.startswith("commbench: ")
-    assert before == commbench.files()
 
 
 @pytest.fixture
@@ -95,13 +81,8 @@ def test_bad_input_of_ranks_is_said_once(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("--sizes 8,64", ["8 B float32 sum", "64 B float32 sum"]),
         ("-b 8 -e 32 -f 4", ["8 B float32 sum", "32 B float32 sum"]),
         ("-m 4:8", ["4 B float32 sum", "8 B float32 sum"]),
-        (
-            "--sizes 8 --cadence isolated,pipelined",
-            ["8 B float32 sum", "8 B float32 sum pipelined"],
-        ),
         (
             "--sizes 8 --buffers hot,rotated",
             ["8 B float32 sum", "8 B float32 sum in rotated buffers"],
@@ -114,45 +95,10 @@ def test_a_dry_run_lists_cases(commbench: Command, options: str, expected: list[
     line = f"run -c all_reduce --backend mpi -n 5 --oversubscribe {options} --dry-run --out new"
     outcome = commbench(line)
     *cases, hosts, closing = outcome.out.strip().splitlines()
-    assert (0, "") == (outcome.code, outcome.err)
+    assert (0, "", before) == (outcome.code, outcome.err, commbench.files())
     assert f"2 slots a host: {os.uname().nodename}" == hosts
     assert [f"mpi all_reduce {words}" for words in expected] == cases
     assert closing.startswith("2 cases on 5 ranks in 6 launches")
-    assert before == commbench.files()
-
-
-@pytest.mark.parametrize(
-    ("options", "launches"),
-    [
-        ("", "up to 10 launches"),
-        ("--launches 7", "7 launches"),
-        ("--budget standard", "10 launches"),
-    ],
-)
-def test_a_quick_bench_makes_more_launches_than_a_quick_run(
-    commbench: Command, options: str, launches: str
-) -> None:
-    """Plan launches beyond the budget only where neither a budget nor their number was named."""
-    outcome = commbench(f"bench --no-train --backend mpi -n 2 {options} --dry-run")
-    assert (0, "") == (outcome.code, outcome.err)
-    assert f"cases on 2 ranks in {launches}, " in outcome.out
-
-
-@pytest.mark.parametrize(
-    ("words", "command"),
-    [
-        ("--help", ""),
-        ("bench --help", "bench "),
-        ("run -h", "run "),
-        ("compare -h", "compare "),
-        ("lab run -h", "lab run "),
-    ],
-)
-def test_help_helps(commbench: Command, words: str, command: str) -> None:
-    """Describe every command on stdout."""
-    outcome = commbench(words)
-    assert (0, "") == (outcome.code, outcome.err)
-    assert f"commbench {command}[OPTIONS]" in outcome.out
 
 
 def test_the_version_is_told(commbench: Command) -> None:
@@ -292,69 +238,14 @@ def test_a_command_that_is_ended_leaves_no_child(number: signal.Signals) -> None
     assert wait_until(lambda: has_ended(child))
 
 
-def test_a_task_is_concluded_before_it_is_printed(
-    commbench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Plan for the given ranks, and run the task's conclusion before the run is closed."""
-    out = commbench.home / "mine"
-    monkeypatch.setattr("commbench.cli.conduct.conduct", lambda *_, **__: 0)
-
-    def plan(place: Place) -> Task:
-        assert Place(ranks=2, ranks_here=2) == place
-        request = make_request([make_case()], ranks=place.ranks)
-        return Task(
-            name="mine",
-            requests=[request],
-            stages=single_stage(request),
-            left_out=["No GPU."],
-            conclude=lambda store: store.update(concluded=True),
-        )
-
-    assert 0 == carry_out(Settings(out=out), plan)
-    assert load_run(out).info["concluded"]
-
-
-def test_a_dry_run_lists_every_stage_that_is_known(
-    commbench: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """List the cases of every planned stage, and write nothing."""
-
-    def plan(place: Place) -> Task:
-        cases = [make_case(message_bytes=size) for size in (8, 16)]
-        requests = [make_request([case], ranks=place.ranks) for case in cases]
-        return Task(name="mine", requests=requests, stages=[], seconds=90.0)
-
-    assert 0 == carry_out(Settings(dry_run=True, out=commbench.home / "mine"), plan)
-    listed = capsys.readouterr().out.splitlines()[:2]
-    assert ["mpi all_reduce 8 B float32 sum", "mpi all_reduce 16 B float32 sum"] == listed
-    assert not (commbench.home / "mine").exists()
-
-
-def test_the_seed_of_a_run_is_kept(commbench: Command) -> None:
-    """Use the given seed, else the seed of the resumed run, else none."""
-    with Store.open(commbench.home / "mine", make_info(seed=7)):
-        pass
-    resumed = {"out": commbench.home / "mine"}
-    seeds = [
-        Settings(**changes).seed_or_resumed()
-        for changes in ({}, {"seed": 5}, resumed, {**resumed, "seed": 5})
-    ]
-    assert [None, 5, 7, 5] == seeds
-
-
 def make_mixed(path: Path, *, collectives: bool) -> None:
     """Write a run with training and optionally collectives."""
-    cases = [
-        TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook=hook)
-        for hook in ("none", "fp16")
-    ]
     with Store.open(path, make_info(status="complete")) as store:
-        for record in [make_record()] if collectives else []:
-            store.append(record)
-        for case in cases:
-            store.append(
-                TrainingRecord(case=case, launch=0, step_ms=[5.0, 6.0, 7.0], block_lengths=[3])
-            )
+        if collectives:
+            store.append(make_record())
+        for hook in ("none", "fp16"):
+            case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook=hook)
+            store.append(TrainingRecord(case=case, launch=0, step_ms=[5.0] * 3, block_lengths=[3]))
         write_tables(store)
 
 
@@ -395,27 +286,29 @@ def test_a_lab_runs_what_follows_the_dashes(
         return 7
 
     monkeypatch.setattr("commbench.cli.lab.run_in_lab", note)
-    shape = (
-        "--ranks-per-host 2 --slow host1=1mbit --slow host2=none --racks 3 --uplink none --name"
-        " mine"
-    )
-    assert (
-        7
-        == commbench(
-            f"lab run --hosts 3 --rate 200mbit {shape} -- commbench bench -n 6 --seed 1"
-        ).code
-    )
+    shape = "--ranks-per-host 2 --slow host1=1mbit --slow host2=none --racks 3 --uplink none"
+    line = f"lab run --hosts 3 --rate 200mbit {shape} --name mine -- commbench bench -n 6 --seed 1"
+    assert 7 == commbench(line).code
     slow = ["host1=1mbit", "host2=none"]
     plan = LabPlan.parse(3, "200mbit", ranks_per_host=2, slow=slow, racks=3, uplink="none")
     assert [(plan, ["commbench", "bench", "-n", "6", "--seed", "1"], "mine")] == calls
 
 
-@pytest.mark.parametrize(("options", "launches"), [("", 8), ("--budget standard", 10)])
-def test_a_quick_bench_makes_more_fresh_launches_than_a_quick_sweep(
-    commbench: Command, options: str, launches: int
+@pytest.mark.parametrize(
+    ("options", "launches", "fresh"),
+    [("", "up to 10", 8), ("--launches 7", "7", 8), ("--budget standard", "10", 10)],
+)
+def test_a_quick_bench_makes_more_launches_than_a_quick_run(
+    commbench: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
+    launches: str,
+    fresh: int,
 ) -> None:
-    """Confirm in eight launches where no budget was named."""
+    """Plan launches beyond the budget only where neither a budget nor their number was named."""
     pytest.importorskip("torch")
+    monkeypatch.setattr("commbench.cli.train.probe_workload", lambda *_, **__: workload_facts())
     outcome = commbench(f"bench --backend gloo -n 2 {options} --dry-run")
-    assert 0 == outcome.code
-    assert f"the fastest again in {launches} confirmation launches, " in outcome.out
+    assert (0, "") == (outcome.code, outcome.err)
+    assert f"cases on 2 ranks in {launches} launches, " in outcome.out
+    assert f"the fastest again in {fresh} confirmation launches, " in outcome.out

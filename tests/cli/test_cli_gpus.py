@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from commands import Command
+from networks import workload_facts
 
 from commbench.backends import DeviceTrial
 from commbench.cli import measure as measuring
 from commbench.cli.conduct import Place, default_ranks
 from commbench.cli.train import backend_at
-from commbench.ddp.plan.workload import WorkloadFacts
 
 pytest.importorskip("mpi4py")  # without a launcher every measuring command ends with that sentence
 
@@ -32,7 +32,6 @@ def test_ranks_follow_the_gpus_of_this_machine() -> None:
     assert [64, 3] == [ranks(is_local=False), ranks(limit=3)]
 
 
-@pytest.mark.programs
 def test_a_first_run_on_a_single_gpu_measures_it(
     commbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,7 +42,7 @@ def test_a_first_run_on_a_single_gpu_measures_it(
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
     monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
     monkeypatch.setattr("commbench.cli.measure.try_device", lambda _: DeviceTrial(gpus=1))
-    monkeypatch.setattr("commbench.cli.train.probe_workload", probe_on_host)
+    monkeypatch.setattr("commbench.cli.train.probe_workload", lambda *_, **__: workload_facts())
     words = "--oversubscribe --dry-run --confirm-launches 3"
     for gpus, ranks in ((1, 2), (2, 2), (2, 3)):
         monkeypatch.setattr(
@@ -54,7 +53,7 @@ def test_a_first_run_on_a_single_gpu_measures_it(
         assert (gpus == 1) == ("a second one is missing" in output)
         assert "in 3 confirmation launches" in output
         assert (ranks == 2) == ("nccl all_reduce" in output)
-        assert (ranks == 2) == ("5 MiB buckets, 2 ranks over NCCL, batch 32" in output)
+        assert (ranks == 2) == ("5 MiB buckets, 2 ranks over NCCL, batch" in output)
 
 
 @pytest.mark.parametrize(
@@ -106,15 +105,6 @@ def test_traces_of_cpus_stay_there(
     monkeypatch.setattr("commbench.cli.request.try_device", lambda _: DeviceTrial(gpus=2))
     backend, left_out = backend_at(Place(ranks=2, ranks_here=2), requested, workload)
     assert (expected, expected == "gloo") == (backend, bool(left_out))
-
-
-def probe_on_host(workload: str, *_: object, **__: object) -> WorkloadFacts:
-    """Inspect a workload on the CPU within this process."""
-    pytest.importorskip("torch")
-    from commbench.ddp.inspect import inspect_workload
-    from commbench.ddp.workloads import load_workload
-
-    return inspect_workload(load_workload(workload, seed=0, rank=0, world_size=1))
 
 
 @pytest.mark.parametrize("command", ["train", "tune"])

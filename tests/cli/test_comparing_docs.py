@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -76,18 +75,6 @@ def test_the_script_ends_as_the_page_says(folder: Path, factor: float, code: int
     done = run_job(folder)
     assert code == done.returncode, done.stderr
     assert (folder / "comparison.html").exists()
-
-
-@pytest.mark.slow
-def test_the_script_measures_again_each_time(folder: Path) -> None:
-    """Judge the new run, not that of an earlier job."""
-    write_run(folder / "measured", 9)
-    assert 0 == run_job(folder).returncode
-    shutil.rmtree(folder / "measured")
-    write_run(folder / "measured", 8, {KIB: 1.2})
-    time.sleep(1)  # runs are named by the second
-    done = run_job(folder)
-    assert 5 == done.returncode, done.stderr
 
 
 def test_the_script_stops_where_nothing_was_measured(folder: Path) -> None:

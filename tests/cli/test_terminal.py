@@ -5,21 +5,21 @@ from collections.abc import Callable
 
 from builders import make_record
 
-from commbench.cli.terminal import PROGRESS_S, LineDisplay, make_console
+from commbench.cli.terminal import PROGRESS_S, Display, make_console
 from commbench.launch.events import CaseFinished, CaseProgress, LaunchFinished, LaunchStarted
 
 
-def lines_of(tell: Callable[[LineDisplay], None], step_s: float = 0.0) -> list[str]:
+def lines_of(tell: Callable[[Display], None], step_s: float = 0.0) -> list[str]:
     """Return what a display prints while time advances by ``step_s`` at each look."""
     stream = io.StringIO()
     now_s = iter(range(10**6))
-    display = LineDisplay(make_console(stream), clock=lambda: step_s * next(now_s))
+    display = Display(make_console(stream), clock=lambda: step_s * next(now_s))
     tell(display)
     display.close()
     return stream.getvalue().splitlines()
 
 
-def launch(display: LineDisplay, number: int, *, stage: str = "", has_cases: bool = True) -> None:
+def launch(display: Display, number: int, *, stage: str = "", has_cases: bool = True) -> None:
     """Tell a display of one launch of three."""
     display.on(LaunchStarted(launch=number, launches=3, stage=stage))
     if has_cases:
@@ -31,7 +31,7 @@ def launch(display: LineDisplay, number: int, *, stage: str = "", has_cases: boo
 def test_a_log_has_a_line_for_each_stage() -> None:
     """Sum the launches of a stage and their time."""
 
-    def tell(display: LineDisplay) -> None:
+    def tell(display: Display) -> None:
         for stage in ("collectives", "confirm"):
             launch(display, 0, stage=stage)
             launch(display, 1, stage=stage)
@@ -50,7 +50,7 @@ def test_a_long_stage_tells_its_progress() -> None:
 def test_a_failure_is_told_at_once() -> None:
     """Print a failed case, and a launch that measured nothing."""
 
-    def tell(display: LineDisplay) -> None:
+    def tell(display: Display) -> None:
         display.on(CaseFinished(record=make_record(status="failed", reason="rank 1 raised")))
         launch(display, 0, has_cases=False)
 

@@ -16,8 +16,6 @@ import pytest
 from commands import Command
 from launching import HERE, marked_environment
 
-from commbench.ddp.plan.records import DDP_COLUMNS, BucketRow, TrainingRecord
-from commbench.engine.records import columns_of
 from commbench.launch.launchers import MpirunLauncher
 from commbench.results import load_run
 
@@ -52,35 +50,22 @@ def train(
     return start([sys.executable, *words], cwd, **variables)
 
 
-def read_csv(file: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """Return the rows of a table, and check its columns."""
+def read_csv(file: Path) -> list[dict[str, str]]:
+    """Return the rows of a table."""
     with file.open(encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        assert list(columns) == reader.fieldnames
-        return list(reader)
+        return list(csv.DictReader(stream))
 
 
-def rows_of(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
-    """Return the lines of ``ddp.csv`` by hook and bucket size."""
-    rows = read_csv(folder / "ddp.csv", DDP_COLUMNS)
-    return {(row["hook"], row["bucket_cap_mb"]): row for row in rows}
+def rows_of(folder: Path) -> dict[str, dict[str, str]]:
+    """Return the lines of ``ddp.csv`` with DDP's buckets by hook."""
+    rows = read_csv(folder / "ddp.csv")
+    return {row["hook"]: row for row in rows if row["bucket_cap_mb"] == "default"}
 
 
 def info_of(folder: Path) -> dict[str, Any]:
     """Return the content of run.json."""
     info: dict[str, Any] = json.loads((folder / "run.json").read_text())
     return info
-
-
-def statuses(folder: Path) -> list[tuple[str, str, str]]:
-    """Return (phase, hook, status) of all records, sorted."""
-    records = load_run(folder).training_records
-    return sorted((record.case.phase, record.case.hook, record.status) for record in records)
-
-
-def sweep_records(folder: Path) -> list[TrainingRecord]:
-    """Return the records of the sweep in the order written."""
-    return [record for record in load_run(folder).training_records if record.case.phase == "sweep"]
 
 
 @pytest.fixture
@@ -101,28 +86,22 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
     broken = train(tmp_path, "harmful", options, **{HARM: "1"})
     assert 3 == broken.returncode, broken.stdout + broken.stderr
     rows, info = rows_of(tmp_path / "r"), info_of(tmp_path / "r")
-    status_by_hook = {hook: row["status"] for (hook, _), row in rows.items()}
     expected = {"none": "ok", "topk": "ok", "int8": "failed", "bf16": "failed", "fp16": "hung"}
-    assert expected == status_by_hook
-    reasons = {hook: row["reason"] for (hook, _), row in rows.items()}
-    assert "rank 1" in reasons["bf16"]
-    assert "signal 9" in reasons["bf16"]
-    assert "rank 1" in reasons["fp16"]
-    assert "no such luck" in reasons["int8"]
+    assert expected == {hook: row["status"] for hook, row in rows.items()}
+    assert "rank 1" in rows["bf16"]["reason"]
+    assert "signal 9" in rows["bf16"]["reason"]
+    assert "rank 1" in rows["fp16"]["reason"]
+    assert "no such luck" in rows["int8"]["reason"]
     recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
     assert "topk" in {each["hook"] for each in recommended["alternatives"]}
-    assert ("confirm", "topk", "ok") in statuses(tmp_path / "r")
     assert "partial" == info["status"]
 
     mended = train(tmp_path, "harmful", options)
     assert 0 == mended.returncode, mended.stdout + mended.stderr
     assert {"ok"} == {row["status"] for row in rows_of(tmp_path / "r").values()}
-    again = statuses(tmp_path / "r")
-    for hook in ("none", "local", "topk", "int8", "bf16", "fp16"):
-        assert ("sweep", hook, "ok") in again
-    last = {record.case.hook: number for number, record in enumerate(sweep_records(tmp_path / "r"))}
-    one_start = list(range(min(last.values()), max(last.values()) + 1))
-    assert one_start == sorted(last.values())
+    records = load_run(tmp_path / "r").training_records
+    swept = [record.case.hook for record in records if record.case.phase == "sweep"]
+    assert {"none", "local", "topk", "int8", "bf16", "fp16"} == set(swept)
     assert "complete" == info_of(tmp_path / "r")["status"]
 
 
@@ -147,7 +126,7 @@ def test_hooks_of_a_file_are_swept(tmp_path: Path) -> None:
     hooks = ",".join([*names, "uneven.py:hook"])
     done = train(tmp_path, "tiny", f"--hook {hooks} --bucket-cap-mb default")
     assert 3 == done.returncode, done.stdout + done.stderr
-    rows = {hook: row for (hook, _), row in rows_of(tmp_path / "r").items()}
+    rows = rows_of(tmp_path / "r")
     plain, half, pair, raising = (rows[name] for name in names)
     uneven = rows["uneven.py:hook"]
     assert ["ok"] * 3 == [row["status"] for row in (plain, half, pair)]
@@ -175,28 +154,20 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(
         done = start(mpirun.command(2, words, training=True), tmp_path, **mpirun.environment())
         assert 0 == done.returncode, done.stdout + done.stderr
         rows = rows_of(tmp_path / "r")
-        assert {("none", "default"), ("fp16", "default")} == rows.keys()
+        assert {"none", "fp16"} == rows.keys()
         assert {("ok", str(count))} == {(row["status"], row["launches"]) for row in rows.values()}
     entries = [(entry["launch"], entry["stage"]) for entry in info_of(tmp_path / "r")["launches"]]
     assert [(0, "sweep"), (0, "confirm"), (1, "sweep"), (1, "confirm")] == entries
-    check_tables(tmp_path / "r", rows)
+    buckets = read_csv(tmp_path / "r" / "buckets.csv")
+    sent_mb = {}
+    for hook, row in rows.items():
+        sizes = [int(each["size_bytes"]) for each in buckets if each["hook"] == hook]
+        assert (row["bucket_count"], 4 * 81_710) == (str(len(sizes)), sum(sizes))
+        assert ("true", "0", "2") == (row["ranks_agree"], row["skipped_steps"], row["world_size"])
+        sent_mb[hook] = float(row["sent_MB_per_step"])
+    assert {"none": 0.327, "fp16": 0.1634} == pytest.approx(sent_mb, rel=0.02)
     recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
     assert (2, f"{WORKLOADS}:tiny") == (recommended["launches"], recommended["workload"])
-
-
-def check_tables(folder: Path, rows: dict[tuple[str, str], dict[str, str]]) -> None:
-    """Check that ``buckets.csv`` has the buckets of ``ddp.csv``, and that fp16 sends half the
-    bytes.
-    """
-    buckets = read_csv(folder / "buckets.csv", columns_of(BucketRow))
-    for (hook, cap), row in rows.items():
-        own = [each for each in buckets if (hook, cap) == (each["hook"], each["bucket_cap_mb"])]
-        assert row["bucket_count"] == str(len(own))
-        assert 4 * 81_710 == sum(int(each["size_bytes"]) for each in own)
-        assert ("true", "0", "2") == (row["ranks_agree"], row["skipped_steps"], row["world_size"])
-    sent = {hook: float(rows[hook, "default"]["sent_MB_per_step"]) for hook in ("none", "fp16")}
-    assert 0.5 == pytest.approx(sent["fp16"] / sent["none"], rel=0.02)
-    assert 0.327 == pytest.approx(sent["none"], rel=0.02)
 
 
 @pytest.mark.slow
@@ -207,7 +178,7 @@ def test_torchrun_trains_without_mpi(tmp_path: Path) -> None:
     words = words_of("tiny", "--hook none,powersgd:1 --bucket-cap-mb default")
     done = start([sys.executable, *torchrun, *words], tmp_path, OMP_NUM_THREADS="1")
     assert 0 == done.returncode, done.stdout + done.stderr
-    assert {("none", "default"), ("powersgd", "default")} == rows_of(tmp_path / "r").keys()
+    assert {"none", "powersgd"} == rows_of(tmp_path / "r").keys()
     assert "torchrun" == info_of(tmp_path / "r")["launcher"]
     assert (tmp_path / "r" / "buckets.csv").is_file()
     assert (tmp_path / "r" / "recommendation.json").is_file()

@@ -8,10 +8,9 @@ from statistics import median
 from typing import Any
 
 import pytest
-from faking import FakeRun, fake_case
+from faking import FakeCommunicator, FakeRun, fake_case
 from launching import records_from_lab
 
-from commbench.backends.fake import FakeCommunicator
 from commbench.collectives.cases import Case, Sweep
 from commbench.collectives.composed import (
     COMPOSED,

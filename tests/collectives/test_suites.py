@@ -102,6 +102,6 @@ def test_axes_are_replaced_in_every_sweep() -> None:
 def test_backends_are_named_once() -> None:
     """List every backend once, in the order named."""
     suite = Suite(
-        name="s", sweeps=[Sweep(backends=["gloo", "mpi"]), Sweep(backends=["mpi", "fake"])]
+        name="s", sweeps=[Sweep(backends=["gloo", "mpi"]), Sweep(backends=["mpi", "nccl"])]
     )
-    assert ("gloo", "mpi", "fake") == suite.backends
+    assert ("gloo", "mpi", "nccl") == suite.backends

@@ -28,15 +28,15 @@ DECIDED = (
     "train_resnet18_1gbit_xeon2core_20261125",
     "tune_resnet18_batch1_1gbit_xeon2core_20261127",
 )
-BENCH = "repo/results/bench_xeon2core_20261125"
+LINKS = "repo/results/links_1gbit_xeon2core_20261125"
 MATRIX = "repo/results/matrix_slow_host_xeon2core_20261125"
 PAIR = "repo/tests/data/pair"
 #: A command line of each kind of output, by the name of its record.
 PRINTED = {
     "help.txt": "--help",
-    "report.csv": f"report {BENCH} --format csv",
-    "report_osu.txt": f"report {BENCH} --format osu",
-    "report_nccl_tests.txt": f"report {BENCH} --format nccl-tests",
+    "report.csv": f"report {LINKS} --format csv",
+    "report_osu.txt": f"report {LINKS} --format osu",
+    "report_nccl_tests.txt": f"report {LINKS} --format nccl-tests",
     "matrix.txt": f"report {MATRIX} --format csv",
     "compare.txt": f"compare {PAIR}/monday {PAIR}/friday",
     "compare.json": f"compare {PAIR}/monday {PAIR}/friday --format json",

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from threads import ThreadControl, run_threads
 
-from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.timing.clocks import (
     FIT_POINTS,
     MAXIMUM_DRIFT,

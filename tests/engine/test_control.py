@@ -1,8 +1,9 @@
 """Tests of the control plane among threads, which replace real ranks in other tests."""
 
 import pytest
+from threads import ThreadControl, run_threads
 
-from commbench.engine.control import ThreadControl, agree_on, gather_everywhere, run_threads
+from commbench.engine.control import agree_on, gather_everywhere
 from commbench.findings import Finding, UnsupportedError
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from threads import ThreadControl, run_threads
 
-from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.samples import Samples
 from commbench.engine.sampling import SPAN_S, Sampler
 from commbench.engine.timing import device as device_module

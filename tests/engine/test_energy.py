@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from builders import make_case, make_grouped, make_record, summarise_run
+from faking import FakeCommunicator
 from simulated_nvml import SimulatedNvml
+from threads import run_threads
 from training_builders import make_training_case, make_training_launches, rows_of
 
-from commbench.backends.fake import FakeCommunicator
 from commbench.collectives.cases import Case
-from commbench.engine.control import Control, run_threads
+from commbench.engine.control import Control
 from commbench.engine.energy import LEAST_S, Counter, EnergyMeter, Kind, RunMeter, own_meter
 from commbench.engine.measure import measure
 from commbench.engine.records import Record
@@ -233,7 +234,7 @@ def measured(
     """Return the record of a case on two ranks with the given meter."""
     monkeypatch.setattr("commbench.engine.energy.LEAST_S", dict.fromkeys(LEAST_S, least_s))
     case = Case(
-        backend="fake",
+        backend="gloo",
         operation="all_reduce",
         message_bytes=64,
         dtype="int8",

@@ -1,6 +1,7 @@
 """Tests of the calls that a timed loop makes in each repetition."""
 
-from commbench.engine.control import ThreadControl, run_threads
+from threads import ThreadControl, run_threads
+
 from commbench.engine.timing.loops import Call, Progress, PythonTimer, Turns, order_of
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
 

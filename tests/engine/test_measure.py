@@ -10,10 +10,19 @@ import numpy as np
 import pytest
 from builders import make_info
 from effort import repetitions, slack
-from faking import EXACT, Coarse, FakeRun, Regime, Script, fake_case, make_late
+from faking import (
+    EXACT,
+    Coarse,
+    FakeCommunicator,
+    FakeRun,
+    FakeTimer,
+    Regime,
+    Script,
+    fake_case,
+    make_late,
+)
 
 from commbench.analysis.comparison import compare
-from commbench.backends.fake import FakeCommunicator, FakeTimer
 from commbench.collectives.primitives import Request
 from commbench.engine.records import FixedSettings, Record
 from commbench.engine.sampling import settings_after
@@ -90,7 +99,7 @@ def test_what_a_backend_cannot_do_is_a_row() -> None:
     """Record the reason and continue with the next case."""
     script = replace(EXACT, unsupported=("all_gather",))
     refused, measured = FakeRun(script=script).launch([fake_case("all_gather"), fake_case()])
-    assert ("unsupported", "fake has no all_gather", "missing", ()) == (
+    assert ("unsupported", "gloo has no all_gather", "missing", ()) == (
         refused.status,
         refused.reason,
         refused.reason_code,
@@ -117,9 +126,9 @@ def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"loop": "native"}, "fake has no native loop"),
+        ({"loop": "native"}, "gloo has no native loop"),
         ({"dtype": "int8", "redop": "avg"}, "average of int8"),
-        ({"graph": True}, "fake has no graphs of operations; use --cadence isolated or pipelined"),
+        ({"graph": True}, "gloo has no graphs of operations; use --cadence isolated or pipelined"),
         ({"buffers": "rotated"}, "the size of the last-level cache is not known on every rank"),
         (
             {"operation": "bandwidth", "pattern": "matrix", "buffers": "rotated"},

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faking import Script, ScriptedCommunicator
+from faking import FakeCommunicator, Script
+from threads import ThreadControl, run_threads
 
 from commbench.collectives.cases import Sweep
-from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.measure import measure
 from commbench.engine.observers import Computing, OverlapObserver
 from commbench.engine.records import Overlap, Record
@@ -40,14 +40,14 @@ def test_overlap_follows_the_definition_of_osu(overall: float, percent: float) -
 
 def test_scripted_communication_that_nothing_hides_overlaps_by_nothing() -> None:
     """Measure no overlap if the fake backend never overlaps."""
-    (case,) = Sweep(operations=("iall_reduce",), sizes="4K", backends=("fake",)).cases(2)
+    (case,) = Sweep(operations=("iall_reduce",), sizes="4K", backends=("gloo",)).cases(2)
 
     def work(control: ThreadControl) -> Record | None:
         session = Session(
             control=control, budget=BUDGETS["quick"], progress=Progress(), slice_s=0.02
         )
         return measure(
-            case, ScriptedCommunicator(control, Script(noise=0.0, tail=0.0)), session, launch=0
+            case, FakeCommunicator(control, script=Script(noise=0.0, tail=0.0)), session, launch=0
         )
 
     record = run_threads(2, work)[0]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threads import ThreadControl, run_threads
 
-from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
 from commbench.engine.sampling import MAXIMUM_BATCH, MOST_TOGETHER, WARMUP_CAP, Sampler

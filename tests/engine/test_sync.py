@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 
 import pytest
+from threads import ThreadControl
 
-from commbench.engine.control import ThreadControl
 from commbench.engine.timing.clocks import GlobalClock
 from commbench.engine.timing.sync import (
     MAXIMUM_SLACK_NS,

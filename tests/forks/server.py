@@ -38,7 +38,6 @@ IMPORTED = (
         "matplotlib.backends.backend_agg",
     ),
     *(
-        "commbench.cli.main",
         "commbench.cli.measure",
         "commbench.cli.train",
         "commbench.report.page",

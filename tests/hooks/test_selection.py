@@ -120,13 +120,9 @@ def test_any_number_of_equal_elements(n: int, density: float, levels: int, seed:
 def test_no_more_candidates_than_there_is_room_for() -> None:
     """Handle the maximum number of candidates: all of all blocks but one."""
     n, k = 100_000, 100
-    scratch = kernels.make_scratch(n, k)
     gradient = np.linspace(1, 2, n, dtype=np.float32)
-    columns = kernels.COLUMNS
-    for block in range(k - 1):
-        start = block // columns * columns * scratch.rows + block % columns
-        gradient[start : start + columns * scratch.rows : columns] += 10
-    assert (k - 1) * scratch.rows == np.count_nonzero(gradient > 10)
+    rows, columns = kernels.MOST_ROWS, kernels.COLUMNS
+    gradient[: rows * columns].reshape(rows, columns)[:, : k - 1] += 10  # a block is a column
     residual = np.zeros(n, dtype=np.float32)
     check(gradient, residual, send(TopKSelector(n, k), gradient, residual))
 
@@ -334,13 +330,7 @@ def test_arrays_that_do_not_fit_are_refused(wrong: str) -> None:
 def test_nothing_is_compiled_after_preparing() -> None:
     """Compile everything in ``prepare``, and release the interpreter lock in it."""
     prepare()
-    compiled = (
-        kernels.select,
-        kernels.write_singles,
-        kernels.write_halves,
-        kernels.add_singles,
-        kernels.add_halves,
-    )
+    compiled = (kernels.select, kernels.take, kernels.add)
     before = [len(kernel.signatures) for kernel in compiled]
     for value_dtype in VALUE_TYPES:
         selector = TopKSelector(N, 9, value_dtype=value_dtype)  # type: ignore[arg-type] # a str by its type only

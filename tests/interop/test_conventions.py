@@ -1,5 +1,6 @@
 """Tests of the conventions of other tools, against the figures of their sources."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,6 @@ from builders import read_records
 from commbench.collectives.cases import all_cases
 from commbench.engine.records import FixedSettings
 from commbench.interop.conventions import CONVENTIONS
-from commbench.interop.imports.gathering import Source, import_outputs
-from commbench.interop.imports.reading import ImportOptions
 
 
 def settings_of(tool: str, operation: str, size: str, ranks: int = 2) -> FixedSettings:
@@ -118,7 +117,7 @@ def test_given_axes_replace_the_tools() -> None:
     [
         ("osu", "-c all_reduce,latency --sizes 8,16K", {8: [1000, 10_000], 16384: [100, 1000]}),
         ("imb", "-c all_reduce,latency --sizes 8,64K", {8: [3, 1000], 65536: [3, 640]}),
-        ("nccl-tests", "--sizes 8,16K --backend gloo --in-place in", {8: [3], 16384: [3]}),
+        ("nccl-tests", "--sizes 8,16K --backend mpi --in-place in", {8: [3], 16384: [3]}),
     ],
 )
 def test_real_ranks_measure_as_the_tool(
@@ -140,9 +139,6 @@ def test_real_ranks_measure_as_the_tool(
     for size, counts in repetitions.items():
         made = [len(record.times_us) for record in records if record.case.message_bytes == size]
         assert counts == sorted(made)
-    if tool == "imb":
-        return
-    imported = import_outputs(
-        [Source(name="out.txt", data=done.stdout.encode())], options=ImportOptions()
-    )
-    assert len(records) == len(imported.records)
+    if tool != "imb":  # a line for each case
+        lines = re.findall(r"^\s*\d+\s", done.stdout, re.MULTILINE)
+        assert len(records) == len(lines)

@@ -9,24 +9,16 @@ from typing import Any
 
 import pytest
 from commands import Command
+from kept import load_kept
 
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.engine.records import COLUMNS
 from commbench.interop.exports.parquet import tables_of, write_parquet
-from commbench.results import load_run
 
 RESULTS = Path(__file__).parents[2] / "results"
-BENCH, MATRIX = (
-    RESULTS / "bench_xeon2core_20261125",
-    RESULTS / "matrix_slow_host_xeon2core_20261125",
-)
-
-
-def test_the_command_says_where_it_wrote(commbench: Command) -> None:
-    """Write metrics to a file and print its path."""
-    done = commbench(f"export {MATRIX} --format openmetrics --out nightly.prom")
-    assert (0, "Written: nightly.prom\n") == (done.code, done.out)
-    assert (commbench.home / "nightly.prom").exists()
+BENCH = RESULTS / "bench_xeon2core_20261125"
+MATRIX = RESULTS / "matrix_slow_host_xeon2core_20261125"
+TRAINED = RESULTS / "train_hooks_1gbit_xeon2core_20261125"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +52,7 @@ def test_reading_for_an_export_imports_neither_torch_nor_mpi(
         return original(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    assert 0 == commbench(f"export {BENCH} --format openmetrics --out a.prom").code
+    assert 0 == commbench(f"export {MATRIX} --format openmetrics --out a.prom").code
 
 
 # ------------------------------------------------------------------------------------------ Parquet
@@ -68,7 +60,7 @@ def test_reading_for_an_export_imports_neither_torch_nor_mpi(
 
 def test_tables_have_the_columns_of_the_csv_files() -> None:
     """Give each table the columns of its CSV file, with types."""
-    tables = tables_of(load_run(BENCH))
+    tables = tables_of(load_kept(BENCH.name))
     assert ["collectives", "ddp", "buckets", "repetitions", "steps"] == list(tables)
     assert (COLUMNS, DDP_COLUMNS) == (tuple(tables["collectives"]), tuple(tables["ddp"]))
     types = {str(dtype) for table in tables.values() for dtype in table.dtypes}
@@ -77,7 +69,7 @@ def test_tables_have_the_columns_of_the_csv_files() -> None:
 
 def test_every_repetition_and_step_is_a_line() -> None:
     """Write one row per sample, with case and launch."""
-    run = load_run(BENCH)
+    run = load_kept(BENCH.name)
     tables = tables_of(run)
     lines = tables["repetitions"]
     assert [time for record in run.records for time in record.times_us] == list(lines["time_us"])
@@ -90,11 +82,11 @@ def test_every_repetition_and_step_is_a_line() -> None:
     assert list(range(count)) == list(lines["repetition"][:count])
 
 
-@pytest.mark.parametrize("path", [BENCH, MATRIX], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [TRAINED, MATRIX], ids=lambda path: path.name)
 def test_parquet_reads_back(path: Path, tmp_path: Path) -> None:
     """Read every table back with types, values, column descriptions and conditions."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
-    run = dataclasses.replace(load_run(path), path=tmp_path)
+    run = dataclasses.replace(load_kept(path.name), path=tmp_path)
     folder = write_parquet(run)
     assert tmp_path / "parquet" == folder
     tables = tables_of(run)
@@ -105,6 +97,12 @@ def test_parquet_reads_back(path: Path, tmp_path: Path) -> None:
         assert values.to_dict("list") == read.to_pydict()
         assert list(map(str, table.dtypes)) == list(map(str, read.to_pandas().dtypes))
         assert run.info == json.loads(read.schema.metadata[b"commbench"])
+
+
+def test_parquet_documents_its_columns(tmp_path: Path) -> None:
+    """Write types and descriptions of columns."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    folder = write_parquet(load_kept(MATRIX.name), tmp_path)
     schema = parquet.read_table(folder / "collectives.parquet").schema
     assert b"ranks of the launch" == schema.field("world_size").metadata[b"about"]
     types = {"message_bytes": "int64", "in_place": "bool", "time_us": "double", "reason": "string"}

@@ -102,12 +102,6 @@ def test_losses_are_medians_over_launches_that_made_the_step() -> None:
     assert {0: 3.1, 1: 2.2, 2: 1.1} == points(trial, "training/loss")
 
 
-def test_what_has_no_time_is_a_trial_that_says_so() -> None:
-    """Keep a hung case without points."""
-    (hung,) = [trial for trial in trials_of(make_both()) if trial.notes["status"] == "hung"]
-    assert ("broadcast", []) == (hung.settings["operation"], list(hung.points))
-
-
 # -------------------------------------------------------------------------------------- TensorBoard
 
 
@@ -202,7 +196,7 @@ def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, store: Pat
     }
 
 
-@pytest.mark.programs
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # as above
 def test_mlflow_takes_a_run_once(mlflow: Any, store: Path, tmp_path: Path) -> None:
     """Refuse a run logged before; log another run of the same name, and an imported one."""
@@ -221,18 +215,6 @@ def test_mlflow_takes_a_run_once(mlflow: Any, store: Path, tmp_path: Path) -> No
     client = mlflow.MlflowClient(tracking_uri=address)
     latest, *_ = client.search_runs([client.get_experiment_by_name("commbench").experiment_id])
     assert 1795392000000 == latest.info.start_time
-
-
-@pytest.mark.programs
-@pytest.mark.filterwarnings("ignore")  # as above
-def test_a_store_that_mlflow_cannot_use_is_refused(
-    mlflow: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Quote MLflow's error about an address in one sentence."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://here")
-    mlflow.set_tracking_uri(None)
-    with pytest.raises(InputError, match="MLflow cannot log to nonsense://here"):
-        write_mlflow(make_both())
 
 
 # ----------------------------------------------------------------------------------------- W&B

@@ -5,10 +5,10 @@ threads.
 import os
 
 import pytest
+from faking import FakeCommunicator
+from threads import run_threads
 
-from commbench.backends.fake import FakeCommunicator
 from commbench.backends.nccl_library import LOG
-from commbench.engine.control import run_threads
 from commbench.errors import InputError
 from commbench.launch.facts import (
     Place,
@@ -45,7 +45,7 @@ def test_a_session_states_hosts_once_and_every_rank() -> None:
 
     def work(control):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         return collect_session(
-            control, gather_places(control), {"fake": FakeCommunicator(control)}, {"NCCL_X": "1"}
+            control, gather_places(control), {"gloo": FakeCommunicator(control)}, {"NCCL_X": "1"}
         )
 
     session, nothing = run_threads(2, work)
@@ -57,7 +57,7 @@ def test_a_session_states_hosts_once_and_every_rank() -> None:
     assert ranks[0]["numa_nodes"] == ranks[1]["numa_nodes"]
     assert {"NCCL_X": "1"} == session["environment"]["variables"]
     assert [0, 1] == [rank["rank"] for rank in session["ranks"]]
-    assert {"fake": "commbench fake"} == session["libraries"]
+    assert {"gloo": "commbench fake"} == session["libraries"]
     assert (True, None) == (session["shared_clock"], session["mpi_init_s"])
 
 

@@ -1,206 +1,371 @@
-"""Tests of the emulated cluster: its hosts, programs on them, and cleanup."""
+"""Tests of emulated clusters: their hosts, commands on them, signals, links and their end."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from builders import read_rows
 from labs import (
-    COUNTER,
+    FLOWS,
     LAB,
     ON,
     SECONDS,
-    finish,
-    is_left,
+    begin,
+    heed_interrupts,
+    lab,
     mark,
-    sh,
-    start,
+    rates,
+    running,
     start_in_terminal,
     wait_for_line,
 )
 from launching import find_marked, wait_until
 
-from commbench.launch.lab import run_in_lab
-from commbench.launch.lab.plan import DIRECTORY, LabPlan
-from commbench.launch.lab.visit import PASSED_ON
+from commbench.launch.lab import Lab, LabPlan, find_all, run_in_lab
+from commbench.launch.lab.labs import PASSED_ON
 
 __all__ = ["mark"]  # a fixture
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("forks", "mark")]
+
+#: Says when it is there, then counts signals until it is told to end.
+COUNTER = """
+import signal, sys
+awaited = {signal.SIGINT, signal.SIGUSR1, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+seen = 0
+print("there", flush=True)
+while signal.sigwait(awaited) != signal.SIGTERM:
+    seen += 1
+    print("seen", seen, flush=True)
+sys.exit(10 + seen)
+"""
+#: Leaves processes on both hosts that outlive the line.
+DAEMONS = f"setsid sleep 987 > /dev/null & {ON} host1 'setsid sleep 987 > /dev/null 2>&1 &'"
 
 
-@pytest.mark.usefixtures("mark")
+@pytest.fixture
+def name(mark: str) -> Iterator[str]:
+    """Return a lab of two hosts on links without a rate."""
+    lab("up", "--rate", "none", "--name", mark)
+    yield mark
+    if is_up(mark):
+        lab("down", mark)
+
+
+def is_up(name: str) -> bool:
+    """Return whether there is a lab of a name."""
+    return name in {each.name for each in find_all()}
+
+
+def on(name: str, *words: str, host: str = "host0") -> list[str]:
+    """Return the words that run a command on a host of a lab."""
+    return ["exec", "--name", name, "--host", host, "--", *words]
+
+
+def fake(folder: Path, program: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a shell script before a program on the PATH."""
+    (folder / program).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
 def test_hosts_know_themselves_and_each_other() -> None:
     """Give each host a name, an address and the others' names; keep the working directory."""
     line = "hostname; pwd; ls /sys/class/net; ip -4 -br address show eth0; getent hosts host2"
-    output = sh(f"{line}; {ON} -x root@host1 '{line}'; cat $COMMBENCH_HOSTFILE", hosts=3)
-    host0, host1, hostfile = (
-        output[: output.index("host1\n")],
-        output[output.index("host1\n") :],
-        output[-42:],
-    )
-    for index, text in enumerate((host0, host1)):
-        assert [f"host{index}", str(Path.cwd()), "eth0", "lo"] == text.split()[:4]
-        assert f" UP 10.99.0.{index + 1}/16 10.99.0.3 host2 " in " ".join(text.split()) + " "
-    assert "host0 slots=1\nhost1 slots=1\nhost2 slots=1\n" == hostfile
+    both = f"{line}; {ON} -x root@host1 '{line}'; cat $COMMBENCH_HOSTFILE"
+    output = lab(*running("sh", "-c", both, hosts=3)).split()
+    for index, text in enumerate((output[:9], output[9:18])):
+        address = f"10.99.0.{index + 1}/16"
+        expected = [f"host{index}", str(Path.cwd()), "eth0", "lo", "UP", address]
+        assert [*expected, "10.99.0.3", "host2"] == [word for word in text if "@" not in word]
+    assert "host0 slots=1 host1 slots=1 host2 slots=1" == " ".join(output[18:])
 
 
-def test_hosts_share_files_but_no_memory_and_no_network_with_the_machine(
-    mark: str, tmp_path: Path
-) -> None:
+def test_hosts_share_files_but_no_memory(mark: str, tmp_path: Path) -> None:
     """Isolate /dev/shm and /etc/hosts of each host from the others and the machine."""
     name, before = (
         f"/dev/shm/{mark}",  # noqa: S108 - what the test is about
         Path("/etc/hosts").read_text(),
     )
-    output = sh(
-        f"touch {name} {tmp_path}/file; {ON} host1 'ls {name} {tmp_path}'; ip route; ls {name}"
-    )
-    assert ["file", "10.99.0.0/16", name] == [output.split()[at] for at in (1, 2, -1)], output
+    line = f"touch {name} {tmp_path}/file; {ON} host1 'ls {name} {tmp_path}'; ip route; ls {name}"
+    output = lab(*running("sh", "-c", line))
+    assert [True, "10.99.0.0/16", name] == ["file" in output, *output.split()[-10:-8:2], name]
     assert not Path(name).exists()
     assert before == Path("/etc/hosts").read_text()
 
 
-@pytest.mark.mpi
-@pytest.mark.usefixtures("mark")
-def test_ranks_on_emulated_hosts_meet_over_the_link(tmp_path: Path) -> None:
-    """Find the hosts without options, and measure over TCP at most the link's rate."""
-    out = tmp_path / "run"
-    options = (
-        "--collective",
-        "bandwidth",
-        "--sizes",
-        "64K",
-        "--backend",
-        "mpi",
-        "--sync",
-        "dissemination",
-    )
-    more_options = ("--launches", "1", "--launcher", "mpirun", "--out", str(out))
-    output = finish(
-        start(sys.executable, "-m", "commbench", "run", *options, *more_options, rate="1gbit")
-    )
-    run = json.loads((out / "run.json").read_text())
-    assert (2, 2) == (run["world_size"], run["nodes"]), output
-    assert ["host0", "host1"] == [rank["host"] for rank in run["ranks"]]
-    (row,) = read_rows(out)
-    assert ("ok", "tcp") == (row["status"], row["transport"])
-    assert 0.5 < float(row["algbw_GBps"]) / 0.125 < 1.05
-
-
-@pytest.mark.usefixtures("mark")
 @pytest.mark.parametrize(("line", "code"), [("exit 7", 7), ("kill -KILL $$", 137), ("true", 0)])
 def test_the_exit_code_is_the_commands(line: str, code: int) -> None:
     """Exit with the command's code, or 128 plus a signal's number."""
-    process = start("sh", "-c", line)
-    process.communicate(timeout=SECONDS)
-    assert code == process.returncode
+    assert "" == lab(*running("sh", "-c", line), code=code)
 
 
-@pytest.mark.usefixtures("mark")
-def test_the_command_has_our_streams() -> None:
-    """Connect the command to stdin, stdout and stderr."""
-    process = start("cat", stdin=subprocess.PIPE)
-    assert ("word", "") == process.communicate("word", timeout=SECONDS)
-
-
-@pytest.mark.usefixtures("mark")
 def test_an_unknown_host_is_not_reached() -> None:
     """Fail with ssh's exit code and a sentence for an unknown host."""
-    assert "255\nthere is no emulated host 'host9'\n" in sh(
-        f"{ON} host9 true 2> /run/commbench-lab/said; echo $?; cut -d: -f2- /run/commbench-lab/said"
-        " | cut -c2-"
-    )
+    output = lab(*running("sh", "-c", f"{ON} host9 true 2>&1; echo $?"))
+    assert "commbench lab: there is no emulated host 'host9'\n255\n" == output
 
 
-@pytest.mark.usefixtures("mark")
 def test_a_machine_whose_tc_fails_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Exit with 2 and quote the error of tc."""
-    (tmp_path / "tc").write_text(
-        "#!/bin/sh\necho 'Error: Specified qdisc kind is unknown.' >&2\nexit 1\n"
-    )
-    (tmp_path / "tc").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    process = start("true", rate="1gbit")
-    _, errors = process.communicate(timeout=SECONDS)
-    assert 2 == process.returncode
+    fake(tmp_path, "tc", "echo 'Error: Specified qdisc kind is unknown.' >&2; exit 1", monkeypatch)
+    errors = lab(*running("true", rate="1gbit"), code=2)
     assert "tc -batch -` said: Error: Specified qdisc kind is unknown; it takes root" in errors
     assert 1 == len(errors.splitlines())
 
 
-# ---------------------------------------------------------------------------------- nothing is left
-
-
-def test_daemons_end_with_the_command(mark: str) -> None:
-    """End daemons on all hosts when the command exits."""
-    assert "bye\n" == sh(
-        f"setsid sleep 987 > /dev/null & {ON} host1 'setsid sleep 987 > /dev/null 2>&1 &'; echo bye"
-    )
-    assert wait_until(lambda: not find_marked(mark))
-
-
-@pytest.mark.usefixtures("mark")
+@pytest.mark.parametrize(
+    ("words", "number", "code"),
+    [
+        ("run --rate none -- true", signal.SIGTERM, 143),
+        ("run --rate none -- true", signal.SIGINT, 130),
+        ("up --rate none", signal.SIGKILL, -9),
+    ],
+)
 def test_a_lab_can_be_ended_while_it_is_built(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, number: int, code: int
 ) -> None:
-    """Exit at once on SIGTERM while ip hangs, with the code for it."""
-    (tmp_path / "ip").write_text(f"#!/bin/sh\ntouch {tmp_path}/building\nexec sleep 987\n")
-    (tmp_path / "ip").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    process = start("true")
+    """Leave nothing when the start is ended while ip hangs."""
+    fake(tmp_path, "ip", f"touch {tmp_path}/building\nexec sleep 987", monkeypatch)
+    process = begin(*words.split(), preexec_fn=heed_interrupts)
     assert wait_until((tmp_path / "building").exists)
-    process.terminate()
+    process.send_signal(number)
     process.communicate(timeout=SECONDS)
-    assert 143 == process.returncode
+    assert code == process.returncode
 
 
-@pytest.mark.usefixtures("mark")
-def test_keys_reach_the_command_once() -> None:
-    """Pass Ctrl-C in a terminal to the command once, and wait for it."""
-    command = [sys.executable, "-c", COUNTER]
-    process, terminal = start_in_terminal(
-        *LAB, "run", "--rate", "none", "--", *command, stdout=subprocess.PIPE
-    )
+def test_keys_and_signals_reach_the_command_once() -> None:
+    """Pass Ctrl-C in a terminal to the command once, as any signal, and exit with its code."""
+    command = [sys.executable, *LAB, *running(sys.executable, "-c", COUNTER)]
+    process, terminal = start_in_terminal(*command, stdout=subprocess.PIPE)
     wait_for_line(process, "there")
     os.write(terminal, b"\x03")
     wait_for_line(process, "seen 1")
-    process.send_signal(signal.SIGUSR1)
-    wait_for_line(process, "seen 2")
+    for seen, number in enumerate((signal.SIGUSR1, signal.SIGUSR1), 2):
+        process.send_signal(number)
+        wait_for_line(process, f"seen {seen}")
     process.terminate()
     process.communicate(timeout=SECONDS)
     os.close(terminal)
-    assert 12 == process.returncode
+    assert 13 == process.returncode
 
 
-def test_a_killed_lab_leaves_no_process_and_its_directory_to_the_next(mark: str) -> None:
-    """End all processes of a killed lab; the next lab removes its directory."""
-    process = start("sh", "-c", f"{ON} host1 'sleep 987 &'; echo there; sleep 987")
+def test_an_interrupt_without_a_terminal_reaches_the_command(name: str) -> None:
+    """Pass SIGINT on where no key has sent it."""
+    words = on(name, sys.executable, "-c", COUNTER)
+    process = begin(*words, start_new_session=True, preexec_fn=heed_interrupts)
+    wait_for_line(process, "there")
+    process.send_signal(signal.SIGINT)
+    wait_for_line(process, "seen 1")
+    process.terminate()
+    process.communicate(timeout=SECONDS)
+    assert 11 == process.returncode
+
+
+def test_a_killed_run_leaves_no_process() -> None:
+    """End all processes of a lab whose `lab run` is killed."""
+    process = begin(*running("sh", "-c", f"{DAEMONS}; echo there; sleep 987"))
     wait_for_line(process, "there")
     process.kill()
     process.communicate(timeout=SECONDS)
-    assert wait_until(lambda: not find_marked(mark))
-    assert [] == list(DIRECTORY.iterdir())
-    assert "next\n" == sh("echo next")
-    assert not is_left()
 
 
-@pytest.mark.usefixtures("mark")
 def test_labs_at_once_do_not_meet() -> None:
-    """Run two labs with equal names and addresses independently."""
-    first = start("cat", stdin=subprocess.PIPE)
-    assert "one\n" == sh("echo one > /run/commbench-lab/file; cat /run/commbench-lab/file")
-    second = start("sh", "-c", f"{ON} host1 hostname; ls /run/commbench-lab")
-    assert "agent\nhostfile\nhosts\npids\nplan\nsys\n" == finish(second).replace("host1\n", "", 1)
+    """Run two labs with equal host names and addresses independently."""
+    words = running("sh", "-c", "touch /run/commbench-lab/mine; echo there; cat")
+    first = begin(*words, stdin=subprocess.PIPE)
+    wait_for_line(first, "there")
+    output = lab(*running("sh", "-c", f"{ON} host1 hostname; ls /run/commbench-lab"))
+    assert "host1 agent hostfile hosts pids plan sys" == " ".join(output.split())
     assert ("two", "") == first.communicate("two", timeout=SECONDS)
 
 
-@pytest.mark.usefixtures("mark")
 def test_called_from_python_the_lab_gives_signal_handlers_back() -> None:
     """Restore the signal handlers after a lab in this process."""
     before = [signal.getsignal(number) for number in PASSED_ON]
     assert 3 == run_in_lab(LabPlan.parse(1, "none"), ["sh", "-c", "exit 3"])
     assert before == [signal.getsignal(number) for number in PASSED_ON]
+
+
+# ---------------------------------------------------------------------------------- labs that stay
+
+
+def test_a_lab_stays_until_it_is_taken_down(mark: str) -> None:
+    """Keep a lab after its terminal closes, until it is taken down."""
+    me = f"{sys.executable} {' '.join(LAB)}"
+    line = f"{me} up --rate none --hosts 3 --name {mark}; echo that is all; read word"
+    shell, terminal = start_in_terminal("sh", "-c", line)
+    output = ""
+    while "that is all\r\n" not in output:
+        output += os.read(terminal, 4096).decode()
+    os.close(terminal)
+    assert -signal.SIGHUP == shell.wait(timeout=SECONDS)
+    assert "host0\n" == lab("exec", "--name", mark, "--", "hostname")
+    assert "host2\n" == lab(*on(mark, "hostname", host="host2"))
+    assert f"The emulated cluster {mark} has ended.\n" == lab("down", mark)
+    assert not is_up(mark)
+    assert [] == find_marked(mark)
+
+
+def test_a_command_finds_what_it_would_in_run(name: str) -> None:
+    """Give commands the environment, directory, user and files of `lab run`."""
+    line = (
+        "env | sort | grep -v ^_=; pwd; cat /etc/hosts $COMMBENCH_HOSTFILE; id; ls /sys/class/net;"
+        " ls /dev/shm"
+    )
+    assert lab(*running("sh", "-c", line)) == lab(*on(name, "sh", "-c", line))
+
+
+@pytest.mark.parametrize("end", ["return", "kill"])
+def test_what_a_command_has_started_ends_with_it(name: str, end: str) -> None:
+    """End the processes of a command when it returns or `lab exec` is killed, but not the lab."""
+
+    def sleepers() -> list[str]:
+        return [line for line in find_marked(name) if line == "sleep 987"]
+
+    line = f"{DAEMONS}; echo there; read word"
+    process = begin(*on(name, "sh", "-c", line), stdin=subprocess.PIPE)
+    wait_for_line(process, "there")
+    assert wait_until(lambda: len(sleepers()) == 2)
+    if end == "kill":
+        process.kill()
+    process.communicate("word\n", timeout=SECONDS)
+    assert wait_until(lambda: not sleepers()), sleepers()
+    assert "host1\n" == lab(*on(name, "hostname", host="host1"))
+
+
+@pytest.mark.parametrize("end", ["down", "first", "parent"])
+def test_a_lab_that_ends_ends_its_commands(name: str, end: str) -> None:
+    """End the command of a lab that is taken down or killed, and free the lab's name."""
+    process = begin(*on(name, "sh", "-c", "echo there; sleep 987"))
+    wait_for_line(process, "there")
+    first = psutil.Process(Lab.find(name).pid)
+    if end == "down":
+        lab("down", name)
+    elif end == "first":
+        first.kill()
+    else:
+        first.parent().kill()  # type: ignore[union-attr]
+    process.communicate(timeout=SECONDS)
+    assert 137 == process.returncode
+    assert wait_until(lambda: not is_up(name))
+    lab("status", "--name", name, code=2)
+
+
+def test_status_lists_hosts_and_what_runs(mark: str) -> None:
+    """List hosts, addresses, rates, racks and commands with process ids, also of temporary labs."""
+    shape = ("--racks", "2", "--slow", "host3=250mbit", "--name", mark)
+    words = running("sh", "-c", "echo there; read word", hosts=4, rate="1gbit", flags=shape)
+    process = begin(*words, stdin=subprocess.PIPE)
+    wait_for_line(process, "there")
+    (command,) = Lab.find(mark).running()
+    _, _, *hosts = lab("status", "--name", mark).splitlines()
+    runs = ["sh", "-c", "'echo", "there;", "read", "word'", f"({command.pid})"]
+    assert ["host0", "10.99.0.1", "1gbit", "0", "1", *runs] == hosts[0].split()
+    assert ["host3", "10.99.0.4", "250mbit", "1", "1", "nothing"] == hosts[3].split()
+    assert "sh" == psutil.Process(command.pid).name()
+    process.communicate("word\n", timeout=SECONDS)
+
+
+def test_what_is_not_there_is_said(name: str) -> None:
+    """Refuse an unknown lab, host, command or rate with code 2 in one line."""
+    for words in (
+        f"up --name {name}",
+        "up --name ../x",
+        "exec --name absent -- true",
+        "down absent",
+        f"down {name} --all",
+        f"exec --name {name} --host host2 -- true",
+        f"exec --name {name} -- absent",
+        f"link --name {name} host2 down",
+        f"link --name {name} host1 fast",
+    ):
+        assert 1 == lab(*words.split(), code=2).count("\n")
+
+
+@pytest.mark.slow
+def test_all_labs_that_stay_are_taken_down_at_once() -> None:
+    """Take all persistent labs down in one call, in a separate process namespace."""
+    me = f"{sys.executable} {' '.join(LAB)}"
+    line = f"""
+        {me} status && {me} up --rate none > /dev/null && {me} up --rate none --name other > /dev/null || exit
+        {me} exec -- sleep 987 & {me} run --rate none --name mine -- sh -c 'sleep 987' &
+        until {me} status --name mine | grep -q 'sleep 987'; do sleep 0.1; done 2> /dev/null
+        {me} down --all && {me} status | cut -c-22 | head -1; {me} down mine; {me} status; wait
+    """
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", line]
+    done = subprocess.run(apart, capture_output=True, text=True, timeout=SECONDS, check=False)
+    none = "There is no emulated cluster; `commbench lab up` starts one."
+    ended = [f"The emulated cluster {name} has ended." for name in ("lab", "other", "mine")]
+    expected = [none, *ended[:2], "mine: 2 emulated hosts", ended[2], none]
+    assert expected == done.stdout.splitlines(), done.stderr
+
+
+# ------------------------------------------------------------------------------------------- links
+
+
+def test_a_link_is_cut_and_mended(name: str) -> None:
+    """Set one host's link down and up, without effect on other hosts or its loopback."""
+    reach = (  # nobody serves there
+        "timeout 2 bash -c 'exec 3<>/dev/tcp/host1/9' 2>&1 | grep -om1 refused | head -1"
+    )
+    assert "refused\n" == lab(*on(name, "sh", "-c", reach))
+    lab("link", "--name", name, "host1", "down")
+    assert "" == lab(*on(name, "sh", "-c", reach))
+    assert "refused\n" == lab(*on(name, "sh", "-c", reach, host="host1"))
+    assert " cut " in lab("status", "--name", name)
+    stated = lab(*on(name, "sh", "-c", "echo $COMMBENCH_EMULATED"))
+    assert {"hosts": 2, "rate": "none", "down": ["host1"]} == json.loads(stated)
+    lab("link", "--name", name, "host1", "up")
+    assert "refused\n" == lab(*on(name, "sh", "-c", reach))
+
+
+@pytest.mark.slow
+def test_a_link_gets_another_rate(name: str) -> None:
+    """Change a link's rate and remove it: flows in both directions follow, and new programs see
+    it.
+    """
+    flows = on(name, *FLOWS, "host0:host1", "host1:host0")
+    lab("link", "--name", name, "host1", "100mbit")
+    assert [True, True] == [70 < rate <= 100 for rate in json.loads(lab(*flows))]
+    stated = lab(*on(name, "sh", "-c", "echo $COMMBENCH_EMULATED"))
+    assert {"hosts": 2, "rate": "none", "slow": {"host1": "100mbit"}} == json.loads(stated)
+    lab("link", "--name", name, "host1", "none")
+    assert 200 < sum(json.loads(lab(*flows)))
+
+
+def fills(rate: float, link: float) -> bool:
+    """Return whether the rate is 75 to 110 % of the link's: headers and a busy machine take some,
+    bursts add some.
+    """
+    return 0.75 < rate / link <= 1.1
+
+
+@pytest.mark.slow
+def test_links_and_uplinks_have_their_rates() -> None:
+    """Limit each direction of a link, share a rack's uplink, slow one host; else leave it open."""
+    for flows in rates(
+        "host0:host1 host0:host2", "host1:host0 host2:host0", hosts=3, rate="200mbit"
+    ):
+        assert fills(sum(flows), 200), flows
+    (unshaped,) = rates("host0:host1 host0:host2", hosts=3)
+    assert 420 < sum(unshaped), unshaped
+    flags = ("--slow", "host3=50mbit", "--racks", "2", "--uplink", "100mbit")
+    rounds = (
+        "host0:host2 host1:host2",
+        "host2:host0 host2:host1",
+        "host0:host1 host2:host3",
+        "host3:host2",
+    )
+    out, back, inside, (from_slow,) = rates(*rounds, hosts=4, rate="200mbit", flags=flags)
+    assert fills(sum(out), 100), out
+    assert fills(sum(back), 100), back
+    assert fills(inside[0], 200), inside
+    assert fills(inside[1], 50), inside
+    assert fills(from_slow, 50), from_slow

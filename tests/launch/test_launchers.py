@@ -24,15 +24,18 @@ from commbench.launch.launchers import (
     choose_launcher,
     find_mpirun,
     hosts,
-    read_hostfile,
     slurm,
 )
+from commbench.launch.launchers.hosts import read_hostfile
 
 PROGRAM = ("-m", "a.program", "word")
 #: A Slurm job of two nodes with two slots each.
 JOB = {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_NODELIST": "n[0-1]"}
+ONE_NODE = {**JOB, "SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_NODELIST": "n0"}
 EMULATED = {"COMMBENCH_EMULATED": '{"hosts": 2}'}
-WHEEL = str(Path(sys.executable).parent / "mpirun")
+WHEEL = {"mpirun": str(Path(sys.executable).parent / "mpirun")}
+#: Names hosts a and b with two slots each.
+HOSTS = {"hostfile": Path("hosts")}
 EVERY = pytest.mark.parametrize(
     "make", [MpirunLauncher, MpiexecLauncher, SrunLauncher, TorchrunLauncher]
 )
@@ -48,11 +51,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def check_command(
-    launcher: Launcher, ranks: int, words: str, absent: str, *, training: bool = False
-) -> None:
+def check(launcher: Launcher, ranks: int, words: str, absent: str = "", **how: bool) -> None:
     """Check that a command has the words in this order, none of the absent, and the program."""
-    command = launcher.command(ranks, PROGRAM, training=training)
+    command = launcher.command(ranks, PROGRAM, **how)
     assert f" {words} " in f" {' '.join(command)} "
     assert not set(absent.split()) & set(command)
     assert [*PROGRAM] == command[-3:]
@@ -64,37 +65,24 @@ def check_command(
         (2, {"mpirun": "/x/mpirun"}, "/x/mpirun -n 2 --bind-to core", "^ofi --oversubscribe"),
         (4, {}, "--use-hwthread-cpus --bind-to hwthread", "--oversubscribe"),
         (5, {}, "--bind-to none --oversubscribe --mca mpi_yield_when_idle 1", "core"),
-        (2, {"mpirun": WHEEL}, "--mca btl ^ofi", ""),
-        (2, {"mpirun": WHEEL, "environ": {"OMPI_MCA_btl": "self,sm"}}, "-n 2", "^ofi"),
-        (2, {"mpirun": WHEEL, "hostfile": Path("hosts")}, "--hostfile hosts", "^ofi"),
+        (2, WHEEL, "--mca btl ^ofi", ""),
+        (2, {**WHEEL, "environ": {"OMPI_MCA_btl": "self,sm"}}, "-n 2", "^ofi"),
+        (2, {**WHEEL, **HOSTS}, "--host a:2,b:2", "^ofi"),
         (2, {"extra": ["--bind-to", "none"]}, "--bind-to none", "core"),
         (6, {"ranks_per_node": 6, "oversubscribe": True}, "ppr:6:node:OVERSUBSCRIBE", "core"),
         (
-            2,
-            {"environ": {"GLOO_X": "1", "HOME": "/", "NCCL_TOKEN": "x"}},
-            "-n 2",
-            "HOME NCCL_TOKEN",
-        ),
-        (
             4,
-            {"hostfile": Path("hosts"), "environ": {"GLOO_X": "1", "NCCL_SECRET_TOKEN": "x"}},
-            "--hostfile hosts --bind-to core -x GLOO_X -x OMP_NUM_THREADS",
-            "NCCL_SECRET_TOKEN",
+            {**HOSTS, "environ": {"GLOO_X": "1", "NCCL_SECRET_TOKEN": "x", "HOME": "/"}},
+            f"a:2,b:2 --bind-to core -x GLOO_X -x OMP_NUM_THREADS {sys.executable} -m mpi4py",
+            "NCCL_SECRET_TOKEN HOME",
         ),
         (2, {"interface": "eth1"}, "-x GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"),
-        (
-            2,
-            {"hostfile": Path("hosts"), "environ": EMULATED},
-            "--bind-to none --mca mpi_yield_when_idle 1",
-            "core --oversubscribe",
-        ),
+        (2, {**HOSTS, "environ": EMULATED}, "--bind-to none --mca mpi_yield_when_idle 1", "core"),
     ],
 )
 def test_mpirun_commands(ranks: int, options: dict[str, Any], words: str, absent: str) -> None:
     """Bind as tightly as there is room, and forward what affects timing, but no secret."""
-    launcher = MpirunLauncher(**{"environ": {}, **options})
-    check_command(launcher, ranks, words, absent)
-    assert {"-m", "mpi4py"} < set(launcher.command(ranks, PROGRAM))
+    check(MpirunLauncher(**{"environ": {}, **options}), ranks, words, absent)
 
 
 @pytest.mark.parametrize(
@@ -102,98 +90,68 @@ def test_mpirun_commands(ranks: int, options: dict[str, Any], words: str, absent
     [
         (2, {}, "--bind-to numa --mca btl ^ofi", ""),
         (5, {}, "--bind-to none --oversubscribe", ""),
-        (2, {"hostfile": Path("hosts")}, "--hostfile hosts", "^ofi"),
+        (2, HOSTS, "--host a:2,b:2", "^ofi"),
         (2, {"environ": {"SLURM_JOB_ID": "1"}}, "-n 2", "^ofi"),
-        (2, {"extra": ["--bind-to", "socket"]}, "--bind-to socket", "numa"),
     ],
 )
 def test_ranks_that_train_may_use_several_cores(
-    ranks: int, options: dict[str, Any], words: str, absent: str
+    monkeypatch: pytest.MonkeyPatch, ranks: int, options: dict[str, Any], words: str, absent: str
 ) -> None:
     """Bind training ranks to a NUMA node at most, and search no fabric on one host."""
     launcher = MpirunLauncher(**{"environ": {}, **options})
-    check_command(launcher, ranks, words, absent, training=True)
-
-
-def test_ranks_that_train_float_on_one_numa_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bind no training rank where all cores are of one NUMA node."""
+    check(launcher, ranks, words, absent, training=True)
     monkeypatch.setattr("commbench.launch.launchers.base.numa_folders", lambda: [Path()])
-    check_command(MpirunLauncher(environ={}), 2, "--bind-to none", "numa", training=True)
+    check(launcher, ranks, "--bind-to none", "numa", training=True)
 
 
 @pytest.mark.parametrize(
     ("options", "words", "absent"),
     [
-        (
-            {
-                "oversubscribe": True,
-                "environ": {"SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_NODELIST": "n0"},
-            },
-            "-bind-to none",
-            "core",
-        ),
-        ({"hostfile": Path("hosts")}, "mpiexec -n 2 -hosts a:2,b:2 -bind-to core", "none"),
+        ({"oversubscribe": True, "environ": ONE_NODE}, "-bind-to none", "core"),
+        (HOSTS, "mpiexec -n 2 -hosts a:2,b:2 -bind-to core", "none"),
         ({"environ": JOB, "ranks_per_node": 1, "bind_to": "numa"}, "-ppn 1 -bind-to numa", "core"),
         ({"interface": "eth1"}, "-iface eth1", ""),
-        (
-            {"is_intel": True, "bind_to": "numa"},
-            "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN numa",
-            "-bind-to",
-        ),
+        ({"is_intel": True, "bind_to": "numa"}, "-genv I_MPI_PIN_DOMAIN numa", "-bind-to"),
         ({"is_intel": True, "bind_to": "none"}, "-genv I_MPI_PIN off", "-bind-to"),
     ],
 )
 def test_hydra_commands(options: dict[str, Any], words: str, absent: str) -> None:
     """Place and bind ranks in the dialect of MPICH or Intel MPI."""
-    check_command(MpiexecLauncher(**{"environ": {}, **options}), 2, words, absent)
+    check(MpiexecLauncher(**{"environ": {}, **options}), 2, words, absent)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "options", "words", "absent"),
+    ("ranks", "options", "words"),
     [
-        (4, {}, "srun -n 4 --overlap --kill-on-bad-exit=1", "mpi4py"),
-        (4, {}, f"--export=ALL --cpu-bind=cores {sys.executable}", ""),
-        (4, {"mpi_type": "pmix", "extra": ["--mpi=pmix"]}, "--mpi=pmix", ""),
+        (4, {}, "srun -n 4 --overlap --kill-on-bad-exit=1 --input=0 --export=ALL --cpu-bind=cores"),
+        (
+            4,
+            {"mpi_type": "pmix", "extra": ["--mpi=pmix"]},
+            f"--mpi=pmix {sys.executable} -m mpi4py",
+        ),
         (
             6,
             {"environ": {**JOB, "SLURM_CPUS_PER_TASK": "8"}, "oversubscribe": True},
             "--cpus-per-task=8 --cpu-bind=none --overcommit",
-            "",
         ),
-        (
-            2,
-            {"ranks_per_node": 1, "bind_to": "numa"},
-            "--nodes=2 --ntasks-per-node=1 --cpu-bind=ldoms",
-            "",
-        ),
+        (2, {"ranks_per_node": 1, "bind_to": "numa"}, "--nodes=2 --ntasks-per-node=1"),
     ],
 )
-def test_srun_commands(ranks: int, options: dict[str, Any], words: str, absent: str) -> None:
-    """Start a launch as a job step that overlaps the job's others."""
-    check_command(SrunLauncher(**{"environ": JOB, **options}), ranks, words, absent)
-
-
-def test_srun_ranks_meet_by_mpi_or_at_an_address() -> None:
-    """Start by mpi4py's runner if MPI sees the ranks, else with a rendezvous address."""
-    plain = SrunLauncher(environ=JOB)
-    pmix = SrunLauncher(environ=JOB, mpi_type="pmix")
-    assert "mpi4py" in pmix.command(4, PROGRAM)
-    assert (4, False) == (plain.slots(), plain.is_local)
-    assert (False, True) == (plain.carries_mpi, pmix.carries_mpi)
-    assert 1024 < int(plain.environment()["MASTER_PORT"]) < 65536
-    assert "MASTER_PORT" not in pmix.environment()
-    assert "MASTER_PORT" not in SrunLauncher(environ={**JOB, "MASTER_PORT": "29500"}).environment()
+def test_srun_commands(ranks: int, options: dict[str, Any], words: str) -> None:
+    """Start a launch as a job step that overlaps the job's others; MPI starts only with a plugin."""
+    launcher = SrunLauncher(**{"environ": JOB, **options})
+    check(launcher, ranks, words, "" if launcher.carries_mpi else "mpi4py")
+    assert launcher.carries_mpi == ("mpi_type" in options)
+    assert launcher.carries_mpi == ("MASTER_PORT" not in launcher.environment())
+    assert (4, False) == (SrunLauncher(environ=JOB).slots(), launcher.is_local)
 
 
 def test_torchrun_commands() -> None:
-    """Start ranks on this host, training or not, with ranks per node as a limit."""
-    launcher = TorchrunLauncher(
-        ranks_per_node=2, bind_to="none", extra=["--max-restarts=0"], environ=JOB
-    )
-    for training in (False, True):
-        words = "-m torch.distributed.run --standalone --nproc-per-node 2"
-        check_command(launcher, 2, words, "mpi4py", training=training)
-    assert "--max-restarts=0" in launcher.command(2, PROGRAM)
+    """Start ranks on this host, with ranks per node as a limit."""
+    options = {"ranks_per_node": 2, "bind_to": "none", "extra": ["--max-restarts=0"]}
+    launcher = TorchrunLauncher(**options, environ=JOB)  # type: ignore[arg-type]
+    words = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts=0"
+    check(launcher, 2, words, "mpi4py")
     assert (2, 2, True) == (launcher.slots(), launcher.limit(), launcher.is_local)
     with pytest.raises(InputError, match="-n 2"):
         check_slots(3, launcher)
@@ -201,40 +159,33 @@ def test_torchrun_commands() -> None:
         TorchrunLauncher(hostfile=Path("hosts"))
 
 
-def test_the_most_ranks_on_a_host_are_computed(tmp_path: Path) -> None:
+def test_the_most_ranks_on_a_host_are_computed() -> None:
     """Fill hosts up to their slots, and count emulated hosts as one machine."""
-    (tmp_path / "hosts").write_text("a slots=3\nb slots=1\n")
-    options: dict[str, Any] = {"hostfile": tmp_path / "hosts", "environ": {}}
-    mpirun = MpirunLauncher(**options)
-    assert [2, 3, 3, 4] == [mpirun.ranks_per_host(ranks) for ranks in (2, 4, 6, 8)]
-    assert 1 == MpirunLauncher(**options, ranks_per_node=1).ranks_per_host(2)
-    emulated = MpirunLauncher(**{**options, "environ": EMULATED}, ranks_per_node=1)
-    assert 4 == emulated.ranks_per_host(4)
-    assert 9 == MpirunLauncher(environ={}).ranks_per_host(9)
-    assert 2 == SrunLauncher(environ=JOB).ranks_per_host(4)
+    Path("hosts").write_text("a slots=3\nb slots=1\n")
+
+    def most(ranks: int, **options: Any) -> int:
+        return MpirunLauncher(**{"environ": {}, **HOSTS, **options}).ranks_per_host(ranks)
+
+    assert [2, 3, 3, 4] == [most(ranks) for ranks in (2, 4, 6, 8)]
+    assert 1 == most(2, ranks_per_node=1)
+    assert 4 == most(4, ranks_per_node=1, environ=EMULATED)
+    assert 9 == most(9, hostfile=None)
+    assert 2 == most(4, hostfile=None, environ=JOB)
 
 
 @EVERY
 def test_variables_of_the_ranks(make: Any) -> None:
-    """Set one thread, and the interface of MPI, Gloo and NCCL on request only."""
+    """Set one thread, the interface on request only, and ``--env`` by the ranks' command line."""
     variables = make(environ=JOB, interface="eth1").environment()
     for name in ("OMPI_MCA_btl_tcp_if_include", "UCX_NET_DEVICES", "FI_TCP_IFACE"):
         assert "eth1" == variables[name]
     assert ("eth1", "=eth1") == (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"])
     assert "GLOO_SOCKET_IFNAME" not in make(environ=JOB).environment()
-    assert "1" == make(environ={}).environment()["OMP_NUM_THREADS"]
-    assert "OMP_NUM_THREADS" not in make(environ={"OMP_NUM_THREADS": "3"}).environment()
-
-
-@EVERY
-def test_the_command_of_each_rank_sets_the_variables(make: Any) -> None:
-    """Set variables of ``--env`` by the ranks' own command line; forward no default."""
     launcher = make(environ={"A": "0"})
-    command = launcher.with_env("A=1,2;B=default").command(2, PROGRAM)
-    assert "A=1,2" == command[command.index("/usr/bin/env") + 1]
-    assert [*PROGRAM] == command[-3:]
-    plain = launcher.with_env("A=default").command(2, PROGRAM)
-    assert not {"/usr/bin/env", "A"} & set(plain)
+    assert "1" == launcher.environment()["OMP_NUM_THREADS"]
+    assert "OMP_NUM_THREADS" not in make(environ={"OMP_NUM_THREADS": "3"}).environment()
+    check(launcher.with_env("A=1,2;B=default"), 2, f"/usr/bin/env A=1,2 {sys.executable}")
+    check(launcher.with_env("A=default"), 2, "-m a.program", "/usr/bin/env A")
 
 
 def test_an_interface_must_be_there() -> None:
@@ -252,28 +203,39 @@ def test_root_is_allowed_twice(monkeypatch: pytest.MonkeyPatch, user: int, allow
     assert allowed == len(names & MpirunLauncher(environ={}).environment().keys())
 
 
+# ------------------------------------------------------------------------------------------- hosts
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a slots=2\nb slots = 3 max_slots=9  # fast\n", {"a": 2, "b": 3}),
-        ("a:2\nb:6\n", {"a": 2, "b": 6}),
-        ("a\na\na\nb\nb\n", {"a": 3, "b": 2}),
-        ("# mine\n\na\n", {"a": 4}),
-        ("a slots=2\nb\n", {"a": 2, "b": 4}),
-        ("a max-slots=8 slots=2\nb cpu_max=3\nc count=1\n", {"a": 2, "b": 3, "c": 1}),
-        ("me@a username=me port=22 cpu=2 // mine\n", {"me@a": 2}),
-        ("a:2 binding=user:0,1 user=me\n", {"a": 2}),
-        ("2620:10d::3000:1 slots=2\n::1 slots=1\n", {"2620:10d::3000:1": 2, "::1": 1}),
-        ("\ufeffa slots=2\r\nb.org slots=1\r\n", {"a": 2, "b.org": 1}),
-        ("a 16 all.q@a UNDEFINED\na 4 short.q@a 0,1:0,2\n", {"a": 20}),
-        ("a slots=2\na slots=2\nb:1\nb:1\n", {"a": 4, "b": 2}),
-        ("a slots=2\na\n", {"a": 3}),
+        ("a slots=2\nb slots = 3 max_slots=9  # fast\n", "a:2,b:3"),
+        ("a:2\nb:6\n", "a:2,b:6"),
+        ("a\na\na\nb\nb\n", "a:3,b:2"),
+        ("# mine\n\na slots=2\nb\n", "a:2,b:4"),
+        ("a max-slots=8 slots=2\nb cpu_max=3\nc count=1 // mine\n", "a:2,b:3,c:1"),
+        ("\ufeffa slots=2\r\nb.org slots=1\r\n", "a:2,b.org:1"),
+        ("a 16 all.q@a UNDEFINED\na 4 short.q@a 0,1:0,2\n", "a:20"),
+        ("a slots=2\na\nb:1\nb:1\n", "a:3,b:2"),
+        ("me@a username=me port=22 cpu=2\n", ""),
+        ("a:2 binding=user:0,1 user=me\n", ""),
+        ("2620:10d::3000:1 slots=2\n", ""),
     ],
 )
-def test_read_hostfile(tmp_path: Path, text: str, expected: dict[str, int]) -> None:
-    """Parse slots; a host listed once without a number has as many as this host has CPUs."""
-    (tmp_path / "hosts").write_text(text, newline="")
-    assert expected == read_hostfile(tmp_path / "hosts").slots
+def test_hosts_and_slots_are_read(text: str, expected: str) -> None:
+    """Name each host with its slots; a host listed once without a number has as many as this host
+    has CPUs. Pass a file on that has more than names and slots.
+    """
+    Path("hosts").write_text(text, newline="")
+    content = read_hostfile(Path("hosts"))
+    for make, names, file in (
+        (MpirunLauncher, "--host", "--hostfile"),
+        (MpiexecLauncher, "-hosts", "-f"),
+    ):
+        words = f"{names} {expected}" if expected else f"{file} hosts"
+        check(make(**HOSTS, environ={}), 1, words)
+    assert expected in {"", hosts.name_slots(content.slots)}
+    assert 2 <= content.slots.total()
 
 
 @pytest.mark.parametrize(
@@ -285,59 +247,14 @@ def test_read_hostfile(tmp_path: Path, text: str, expected: dict[str, int]) -> N
         ("a:b\n", "Line 1"),
         ("[::1]:2\n", "Line 1"),
         ("a,b slots=2\n", "Line 1"),
-        ("rank 0=a slot=1\n", "Line 1"),
         ("a slots=4 max-slots=2\n", "Line 1"),
     ],
 )
-def test_a_hostfile_that_is_not_understood_is_refused(
-    tmp_path: Path, text: str, error: str
-) -> None:
+def test_a_hostfile_that_is_not_understood_is_refused(text: str, error: str) -> None:
     """Name the line."""
-    (tmp_path / "hosts").write_text(text)
+    Path("hosts").write_text(text)
     with pytest.raises(InputError, match=error):
-        read_hostfile(tmp_path / "hosts")
-
-
-@pytest.mark.parametrize(
-    ("text", "mpirun", "mpiexec"),
-    [
-        ("a max-slots=8 slots=2\n", "--hostfile hosts", "-hosts a:2"),
-        ("a:2\nb:3\n", "--host a:2,b:3", "-f hosts"),
-        ("a slots=1\na slots=1\n", "--host a:2", "-hosts a:2"),
-        ("a\na\nb\nb\n", "--hostfile hosts", "-f hosts"),
-        ("\ufeffa\n", "--host a:4", "-hosts a:4"),
-        ("a 2 all.q@a UNDEFINED\n", "--host a:2", "-hosts a:2"),
-        ("::1 slots=2\n", "--hostfile hosts", None),
-        ("a slots=2 port=22\n", "--hostfile hosts", None),
-        ("a:2 binding=user:0\n", None, "-f hosts"),
-    ],
-)
-def test_a_launcher_gets_the_hosts_in_a_form_that_it_reads(
-    text: str, mpirun: str | None, mpiexec: str | None
-) -> None:
-    """Pass the file if the launcher reads it as it is, else each host with its slots."""
-    Path("hosts").write_text(text, newline="")
-    for make, words in ((MpirunLauncher, mpirun), (MpiexecLauncher, mpiexec)):
-        launcher = make(hostfile=Path("hosts"), environ={})
-        if words is None:
-            with pytest.raises(InputError, match="cannot read"):
-                launcher.command(1, PROGRAM)
-        else:
-            check_command(launcher, 1, words, "")
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts_and_slots"), [("a\nb\n", "a:1,b:1"), ("a\na\nb\n", "a:2,b:1")]
-)
-def test_a_line_of_a_pbs_node_file_is_a_slot(
-    tmp_path: Path, text: str, hosts_and_slots: str
-) -> None:
-    """Pass Open MPI the slots of each host of a PBS node file."""
-    file = tmp_path / "nodes"
-    file.write_text(text)
-    launcher = MpirunLauncher(hostfile=file, environ={"PBS_NODEFILE": str(file)})
-    check_command(launcher, 2, f"--host {hosts_and_slots}", "--hostfile")
-    assert len(text.split()) == launcher.slots()
+        read_hostfile(Path("hosts"))
 
 
 def test_slots_follow_the_allocation() -> None:
@@ -356,22 +273,49 @@ def test_slots_follow_the_allocation() -> None:
         check_slots(5, MpirunLauncher(environ={}))
 
 
+# ------------------------------------------------------------------------------------------ choice
+
+#: What programs answer to ``--version``.
+ANSWERS = {
+    "open": "mpirun (Open MPI) 5.0.11",
+    "hydra": "HYDRA build details:\n  Version: 4.2",
+    "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.19",
+}
+
+
+def simulate(monkeypatch: pytest.MonkeyPatch, mpirun: str | None, installed: str) -> Any:
+    """Return the choice of a launcher on a machine with srun, this mpirun and these packages."""
+    monkeypatch.setattr("commbench.launch.launchers.mpirun.find_mpirun", lambda *_: mpirun)
+    monkeypatch.setattr(choice, "find_mpirun", lambda *_: mpirun)
+    monkeypatch.setattr(importlib.util, "find_spec", {name: name for name in installed.split()}.get)
+    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/x/{name}" if name == "srun" else None)
+
+    def answer(command: list[str], **_: Any) -> Any:
+        return subprocess.CompletedProcess(command, 0, stdout=ANSWERS.get(command[0], ""))
+
+    def choose(requested: str | None = None, **options: Any) -> Launcher:
+        return choose_launcher(requested, Placement(**{"environ": {}, **options}))
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    return choose
+
+
 @pytest.mark.parametrize(
     ("mpirun", "installed", "options", "expected"),
     [
         ("open", "mpi4py torch", {}, "mpirun"),
         ("hydra", "mpi4py torch", {}, "mpiexec"),
+        ("intel", "mpi4py", {}, "mpiexec"),
         (None, "mpi4py torch", {}, "torchrun"),
         ("open", "torch", {}, "torchrun"),
         ("open", "mpi4py torch", {"requested": "torchrun"}, "torchrun"),
         (None, "mpi4py", {}, None),
         ("open", "", {}, None),
-        (None, "torch", {"environ": JOB}, "srun"),
         ("open", "torch", {"environ": JOB}, "srun"),
         ("open", "mpi4py", {"environ": JOB}, "mpirun"),
         ("open", "mpi4py", {"requested": "srun"}, None),
         ("open", "mpi4py", {"requested": "srun", "environ": JOB}, "srun"),
-        ("open", "mpi4py", {"requested": "srun", "environ": JOB, "hostfile": Path("hosts")}, None),
+        ("open", "mpi4py", {"requested": "srun", "environ": JOB, **HOSTS}, None),
         (None, "torch", {"environ": {"PBS_NODEFILE": "hosts"}}, None),
     ],
 )
@@ -388,54 +332,30 @@ def test_mpi_is_chosen_where_there_is_one(
         with pytest.raises(InputError):
             choose(**options)
     else:
-        assert expected == choose(**options).name
+        launcher = choose(**options)
+        assert (expected, mpirun == "intel") == (
+            launcher.name,
+            getattr(launcher, "is_intel", False),
+        )
 
 
-def simulate(monkeypatch: pytest.MonkeyPatch, mpirun: str | None, installed: str) -> Any:
-    """Return the choice of a launcher on a machine with srun, this mpirun and these packages."""
-    monkeypatch.setattr("commbench.launch.launchers.mpirun.find_mpirun", lambda *_: mpirun)
-    monkeypatch.setattr(choice, "find_mpirun", lambda *_: mpirun)
-    packages = installed.split()
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: name if name in packages else None
-    )
-    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/x/{name}" if name == "srun" else None)
-    texts = {
-        "open": "mpirun (Open MPI) 5.0.11",
-        "hydra": "HYDRA build details:\n  Version: 4.2",
-        "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.19",
-    }
-
-    def answer(command: list[str], **_: Any) -> Any:
-        return subprocess.CompletedProcess(command, 0, stdout=texts.get(command[0], ""))
-
-    def choose(requested: str | None = None, **options: Any) -> Launcher:
-        return choose_launcher(requested, Placement(**{"environ": {}, **options}))
-
-    monkeypatch.setattr(subprocess, "run", answer)
-    return choose
-
-
-def test_intel_mpi_is_distinguished_from_mpich(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Distinguish Intel MPI, whose binding options differ, from MPICH."""
-    launcher = simulate(monkeypatch, "intel", "mpi4py")()
-    assert isinstance(launcher, MpiexecLauncher)
-    assert launcher.is_intel
-
-
-def test_hostfiles_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Prefer an option to COMMBENCH_HOSTFILE, and that to PBS's node file."""
+def test_hostfiles_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefer an option to COMMBENCH_HOSTFILE, and that to PBS's node file, in which each line is a
+    slot.
+    """
     choose = simulate(monkeypatch, "open", "mpi4py")
-    (tmp_path / "ours").write_text("a slots=3\n")
-    (tmp_path / "pbs").write_text("a\n" * 5)
-    (tmp_path / "sge").write_text("a 6 all.q@a UNDEFINED\n")
-    sge = {"PE_HOSTFILE": str(tmp_path / "sge")}
-    pbs = {"PBS_NODEFILE": str(tmp_path / "pbs")}
-    ours = {**pbs, "COMMBENCH_HOSTFILE": str(tmp_path / "ours")}
-    assert 6 == choose(environ=sge).slots()
-    assert 5 == choose(environ=pbs).slots()
-    assert 3 == choose(environ=ours).slots()
-    assert 4 == choose(environ=ours, hostfile=tmp_path / "hosts").slots()
+    Path("ours").write_text("a slots=3\n")
+    Path("pbs").write_text("a\nb\nb\n")
+    Path("sge").write_text("a 6 all.q@a UNDEFINED\n")
+    pbs = {"PBS_NODEFILE": "pbs"}
+    ours = {**pbs, "COMMBENCH_HOSTFILE": "ours"}
+    for expected, options in (
+        ("a:6", {"environ": {"PE_HOSTFILE": "sge"}}),
+        ("a:1,b:2", {"environ": pbs}),
+        ("a:3", {"environ": ours}),
+        ("a:2,b:2", {"environ": ours, **HOSTS}),
+    ):
+        check(choose(**options), 1, f"--host {expected}", "--hostfile")
 
 
 @pytest.mark.parametrize(
@@ -457,28 +377,23 @@ def test_how_srun_speaks_to_mpi(
 ) -> None:
     """Choose srun's MPI plugin by request, job variable and site default, in this order."""
     output = f"Mail = x\nMpiDefault              = {site}\n" if site else ""
-    monkeypatch.setattr(slurm, "_output_of", lambda _: output)
+    monkeypatch.setattr(slurm, "output_of", lambda _: output)
     assert expected == slurm.mpi_type(extra, environ)
 
 
 @pytest.mark.parametrize(
     ("output", "expected"),
-    [
-        ("MCA plm: slurm (MCA v2.1.0)\n MCA plm: ssh", ()),
-        ("MCA plm: ssh (MCA v2.1.0)", (("n0", 2), ("n1", 2))),
-        ("", ()),
-    ],
-    ids=["knows Slurm", "knows ssh only", "does not tell"],
+    [("MCA plm: slurm (MCA v2.1.0)\n MCA plm: ssh", {}), ("MCA plm: ssh", {"n0": 2, "n1": 2})],
+    ids=["knows Slurm", "knows ssh only"],
 )
 def test_an_open_mpi_without_slurm_gets_the_nodes(
-    monkeypatch: pytest.MonkeyPatch, output: str, expected: tuple[Any, ...]
+    monkeypatch: pytest.MonkeyPatch, output: str, expected: dict[str, int]
 ) -> None:
     """Pass the job's nodes to an mpirun that was built without Slurm."""
-    monkeypatch.setattr(slurm, "_output_of", lambda _: output)
-    one_node = {**JOB, "SLURM_TASKS_PER_NODE": "4", "SLURM_JOB_NODELIST": "n0"}
-    assert expected == slurm.nodes_to_name("/x/mpirun", JOB)
-    assert () == slurm.nodes_to_name("/x/mpirun", one_node)
-    assert () == slurm.nodes_to_name("/x/mpirun", {})
+    monkeypatch.setattr(slurm, "output_of", lambda _: output)
+    assert [expected, {}, {}] == [
+        slurm.nodes_to_name("/x/mpirun", environ) for environ in (JOB, ONE_NODE, {})
+    ]
     command = MpirunLauncher(nodes=expected, environ=JOB).command(4, PROGRAM)
     assert bool(expected) == ("n0:2,n1:2" in command)
 
@@ -496,8 +411,7 @@ def test_a_launcher_can_be_given_by_its_path(
         choose_launcher(str(program), Placement(environ={}))
     program.chmod(0o755)
     launcher = choose_launcher(str(program), Placement(environ={}))
-    assert isinstance(launcher, MpiexecLauncher)
-    assert str(program) == launcher.mpiexec
+    check(launcher, 1, f"{program} -n 1")
     assert str(library) == launcher.environment()["MPI4PY_LIBMPI"]
     other = choose_launcher(str(program), Placement(environ={"MPI4PY_LIBMPI": "/other"}))
     assert "MPI4PY_LIBMPI" not in other.environment()

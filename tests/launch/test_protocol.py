@@ -51,7 +51,7 @@ BUCKET = Bucket(
     comm_ms=0.5,
     skew_wait_ms=0.0,
 )
-CASE = Sweep(backends=["fake"], sizes=[8]).cases(2)[0]
+CASE = Sweep(backends=["gloo"], sizes=[8]).cases(2)[0]
 
 
 @pytest.mark.parametrize("event", [BEAT, ERROR, STACK], ids=["heartbeat", "error", "stack"])

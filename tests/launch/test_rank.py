@@ -8,15 +8,16 @@ import sys
 import threading
 import types
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from faking import FakeCommunicator, open_fake
 from launching import has_ended, wait_until
+from threads import ThreadControl, run_threads
 
-from commbench.backends.fake import FakeCommunicator
 from commbench.collectives.cases import Sweep
 from commbench.ddp.plan.cases import Terms, TrainingCase
-from commbench.engine.control import ThreadControl, run_threads
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.launch.events import (
@@ -35,9 +36,15 @@ from commbench.launch.rank import RankWork
 from commbench.results.plan import LaunchPlan, PlannedCase
 from commbench.stats.budgets import BUDGETS
 
-CASES = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
+CASES = Sweep(backends=["gloo"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
 ONE_VISIT = replace(BUDGETS["quick"], visits=1)
 PLAN = LaunchPlan(launch=3, budget=ONE_VISIT, cases=[PlannedCase(case=case) for case in CASES])
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open a backend with scripted times."""
+    monkeypatch.setattr("commbench.launch.rank.open_backend", open_fake)
 
 
 class EventList:
@@ -137,9 +144,9 @@ def test_training_on_gpus_states_its_library(
     """Open Gloo for control but no cupy NCCL, report torch's NCCL, and obey the deadline."""
     opened: list[str] = []
 
-    def note(name: str, control: ThreadControl, launch: int) -> Any:
+    def note(name: str, control: ThreadControl) -> Any:
         opened.append(name)
-        return FakeCommunicator(control, launch=launch)
+        return FakeCommunicator(control)
 
     def train(_cases: Any, _terms: Any, _rank: Any, duty: Any, **_: Any) -> bool:
         return not duty.is_out_of_time()
@@ -173,9 +180,9 @@ def test_backends_that_are_open_stay_open(monkeypatch: pytest.MonkeyPatch) -> No
     """Keep backends open for a second plan of the same ranks."""
     opened: list[str] = []
 
-    def note(name: str, control: ThreadControl, launch: int) -> Any:
+    def note(name: str, control: ThreadControl) -> Any:
         opened.append(name)
-        return FakeCommunicator(control, launch=launch)
+        return FakeCommunicator(control)
 
     monkeypatch.setattr("commbench.launch.rank.open_backend", note)
 
@@ -184,10 +191,10 @@ def test_backends_that_are_open_stay_open(monkeypatch: pytest.MonkeyPatch) -> No
         rank = RankWork(control, heart, {})
         for _ in range(2):
             rank.run(PLAN, None)
-        assert ["fake"] == list(rank.opened)
+        assert ["gloo"] == list(rank.opened)
 
     run_threads(2, work)
-    assert ["fake", "fake"] == opened
+    assert ["gloo", "gloo"] == opened
 
 
 def test_a_backend_that_cannot_be_opened_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,26 +258,27 @@ def test_a_rank_has_more_time_to_start() -> None:
     assert heart.limit_s is None
 
 
-RANK = """
+RANK = f"""
 import os, signal, sys
-from commbench.engine.control import ThreadControl, _Rendezvous
+sys.path.append({str(Path(__file__).parents[1])!r})
+from threads import ThreadControl, _Rendezvous
 from commbench.launch import rank
 from commbench.launch.heartbeat import Patience
 from commbench.launch.identity import Identity
 from commbench.launch.protocol import say
 rank.connect_control = lambda *_, **__: ThreadControl(0, 1, _Rendezvous(1))
 class Rank(rank.RankProcess):
-    code = {code}
+    code = {{code}}
     failed = staticmethod(say)
     refuse = staticmethod(print)
     def report(self, event):
-        {report}
+        {{report}}
     def work(self, control):
         heart = self.heart
         heart.enter(0, "a case")
-{body}
+{{body}}
         return []
-Rank(Identity(role="rank", rank=3), Patience({patience}), leave_with_parent={orphan}).run()
+Rank(Identity(role="rank", rank=3), Patience({{patience}}), leave_with_parent={{orphan}}).run()
 """
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from launching import marked_environment, mpirun
+from threads import run_threads
 
 import commbench
-from commbench.engine.control import run_threads
 from commbench.launch.facts import Software, describe_differences, refuse_unlike_software
 
 ROOT = Path(commbench.__file__).parent.parent

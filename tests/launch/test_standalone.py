@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from faking import open_fake
 from launching import Recorder, make_request
+from threads import run_threads
 
 from commbench.collectives.cases import Sweep
-from commbench.engine.control import run_threads
 from commbench.errors import InputError, LaunchError
 from commbench.launch.events import RankError
 from commbench.launch.identity import Identity
@@ -24,8 +25,9 @@ from commbench.results.record_types import AnyRecord
 
 @pytest.fixture(autouse=True)
 def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the test process's signal handlers."""
+    """Keep the test process's signal handlers, and open a backend with scripted times."""
     monkeypatch.setattr("commbench.launch.rank.SignalFeed", lambda *_: None)
+    monkeypatch.setattr("commbench.launch.rank.open_backend", open_fake)
 
 
 def state(path: Path) -> tuple[str, list[tuple[int, str]], int]:
@@ -36,8 +38,8 @@ def state(path: Path) -> tuple[str, list[tuple[int, str]], int]:
     return info["status"], ends, len(measured)
 
 
-SIDE = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_gather"]).cases(2)
-CASES = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
+SIDE = Sweep(backends=["gloo"], sizes=[8, 1024], operations=["all_gather"]).cases(2)
+CASES = Sweep(backends=["gloo"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
 FIRST, SECOND = (
     make_request(cases, name=name) for cases, name in ((CASES, "first"), (SIDE, "second"))
 )

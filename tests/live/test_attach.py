@@ -3,10 +3,8 @@ torch.
 """
 
 import os
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,12 +115,6 @@ def test_a_constructor_that_raises_is_as_without_us(tmp_path: Path) -> None:
     assert "TypeError: no module" == done.stderr.splitlines()[-1]
 
 
-def test_the_signature_stays(tmp_path: Path) -> None:
-    """Keep the signature of DDP's constructor for inspection."""
-    done = run_python(tmp_path, f"{DDP}import inspect; print(inspect.signature(DDP))")
-    assert "(module, device_ids=None, *, bucket_cap_mb=None)" == done.stdout.strip()
-
-
 def test_nothing_is_loaded_before_a_model_is_made(tmp_path: Path) -> None:
     """Import torch's module without importing commbench."""
     done = run_python(tmp_path, f"{DDP}import sys; print('commbench' in sys.modules)")
@@ -207,20 +199,6 @@ def test_without_the_variable_only_the_site_is_customised(tmp_path: Path) -> Non
     done = run_python(tmp_path, script, {"sitecustomize.py": "print('own')"}, **{VARIABLE: ""})
     assert "own" == done.stdout.splitlines()[0]
     assert "Finder" != done.stdout.splitlines()[1]
-
-
-@pytest.mark.programs
-def test_a_process_that_trains_nothing_hardly_pays(tmp_path: Path) -> None:
-    """Add little to the start of a Python that trains nothing."""
-    times: dict[str, list[float]] = {str(tmp_path): [], f"{SITE}{os.pathsep}{tmp_path}": []}
-    for _ in range(25):
-        for path, measured in times.items():
-            begun = time.perf_counter()
-            done = run_python(tmp_path, "", {}, PYTHONPATH=path)
-            measured.append(time.perf_counter() - begun)
-            assert "" == done.stderr
-    without, with_us = (statistics.median(measured) for measured in times.values())
-    assert with_us < 1.4 * without
 
 
 # --------------------------------------------------------------------------------------- real torch

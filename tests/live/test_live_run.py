@@ -94,18 +94,6 @@ def test_a_run_is_read_like_any_other(tmp_path: Path) -> None:
     }
 
 
-def test_another_baseline_of_the_script_is_the_baseline(tmp_path: Path) -> None:
-    """Compare with the script's bucket size instead of DDP's default."""
-    own = with_cap("25")
-    run = open_run(tmp_path / "mine", own=own)
-    for record in (make_blocks(OWN, [80.0] * 3), make_blocks(own, [100.0] * 3)):
-        run.append(record)
-    run.conclude("decided")
-    end(run)
-    speedups = {row.bucket_cap_mb: row.speedup for row in load_run(tmp_path / "mine").training_rows}
-    assert {"25": 1.0, "default": 1.25} == speedups
-
-
 def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
     """Add a launch per invocation, and judge over the blocks of all."""
     out = tmp_path / "mine"
@@ -176,15 +164,6 @@ def test_a_forked_process_does_not_hold_the_directory(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.join()
-
-
-def test_another_kind_of_run_is_refused(tmp_path: Path) -> None:
-    """Write nothing into the directory of another type of run."""
-    out = tmp_path / "mine"
-    with Store.open(out, {"plan": {"cases": 3}}):
-        pass
-    with pytest.raises(InputError, match="another plan"):
-        open_run(out)
 
 
 def test_a_full_disk_stops_writing_and_nothing_else(

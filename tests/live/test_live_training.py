@@ -6,28 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from effort import cases
 from gloo_ranks import found_by, run_gloo_ranks
 
 pytest.importorskip("torch")
 
-#: Training loops, see `live_training`. By default one loop has several features; with
-#: ``--thorough`` each has its own.
-WAYS = cases(
-    ["plain", "accumulation_views_evaluation", "unused_views_own_hook", "zeroed_late_own_size"],
-    [
-        *(
-            "views",
-            "accumulation",
-            "accumulation_views",
-            "static_graph",
-            "unused",
-            "unused_views",
-            "kept_views",
-        ),
-        *("zeroed_late", "scaler", "own_hook", "evaluation", "own_size"),
-    ],
-)
+#: Training loops, see `live_training`.
+WAYS = ["plain", "accumulation_views_evaluation", "unused_views_own_hook", "zeroed_late_own_size"]
 Check = Callable[..., Any]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import cases
 from gloo_ranks import found_by, run_gloo_ranks
 
 from commbench.results import load_run
@@ -15,10 +14,7 @@ from commbench.results import load_run
 pytest.importorskip("torch")
 
 #: Ways to write a training loop, see `live_training`.
-WAYS = cases(
-    ["plain", "accumulation", "own_hook", "late", "unused"],
-    ["views", "zeroed_late", "scaler", "evaluation"],
-)
+WAYS = ["plain", "accumulation_views_evaluation", "unused_views_own_hook", "late"]
 Start = Callable[[str], tuple[Path, list[tuple[int, str, str]]]]
 
 
@@ -72,7 +68,7 @@ def test_the_hook_of_the_script_stays(watched: Any, way: str) -> None:
 
     Time each bucket otherwise.
     """
-    found, is_own = watched[way], way == "own_hook"
+    found, is_own = watched[way], way == "unused_views_own_hook"
     assert [["fp16_compress_hook"] if is_own else []] * 2 == found["hooks"]
     assert is_own == (
         "the script has a communication hook of its own, which stays" in found["messages"]
@@ -82,7 +78,7 @@ def test_the_hook_of_the_script_stays(watched: Any, way: str) -> None:
 
 def test_accumulation_is_noticed(watched: Any) -> None:
     """Find the forward passes of a step in the record."""
-    assert [3, "none"] == watched["accumulation"]["case"]
+    assert [3, "none"] == watched["accumulation_views_evaluation"]["case"]
 
 
 def test_a_rank_that_waits_for_its_data_is_named(watched: Any) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,33 +114,27 @@ class Copy:
 
 
 def with_element(source: str, name: str, code: str, *, after: str | None) -> str:
-    """Return a module's source with one more element in the collection ``name``."""
-    values = [
-        node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else node.iter
-        for node in ast.walk(ast.parse(source))
-        for target in (
-            node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        )
-        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.For))
-        and isinstance(target, ast.Name)
-        and target.id == name
-    ]
-    (value,) = values
+    """Return a module's source with one more element in the collection ``name``, which an
+    assignment or a loop names.
+    """
+    value: Any = None
+    for node in ast.walk(ast.parse(source)):
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        if name in [getattr(target, "id", "") for target in targets]:
+            value = getattr(node, "value", None) or getattr(node, "iter", None)
     while not isinstance(value, (ast.Tuple, ast.Dict, ast.List)):
-        value = value.args[-1] if isinstance(value, ast.Call) else value.generators[0].iter  # type: ignore[union-attr]
-    if after is None:
-        line, column = value.end_lineno, value.end_col_offset - 1
-    else:
-        assert not isinstance(value, ast.Dict)
+        value = value.args[-1] if isinstance(value, ast.Call) else value.generators[0].iter
+    end = ","
+    line, column = value.end_lineno, value.end_col_offset - 1
+    if after is not None:
         (before,) = (element for element in value.elts if ast.unparse(element) == after)
         line, column = before.end_lineno, before.end_col_offset
-    lines = source.splitlines(keepends=True)
-    place = sum(map(len, lines[: (line or 1) - 1])) + len(
-        lines[(line or 1) - 1].encode()[:column].decode()
-    )
-    comma = "" if re.search(r"[,(\[{]\s*$", source[:place]) else ","
-    end = "," if after is None else ""
-    return f"{source[:place]}{comma}\n{code.rstrip()}{end}\n{source[place:]}"
+        end = ""
+    lines = source.encode().splitlines(keepends=True)
+    place = sum(map(len, lines[: line - 1])) + column
+    head, tail = source.encode()[:place].decode(), source.encode()[place:].decode()
+    comma = "" if re.search(r"[,(\[{]\s*$", head) else ","
+    return f"{head}{comma}\n{code.rstrip()}{end}\n{tail}"
 
 
 @pytest.fixture
@@ -173,7 +168,7 @@ def test_an_operation_is_measured(apply: Callable[[str], Copy]) -> None:
     """Measure the new operation with each of its reductions, and list it."""
     pytest.importorskip("mpi4py", reason="connects the only rank")
     copy = apply("An operation")
-    rows = copy.measure("-c reduce_broadcast --backend fake --redop sum,max")
+    rows = copy.measure("-c reduce_broadcast --backend mpi --redop sum,max")
     assert {("reduce_broadcast", "sum", "ok"), ("reduce_broadcast", "max", "ok")} == {
         (row["operation"], row["redop"], row["status"]) for row in rows
     }
@@ -263,7 +258,7 @@ def test_a_launcher_starts_ranks(apply: Callable[[str], Copy], tmp_path: Path) -
     program.write_text(START)
     program.chmod(0o755)
     copy = apply("A launcher")
-    options = "-c all_reduce --backend fake -n 2 --oversubscribe --launcher start --launches 1"
+    options = "-c all_reduce --backend gloo -n 2 --oversubscribe --launcher start --launches 1"
     (row,) = copy.measure(options, role="conductor", path=program.parent)
     assert ("2", "1", "ok") == (row["world_size"], row["launches"], row["status"])
 

@@ -61,7 +61,6 @@ class Way:
     """Arguments of DistributedDataParallel."""
     accumulation: int = 1
     has_spare: bool = False
-    has_scaler: bool = False
     has_hook: bool = False
     zeroes_late: bool = False
     """Gradients are zeroed between the forward and the backward pass."""
@@ -74,29 +73,12 @@ class Way:
     """The step at which rank 1 is killed."""
 
 
+VIEWS = ("gradient_as_bucket_view", True)
 WAYS = {
     "plain": Way(),
-    "views": Way(ddp=(("gradient_as_bucket_view", True),)),
-    "accumulation": Way(accumulation=3),
-    "accumulation_views": Way(accumulation=3, ddp=(("gradient_as_bucket_view", True),)),
-    "static_graph": Way(ddp=(("static_graph", True),)),
-    "unused": Way(has_spare=True, ddp=(("find_unused_parameters", True),)),
-    "unused_views": Way(
-        has_spare=True, ddp=(("find_unused_parameters", True), ("gradient_as_bucket_view", True))
-    ),
-    "zeroed_late": Way(zeroes_late=True, keeps_tensors=True),
-    "kept_views": Way(keeps_tensors=True, ddp=(("gradient_as_bucket_view", True),)),
-    "scaler": Way(has_scaler=True),
-    "own_hook": Way(has_hook=True),
-    "evaluation": Way(evaluates=True),
-    "own_size": Way(ddp=(("bucket_cap_mb", 0.05),)),
-    "accumulation_views_evaluation": Way(
-        accumulation=3, ddp=(("gradient_as_bucket_view", True),), evaluates=True
-    ),
+    "accumulation_views_evaluation": Way(accumulation=3, ddp=(VIEWS,), evaluates=True),
     "unused_views_own_hook": Way(
-        has_spare=True,
-        ddp=(("find_unused_parameters", True), ("gradient_as_bucket_view", True)),
-        has_hook=True,
+        has_spare=True, ddp=(VIEWS, ("find_unused_parameters", True)), has_hook=True
     ),
     "zeroed_late_own_size": Way(
         zeroes_late=True, keeps_tensors=True, ddp=(("bucket_cap_mb", 0.05),)
@@ -117,7 +99,6 @@ def make(way: Way) -> DistributedDataParallel:
 def train(model: DistributedDataParallel, way: Way, steps: int = STEPS) -> list[torch.Tensor]:
     """Train and return the final parameters and buffers."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", enabled=way.has_scaler)
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
     for step in range(steps):
         if dist.get_rank() and step == way.killed_at:
@@ -130,9 +111,8 @@ def train(model: DistributedDataParallel, way: Way, steps: int = STEPS) -> list[
                 loss = model(data).square().mean() / way.accumulation
                 if way.zeroes_late and not micro:
                     optimizer.zero_grad(set_to_none=not way.keeps_tensors)
-                scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+                loss.backward()
+        optimizer.step()
         if not way.zeroes_late:
             optimizer.zero_grad(set_to_none=not way.keeps_tensors)
         if way.evaluates and step % 10 == 0:
@@ -245,9 +225,7 @@ def directory(name: str) -> Path:
 def norm_of_difference(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> float:
     """Return the sum of the norms of the differences of floating-point tensors."""
     pairs = zip(tensors, others, strict=True)
-    return sum(
-        float((tensor - other).norm()) for tensor, other in pairs if tensor.is_floating_point()
-    )
+    return sum(float((one - other).norm()) for one, other in pairs if one.is_floating_point())
 
 
 def compressed() -> dict[str, Any]:
@@ -265,17 +243,8 @@ def compressed() -> dict[str, Any]:
     allow = ("none", "fp16", "topk:0.5", *own)
     commbench.autotune(model, out=out, steps=2 * TUNED, allow=allow, workload="compressed")
     tuned = train(model, way, 2 * STEPS)
-    moved = sum(
-        float((first - second).norm())
-        for first, second in zip(without, start, strict=True)
-        if first.is_floating_point()
-    )
-    apart = sum(
-        float((first - second).norm())
-        for first, second in zip(without, tuned, strict=True)
-        if first.is_floating_point()
-    )
-    return {"apart": apart / moved, **tried(out)}
+    apart = norm_of_difference(without, tuned) / norm_of_difference(without, start)
+    return {"apart": apart, **tried(out)}
 
 
 def in_turn() -> dict[str, Any]:

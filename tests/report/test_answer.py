@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kept import load_kept
 
 from commbench.cli.presentation import print_answer
 from commbench.cli.terminal import make_console
 from commbench.findings import Finding
 from commbench.report.answer import answer_verdict, answer_warnings
-from commbench.results import load_run
 from commbench.results.verdict import MOST_LINES
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -18,7 +18,7 @@ BENCH = RESULTS / "bench_xeon2core_20261125"
 
 def printed(path: Path, capsys: pytest.CaptureFixture[str], width: int = 100) -> list[str]:
     """Return the lines of the first answer of a kept run."""
-    print_answer(load_run(path), make_console(width=width), None)
+    print_answer(load_kept(path.name), make_console(width=width), None)
     return capsys.readouterr().out.splitlines()
 
 
@@ -26,7 +26,7 @@ def test_a_bench_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     """Answer in about 45 lines: a time of each size and library, and the best bandwidth of each."""
     lines = printed(BENCH, capsys)
     assert len(lines) <= 45
-    run = load_run(BENCH)
+    run = load_kept(BENCH.name)
     sizes = {row.message_bytes for row in run.rows}
     head = next(number for number, line in enumerate(lines) if "8 B" in line)
     table = lines[head : head + len(sizes) + 1]
@@ -49,7 +49,7 @@ def test_operations_that_do_not_fit_follow_below(capsys: pytest.CaptureFixture[s
 )
 def test_a_verdict_is_short(file: Path) -> None:
     """Conclude in at most four lines, with what to paste below only for a change."""
-    run = load_run(file.parent)
+    run = load_kept(file.parent.name)
     lines = answer_verdict(run)
     told = [line for line in lines if not line.startswith("    ") and not line.endswith(":")]
     assert 1 <= len(told) <= MOST_LINES
@@ -69,12 +69,12 @@ def test_columns_of_many_environments_are_readable(capsys: pytest.CaptureFixture
     """Print each environment of an operation in full, in further tables if they do not fit."""
     path = RESULTS / "env_links_200mbit_xeon2core_20261125"
     text = "\n".join(printed(path, capsys, width=80))
-    assert all(row.env in text for row in load_run(path).rows)
+    assert all(row.env in text for row in load_kept(path.name).rows)
 
 
 def test_an_empty_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """State that nothing has been measured, in place of tables and a verdict."""
-    empty = replace(load_run(BENCH), records=(), training_records=(), recommendation=None)
+    empty = replace(load_kept(BENCH.name), records=(), training_records=(), recommendation=None)
     print_answer(empty, make_console(), None)
     said, _, where = capsys.readouterr().out.splitlines()
     assert str(Finding("run_empty")) == said

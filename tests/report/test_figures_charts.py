@@ -13,10 +13,8 @@ from commbench.report.figures.charts import (
     Series,
     Shade,
     Span,
-    best,
     estimate,
     near,
-    number_text,
 )
 from commbench.words import Estimate
 
@@ -34,6 +32,12 @@ def panel_of(*series: Series, **changes: Any) -> Panel:
     return Panel(series=series, quantity="y", **{"x": "number", "x_label": "x", **changes})
 
 
+def chart_of(*series: Series, x: str, **changes: Any) -> Chart:
+    """Return a chart of one panel."""
+    texts = {"name": "some", "section": "energy", "title": "", "reading": ""}
+    return Chart(panels=[panel_of(*series, x=x)], **texts, **changes)
+
+
 def drawn(*series: Series, **changes: Any) -> Axes:
     """Return the axes of a single panel."""
     (axes,) = axes_of(panel_of(*series, **changes))
@@ -48,7 +52,7 @@ def ticks_of(axes: Axes, axis: str) -> list[str]:
 def test_a_line_has_a_band() -> None:
     """Draw values as a line, and intervals as a band."""
     axes = drawn(curve(10.0, 20.0), unit="ms")
-    line = axes.get_lines()[1]
+    (line,) = axes.get_lines()
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert ([1.0, 2.0], [10.0, 20.0]) == (list(line.get_xdata()), list(line.get_ydata()))
     assert (9.0, 22.0) == (band.min(), pytest.approx(band.max()))
@@ -58,7 +62,7 @@ def test_a_line_has_a_band() -> None:
 def test_sizes_are_powers_of_two() -> None:
     """Name at most six sizes on an axis in powers of two, and draw every single point."""
     axes = drawn(curve(*range(1, 99), is_joined=False), x="size")
-    line = axes.get_lines()[1]
+    (line,) = axes.get_lines()
     assert ("log", "None", None) == (axes.get_xscale(), line.get_linestyle(), line.get_markevery())
     assert 6 == len(ticks_of(axes, "x"))
 
@@ -66,23 +70,17 @@ def test_sizes_are_powers_of_two() -> None:
 def test_places_are_named() -> None:
     """Name places, and draw series beside each other with bars instead of bands."""
     axes = drawn(curve(1.0), curve(1.0, name="two"), x="place", places={1.0: "here"})
-    first, second = (line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1)
+    first, second = (line.get_xdata()[0] for line in axes.get_lines())
     assert ["here"] == ticks_of(axes, "x")
     assert first < 1.0 < second
-    assert not axes.collections
+    bars = [bar.get_paths()[0].vertices[:, 1].tolist() for bar in axes.collections]
+    assert [[0.9, pytest.approx(1.1)]] * 2 == bars
 
 
 def test_times_of_day_are_named() -> None:
     """Name days since 1970 by their time, and shade what happened."""
-    panel = panel_of(Series(name="one", points={0.5: Estimate(1.0), 0.6: Estimate(1.0)}), x="time")
-    chart = Chart(
-        name="some",
-        section="soak",
-        title="",
-        reading="",
-        panels=[panel],
-        shades=[Shade(0.5, 0.55, "#ff0000")],
-    )
+    series = Series(name="one", points={0.5: Estimate(1.0), 0.6: Estimate(1.0)})
+    chart = chart_of(series, x="time", shades=[Shade(0.5, 0.55, "#ff0000")])
     assert "13:00" in texts_of(chart.drawing.svg)
 
 
@@ -102,11 +100,11 @@ def test_scales(changes: dict[str, Any], values: list[float], scale: str) -> Non
     assert scale == drawn(curve(*values), **changes).get_yscale()
 
 
-def test_from_zero_series_are_compared() -> None:
+@pytest.mark.parametrize(("lowest", "scale"), [(80.0, "linear"), (2.0, "log")])
+def test_from_zero_series_are_compared(lowest: float, scale: str) -> None:
     """Begin at zero, unless one series is far below another."""
-    for lowest, scale in ((80.0, "linear"), (2.0, "log")):
-        axes = drawn(curve(1.0, 90.0), curve(lowest, name="two"), has_zero=True)
-        assert scale == axes.get_yscale()
+    axes = drawn(curve(1.0, 90.0), curve(lowest, name="two"), has_zero=True)
+    assert scale == axes.get_yscale()
 
 
 def test_wide_intervals_leave_the_frame() -> None:
@@ -117,41 +115,25 @@ def test_wide_intervals_leave_the_frame() -> None:
 
 
 def test_marks_of_a_curve() -> None:
-    """Draw failures as crosses, a ring, and ticks."""
+    """Draw failures as crosses, a ring, and a limit with its name and within the range."""
     measured = Series(name="one", points={1.0: Estimate(1.0)}, failed=[2.0], ringed=1.0)
-    axes = drawn(measured, ticks={3.0: 0}, background={4.0: 5.0})
+    axes = drawn(measured, limits=[Limit(3.0, "the most")], unit="J")
     assert [(2.0, 0.0)] == marked(axes, "crosses")
     assert [(1.0, 1.0)] == marked(axes, "ring")
-    assert [(3.0, 0.0), (3.0, 0.06)] == marked(axes, "tick")
-    assert axes.get_ylim()[1] > 5.0
-
-
-def test_limits_are_lines_with_names() -> None:
-    """Draw a limit once across a panel, and show it in its range."""
-    limit = Limit(3.0, "the most")
-    axes = drawn(curve(1.0, limit=limit), curve(1.0, name="two", limit=limit), unit="J")
-    assert ["3.00 J: the most"] == [text.get_text() for text in axes.texts if text.get_text()]
+    assert ["3.00 J: the most"] == [text.get_text() for text in axes.texts]
     assert axes.get_ylim()[1] > 3.0
 
 
-def test_nothing_measured_is_said() -> None:
+@pytest.mark.parametrize("x", ["size", "rows"])
+def test_nothing_measured_is_said(x: str) -> None:
     """Write into an empty frame."""
-    for x in ("size", "rows"):
-        axes = drawn(Series(name="one", failed=[1.0]), x=x)
-        assert ["nothing was measured"] == [text.get_text() for text in axes.texts]
-
-
-def test_rows_are_bars_from_zero_or_dots() -> None:
-    """Draw a bar for each value from zero, dots if values differ widely."""
-    bars = drawn(curve(2.0), curve(2.0, name="two"), x="rows", has_zero=True)
-    dots = drawn(curve(1.0), curve(90.0, name="two"), x="rows", has_zero=True)
-    assert [2.0, 2.0] == [patch.get_width() for patch in bars.patches]
-    assert ["one", "two"] == ticks_of(bars, "y")
-    assert ("log", 0) == (dots.get_xscale(), len(dots.patches))
+    axes = drawn(Series(name="one", failed=[1.0]), x=x)
+    assert ["nothing was measured"] == [text.get_text() for text in axes.texts]
 
 
 def test_rows_have_dots_and_spans() -> None:
-    """Draw dots of equal values apart, and spans of several colours in one row."""
+    """Draw a named value, dots of equal values apart, and spans of several colours in one row."""
+    assert ["one", "two"] == ticks_of(drawn(curve(2.0), curve(2.0, name="two"), x="rows"), "y")
     dots = drawn(Series(name="one", dots=[5.0, 5.0]), x="rows").get_lines()[0]
     spans = drawn(Series(name="one", spans=[Span(1, 3), Span(3, 4, 5)]), x="rows")
     assert 2 == len({bars.get_facecolor().tobytes() for bars in spans.collections})
@@ -166,32 +148,16 @@ def test_of_many_rows_some_are_named() -> None:
     assert 14 == len(ticks_of(drawn(*rows, x="rows"), "y"))
 
 
-def test_a_ninth_series_is_named_in_the_caption() -> None:
+@pytest.mark.parametrize(("x", "are_all_drawn"), [("number", False), ("rows", True)])
+def test_a_ninth_series_is_named_in_the_caption(x: str, *, are_all_drawn: bool) -> None:
     """Draw eight curves and name the others, but draw every row."""
-    series = [curve(1.0, 2.0, name=name) for name in "abcdefghi"]
-    for x, are_all_drawn in (("number", False), ("rows", True)):
-        chart = Chart(
-            name="some", section="energy", title="", reading="", panels=[panel_of(*series, x=x)]
-        )
-        texts = texts_of(chart.drawing.svg)
-        assert "h" in texts
-        assert are_all_drawn == ("i" in texts) == (": i." not in chart.caption)
+    chart = chart_of(*(curve(1.0, 2.0, name=name) for name in "abcdefghi"), x=x)
+    texts = texts_of(chart.drawing.svg)
+    assert "h" in texts
+    assert are_all_drawn == ("i" in texts) == (": i." not in chart.caption)
 
 
-def test_the_best_value_is_stated() -> None:
-    """State the best of the measured values, where it is, and its share of a limit."""
-    (lowest,) = best(panel_of(curve(4.0, 2.0), unit="ms", x="size"))
-    (highest,) = best(panel_of(curve(4.0, limit=Limit(5.0, "the most")), unit="J", is_rate=True))
-    assert ("figure_lowest", "one at 2 B") == (lowest.code, lowest.subject)
-    assert "2.00 ms [1.80, 2.20]" == lowest.numbers["value"]
-    assert "figure_highest_of_limit" == highest.code
-    assert ("the most", 80) == (highest.numbers["limit"], highest.numbers["share"])
-    assert [] == best(panel_of())
-
-
-def test_numbers_have_their_interval() -> None:
-    """Write times in a fitting unit, and an interval if it is known and finite."""
-    assert "10.0 us [9.00 us, 12.0 us]" == number_text(Estimate(10.0, 9.0, 12.0), "us")
-    assert estimate(2.0, 1.0, float("inf")) == Estimate(2.0)
-    assert estimate(None) is None
-    assert "2.00 GB/s" == number_text(Estimate(2.0), "GB/s")
+def test_infinite_intervals_are_left_out() -> None:
+    """Keep a value whose interval is unknown or infinite, but no value that is not finite."""
+    assert Estimate(2.0) == estimate(2.0, 1.0, float("inf"))
+    assert (None, None) == (estimate(None), estimate(float("nan")))

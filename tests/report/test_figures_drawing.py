@@ -1,13 +1,18 @@
-"""Tests of drawings: SVG for the page and PNG, with any texts."""
+"""Tests of drawings: SVG for the page and PNG, with any texts; and of all figures together."""
 
 import re
+import subprocess
+import sys
 from html import escape
 from typing import Any
 
 import pytest
-from drawings import texts_of
+from builders import STEADY, make_launches
+from drawings import run_of, texts_of, training_run_of
 from matplotlib.figure import Figure
+from training_builders import launches_of, make_bucket, make_training_case
 
+from commbench.report.figures import all_figures
 from commbench.report.figures.drawing import (
     BAND_ALPHA,
     DASHES,
@@ -15,6 +20,8 @@ from commbench.report.figures.drawing import (
     PALETTE,
     SERIES,
     Drawing,
+    plain,
+    plain_time,
     theme_variables,
 )
 
@@ -34,10 +41,10 @@ def paint(figure: Figure) -> None:
 def drawn(**changes: Any) -> Drawing:
     """Return the drawing of `paint`."""
     fields = {
-        "name": "some-figure",
+        "name": "some",
         "section": "training",
         "title": "Some",
-        "caption": "Read it.",
+        "caption": "",
         "alt": "Lines.",
     }
     return Drawing(paint=paint, **{**fields, **changes})
@@ -47,27 +54,16 @@ def test_the_same_figure_is_the_same_bytes() -> None:
     """Draw identical bytes twice."""
     first, second = drawn(), drawn()
     assert (first.svg, first.png) == (second.svg, second.png)
-    assert "202" not in re.sub(r"<image[^>]*>|[\d.]*\d", "", drawn().svg)
+    assert "202" not in re.sub(r"<image[^>]*>|[\d.]*\d", "", first.svg)
 
 
 def test_colours_come_from_the_page() -> None:
     """Use palette colours and band opacity only as fallbacks of the page's variables."""
     svg = re.sub(r"<image[^>]*>", "", drawn().svg)
     bare = re.sub(r"var\(--[a-z0-9-]+, [^)]*\)", "", svg)
-
     assert [] == [colour.light for colour in PALETTE.values() if colour.light in bare]
     assert str(BAND_ALPHA) not in bare
-    for name in (f"series-{number}" for number in range(1, 9)):
-        assert f"var(--{name}, " in svg
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_palette_has_distinct_colours(theme: str) -> None:
-    """Use distinct colours, as they identify themselves while drawing."""
-    colours = {name: getattr(colour, theme) for name, colour in PALETTE.items()}
-    assert len(set(colours.values())) == len(colours)
-    variables = theme_variables(theme)
-    assert all(f"--{name}: {colour}" in variables for name, colour in colours.items())
+    assert set(re.findall(r"var\(--(series-\d)", svg)) == {f"series-{n}" for n in range(1, 9)}
 
 
 def luminance(colour: str) -> float:
@@ -79,41 +75,37 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_everything_shows_on_paper(theme: str) -> None:
-    """Meet WCAG's contrast: 3 for lines, 4.5 for text."""
-    paper = luminance(getattr(PALETTE["paper"], theme))
-    for name, colour in PALETTE.items():
-        own = luminance(getattr(colour, theme))
-        contrast = (max(own, paper) + 0.05) / (min(own, paper) + 0.05)
-        least = (
-            4.5 if name in {"ink", "muted", "bad"} else 3.0 if name.startswith("series") else 1.0
-        )
-        assert contrast >= least, name
+    """Use distinct colours, as they identify themselves while drawing, with WCAG's contrast: 3 for
+    lines, 4.5 for text.
+    """
+    colours = {name: getattr(colour, theme) for name, colour in PALETTE.items()}
+    assert len(set(colours.values())) == len(colours)
+    assert all(f"--{name}: {own}" in theme_variables(theme) for name, own in colours.items())
+    least = dict.fromkeys(colours, 1.0) | {"ink": 4.5, "muted": 4.5, "bad": 4.5}
+    least |= {name: 3.0 for name in colours if name.startswith("series")}
+    paper = luminance(colours["paper"])
+    for name, colour in colours.items():
+        own = luminance(colour)
+        assert (max(own, paper) + 0.05) / (min(own, paper) + 0.05) >= least[name], name
 
 
 def test_texts_are_plain_and_escaped() -> None:
-    """Draw markup and dollar signs literally."""
-    svg = drawn(title=EVIL, alt=EVIL).svg
-
+    """Draw markup and dollar signs literally, and replace what XML does not allow."""
+    svg = drawn(title=EVIL, alt="a\x00b\x1b").svg
     assert EVIL in texts_of(svg)
     assert "<script" not in svg
     assert escape(EVIL) in svg
-
-
-def test_what_xml_cannot_hold_is_replaced() -> None:
-    """Replace characters that XML does not allow."""
-    odd = drawn(title="a\x00b", alt="\x1b")
-    assert "a\N{REPLACEMENT CHARACTER}b" in odd.svg
-    assert "\x1b" not in odd.svg
+    assert "a\N{REPLACEMENT CHARACTER}b" in svg
+    assert "\x1b" not in svg
 
 
 def test_ids_are_of_the_drawing_alone() -> None:
     """Share no id with another drawing, and refer to own ids only."""
     svg, other = drawn().svg, drawn(name="other").svg
     ids, theirs = (re.findall(r'\bid="([^"]*)"', text) for text in (svg, other))
-    used = re.findall(r'(?:url\(|")#([^")]+)', svg)
     assert len(set(ids)) == len(ids)
     assert not set(ids) & set(theirs)
-    assert set(used) <= set(ids)
+    assert set(re.findall(r'(?:url\(|")#([^")]+)', svg)) <= set(ids)
 
 
 def test_it_is_an_image_in_the_style_of_the_page() -> None:
@@ -129,13 +121,43 @@ def test_it_is_an_image_in_the_style_of_the_page() -> None:
 def test_the_png_is_the_light_version() -> None:
     """Draw the PNG at 5 inches and 150 dpi in light colours."""
     png = drawn(height_in=2.0).png
-
     assert b"\x89PNG" == png[:4]
     assert (750, 300) == (int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big"))
 
 
-@pytest.mark.parametrize("name", ["", "Upper", "a b", '"><x', "1st"])
-def test_names_are_ids(name: str) -> None:
-    """Refuse names that are not valid ids."""
-    with pytest.raises(ValueError, match="no name"):
-        drawn(name=name)
+def test_numbers_on_axes_are_short() -> None:
+    """Write numbers without an exponent, and times in a fitting unit."""
+    assert ["0.05", "2000", "50 k", "-3"] == [plain(value) for value in (0.05, 2e3, 5e4, -3.0)]
+    assert ["0.5 us", "2 ms", "50 s"] == [plain_time(time_us) for time_us in (0.5, 2e3, 5e7)]
+
+
+def test_figures_come_in_a_fixed_order_with_names_of_their_own() -> None:
+    """Draw figures of two runs in a fixed order, decisions first, with distinct names and texts."""
+    training = []
+    for step_ms, case in ((20.0, make_training_case()), (10.0, make_training_case("fp16", "25"))):
+        training += launches_of(step_ms, case, losses=[2.0, 1.0], buckets=[make_bucket()])
+    collectives = make_launches(STEADY)
+    runs = [training_run_of(training, name, collectives=collectives) for name in ("old", "new")]
+    drawings = all_figures(runs)
+    names = [drawing.name for drawing in drawings]
+    assert len(set(names)) == len(names)
+    assert "buckets" == names[0]
+    assert all(drawing.title and drawing.alt and drawing.caption for drawing in drawings)
+
+
+def test_nothing_measured_is_no_figure() -> None:
+    """Draw nothing for an empty run, or without runs."""
+    assert [] == all_figures([run_of([])])
+    assert [] == all_figures([])
+
+
+@pytest.mark.programs
+def test_figures_need_no_ranks() -> None:
+    """Draw without torch, MPI and numba, and without matplotlib's global state."""
+    code = (
+        "import sys, commbench.report.figures as f\nheavy = {'torch', 'mpi4py', 'numba',"
+        " 'matplotlib'} & set(sys.modules)\nassert not heavy, heavy\ntexts = dict(title='',"
+        " caption='', alt='')\nf.drawing.Drawing(paint=lambda figure: figure.subplots(), name='a',"
+        " section='energy', **texts).png\nassert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

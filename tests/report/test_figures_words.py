@@ -16,7 +16,7 @@ from commbench.results import Run
         (["a-b-c", "a-d-c"], ["b", "d"]),
         (["pair/a", "pair/b"], ["a", "b"]),
         (["pair1/a", "pair2/a"], ["pair1", "pair2"]),
-        (["same/x", "same/x"], ["x (1)", "x (2)"]),
+        (["a/same/x", "b/same/x"], ["a", "b"]),
         (["x_1", "x"], ["x_1", "x"]),
         (["only_one_run"], ["only_one_run"]),
     ],

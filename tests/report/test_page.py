@@ -204,7 +204,7 @@ def test_the_network_is_the_same_whatever_case_came_first() -> None:
 
     def network(records: Sequence[Record], **info: Any) -> str | None:
         facts = find_facts(make_run(records, nodes=2, **info))
-        return {fact.name: fact.text for fact in facts}.get("network")
+        return facts.get("network")
 
     for records in ([*gloo, *mpi], [*mpi, *gloo]):
         found = network(records, environment={"hosts": hosts})
@@ -356,3 +356,21 @@ def test_the_first_screen_has_a_sentence_and_what_to_paste(name: str, pasted: st
     codes = [f"{code.title}: {code.text}" for code in verdict.codes]
     assert bool(pasted) == len(codes)
     assert all(pasted in code for code in codes)
+
+
+def test_a_page_says_what_its_energies_count_and_why_one_is_missing() -> None:
+    """Name the counters in every row, and run.json's reason for missing energy."""
+    records = []
+    for backend, energy_of in (("nccl", "gpu"), ("mpi", "cpu+gpu")):
+        case = make_case(backend=backend)
+        records += make_launches(STEADY, case, energy_J=1e-6, energy_of=energy_of)
+    energy = {"counted": ["gpu"], "missing": {"cpu": "no counters (host0)"}}
+    page = read(make_run(records, energy=energy))
+    heading, *lines = page.table_with("energy of")
+    place = heading.index("energy of")
+    by_backend = {line[1]: line[place] for line in lines}
+    assert {"nccl": "the GPUs alone", "mpi": "processors and GPUs"} == by_backend
+    assert "no counters (host0)" in page.text
+    trained = [launches_of(20.0, energy_J=8.0, energy_of="cpu"), launches_of(20.0)]
+    texts = [read(make_run(training=training)).text for training in trained]
+    assert ["energy of" in text for text in texts] == [True, False]

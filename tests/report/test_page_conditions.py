@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from commbench.report.page.conditions import files_table
+from commbench.report.page.conditions import files_tables
 from commbench.results import load_run
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -14,5 +14,6 @@ RESULTS = Path(__file__).parents[2] / "results"
 def test_a_page_lists_every_file_of_a_run(theme: str) -> None:
     """Name all files of a kept run, with what each holds."""
     [path] = RESULTS.glob(f"{theme}_xeon2core_*")
-    listed = {line[0].text for line in files_table([load_run(path)], beside=True).lines}
+    (table,) = files_tables([load_run(path)], beside=True)
+    listed = {line[0].text for line in table.lines}
     assert {file.name for file in path.iterdir() if file.is_file()} <= listed

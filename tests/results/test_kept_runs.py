@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shlex
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from claims import read_claims
 from commands import Command
-from kept import KEPT, RESULTS, kept_names
+from kept import KEPT, RESULTS
 
 from commbench.analysis.runs import network_model, straggler_findings
 from commbench.cli.presentation import print_answer
@@ -69,20 +68,6 @@ def test_claims_are_those_of_the_kept_runs() -> None:
     assert set(KEPT) == set(CLAIMS)
     pages = {page for claim in CLAIMS.values() for page in claim.quoted}
     assert [] == [page for page in pages if not (ROOT / "docs" / page).is_file()]
-
-
-def test_a_users_run_is_no_kept_run(tmp_path: Path) -> None:
-    """Exclude an untracked run, in a clone and without git."""
-    results = tmp_path / "results"
-    for name in ("kept", "mine"):
-        (results / name).mkdir(parents=True)
-        (results / name / "samples.jsonl").touch()
-    (results / "claims.toml").write_text('[kept]\nclaim = "it works"\nquoted = []\n')
-    assert ["kept"] == kept_names(results)
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    subprocess.run(["git", "-C", str(tmp_path), "add", "results/kept"], check=True)
-    (results / "claims.toml").write_text("")
-    assert ["kept"] == kept_names(results)
 
 
 @pytest.mark.parametrize("name", KEPT)

@@ -16,7 +16,6 @@ from commbench.results.plan import (
     PlannedCase,
     RunRequest,
     fixed_settings,
-    launch_times,
     missing_cases,
     plan_launch,
     slice_seconds,
@@ -199,9 +198,3 @@ def test_settings_fixed_by_another_run_take_precedence() -> None:
     )
     (planned,) = plan_launch(request, [make_record(case, launch=0, warmups=5, batch=2)], 1).cases
     assert FixedSettings(warmups=9, batch=4) == planned.fixed
-
-
-def test_the_times_of_a_launch_add_up() -> None:
-    """Divide a launch's time into start, measuring and the rest."""
-    times = launch_times(seconds=5.0, startup_s=1.5, measuring_s=3.0)
-    assert {"seconds": 5.0, "startup_s": 1.5, "measuring_s": 3.0, "other_s": 0.5} == times

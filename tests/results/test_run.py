@@ -105,19 +105,6 @@ def test_a_finished_run_measures_nothing_again_and_keeps_no_secret(tmp_path: Pat
     assert not [file for file in (tmp_path / "r").iterdir() if "hush-hush" in file.read_text()]
 
 
-@pytest.mark.slow
-def test_the_python_loop_costs_more_than_the_native_one(tmp_path: Path) -> None:
-    """Record a larger overhead for the Python loop."""
-    harness = {}
-    for loop in ("native", "python"):
-        common = "-c all_reduce --sizes 8 --backend mpi -n 2 --oversubscribe --launches 1"
-        assert run(f"{common} --loop {loop} --out {loop}", cwd=tmp_path).returncode == 0
-        (row,) = rows_of(tmp_path / loop)
-        assert loop == row["loop"]
-        harness[loop] = float(row["harness_us"])
-    assert harness["native"] < harness["python"]
-
-
 def test_each_way_to_start_together_stands_in_the_row(tmp_path: Path) -> None:
     """Record every start method in its row."""
     for sync, cadence in (

@@ -120,14 +120,3 @@ def test_a_disk_that_has_become_read_only_is_refused(small_disk: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         Store.open(out, make_info())
     assert 1 == len(load_run(out).records)
-
-
-def test_remains_of_a_torn_rewrite_are_no_harm(tmp_path: Path) -> None:
-    """Resume despite a half-written new run.json."""
-    with Store.open(tmp_path / "mine", make_info()) as store:
-        store.append(make_record())
-    (tmp_path / "mine" / ".run.json.tmp").write_text('{"schema": 1, "run_')
-    with Store.open(tmp_path / "mine", make_info()) as store:
-        store.update(status="complete")
-        assert (True, 1) == (store.resumed, len(store.records))
-    assert "complete" == load_run(tmp_path / "mine").info["status"]

@@ -231,23 +231,7 @@ def test_same_layout_does_not_move_the_baseline() -> None:
     assert [1.0, pytest.approx(4 / 3), pytest.approx(4 / 3)] == [row.speedup for row in rows]
 
 
-def test_rows_are_ordered() -> None:
-    """Sort the baseline first, then by settings."""
-    names = ["none default", "none 1+5", "none 25", "fp16 default", "topk default", "topk 5"]
-    hooks = {"none": "none", "fp16": "fp16", "topk": "topk:0.01"}
-    records = []
-    for name in reversed(names):
-        hook, cap = name.split()
-        records.append(make_training_record(make_training_case(hooks[hook], cap)))
-    assert names == list(rows_of(records))
-
-
 # ----------------------------------------------------------------------------------------- warnings
-
-
-def test_steady_launches_raise_no_warning() -> None:
-    """Flag nothing in steady launches."""
-    assert set() == flags_of(launches_of(20))
 
 
 @pytest.mark.parametrize(
@@ -341,17 +325,3 @@ def test_other_buckets_are_left_out() -> None:
     confirm = make_training_record(make_training_case(phase="confirm"), buckets=other)
     rows = bucket_rows([*records, confirm, make_training_record(LOCAL)], {})
     assert [(0, 8.0)] == [(row.bucket, row.done_ms) for row in rows]
-
-
-def test_one_launch_has_the_interval_within() -> None:
-    """Return the interval within one launch, and flag it."""
-    (row,) = training_rows([make_training_record()], make_training_info())
-    assert row.step_ms_ci_low is not None
-    assert 19.8 <= row.step_ms_ci_low < 20 < (row.step_ms_ci_high or 0) <= 20.2
-    assert "one_launch" in row.flags
-
-
-def test_an_unmeasured_layout_gives_no_row() -> None:
-    """Write no row before the equal layout was measured."""
-    copy = make_training_case("fp16", "25")
-    assert ["none default"] == list(rows_of(launches_of(20), **same_layout(copy, FP16)))

@@ -203,32 +203,42 @@ def test_clear_gain_is_a_change() -> None:
     assert snippet_of(FIVE) == recommendation.snippet
 
 
-@pytest.mark.parametrize(("step_ms", "best"), [(20.02, "default"), (19.95, "5"), (30.0, "default")])
-def test_no_gain_keeps_the_default(step_ms: float, best: str) -> None:
-    """Keep the default if the alternative is as fast or slower."""
-    recommendation = decide([*sweep(five=19), *fresh((FIVE, step_ms))])
-    assert ("keep", best) == (recommendation.verdict, recommendation.best.bucket_cap_mb)
-    assert keep_snippet() == recommendation.snippet
-    assert [pytest.approx(20 / step_ms, rel=1e-4)] == [
-        alternative.speedup for alternative in recommendation.alternatives
-    ]
+def by_launch(case: TrainingCase, *factors: float) -> list[TrainingRecord]:
+    """Return confirmation launches of 20 ms with these factors."""
+    return make_training_launches([20 * factor for factor in factors], confirmed(case))
 
 
-def test_wide_interval_is_inconclusive() -> None:
-    """Return inconclusive if a gain is neither shown nor excluded."""
-    slow = make_training_launches(
-        [20 * factor for factor in (0.9, 0.92, 0.95, 0.99, 1.02, 1.05)], confirmed(FIVE)
+WIDE = (0.9, 0.92, 0.95, 0.99, 1.02, 1.05)
+
+
+@pytest.mark.parametrize(
+    ("records", "verdict", "best"),
+    [
+        (fresh((FIVE, 20.02)), "keep", BASE),
+        (fresh((FIVE, 19.95)), "keep", FIVE),
+        (fresh((FIVE, 30)), "keep", BASE),
+        (fresh((FIVE, 20 / 1.015)), "keep", FIVE),
+        (fresh((FIVE, 20 / 1.025)), "change", FIVE),
+        ([*fresh(), *by_launch(FIVE, *WIDE)], "inconclusive", FIVE),
+        ([*by_launch(BASE, 1), *by_launch(FIVE, 0.5)], "inconclusive", FIVE),
+        ([*fresh((FIVE, 16)), *by_launch(TOPK, 0.4, 0.5, 0.6, 0.7, 1, 1.1)], "change", FIVE),
+        ([*fresh((FIVE, 20)), *by_launch(TOPK, *WIDE)], "inconclusive", TOPK),
+    ],
+)
+def test_the_interval_decides(
+    records: list[TrainingRecord], verdict: str, best: TrainingCase
+) -> None:
+    """Change for a sure gain beyond the margin, before a larger one that is not sure; keep the
+    default if no alternative may exceed the margin; one launch decides nothing.
+    """
+    recommendation = decide([*sweep(five=19, topk=18), *records])
+    found = recommendation.best
+    assert (verdict, best.hook, best.bucket_cap_mb) == (
+        recommendation.verdict,
+        found.hook,
+        found.bucket_cap_mb,
     )
-    recommendation = decide([*sweep(five=19), *fresh(), *slow])
-    assert "inconclusive" == recommendation.verdict
-    assert keep_snippet() == recommendation.snippet
-
-
-def test_margin_counts() -> None:
-    """Keep the default at a sure gain of 1.5 %, and change at 2.5 %."""
-    assert ["keep", "change"] == [
-        decide([*sweep(five=19), *fresh((FIVE, 20 / gain))]).verdict for gain in (1.015, 1.025)
-    ]
+    assert (keep_snippet() == recommendation.snippet) == (verdict != "change")
 
 
 def test_nothing_is_decided_without_fresh_launches() -> None:
@@ -246,16 +256,6 @@ def test_nothing_is_decided_without_fresh_launches() -> None:
     )
     assert 10 == pytest.approx(recommendation.best.step_ms, rel=1e-2)
     assert keep_snippet() == recommendation.snippet
-
-
-def test_one_fresh_launch_decides_nothing() -> None:
-    """Claim no speedup from one launch."""
-    records = [
-        make_training_record(confirmed(BASE)),
-        make_training_record(confirmed(FIVE), step_ms=10),
-    ]
-    recommendation = decide([*sweep(five=10), *records])
-    assert ("inconclusive", None) == (recommendation.verdict, recommendation.speedup_ci)
 
 
 def test_two_launches_after_a_first_look_have_an_interval() -> None:
@@ -354,24 +354,6 @@ def test_faster_of_two_sure_gains_is_best() -> None:
     assert ["topk", "none"] == [alternative.hook for alternative in recommendation.alternatives]
 
 
-def test_sure_gain_beats_a_larger_uncertain_one() -> None:
-    """Recommend a sure gain rather than a larger uncertain one."""
-    uncertain = make_training_launches([8.0, 10.0, 12.0, 14.0, 20.0, 22.0], confirmed(TOPK))
-    recommendation = decide([*sweep(five=16, topk=12), *fresh((FIVE, 16)), *uncertain])
-    assert ("change", "none", "5") == (
-        recommendation.verdict,
-        recommendation.best.hook,
-        recommendation.best.bucket_cap_mb,
-    )
-
-
-def test_default_is_kept_only_against_all() -> None:
-    """Stay inconclusive while one alternative may be faster."""
-    uncertain = make_training_launches([19.0, 19.1, 20.0, 20.1, 20.5, 20.6], confirmed(TOPK))
-    recommendation = decide([*sweep(five=19, topk=18), *fresh((FIVE, 20)), *uncertain])
-    assert "inconclusive" == recommendation.verdict
-
-
 def test_steps_are_counted() -> None:
     """Count all steps with DDP."""
     records = [*sweep(five=18, fp16=19), *fresh((FIVE, 18)), *launches_of(5, BASE.local())]
@@ -387,14 +369,12 @@ def simulate(
     *,
     hooks: Sequence[str] = (),
     own: float = 0.015,
-    restless: float = 1.0,
 ) -> Recommendation:
     """Return the recommendation of a simulated quick run: 3 launches of a sweep, 6 of 2 blocks for
     confirmation.
 
     Noise: 4 % between launches, ``own`` between configurations of a launch, 4 % between steps, of
-    which 3 % are disturbed, and a drift of about 6 % within a launch. ``restless`` scales the noise
-    within a launch.
+    which 3 % are disturbed, and a drift of about 6 % within a launch.
     """
     generator = np.random.default_rng(seed)
     cases = [
@@ -402,7 +382,7 @@ def simulate(
         for i in range(len(gains))
     ]
     gains_by_case = dict(zip(cases, gains, strict=True))
-    noise = {"own": own, "restless": restless, "generator": generator}
+    noise = {"own": own, "generator": generator}
     records = [
         record
         for launch in range(3)
@@ -424,17 +404,16 @@ def _launch(
     *,
     blocks: int,
     own: float,
-    restless: float,
     generator: np.random.Generator,
 ) -> list[TrainingRecord]:
     cases = list(gains)
     order = schedule(cases, int(generator.integers(1 << 30)), launch, blocks)
     shared, ours = np.exp(generator.normal(0, 0.04)), np.exp(generator.normal(0, own, len(cases)))
     drift = generator.normal(0, 0.06) * np.linspace(-0.5, 0.5, len(order))
-    drift = np.exp(restless * (drift + 0.01 * np.cumsum(generator.normal(0, 1, len(order)))))
+    drift = np.exp(drift + 0.01 * np.cumsum(generator.normal(0, 1, len(order))))
     steps: dict[TrainingCase, list[float]] = {case: [] for case in cases}
     for position, index in enumerate(order):
-        times = np.exp(generator.normal(0, 0.04 * restless, 20))
+        times = np.exp(generator.normal(0, 0.04, 20))
         times *= np.where(generator.random(20) < 0.03, generator.uniform(1.3, 3, 20), 1)
         times *= 30 * shared * ours[index] * drift[position] / gains[cases[index]]
         steps[cases[index]] += times.tolist()
@@ -446,24 +425,13 @@ def _launch(
     ]
 
 
-@pytest.mark.parametrize(
-    ("own", "hooks"), [(0.005, []), (0.04, []), (0.04, ["none"] * 4 + ["fp16"] * 8)]
-)
+@pytest.mark.parametrize(("own", "hooks"), [(0.005, []), (0.04, ["none"] * 4 + ["fp16"] * 8)])
 def test_twelve_equals_call_for_no_change(own: float, hooks: list[str]) -> None:
     """Recommend a change among twelve equal settings in at most 5 % of runs."""
     verdicts = Counter(
         simulate([1.0] * 12, seed, own=own, hooks=hooks).verdict for seed in range(repetitions(100))
     )
     assert repetitions(100) * (0.05 + slack(0.05, 100)) >= verdicts["change"]
-
-
-def test_equals_are_shown_on_a_quiet_machine() -> None:
-    """Show that the default is as good on a quiet machine."""
-    verdicts = Counter(
-        simulate([1.0] * 12, seed, own=0.005, restless=0.3).verdict
-        for seed in range(repetitions(40))
-    )
-    assert repetitions(40) * (0.5 - slack(0.5, 40)) <= verdicts["keep"]
 
 
 def test_gain_of_a_tenth_is_found() -> None:

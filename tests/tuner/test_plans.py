@@ -8,7 +8,7 @@ import pytest
 from step_builders import make_facts, true_ms
 from training_builders import make_training_case, make_training_record
 
-from commbench.ddp.plan.cases import CONFIRM, LOCAL, SWEEP, TrainingCase, TrainingSweep
+from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.launch.schedule import exceeds_aim, next_launch, unmeasured_cases
 from commbench.results.plan import RunRequest, missing_cases
@@ -74,14 +74,6 @@ def test_the_same_buckets_are_measured_once() -> None:
     assert {("none", "100"): ("none", "25"), ("fp16", "100"): ("fp16", "25")} == same
     (sentence,) = plan.left_out
     assert "mlp, 100 MiB buckets, 2 ranks, batch 32 as 25" in sentence
-
-
-def test_a_small_model_has_one_layout() -> None:
-    """Measure the default buckets instead of all others."""
-    plan = make_plan(CAPS, 0.1, 0.2)
-    assert [("none", "default"), ("fp16", "default"), (LOCAL, "default")] == [
-        (case.hook, case.bucket_cap_mb) for case in plan.measured
-    ]
 
 
 def test_run_json_lists_cases_with_the_same_layout() -> None:
@@ -179,20 +171,6 @@ def test_there_is_nothing_to_confirm_without_a_baseline_or_alternative() -> None
     assert requests_of(plan, others)[1] is None
     alone = make_plan(TrainingSweep(bucket_caps=("default",), hooks=("none",)))
     assert requests_of(alone, records_of(alone, {}))[1] is None
-
-
-def test_each_world_size_and_batch_has_its_own_baseline() -> None:
-    """Merge layouts within each group only."""
-    plan = make_plan(dataclasses.replace(CAPS, world_sizes=(2, 1), batches=(4, 8)))
-    groups = {case.group for case in plan.measured}
-    assert 4 == len(groups)
-    for group in groups:
-        measured = [
-            (case.hook, case.bucket_cap_mb) for case in plan.measured if case.group == group
-        ]
-        assert ("none", "default") in measured
-        assert (LOCAL, "default") in measured
-        assert 7 == len(measured)
 
 
 def test_each_environment_has_its_own_winners() -> None:

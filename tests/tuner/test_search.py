@@ -34,7 +34,7 @@ def play(
     search = Search(cases, seconds=seconds, seed=str(seed), withheld=withheld)
     noise = random.Random(seed)
     rounds = []
-    while members := search.next_round(room):
+    while members := search.plan_round(room):
         rounds.append([cases[index] for index in members])
         for index in members:
             case = cases[index]
@@ -42,7 +42,7 @@ def play(
             if case.hook_name == failing:
                 search.leave_out(index)
             else:
-                search.add(index, step_ms, BLOCK_STEPS * step_ms / 1e3)
+                search.add_block(index, step_ms, BLOCK_STEPS * step_ms / 1e3)
     return rounds
 
 

@@ -74,13 +74,6 @@ def test_snippets_reproduce_the_configuration(case: TrainingCase, lines: list[st
     assert set(lines) <= set(snippet.splitlines())
 
 
-def test_snippet_knows_the_device() -> None:
-    """Use CUDA's autocast on a GPU."""
-    assert 'torch.autocast("cuda"' in snippet_of(
-        make_training_case(precision="amp-bf16"), device="NVIDIA H100"
-    )
-
-
 @pytest.mark.parametrize("hook", ["passthrough", "fp16", "bf16", "topk:0.1", "powersgd:2"])
 def test_snippets_import_existing_hooks(hook: str) -> None:
     """Import hooks by their public names."""
@@ -92,12 +85,6 @@ def test_snippets_import_existing_hooks(hook: str) -> None:
         for name in node.names
     ]
     assert hasattr(hooks, imported)
-
-
-def test_keep_snippet_is_ddp_as_it_is() -> None:
-    """Write plain DDP if the default is kept."""
-    ast.parse(keep_snippet())
-    assert "DistributedDataParallel(model)  # keep the default" in keep_snippet()
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
-from commbench.analysis.prediction.fits import (
-    UNKNOWN,
-    Segment,
-    fit_segments,
-    lines_at,
-    log_half_width,
-    noise_of,
-    refitted,
-)
-from commbench.errors import InputError
+from commbench.analysis.prediction.fits import Segment, fit_segments, log_half_width, noise_of
 from commbench.schema import JsonObject
 from commbench.stats import Floats, Interval, launch_interval
 
-#: A single size cannot separate start-up time from bandwidth.
-LEAST_CURVE = 2
 #: Assumed median absolute error per doubling if it was not measured.
 ASSUMED_ERROR = 0.25
 
@@ -58,7 +47,7 @@ class Curve:
         continuous, non-decreasing and positive.
         """
         nearest = min(max(message_bytes, self.sizes[0]), self.sizes[-1])
-        time_us = self._joined(nearest)
+        time_us = self._between(nearest)
         if message_bytes == nearest:
             return time_us
         outer = self.segments[0 if message_bytes < nearest else -1]
@@ -108,12 +97,8 @@ class Curve:
             own = [launch.segments[place] for launch in self.launch_curves]
             alpha = launch_interval([each.alpha_us for each in own])
             beta = launch_interval([each.beta_us_per_byte for each in own])
-            intervals.append(
-                (
-                    alpha and alpha.including(segment.alpha_us),
-                    beta and beta.including(segment.beta_us_per_byte),
-                )
-            )
+            alpha = alpha and alpha.including(segment.alpha_us)
+            intervals.append((alpha, beta and beta.including(segment.beta_us_per_byte)))
         return intervals
 
     @cached_property
@@ -123,12 +108,12 @@ class Curve:
         sizes = np.array(self.sizes, dtype=float)
         for times_us in zip(*self.launches_us, strict=True):
             if None not in times_us:
-                segments = refitted(self.segments, sizes, np.array(times_us))
+                segments = [each.refitted(sizes, np.array(times_us)) for each in self.segments]
                 curves.append(Curve(sizes=self.sizes, times_us=times_us, segments=tuple(segments)))
         return curves
 
     @cached_property
-    def _joined(self) -> Callable[[float], float]:
+    def _between(self) -> Callable[[float], float]:
         return joined(np.array(self.sizes, dtype=float), np.array(self.times_us))
 
     def to_json(self) -> JsonObject:
@@ -170,66 +155,33 @@ def joined(sizes: Floats, times_us: Floats) -> Callable[[float], float]:
     return lambda size: float(np.exp(cubics(np.log(size))))
 
 
-def fit_curve(sizes: Sequence[int], launches_us: Sequence[Sequence[float | None]]) -> Curve:
+def fit_curve(table: Mapping[int, Mapping[int, float]]) -> Curve:
     """Fit a curve to relative error, with breakpoints chosen by BIC.
 
     Args:
-        sizes: message sizes in bytes, each once, in any order.
-        launches_us: for each size the median time of every launch, in the same order of launches;
-            None or NaN if a launch has no time. Times of 0, below the clock's resolution, count as
-            missing.
-
-    Raises:
-        InputError: fewer than 2 sizes have a time above 0, or a size is given twice.
+        table: for two or more message sizes the median time of each launch, above 0; a launch may
+            lack sizes.
     """
-    if len(set(sizes)) < len(sizes) or len(sizes) != len(launches_us):
-        raise InputError(
-            "A curve takes each message size once, with its launches; merge repeated sizes first."
-        )
-    timed = _timed(dict(zip(sizes, launches_us, strict=True)))
-    if len(timed) < LEAST_CURVE:
-        have = "has" if len(timed) == 1 else "have"
-        raise InputError(
-            f"A curve needs {LEAST_CURVE} message sizes with a time above 0 and {len(timed)} "
-            f"{have} one; measure more sizes."
-        )
-    table = np.array([*timed.values()], dtype=float)
-    medians_us = np.nanmedian(table, axis=1)
-    complete = table[:, np.isfinite(table).all(axis=0)]
-    noise = noise_of(complete) if complete.size else UNKNOWN
-    sized = np.array([*timed], dtype=float)
-    segments = fit_segments(sized, medians_us, noise)
-    residuals = lines_at(segments, sized) / medians_us - 1
+    launches = sorted(set().union(*table.values()))
+    sizes = np.array(sorted(table), dtype=float)
+    launches_us = tuple(tuple(map(table[size].get, launches)) for size in sorted(table))
+    times_us = np.array(launches_us, dtype=float)
+    medians_us = np.nanmedian(times_us, axis=1)
+    complete_us = times_us[:, np.isfinite(times_us).all(axis=0)]
+    segments = fit_segments(sizes, medians_us, noise_of(complete_us))
+    residuals: list[float] = []
+    held_out_errors = []
+    for place, (size, time_us) in enumerate(zip(sizes.tolist(), medians_us.tolist(), strict=True)):
+        segment = next(each for each in segments if size <= each.to_bytes)
+        residuals.append(segment.time_us(size) / time_us - 1)
+        if 0 < place < len(sizes) - 1:
+            others = joined(np.delete(sizes, place), np.delete(medians_us, place))
+            held_out_errors.append(abs(others(size) / time_us - 1))
     return Curve(
-        sizes=tuple(timed),
+        sizes=tuple(sorted(table)),
         times_us=tuple(medians_us.tolist()),
         segments=tuple(segments),
-        residuals=tuple(residuals.tolist()),
-        held_out_error=_held_out_error(sized, medians_us),
-        launches_us=tuple(timed.values()),
+        residuals=tuple(residuals),
+        held_out_error=float(np.median(held_out_errors)) if held_out_errors else None,
+        launches_us=launches_us,
     )
-
-
-def _timed(
-    launches_us: Mapping[int, Sequence[float | None]],
-) -> dict[int, tuple[float | None, ...]]:
-    """Return the sizes that have a time, ascending, each with one entry for every launch."""
-    most = max(map(len, launches_us.values()), default=0)
-    timed = {}
-    for size in sorted(launches_us):
-        times: list[float | None] = [None] * most
-        for launch, time_us in enumerate(launches_us[size]):
-            if time_us is not None and math.isfinite(time_us) and time_us > 0:
-                times[launch] = float(time_us)
-        if size > 0 and any(times):
-            timed[size] = tuple(times)
-    return timed
-
-
-def _held_out_error(sizes: Floats, times_us: Floats) -> float | None:
-    """Return the median absolute relative error of inner sizes, each predicted from the others."""
-    errors = []
-    for inner in range(1, len(sizes) - 1):
-        others = joined(np.delete(sizes, inner), np.delete(times_us, inner))
-        errors.append(abs(others(sizes[inner]) / times_us[inner] - 1))
-    return float(np.median(errors)) if errors else None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -17,19 +16,18 @@ from commbench.stats import Floats
 MOST_SEGMENTS = 3
 #: Any line meets two points exactly, so splitting would always pay.
 LEAST_SIZES = 3
+#: Half-width of a 95 % interval over the median absolute error, for normal errors.
+_HALF_WIDTH = 1.96 / 0.6745
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
     """Random error of measured times."""
 
-    error: float
+    error: float = 0.0
     """Relative standard error of a time."""
-    degrees: int
+    degrees: int = 0
     """Degrees of freedom of the estimate; 0: unknown."""
-
-
-UNKNOWN = Noise(error=0.0, degrees=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +44,18 @@ class Segment:
     def time_us(self, message_bytes: float) -> float:
         """Return the time on the line, also for a size outside the segment."""
         return self.alpha_us + self.beta_us_per_byte * message_bytes
+
+    @classmethod
+    def fit(cls, sizes: Floats, times_us: Floats) -> Segment:
+        """Return the line through the times of ascending sizes."""
+        alpha, beta = fit_line(sizes, times_us)
+        first, last = int(sizes[0]), int(sizes[-1])
+        return cls(from_bytes=first, to_bytes=last, alpha_us=alpha, beta_us_per_byte=beta)
+
+    def refitted(self, sizes: Floats, times_us: Floats) -> Segment:
+        """Return the segment between the same sizes, fitted to other times."""
+        within = (sizes >= self.from_bytes) & (sizes <= self.to_bytes)
+        return Segment.fit(sizes[within], times_us[within])
 
 
 def fit_line(sizes: Floats, times_us: Floats) -> tuple[float, float]:
@@ -76,7 +86,7 @@ def fit_line(sizes: Floats, times_us: Floats) -> tuple[float, float]:
     return alpha, beta
 
 
-def fit_segments(sizes: Floats, times_us: Floats, noise: Noise = UNKNOWN) -> list[Segment]:
+def fit_segments(sizes: Floats, times_us: Floats, noise: Noise) -> list[Segment]:
     """Return the segments that explain the times best for their number.
 
     Segments need not meet, because time jumps where a library changes its protocol. All ways to
@@ -90,60 +100,24 @@ def fit_segments(sizes: Floats, times_us: Floats, noise: Noise = UNKNOWN) -> lis
         times_us: above 0, shape (points,).
         noise: random error of the times.
     """
+
+    @cache
+    def squares_of(i: int, j: int) -> float:
+        alpha, beta = fit_line(sizes[i:j], times_us[i:j])
+        return float(np.sum(((alpha + beta * sizes[i:j]) / times_us[i:j] - 1) ** 2))
+
     count = len(sizes)
-    costs = _costs(sizes, times_us)
-    best = min(
-        (cuts for number in range(1, MOST_SEGMENTS + 1) for cuts in _all_cuts(count, number)),
-        key=lambda cuts: _criterion(
-            sum(costs[stretch] for stretch in cuts), len(cuts), count, noise
-        ),
-    )
-    return [_segment(sizes[i:j], times_us[i:j]) for i, j in best]
-
-
-def lines_at(segments: Sequence[Segment], sizes: Floats) -> Floats:
-    """Return the time of each size on its segment, in microseconds."""
-    times_us = []
-    for size in sizes.tolist():
-        segment = next(each for each in segments if size <= each.to_bytes)
-        times_us.append(segment.time_us(size))
-    return np.array(times_us)
-
-
-def refitted(segments: Sequence[Segment], sizes: Floats, times_us: Floats) -> list[Segment]:
-    """Return segments between the same sizes, fitted to other times."""
-    again = []
-    for segment in segments:
-        within = (sizes >= segment.from_bytes) & (sizes <= segment.to_bytes)
-        again.append(_segment(sizes[within], times_us[within]))
-    return again
-
-
-def _costs(sizes: Floats, times_us: Floats) -> dict[tuple[int, int], float]:
-    """Return the sum of squared relative errors of the line through sizes i to j - 1, for every
-    allowed (i, j).
-    """
-    count = len(sizes)
-    costs = {}
-    for i, j in itertools.combinations(range(count + 1), 2):
-        if j - i >= min(LEAST_SIZES, count):
-            alpha, beta = fit_line(sizes[i:j], times_us[i:j])
-            errors = (alpha + beta * sizes[i:j]) / times_us[i:j] - 1
-            costs[i, j] = float(np.sum(errors**2))
-    return costs
-
-
-@lru_cache(maxsize=64)
-def _all_cuts(count: int, number: int) -> list[Sequence[tuple[int, int]]]:
-    """Return every way to split ``count`` sizes into ``number`` ranges of at least
-    `LEAST_SIZES`.
-    """
-    cuts: list[Sequence[tuple[int, int]]] = []
-    for inner in itertools.combinations(range(LEAST_SIZES, count - LEAST_SIZES + 1), number - 1):
-        stretches = list(itertools.pairwise((0, *inner, count)))
-        if number == 1 or all(j - i >= LEAST_SIZES for i, j in stretches):
-            cuts.append(stretches)
-    return cuts
+    least, best = math.inf, [(0, count)]
+    for number in range(1, MOST_SEGMENTS + 1):
+        inner_places = range(LEAST_SIZES, count - LEAST_SIZES + 1)
+        for inner in itertools.combinations(inner_places, number - 1):
+            stretches = list(itertools.pairwise((0, *inner, count)))
+            if number == 1 or min(j - i for i, j in stretches) >= LEAST_SIZES:
+                squares = sum(itertools.starmap(squares_of, stretches))
+                criterion = _criterion(squares, number, count, noise)
+                if criterion < least:
+                    least, best = criterion, stretches
+    return [Segment.fit(sizes[i:j], times_us[i:j]) for i, j in best]
 
 
 def _criterion(squares: float, segments: int, count: int, noise: Noise) -> float:
@@ -156,19 +130,6 @@ def _criterion(squares: float, segments: int, count: int, noise: Noise) -> float
     return points * math.log(mean_square) + penalty
 
 
-def _segment(sizes: Floats, times_us: Floats) -> Segment:
-    alpha, beta = fit_line(sizes, times_us)
-    return Segment(
-        from_bytes=int(sizes[0]), to_bytes=int(sizes[-1]), alpha_us=alpha, beta_us_per_byte=beta
-    )
-
-
-#: Half-width of a 95 % interval over the median absolute error, for normal errors.
-_HALF_WIDTH = 1.96 / 0.6745
-#: The fewest launches from which a spread can be estimated.
-_LEAST = 2
-
-
 def log_half_width(error: float, doublings: float = 1.0) -> float:
     """Return the half-width, in natural logarithms, of the 95 % interval of predictions with a
     median absolute error.
@@ -179,7 +140,8 @@ def log_half_width(error: float, doublings: float = 1.0) -> float:
 
 
 def noise_of(launches_us: Floats) -> Noise:
-    """Return the random error of medians over launches, from the spread of launches.
+    """Return the random error of medians over launches, from the spread of launches; of none for
+    one launch.
 
     The mean deviation of each launch over sizes is removed, because it shifts a curve without
     bending it. The variance is the median over sizes, because a launch may have an outlier at some
@@ -190,15 +152,15 @@ def noise_of(launches_us: Floats) -> Noise:
         launches_us: above 0, shape (sizes, launches); no time may be missing.
     """
     sizes, launches = launches_us.shape
-    if launches < _LEAST:
-        return UNKNOWN
+    degrees = launches - 1
+    if degrees < 1:
+        return Noise()
     logs = np.log(launches_us)
     deviations = logs - np.median(logs, axis=1, keepdims=True)
     if sizes > 1:
         deviations -= np.median(deviations, axis=0)
-    degrees = launches - 1
     variances = np.sum(deviations**2, axis=1) / degrees
     variance = float(np.median(variances)) / (1 - 2 / (9 * degrees)) ** 3 / launches
-    if launches > _LEAST:
+    if degrees > 1:
         variance *= math.pi / 2
     return Noise(error=math.sqrt(variance), degrees=degrees * sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
@@ -116,23 +116,6 @@ def row_to_json(row: AnyForecast) -> JsonObject:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Networks:
-    """The requested networks."""
-
-    world_sizes: Sequence[int]
-    rates_bps: Sequence[float | None]
-    """None: as measured."""
-    ranks_per_node: int = 1
-
-    def __iter__(self) -> Iterator[Place]:
-        """Iterate over rates and, for each, numbers of ranks."""
-        for rate_bps, world_size in itertools.product(self.rates_bps, self.world_sizes):
-            yield Place(
-                world_size=world_size, ranks_per_node=self.ranks_per_node, rate_bps=rate_bps
-            )
-
-
 def _named(place: Place) -> dict[str, Any]:
     """Return the columns that name a network."""
     rate = "" if place.rate_bps is None else format_link_rate(place.rate_bps)
@@ -144,55 +127,71 @@ def _named(place: Place) -> dict[str, Any]:
 
 
 def collective_forecasts(
-    network: ForecastNetwork, networks: Networks, sizes: Sequence[int] | None = None
+    network: ForecastNetwork, places: Sequence[Place], sizes: Sequence[int] | None = None
 ) -> list[CollectiveForecast]:
     """Predict every measured operation; a row that cannot be predicted has the reason.
 
     Args:
         network: as measured.
-        networks: the requested networks.
+        places: the requested networks.
         sizes: message sizes in bytes; None: up to three of the measured sizes.
     """
     rows = []
     for family, curves in network.curves.items():
         measured = curves[-1].curve.sizes
         usual = sorted({measured[0], measured[len(measured) // 2], measured[-1]})
-        for place, size in itertools.product(networks, sizes or usual):
-            rows.append(_collective(network, family, place, size))
+        for place, size in itertools.product(places, sizes or usual):
+            rows.append(collective_forecast(network, family, place, size))
     return rows
 
 
-def _collective(
+def collective_forecast(
     network: ForecastNetwork, family: Family, place: Place, size: int
 ) -> CollectiveForecast:
+    """Predict one operation; its interval is of launches, of sizes beyond the measured, and of the
+    law.
+    """
     columns = family._asdict() | _named(place) | {"message_bytes": size}
     try:
-        estimate = network.estimate(family, size, place)
+        nearest = network.nearest(family, place)
     except InputError as error:
         return CollectiveForecast(**columns, status="unsupported", reason=Finding.of(error))
+    time_us, curve = nearest.time_us(size, place), nearest.curve
+    low = high = curve.half_width_beyond_sizes(size)
+    if interval := curve.interval_us(size):
+        measured_us = curve.time_us(size)
+        low = math.log(measured_us / interval.low)
+        high = math.log(interval.high / measured_us)
+    columns |= {"level": DEFAULT_LEVEL, "held_out_error": curve.held_out_error}
+    columns["held_out_over"] = "over the message sizes of these runs"
+    if not nearest.is_at(place):
+        error, columns["held_out_over"] = network.held_out(family.backend)
+        columns["held_out_error"] = error
+        is_bound = nearest.link.is_within_host != place.is_within_host
+        if is_bound or family.backend not in network.own_errors:
+            columns["level"] = None
+        of_law = log_half_width(error, max(1.0, nearest.place.doublings(place)))
+        low, high = math.hypot(low, of_law), math.hypot(high, of_law)
     factor = OPERATIONS[family.operation].busbw_factor(place.world_size)
     return CollectiveForecast(
         **columns,
-        time_us=estimate.time_us,
-        time_us_low=estimate.low_us,
-        time_us_high=estimate.high_us,
-        level=estimate.level,
-        busbw_GBps=factor * algbw_GBps(size, estimate.time_us),
-        held_out_error=estimate.held_out_error,
-        held_out_over=estimate.held_out_over,
+        time_us=time_us,
+        time_us_low=time_us * math.exp(-low),
+        time_us_high=time_us * math.exp(high),
+        busbw_GBps=factor * algbw_GBps(size, time_us),
     )
 
 
 def step_forecasts(
     trained: TrainedWorkload,
     network: ForecastNetwork,
-    networks: Networks,
+    places: Iterable[Place],
     hooks: Iterable[str] | None = None,
 ) -> list[StepForecast]:
     """Predict the step of every trained hook, or of ``hooks``, on each network."""
     trained_hooks = dict.fromkeys(case.hook_name for case in trained.settings)
     rows = []
-    for place, hook in itertools.product(networks, list(hooks or trained_hooks)):
+    for place, hook in itertools.product(places, list(hooks or trained_hooks)):
         rows.append(_step(trained, network, hook, place))
     return rows
 

@@ -22,15 +22,14 @@ from typing import NamedTuple
 import numpy as np
 
 from commbench.analysis.prediction.curves import Curve
-from commbench.analysis.prediction.fits import fit_line, log_half_width
+from commbench.analysis.prediction.fits import fit_line
 from commbench.analysis.prediction.links import WITHIN_HOST, Link, link_of
-from commbench.analysis.prediction.network import CurveKey, NetworkModel
+from commbench.analysis.prediction.network import CurveKey
+from commbench.analysis.runs import network_model
 from commbench.collectives.operations import OPERATIONS
-from commbench.engine.records import Record
 from commbench.errors import InputError
 from commbench.findings import UnpredictedError
-from commbench.results.info import RunInfo
-from commbench.stats import DEFAULT_LEVEL
+from commbench.results import Run
 
 #: Operations in which all ranks send alike, and those with a root.
 RINGS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -42,7 +41,6 @@ FEWEST_RANKS = 2
 KEPT_ERROR, KEPT_STEP_ERROR = 0.27, 0.13
 OVER_KEPT_RUNS = "for each doubling of ranks or rate, over the runs that commbench keeps"
 OVER_OWN_RUNS = "for each doubling of ranks or rate, over these runs"
-OVER_SIZES = "over the message sizes of these runs"
 
 
 class Family(NamedTuple):
@@ -79,23 +77,6 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A predicted time of an operation, in microseconds."""
-
-    time_us: float
-    low_us: float
-    """Lower end of the 95 % interval: of launches, of sizes beyond the measured, of the law."""
-    high_us: float
-    level: float | None
-    """None if no number of ranks or rate of the given runs could be held out, and for the lower
-    bounds across hosts that measurements within one host give."""
-    held_out_error: float | None
-    """Median absolute relative error of such predictions."""
-    held_out_over: str
-    """What was held out, in words."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class MeasuredCurve:
     """The times of one operation over message sizes, on one number of ranks and one link."""
 
@@ -103,6 +84,11 @@ class MeasuredCurve:
     curve: Curve
     world_size: int
     link: Link
+
+    @property
+    def place(self) -> Place:
+        """The measured network."""
+        return Place(world_size=self.world_size, rate_bps=self.link.rate_bps)
 
     def time_us(self, message_bytes: float, place: Place) -> float:
         """Return the predicted time on another network, in microseconds.
@@ -141,11 +127,6 @@ class MeasuredCurve:
         """Return whether a network is the measured one."""
         return self.world_size == place.world_size and self.link_at(place) == self.link
 
-    def doublings(self, place: Place) -> float:
-        """Return `Place.doublings` from the measured network to another."""
-        here = Place(world_size=self.world_size, rate_bps=self.link.rate_bps)
-        return here.doublings(place)
-
     def _law_us(self, message_bytes: float, ranks: int, link: Link) -> float:
         alpha_us, rest_us_per_byte, link_us_per_byte = self._costs
         if link is not self.link:
@@ -179,36 +160,24 @@ def _crossings(operation: str, ranks: int) -> float:
     return OPERATIONS[operation].busbw_factor(ranks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredRun:
-    """The curves of a run, and the facts about its network."""
+def _ranks_per_node(run: Run) -> int:
+    return int(run.info.get("ranks_per_node") or 1)
 
-    model: NetworkModel
-    records: Sequence[Record]
-    """Records of collectives; they name the transports."""
-    info: RunInfo
-    """Contents of ``run.json``."""
 
-    @property
-    def ranks_per_node(self) -> int:
-        """The most ranks on one host."""
-        return int(self.info.get("ranks_per_node") or 1)
+def _is_across_hosts(run: Run) -> bool:
+    return (run.info.get("nodes") or 1) > 1
 
-    @property
-    def is_across_hosts(self) -> bool:
-        """Whether the ranks were on several hosts."""
-        return (self.info.get("nodes") or 1) > 1
 
-    def link(self, key: CurveKey) -> Link:
-        """Return the link that a curve's messages used; a part of the ranks may fit on one host."""
-        if self.is_across_hosts and key.world_size <= self.ranks_per_node:
-            return WITHIN_HOST
-        for record in self.records:
-            case = record.case
-            found = case.operation, case.backend, case.pattern
-            if record.status == "ok" and found == (key.operation, key.backend, key.pattern):
-                return link_of(self.info, record.transport)
-        return link_of(self.info, "")
+def _link(run: Run, key: CurveKey) -> Link:
+    """Return the link that a curve's messages used; a part of the ranks may fit on one host."""
+    if _is_across_hosts(run) and key.world_size <= _ranks_per_node(run):
+        return WITHIN_HOST
+    for record in run.records:
+        case = record.case
+        found = case.operation, case.backend, case.pattern
+        if record.status == "ok" and found == (key.operation, key.backend, key.pattern):
+            return link_of(run.info, record.transport)
+    return link_of(run.info, "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,33 +190,33 @@ class ForecastNetwork:
     """Of the runs across hosts; of runs on one host, the largest."""
 
     @classmethod
-    def fit(cls, runs: Iterable[MeasuredRun]) -> ForecastNetwork:
+    def fit(cls, runs: Sequence[Run]) -> ForecastNetwork:
         """Join the flat curves of runs.
 
         Raises:
             InputError: the runs differ in libraries or in ranks on a host.
         """
-        runs = list(runs)
         _check_conditions(runs)
         curves: dict[Family, list[MeasuredCurve]] = {}
         for run in runs:
-            for key, curve in run.model.curves.items():
+            for key, curve in network_model(run).curves.items():
                 follows_law = key.pattern == "flat" and key.operation in RINGS + TREES
                 if follows_law and key.world_size >= FEWEST_RANKS:
                     measured = MeasuredCurve(
                         operation=key.operation,
                         curve=curve,
                         world_size=key.world_size,
-                        link=run.link(key),
+                        link=_link(run, key),
                     )
                     family = Family(key.operation, key.backend, key.dtype)
                     curves.setdefault(family, []).append(measured)
         for measured_curves in curves.values():
             measured_curves.sort(key=lambda curve: curve.world_size)
-        per_node = [run.ranks_per_node for run in runs if run.is_across_hosts]
-        per_node = per_node or [run.ranks_per_node for run in runs]
-        ordered = {family: curves[family] for family in sorted(curves)}
-        return cls(curves=ordered, ranks_per_node=max(per_node, default=1))
+        across = [run for run in runs if _is_across_hosts(run)]
+        return cls(
+            curves={family: curves[family] for family in sorted(curves)},
+            ranks_per_node=max(map(_ranks_per_node, across or runs), default=1),
+        )
 
     def time_us(self, family: Family, message_bytes: float, place: Place) -> float:
         """Return the predicted time of an operation, in microseconds.
@@ -258,38 +227,7 @@ class ForecastNetwork:
             InputError: the operation was not measured, or on no network from which this one can be
                 predicted.
         """
-        return self._nearest(self._family(family), place).time_us(message_bytes, place)
-
-    def estimate(self, family: Family, message_bytes: float, place: Place) -> Estimate:
-        """Return the predicted time with its interval.
-
-        Raises:
-            InputError: as `time_us`.
-        """
-        nearest = self._nearest(family, place)
-        time_us, curve = nearest.time_us(message_bytes, place), nearest.curve
-        low = high = curve.half_width_beyond_sizes(message_bytes)
-        if interval := curve.interval_us(message_bytes):
-            measured_us = curve.time_us(message_bytes)
-            low = math.log(measured_us / interval.low)
-            high = math.log(interval.high / measured_us)
-        error, over = curve.held_out_error, OVER_SIZES
-        level: float | None = DEFAULT_LEVEL
-        of_law = 0.0
-        if not nearest.is_at(place):
-            error, over = self.held_out(family.backend)
-            is_bound = nearest.link.is_within_host != place.is_within_host
-            if is_bound or family.backend not in self.own_errors:
-                level = None
-            of_law = log_half_width(error, max(1.0, nearest.doublings(place)))
-        return Estimate(
-            time_us=time_us,
-            low_us=time_us * math.exp(-math.hypot(low, of_law)),
-            high_us=time_us * math.exp(math.hypot(high, of_law)),
-            level=level,
-            held_out_error=error,
-            held_out_over=over,
-        )
+        return self.nearest(self._family(family), place).time_us(message_bytes, place)
 
     def held_out(self, backend: str) -> tuple[float, str]:
         """Return the error of predictions for other networks, and over what it was measured.
@@ -322,8 +260,12 @@ class ForecastNetwork:
             "operation_unmeasured", subject, dtype=dtype, backend=backend, operation=operation
         )
 
-    def _nearest(self, family: Family, place: Place) -> MeasuredCurve:
-        """Return the measured curve that differs least from a network in ranks and rate."""
+    def nearest(self, family: Family, place: Place) -> MeasuredCurve:
+        """Return the measured curve that differs least from a network in ranks and rate.
+
+        Raises:
+            InputError: as `time_us`.
+        """
         within = [curve for curve in self.curves[family] if curve.link.is_within_host]
         across = [curve for curve in self.curves[family] if not curve.link.is_within_host]
         code, usable = "", across or within
@@ -339,7 +281,7 @@ class ForecastNetwork:
                 ranks=place.world_size,
                 ranks_per_node=place.ranks_per_node,
             )
-        return min(usable, key=lambda curve: curve.doublings(place))
+        return min(usable, key=lambda curve: curve.place.doublings(place))
 
 
 class HeldOut(NamedTuple):
@@ -357,17 +299,16 @@ def hold_out(curves: Sequence[MeasuredCurve]) -> list[HeldOut]:
     """
     pairs = []
     for target in curves:
-        place = Place(world_size=target.world_size, rate_bps=target.link.rate_bps)
-        others = []
+        place, others = target.place, []
         for other in curves:
             is_like = other.link.is_within_host == target.link.is_within_host
             if is_like and other.world_size <= target.world_size and not other.is_at(place):
                 others.append(other)
         if others:
-            nearest = min(others, key=lambda curve: curve.doublings(place))
-            doublings = nearest.doublings(place)
+            nearest = min(others, key=lambda curve: curve.place.doublings(place))
             for size, time_us in zip(target.curve.sizes, target.curve.times_us, strict=True):
-                pairs.append(HeldOut(nearest.time_us(size, place) / time_us, doublings))
+                ratio = nearest.time_us(size, place) / time_us
+                pairs.append(HeldOut(ratio, nearest.place.doublings(place)))
     return pairs
 
 
@@ -380,14 +321,14 @@ def error_per_doubling(pairs: Iterable[HeldOut]) -> float:
     return math.expm1(statistics.median(logs))
 
 
-def _check_conditions(runs: Sequence[MeasuredRun]) -> None:
+def _check_conditions(runs: Iterable[Run]) -> None:
     """Check that the runs agree in libraries and, across hosts, in ranks per host."""
     found: dict[str, set[str]] = {}
     for run in runs:
         for backend, library in (run.info.get("libraries") or {}).items():
             found.setdefault(f"libraries of {backend}", set()).add(library)
-        if run.is_across_hosts:
-            found.setdefault("numbers of ranks on a host", set()).add(str(run.ranks_per_node))
+        if _is_across_hosts(run):
+            found.setdefault("numbers of ranks on a host", set()).add(str(_ranks_per_node(run)))
     for condition, values in found.items():
         if len(values) > 1:
             raise InputError(

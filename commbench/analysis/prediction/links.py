@@ -11,7 +11,6 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
 from commbench.results.info import RunInfo
 from commbench.system.host import Host, Interface
-from commbench.system.topology import Emulated
 from commbench.units import format_link_rate, parse_link_rate
 
 #: Header bytes of a frame: IPv4 and TCP with timestamps; Ethernet; preamble, checksum and gap on a
@@ -78,22 +77,35 @@ def link_of(info: RunInfo, transport: str) -> Link:
     """Return the link of a run's hosts, from the emulation or from the network interfaces that
     ``transport`` names.
 
+    Of an emulated cluster it is the slowest link, which bounds a ring and most other patterns.
+
     Args:
         info: contents of ``run.json``.
         transport: of a record, e.g. ``tcp/eth0``.
     """
     environment = info.get("environment") or {}
     hosts = environment.get("hosts") or [{}]
-    if emulated := _emulation(info):
-        cores = hosts[0].get("cpus_allowed") or hosts[0].get("logical_cpus")
-        return _emulated(emulated, cores, _mtu(hosts, transport))
+    crossed = _interfaces(hosts, transport)
+    mtu = min((each.get("mtu") or _USUAL_MTU for each in crossed), default=_USUAL_MTU)
+    if emulated := environment.get("emulated"):
+        slow = (emulated.get("slow") or {}).values()
+        texts = [emulated.get("rate"), *slow, emulated.get("uplink")]
+        rates = list(filter(None, (parse_link_rate(str(text)) for text in texts if text)))
+        source = "emulated" if rates else "emulated without a rate"
+        if len(set(rates)) > 1:
+            source = "the slowest, emulated"
+        return Link(
+            rate_bps=min(rates, default=math.inf),
+            payload=_payload(mtu),
+            shared_cores=hosts[0].get("cpus_allowed") or hosts[0].get("logical_cpus"),
+            source=source,
+        )
     if info.get("nodes") == 1:
         return WITHIN_HOST
-    crossed = _interfaces(hosts, transport)
-    speeds = [speed for interface in crossed if (speed := interface.get("speed_Mbps"))]
-    if not speeds or len(speeds) < len(crossed):
+    speeds = [interface.get("speed_Mbps") or 0 for interface in crossed]
+    if not min(speeds, default=0):
         return Link()
-    payload = _payload(_mtu(hosts, transport), _WIRE)
+    payload = _payload(mtu, _WIRE)
     return Link(rate_bps=1e6 * min(speeds), payload=payload, source=f"slowest {transport}")
 
 
@@ -105,37 +117,14 @@ def limit_of(row: Row, info: RunInfo) -> Link | None:
     """
     if row.ranks_per_node != 1 or (row.nodes or 1) < 2 or row.pattern != "flat":  # noqa: PLR2004 - several
         return None
-    operation, emulated = OPERATIONS[row.operation], _emulation(info) or {}
     link = link_of(info, row.transport)
     if link.rate_bps is None or math.isinf(link.rate_bps):
         return None
-    if (emulated.get("slow") or emulated.get("uplink")) and (row.group_size or 0) < (
-        row.world_size or 0
-    ):
+    emulated = (info.get("environment") or {}).get("emulated") or {}
+    differ = emulated.get("slow") or emulated.get("uplink")
+    if differ and (row.group_size or 0) < (row.world_size or 0):
         return None
-    return dataclasses.replace(link, directions=operation.messages_at_once)
-
-
-def _emulation(info: RunInfo) -> Emulated | None:
-    emulated: Emulated | None = (info.get("environment") or {}).get("emulated")
-    return emulated
-
-
-def _emulated(emulated: Emulated, cores: int | None, mtu: int) -> Link:
-    """Return the slowest link of an emulated cluster, which bounds a ring and most other
-    patterns.
-    """
-    texts = [emulated.get("rate"), *(emulated.get("slow") or {}).values(), emulated.get("uplink")]
-    rates = [rate for text in texts if text and (rate := parse_link_rate(str(text)))]
-    source = "emulated" if rates else "emulated without a rate"
-    if len(set(rates)) > 1:
-        source = "the slowest, emulated"
-    return Link(
-        rate_bps=min(rates, default=math.inf),
-        payload=_payload(mtu),
-        shared_cores=cores,
-        source=source,
-    )
+    return dataclasses.replace(link, directions=OPERATIONS[row.operation].messages_at_once)
 
 
 def _interfaces(hosts: Iterable[Host], transport: str) -> list[Interface]:
@@ -143,12 +132,12 @@ def _interfaces(hosts: Iterable[Host], transport: str) -> list[Interface]:
     loopback.
     """
     names = set(transport.removeprefix("tcp/").split("+")) - {"lo"}
-    return [
-        interface
-        for host in hosts
-        for interface in host.get("interfaces") or ()
-        if interface.get("name") in names
-    ]
+    found = []
+    for host in hosts:
+        for interface in host.get("interfaces") or ():
+            if interface.get("name") in names:
+                found.append(interface)
+    return found
 
 
 def _payload(mtu: int, wire_bytes: int = 0) -> float:
@@ -157,10 +146,3 @@ def _payload(mtu: int, wire_bytes: int = 0) -> float:
     ``wire_bytes`` more are on the wire for each frame.
     """
     return (mtu - _IP_TCP) / (mtu + _ETHERNET + wire_bytes)
-
-
-def _mtu(hosts: Iterable[Host], transport: str) -> int:
-    return min(
-        (interface.get("mtu") or _USUAL_MTU for interface in _interfaces(hosts, transport)),
-        default=_USUAL_MTU,
-    )

@@ -5,9 +5,8 @@ ranks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -58,49 +57,47 @@ class NetworkModel:
     @property
     def held_out_error(self) -> float | None:
         """The median over curves of their error at held-out sizes; None if no curve has one."""
-        errors = [
-            curve.held_out_error
-            for curve in self.curves.values()
-            if curve.held_out_error is not None
-        ]
-        return float(np.median(errors)) if errors else None
+        errors = [curve.held_out_error for curve in self.curves.values()]
+        known = [error for error in errors if error is not None]
+        return float(np.median(known)) if known else None
 
     @property
     def worst_residual(self) -> float | None:
         """The largest |fitted - measured| / measured over all curves; None without curves."""
-        return max(
-            (abs(residual) for curve in self.curves.values() for residual in curve.residuals),
-            default=None,
-        )
+        residuals = [abs(each) for curve in self.curves.values() for each in curve.residuals]
+        return max(residuals, default=None)
 
     @classmethod
     def fit(cls, records: Iterable[Record]) -> NetworkModel:
-        """Fit every curve with 3 sizes or more.
+        """Fit every curve with 3 sizes or more, of at most `MOST_SIZES`, evenly spaced.
 
         If a curve was measured in several variants, the variant nearest to DDP's communication is
         fitted: sum, in place, buffers in cache, isolated calls, and otherwise the defaults of
-        `commbench run`. Three kinds of cases are
-        left out: matrices (times of pairs), pipelined operations (their start-up is hidden), and
-        operations that move no data.
+        `commbench run`. Four kinds of cases are left out: matrices (times of pairs), pipelined
+        operations (their start-up is hidden), operations that move no data, and times below the
+        clock's resolution.
         """
         tables: dict[CurveKey, dict[_Variant, _Table]] = {}
         for record in latest(records).values():
-            if (medians := launch_medians([record])) and _is_fittable(record.case):
+            medians = launch_medians([record])
+            if medians and medians[0] > 0 and _is_fittable(record.case):
                 variants = tables.setdefault(_key(record), {})
-                table = variants.setdefault(_Variant.of(record.case), {})
+                table = variants.setdefault(_variant(record.case), {})
                 table.setdefault(record.case.message_bytes, {})[record.launch] = medians[0]
         curves: dict[CurveKey, Curve] = {}
         notes: dict[CurveKey, str] = {}
         for key in sorted(tables):
-            fitted = {
-                variant: table
-                for variant, table in tables[key].items()
-                if _sizes(table) >= LEAST_SIZES
-            }
-            if fitted:
-                variant = min(fitted)
-                curves[key] = _fit_table(fitted[variant])
-                notes |= {key: str(variant)} if str(variant) else {}
+            of_key = tables[key]
+            large = [variant for variant, table in of_key.items() if len(table) >= LEAST_SIZES]
+            if large:
+                words, _ = nearest = min(large)
+                sizes = sorted(of_key[nearest])
+                if len(sizes) > MOST_SIZES:
+                    places = np.linspace(0, len(sizes) - 1, MOST_SIZES).tolist()
+                    sizes = [sizes[round(place)] for place in places]
+                curves[key] = fit_curve({size: of_key[nearest][size] for size in sizes})
+                if any(words):
+                    notes[key] = ", ".join(filter(None, words))
         return cls(curves=curves, variants=notes)
 
     def to_json(self) -> JsonObject:
@@ -118,47 +115,26 @@ class NetworkModel:
 
 _Table = dict[int, dict[int, float]]
 """Median time by message size and launch."""
+_Variant = tuple[tuple[str, ...], int]
+"""In words the differences of a case from DDP's communication, the most important first, and its
+ranks in a scaling study (0: all). Smaller is nearer."""
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class _Variant:
-    """The differences of a case from DDP's communication.
-
-    Smaller is nearer, the most important field first.
-    """
-
-    redop: str
-    in_place: str
-    buffers: str
-    root: str
-    sync: str
-    loop: str
-    algorithm: str
-    env: str
-    part: int
-    """Ranks of the case in a scaling study; 0: all."""
-
-    @classmethod
-    def of(cls, case: Case) -> _Variant:
-        usual_place = case.in_place in {None, OPERATIONS[case.operation].default_in_place}
-        return cls(
-            redop=_unless(case.redop, {None, "sum"}, f"reduction {case.redop}"),
-            in_place="" if usual_place else "in place" if case.in_place else "out of place",
-            buffers=_unless(case.buffers, {"hot"}, f"{case.buffers} buffers"),
-            root=_unless(case.root, {None, 0}, f"root {case.root}"),
-            sync=_unless(case.sync, {"auto"}, f"synchronised by {case.sync}"),
-            loop=_unless(case.loop, {"auto"}, f"{case.loop} loop"),
-            algorithm=_unless(case.algorithm, {AUTO}, f"by {case.algorithm}"),
-            env=_unless(case.env, {""}, f"under {case.env}"),
-            part=case.world_size or 0,
-        )
-
-    def __str__(self) -> str:
-        return ", ".join(word for word in dataclasses.astuple(self)[:-1] if word)
-
-
-def _unless(value: object, usual: set[Any], words: str) -> str:
-    return "" if value in usual else words
+def _variant(case: Case) -> _Variant:
+    usual_place = OPERATIONS[case.operation].default_in_place
+    place = "in place" if case.in_place else "out of place"
+    settings = (
+        (case.redop, (None, "sum"), f"reduction {case.redop}"),
+        (case.in_place, (None, usual_place), place),
+        (case.buffers, ("hot",), f"{case.buffers} buffers"),
+        (case.root, (None, 0), f"root {case.root}"),
+        (case.sync, ("auto",), f"synchronised by {case.sync}"),
+        (case.loop, ("auto",), f"{case.loop} loop"),
+        (case.algorithm, (AUTO,), f"by {case.algorithm}"),
+        (case.env, ("",), f"under {case.env}"),
+    )
+    words = tuple("" if value in usual else unusual for value, usual, unusual in settings)
+    return words, case.world_size or 0
 
 
 def _is_fittable(case: Case) -> bool:
@@ -175,23 +151,3 @@ def _key(record: Record) -> CurveKey:
         pattern=case.pattern,
         world_size=record.group_size or case.world_size or 0,
     )
-
-
-def _sizes(table: _Table) -> int:
-    return sum(any(time > 0 for time in launches.values()) for launches in table.values())
-
-
-def _evenly_spaced(sizes: list[int]) -> list[int]:
-    """Return at most `MOST_SIZES` of the sizes, evenly spaced, with both ends."""
-    if len(sizes) <= MOST_SIZES:
-        return sizes
-    return [sizes[round(place)] for place in np.linspace(0, len(sizes) - 1, MOST_SIZES).tolist()]
-
-
-def _fit_table(table: _Table) -> Curve:
-    launches = sorted({launch for times in table.values() for launch in times})
-    sizes = _evenly_spaced(sorted(table))
-    times: Sequence[Sequence[float | None]] = [
-        [table[size].get(launch) for launch in launches] for size in sizes
-    ]
-    return fit_curve(sizes, times)

@@ -10,12 +10,14 @@ from typing import Any
 
 from commbench import stats
 from commbench.analysis.prediction.law import Family, ForecastNetwork, Place
-from commbench.analysis.prediction.messages import messages_of, tensors_of
 from commbench.ddp.plan.cases import SWEEP, TrainingCase, hook_position
 from commbench.ddp.plan.layout import case_layout
 from commbench.ddp.plan.records import Bucket, TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.errors import InputError
 from commbench.findings import UnpredictedError
+from commbench.hooks.message import BucketShape, Message
+from commbench.hooks.registry import read_hook
 from commbench.stats import Interval
 
 
@@ -46,9 +48,16 @@ class TrainedWorkload:
     def identity_columns(self) -> dict[str, Any]:
         """The columns that identify the workload."""
         case = self.records[0].case
-        names = ("workload", "backend", "batch_per_rank", "precision")
-        trained_on = f"{case.world_size} ranks" + (f" in {self.run}" if self.run else "")
-        return {**{name: getattr(case, name) for name in names}, "trained_on": trained_on}
+        trained_on = f"{case.world_size} ranks"
+        if self.run:
+            trained_on = f"{trained_on} in {self.run}"
+        return {
+            "workload": case.workload,
+            "backend": case.backend,
+            "batch_per_rank": case.batch_per_rank,
+            "precision": case.precision,
+            "trained_on": trained_on,
+        }
 
     @property
     def settings(self) -> dict[TrainingCase, list[TrainingRecord]]:
@@ -119,22 +128,41 @@ class TrainedWorkload:
             raise UnpredictedError("hook_bytes_unknown", case.hook_name, hook=case.hook)
         factors = []
         for indices in case_layout(case, self.facts):
-            there, here = (
-                self._messages_us(network, case, indices, each) for each in (place, self.place)
-            )
-            factors.append(there / here)
+            parameters = [self.facts.parameters[i] for i in indices]
+            shapes = [each.shape for each in parameters if each.shape is not None]
+            times_us = []
+            for each in (place, self.place):
+                bucket = BucketShape(
+                    elements=sum(parameter.numel for parameter in parameters),
+                    world_size=each.world_size,
+                    shapes=shapes if len(shapes) == len(parameters) else None,
+                    dtype=parameters[0].dtype,
+                )
+                time_us = 0.0
+                for message in messages_of(case, bucket):
+                    family = Family(message.operation, case.carrier, message.dtype)
+                    time_us += network.time_us(family, message.message_bytes, each)
+                times_us.append(time_us)
+            there_us, here_us = times_us
+            factors.append(there_us / here_us)
         return factors
 
-    def _messages_us(
-        self, network: ForecastNetwork, case: TrainingCase, indices: Sequence[int], place: Place
-    ) -> float:
-        """Return the time of the messages of one bucket, in microseconds."""
-        elements, shapes, dtype = tensors_of(self.facts, indices)
-        total_us = 0.0
-        for message in messages_of(case, elements, place.world_size, shapes=shapes, dtype=dtype):
-            family = Family(message.operation, case.carrier, message.dtype)
-            total_us += network.time_us(family, message.message_bytes, place)
-        return total_us
+
+def messages_of(case: TrainingCase, bucket: BucketShape) -> tuple[Message, ...]:
+    """Return the collectives that a case's hook issues for a bucket of gradients, in order, after
+    any warm-up.
+
+    Raises:
+        InputError: messages depend on the shapes of the bucket's tensors, which are None.
+    """
+    hook = read_hook(case.hook, density=case.density, options=case.options)
+    if bucket.shapes is None and hook.needs_shapes:
+        raise InputError(
+            f"What hook {case.hook_name} sends was asked for from the number of elements alone, but"
+            " it depends on the shapes of the tensors: give these, from an inspection of the"
+            " workload."
+        )
+    return hook.messages(bucket)
 
 
 def _hook_order(case: TrainingCase) -> tuple[object, ...]:

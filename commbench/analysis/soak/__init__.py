@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from commbench.analysis.soak.drift import find_drifts
 from commbench.analysis.soak.events import find_events
-from commbench.analysis.soak.points import points_of
 from commbench.analysis.soak.rows import DRIFTS, DriftRow, EventRow, TimelineRow
 from commbench.engine.records import Record
 from commbench.findings import Finding
@@ -73,21 +72,14 @@ def soak_of(records: Iterable[Record], info: RunInfo) -> Soak | None:
     soaked = [record for record in records if record.points]
     if not soaked:
         return None
-    begun_s = min(record.points[0].at_s for record in soaked)
-    return Soak(
-        timeline=_timeline(soaked, info, begun_s),
-        events=find_events(soaked, info, begun_s),
-        drifts=find_drifts(soaked, info),
-    )
-
-
-def _timeline(records: Sequence[Record], info: RunInfo, begun_s: float) -> list[TimelineRow]:
+    points = [(record, point) for record in soaked for point in record.points]
+    points.sort(key=lambda pair: pair[1].at_s)
     hosts = host_by_rank(info)
-    return [
+    timeline = [
         TimelineRow(
             run_id=str(info.get("run_id", "")),
             time=utc_text(point.at_s),
-            elapsed_s=round(point.at_s - begun_s, 3),
+            elapsed_s=round(point.at_s - points[0][1].at_s, 3),
             launch=record.launch,
             case=str(record.case),
             repetitions=point.repetitions,
@@ -98,5 +90,7 @@ def _timeline(records: Sequence[Record], info: RunInfo, begun_s: float) -> list[
             slowest_host=hosts.get(point.slowest, ""),
             slowest_share=point.slowest_share,
         )
-        for record, point in points_of(records)
+        for record, point in points
     ]
+    events, drifts = find_events(points, info), find_drifts(soaked, info)
+    return Soak(timeline=timeline, events=events, drifts=drifts)

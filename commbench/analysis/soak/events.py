@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import numpy as np
 
-from commbench.analysis.soak.points import points_of
 from commbench.analysis.soak.rows import EventRow
 from commbench.collectives.patterns import rank_list, ranks_of
 from commbench.engine.records import Interruption, Point, Record
 from commbench.findings import Finding
 from commbench.results.info import Launch, RunInfo, host_by_rank
 from commbench.units import utc_text
+
+Points = Sequence[tuple[Record, Point]]
 
 #: An interruption that is shorter, in seconds, is no spike: operating systems take a core for so
 #: long.
@@ -49,8 +50,8 @@ class _Part:
     """An interruption or a stall: a part of an event."""
 
     begun_s: float
-    ended_s: float
-    ranks: frozenset[int]
+    lasted_s: float
+    ranks: Sequence[int]
     """Ranks that caused it; empty if none stands out."""
     participants: int
     """Number of ranks among which these are."""
@@ -58,8 +59,8 @@ class _Part:
     is_stall: bool = False
 
     @property
-    def lasted_s(self) -> float:
-        return self.ended_s - self.begun_s
+    def ended_s(self) -> float:
+        return self.begun_s + self.lasted_s
 
 
 def spike_limit_s(longest_s: Sequence[float], visits: int) -> float:
@@ -84,47 +85,53 @@ def spike_limit_s(longest_s: Sequence[float], visits: int) -> float:
     )
 
 
-def find_events(records: Sequence[Record], info: RunInfo, begun_s: float) -> list[EventRow]:
-    """Return spikes and failed launches, in the order of time."""
-    rows = [*_spikes(records, info, begun_s), *_failures(records, info, begun_s)]
-    return sorted(rows, key=lambda row: row.elapsed_s or 0.0)
+def find_events(points: Points, info: RunInfo) -> list[EventRow]:
+    """Return spikes and failed launches, in the order of time.
+
+    Args:
+        points: with their records, in the order of time.
+        info: contents of ``run.json``.
+    """
+    groups: list[list[_Part]] = []
+    for part in sorted(_parts(points, info), key=lambda part: part.begun_s):
+        if not groups or part.begun_s > max(each.ended_s for each in groups[-1]) + TOGETHER_S:
+            groups.append([])
+        groups[-1].append(part)
+    rows = [_spike(group, info) for group in groups]
+    rows += _failures([point for _, point in points], info)
+    rows.sort(key=lambda row: row.elapsed_s or 0.0)
+    begun_s = points[0][1].at_s
+    return [replace(row, elapsed_s=round((row.elapsed_s or 0.0) - begun_s, 3)) for row in rows]
 
 
-def _spikes(records: Sequence[Record], info: RunInfo, begun_s: float) -> Iterator[EventRow]:
-    parts = sorted(
-        [*_long_interruptions(records), *_stalls(records, info)], key=lambda part: part.begun_s
-    )
-    group: list[_Part] = []
-    for part in parts:
-        if group and part.begun_s > max(each.ended_s for each in group) + TOGETHER_S:
-            yield _spike(group, info, begun_s)
-            group = []
-        group.append(part)
-    if group:
-        yield _spike(group, info, begun_s)
-
-
-def _long_interruptions(records: Sequence[Record]) -> Iterator[_Part]:
-    """Return the interruptions that are spikes."""
-    by_case: dict[str, list[tuple[Record, Point]]] = {}
-    for record, point in points_of(records):
+def _parts(points: Points, info: RunInfo) -> Iterator[_Part]:
+    """Yield the interruptions that are spikes, and the stalls."""
+    longest_s: dict[str, list[float]] = {}
+    for record, point in points:
         if point.longest:
-            by_case.setdefault(record.case.key, []).append((record, point))
-    visits = sum(map(len, by_case.values()))
-    for points in by_case.values():
-        limit_s = spike_limit_s([point.longest[0].lasted_s for _, point in points], visits)
-        for record, point in points:
-            participants = ranks_of(record.group)
-            for each in point.longest:
-                if each.lasted_s > limit_s:
-                    ranks = frozenset(participants[place] for place in late_places(each))
-                    yield _Part(
-                        begun_s=each.at_s,
-                        ended_s=each.at_s + each.lasted_s,
-                        ranks=ranks,
-                        participants=len(participants),
-                        record=record,
-                    )
+            longest_s.setdefault(record.case.key, []).append(point.longest[0].lasted_s)
+    visits = sum(map(len, longest_s.values()))
+    limits_s = {case: spike_limit_s(of_case, visits) for case, of_case in longest_s.items()}
+    for record, point in points:
+        participants = ranks_of(record.group)
+        for each in point.longest:
+            if each.lasted_s > limits_s[record.case.key]:
+                yield _Part(
+                    begun_s=each.at_s,
+                    lasted_s=each.lasted_s,
+                    ranks=[participants[place] for place in late_places(each)],
+                    participants=len(participants),
+                    record=record,
+                )
+        for stall in point.stalls:
+            yield _Part(
+                begun_s=stall.at_s,
+                lasted_s=stall.lasted_s,
+                ranks=[stall.rank],
+                participants=info.get("world_size") or 0,
+                record=record,
+                is_stall=True,
+            )
 
 
 def late_places(interruption: Interruption) -> list[int]:
@@ -142,43 +149,33 @@ def late_places(interruption: Interruption) -> list[int]:
     return []
 
 
-def _stalls(records: Sequence[Record], info: RunInfo) -> Iterator[_Part]:
-    world_size = info.get("world_size") or 0
-    for record, point in points_of(records):
-        for stall in point.stalls:
-            yield _Part(
-                begun_s=stall.at_s,
-                ended_s=stall.at_s + stall.lasted_s,
-                ranks=frozenset([stall.rank]),
-                participants=world_size,
-                record=record,
-                is_stall=True,
-            )
-
-
-def _spike(parts: Sequence[_Part], info: RunInfo, begun_s: float) -> EventRow:
+def _spike(parts: Sequence[_Part], info: RunInfo) -> EventRow:
     """Return the event that parts are of: stalls name its ranks, else its longest interruption
     does.
     """
-    begun, ended = min(part.begun_s for part in parts), max(part.ended_s for part in parts)
+    begun_s, ended_s = parts[0].begun_s, max(part.ended_s for part in parts)
     longest = max(parts, key=lambda part: part.lasted_s)
-    causes = [
-        part for part in parts if part.is_stall and part.lasted_s >= CAUSE_SHARE * (ended - begun)
-    ] or [longest]
-    ranks = sorted({rank for part in causes for rank in part.ranks})
+    least_s = CAUSE_SHARE * (ended_s - begun_s)
+    causes = [part for part in parts if part.is_stall and part.lasted_s >= least_s] or [longest]
+    ranks = {rank for part in causes for rank in part.ranks}
     if 2 * len(ranks) > max(2, longest.participants):
-        ranks = []
+        ranks.clear()
     hosts = host_by_rank(info)
     names = {hosts.get(rank, "") for rank in ranks}
     host = names.pop() if len(names) == 1 else ""
+    scope = "ranks"
+    if len(ranks) < 2:  # noqa: PLR2004 - a single rank
+        scope = "rank" if ranks else "system"
+    elif host and ranks == {rank for rank, name in hosts.items() if name == host}:
+        scope = "host"
     return EventRow(
         run_id=str(info.get("run_id", "")),
         kind="spike",
-        scope=_scope(ranks, host, hosts),
-        time=utc_text(begun),
-        elapsed_s=round(begun - begun_s, 3),
-        duration_s=round(ended - begun, 3),
-        ranks=rank_list(ranks) if ranks else "",
+        scope=scope,
+        time=utc_text(begun_s),
+        elapsed_s=begun_s,
+        duration_s=round(ended_s - begun_s, 3),
+        ranks=rank_list(sorted(ranks)) if ranks else "",
         host=host,
         launch=longest.record.launch,
         case=str(longest.record.case),
@@ -186,33 +183,20 @@ def _spike(parts: Sequence[_Part], info: RunInfo, begun_s: float) -> EventRow:
     )
 
 
-def _scope(ranks: Sequence[int], host: str, hosts: Mapping[int, str]) -> str:
-    """Return ``system``, ``rank``, ``host`` if they are all of its ranks, or ``ranks``."""
-    if len(ranks) < 2:  # noqa: PLR2004 - a single rank
-        return "rank" if ranks else "system"
-    if host and {rank for rank, name in hosts.items() if name == host} == {*ranks}:
-        return "host"
-    return "ranks"
-
-
-def _failures(records: Sequence[Record], info: RunInfo, begun_s: float) -> list[EventRow]:
+def _failures(points: Sequence[Point], info: RunInfo) -> list[EventRow]:
     """Return the launches that failed or hung.
 
     Starts that failed until the next result belong to the first one.
     """
-    points = [point for _, point in points_of(records)]
-    rows: list[EventRow] = []
+    rows: dict[str, EventRow] = {}
     for entry in info.get("launches") or ():
-        if entry.get("status") not in {"failed", "hung"}:
-            continue
-        row = _failure(entry, points, info, begun_s)
-        if rows and rows[-1].time == row.time:
-            continue
-        rows.append(row)
-    return rows
+        if entry.get("status") in {"failed", "hung"}:
+            row = _failure(entry, points, info)
+            rows.setdefault(row.time, row)
+    return list(rows.values())
 
 
-def _failure(entry: Launch, points: Sequence[Point], info: RunInfo, begun_s: float) -> EventRow:
+def _failure(entry: Launch, points: Sequence[Point], info: RunInfo) -> EventRow:
     started_s = datetime.fromisoformat(str(entry.get("started"))).timestamp()
     ended_s = started_s + entry.get("seconds", 0.0)
     before = [point.at_s + point.lasted_s for point in points if point.at_s < ended_s]
@@ -230,7 +214,7 @@ def _failure(entry: Launch, points: Sequence[Point], info: RunInfo, begun_s: flo
         kind=entry.get("status", ""),
         scope=scope,
         time=utc_text(last_s),
-        elapsed_s=round(last_s - begun_s, 3),
+        elapsed_s=last_s,
         duration_s=round(next_s - last_s, 3),
         ranks="" if rank is None else str(rank),
         host=host,

@@ -6,21 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from commbench.analysis.stragglers.cases import group_levels, rank_levels
-from commbench.analysis.stragglers.judging import (
-    ALPHA,
-    RELEVANT,
-    Family,
-    Search,
-    Straggler,
-    joined,
-)
+from commbench.analysis.stragglers.cases import tables_of_peers
+from commbench.analysis.stragglers.judging import ALPHA, Family, Search, judge
 from commbench.analysis.stragglers.matrix import judge_matrix
 from commbench.engine.records import Record
+from commbench.findings import Finding
 from commbench.results.info import RunInfo, network_records, shares_gpu
 from commbench.results.pairs import Matrix
-
-__all__ = ["ALPHA", "RELEVANT", "Family", "Search", "Straggler", "find_stragglers"]
 
 
 def find_stragglers(matrices: Sequence[Matrix], records: Iterable[Record], info: RunInfo) -> Search:
@@ -37,9 +29,17 @@ def find_stragglers(matrices: Sequence[Matrix], records: Iterable[Record], info:
             whether they share GPUs.
     """
     matrices = [matrix for matrix in matrices if not shares_gpu(matrix.case.backend, info)]
-    records = network_records(records, info)
-    levels = [*rank_levels(records, info), *group_levels(records, info)]
-    share = ALPHA / max(1, len(matrices) + len(levels))
-    searches = [judge_matrix(matrix, share) for matrix in matrices]
-    searches.append(Search(families=[level(share) for level in levels]))
-    return joined(searches)
+    tables = tables_of_peers(network_records(records, info), info)
+    level = ALPHA / max(1, len(matrices) + len(tables))
+    families: list[Family] = []
+    remarks: list[Finding] = []
+    for matrix in matrices:
+        search = judge_matrix(matrix, level)
+        families += search.families
+        remarks += [remark for remark in search.remarks if remark not in remarks]
+    for peers, values in tables:
+        kind, code, measured, names = peers
+        judgement = judge(values, alpha=level)
+        family = Family(kind=kind, measured=measured, names=names, judgement=judgement, level=level)
+        families.append(family.with_slow([code] * len(judgement.slow)))
+    return Search(families=families, remarks=remarks)

@@ -9,155 +9,87 @@ operation is enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
-from commbench.analysis.stragglers.judging import FEWEST, Family, make_family
+from commbench.analysis.stragglers.judging import FEWEST
+from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import ranks_of
 from commbench.engine.records import Record
 from commbench.engine.visits import launch_value
 from commbench.results.info import RunInfo
 from commbench.results.pairs import hosts_of
-from commbench.results.summary import records_by_case
 from commbench.stats import Floats
 
-#: A rank must be slow in at least this many different operations.
-FEWEST_OPERATIONS = 2
-
-Level = Callable[[float], Family]
+#: A unit must be slow in at least this many different operations.
+FEWEST_OPERATIONS = {"rank": 2, "group": 1}
 
 
-def rank_levels(records: Iterable[Record], info: RunInfo) -> list[Level]:
-    """Return the comparisons of ranks in ordinary cases.
+class Peers(NamedTuple):
+    """Units that are compared with each other by one quantity."""
 
-    Each takes the probability of a false alarm. A rank is judged by the operation in which it
-    deviates least.
+    kind: str
+    """``rank`` or ``group``."""
+    code: str
+    """What is slow, as in `Straggler`."""
+    measured: str
+    """The measured cases, as in `Straggler`."""
+    names: tuple[str, ...]
+    """Of the units."""
 
-    Empty if ranks cannot be compared: fewer than three ranks, oversubscribed cores, or fewer than
-    two operations.
+
+def tables_of_peers(records: Iterable[Record], info: RunInfo) -> list[tuple[Peers, Floats]]:
+    """Return the peers in ordinary cases with their table: logarithms, (launches, units).
+
+    A unit is judged by the operation in which it deviates least. Empty if nothing can be compared:
+    fewer than three units, oversubscribed cores, or fewer operations than `FEWEST_OPERATIONS`.
     """
-    records = [record for record in records if _is_plain(record)]
-    levels: list[Level] = []
-    for backend in dict.fromkeys(record.case.backend for record in records):
-        of_backend = [record for record in records if record.case.backend == backend]
-        names = _rank_names(hosts_of(info, of_backend[0].group_size))
-        for code, of_rank in (("slow_late", _arrivals), ("slow_operations", _times)):
-            tables = _by_operation(of_backend, of_rank)
-            if len(tables) >= FEWEST_OPERATIONS:
-                levels.append(_level("rank", code, backend, names, tables))
-    return levels
-
-
-def _level(
-    kind: str, code: str, measured: str, names: Sequence[str], tables: Mapping[str, Floats]
-) -> Level:
-    """Return the comparison of units by their tables, (launches, units), of each operation."""
-    values = np.min(list(tables.values()), axis=0)
-    measured = f"{measured} {', '.join(tables)}"
-    return partial(make_family, values, kind=kind, code=code, measured=measured, names=names)
-
-
-def _rank_names(hosts: Sequence[str]) -> list[str]:
-    if len(set(hosts)) == 1:
-        return [f"rank {rank}" for rank in range(len(hosts))]
-    return [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
-
-
-def _is_plain(record: Record) -> bool:
-    """Return whether a record can compare ranks."""
-    return (
-        record.status == "ok"
-        and record.case.pattern == "flat"
-        and record.case.world_size is None
-        and OPERATIONS[record.case.operation].compares_ranks
-        and len(record.rank_median_us) >= FEWEST
-        and "oversubscribed" not in record.flags
-    )
-
-
-def _arrivals(record: Record) -> Floats | None:
-    """Return each rank's late arrival relative to the operation's time, as log(1 + x).
-
-    None without a common clock.
-    """
-    if len(record.rank_arrival_us) != len(record.rank_median_us):
-        return None
-    return np.log1p(np.asarray(record.rank_arrival_us) / launch_value(record))
-
-
-def _times(record: Record) -> Floats | None:
-    """Return each rank's own time, as a logarithm."""
-    times = np.asarray(record.rank_median_us)
-    return np.log(times) if (times > 0).all() else None
-
-
-def _by_operation(
-    records: Sequence[Record], of_rank: Callable[[Record], Floats | None]
-) -> dict[str, Floats]:
-    """Return each operation's table: the median over cases of each rank's deviation from the median
-    rank.
-
-    Tables are (launches, ranks). Only launches with all cases of all operations count.
-    """
-    by_case = {
-        key: {r.launch: r for r in of_case} for key, of_case in records_by_case(records).items()
-    }
-    if not by_case:
-        return {}
-    launches = sorted(set.intersection(*(set(of_case) for of_case in by_case.values())))
-    tables: dict[str, list[Floats]] = {}
-    for of_case in by_case.values():
-        values = [of_rank(of_case[launch]) for launch in launches]
-        valid = [value for value in values if value is not None]
-        if launches and len(valid) == len(values) and len({len(value) for value in valid}) == 1:
-            table = np.array(valid)
-            centred = table - np.median(table, axis=1, keepdims=True)
-            tables.setdefault(of_case[launches[0]].case.operation, []).append(centred)
-    return {operation: np.median(tables, axis=0) for operation, tables in tables.items()}
-
-
-# ------------------------------------------------------------------------------------------- groups
-
-
-def group_levels(records: Iterable[Record], info: RunInfo) -> list[Level]:
-    """Return the comparisons of concurrent groups; each takes the probability of a false alarm.
-
-    Each set of groups is compared separately: those of a pair operation differ from those of other
-    numbers of ranks.
-    """
-    levels: list[Level] = []
-    by_groups: dict[tuple[str, str, tuple[str, ...]], list[Record]] = {}
+    found: dict[Peers, dict[Case, dict[int, Floats | None]]] = {}
     for record in records:
-        if (
-            record.status == "ok"
-            and len(record.groups) >= FEWEST
-            and "oversubscribed" not in record.flags
-        ):
-            groups = tuple(group.group for group in record.groups)
-            key = record.case.backend, record.case.pattern, groups
-            by_groups.setdefault(key, []).append(record)
-    for (backend, pattern, groups), of_groups in by_groups.items():
-        tables = _by_operation(of_groups, partial(_group_times, names=groups))
-        if tables:
-            names = [_group_name(group, info) for group in groups]
-            levels.append(_level("group", "slow_operations", f"{backend} {pattern}", names, tables))
-    return levels
+        if record.status == "ok" and "oversubscribed" not in record.flags:
+            for peers, values in _values(record, info):
+                of_case = found.setdefault(peers, {}).setdefault(record.case, {})
+                of_case[record.launch] = values
+    tables = []
+    for peers in sorted(found, key=attrgetter("kind"), reverse=True):  # ranks before groups
+        by_operation = _by_operation(found[peers])
+        if len(by_operation) >= FEWEST_OPERATIONS[peers.kind]:
+            measured = f"{peers.measured} {', '.join(by_operation)}"
+            values = np.min(list(by_operation.values()), axis=0)
+            tables.append((peers._replace(measured=measured), values))
+    return tables
 
 
-def _group_times(record: Record, *, names: Sequence[str]) -> Floats | None:
-    """Return each group's time in the launch, as a logarithm; None if groups or their sizes
-    differ.
-    """
-    groups = [group for group in record.groups if len(group.times_us)]
-    if [group.group for group in groups] != list(names):
-        return None
-    if len({group.group_size for group in groups}) != 1:
-        return None
-    return np.log([launch_value(replace(record, times_us=group.times_us)) for group in groups])
+def _values(record: Record, info: RunInfo) -> Iterator[tuple[Peers, Floats | None]]:
+    """Yield the peers of a record with the logarithm of each unit's value; None if one has none."""
+    case, times_us = record.case, np.asarray(record.rank_median_us)
+    hosts = hosts_of(info, len(times_us))
+    is_plain = case.pattern == "flat" and case.world_size is None
+    if is_plain and OPERATIONS[case.operation].compares_ranks and len(times_us) >= FEWEST:
+        names = [f"rank {rank}" for rank in range(len(hosts))]
+        if len(set(hosts)) > 1:
+            names = [f"{name} on {host}" for name, host in zip(names, hosts, strict=True)]
+        late = None
+        if len(record.rank_arrival_us) == len(times_us):  # with a common clock
+            late = np.log1p(np.asarray(record.rank_arrival_us) / launch_value(record))
+        yield Peers("rank", "slow_late", case.backend, tuple(names)), late
+        times = np.log(times_us) if (times_us > 0).all() else None
+        yield Peers("rank", "slow_operations", case.backend, tuple(names)), times
+    if len(record.groups) >= FEWEST:
+        # groups of a pair operation differ from those of other numbers of ranks
+        names = [_group_name(group.group, info) for group in record.groups]
+        peers = Peers("group", "slow_operations", f"{case.backend} {case.pattern}", tuple(names))
+        sizes = {group.group_size for group in record.groups}
+        if len(sizes) > 1 or not all(len(group.times_us) for group in record.groups):
+            yield peers, None
+            return
+        of_groups = [replace(record, times_us=group.times_us) for group in record.groups]
+        yield peers, np.log(list(map(launch_value, of_groups)))
 
 
 def _group_name(group: str, info: RunInfo) -> str:
@@ -165,4 +97,27 @@ def _group_name(group: str, info: RunInfo) -> str:
     ranks = ranks_of(group)
     hosts = hosts_of(info, max(ranks) + 1)
     on = {hosts[rank] for rank in ranks}
-    return f"ranks {group}{f' on {on.pop()}' if len(on) == 1 and '' not in on else ''}"
+    if len(on) > 1 or "" in on:
+        return f"ranks {group}"
+    return f"ranks {group} on {on.pop()}"
+
+
+def _by_operation(
+    by_case: Mapping[Case, Mapping[int, Floats | None]],
+) -> dict[str, Floats]:
+    """Return each operation's table: the median over cases of each unit's deviation from the median
+    unit, (launches, units).
+
+    Only launches with all cases of all operations count, and only cases in which all units have a
+    value.
+    """
+    launches = sorted(set.intersection(*map(set, by_case.values())))
+    tables: dict[str, list[Floats]] = {}
+    for case, by_launch in by_case.items():
+        values = [by_launch[launch] for launch in launches]
+        timed = [value for value in values if value is not None]
+        if launches and len(timed) == len(launches):
+            table = np.array(timed)
+            centred = table - np.median(table, axis=1, keepdims=True)
+            tables.setdefault(case.operation, []).append(centred)
+    return {operation: np.median(of_cases, axis=0) for operation, of_cases in tables.items()}

@@ -4,9 +4,10 @@ detectable.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from statistics import NormalDist
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench import stats
-from commbench.findings import Finding
+from commbench.findings import Finding, Value
 from commbench.results.tables import rows_by
 from commbench.schema import JsonObject
 from commbench.stats import Floats
@@ -57,16 +58,16 @@ class Judgement:
     """Logarithm of each unit's time divided by its typical peer's time; NaN if unknown."""
     launches: Floats
     """The effects in each launch, (launches, units)."""
-    slow: Sequence[int]
-    """The slow units, the slowest first."""
-    p_values: dict[int, float] = field(default_factory=dict)
-    """By slow unit: the probability that a typical unit ranks among the slowest as often."""
+    p_values: Mapping[int, float] = field(default_factory=dict)
+    """By slow unit, the slowest first: the probability that a typical unit ranks among the
+    slowest as often."""
     detectable: float = math.inf
     """The ratio that would be detected in nine runs of ten; infinite with too few launches."""
 
-    def interval(self, unit: int) -> stats.Interval | None:
-        """Return the 95 % interval of a unit's ratio over launches."""
-        return stats.launch_interval(np.exp(self.launches[:, unit]))
+    @property
+    def slow(self) -> list[int]:
+        """The slow units, the slowest first."""
+        return list(self.p_values)
 
 
 def judge(values: Floats, *, alpha: float, is_minority: bool = True) -> Judgement:
@@ -80,7 +81,7 @@ def judge(values: Floats, *, alpha: float, is_minority: bool = True) -> Judgemen
     complete = np.flatnonzero(np.isfinite(values).all(axis=0))
     effects, launches = np.full(values.shape[1], np.nan), np.full(values.shape, np.nan)
     if len(complete) < FEWEST or not len(values):
-        return Judgement(effects=effects, launches=launches, slow=())
+        return Judgement(effects=effects, launches=launches)
     complete_values = values[:, complete]
     error = _error(complete_values)
     peers = _peers(np.median(complete_values, axis=0), error, 0.5 if is_minority else 0.25)
@@ -90,19 +91,17 @@ def judge(values: Floats, *, alpha: float, is_minority: bool = True) -> Judgemen
     level = alpha / len(complete)
     reach = _NORMAL.inv_cdf(1 - level)
     limit = max(math.log(RELEVANT), reach * max(_spread(medians[peers]), error))
-    beyond = medians > limit
-    steadily = beyond & (relative.min(axis=0) > limit / 2)
-    p_values = _rank_sums(relative, beyond, steadily)
-    slow = [
-        unit
-        for unit in np.flatnonzero(beyond)[np.argsort(-medians[beyond])].tolist()
-        if p_values[unit] <= level
-    ]
+    is_beyond = medians > limit
+    sums, ranks = _rank_sums(relative, is_beyond & (relative.min(axis=0) > limit / 2))
+    p_values: dict[int, float] = {}
+    for unit in np.argsort(-medians)[: int(is_beyond.sum())].tolist():
+        p_value = rank_sum_p(int(sums[unit]), int(ranks[unit]), len(values))
+        if p_value <= level:
+            p_values[int(complete[unit])] = p_value
     return Judgement(
         effects=effects,
         launches=launches,
-        slow=[int(complete[unit]) for unit in slow],
-        p_values={int(complete[unit]): p_values[unit] for unit in slow},
+        p_values=p_values,
         detectable=_detectable(relative, limit, error, level),
     )
 
@@ -154,11 +153,8 @@ def _spread(medians: Floats) -> float:
     return factor * 1.4826 * float(np.median(np.abs(medians - np.median(medians))))
 
 
-def _rank_sums(
-    relative: Floats, selected: NDArray[np.bool_], excluded: NDArray[np.bool_]
-) -> dict[int, float]:
-    """Return, for each selected unit, the probability that one of its peers would rank as slow over
-    launches.
+def _rank_sums(relative: Floats, excluded: NDArray[np.bool_]) -> tuple[Indices, Indices]:
+    """Return for each unit the sum of its ranks over launches, and the number of ranks.
 
     In each launch the unit gets a rank among itself and its peers, 1 the slowest. A typical unit
     gets each rank with equal probability, for any distribution of times. Units that are slow in
@@ -166,18 +162,12 @@ def _rank_sums(
     are slow in some launches stay peers: with bimodal times they show how often a slow time occurs
     by chance.
     """
-    peers = np.sort(relative[:, ~excluded], axis=1)
-    count, launches = peers.shape[1], len(relative)
-    below = sum(
-        np.searchsorted(ordered, line, side="left")
-        for ordered, line in zip(peers, relative, strict=True)
-    )
-    ranks = count + excluded  # a unit that is itself a peer is counted already
-    sums = launches * ranks - below
-    return {
-        int(unit): rank_sum_p(int(sums[unit]), int(ranks[unit]), launches)
-        for unit in np.flatnonzero(selected)
-    }
+    below = np.zeros(relative.shape[1], dtype=np.intp)
+    for in_launch in relative:
+        below += np.searchsorted(np.sort(in_launch[~excluded]), in_launch, side="left")
+    # a unit that is itself a peer is counted already
+    ranks = int((~excluded).sum()) + excluded.astype(np.intp)
+    return len(relative) * ranks - below, ranks
 
 
 def rank_sum_p(total: int, ranks: int, launches: int) -> float:
@@ -230,6 +220,9 @@ ANY = "*"
 #: The most stragglers that are named in words.
 MOST_NAMED = 5
 
+Ends = Sequence[tuple[str, str]]
+"""Links by the units at their ends, from and to; `ANY` stands for all."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
@@ -249,8 +242,8 @@ class Straggler:
     """The factor's 95 % interval over launches; None for one launch."""
     evidence: Finding
     """In how many launches it was slow, or how many of its links are."""
-    links: Sequence[tuple[str, str]] = ()
-    """The slow links of a matrix that it explains, from and to; `ANY` stands for all."""
+    links: Ends = ()
+    """The slow links of a matrix that it explains."""
 
     def covers(self, source: str, target: str) -> bool:
         """Return whether it explains the link between two units of the matrix."""
@@ -280,22 +273,69 @@ class Family:
 
     kind: str
     """``host``, ``rank``, ``link`` or ``group``."""
-    count: int
-    """Number of compared units, without those that a coarser straggler explains."""
+    measured: str
+    """The measured cases."""
+    names: Sequence[str]
+    """Of the units."""
     judgement: Judgement
-    launches: int
     level: float
     """Probability of a false alarm in this family."""
     stragglers: Sequence[Straggler] = ()
-    slowest: Finding | None = None
-    """The slowest unit and its factor if that is relevant: a hint."""
-    measured: str = ""
-    """The measured cases, as in `Straggler`."""
+
+    @property
+    def count(self) -> int:
+        """Number of compared units, without those that a coarser straggler explains."""
+        return int(np.isfinite(self.judgement.effects).sum())
+
+    @property
+    def launches(self) -> int:
+        """Number of launches."""
+        return len(self.judgement.launches)
 
     @property
     def needed(self) -> int:
-        """Launches needed to name the slowest of these units."""
-        return launches_needed(self.count - 1, self.level / self.count) if self.count > 1 else 0
+        """Launches needed to name the slowest of these units; 0 for a single one."""
+        if self.count < 2:  # noqa: PLR2004 - a unit and its peer
+            return 0
+        return launches_needed(self.count - 1, self.level / self.count)
+
+    def with_slow(self, codes: Sequence[str], links: Sequence[Ends] = ()) -> Family:
+        """Return the family with its stragglers, the slowest first.
+
+        Args:
+            codes: of each slow unit.
+            links: of each slow unit; empty: none.
+        """
+        judgement, stragglers = self.judgement, []
+        for unit, code, own_links in itertools.zip_longest(judgement.slow, codes, links):
+            in_launches = judgement.launches[:, unit]
+            evidence: dict[str, Value] = {
+                "measured": self.measured,
+                "kind": self.kind,
+                "slower": int((in_launches > 0).sum()),
+                "launches": len(in_launches),
+                "p_value": judgement.p_values[unit],
+            }
+            straggler = Straggler(
+                kind=self.kind,
+                name=self.names[unit],
+                code=code,
+                measured=self.measured,
+                factor=math.exp(judgement.effects[unit]),
+                ci=ratio_ends(in_launches),
+                evidence=Finding("slow_evidence", numbers=evidence),
+                links=own_links or (),
+            )
+            stragglers.append(straggler)
+        return replace(self, stragglers=stragglers)
+
+
+def ratio_ends(in_launches: Floats) -> tuple[float, float] | None:
+    """Return the ends of the 95 % interval of a ratio from its logarithm in each launch."""
+    interval = stats.launch_interval(np.exp(in_launches))
+    if interval is None:
+        return None
+    return interval.low, interval.high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,8 +365,8 @@ class Search:
         judged = [family for family in self.families if family.launches >= family.needed > 0]
         unjudged = [family for family in self.families if family.launches < family.needed]
         findings = _name(self.stragglers)
-        if not findings:
-            findings += _exclude(judged)
+        if judged and not findings:
+            findings = [_exclude(judged)]
         return [*findings, *_leave_open(unjudged), *self.remarks]
 
     def to_json(self) -> JsonObject:
@@ -347,130 +387,42 @@ def _name(stragglers: Iterable[Straggler]) -> list[Finding]:
         observed.sort(key=attrgetter("factor"), reverse=True)
         seen = tuple(straggler.observation for straggler in observed)
         findings.append(Finding(code, name, {"seen": seen}))
-    more = findings[MOST_NAMED:]
-    if more:
-        findings[MOST_NAMED:] = [Finding("slow_more", numbers={"more": len(more)})]
+    more = len(findings) - MOST_NAMED
+    if more > 0:
+        findings[MOST_NAMED:] = [Finding("slow_more", numbers={"more": more})]
     return findings
 
 
-def _exclude(families: Iterable[Family]) -> list[Finding]:
+def _exclude(families: Iterable[Family]) -> Finding:
     """Return, for each kind of unit, the slowdown that would have been detected in any family."""
     clauses = []
     for kind, of_kind in rows_by(families, attrgetter("kind")).items():
-        slowdown = max(family.judgement.detectable for family in of_kind) - 1
-        clauses.append(
-            Finding(
-                "slow_detectable",
-                numbers={"kind": kind, "count": _most(of_kind), "slowdown": slowdown},
-            )
-        )
-    if not clauses:
-        return []
-    return [Finding("slow_none", numbers={"detectable": tuple(clauses)})]
+        numbers: dict[str, Value] = {
+            "kind": kind,
+            "count": max(family.count for family in of_kind),
+            "slowdown": max(family.judgement.detectable for family in of_kind) - 1,
+        }
+        clauses.append(Finding("slow_detectable", numbers=numbers))
+    return Finding("slow_none", numbers={"detectable": tuple(clauses)})
 
 
 def _leave_open(families: Sequence[Family]) -> list[Finding]:
     """Return the kinds of unit with too few launches, and the slowest unit as a hint."""
     findings = []
     for kind, of_kind in rows_by(families, attrgetter("kind")).items():
-        launches = max(family.launches for family in of_kind)
-        needed = max(family.needed for family in of_kind)
-        findings.append(
-            Finding(
-                "slow_unjudged",
-                numbers={
-                    "kind": kind,
-                    "count": _most(of_kind),
-                    "launches": launches,
-                    "needed": needed,
-                },
-            )
-        )
+        numbers: dict[str, Value] = {
+            "kind": kind,
+            "count": max(family.count for family in of_kind),
+            "launches": max(family.launches for family in of_kind),
+            "needed": max(family.needed for family in of_kind),
+        }
+        findings.append(Finding("slow_unjudged", numbers=numbers))
     largest = [float(np.nanmax(each.judgement.effects, initial=0.0)) for each in families]
     for family, effect in zip(families, largest, strict=True):
         if effect >= 0.8 * max(largest):  # of near-equals the coarsest: a slow host slows each link
-            if family.slowest:
-                findings.append(family.slowest)
+            if effect >= math.log(RELEVANT):
+                name = family.names[int(np.nanargmax(family.judgement.effects))]
+                hint: dict[str, Value] = {"kind": family.kind, "factor": math.exp(effect)}
+                findings.append(Finding("slow_hint", name, hint))
             break
     return findings
-
-
-def _most(families: Iterable[Family]) -> int:
-    return max(family.count for family in families)
-
-
-def joined(searches: Sequence[Search]) -> Search:
-    """Return the results of several searches as one."""
-    families: list[Family] = []
-    remarks: list[Finding] = []
-    for search in searches:
-        families += search.families
-        remarks += [remark for remark in search.remarks if remark not in remarks]
-    return Search(families=families, remarks=remarks)
-
-
-def make_family(
-    values: Floats,
-    level: float,
-    *,
-    kind: str,
-    code: str,
-    measured: str,
-    names: Sequence[str],
-    is_minority: bool = True,
-) -> Family:
-    """Judge units by their values and name the slow ones, the slowest first.
-
-    Args:
-        values: logarithms of times, (launches, units); a unit with a missing launch is not judged.
-        level: probability of a false alarm in this family.
-        kind: of the units, as in `Straggler`.
-        code: as in `Straggler`.
-        measured: as in `Straggler`.
-        names: of the units.
-        is_minority: as in `judge`.
-    """
-    judgement = judge(values, alpha=level, is_minority=is_minority)
-    stragglers = []
-    for unit in judgement.slow:
-        interval = judgement.interval(unit)
-        launches = judgement.launches[:, unit]
-        straggler = Straggler(
-            kind=kind,
-            name=names[unit],
-            code=code,
-            measured=measured,
-            factor=math.exp(float(judgement.effects[unit])),
-            ci=(interval.low, interval.high) if interval else None,
-            evidence=Finding(
-                "slow_evidence",
-                numbers={
-                    "measured": measured,
-                    "kind": kind,
-                    "slower": int((launches > 0).sum()),
-                    "launches": len(launches),
-                    "p_value": judgement.p_values[unit],
-                },
-            ),
-        )
-        stragglers.append(straggler)
-    return Family(
-        kind=kind,
-        count=int(np.isfinite(judgement.effects).sum()),
-        judgement=judgement,
-        launches=len(values),
-        level=level,
-        stragglers=stragglers,
-        slowest=_slowest(kind, names, judgement),
-        measured=measured,
-    )
-
-
-def _slowest(kind: str, names: Sequence[str], judgement: Judgement) -> Finding | None:
-    if not len(judgement.effects):
-        return None
-    effects = np.nan_to_num(judgement.effects, nan=-math.inf)
-    unit = int(effects.argmax())
-    if effects[unit] < math.log(RELEVANT):
-        return None
-    return Finding("slow_hint", names[unit], {"kind": kind, "factor": math.exp(effects[unit])})

@@ -32,6 +32,8 @@ from commbench.system.compiling import compiled
 
 #: Columns of a call table: address, number of arguments, arguments.
 MAX_ARGUMENTS = 12
+#: Arguments that the System V convention passes in registers.
+IN_REGISTERS = 6
 ROW = 2 + MAX_ARGUMENTS
 CLOCK_MONOTONIC = 1
 METHODS = ("none", "barrier", "dissemination", "round-time")
@@ -90,45 +92,19 @@ def _call_address(_typing: Any, _address: Any, arguments: Any) -> Any:  # noqa: 
 
 @compiled
 def _issue(table: Table) -> int:
-    """Make the calls of a table in order; return how many reported an error."""
+    """Make the calls of a table in order; return how many reported an error.
+
+    A function ignores arguments beyond its own, in registers as well as on the stack, so that two
+    numbers of arguments serve all: as many as registers hold, and the most.
+    """
     errors = 0
-    for i in range(table.shape[0]):
-        row = table[i]
-        count = row[1]
-        if count == 6:  # noqa: PLR2004 - the number of arguments is the signature
-            code = _call_address(row[0], (row[2], row[3], row[4], row[5], row[6], row[7]))
-        elif count == 7:  # noqa: PLR2004
-            code = _call_address(row[0], (row[2], row[3], row[4], row[5], row[6], row[7], row[8]))
-        elif count == 8:  # noqa: PLR2004
-            code = _call_address(
-                row[0], (row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9])
-            )
-        elif count == 5:  # noqa: PLR2004
-            code = _call_address(row[0], (row[2], row[3], row[4], row[5], row[6]))
-        elif count == 1:
-            code = _call_address(row[0], (row[2],))
-        elif count == 2:  # noqa: PLR2004
-            code = _call_address(row[0], (row[2], row[3]))
-        elif count == 3:  # noqa: PLR2004
-            code = _call_address(row[0], (row[2], row[3], row[4]))
+    for row in table:
+        first = (row[2], row[3], row[4], row[5], row[6], row[7])
+        if row[1] <= IN_REGISTERS:
+            code = _call_address(row[0], first)
         else:
-            code = _call_address(
-                row[0],
-                (
-                    row[2],
-                    row[3],
-                    row[4],
-                    row[5],
-                    row[6],
-                    row[7],
-                    row[8],
-                    row[9],
-                    row[10],
-                    row[11],
-                    row[12],
-                    row[13],
-                ),
-            )
+            further = (row[8], row[9], row[10], row[11], row[12], row[13])
+            code = _call_address(row[0], first + further)
         if code != 0:
             errors += 1
     return errors

@@ -20,9 +20,7 @@ Payload: TypeAlias = NDArray[np.uint8]
 class TopKSelector:
     """Encodes the k elements of largest magnitude, exactly k in every step.
 
-    Owns its scratch memory.
-
-    It releases the GIL while it works. Two threads must not use one selector at once.
+    It releases the GIL while it works.
     """
 
     def __init__(self, n: int, k: int, *, value_dtype: ValueType = "float32") -> None:
@@ -37,7 +35,6 @@ class TopKSelector:
         self.k = k
         self.value_dtype: ValueType = value_dtype
         self.payload_bytes = payload_bytes(k, value_dtype)
-        self._scratch = kernels.make_scratch(n, k)
 
     def encode(
         self,
@@ -76,16 +73,26 @@ class TopKSelector:
         self._check(gradient, residual, payload, rest)
         indices, values = _slots(payload, self.k, self.value_dtype)
         payload[indices.nbytes + values.nbytes :] = 0
-        count = self._select(gradient, residual, rest, step, indices)
+        source = gradient
+        if residual is not None and rest is not None:
+            source = rest
+        count = kernels.select(gradient, residual, source, step, indices)
         if count == kernels.NOT_FINITE:
             indices[:] = np.arange(self.k)
             values[:] = np.nan
             return False
-        source = gradient if rest is None else rest
-        if self.value_dtype == "float16":
-            kernels.write_halves(source, rest, count, indices, values.view(np.uint16))
-        else:
-            kernels.write_singles(source, rest, count, indices, values)
+        if residual is None and rest is not None:
+            rest[:] = gradient
+        indices[count:] = np.arange(self.k - count)
+        values[count:] = 0
+        if self.value_dtype == "float32":
+            kernels.take(source, rest, indices[:count], values[:count])
+            return True
+        sent = np.empty(count, dtype=np.float32)
+        kernels.take(source, rest, indices[:count], sent)
+        values[:count] = _halved(sent)
+        if rest is not None:
+            rest[indices[:count]] = sent - values[:count]
         return True
 
     def _check(
@@ -105,19 +112,16 @@ class TopKSelector:
                     " of its own."
                 )
 
-    def _select(
-        self,
-        gradient: Floats,
-        residual: Floats | None,
-        rest: Floats | None,
-        step: int,
-        indices: NDArray[np.int32],
-    ) -> int:
-        together = None if residual is None else rest
-        count: int = kernels.select(gradient, residual, together, self._scratch, step, indices)
-        if residual is None and rest is not None and count != kernels.NOT_FINITE:
-            rest[:] = gradient
-        return count
+
+def _halved(values: Floats) -> NDArray[np.float16]:
+    """Return the float16 that are sent for finite values: the nearest, but no infinity.
+
+    From 2**29 on, the last place of float32 is worth more than that of 65504, 32: what is sent is
+    then a multiple of it, so that float32 can hold the remainder.
+    """
+    places = np.maximum(np.spacing(np.abs(values)), np.float32(32))
+    limits = np.float32(65504) // places * places
+    return np.copysign(np.minimum(np.abs(values), limits), values).astype(np.float16)
 
 
 def decode_add(payload: Payload, n: int, k: int, value_dtype: ValueType, into: Floats) -> None:
@@ -135,10 +139,7 @@ def decode_add(payload: Payload, n: int, k: int, value_dtype: ValueType, into: F
         raise WrongDataError(
             f"A payload names elements outside of the {n} there are; do all ranks agree on n and k?"
         )
-    if value_dtype == "float16":
-        kernels.add_halves(indices, values.view(np.uint16), into)
-    else:
-        kernels.add_singles(indices, values, into)
+    kernels.add(indices, values.astype(np.float32, copy=False), into)
 
 
 def prepare() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from commbench.engine.records import Record
 from commbench.errors import InputError, check_choice
 from commbench.interop.imports import imb, nccl_json, nccl_tests, osu, param
-from commbench.interop.imports.reading import ImportOptions, Place, Reading
+from commbench.interop.imports.reading import ImportOptions, Reading
 from commbench.schema import JsonObject
-from commbench.units import counted
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,6 @@ def find_tool(text: str, name: str, tool_name: str | None = None) -> Tool:
     )
 
 
-#: Launches of one case whose times differ by this factor hardly had the same settings.
-SEVERALFOLD = 2
 #: Largest accepted file: outputs have a few kilobytes.
 LARGEST_BYTES = 64 * 2**20
 
@@ -97,8 +95,6 @@ class Imported:
     """Entries of ``run.json``."""
     readings: Sequence[tuple[Tool, Reading]]
     """Tool and reading of each output, in the given order."""
-    remark: str = ""
-    """What is odd about the launches of a case."""
 
 
 def import_outputs(
@@ -131,38 +127,39 @@ def import_outputs(
                 _check_alike(record, earlier)
             launches.append(dataclasses.replace(record, launch=len(launches)))
     if not launches_by_case:
-        raise InputError(f"Nothing was found in {_names(sources)}{_reasons(readings)}.")
+        reasons: list[str] = []
+        for _, reading in readings:
+            reasons += reading.left_out
+        names = ", ".join(source.name for source in sources)
+        raise InputError(f"Nothing was found in {names}: {'; '.join(reasons[:3])}.")
     most = max(ranks for _, ranks in launches_by_case)
     records = []
     for launches in launches_by_case.values():
         records += [_with_world_size(record, most) for record in launches]
+    return Imported(records=records, info=_info(sources, readings, most), readings=readings)
+
+
+def _info(
+    sources: Sequence[Source], readings: Sequence[tuple[Tool, Reading]], most: int
+) -> JsonObject:
+    """Return entries of ``run.json``: outputs, and the hosts of the ranks, if stated and equal in
+    all outputs.
+    """
     outputs = []
-    places = []
-    for source, (source_tool, reading) in zip(sources, readings, strict=True):
-        outputs.append(
-            {
-                "file": source.name,
-                "sha256": source.sha256,
-                "tool": source_tool.title,
-                "version": reading.version,
-            }
-        )
+    hosts = set()
+    for source, (tool, reading) in zip(sources, readings, strict=True):
+        output = {"file": source.name, "sha256": source.sha256}
+        outputs.append({**output, "tool": tool.title, "version": reading.version})
         if most in reading.places:
-            places.append(reading.places[most])
-    info = {"imported": outputs, "world_size": most, **_layout(places)}
-    remark = _remark(launches_by_case.values())
-    return Imported(records=records, info=info, readings=readings, remark=remark)
-
-
-def _names(sources: Sequence[Source]) -> str:
-    return ", ".join(source.name for source in sources)
-
-
-def _reasons(readings: Sequence[tuple[Tool, Reading]]) -> str:
-    reasons: list[str] = []
-    for _, reading in readings:
-        reasons += reading.left_out
-    return f": {'; '.join(reasons[:3])}" if reasons else ""
+            places = sorted(reading.places[most], key=attrgetter("rank"))
+            hosts.add(tuple(place.host for place in places))
+    info: JsonObject = {"imported": outputs, "world_size": most}
+    if len(hosts) == 1:
+        (by_rank,) = hosts
+        info["nodes"] = len(set(by_rank))
+        info["ranks_per_node"] = max(by_rank.count(host) for host in by_rank)
+        info["ranks"] = [{"rank": rank, "host": host} for rank, host in enumerate(by_rank)]
+    return info
 
 
 def _check_distinct(sources: Sequence[Source]) -> None:
@@ -193,30 +190,6 @@ def _check_alike(record: Record, earlier: Record) -> None:
         )
 
 
-def _remark(cases: Iterable[Sequence[Record]]) -> str:
-    """Return a sentence about the cases whose launches differ as only other settings do; empty
-    without any.
-    """
-    number = 0
-    widest = 1.0
-    example: Record | None = None
-    for launches in cases:
-        times = [record.times_us[0] for record in launches]
-        ratio = max(times) / min(times)
-        if ratio >= SEVERALFOLD:
-            number += 1
-        if ratio > widest:
-            widest = ratio
-            example = launches[0]
-    if not number or example is None:
-        return ""
-    return (
-        f"Launches of {counted(number, 'case')} differ {SEVERALFOLD} times or more, those of"
-        f" {example.case} {widest:.3g} times: if settings differed, import each setting by itself,"
-        " and compare them"
-    )
-
-
 def _with_world_size(record: Record, most: int) -> Record:
     """Return the record for a run on ``most`` ranks: a case on fewer ranks states their number."""
     if record.group_size == most:
@@ -224,21 +197,3 @@ def _with_world_size(record: Record, most: int) -> Record:
     return dataclasses.replace(
         record, case=dataclasses.replace(record.case, world_size=record.group_size)
     )
-
-
-def _layout(places_by_output: Sequence[Sequence[Place]]) -> JsonObject:
-    """Return the hosts of the ranks as entries of ``run.json``, if stated and equal in all
-    outputs.
-    """
-    hosts = {
-        tuple(place.host for place in sorted(places, key=lambda place: place.rank))
-        for places in places_by_output
-    }
-    if len(hosts) != 1:
-        return {}
-    (by_rank,) = hosts
-    return {
-        "nodes": len(set(by_rank)),
-        "ranks_per_node": max(by_rank.count(host) for host in by_rank),
-        "ranks": [{"rank": rank, "host": host} for rank, host in enumerate(by_rank)],
-    }

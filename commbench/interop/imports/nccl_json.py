@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from commbench.errors import InputError
 from commbench.interop.imports.nccl_tests import (
@@ -71,44 +71,25 @@ class Report(TypedDict, total=False):
 
 
 def recognises(text: str) -> bool:
-    """Return whether a text is JSON of nccl-tests, also if it is cut off."""
+    """Return whether a text is JSON of nccl-tests."""
     head = text.lstrip("\ufeff \r\n\t")
     return head.startswith("{") and '"nccl_version"' in text and '"results"' in text
 
 
 def read(text: str, name: str, options: ImportOptions) -> Reading:
-    """Read the JSON of one test; of a file that is cut off, read the complete results.
+    """Read the JSON of one test.
 
     Raises:
-        InputError: the text is not JSON of nccl-tests.
+        InputError: the text is not JSON of nccl-tests, or not all of it.
     """
     reading = Reading(name=name)
     try:
-        report = check_as(Report, _parsed(text, reading))
-    except InputError as error:
+        report = check_as(Report, json.loads(text))
+    except (InputError, ValueError, RecursionError) as error:
         raise InputError(f"{name} is no JSON of nccl-tests ({error}).") from error
     with reading.noting():
         _read_report(report, reading, options)
     return reading
-
-
-def _parsed(text: str, reading: Reading) -> Any:  # noqa: ANN401 - JSON
-    """Parse a file. The tool closes the object last, so a killed test leaves an incomplete file."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        ends = [
-            match.end()
-            for match in re.finditer(r"\}(?=\s*,\s*\{\s*\"size\")|\}(?=\s*,?\s*$)", text)
-        ]
-        for end in reversed(ends[-2:]):
-            try:
-                part = json.loads(text[:end] + "]}")
-            except ValueError:
-                continue
-            reading.leave_out("the file is cut off: what follows the last whole result")
-            return part
-        raise InputError(str(error)) from error
 
 
 def _read_report(report: JsonMapping, reading: Reading, options: ImportOptions) -> None:

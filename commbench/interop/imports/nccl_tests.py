@@ -1,4 +1,4 @@
-"""Reads the output of nccl-tests and rccl-tests, and commbench's output in the same format."""
+"""Reads the output of nccl-tests and rccl-tests."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commbench.collectives.datatypes import DTYPES
-from commbench.collectives.operations import OPERATIONS
+from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.engine.records import Record
 from commbench.errors import InputError
 from commbench.findings import Finding
 from commbench.interop.imports.blocks import END, HEADING, Block, Layout, split_blocks
 from commbench.interop.imports.reading import (
-    OWN_SETTING,
+    OF_COMMBENCH,
+    OWN,
     RANK_MEAN,
-    SLOWEST_RANK,
     ImportOptions,
     LeftOutError,
     Place,
     Reading,
-    importable_operation,
     make_record,
     number,
-    own_setting,
     whole_number,
 )
-from commbench.results.tables import MEANS_PRINTED, PRINTED_BY_COMMBENCH
 
 OPERATIONS_BY_PROGRAM = {
     operation.nccl_program: operation.name for operation in OPERATIONS.values()
@@ -39,7 +36,9 @@ RANKS_AVERAGED = "times are the mean over ranks, nccl-tests' default (-a 1)"
 _ACCEPTED = {"double": 1e-12, "float": 1e-5, "half": 1e-2, "bfloat16": 1e-2}
 #: What follows the name of a column of the second half, in place.
 _SECOND = "'"
-_LIBRARY = ("version", "library", "own library")
+#: Rates above 1 GB/s are printed to a percent or better.
+_ROUNDING = 0.02
+_LIBRARY = ("version", "library", "own library", "own")
 
 LAYOUT = Layout(
     facts={
@@ -57,8 +56,7 @@ LAYOUT = Layout(
             r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+"
             r"\s+\[\S+\]\s*(.*)"
         ),
-        "own": rf"# {PRINTED_BY_COMMBENCH}(.*)",
-        "setting": OWN_SETTING,
+        "own": OWN,
         HEADING: r"#?\s*(size\s+count\s+type\b.*?)(?:\s+timestamp)?\s*$",
         "wrong": r"#?\s*Out of bounds values : (\d+)",
         END: r"#?\s*Avg bus bandwidth",
@@ -166,16 +164,30 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
     for match in block.facts.get("rank", ()):
         places.append(Place(rank=int(match[1]), host=match[3], device=match[4].strip()))
     operation = _operation(block, reading, options)
-    own_ranks, case = own_setting(block.fact("setting"))
-    if not block.fact("setting"):
-        case = {"backend": "nccl", "sync": cadence_of(_blocking(block), reading), "buffers": ""}
-        case["graph"] = block.fact("graph") not in {"", "0"}
-    case["operation"] = operation
-    ranks = reading.ranks(options, own_ranks or stated_ranks(places), operation)
+    case = {
+        "operation": operation,
+        "backend": "nccl",
+        "sync": cadence_of(_blocking(block), reading),
+        "buffers": "",
+        "graph": block.fact("graph") not in {"", "0"},
+    }
+    ranks = reading.ranks(options, stated_ranks(places), operation)
     reading.version = reading.version or block.fact("version")
     if stated_ranks(places) == ranks:
         reading.places[ranks] = places
-    shared = {"ranks": ranks, **_conditions(block, places, reading)}
+    reading.assume(RANKS_AVERAGED)
+    library = f"{block.fact('own library')} {block.fact('own library', 2)}".strip()
+    if block.fact("library"):
+        library = f"NCCL {nccl_version(int(block.fact('library')))}"
+    iterations = int(block.fact("iterations") or 0)
+    shared: dict[str, Any] = {
+        "ranks": ranks,
+        "time": RANK_MEAN,
+        "stated": {"repetitions": 1 if iterations else None},
+        "batch": (iterations or 1) * int(block.fact("aggregated") or 1),
+        "library": library,
+        "device": devices_of(places),
+    }
     earlier = len(reading.records)
     for line in block.lines(reading, _with_blanks):
         for second in ("", _SECOND):
@@ -183,7 +195,7 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
             of_half = {**case, "in_place": second == _SECOND}
             if half["time"] != "N/A" and has_half(of_half, reading):
                 with reading.noting():
-                    _check_rates(half, of_half, ranks, reading)
+                    _check_rates(half, OPERATIONS[operation], ranks, reading)
                     checked = _checked(line, half, block)
                     reading.records.append(half_record(of_half, line, half, **checked, **shared))
     _check_footer(block, operation, reading.records[earlier:], reading)
@@ -191,6 +203,8 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
 
 def _check_table(block: Block) -> None:
     """Raise `LeftOutError` if the times of a table have no counterpart."""
+    if "own" in block.facts:
+        raise LeftOutError(OF_COMMBENCH)
     if "cputime" in block.columns:
         raise LeftOutError("times are of the CPU only (-C)")
     if f"time{_SECOND}" not in block.columns:
@@ -245,25 +259,6 @@ def _blocking(block: Block) -> int:
     if "no barrier" in stated:
         return 2
     return 1 if stated else 0
-
-
-def _conditions(block: Block, places: Sequence[Place], reading: Reading) -> dict[str, Any]:
-    """Return the arguments of `make_record` that all rows of a block share."""
-    if block.fact("setting"):
-        means = MEANS_PRINTED in block.fact("own")
-        return {"time": RANK_MEAN if means else SLOWEST_RANK, "stated": {}}
-    reading.assume(RANKS_AVERAGED)
-    library = f"{block.fact('own library')} {block.fact('own library', 2)}".strip()
-    if block.fact("library"):
-        library = f"NCCL {nccl_version(int(block.fact('library')))}"
-    iterations = int(block.fact("iterations") or 0)
-    return {
-        "time": RANK_MEAN,
-        "stated": {"repetitions": 1 if iterations else None},
-        "batch": (iterations or 1) * int(block.fact("aggregated") or 1),
-        "library": library,
-        "device": devices_of(places),
-    }
 
 
 def _with_blanks(words: list[str], columns: Sequence[str]) -> list[str]:
@@ -357,23 +352,15 @@ def half_record(
 
 
 def _check_rates(
-    half: Mapping[str, str], case: Mapping[str, Any], ranks: int, reading: Reading
+    half: Mapping[str, str], operation: Operation, ranks: int, reading: Reading
 ) -> None:
     """Note an assumption if the printed bus bandwidth belongs to another number of ranks."""
     if "N/A" in {half["algbw"], half["busbw"]}:
         return
     algbw, busbw = number(half["algbw"]), number(half["busbw"])
-    operation = importable_operation(case["operation"], case.get("pattern", "flat"), ranks)
-    factor = operation.busbw_factor(ranks)
-    rounding = 0.5 * (factor * _last_digit(half["algbw"]) + _last_digit(half["busbw"]))
-    if abs(busbw - factor * algbw) > 1.01 * rounding:
+    expected = operation.busbw_factor(ranks) * algbw
+    if algbw > 1 and abs(busbw - expected) > _ROUNDING * expected:  # smaller ones have two digits
         reading.assume(
             f"{operation.name} ran on {ranks} ranks, although the busbw that {reading.name} prints"
             " is that of another number of them, or of another operation; ours is computed again"
         )
-
-
-def _last_digit(word: str) -> float:
-    """Return the value of a number's last printed digit: 0.01 for 12.34."""
-    digits, _, power = word.partition("e")
-    return float(10.0 ** (int(power or 0) - len(digits.partition(".")[2])))

@@ -1,6 +1,4 @@
-"""Reads the output of the OSU Micro-Benchmarks in C and Python (OMB-Py), and commbench's output in
-that format.
-"""
+"""Reads the output of the OSU Micro-Benchmarks in C and Python (OMB-Py)."""
 
 from __future__ import annotations
 
@@ -15,17 +13,16 @@ from commbench.findings import Finding
 from commbench.interop.imports.blocks import HEADING, Block, Layout, split_blocks
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
-    OWN_SETTING,
+    OF_COMMBENCH,
+    OWN,
     PAIR_MEAN,
     RANK_MEAN,
     SLOWEST_RANK,
     ImportOptions,
     LeftOutError,
     Reading,
-    importable_operation,
     make_record,
     number,
-    own_setting,
     whole_number,
 )
 
@@ -40,13 +37,13 @@ LAYOUT = Layout(
         "title": r"#?\s*(OSU|OMB-Py) (\S+) (.*?Test)(?: +(v[\d.]\S*))?\s*$",
         "dtype": r"#?\s*Datatype: (\S+?)\.?\s*$",
         "buffers": r"\W*\w+ .* on (\w+) \(\w\) and .* on (\w+) \(\w\)",
-        "setting": OWN_SETTING,
+        "own": OWN,
         HEADING: r"#?\s*(Size\b.*(?:\(us\)|B/s).*|(?:Avg Latency|Overall) ?\(us\).*)",
     },
     begins={
-        "title": (),
-        "dtype": ("title", "buffers", "setting", HEADING),  # -T names several types
-        HEADING: (),
+        "title": ("own",),
+        "dtype": ("title", "buffers", "own", HEADING),  # -T names several types
+        HEADING: ("own",),
     },
     column=r"Size(?: \(B\))?|Iterations|Validation|[A-Z].*?\([^)]*\)|\S+",
 )
@@ -82,18 +79,10 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
     operation = _operation(block)
     suite = block.fact("title")
     reading.version = reading.version or f"{suite} {block.fact('title', 4)}".strip()
-    ranks, case = own_setting(block.fact("setting"))
-    is_own = bool(block.fact("setting"))
-    if operation.kind == "pair" and not is_own:
-        ranks = 2
-    else:
-        ranks = reading.ranks(options, ranks, operation.name)
-    conditions: dict[str, Any] = {}
-    if not is_own:
-        case, conditions = _defaults(block, operation, reading)
-    case["operation"] = operation.name
-    case["dtype"] = None
-    operation = importable_operation(operation.name, case.get("pattern", "flat"), ranks)
+    ranks = 2
+    if operation.kind != "pair":
+        ranks = reading.ranks(options, None, operation.name)
+    case, conditions = _defaults(block, operation, reading)
     if operation.moves_data:
         is_float = operation.reduces or suite == "OMB-Py"
         default = "float32" if is_float else "int8"
@@ -110,13 +99,14 @@ def _operation(block: Block) -> Operation:
     Raises:
         LeftOutError: commbench has none like it.
     """
+    if "own" in block.facts:
+        raise LeftOutError(OF_COMMBENCH)
     title = block.fact("title", 3)
     library, _, device = block.fact("title", 2).partition("-")
     if not title:
         raise LeftOutError("a table of OSU has no title above it, so that its operation is unknown")
     # MPI_Put is a library by OSU's titles
-    is_known = library in _LIBRARIES or bool(block.fact("setting"))
-    if not is_known or _short(title) not in OPERATIONS_BY_TITLE:
+    if library not in _LIBRARIES or _short(title) not in OPERATIONS_BY_TITLE:
         raise LeftOutError(f"OSU's '{library} {title}' has no counterpart in commbench")
     if device not in _DEVICES:
         raise LeftOutError(f"OSU's library '{library}-{device}' is unknown to commbench")
@@ -129,7 +119,8 @@ def _defaults(
     """Return fields of `Case` and of `Record` that OSU's title states or that are its defaults."""
     library, _, device = block.fact("title", 2).partition("-")
     is_c = block.fact("title") == "OSU"
-    case = {"backend": library.lower(), "redop": "sum", "root": 0, "in_place": False}
+    case: dict[str, Any] = {"operation": operation.name, "backend": library.lower(), "dtype": None}
+    case |= {"redop": "sum", "root": 0, "in_place": False}
     conditions: dict[str, Any] = {}
     if operation.kind == "collective" and is_c:
         conditions["sync"] = "barrier"

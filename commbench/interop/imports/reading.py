@@ -13,13 +13,12 @@ from types import MappingProxyType
 from typing import Any
 
 from commbench.collectives.cases import Case
-from commbench.collectives.composed import MATRIX, operation_in_pattern
 from commbench.collectives.datatypes import DTYPES
-from commbench.collectives.operations import Operation
-from commbench.collectives.patterns import check_pattern, makes_groups
+from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record, Stated, without_result
 from commbench.errors import InputError
-from commbench.findings import Finding, UnsupportedError
+from commbench.findings import Finding
+from commbench.results.tables import PRINTED_BY_COMMBENCH
 
 DTYPES_BY_MPI_NAME = {dtype.mpi_name: dtype.name for dtype in DTYPES.values() if dtype.mpi_name}
 #: Meanings of the time that a tool states.
@@ -110,30 +109,9 @@ class Reading:
         return int(output_ranks or options.ranks or 0)
 
 
-#: The line of conditions that commbench states above a table in another tool's format.
-OWN_SETTING = r"# (backend [\w-]+, (?:\d+|\?) ranks.*)"
-
-
-def own_setting(text: str) -> tuple[int | None, dict[str, Any]]:
-    """Return the number of ranks, if known, and fields of `Case` of such a line.
-
-    A library's name may contain commas; it stands before the searched words.
-    """
-    names = "backend|pattern|cadence|buffers|redop|root"
-    words = dict(re.findall(rf"(?:^|, )({names}) ([^,\s]+)", text))
-    cadence = words.pop("cadence", "")
-    ranks = re.search(r", (\d+) ranks", text)
-    case = {
-        "pattern": "flat",
-        "redop": None,
-        **words,
-        "sync": "none" if cadence == "pipelined" else "auto",
-        "in_place": ", in place" in text,
-        "root": int(words.get("root", 0)),
-        "graph": cadence == "graph",
-        "persistent": cadence == "persistent",
-    }
-    return int(ranks[1]) if ranks else None, case
+#: What commbench prints above a table in another tool's format, and why it is not imported.
+OWN = rf"# {PRINTED_BY_COMMBENCH}(.*)"
+OF_COMMBENCH = "commbench printed this table; the run's directory has it with all conditions"
 
 
 def number(word: str) -> float:
@@ -160,26 +138,6 @@ def whole_number(word: str) -> int:
     if not re.fullmatch(r"\d{1,18}", word):
         raise LeftOutError(f"{word!r} is no whole number")
     return int(word)
-
-
-def importable_operation(operation: str, pattern: str, ranks: int) -> Operation:
-    """Return the definition of an operation in a pattern on ``ranks`` ranks.
-
-    Raises:
-        LeftOutError: the operation or the pattern is unknown, or its table is one of several that
-            ran together.
-    """
-    try:
-        check_pattern(pattern)
-        composed = operation_in_pattern(operation, pattern, ranks)
-    except (InputError, UnsupportedError) as error:
-        raise LeftOutError(str(error)) from error
-    if makes_groups(pattern) or pattern == MATRIX:
-        raise LeftOutError(
-            f"a table of pattern {pattern} is one part of several that ran together; use the run"
-            " itself"
-        )
-    return composed
 
 
 def make_record(
@@ -210,7 +168,7 @@ def make_record(
     Raises:
         LeftOutError: commbench has no such case.
     """
-    operation = importable_operation(case["operation"], case.get("pattern", "flat"), ranks)
+    operation = OPERATIONS[case["operation"]]
     if operation.moves_data and case["dtype"] not in DTYPES:
         raise LeftOutError(f"element type {case['dtype']} is unknown to commbench")
     if operation.moves_data and not case["message_bytes"]:

@@ -2,12 +2,18 @@
 rate.
 
 May import launch.launchers for the names of variables; must not import the conductor or ranks.
-``agent`` and ``visitor`` run as scripts without site packages, so they import the standard library
-only.
+``agent`` runs as a script without site packages, so it imports the standard library only.
 """
 
-from commbench.launch.lab.cluster import NOT_EMULATED, check_machine, run_in_lab, start_lab
-from commbench.launch.lab.labs import DEFAULT_NAME, Lab, find_all
+from commbench.launch.lab.labs import (
+    DEFAULT_NAME,
+    NOT_EMULATED,
+    Lab,
+    check_machine,
+    find_all,
+    run_in_lab,
+    start_lab,
+)
 from commbench.launch.lab.plan import MAX_HOSTS, RATE_HINT, LabPlan, format_rate
 
 __all__ = [

@@ -1,52 +1,84 @@
-"""The labs that are up, each found by its name: its plan, the commands that run there, its links,
-its end.
+"""Emulated clusters that are up: their start, the commands that run there, their links, their end.
 
-Every lab mounts its files over the same directory, so that the environment of a program does not
-differ from lab to lab. Each lab shares a lock on that directory. A directory that no lab locks is
-left over from killed labs: the next call removes it.
-
-The name of a lab is an abstract socket. Such names live in the machine's network namespace, not
-among its files, and the kernel frees a name when the lab ends. A killed lab leaves none behind.
+The process table is the only list of labs: the command line of a lab's first process has its name.
+Every lab mounts its files over the same directory, visible to its own processes only, so that the
+environment of a program does not differ from lab to lab.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import re
 import secrets
 import select
+import shutil
 import signal
 import socket
-import struct
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
 from commbench.errors import InputError
-from commbench.launch.lab.network import change_link
-from commbench.launch.lab.plan import ANSWER, DIRECTORY, PLAN, STAYS, HostPlan, LabPlan, parse_rate
-from commbench.launch.lab.visit import (
-    PASSED_ON,
-    RunningCommand,
-    caught,
-    check_command,
-    running_commands,
-    visit,
-)
+from commbench.launch.lab import agent
+from commbench.launch.lab.network import change_link, run_program
+from commbench.launch.lab.plan import DIRECTORY, PLAN, HostPlan, LabPlan, parse_rate
 
+#: What a person must know about every number from a lab.
+NOT_EMULATED = (
+    "Only the rate of each link is emulated: latency, jitter and loss are not, a burst of about 1"
+    " ms at that rate, but at least 16 KiB, passes unshaped, and all hosts share the cores and"
+    " memory of this machine."
+)
 #: The name of a lab if a person gives none.
 DEFAULT_NAME = "lab"
-_PREFIX = "commbench-lab/"
+#: Programs that a lab needs, and the packages that bring them; only shaped links need tc.
+PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+#: Starts a program as process 1 of a lab, in fresh namespaces that end with it; if unshare is
+#: killed, it kills that program. Later mounts of the machine appear in the lab; mounts of the lab
+#: do not appear on the machine.
+FRESH = [
+    "unshare",
+    "--mount",
+    "--propagation=slave",
+    "--net",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "--",
+]
+#: Signals that are passed on to a command.
+PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+#: Signals that a key sends; the terminal sends them to the command, too.
+FROM_KEYS = (signal.SIGINT, signal.SIGQUIT)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
-_CREDENTIALS = struct.Struct("3i")
-_TIMEOUT_S = 10
+_FIRST = ["-m", "commbench.launch.lab.inside"]
+_VISIT = agent.call(DIRECTORY, "visit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningCommand:
+    """A command that runs on an emulated host; ``pid`` is the machine's."""
+
+    host: str
+    command: Sequence[str]
+    pid: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +88,9 @@ class Lab:
     name: str
     pid: int
     """The id of its first process."""
+    stays: bool
+    """Whether it is up until it is taken down; else it ends with the command that it was made
+    for."""
 
     @classmethod
     def find(cls, name: str = DEFAULT_NAME) -> Lab:
@@ -64,34 +99,33 @@ class Lab:
         Raises:
             InputError: there is no such lab.
         """
-        if pid := first_process(name):
-            return cls(name=name, pid=pid)
-        option = "" if name == DEFAULT_NAME else f" --name {name}"
-        others = ", ".join(lab.name for lab in find_all())
-        there = f" (there is {others})" if others else ""
+        labs = find_all()
+        for lab in labs:
+            if lab.name == name:
+                return lab
+        option, there = "", ""
+        if name != DEFAULT_NAME:
+            option = f" --name {name}"
+        if labs:
+            there = f" (there is {', '.join(lab.name for lab in labs)})"
         raise InputError(
             f"There is no emulated cluster called {name!r}{there}; start it by `commbench lab"
             f" up{option}`."
         )
 
     @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        """Raise an `InputError` if the lab ends inside.
+    def _running(self) -> Iterator[Path]:
+        """Yield the lab's own directory, as its processes see it.
 
         Raises:
-            InputError: the lab has ended.
+            InputError: the lab has ended, or ends inside.
         """
         try:
-            yield
+            yield Path(f"/proc/{self.pid}/root{DIRECTORY}")
         except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess) as error:
             raise InputError(
                 f"The emulated cluster {self.name!r} has just ended; start it again."
             ) from error
-
-    @property
-    def _files(self) -> Path:
-        """The lab's own directory, as its processes see it."""
-        return Path(f"/proc/{self.pid}/root{DIRECTORY}")
 
     @property
     def plan(self) -> LabPlan:
@@ -100,17 +134,9 @@ class Lab:
         Raises:
             InputError: the lab has just ended, as in the other methods.
         """
-        with self._running(), (self._files / PLAN).open(encoding="utf-8") as file:
+        with self._running() as files, (files / PLAN).open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             return LabPlan.from_json(file.read())
-
-    @property
-    def stays(self) -> bool:
-        """Whether it is up until it is taken down.
-
-        Else it ends with the command that it was made for.
-        """
-        return (self._files / STAYS).exists()
 
     @property
     def since(self) -> datetime:
@@ -120,24 +146,72 @@ class Lab:
 
     def running(self) -> list[RunningCommand]:
         """Return the commands that run there."""
+        commands = []
         with self._running():
-            return running_commands(self.pid)
+            namespace = _pid_namespace(self.pid)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):  # the process has just ended
+                words = process.cmdline()
+                is_visit = words[3 : len(_VISIT)] == _VISIT[3:]
+                if is_visit and _pid_namespace(process.pid) == namespace:
+                    host, *command = words[len(_VISIT) + 2 :]
+                    for child in process.children()[:1]:
+                        commands.append(RunningCommand(host=host, command=command, pid=child.pid))
+        return commands
 
     def execute(self, command: Sequence[str], *, host: str | None = None) -> int:
         """Run a command on a host, by default the first host.
 
-        Return its exit code, 128 + n after signal n.
-
         When the command or this process ends, all descendants of the command end. Signals to this
         process are passed on.
+
+        Returns:
+            The command's exit code; 128 + n if signal n has ended it.
 
         Raises:
             InputError: no such host or command.
         """
-        check_command(command)
+        _check_command(command)
         plan = self.plan
-        with caught(PASSED_ON) as signals:
-            return visit(self.pid, plan, plan.host(host).name, command, signals)
+        connection, inner = socket.socketpair()
+        enter = ["nsenter", f"--target={self.pid}", "--pid", "--mount", "--"]
+        words = [*_VISIT, str(inner.fileno()), str(Path.cwd()), plan.host(host).name, *command]
+        environment = plan.environment(os.environ, DIRECTORY)
+        report = b""
+
+        def pass_on(number: int, _: FrameType | None) -> None:
+            has_come_by_key = number in FROM_KEYS and report and _is_foreground()
+            if not has_come_by_key:
+                with contextlib.suppress(OSError):  # the command has just ended
+                    connection.send(bytes([number]))
+
+        before = {}
+        for number in PASSED_ON:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, pass_on)
+        try:
+            with inner:
+                # Ctrl-C reaches the whole foreground: only the command may act on it.
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+                try:
+                    process = subprocess.Popen(
+                        [*enter, *words], env=environment, pass_fds=[inner.fileno()]
+                    )
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            with connection:  # when it closes, the command ends
+                while received := connection.recv(4096):
+                    report += received
+            code = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        problem = report.decode().strip()
+        if problem:
+            raise InputError(problem)
+        if code < 0:
+            return 128 - code
+        return code
 
     def set_link(self, host: str, state: str) -> None:
         """Cut a host's link (``down``), restore it (``up``), or give it another rate, while the lab
@@ -149,46 +223,39 @@ class Lab:
         Raises:
             InputError: no such host, an unknown state, or a machine that cannot change the link.
         """
-        with self._running(), (self._files / PLAN).open("r+", encoding="utf-8") as file:
+        with self._running() as files, (files / PLAN).open("r+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             plan = LabPlan.from_json(file.read())
             before = plan.host(host)
             after = _changed_link(before, state)
-            holder = json.loads((self._files / "pids").read_text(encoding="utf-8"))[before.name]
-            lab = ("nsenter", f"--target={self.pid}")
-            on_host = (
-                *lab,
-                "--pid",
-                "--mount",
-                "--",
-                "nsenter",
-                f"--target={holder}",
-                "--net",
-                "--",
-            )
-            change_link(before, after, on_switch=(*lab, "--net", "--"), on_host=on_host)
+            holder = json.loads((files / "pids").read_text(encoding="utf-8"))[before.name]
+            lab = ["nsenter", f"--target={self.pid}"]
+            net = ["--net", "--"]
+            on_host = [*lab, "--pid", "--mount", "--", "nsenter", f"--target={holder}", *net]
+            change_link(before, after, on_switch=[*lab, *net], on_host=on_host)
             file.seek(0)
             file.truncate()
             file.write(plan.with_host(after).to_json())
 
     def end(self) -> None:
         """End the lab and everything that runs there; return when it has ended."""
-        with (
-            contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess),
-            contextlib.ExitStack() as handles,
-        ):
-            processes = [os.pidfd_open(pid) for pid in (psutil.Process(self.pid).ppid(), self.pid)]
-            for handle in processes:
-                handles.callback(os.close, handle)
-            signal.pidfd_send_signal(processes[-1], signal.SIGKILL)
-            for handle in processes:
-                select.select([handle], [], [])
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(self.pid)
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            select.select([handle], [], [])
+            os.close(handle)
 
 
 def find_all() -> list[Lab]:
     """Return all labs that are up, sorted by name."""
-    pids = ((name, first_process(name)) for name in names())
-    return [Lab(name=name, pid=pid) for name, pid in pids if pid]
+    labs = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # the process has just ended
+            words = process.cmdline()
+            is_first = words[1:3] == _FIRST and process.uids().real == 0
+            if is_first and Path(f"/proc/{process.pid}/root{DIRECTORY / PLAN}").exists():
+                labs.append(Lab(name=words[3], pid=process.pid, stays=words[4] == "stays"))
+    return sorted(labs, key=lambda lab: lab.name)
 
 
 def _changed_link(host: HostPlan, state: str) -> HostPlan:
@@ -200,116 +267,148 @@ def _changed_link(host: HostPlan, state: str) -> HostPlan:
         raise InputError(f"{str(error).rstrip('.')}; or up or down.") from error
 
 
-# -------------------------------------------------------------------------------------------- names
+def _pid_namespace(pid: int) -> Path:
+    return Path(f"/proc/{pid}/ns/pid").readlink()
 
 
-def reserve(name: str | None) -> tuple[str, socket.socket]:
-    """Reserve a name, a fresh one for None.
+def _is_foreground() -> bool:
+    """Return whether the terminal's keys send signals to this process, and so to its children in
+    the same group.
+    """
+    try:
+        with Path("/dev/tty").open("rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
-    Return it with its socket, which must be handed to the lab.
+
+# ------------------------------------------------------------------------------------------- start
+
+
+def run_in_lab(plan: LabPlan, command: Sequence[str], name: str | None = None) -> int:
+    """Run a command on the first of several emulated hosts.
+
+    When it ends, everything in the lab ends.
+
+    A host has its own name, network interface (10.99.x.y, both directions shaped), /dev/shm and
+    System V memory; files, processes, cores and GPUs are the machine's. COMMBENCH_HOSTFILE names a
+    hostfile, and mpirun reaches the hosts by an agent in place of ssh. Signals to this process are
+    passed on. If this process is killed, so is the lab.
+
+    Args:
+        plan: the hosts and their links.
+        command: the program and its arguments.
+        name: the name of the lab while it is up; a fresh one if None.
+
+    Returns:
+        The command's exit code; 128 + n if signal n has ended it.
 
     Raises:
-        InputError: the name is malformed or in use.
+        InputError: bad name or command, no root, a missing program, or a kernel without the
+            features.
     """
-    if name is None:
-        name = f"run-{secrets.token_hex(4)}"
+    check_machine(shaped=plan.is_shaped)
+    _check_command(command)
+    with _started(plan, name or f"run-{secrets.token_hex(4)}", "ends") as lab:
+        return lab.execute(command)
+
+
+def start_lab(plan: LabPlan, name: str = DEFAULT_NAME) -> Lab:
+    """Start a lab that stays until `Lab.end`, even if this process and its terminal end.
+
+    Raises:
+        InputError: the name is in use, no root, a missing program, or a kernel without the
+            features.
+    """
+    check_machine(shaped=plan.is_shaped)
+    with _started(plan, name, "stays") as lab:
+        return lab
+
+
+def check_machine(*, shaped: bool = False) -> None:
+    """Refuse a machine that cannot emulate a cluster.
+
+    Args:
+        shaped: whether links are to get a rate.
+
+    Raises:
+        InputError: not Linux, not root, or a missing program.
+    """
+    if sys.platform != "linux":
+        raise InputError(
+            f"An emulated cluster needs Linux and this is {sys.platform}; run it on a Linux"
+            " machine."
+        )
+    if os.geteuid() != 0:
+        raise InputError(
+            f"An emulated cluster needs root and this is user {os.geteuid()}; "
+            'put sudo env PATH="$PATH" before the command.'
+        )
+    for program, package in PROGRAMS.items():
+        if (shaped or program != "tc") and shutil.which(program) is None:
+            raise InputError(
+                f"An emulated cluster needs the program {program}, which was not found; install"
+                f" {package}."
+            )
+
+
+def _check_command(command: Sequence[str]) -> None:
+    """Refuse a command that cannot be started.
+
+    Raises:
+        InputError: no command was given, or it was not found.
+    """
+    if not command:
+        raise InputError("No command was given to run in the emulated cluster; write it after --.")
+    if shutil.which(command[0]) is None:
+        raise InputError(
+            f"The command {command[0]!r} was not found; give its path, or add its directory to"
+            " PATH."
+        )
+
+
+@contextlib.contextmanager
+def _started(plan: LabPlan, name: str, life: str) -> Iterator[Lab]:
+    """Start a lab, yield it once it is up, and end it unless it ``stays``."""
     if not _NAME.fullmatch(name):
         raise InputError(
             f"The name {name!r} cannot be a lab's; choose up to 40 letters, digits, dots, dashes"
             " and underscores."
         )
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        listener.bind(f"\0{_PREFIX}{name}")
-    except OSError as error:
-        listener.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
+    if name in {lab.name for lab in find_all()}:
         raise InputError(
             f"An emulated cluster called {name!r} is there already; "
             f"end it by `commbench lab down {name}`, or choose another --name."
+        )
+    try:
+        DIRECTORY.mkdir(mode=0o755, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"An emulated cluster needs the directory {DIRECTORY}: {error.strerror}; remove it."
         ) from error
-    return name, listener
-
-
-def names() -> list[str]:
-    """Return the names in use, sorted."""
-    paths = (
-        line.split()[-1] for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()
-    )
-    start = f"@{_PREFIX}"
-    return sorted({path.removeprefix(start) for path in paths if path.startswith(start)})
-
-
-def first_process(name: str) -> int | None:
-    """Return the id of a lab's first process.
-
-    None if there is no lab of that name, or it is not up yet.
-    """
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(_TIMEOUT_S)
-        try:
-            caller.connect(f"\0{_PREFIX}{name}")
-            if caller.recv(1) != ANSWER:
-                return None
-        except OSError:
-            return None
-        credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(credentials)
-    return pid if uid == 0 else None  # any user may bind such a name, but only root makes labs
-
-
-# ---------------------------------------------------------------------------------------- directory
-
-
-@contextlib.contextmanager
-def locked_directory() -> Iterator[int]:
-    """Make the labs' directory if it is missing.
-
-    Yield a shared lock on it, held as long as a descriptor is open.
-
-    Raises:
-        InputError: the directory cannot be made.
-    """
-    handle = _lock()
+    run_program([*FRESH, "true"])
+    connection, inner = socket.socketpair()
+    with inner:
+        words = [*_FIRST, name, life, str(inner.fileno()), plan.to_json()]
+        # a session of its own: no key and no closed terminal reaches it
+        process = subprocess.Popen(
+            [*FRESH, sys.executable, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[inner.fileno()],
+            start_new_session=True,
+        )
     try:
-        yield handle
+        with connection, connection.makefile("r") as answers:  # when it closes, the lab may end
+            report = answers.readline()
+            if report != "\n":
+                report += answers.read()
+                if process.wait() == InputError.exit_code:
+                    raise InputError(report.strip())
+                raise RuntimeError(report or "the lab's first process has ended")
+            yield Lab.find(name)
+            if life == "stays":
+                process.returncode = 0  # this process does not wait for it any more
     finally:
-        os.close(handle)
-        remove_unused_directory()
-
-
-def remove_unused_directory() -> None:
-    """Remove the labs' directory if no lab holds its lock."""
-    try:
-        handle = os.open(DIRECTORY, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # there is none
-        return
-    with contextlib.suppress(OSError):  # labs hold it, or another process removed it first
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_in_place(handle):
-            DIRECTORY.rmdir()
-    os.close(handle)
-
-
-def _lock() -> int:
-    while True:
-        try:
-            DIRECTORY.mkdir(mode=0o755, exist_ok=True)
-            handle = os.open(DIRECTORY, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # removed by a lab that has just ended
-            continue
-        except OSError as error:
-            raise InputError(
-                f"An emulated cluster needs the directory {DIRECTORY}: {error.strerror}; remove it."
-            ) from error
-        fcntl.flock(handle, fcntl.LOCK_SH)
-        with contextlib.suppress(FileNotFoundError):
-            if _is_in_place(handle):
-                return handle
-        os.close(handle)  # removed between opening and locking
-
-
-def _is_in_place(handle: int) -> bool:
-    """Return whether an open directory is still the one at `DIRECTORY`."""
-    return os.path.samestat(DIRECTORY.stat(), os.fstat(handle))
+        process.wait()

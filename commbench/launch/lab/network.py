@@ -41,17 +41,13 @@ def build_network(plan: LabPlan, pids: Mapping[str, int]) -> None:
         run_program([*on_host, "ip", "-batch", "-"], host_commands(host))
         if host.rate_bps is not None:
             run_program([*on_host, "tc", "-batch", "-"], [shape_command(INTERFACE, host.rate_bps)])
-    towards = [
-        shape_command(host.name, host.rate_bps) for host in plan.hosts if host.rate_bps is not None
-    ]
-    towards += [
-        shape_command(end, plan.uplink_bps)
-        for ends in _uplinks(plan)
-        for end in ends
-        if plan.uplink_bps
-    ]
-    if towards:
-        run_program(["tc", "-batch", "-"], towards)
+    towards = [(host.name, host.rate_bps) for host in plan.hosts]
+    for ends in _uplinks(plan):
+        for end in ends:
+            towards.append((end, plan.uplink_bps))
+    commands = [shape_command(end, rate_bps) for end, rate_bps in towards if rate_bps is not None]
+    if commands:
+        run_program(["tc", "-batch", "-"], commands)
 
 
 def change_link(
@@ -73,17 +69,17 @@ def change_link(
             run_program([*place, "tc", "-batch", "-"], [shape_command(device, after.rate_bps)])
         elif before.rate_bps is not None:
             run_program([*place, "tc", "-batch", "-"], [f"qdisc del dev {device} root"])
-    state = "up" if after.is_up else "down"  # the switch's port: the host sees its cable pulled
+    state = "down"  # the switch's port: the host sees its cable pulled
+    if after.is_up:
+        state = "up"
     run_program([*on_switch, "ip", "-batch", "-"], [f"link set {before.name} {state}"])
 
 
 def _uplinks(plan: LabPlan) -> list[tuple[str, str]]:
     """Return the two ends of each rack's link to the core: in the rack, and in the core."""
-    return (
-        [(f"uplink{rack}", f"downlink{rack}") for rack in range(plan.racks)]
-        if plan.racks > 1
-        else []
-    )
+    if plan.racks == 1:
+        return []
+    return [(f"uplink{rack}", f"downlink{rack}") for rack in range(plan.racks)]
 
 
 def switch_commands(plan: LabPlan, pids: Mapping[str, int]) -> list[str]:
@@ -96,11 +92,11 @@ def switch_commands(plan: LabPlan, pids: Mapping[str, int]) -> list[str]:
         commands += [f"link add {up} type veth peer name {down}"]
         commands += [f"link set {up} master rack{rack} up", f"link set {down} master {SWITCH} up"]
     for host in plan.hosts:
-        switch = f"rack{host.rack}" if plan.racks > 1 else SWITCH
-        commands += [
-            f"link add {host.name} type veth peer name {INTERFACE} netns {pids[host.name]}"
-        ]
-        commands += [f"link set {host.name} master {switch} up"]
+        switch = SWITCH
+        if plan.racks > 1:
+            switch = f"rack{host.rack}"
+        port = f"link add {host.name} type veth peer name {INTERFACE} netns {pids[host.name]}"
+        commands += [port, f"link set {host.name} master {switch} up"]
     return commands
 
 
@@ -146,9 +142,8 @@ def emulation_error(program: str, output: str) -> str:
     """Return the sentence for a machine that cannot emulate a cluster, with the first line of a
     program's output.
     """
-    reason = next((line.strip() for line in output.splitlines() if line.strip()), "nothing").rstrip(
-        "."
-    )
+    lines = output.strip().splitlines() or ["nothing"]
+    reason = lines[0].strip().rstrip(".")
     return (
         f"A cluster cannot be emulated on this machine: `{program}` said: {reason}; it takes root's"
         " full rights and a kernel with network namespaces, veth, bridge and tbf (--rate none does"

@@ -18,13 +18,8 @@ from commbench.units import format_link_rate, parse_link_rate
 NETWORK = IPv4Network("10.99.0.0/16")
 #: Where a lab mounts its files, visible to its own processes only.
 DIRECTORY = Path("/run/commbench-lab")
-#: Names of files there: the present plan, and a mark that the lab stays when the command that made
-#: it has ended.
-PLAN, STAYS = "plan", "stays"
-#: The message to a lab's first process that the lab is to stay; sent back as confirmation.
-STAY = b"s"
-#: The answer of a lab that is up to a caller at its socket: a name outlives its lab by a moment.
-ANSWER = b"!"
+#: Name of the file there with the present plan.
+PLAN = "plan"
 #: The network interface of every host.
 INTERFACE = "eth0"
 #: More hosts than this would share one machine so thinly that no measurement on them means
@@ -109,31 +104,31 @@ class LabPlan:
                 f"The uplink rate {uplink!r} was given but one rack has no uplink; add --racks 2 or"
                 " more."
             )
-        rate_bps = parse_rate(rate)
-        uplink_bps = rate_bps if uplink is None else parse_rate(uplink)
+        rate_bps = uplink_bps = parse_rate(rate)
+        if uplink is not None:
+            uplink_bps = parse_rate(uplink)
+        if racks == 1:
+            uplink_bps = None
         rates = _parse_slow(slow, hosts)
-        return cls(
-            hosts=tuple(
+        plans = []
+        for number in range(hosts):
+            name = f"host{number}"
+            plans.append(
                 HostPlan(
                     name=name,
-                    address=str(NETWORK[k + 1]),
+                    address=str(NETWORK[number + 1]),
                     slots=ranks_per_host,
                     rate_bps=rates.get(name, rate_bps),
-                    rack=k * racks // hosts,
+                    rack=number * racks // hosts,
                 )
-                for k, name in enumerate(_names(hosts))
-            ),
-            rate_bps=rate_bps,
-            racks=racks,
-            uplink_bps=None if racks == 1 else uplink_bps,
-        )
+            )
+        return cls(hosts=tuple(plans), rate_bps=rate_bps, racks=racks, uplink_bps=uplink_bps)
 
     @property
     def is_shaped(self) -> bool:
         """Whether any link has a rate."""
-        return any(
-            rate is not None for rate in (*(host.rate_bps for host in self.hosts), self.uplink_bps)
-        )
+        rates = {self.uplink_bps, *(host.rate_bps for host in self.hosts)}
+        return rates != {None}
 
     @property
     def conditions(self) -> Emulated:
@@ -142,15 +137,17 @@ class LabPlan:
         Defaults are left out, so that equal labs agree.
         """
         conditions: Emulated = {"hosts": len(self.hosts), "rate": format_rate(self.rate_bps)}
-        if slow := {
-            host.name: format_rate(host.rate_bps)
-            for host in self.hosts
-            if host.rate_bps != self.rate_bps
-        }:
+        slow, down = {}, []
+        for host in self.hosts:
+            if host.rate_bps != self.rate_bps:
+                slow[host.name] = format_rate(host.rate_bps)
+            if not host.is_up:
+                down.append(host.name)
+        if slow:
             conditions["slow"] = slow
         if self.racks > 1:
             conditions |= {"racks": self.racks, "uplink": format_rate(self.uplink_bps)}
-        if down := [host.name for host in self.hosts if not host.is_up]:
+        if down:
             conditions["down"] = down
         return conditions
 
@@ -169,9 +166,9 @@ class LabPlan:
 
     def with_host(self, changed: HostPlan) -> LabPlan:
         """Return the plan with one host replaced."""
-        return replace(
-            self, hosts=tuple(changed if host.name == changed.name else host for host in self.hosts)
-        )
+        hosts = {host.name: host for host in self.hosts}
+        hosts[changed.name] = changed
+        return replace(self, hosts=tuple(hosts.values()))
 
     def to_json(self) -> str:
         """Return the plan as one line."""
@@ -200,9 +197,10 @@ class LabPlan:
         It overrides the machine's own settings of interfaces and fabrics: a real fabric, or the
         memory that the hosts share, would carry messages past the shaped links.
         """
-        inherited = {
-            name: value for name, value in environ.items() if not name.startswith(_BATCH_SYSTEMS)
-        }
+        inherited = dict(environ)
+        for name in environ:
+            if name.startswith(_BATCH_SYSTEMS):
+                del inherited[name]
         agent = str(directory / "agent")
         return inherited | {
             HOSTFILE: str(directory / "hostfile"),
@@ -223,10 +221,6 @@ class LabPlan:
         }
 
 
-def _names(hosts: int) -> list[str]:
-    return [f"host{k}" for k in range(hosts)]
-
-
 def _parse_slow(slow: Sequence[str], hosts: int) -> dict[str, int | None]:
     """Return the rates (bit/s) of the hosts in ``slow``, each written ``HOST=RATE``.
 
@@ -240,7 +234,7 @@ def _parse_slow(slow: Sequence[str], hosts: int) -> dict[str, int | None]:
             raise InputError(
                 f"The slow host {text!r} is not understood; write HOST=RATE, such as host1=100mbit."
             )
-        if name not in _names(hosts):
+        if name not in {f"host{number}" for number in range(hosts)}:
             raise InputError(
                 f"There is no emulated host {name!r} to slow down; choose from {host_range(hosts)}."
             )
@@ -252,7 +246,9 @@ def _parse_slow(slow: Sequence[str], hosts: int) -> dict[str, int | None]:
 
 def host_range(hosts: int) -> str:
     """Return the hosts' names for messages: ``host0 to host3``."""
-    return " to ".join(dict.fromkeys((_names(hosts)[0], _names(hosts)[-1])))
+    if hosts == 1:
+        return "host0"
+    return f"host0 to host{hosts - 1}"
 
 
 def parse_rate(text: str) -> int | None:
@@ -277,4 +273,6 @@ def format_rate(rate_bps: int | None) -> str:
     """Write a rate as `parse_rate` reads it, in the largest unit that leaves no fraction:
     ``1gbit``, ``1500mbit``.
     """
-    return "none" if rate_bps is None else format_link_rate(rate_bps)
+    if rate_bps is None:
+        return "none"
+    return format_link_rate(rate_bps)

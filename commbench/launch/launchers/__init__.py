@@ -12,7 +12,6 @@ from commbench.launch.launchers.hosts import (
     HOSTFILE,
     check_interface,
     interface_variables,
-    read_hostfile,
 )
 from commbench.launch.launchers.mpirun import MpiexecLauncher, MpirunLauncher, find_mpirun
 from commbench.launch.launchers.slurm import SrunLauncher
@@ -33,5 +32,4 @@ __all__ = [
     "choose_launcher",
     "find_mpirun",
     "interface_variables",
-    "read_hostfile",
 ]

@@ -100,19 +100,19 @@ class Launcher(Placement, ABC):
         """Return the slots by host of the hostfile, else of Slurm's job, else of this host."""
         return hosts.find_hosts(self.hostfile, self.environ)
 
-    def name_hosts(self, reader: str, file_option: str, hosts_option: str) -> list[str]:
-        """Return the options that name the hosts of the hostfile: the file, if ``reader`` can read
-        it, else each host with its slots.
+    def name_hosts(self, file_option: str, hosts_option: str) -> list[str]:
+        """Return the options that name the hosts of the hostfile: each host with its slots, or the
+        file itself if a command line cannot state all that it has.
 
         Raises:
-            InputError: the file is not understood, or not by this launcher.
+            InputError: the file is not understood.
         """
         if self.hostfile is None:
             return []
         content = hosts.read_hostfile(self.hostfile, self.environ)
-        if reader in content.readers:
-            return [file_option, str(self.hostfile)]
-        return [hosts_option, content.name_slots()]
+        if content.is_plain:
+            return [hosts_option, hosts.name_slots(content.slots)]
+        return [file_option, str(self.hostfile)]
 
     def limit(self) -> int | None:
         """Return the largest number of ranks that the number of ranks per node allows.

@@ -8,8 +8,8 @@ import ipaddress
 import re
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -57,94 +57,65 @@ def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> dict[str, i
 #: Options of a host that state its slots, and the most slots.
 _SLOTS = ("slots", "cpu", "count")
 _MOST = ("max_slots", "slots_max", "max_cpu", "cpu_max", "max_count", "count_max")
-#: Options that leave the slots as they are.
+#: Other options, of Open MPI or of Hydra.
 _OPENMPI = ("username", "user_name", "port", "boards", "sockets", "sockets_per_board", "cores")
 _HYDRA = ("user", "binding")
-#: The launcher that knows an option.
-_READERS = dict.fromkeys((*_SLOTS, *_MOST, *_OPENMPI), "mpirun") | dict.fromkeys(_HYDRA, "mpiexec")
 _NAME = re.compile(r"(\w[\w.-]*@)?\w[\w.-]*")
 
 
 @dataclass
 class Hostfile:
-    """The content of a hostfile, and which launchers can read it."""
+    """The content of a hostfile."""
 
-    path: Path
-    slots: Counter[str] = field(default_factory=Counter)
+    slots: Counter[str]
     """Slots by host."""
-    readers: set[str] = field(default_factory=lambda: {"mpirun", "mpiexec"})
-    """Launchers that read the file as it is."""
-    is_plain: bool = True
-    """Whether it has names and slots only: no IPv6 address, user, port or binding."""
+    is_plain: bool
+    """Whether it has names and slots only, which a command line can state: no IPv6 address, user,
+    port or binding."""
 
-    def name_slots(self) -> str:
-        """Return ``a:2,b:4``, for the command line of a launcher that cannot read the file.
 
-        Raises:
-            InputError: this form cannot state all that the file has.
-        """
-        if not self.is_plain:
-            raise InputError(
-                f"The launcher cannot read the hostfile {self.path} as it is; write one host a line"
-                " in the launcher's own form, in UTF-8 without byte order mark or carriage returns."
-            )
-        return ",".join(f"{name}:{slots}" for name, slots in self.slots.items())
+@dataclass(frozen=True)
+class _Line:
+    name: str
+    slots: int | None
+    """None if the line does not state them."""
+    is_plain: bool
 
-    def read_line(self, words: list[str]) -> tuple[str, int | None]:
-        """Return the host of a line, and its slots if the line states them.
 
-        Raises:
-            ValueError: the line is not understood.
-        """
-        name, colon, number = words[0].partition(":")
-        options = words[1:]
-        stated: dict[str, int] = {}
-        if ":" in number:
-            name = str(ipaddress.IPv6Address(words[0]))
-            self.is_plain = False
-            self.readers.discard("mpiexec")
-        elif not _NAME.fullmatch(name):
-            raise ValueError(name)
-        elif colon:
-            stated["slots"] = _count(number)
-            self.readers.discard("mpirun")
-        elif options and options[0].isdecimal():  # Grid Engine: slots, queue, processor range
-            stated["slots"] = int(options[0])
-            options = []
-            self.readers.clear()
-        for option in options:
-            key, _, value = option.partition("=")
-            key = key.replace("-", "_")
-            if key not in _READERS or not value:
-                raise ValueError(option)
-            self.readers &= {_READERS[key]}
-            if key in _SLOTS:
-                stated["slots"] = _count(value)
-            elif key in _MOST:
-                stated["most"] = _count(value)
-            else:
-                self.is_plain = False
-        most = stated.get("most")
-        slots = stated.get("slots", most)
-        if slots is not None and most is not None and slots > most:
-            raise ValueError(slots)
-        return name, slots
+def _read_line(words: list[str]) -> _Line:
+    """Return the host of a line.
 
-    def count_slots(
-        self, lines: Mapping[str, Sequence[int | None]], *, each_line_a_slot: bool
-    ) -> None:
-        """Add up the slots of each host's lines."""
-        for name, numbers in lines.items():
-            if numbers == [None] and not each_line_a_slot:
-                self.slots[name] = local_cpus()
-                continue
-            for slots in numbers:
-                self.slots[name] += 1 if slots is None else slots
-            if len(numbers) > 1 and any(numbers):
-                self.readers.discard("mpirun")  # it refuses numbers of a host listed twice
-        if each_line_a_slot:
-            # Open MPI 5 would give a host that is listed once as many slots as CPUs.
-            self.readers.discard("mpirun")
+    Raises:
+        ValueError: the line is not understood.
+    """
+    name, colon, number = words[0].partition(":")
+    options = words[1:]
+    stated: dict[str, int] = {}
+    is_plain = "@" not in name
+    if ":" in number:
+        name, is_plain = str(ipaddress.IPv6Address(words[0])), False
+    elif not _NAME.fullmatch(name):
+        raise ValueError(name)
+    elif colon:
+        stated["slots"] = _count(number)
+    elif options and options[0].isdecimal():  # Grid Engine: slots, queue, processor range
+        stated["slots"] = int(options[0])
+        options = []
+    for option in options:
+        key, _, value = option.replace("-", "_").partition("=")
+        if key in _SLOTS:
+            stated["slots"] = _count(value)
+        elif key in _MOST:
+            stated["most"] = _count(value)
+        elif key in {*_OPENMPI, *_HYDRA} and value:
+            is_plain = False
+        else:
+            raise ValueError(option)
+    most = stated.get("most")
+    slots = stated.get("slots", most)
+    if slots is not None and most is not None and slots > most:
+        raise ValueError(slots)
+    return _Line(name, slots, is_plain)
 
 
 def _count(text: str) -> int:
@@ -171,29 +142,38 @@ def read_hostfile(path: Path, environ: Mapping[str, str] | None = None) -> Hostf
         text = path.read_bytes().decode(errors="replace")
     except OSError as error:
         raise InputError(f"The hostfile {path} cannot be read ({error.strerror}).") from error
-    content = Hostfile(path)
-    lines: dict[str, list[int | None]] = {}
+    lines: dict[str, list[_Line]] = {}
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         words = re.sub(r"\s*=\s*", "=", re.split("#|//", line)[0]).split()
         if not words:
             continue
         try:
-            name, slots = content.read_line(words)
+            host = _read_line(words)
         except ValueError:
             raise InputError(
                 f"Line {number} of the hostfile {path} is not understood: {line.strip()!r}; write"
                 " one host a line, e.g. `node1 slots=4`."
             ) from None
-        lines.setdefault(name, []).append(slots)
+        lines.setdefault(host.name, []).append(host)
     if not lines:
         raise InputError(
             f"The hostfile {path} names no host; write one a line, e.g. `node1 slots=4`."
         )
     is_pbs = environ is not None and str(path) == environ.get("PBS_NODEFILE")
-    content.count_slots(lines, each_line_a_slot=is_pbs)
-    if text.startswith("\ufeff") or "\r" in text:
-        content.readers.clear()
+    content = Hostfile(Counter(), is_plain=True)
+    for name, hosts in lines.items():
+        unstated = 1
+        if len(hosts) == 1 and not is_pbs:
+            unstated = local_cpus()
+        for host in hosts:
+            content.slots[name] += unstated if host.slots is None else host.slots
+            content.is_plain = content.is_plain and host.is_plain
     return content
+
+
+def name_slots(slots: Mapping[str, int]) -> str:
+    """Return ``a:2,b:4``, as command lines of launchers name hosts."""
+    return ",".join(f"{name}:{number}" for name, number in slots.items())
 
 
 def local_cpus() -> int:

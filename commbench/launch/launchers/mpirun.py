@@ -6,14 +6,15 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from commbench.errors import InputError
+from commbench.launch.identity import output_of
 from commbench.launch.launchers.base import Launcher, Placement
+from commbench.launch.launchers.hosts import name_slots
 from commbench.launch.launchers.slurm import nodes_to_name
 from commbench.system.host import is_superuser
 from commbench.system.variables import relevant_variables
@@ -41,7 +42,7 @@ class MpiexecLauncher(Launcher):
         """Return ``mpiexec -n ranks ... python -m mpi4py program``; Hydra forwards the environment
         by itself.
         """
-        options = self.name_hosts("mpiexec", "-f", "-hosts")
+        options = self.name_hosts("-f", "-hosts")
         if self.ranks_per_node:
             options += ["-ppn", str(self.ranks_per_node)]
         if self.interface:
@@ -78,8 +79,8 @@ class MpirunLauncher(Launcher):
 
     mpirun: str = "mpirun"
     """Path of the program."""
-    nodes: Sequence[tuple[str, int]] = ()
-    """Hosts and slots of an allocation, for an mpirun that cannot ask the scheduler itself."""
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    """Slots by host of an allocation, for an mpirun that cannot ask the scheduler itself."""
     name: str = "mpirun"
     forwards_signals: bool = True
 
@@ -88,8 +89,10 @@ class MpirunLauncher(Launcher):
         options = self._hosts()
         exceeds_slots = ranks > self.slots()
         if self.ranks_per_node is not None:
-            modifier = ":OVERSUBSCRIBE" if exceeds_slots else ""
-            options += ["--map-by", f"ppr:{self.ranks_per_node}:node{modifier}"]
+            mapping = f"ppr:{self.ranks_per_node}:node"
+            if exceeds_slots:
+                mapping += ":OVERSUBSCRIBE"
+            options += ["--map-by", mapping]
         if not self.has_own_binding:
             binding = self.binding(ranks, training=training)
             if binding == "hwthread":
@@ -115,11 +118,9 @@ class MpirunLauncher(Launcher):
         return Path(self.mpirun).parent == Path(sys.executable).parent
 
     def _hosts(self) -> list[str]:
-        if self.hostfile is not None:
-            return self.name_hosts("mpirun", "--hostfile", "--host")
         if self.nodes:
-            return ["--host", ",".join(f"{name}:{slots}" for name, slots in self.nodes)]
-        return []
+            return ["--host", name_slots(self.nodes)]
+        return self.name_hosts("--hostfile", "--host")
 
     def _forwarded(self) -> list[str]:
         """Return the names of variables to carry to other hosts."""
@@ -143,8 +144,7 @@ def find_mpirun(names: Sequence[str] = ("mpirun", "mpiexec")) -> str | None:
     """Return the path of the MPI launcher: one installed beside this Python, else the first on the
     PATH.
     """
-    beside = str(Path(sys.executable).parent)
-    for path in (beside, None):
+    for path in (str(Path(sys.executable).parent), None):
         for name in names:
             program = shutil.which(name, path=path)
             if program:
@@ -175,7 +175,7 @@ def open_mpi(program: str | None, placement: Placement, *, is_requested: bool = 
         raise InputError(no_launcher(program))
     library = implementation(program)
     if library not in {"intel", "mpich"}:
-        nodes: Sequence[tuple[str, int]] = ()
+        nodes: Mapping[str, int] = {}
         if placement.hostfile is None:
             nodes = nodes_to_name(program, placement.environ)
         return MpirunLauncher(mpirun=program, nodes=nodes, **vars(placement))
@@ -195,12 +195,7 @@ def implementation(program: str) -> str:
 
     Empty if it does not tell.
     """
-    try:
-        answer = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=20, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    answer = output_of([program, "--version"])
     signs = {
         "intel": r"Intel",
         "mpich": r"HYDRA|MPICH",

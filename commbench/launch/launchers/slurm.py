@@ -8,17 +8,16 @@ import importlib.util
 import re
 import shutil
 import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from commbench.errors import InputError
+from commbench.launch.identity import output_of
 from commbench.launch.launchers.base import Launcher, Placement
 from commbench.launch.launchers.hosts import find_hosts
 
 _CPU_BIND = {"core": "cores", "hwthread": "threads", "numa": "ldoms", "none": "none"}
-_QUERY_S = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,45 +116,32 @@ def mpi_type(extra: Sequence[str], environ: Mapping[str, str]) -> str:
 
     ``none`` or ``pmix``: the requested or the site's.
     """
-    words = list(extra)
-    for index, word in enumerate(words):
-        if word.startswith("--mpi="):
-            return word.partition("=")[2]
-        if word == "--mpi" and index + 1 < len(words):
-            return words[index + 1]
+    requested = re.search(r"--mpi[= ](\S+)", " ".join(extra))
+    if requested:
+        return requested[1]
     if environ.get("SLURM_MPI_TYPE"):
         return environ["SLURM_MPI_TYPE"]
-    default = re.search(r"MpiDefault\s*=\s*(\S+)", _output_of(["scontrol", "show", "config"]))
+    default = re.search(r"MpiDefault\s*=\s*(\S+)", output_of(["scontrol", "show", "config"]))
     if default:
         return default[1]
     return "none"
 
 
-def nodes_to_name(mpirun: str, environ: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
-    """Return the hosts and slots of a Slurm job of several nodes for an Open MPI built without
+def nodes_to_name(mpirun: str, environ: Mapping[str, str]) -> Mapping[str, int]:
+    """Return the slots by host of a Slurm job of several nodes for an Open MPI built without
     Slurm, else nothing.
     """
     if not in_allocation(environ):
-        return ()
+        return {}
     nodes = find_hosts(None, environ)
     if len(nodes) == 1 or _knows_slurm(mpirun):
-        return ()
-    return tuple(nodes.items())
+        return {}
+    return nodes
 
 
 def _knows_slurm(mpirun: str) -> bool:
     """Return whether an Open MPI can start its daemons by Slurm; assumed if it does not tell."""
-    report = "".join(
-        _output_of([str(Path(mpirun).with_name(name))]) for name in ("prte_info", "ompi_info")
-    )
-    return not re.search(r"MCA plm: ", report) or bool(re.search(r"MCA plm: slurm", report))
-
-
-def _output_of(command: Sequence[str]) -> str:
-    """Return the stdout of a program; empty if it fails."""
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=_QUERY_S, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    report = ""
+    for name in ("prte_info", "ompi_info"):
+        report += output_of([str(Path(mpirun).with_name(name))])
+    return "MCA plm: " not in report or "MCA plm: slurm" in report

@@ -142,7 +142,8 @@ def comparison_rows(table: ComparisonTable, threshold: float) -> list[dict[str, 
     """Return one row for each case, in table order, then for the cases that only one side has."""
     names = names_of(table)
     rows = []
-    for case in (*table.cases, *table.broken):
+    cases: list[ComparedCase | BrokenCase] = [*table.cases, *table.broken]
+    for case in cases:
         row: dict[str, Any] = {
             **dict.fromkeys(COMPARISON_COLUMNS),
             **dict.fromkeys(_TEXTS.split(), ""),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.records import TrainingRow
-from commbench.report.figures.charts import Chart, Panel, Series, best, estimate
+from commbench.report.figures.charts import Chart, Panel, Series, estimate
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import Group, Trial, groups
 from commbench.report.training import hook_label
@@ -32,7 +32,6 @@ def bucket_charts(runs: Sequence[Run]) -> list[Chart]:
                 section="training",
                 title=f"Step over bucket size: {group.name}",
                 reading=_READING,
-                results=best(panel),
                 panels=[panel],
                 moments={"": 0.5} if DEFAULT_CAP in panel.places.values() else {},
             )

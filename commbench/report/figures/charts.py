@@ -6,30 +6,25 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from commbench.findings import Finding, Value
 from commbench.report.figures.drawing import (
     BAD,
     BAND_ALPHA,
-    GRID,
     INK,
     MOST_SERIES,
     MUTED,
     Drawing,
     Look,
-    Section,
     Style,
-    legend,
-    legend_height_in,
+    legend_columns,
     log_axis,
     look,
-    mark_limit,
     nothing_here,
-    size_axis,
 )
 from commbench.report.formats import listed
-from commbench.units import format_size, format_time, three_digits
+from commbench.units import format_size, three_digits
 from commbench.words import Estimate
 
 if TYPE_CHECKING:
@@ -44,10 +39,10 @@ _WIDE = 20.0
 _MARGIN, _LEAST_MARGIN = 0.06, 0.002
 #: The most points with a large marker each.
 _MARKED = 30
-#: The distance between series at the same named place, and the largest of all of them.
-_ASIDE, _ASIDE_MOST = 0.12, 0.6
-#: The most rows that are named.
-MOST_ROWS = 16
+#: The distance between all series at the same named place, and the fewest that share it.
+_ASIDE, _FEW = 0.6, 5
+#: The most rows that are named, and the most sizes on an axis.
+MOST_ROWS, _MOST_SIZES = 16, 6
 #: Heights of successive dots of a row: dots of equal values stay apart.
 _HEIGHTS = (0.0, -0.16, 0.16, -0.08, 0.08)
 
@@ -61,19 +56,6 @@ def estimate(
     if high is None or not math.isfinite(high):
         return Estimate(value)
     return Estimate(value, low, high)
-
-
-def number_text(point: Estimate, unit: str) -> str:
-    """Return value, unit and interval: ``10.0 us [9.00 us, 12.0 us]``, ``2.00 GB/s``."""
-    numbers = (point.value, *point.bounds)
-    if unit == MICROSECONDS:
-        text, low, high = [format_time(number * 1e-6) for number in numbers]
-    else:
-        text, low, high = [three_digits(number) for number in numbers]
-        text = f"{text} {unit}".rstrip()
-    if point.low is None or point.high is None:
-        return text
-    return f"{text} [{low}, {high}]"
 
 
 class Limit(NamedTuple):
@@ -105,14 +87,12 @@ class Series:
     """Cases without a result: crosses on the axis."""
     ringed: float | None = None
     """The x of the value with a ring around it."""
-    limit: Limit | None = None
-    """What bounds its values."""
     dots: Sequence[float] = ()
     """Values of a row around the one that its interval is of."""
     spans: Sequence[Span] = ()
     """The bars of a row."""
     colour: int | None = None
-    """The number of its colour; None: of its own."""
+    """The number of its colour in a row; None: of its own."""
 
 
 class Shade(NamedTuple):
@@ -135,27 +115,18 @@ class Panel:
     unit: str = ""
     has_zero: bool = False
     """Whether the axis begins at zero, unless it is logarithmic; else it is near the values."""
-    is_rate: bool = False
-    """Whether more is better."""
     x: Literal["size", "place", "number", "time", "rows"]
     """Sizes in bytes; named places; numbers from zero on; days since 1970; or a row for each
     series."""
     x_label: str = ""
     places: Mapping[float, str] = field(default_factory=dict)
     """The names of places by x."""
+    limits: Sequence[Limit] = ()
+    """What bounds the values."""
     includes: Sequence[float] = ()
     """Values that the axis shows in any case."""
-    background: Mapping[float, float] = field(default_factory=dict)
-    """Values behind the series, by x."""
-    ticks: Mapping[float, int] = field(default_factory=dict)
-    """Marks on the x axis: numbers of colours by x."""
     curves_height_in: float = 2.2
     title: str = ""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the series, each once."""
-        return list(dict.fromkeys(series.name for series in self.series))
 
     @property
     def height_in(self) -> float:
@@ -176,53 +147,19 @@ class Panel:
         """The label of the horizontal axis."""
         return self.label if self.x == "rows" else self.x_label
 
-    @property
-    def limits(self) -> list[Limit]:
-        """The limits of all series, each once."""
-        limits = [series.limit for series in self.series if series.limit is not None]
-        return list(dict.fromkeys(limits))
-
-
-def best(panel: Panel) -> list[Finding]:
-    """Return the best of the measured values; nothing without any."""
-    values = []
-    for series in panel.series:
-        for x, point in series.points.items():
-            name = series.name
-            if panel.x == "size":
-                name = f"{name} at {format_size(int(x))}"
-            elif panel.x == "place":
-                name = f"{name} at {panel.places[x]}"
-            values.append((point.value, name, point, series.limit))
-    if not values:
-        return []
-    values.sort(key=lambda value: value[0])
-    codes = ("figure_lowest", "figure_lowest_of_limit")
-    if panel.is_rate:
-        codes = ("figure_highest", "figure_highest_of_limit")
-        values.reverse()
-    _, name, point, limit = values[0]
-    numbers: dict[str, Value] = {
-        "quantity": panel.quantity,
-        "value": number_text(point, panel.unit),
-    }
-    if limit is None:
-        return [Finding(codes[0], name, numbers)]
-    numbers |= {"share": 100 * point.value / limit.value, "limit": limit.name}
-    return [Finding(codes[1], name, numbers)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     """A figure of panels, one above the other."""
 
     name: str
-    section: Section
+    section: str
+    """The id of the page's section."""
     title: str
     reading: str
     """How to read it: the same sentences for each figure of a kind."""
-    results: Sequence[Finding] = ()
-    """What it shows."""
+    remarks: Sequence[Finding] = ()
+    """What it shows or leaves out, and no table has."""
     panels: Sequence[Panel]
     moments: Mapping[str, float] = field(default_factory=dict)
     """Named vertical lines through all panels."""
@@ -233,7 +170,8 @@ class Chart:
     @property
     def names(self) -> list[str]:
         """The names of all series, each once."""
-        return list(dict.fromkeys(name for panel in self.panels for name in panel.names))
+        names = [series.name for panel in self.panels for series in panel.series]
+        return list(dict.fromkeys(names))
 
     @property
     def has_rows(self) -> bool:
@@ -256,37 +194,33 @@ class Chart:
         """The styles that the legend explains; rows have their names beside them."""
         if self.has_rows:
             return {name: Look(look(place).colour, "s", "none") for name, place in self.key.items()}
-        return self.looks
+        return self.looks if len(self.looks) > 1 else {}
 
     @property
     def caption(self) -> str:
-        """How to read the figure, what it shows, and what it leaves out."""
-        results = list(self.results)
+        """How to read the figure, and what it leaves out."""
+        remarks = list(self.remarks)
         hidden = [name for name in self.names if name not in self.looks]
         if hidden:
             numbers: dict[str, Value] = {"most": MOST_SERIES, "series": listed(hidden, 8)}
-            results.append(Finding("figure_hidden", numbers=numbers))
-        return " ".join([self.reading, *map(str, results)])
-
-    @property
-    def alt(self) -> str:
-        """Title, and the names of panels and of series, for readers who cannot see it."""
-        titles = [panel.title for panel in self.panels]
-        names = [name for name in (*titles, *self.names) if name]
-        return f"{self.title}: {listed(names, MOST_ROWS)}."
+            remarks.append(Finding("figure_hidden", numbers=numbers))
+        return " ".join([self.reading, *map(str, remarks)])
 
     @property
     def drawing(self) -> Drawing:
-        """The drawing."""
+        """The drawing; its description has the names of panels and of series."""
+        names = [*(panel.title for panel in self.panels), *self.names]
         height_in = 0.5 + sum(panel.height_in for panel in self.panels)
+        if self.legend:
+            height_in += 0.1 + 0.19 * math.ceil(len(self.legend) / legend_columns(self.legend))
         return Drawing(
             paint=partial(draw, self),
             name=self.name,
             section=self.section,
             title=self.title,
             caption=self.caption,
-            alt=self.alt,
-            height_in=height_in + legend_height_in(list(self.legend)),
+            alt=f"{self.title}: {listed(filter(None, names), MOST_ROWS)}.",
+            height_in=height_in,
         )
 
 
@@ -313,7 +247,20 @@ def draw(chart: Chart, figure: Figure) -> None:
     for name, x in chart.moments.items():
         aside: Style = {"xytext": (3, 1), "textcoords": "offset points", "fontsize": 8}
         grid[0, 0].annotate(name, (x, 1.0), xycoords=("data", "axes fraction"), **aside)
-    legend(figure, chart.legend)
+    if chart.legend:
+        _draw_legend(figure, chart.legend)
+
+
+def _draw_legend(figure: Figure, looks: Mapping[str, Look]) -> None:
+    """Draw the names of styles below the figure, in as many columns as fit."""
+    from matplotlib.lines import Line2D
+
+    handles = []
+    for name, own in looks.items():
+        line: Style = {"color": own.colour, "marker": own.marker, "linestyle": own.dash}
+        handles.append(Line2D([], [], label=name, **line))
+    style: Style = {"handlelength": 3.0, "columnspacing": 1.2, "ncols": legend_columns(looks)}
+    figure.legend(handles=handles, loc="outside lower center", **style)
 
 
 # ------------------------------------------------------------------------------------------ curves
@@ -321,15 +268,14 @@ def draw(chart: Chart, figure: Figure) -> None:
 
 def _draw_curves(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
     axes.set_ylabel(panel.label)
-    axes.plot(list(panel.background), list(panel.background.values()), color=GRID, linewidth=0.8)
     visible = [series for series in panel.series if series.name in looks]
-    names = [name for name in panel.names if name in looks]
+    names = list(dict.fromkeys(series.name for series in visible))
     peaks = []
     for series in visible:
         aside = 0.0
         if panel.x == "place":
-            distance = min(_ASIDE, _ASIDE_MOST / len(names))
-            aside = distance * (names.index(series.name) - (len(names) - 1) / 2)
+            middle = (len(names) - 1) / 2
+            aside = _ASIDE / max(_FEW, len(names)) * (names.index(series.name) - middle)
         has_band = panel.x != "place" and series.is_joined and len(series.points) > 1
         _draw_series(axes, series, looks[series.name], aside, has_band=has_band)
         values = [point.value for point in series.points.values()]
@@ -338,59 +284,49 @@ def _draw_curves(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
         peaks += values
     _scale_x(axes, panel, visible)
     _scale(axes, "y", panel, visible, peaks)
+    crosses: Style = {"markersize": 7, "markeredgewidth": 1.8, "clip_on": False, "gid": "crosses"}
     for series in visible:
         if series.failed:  # without any, the layout would collapse
-            _draw_crosses(axes, series.failed, looks[series.name])
-    for x, colour in panel.ticks.items():
-        tick: Style = {"color": look(colour).colour, "linewidth": 1.2, "gid": "tick"}
-        axes.plot([x, x], [0.0, 0.06], transform=axes.get_xaxis_transform(), **tick)
+            heights = [0.0] * len(series.failed)
+            on_axis = axes.get_xaxis_transform()
+            colour = looks[series.name].colour
+            axes.plot(series.failed, heights, "x", transform=on_axis, color=colour, **crosses)
 
 
-def _draw_series(
-    axes: Axes, series: Series, looks_as: Look, aside: float, *, has_band: bool
-) -> None:
+def _draw_series(axes: Axes, series: Series, own: Look, aside: float, *, has_band: bool) -> None:
     """Draw marks, a line through them, a band or bars of intervals, and a ring."""
-    points = {x + aside: series.points[x] for x in sorted(series.points)}
-    style = {
-        "color": looks_as.colour,
-        "marker": looks_as.marker,
-        "linestyle": looks_as.dash,
-        "label": series.name,
-    }
-    if not series.is_joined:
-        style["linestyle"] = "none"
-        if len(points) > _MARKED:
-            style["markersize"] = 3
+    places = sorted(series.points)
+    points = [series.points[place] for place in places]
+    xs = [place + aside for place in places]
+    style: dict[str, Any] = {"color": own.colour, "marker": own.marker, "linestyle": "none"}
+    if series.is_joined:
+        style |= {"linestyle": own.dash, "markevery": 1 + len(points) // _MARKED}
     elif len(points) > _MARKED:
-        style["markevery"] = len(points) // 8
-    axes.plot(list(points), [point.value for point in points.values()], **style)
-    bounds = [point.bounds for point in points.values()]
+        style["markersize"] = 3
+    axes.plot(xs, [point.value for point in points], label=series.name, **style)
+    lows = [point.bounds[0] for point in points]
+    highs = [point.bounds[1] for point in points]
     if has_band:
-        lows, highs = zip(*bounds, strict=True)
-        band: Style = {"color": looks_as.colour, "alpha": BAND_ALPHA, "linewidth": 0}
-        axes.fill_between(list(points), lows, highs, **band)
+        axes.fill_between(xs, lows, highs, color=own.colour, alpha=BAND_ALPHA, linewidth=0)
     else:
-        for x, (low, high) in zip(points, bounds, strict=True):
-            if low < high:
-                axes.plot([x, x], [low, high], color=looks_as.colour, marker="_", linewidth=1)
+        axes.vlines(xs, lows, highs, color=own.colour, linewidth=1)
     if series.ringed is not None:
         value = series.points[series.ringed].value
         ring: Style = {"markersize": 15, "markerfacecolor": "none", "markeredgecolor": INK}
         axes.plot([series.ringed + aside], [value], "o", gid="ring", **ring)
 
 
-def _draw_crosses(axes: Axes, xs: Sequence[float], looks_as: Look) -> None:
-    style: Style = {"markersize": 7, "markeredgewidth": 1.8, "clip_on": False, "zorder": 5}
-    heights = [0.0] * len(xs)
-    transform = axes.get_xaxis_transform()
-    axes.plot(xs, heights, "x", transform=transform, color=looks_as.colour, gid="crosses", **style)
-
-
 def _scale_x(axes: Axes, panel: Panel, visible: Sequence[Series]) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     if panel.x == "size":
-        size_axis(axes, [x for series in visible for x in (*series.points, *series.failed)])
+        every = {int(size) for series in visible for size in (*series.points, *series.failed)}
+        sizes = sorted(every - {0})
+        named = sizes[:: math.ceil(len(sizes) / _MOST_SIZES)]
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(named, [format_size(size) for size in named])
+        axes.set_xticks([], minor=True)
+        axes.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
     elif panel.x == "time":
         locator = AutoDateLocator(minticks=3, maxticks=8)
         axes.xaxis.set_major_locator(locator)
@@ -408,15 +344,11 @@ def _scale_x(axes: Axes, panel: Panel, visible: Sequence[Series]) -> None:
 def _draw_rows(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
     """Draw a row for each series, the first on top."""
     values: list[float] = []
-    for series in panel.series:
+    for place, series in enumerate(panel.series):
+        own = looks[series.name] if series.colour is None else look(series.colour)
+        _draw_row(axes, series, place, own)
         values += series.dots
         values += [point.value for point in series.points.values()]
-    has_bars = panel.has_zero and not _is_wide(values)
-    for place, series in enumerate(panel.series):
-        looks_as = looks[series.name]
-        if series.colour is not None:
-            looks_as = look(series.colour)
-        _draw_row(axes, series, place, looks_as, has_bars=has_bars)
     names = [series.name for series in panel.series]
     step = math.ceil(len(names) / MOST_ROWS)
     axes.set_yticks(range(0, len(names), step), names[::step])
@@ -426,30 +358,22 @@ def _draw_rows(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
         _scale(axes, "x", panel, panel.series, values)
 
 
-def _draw_row(axes: Axes, row: Series, place: int, looks_as: Look, *, has_bars: bool) -> None:
-    style: Style = {"color": looks_as.colour, "linestyle": "none", "markeredgewidth": 0}
+def _draw_row(axes: Axes, row: Series, place: int, own: Look) -> None:
+    style: Style = {"color": own.colour, "linestyle": "none", "markeredgewidth": 0}
     for point in row.points.values():
-        interval: Style = {"color": MUTED, "linewidth": 5, "alpha": 0.35, "solid_capstyle": "butt"}
-        if has_bars:
-            axes.barh([place], [point.value], height=0.6, color=looks_as.colour)
-            interval = {"color": INK, "linewidth": 1}
-        elif not row.dots:
-            axes.plot([point.value], [place], marker=looks_as.marker, markersize=6, **style)
-        axes.plot(point.bounds, [place, place], **interval)
+        axes.hlines(place, *point.bounds, color=MUTED, linewidth=5, alpha=0.35)
+        if not row.dots:
+            axes.plot([point.value], [place], marker=own.marker, markersize=6, **style)
     heights = [place + _HEIGHTS[number % len(_HEIGHTS)] for number in range(len(row.dots))]
     axes.plot(row.dots, heights, marker="o", markersize=3.5, **style)
     for begin, end, colour in row.spans:
-        own = looks_as if colour is None else look(colour)
-        axes.broken_barh([(begin, end - begin)], (place - 0.4, 0.8), color=own.colour, linewidth=0)
+        bar = own if colour is None else look(colour)
+        axes.broken_barh([(begin, end - begin)], (place - 0.4, 0.8), color=bar.colour, linewidth=0)
     if row.failed:
         axes.plot([0.0], [place], "x", transform=axes.get_yaxis_transform(), color=BAD)
 
 
 # ------------------------------------------------------------------------------------------- scales
-
-
-def _is_wide(values: Sequence[float]) -> bool:
-    return bool(values) and 0 < _WIDE * min(values) < max(values)
 
 
 def _scale(
@@ -468,18 +392,17 @@ def _scale(
         visible: the series that are drawn.
         values: those that make the axis logarithmic if they differ widely.
     """
-    estimates = [Estimate(dot) for series in visible for dot in series.dots]
-    estimates += [point for series in visible for point in series.points.values()]
     for limit in panel.limits:
-        text = number_text(Estimate(limit.value), panel.unit)
-        mark_limit(axes, limit.value, f"{text}: {limit.name}", vertical=axis == "x")
+        _mark_limit(axes, axis, limit, panel.unit)
+    estimates = [point for series in visible for point in series.points.values()]
     if not estimates:
         nothing_here(axes, "nothing was measured")
         return
-    others = [*panel.background.values(), *panel.includes]
-    others += [limit.value for limit in panel.limits]
-    estimates += [Estimate(value) for value in others]
-    if panel.unit == MICROSECONDS or _is_wide([*values, *panel.includes]):
+    others = [*panel.includes, *(limit.value for limit in panel.limits)]
+    others += [dot for series in visible for dot in series.dots]
+    estimates += map(Estimate, others)
+    compared = [*values, *panel.includes]
+    if panel.unit == MICROSECONDS or 0 < _WIDE * min(compared) < max(compared):
         log_axis(axes, axis, panel.unit)
     elif panel.has_zero:
         most = max(point.bounds[1] for point in estimates)
@@ -488,13 +411,28 @@ def _scale(
         axes.set(**{f"{axis}lim": near(estimates)})
 
 
+def _mark_limit(axes: Axes, axis: Literal["x", "y"], limit: Limit, unit: str) -> None:
+    """Draw a named limit across an axis."""
+    text = f"{three_digits(limit.value)} {unit}".rstrip() + f": {limit.name}"
+    line: Style = {"color": BAD, "linewidth": 1.0, "linestyle": (0, (6, 3))}
+    note: Style = {"color": BAD, "fontsize": 9, "textcoords": "offset points"}
+    if axis == "x":
+        axes.axvline(limit.value, **line)
+        side: Style = {"xycoords": ("data", "axes fraction"), "ha": "right", "va": "top"}
+        axes.annotate(text, (limit.value, 1.0), xytext=(-4, -2), **side, **note)
+    else:
+        axes.axhline(limit.value, **line)
+        side = {"xycoords": ("axes fraction", "data"), "va": "bottom"}
+        axes.annotate(text, (0.0, limit.value), xytext=(4, 3), **side, **note)
+
+
 def near(estimates: Sequence[Estimate]) -> tuple[float, float]:
     """Return a range with all values, and with as much of intervals as keeps values readable."""
     values = [point.value for point in estimates]
-    lows, highs = zip(*(point.bounds for point in estimates), strict=True)
     low, high = min(values), max(values)
     room = max(0.1 * abs(high), high - low)
-    least, most = max(low - room, min(lows)), min(high + room, max(highs))
+    least = max(low - room, min(point.bounds[0] for point in estimates))
+    most = min(high + room, max(point.bounds[1] for point in estimates))
     margin = max(_MARGIN * (most - least), _LEAST_MARGIN * abs(high))
     if least >= 0:
         return max(0.0, least - margin), most + margin

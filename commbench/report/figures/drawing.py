@@ -12,16 +12,11 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from commbench.units import format_size
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-Section = Literal[
-    "collectives", "launches", "matrix", "training", "timeline", "learning", "energy", "soak"
-]
 #: Keyword arguments of a drawing function of matplotlib.
 Style: TypeAlias = Mapping[str, Any]
 
@@ -132,8 +127,8 @@ class Drawing:
     """Adds axes to an empty figure, in the light colours of `PALETTE`."""
     name: str
     """Lower-case letters, digits and hyphens; unique on a page; the stem of the PNG's file name."""
-    section: Section
-    """The section of the page."""
+    section: str
+    """The id of the page's section."""
     title: str
     """The title; it is not part of the picture."""
     caption: str
@@ -141,11 +136,6 @@ class Drawing:
     alt: str
     """A description for readers who cannot see the figure; plain text."""
     height_in: float = HEIGHT_IN
-
-    def __post_init__(self) -> None:
-        """Raise ValueError unless the name is a valid id."""
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", self.name):
-            raise ValueError(f"{self.name!r} is no name of a drawing")
 
     @property
     def svg(self) -> str:
@@ -236,12 +226,15 @@ def slug(*parts: object) -> str:
 
 #: The most series that can be told apart; the caption names the others.
 MOST_SERIES = 8
-#: The most sizes named on an axis.
-_MOST_TICKS = 6
 #: The smallest ratio that a logarithmic axis spans: a smaller one makes noise look like a trend.
 _LEAST_RATIO = 4.0
 #: Below this ratio, decades alone give too few ticks.
 _FEW_DECADES = 300.0
+#: The letters of one line of a legend, and those that a line's picture takes.
+_LETTERS, _PICTURE = 60, 4
+#: Thresholds, factors and names of units, the largest first.
+_TIMES = ((1e6, 1e6, " s"), (1e3, 1e3, " ms"), (0.0, 1.0, " us"))
+_NUMBERS = ((1e10, 1e9, " G"), (1e7, 1e6, " M"), (1e4, 1e3, " k"), (0.0, 1.0, ""))
 
 
 class Look(NamedTuple):
@@ -260,20 +253,7 @@ def look(number: int) -> Look:
     return Look(colour, MARKERS[place], DASHES[place])
 
 
-def size_axis(axes: Axes, sizes_bytes: Iterable[float]) -> None:
-    """Make x an axis of sizes in powers of two, with at most six of them named."""
-    sizes = sorted({int(size) for size in sizes_bytes if size > 0})
-    if not sizes:
-        return
-    axes.set_xscale("log", base=2)
-    step = math.ceil(len(sizes) / _MOST_TICKS)
-    named = sizes[::step]
-    axes.set_xticks(named, [format_size(size) for size in named])
-    axes.set_xticks([], minor=True)
-    axes.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
-
-
-def log_axis(axes: Axes, name: Literal["x", "y"], unit: str = "") -> None:
+def log_axis(axes: Axes, name: Literal["x", "y"], unit: str) -> None:
     """Make an axis of drawn data logarithmic, with plain numbers at and between decades.
 
     Args:
@@ -298,61 +278,25 @@ def log_axis(axes: Axes, name: Literal["x", "y"], unit: str = "") -> None:
 
 def plain(value: float, _place: float = 0) -> str:
     """Format a number without an exponent while it stays short: ``0.05``, ``20``, ``50 k``."""
-    for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 10 * scale:
-            return f"{value / scale:.10g} {prefix}"
-    return f"{value:.10g}"
+    return _scaled(value, _NUMBERS)
 
 
 def plain_time(time_us: float, _place: float = 0) -> str:
     """Format a round time: ``50 us``, ``2 ms``."""
-    for scale, unit in ((1e6, "s"), (1e3, "ms")):
-        if time_us >= scale * (1 - 1e-9):
-            return f"{time_us / scale:.6g} {unit}"
-    return f"{time_us:.6g} us"
+    return _scaled(time_us, _TIMES)
 
 
-def mark_limit(axes: Axes, value: float, text: str, *, vertical: bool = False) -> None:
-    """Draw a named limit."""
-    line: Style = {"color": BAD, "linewidth": 1.0, "linestyle": (0, (6, 3))}
-    note: Style = {"color": BAD, "fontsize": 9, "textcoords": "offset points"}
-    if vertical:
-        axes.axvline(value, **line)
-        at: Style = {"xycoords": ("data", "axes fraction"), "xytext": (-4, -2)}
-        axes.annotate(text, (value, 1.0), ha="right", va="top", **at, **note)
-    else:
-        axes.axhline(value, **line)
-        at = {"xycoords": ("axes fraction", "data"), "xytext": (4, 3)}
-        axes.annotate(text, (0.0, value), va="bottom", **at, **note)
+def _scaled(value: float, units: Iterable[tuple[float, float, str]]) -> str:
+    for least, scale, unit in units:
+        if value >= least * (1 - 1e-9):
+            return f"{value / scale:.6g}{unit}"
+    return f"{value:.6g}"
 
 
-def legend(figure: Figure, looks: Mapping[str, Look]) -> None:
-    """Draw several names with their styles below the figure, in as many columns as fit."""
-    from matplotlib.lines import Line2D
-
-    handles = []
-    for name, own in looks.items():
-        line: Style = {"color": own.colour, "marker": own.marker, "linestyle": own.dash}
-        handles.append(Line2D([], [], label=name, **line))
-    if len(handles) > 1:
-        style: Style = {"handlelength": 3.0, "columnspacing": 1.2, "ncols": _columns(list(looks))}
-        figure.legend(handles=handles, loc="outside lower center", **style)
-
-
-def _columns(names: Sequence[str]) -> int:
+def legend_columns(names: Iterable[str]) -> int:
     """Return the number of columns of a legend in which the longest name fits."""
-    longest = max(len(name) for name in names)
-    for letters, columns in ((16, 3), (28, 2)):
-        if longest <= letters:
-            return min(columns, len(names))
-    return 1
-
-
-def legend_height_in(names: Sequence[str]) -> float:
-    """Return the height in inches that `legend` needs."""
-    if len(names) < 2:  # noqa: PLR2004 - one needs no name
-        return 0.0
-    return 0.1 + 0.19 * math.ceil(len(names) / _columns(names))
+    longest = max(map(len, names), default=0)
+    return max(1, min(3, _LETTERS // (longest + _PICTURE)))
 
 
 def nothing_here(axes: Axes, text: str) -> None:

@@ -6,28 +6,15 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import NamedTuple
 
-import numpy as np
-
-from commbench import stats
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, setting_name
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
-from commbench.findings import Finding
-from commbench.report.figures.charts import (
-    Chart,
-    Limit,
-    Panel,
-    Series,
-    number_text,
-)
-from commbench.report.figures.drawing import MOST_SERIES, slug
+from commbench.report.figures.charts import Chart, Limit, Panel, Series
+from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import Group, Trial, case_of, groups
-from commbench.report.formats import listed
 from commbench.report.training import hook_label
 from commbench.results import Run
-from commbench.results.trained import Trained, equal_losses, median, paired_losses, trained
-from commbench.units import three_digits
+from commbench.results.trained import median, trained
 from commbench.words import Estimate
 
 _READING = (
@@ -43,47 +30,36 @@ Curve = Mapping[float, float]
 """A loss or metric by step."""
 
 
-class Learned(NamedTuple):
-    """The loss or metric of one setting."""
-
-    name: str
-    setting: Trained
-    curves: Sequence[Curve]
-    """One of each launch."""
-
-    def series(self, step: float, limit: Limit | None) -> Series:
-        """Return the curve over steps of this length."""
-        windows = windows_of(self.curves)
-        points = {number * step: point for number, point in windows.items()}
-        return Series(name=self.name, points=points, limit=limit)
-
-
 def learning_charts(runs: Sequence[Run]) -> list[Chart]:
     """Return the loss and the metric of each workload."""
     charts = []
     for group in groups(runs):
         for quantity in ("loss", "metric"):
-            learned = []
-            results: list[Finding] = []
+            over_steps = []
+            over_time = []
             for trial in group.trials:
-                of_trial = learned_of(trial, quantity)
-                learned += of_trial
-                if quantity == "loss":
-                    results += ahead(of_trial)
-            if learned:
-                charts.append(_chart(group, quantity, learned, results))
+                for series, step_s in learned_of(trial, quantity):
+                    points = {step * step_s: point for step, point in series.points.items()}
+                    over_steps.append(series)
+                    over_time.append(dataclasses.replace(series, points=points))
+            if over_steps:
+                charts.append(_chart(group, quantity, over_steps, over_time))
     return charts
 
 
-def learned_of(trial: Trial, quantity: str) -> list[Learned]:
-    """Return the settings of the fresh launches; without these, of the sweep one for each hook."""
+def learned_of(trial: Trial, quantity: str) -> list[tuple[Series, float]]:
+    """Return a curve over steps, and the seconds of a step, for each setting of the fresh launches;
+    without these, of the sweep one for each hook.
+    """
     fresh = _learned(trial, trial.ok, CONFIRM, quantity)
     if len(fresh) > 1:
         return fresh
     return _learned(trial, _one_a_hook(trial), SWEEP, quantity)
 
 
-def _learned(trial: Trial, rows: Sequence[TrainingRow], phase: str, quantity: str) -> list[Learned]:
+def _learned(
+    trial: Trial, rows: Sequence[TrainingRow], phase: str, quantity: str
+) -> list[tuple[Series, float]]:
     settings = trained(trial.run.training_records, phase)
     learned = []
     for row in rows:
@@ -91,7 +67,8 @@ def _learned(trial: Trial, rows: Sequence[TrainingRow], phase: str, quantity: st
         if setting is not None:
             curves = [_curve(record, quantity) for record in setting.timed.values()]
             if any(curves):
-                learned.append(Learned(trial.prefix + setting_name(row), setting, curves))
+                series = Series(name=trial.prefix + setting_name(row), points=windows_of(curves))
+                learned.append((series, median(list(setting.steps_ms.values())) / 1e3))
     return learned
 
 
@@ -127,67 +104,26 @@ def windows_of(launches: Sequence[Curve]) -> dict[float, Estimate]:
 
 
 def _chart(
-    group: Group, quantity: str, learned: Sequence[Learned], results: Sequence[Finding]
+    group: Group, quantity: str, over_steps: Sequence[Series], over_time: Sequence[Series]
 ) -> Chart:
     label = "training loss"
-    limit = None
+    limits = []
     if quantity == "metric":
-        label, limit = _metric(group)
-    over_steps = []
-    over_time = []
-    for curve in learned:
-        step_s = median(list(curve.setting.steps_ms.values())) / 1e3
-        over_steps.append(curve.series(1.0, limit))
-        over_time.append(curve.series(step_s, limit))
+        label = quantity
+        for trial in group.trials:
+            for record in trial.run.training_records:
+                if record.case.workload == trial.rows[0].workload:
+                    label = record.metric_name or label
+                    if record.target is not None:
+                        limits = [Limit(record.target, "target")]
+    panels = []
+    for series, x_label in ((over_steps, "steps"), (over_time, "seconds")):
+        panel = Panel(series=series, x="number", x_label=x_label, quantity=label, limits=limits)
+        panels.append(panel)
     return Chart(
         name=slug(quantity, group.key),
-        section="learning",
+        section="training",
         title=f"{label[0].upper()}{label[1:]} over steps and over time: {group.name}",
         reading=_READING,
-        results=results,
-        panels=[
-            Panel(series=over_steps, x="number", x_label="steps", quantity=label),
-            Panel(series=over_time, x="number", x_label="seconds", quantity=label),
-        ],
+        panels=panels,
     )
-
-
-def _metric(group: Group) -> tuple[str, Limit | None]:
-    """Return the name of the metric, and its target."""
-    name, limit = "metric", None
-    for trial in group.trials:
-        for record in trial.run.training_records:
-            if record.case.workload == trial.rows[0].workload:
-                name = record.metric_name or name
-                if record.target is not None:
-                    limit = Limit(record.target, "target")
-    return name, limit
-
-
-def ahead(learned: Sequence[Learned]) -> list[Finding]:
-    """Return the loss of each setting when the fastest has finished, and which one is ahead.
-
-    A lead is the median difference between launches of the same number, of which its interval needs
-    six; it has to exceed noise.
-    """
-    losses = equal_losses([curve.setting for curve in learned])
-    means = {}
-    for curve in learned:
-        own = [loss.time for (key, _), loss in losses.items() if key == curve.setting.case.key]
-        means[curve.name] = float(np.nanmean(own))
-    if len(means) < 2:  # noqa: PLR2004 - nothing to compare
-        return []
-    texts = [f"{three_digits(mean)} with {name}" for name, mean in means.items()]
-    reached = Finding("figure_losses", numbers={"losses": listed(texts, MOST_SERIES)})
-    first, *others = sorted(learned, key=lambda curve: means[curve.name])
-    leads = []
-    for other in others:
-        pairs = paired_losses(first.setting, other.setting, losses)
-        gains = [theirs.time - own.time for own, theirs in pairs]
-        interval = stats.median_interval(gains)
-        if interval is None or interval.low <= 0:
-            return [reached, Finding("figure_ahead_none")]
-        leads.append((median(gains), interval.low, interval.high, other.name))
-    gain, low, high, nearest = min(leads)
-    numbers = {"lead": number_text(Estimate(gain, low, high), ""), "other": nearest}
-    return [reached, Finding("figure_ahead", first.name, numbers)]

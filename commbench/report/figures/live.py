@@ -22,10 +22,9 @@ from commbench.words import Estimate
 
 _READING = (
     "The steps that each setting trained, the script's own first; the median step of each block in"
-    " the same colours; and the training loss on rank 0: grey of each step, black the mean over"
-    " windows of steps, with a mark at each change of the setting. Of several launches the last is"
-    " shown. Blocks after the dashed line are those of the confirmation; without that line it was"
-    " not reached, and no speedup is stated."
+    " the same colours; and the training loss on rank 0, the mean over windows of steps. Of several"
+    " launches the last is shown. Blocks after the dashed line are those of the confirmation;"
+    " without that line it was not reached, and no speedup is stated."
 )
 _STEPS = "optimiser step of the training"
 
@@ -46,26 +45,26 @@ class Block(NamedTuple):
 def live_charts(runs: Sequence[Run]) -> list[Chart]:
     """Return the course of the last launch of each live tuning."""
     charts = []
-    for number, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
+    for number, (run, prefix) in enumerate(prefixes(runs), start=1):
         records = [each for each in latest(run.training_records).values() if len(each.block_at)]
         if is_live(run.info) and not is_watched(run.info) and records:
             launch = max(record.launch for record in records)
             own = TrainingCase.from_key(run.info["baseline"])
             blocks = blocks_of([record for record in records if record.launch == launch], own)
-            fresh = [block for block in blocks if block.is_confirmation]
-            screened = len(blocks) - len(fresh)
-            panels = _course(blocks, setting_name(own, own))
-            losses = {float(loss.step): loss.loss for loss in run.losses if loss.launch == launch}
+            losses = {}
+            for loss in run.losses:
+                if loss.launch == launch and math.isfinite(loss.loss):
+                    losses[float(loss.step)] = loss.loss
+            fresh = [block.begin for block in blocks if block.is_confirmation]
+            numbers = {"screened": len(blocks) - len(fresh), "fresh": len(fresh)}
             chart = Chart(
                 name="live" if len(runs) == 1 else f"live-{number}",
-                section="timeline",
+                section="training",
                 title=f"{prefix}Settings during the training",
                 reading=_READING,
-                results=[
-                    Finding("figure_blocks", numbers={"screened": screened, "fresh": len(fresh)})
-                ],
-                panels=[*panels, *_losses(losses, blocks, panels[0])],
-                moments={"confirmation": float(fresh[0].begin)} if fresh else {},
+                remarks=[Finding("figure_blocks", numbers=numbers)],
+                panels=_panels(blocks, setting_name(own, own), losses),
+                moments={"confirmation": float(fresh[0])} if fresh else {},
             )
             charts.append(chart)
     return charts
@@ -87,49 +86,29 @@ def blocks_of(records: Sequence[TrainingRecord], own: TrainingCase) -> list[Bloc
     return blocks
 
 
-def _course(blocks: Sequence[Block], own: str) -> list[Panel]:
-    """Return the steps and the step time of each setting, the script's own first."""
+def _panels(blocks: Sequence[Block], own: str, losses: Mapping[float, float]) -> list[Panel]:
+    """Return the steps and the step time of each setting, the script's own first, and the loss."""
     by_name = rows_by(blocks, lambda block: block.name)
     ranked = sorted(by_name, key=lambda name: median([block.step_ms for block in by_name[name]]))
     rows = []
     steps = []
-    for name in [own, *(name for name in ranked if name != own)]:
+    for name in dict.fromkeys([own, *ranked]):
         members = by_name.get(name, [])
         rows.append(Series(name=name, spans=[Span(block.begin, block.end) for block in members]))
         medians = {(block.begin + block.end) / 2: Estimate(block.step_ms) for block in members}
         steps.append(Series(name=name, points=medians, is_joined=False))
-    return [
-        Panel(series=rows, quantity=_STEPS, x="rows"),
-        Panel(
-            series=steps,
-            quantity="step",
-            unit="ms",
-            x="number",
-            x_label=_STEPS,
-            curves_height_in=1.7,
-        ),
-    ]
+    panels = [Panel(series=rows, quantity=_STEPS, x="rows"), _course(steps, "step", "ms")]
+    if len(losses) > 1:
+        panels.append(_course([Series(name="", points=windows_of([losses]))], "training loss"))
+    return panels
 
 
-def _losses(losses: Mapping[float, float], blocks: Sequence[Block], rows: Panel) -> list[Panel]:
-    """Return the loss with a mark at each change of the setting; none without losses."""
-    finite = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
-    if len(finite) < 2:  # noqa: PLR2004 - no curve
-        return []
-    names = [series.name for series in rows.series]
-    before = names[0]
-    ticks = {}
-    for block in blocks:
-        if block.name != before:
-            ticks[float(block.begin)] = names.index(block.name)
-        before = block.name
-    panel = Panel(
-        series=[Series(name="", points=windows_of([finite]))],
-        quantity="training loss",
+def _course(series: Sequence[Series], quantity: str, unit: str = "") -> Panel:
+    return Panel(
+        series=series,
+        quantity=quantity,
+        unit=unit,
         x="number",
         x_label=_STEPS,
-        background=finite,
-        ticks=ticks,
         curves_height_in=1.7,
     )
-    return [panel]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,20 +26,18 @@ from commbench.report.figures.drawing import (
 )
 from commbench.report.figures.words import prefixes
 from commbench.report.formats import listed
-from commbench.report.matrix import name_range, rate_unit
+from commbench.report.matrix import rate_unit
 from commbench.results import Run
 from commbench.results.info import shares_gpu
 from commbench.results.pairs import Matrix
 from commbench.stats import Floats
-from commbench.units import counted, three_digits
+from commbench.units import counted, format_time, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-#: The most cells along each axis: with more ranks, several share a cell.
-MOST_CELLS = 360
 #: The most ranks whose values are written into the cells, and the most hosts named on the axes.
 _WRITTEN, _NAMED = 8, 16
 #: The most letters of hosts that fit below the axis without turning them.
@@ -49,13 +46,10 @@ _LETTERS = 30
 _WIDE = 3.0
 #: Luminance above which text on a cell is dark.
 _BRIGHT = 0.55
-#: Quantiles that enclose half of the values.
-_HALF = (0.25, 0.75)
 _READING = (
     "Median over launches of each pair, from the row's rank to the column's; dark is slow. Pairs"
     " that could not be timed or delivered wrong data are blank. Frames mark what is"
-    " slower than its peers, which few pairs cannot show. With more than"
-    f" {MOST_CELLS} ranks a cell shows the slowest of several pairs."
+    " slower than its peers, which few pairs cannot show."
 )
 
 
@@ -64,9 +58,7 @@ class Heat:
     """A matrix as cells."""
 
     cells: Floats
-    """Values from row to column in ``unit``, (cells, cells); NaN for untimed pairs."""
-    per_cell: int
-    """Number of ranks in each cell along an axis."""
+    """Values from row to column in ``unit``, (ranks, ranks); NaN for untimed pairs."""
     unit: str
     """``us``, or GB/s, MB/s or kB/s, as suits the fastest pair."""
     hosts: Sequence[str]
@@ -95,59 +87,36 @@ def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
     Ranks that share a GPU get none: their pairs are not links.
     """
     drawings = []
-    for number, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
+    for number, (run, prefix) in enumerate(prefixes(runs), start=1):
         of_run = number if len(runs) > 1 else ""
         linked = [m for m in run.matrices if not shares_gpu(m.case.backend, run.info)]
         for place, matrix in enumerate(linked, start=1):
-            title = f"{prefix}{matrix.name} between every two ranks"
-            ranks = counted(len(matrix.hosts), "rank")
             heat = heat_of(matrix, run)
-            slow = listed([straggler.name for straggler in heat.stragglers])
+            ranks = len(matrix.hosts)
+            slow = listed(straggler.name for straggler in heat.stragglers)
+            title = f"{prefix}{matrix.name} between every two ranks"
+            caption = _READING
+            blank = ranks * (ranks - 1) - int(matrix.is_sound.sum())
+            if blank:
+                caption = f"{caption} {Finding('figure_blank', numbers={'pairs': blank})}"
             drawing = Drawing(
                 paint=partial(paint_heat, heat=heat),
                 name=slug("matrix", of_run, matrix.case.operation, place),
-                section="matrix",
+                section="pairs",
                 title=title,
-                caption=" ".join([_READING, *map(str, typical(matrix, heat))]),
-                alt=f"{title}: heat map of {ranks}. Slow: {slow or 'none'}.",
+                caption=caption,
+                alt=f"{title}: heat map of {counted(ranks, 'rank')}. Slow: {slow or 'none'}.",
                 height_in=4.2,
             )
             drawings.append(drawing)
     return drawings
 
 
-def typical(matrix: Matrix, heat: Heat) -> list[Finding]:
-    """Return the middle half of the values of pairs, apart by what a straggler slows down."""
-    marked = np.zeros(len(matrix.source), dtype=bool)
-    for straggler in heat.stragglers:
-        for sender, receiver in straggler.links:
-            is_sender = np.isin(matrix.source, heat.ranks_of(sender))
-            marked |= is_sender & np.isin(matrix.target, heat.ranks_of(receiver))
-    kinds = {
-        "pairs between hosts": matrix.is_inter & ~marked,
-        "pairs within hosts": ~matrix.is_inter & ~marked,
-        "pairs with a slow end": marked,
-    }
-    findings = []
-    for kind, pairs in kinds.items():
-        text = name_range(matrix, pairs, _HALF)
-        if text:
-            findings.append(Finding("figure_pairs", kind, {"range": text}))
-    blank = len(heat.hosts) * (len(heat.hosts) - 1) - int(matrix.is_sound.sum())
-    if blank:
-        findings.append(Finding("figure_blank", numbers={"pairs": blank}))
-    return findings
-
-
 def heat_of(matrix: Matrix, run: Run) -> Heat:
-    """Return a matrix as cells; where several pairs share a cell, it has their slowest value."""
-    per_cell = math.ceil(len(matrix.hosts) / MOST_CELLS)
-    count = math.ceil(len(matrix.hosts) / per_cell)
-    timed = matrix.is_sound & np.isfinite(matrix.time_us)
-    places = matrix.source[timed] // per_cell, matrix.target[timed] // per_cell
-    cells = np.full((count, count), -np.inf)
-    np.maximum.at(cells, places, matrix.time_us[timed])
-    cells[np.isinf(cells)] = np.nan
+    """Return a matrix as cells."""
+    ranks = len(matrix.hosts)
+    cells = np.full((ranks, ranks), np.nan)
+    cells[matrix.source, matrix.target] = np.where(matrix.is_sound, matrix.time_us, np.nan)
     unit = "us"
     if OPERATIONS[matrix.case.operation].quantity != "time":
         cells = np.asarray(matrix.rate_GBps(cells))
@@ -157,9 +126,7 @@ def heat_of(matrix: Matrix, run: Run) -> Heat:
     for family in straggler_findings(run).families:
         if family.measured == matrix.name:
             stragglers += family.stragglers
-    return Heat(
-        cells=cells, per_cell=per_cell, unit=unit, hosts=matrix.hosts, stragglers=stragglers
-    )
+    return Heat(cells=cells, unit=unit, hosts=matrix.hosts, stragglers=stragglers)
 
 
 def paint_heat(figure: Figure, heat: Heat) -> None:
@@ -178,16 +145,8 @@ def paint_heat(figure: Figure, heat: Heat) -> None:
     norm, ticks = Normalize(min(low, 0.9 * high), high), None
     if high > _WIDE * low > 0:
         norm, ticks = LogNorm(low, high), LogLocator(subs=(1.0, 2.0, 5.0))
-    size = heat.per_cell * len(heat.cells) - 0.5
-    image = axes.imshow(
-        heat.cells,
-        cmap="cividis_r" if heat.is_time else "cividis",
-        norm=norm,
-        interpolation="none",
-        extent=(-0.5, size, size, -0.5),
-    )
-    last = len(heat.hosts) - 0.5
-    axes.set(xlim=(-0.5, last), ylim=(last, -0.5))
+    colours = "cividis_r" if heat.is_time else "cividis"
+    image = axes.imshow(heat.cells, cmap=colours, norm=norm, interpolation="none")
     text = plain_time if heat.is_time else plain
     label = "" if heat.is_time else heat.unit
     bar = figure.colorbar(image, ax=axes, shrink=0.8, label=label, ticks=ticks, format=text)
@@ -207,7 +166,7 @@ def _name_axes(axes: Axes, heat: Heat) -> None:
     are_together = bool(np.all(np.diff(place) >= 0))
     if are_together and 1 < len(hosts) <= _NAMED:
         middles = [np.flatnonzero(place == number).mean() for number in range(len(hosts))]
-        longest = max(len(host) for host in hosts)
+        longest = max(map(len, hosts))
         axes.set_xticks(middles, hosts, rotation=45 if longest * len(hosts) > _LETTERS else 0)
         axes.set_yticks(middles, hosts)
         for edge in np.flatnonzero(np.diff(place)) + 0.5:
@@ -222,15 +181,14 @@ def _name_axes(axes: Axes, heat: Heat) -> None:
 def _write_cells(axes: Axes, heat: Heat, norm: Normalize) -> None:
     """Write values into the cells, dark on bright ones."""
     for (row, column), value in np.ndenumerate(heat.cells):
-        if not np.isfinite(value):
-            continue
-        share = float(norm(value))
-        text = three_digits(float(value))
-        if heat.is_time:
-            share = 1 - share
-            text = plain_time(float(f"{value:.3g}"))
-        colour = "#000000" if share > _BRIGHT else "#ffffff"
-        axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+        if np.isfinite(value):
+            share = float(norm(value))
+            text = three_digits(float(value))
+            if heat.is_time:
+                share = 1 - share
+                text = format_time(1e-6 * value)
+            colour = "#000000" if share > _BRIGHT else "#ffffff"
+            axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
 
 
 def _mark(axes: Axes, heat: Heat) -> None:

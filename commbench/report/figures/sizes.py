@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from commbench.analysis.prediction.links import limit_of
 from commbench.collectives.algorithms import AUTO
@@ -11,18 +11,11 @@ from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
-from commbench.findings import Finding, Value
-from commbench.report.figures.charts import (
-    MICROSECONDS,
-    Chart,
-    Limit,
-    Panel,
-    Series,
-    best,
-    estimate,
-)
+from commbench.findings import Finding
+from commbench.report.figures.charts import MICROSECONDS, Chart, Limit, Panel, Series, estimate
 from commbench.report.figures.drawing import slug
 from commbench.report.figures.words import prefixes
+from commbench.report.findings import busbw_of
 from commbench.report.state import counted_energy, explain_time
 from commbench.results import Run
 from commbench.results.info import measures_interconnect
@@ -57,26 +50,22 @@ _READING = (
     "Bands and bars are 95 % intervals over launches; crosses have no result. Lower times and"
     " energies and higher bandwidths are better."
 )
-TIME, RATE = "time", "bus bandwidth"
-_QUANTITIES = {"both": (TIME, RATE), "time": (TIME,), "bandwidth": (RATE,)}
-_UNITS = {TIME: MICROSECONDS, RATE: "GB/s"}
+_TIME, _RATE = "time", "bus bandwidth"
+_QUANTITIES = {"both": (_TIME, _RATE), "time": (_TIME,), "bandwidth": (_RATE,)}
+_UNITS = {_TIME: MICROSECONDS, _RATE: "GB/s"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
+class _Measured(NamedTuple):
     """One case; of concurrent groups the slowest time, and the sum of their bandwidths."""
 
     prefix: str
     """The name of the run; empty for a single run."""
-    identity: Mapping[str, object]
-    """The values that distinguish series."""
-    size_bytes: int
-    """Size of the message; 0 for an operation without data."""
+    case: Case
     has_failed: bool
-    values: Mapping[str, Estimate]
+    values: Mapping[str, Estimate | None]
     """Values by quantity."""
-    limit: Limit | None
-    """The link that bounds the bus bandwidth, in GB/s; None if unknown."""
+    limits: Sequence[Limit]
+    """The link that bounds the bus bandwidth, in GB/s; empty if unknown."""
 
 
 def size_charts(runs: Sequence[Run]) -> list[Chart]:
@@ -84,9 +73,9 @@ def size_charts(runs: Sequence[Run]) -> list[Chart]:
 
     Ranks that share a GPU get no curve: their times do not show an interconnect.
     """
-    readings: dict[str, list[Reading]] = {}
+    measured: dict[str, list[_Measured]] = {}
     hidden: dict[str, int] = {}
-    for run, prefix in zip(runs, prefixes(runs), strict=True):
+    for run, prefix in prefixes(runs):
         cases = {record.case.key: record.case for record in run.records}
         by_case = rows_by(run.keyed_rows.items(), lambda keyed: keyed[0][0])
         for key, keyed_rows in by_case.items():
@@ -94,145 +83,108 @@ def size_charts(runs: Sequence[Run]) -> list[Chart]:
             if not measures_interconnect(rows[0]):
                 hidden[case.operation] = hidden.get(case.operation, 0) + len(rows)
             elif case.pattern != MATRIX and rows[0].status != "unsupported":
-                reading = _reading(run, prefix, case, rows)
-                readings.setdefault(case.operation, []).append(reading)
+                of_operation = measured.setdefault(case.operation, [])
+                of_operation.append(_measured(run, prefix, case, rows))
     charts = []
-    for operation in OPERATIONS:
-        if operation in readings:
-            results = [Finding("figure_times", numbers={"meaning": explain_time(runs)})]
-            if OPERATIONS[operation].is_round_trip:
-                results = [Finding("figure_half")]
-            if operation in hidden:
-                numbers = {"rows": hidden[operation]}
-                results.append(Finding("figure_shared_gpu", numbers=numbers))
-            charts.append(_chart(operation, readings[operation], results))
+    for name, operation in OPERATIONS.items():
+        if name in measured:
+            remarks = [Finding("figure_times", numbers={"meaning": explain_time(runs)})]
+            if operation.is_round_trip:
+                remarks = [Finding("figure_half")]
+            if name in hidden:
+                remarks.append(Finding("figure_shared_gpu", numbers={"rows": hidden[name]}))
+            charts.append(_chart(name, measured[name], remarks))
     return charts
 
 
-def _reading(run: Run, prefix: str, case: Case, rows: Sequence[Row]) -> Reading:
+def _measured(run: Run, prefix: str, case: Case, rows: Sequence[Row]) -> _Measured:
     slowest = max(rows, key=lambda row: row.time_us or 0.0)
-    values = {
-        TIME: estimate(slowest.time_us, slowest.time_us_ci_low, slowest.time_us_ci_high),
-        RATE: _together([busbw_of(row) for row in rows]),
-    }
-    if slowest.energy_J is not None:
-        values[f"energy of {counted_energy(slowest.energy_of)}"] = estimate(slowest.energy_J)
+    values: dict[str, Estimate | None] = {}
     has_failed = any(row.status != "ok" for row in rows)
+    if not has_failed:
+        low_us, high_us = slowest.time_us_ci_low, slowest.time_us_ci_high
+        values = {_TIME: estimate(slowest.time_us, low_us, high_us), _RATE: _together(rows)}
+        if slowest.energy_J is not None:
+            values[f"energy of {counted_energy(slowest.energy_of)}"] = estimate(slowest.energy_J)
     link = limit_of(slowest, run.info)
-    limit = None
+    limits = []
     if link is not None and link.bound_bps:
-        limit = Limit(link.bound_bps / 8e9, str(link))
-    return Reading(
-        prefix=prefix,
-        identity={field: getattr(case, field) for field in _SPOKEN},
-        size_bytes=case.message_bytes,
-        has_failed=has_failed,
-        values={} if has_failed else {name: value for name, value in values.items() if value},
-        limit=limit,
-    )
+        limits.append(Limit(link.bound_bps / 8e9, str(link)))
+    return _Measured(prefix, case, has_failed, values, limits)
 
 
-def busbw_of(row: Row) -> Estimate | None:
-    """Return the bus bandwidth, with the interval that follows from the time's interval."""
-    if row.busbw_GBps is None or not row.time_us:
-        return None
-    low, high = None, None
-    if row.time_us_ci_low and row.time_us_ci_high:
-        low = row.busbw_GBps * row.time_us / row.time_us_ci_high
-        high = row.busbw_GBps * row.time_us / row.time_us_ci_low
-    return estimate(row.busbw_GBps, low, high)
-
-
-def _together(rates: Sequence[Estimate | None]) -> Estimate | None:
+def _together(rows: Sequence[Row]) -> Estimate | None:
     """Return the sum of the bandwidths of concurrent groups; None if one is unknown."""
-    known = [rate for rate in rates if rate is not None]
-    if len(known) < len(rates):
+    rates = [busbw_of(row) for row in rows if row.busbw_GBps is not None]
+    if len(rates) < len(rows):
         return None
-    if len(known) == 1:
-        return known[0]
-    lows, highs = zip(*(rate.bounds for rate in known), strict=True)
-    return Estimate(sum(rate.value for rate in known), sum(lows), sum(highs))
+    if len(rates) == 1:
+        return estimate(*rates[0])
+    lows, highs = zip(*(rate.bounds for rate in rates), strict=True)
+    return Estimate(sum(rate.value for rate in rates), sum(lows), sum(highs))
 
 
-def _chart(operation: str, readings: Sequence[Reading], notes: Sequence[Finding]) -> Chart:
-    quantities = list(_QUANTITIES[OPERATIONS[operation].quantity])
-    measured = dict.fromkeys(quantity for reading in readings for quantity in reading.values)
-    quantities += [quantity for quantity in measured if quantity not in _UNITS]
-    sizes = {reading.size_bytes for reading in readings}
-    panels = []
-    results: list[Finding] = []
-    for quantity in quantities:
-        panel = _panel(quantity, readings, has_curves=len(sizes) > 1)
-        panels.append(panel)
-        results += best(panel)
+def _chart(operation: str, measured: Sequence[_Measured], remarks: Sequence[Finding]) -> Chart:
+    quantities = dict.fromkeys(_QUANTITIES[OPERATIONS[operation].quantity])
+    for one in measured:
+        quantities |= dict.fromkeys(name for name in one.values if name not in _UNITS)
+    sizes = {one.case.message_bytes for one in measured}
+    title = f"{operation} over message size"
+    if len(sizes) == 1:
+        title = operation
+        if max(sizes):
+            title = f"{operation} at {format_size(max(sizes))}"
     return Chart(
         name=slug("sizes", operation),
         section="collectives",
-        title=f"{operation} {_place(sizes)}".strip(),
+        title=title,
         reading=_READING,
-        results=[*results, *compared(panels[0]), *notes],
-        panels=panels,
+        remarks=remarks,
+        panels=[_panel(name, measured, has_curves=len(sizes) > 1) for name in quantities],
     )
 
 
-def _place(sizes: set[int]) -> str:
-    if len(sizes) > 1:
-        return "over message size"
-    (size,) = sizes
-    return f"at {format_size(size)}" if size else ""
-
-
-def _panel(quantity: str, readings: Sequence[Reading], *, has_curves: bool) -> Panel:
+def _panel(quantity: str, measured: Sequence[_Measured], *, has_curves: bool) -> Panel:
     series = []
-    for name, members in _by_series(readings).items():
+    limits: list[Limit] = []
+    for name, members in _by_series(measured).items():
         points = {}
-        for reading in members:
-            if quantity in reading.values:
-                points[float(reading.size_bytes)] = reading.values[quantity]
-        failed = [float(reading.size_bytes) for reading in members if reading.has_failed]
-        limit = members[0].limit if quantity == RATE else None
-        series.append(Series(name=name, points=points, failed=failed, limit=limit))
+        failed = []
+        for one in members:
+            size = float(one.case.message_bytes)
+            value = one.values.get(quantity)
+            if value is not None:
+                points[size] = value
+            if one.has_failed:
+                failed.append(size)
+        series.append(Series(name=name, points=points, failed=failed))
+        if quantity == _RATE:
+            limits += members[0].limits
     return Panel(
         series=series,
         quantity=quantity,
         unit=_UNITS.get(quantity, "J"),
-        has_zero=quantity == RATE,
-        is_rate=quantity == RATE,
+        has_zero=quantity == _RATE,
         x="size" if has_curves else "rows",
         x_label="message size",
+        limits=list(dict.fromkeys(limits)),
     )
 
 
-def _by_series(readings: Sequence[Reading]) -> dict[str, list[Reading]]:
-    """Return readings by the name of their series: what differs, or else the backend."""
+def _by_series(measured: Sequence[_Measured]) -> dict[str, list[_Measured]]:
+    """Return cases by the name of their series: what differs, or else the backend."""
     differing = []
     for field in _SPOKEN:
-        if len({reading.identity[field] for reading in readings}) > 1:
+        if len({getattr(one.case, field) for one in measured}) > 1:
             differing.append(field)
-    series: dict[str, list[Reading]] = {}
-    for reading in readings:
+    series: dict[str, list[_Measured]] = {}
+    for one in measured:
         words = []
         for field in differing or ["backend"]:
-            value = reading.identity[field]
+            value = getattr(one.case, field)
             if (field, value) in _WORDS:
                 words.append(_WORDS[field, value])
             elif value is not None:
                 words.append(_SPOKEN[field].format(value))
-        series.setdefault(reading.prefix + " ".join(words), []).append(reading)
+        series.setdefault(one.prefix + " ".join(words), []).append(one)
     return series
-
-
-def compared(panel: Panel) -> list[Finding]:
-    """Return the lowest and the highest series at the largest size of all of them."""
-    common = set.intersection(*(set(series.points) for series in panel.series))
-    if len(panel.series) == 1 or not common:
-        return []
-    size = max(common)
-    ranked = sorted(panel.series, key=lambda series: series.points[size].value)
-    low, high = ranked[0].points[size], ranked[-1].points[size]
-    names = f"{ranked[0].name} and {ranked[-1].name} at {format_size(int(size))}"
-    numbers: dict[str, Value] = {"quantity": panel.quantity, "ratio": high.value / low.value}
-    code = "figure_apart"
-    if low.high is None or high.low is None or low.high >= high.low:
-        code = "figure_apart_none"
-    return [Finding(code, names, numbers)]

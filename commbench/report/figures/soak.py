@@ -27,7 +27,7 @@ _READING = (
 def soak_charts(runs: Sequence[Run]) -> list[Chart]:
     """Return a time line for each case of each soak."""
     charts = []
-    for run, prefix in zip(runs, prefixes(runs), strict=True):
+    for run, prefix in prefixes(runs):
         soak = soak_results(run)
         if not soak:
             continue

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
-from commbench.ddp.plan.cases import setting_name
+from commbench.ddp.plan.cases import TrainingCase, setting_name
 from commbench.ddp.plan.records import BucketRow, TrainingRow
-from commbench.findings import Finding, Value
 from commbench.report.figures.charts import Chart, Panel, Series, Span
 from commbench.report.figures.drawing import slug
-from commbench.report.figures.words import Trial, case_of, groups
+from commbench.report.figures.words import Trial, groups
 from commbench.results import Run
 from commbench.units import three_digits
 
@@ -23,6 +23,9 @@ _COLOURS = {
     "hook's own work": 3,
     "communicate": 2,
 }
+#: The fields that say of which setting a bucket is.
+_SHARED = set(BucketRow.__dataclass_fields__) & set(TrainingCase.__dataclass_fields__)
+_setting_of = attrgetter(*_SHARED)
 _READING = (
     "Medians over launches: the passes and the exposed communication, below them each bucket from"
     " ready over its wait and the hook's own work (compressing, dividing) to done. Exposed is how"
@@ -41,10 +44,9 @@ def timeline_charts(runs: Sequence[Run]) -> list[Chart]:
             if rows:
                 chart = Chart(
                     name=slug("timeline", group.key, place if len(group.trials) > 1 else ""),
-                    section="timeline",
+                    section="training",
                     title=f"{trial.prefix}Timeline of a step: {group.name}",
                     reading=_READING,
-                    results=[step_of(row) for row in rows],
                     panels=[_panel(row, _buckets_of(trial.run, row)) for row in rows],
                     key=_COLOURS,
                 )
@@ -60,25 +62,12 @@ def steps_of(trial: Trial) -> list[TrainingRow]:
     return [row for row in rows if row.backward_ms is not None]
 
 
-def step_of(row: TrainingRow) -> Finding:
-    """Return the time of a step, and its exposed communication if that was measured."""
-    numbers: dict[str, Value] = {"step_ms": row.step_ms or 0.0}
-    code = "figure_step"
-    if row.exposed_comm_ms is not None:
-        code = "figure_step_exposed"
-        numbers["exposed_ms"] = row.exposed_comm_ms
-        numbers["share"] = row.exposed_comm_ms / (row.step_ms or 1.0)
-    return Finding(code, setting_name(row), numbers)
-
-
 def _buckets_of(run: Run, row: TrainingRow) -> list[BucketRow]:
     """Return the buckets of a setting whose times are all known."""
-    case = case_of(row)
-    shared = set(BucketRow.__dataclass_fields__) & set(type(case).__dataclass_fields__)
     buckets = []
     for bucket in run.bucket_rows:
-        is_of_case = all(getattr(bucket, name) == getattr(case, name) for name in shared)
-        if is_of_case and None not in {bucket.ready_ms, bucket.start_ms, bucket.done_ms}:
+        times = {bucket.ready_ms, bucket.start_ms, bucket.done_ms}
+        if _setting_of(bucket) == _setting_of(row) and None not in times:
             buckets.append(bucket)
     return buckets
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -13,7 +12,7 @@ from operator import attrgetter
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRow
 from commbench.results import Run
-from commbench.results.recommendation import Choice, setting_of
+from commbench.results.recommendation import setting_of
 from commbench.results.tables import rows_by
 
 #: Words of a name, and separators between them.
@@ -23,21 +22,16 @@ _WORDS = re.compile(r"([_/ -])")
 def run_names(runs: Sequence[Run]) -> list[str]:
     """Return a short name for each run: its directory's name without the words that all share.
 
-    ``bench_xeon_2026`` and ``quick_xeon_2026`` are ``bench`` and ``quick``; equal names get the
-    parent's name.
+    ``bench_xeon_2026`` and ``quick_xeon_2026`` are ``bench`` and ``quick``; equal names get their
+    parents' names.
     """
     paths = [run.path.resolve() for run in runs]
     names = [path.name for path in paths]
     if len(set(names)) < len(names):
-        names = [f"{path.parent.name}/{path.name}" for path in paths]
+        names = list(map(str, paths))
     words = _unshared([_WORDS.split(name) for name in names])
     words = _unshared([line[::-1] for line in words])
-    names = ["".join(line[::-1]) for line in words]
-    counts = Counter(names)
-    for place, name in enumerate(names):
-        if counts[name] > 1:
-            names[place] = f"{name} ({place + 1})"
-    return names
+    return ["".join(line[::-1]) for line in words]
 
 
 def _unshared(names: Sequence[list[str]]) -> list[list[str]]:
@@ -45,15 +39,19 @@ def _unshared(names: Sequence[list[str]]) -> list[list[str]]:
     if len(names) < 2:  # noqa: PLR2004 - one shares nothing
         return list(names)
     shared = len(os.path.commonprefix(names)) // 2 * 2  # noqa: RUF071 - words, no paths
-    least = min(len(line) for line in names)
+    least = min(map(len, names))
     return [line[min(shared, least - 1) :] for line in names]
 
 
-def prefixes(runs: Sequence[Run]) -> list[str]:
-    """Return the prefix of each run's series: empty for a single run."""
+def prefixes(runs: Sequence[Run]) -> list[tuple[Run, str]]:
+    """Return each run with the prefix of its series: empty for a single run."""
     if len(runs) == 1:
-        return [""]
-    return [f"{name}: " for name in run_names(runs)]
+        return [(runs[0], "")]
+    return [(run, f"{run.name}: ") for run in runs]
+
+
+#: The fields by which alternatives are grouped.
+_ALTERNATIVES = attrgetter("workload", "backend", "world_size", "batch_per_rank", "env")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +64,15 @@ class Trial:
     rows: Sequence[TrainingRow]
     """The rows of ``ddp.csv``, the baseline first."""
 
-    @property
-    def chosen(self) -> Choice | None:
-        """The recommended setting; the default if none was shown to be faster."""
-        advice = self.run.decision
-        if advice is None or not advice.is_compared:
-            return None
-        first = self.rows[0]
-        about = (advice.workload, advice.backend, advice.world_size, advice.env)
-        if about != (first.workload, first.backend, first.world_size, first.env):
-            return None
-        if advice.batch_per_rank != first.batch_per_rank:
-            return None
-        return advice.best if advice.verdict == "change" else advice.baseline
-
     def is_chosen(self, row: TrainingRow) -> bool:
-        """Return whether this setting was recommended."""
-        return self.chosen is not None and setting_of(case_of(row)) == setting_of(self.chosen)
+        """Return whether this setting was recommended, or is the default and none was shown to be
+        faster.
+        """
+        advice = self.run.decision
+        if advice is None or not advice.is_compared or _ALTERNATIVES(advice) != _ALTERNATIVES(row):
+            return False
+        chosen = advice.best if advice.verdict == "change" else advice.baseline
+        return setting_of(row) == setting_of(chosen)
 
     @property
     def ok(self) -> list[TrainingRow]:
@@ -115,13 +105,10 @@ class Group:
     trials: Sequence[Trial]
 
 
-_ALTERNATIVES = attrgetter("workload", "backend", "world_size", "batch_per_rank", "env")
-
-
 def groups(runs: Sequence[Run]) -> list[Group]:
     """Group rows by workload, backend, ranks, batch and environment, in row order."""
     trials: list[Trial] = []
-    for run, prefix in zip(runs, prefixes(runs), strict=True):
+    for run, prefix in prefixes(runs):
         for rows in rows_by(run.training_rows, _ALTERNATIVES).values():
             trials.append(Trial(run=run, prefix=prefix, rows=rows))
     alike = rows_by(trials, lambda trial: _ALTERNATIVES(trial.rows[0]))

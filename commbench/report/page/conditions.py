@@ -5,12 +5,13 @@ how to repeat it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from commbench.analysis.prediction.links import link_of
 from commbench.ddp.plan.cases import setting_name
@@ -20,43 +21,62 @@ from commbench.report.columns import (
     Cell,
     Column,
     Flagged,
+    Named,
     Table,
     make_table,
     make_tables,
     number,
     plain_table,
     status_cell,
-    tone_of,
 )
-from commbench.report.formats import grouped
-from commbench.report.page.parts import Code, Fact
+from commbench.report.formats import grouped, listed, percent
+from commbench.report.page.parts import Code
 from commbench.report.state import tools_of
 from commbench.results import Run
 from commbench.results.files import FILES
 from commbench.results.info import Launch, RunInfo, is_live
 from commbench.schema import LARGEST
 from commbench.system.environment import differing
-from commbench.system.host import Host
-from commbench.system.topology import Emulated
 from commbench.units import counted, format_duration, format_size, format_time
 
 #: The most names of hosts or transports in a fact.
-MOST_NAMED = 3
+_MOST_NAMED = 4
 #: The most subjects in a line of rows without a result.
 MOST_SUBJECTS = 6
 
 
-def find_facts(run: Run) -> list[Fact]:
-    """Return the main conditions of a run; conditions that the run does not state are left out."""
+def subtitle(run: Run) -> str:
+    """Return where and when a run was measured, and its status."""
+    parts = []
+    ranks, hosts = run.info.get("world_size"), run.info.get("nodes")
+    if ranks:
+        parts.append(counted(ranks, "rank"))
+        if hosts:
+            parts = [f"{parts[0]} on {counted(hosts, 'host')}"]
+    parts += [_when(run), str(run.info.get("status", ""))]
+    return " · ".join(filter(None, parts))
+
+
+def _when(run: Run) -> str:
+    """Return the start of a run, e.g. ``21 November 2026, 11:08 UTC``; empty if unknown."""
+    try:
+        began = datetime.fromisoformat(str(run.info.get("started")))
+    except ValueError:
+        return ""
+    return f"{began.day} {began:%B %Y, %H:%M} {began.tzname() or ''}".strip()
+
+
+def find_facts(run: Run) -> dict[str, str]:
+    """Return the main conditions of a run by name; what it does not state is left out."""
     environment = run.info.get("environment") or {}
     hosts = environment.get("hosts") or []
-    processors, gpus = [], []
-    for host in hosts:
-        processors.append(f"{host.get('cpu_model')}, {host.get('cpus_allowed')} CPUs")
-        gpus += [str(gpu.get("name")) for gpu in host.get("gpus") or ()]
+    names = [str(host.get("hostname")) for host in hosts]
+    processors = [f"{host.get('cpu_model')}, {host.get('cpus_allowed')} CPUs" for host in hosts]
+    gpus = [str(gpu.get("name")) for host in hosts for gpu in host.get("gpus") or ()]
+    ranks, per_host = run.info.get("world_size"), run.info.get("ranks_per_node")
     facts = {
-        "hosts": _hosts([str(host.get("hostname")) for host in hosts]),
-        "ranks": _ranks(run.info),
+        "hosts": f"{len(hosts)}: {_brief(names)}" if hosts else "",
+        "ranks": f"{ranks}, {per_host} a host" if ranks and per_host else "",
         "processor": "; ".join(dict.fromkeys(processors)),
         "GPUs": "; ".join(dict.fromkeys(gpus)),
         "network": _network(run),
@@ -64,24 +84,12 @@ def find_facts(run: Run) -> list[Fact]:
         "sampling": _sampling(run.info),
         "measured by": ", ".join(tools_of(run)),
     }
-    return [Fact(name, text) for name, text in facts.items() if text]
+    return {name: text for name, text in facts.items() if text}
 
 
-def _hosts(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    if len(names) <= MOST_NAMED + 1:
-        return f"{len(names)}: {', '.join(names)}"
-    return f"{len(names)}: {names[0]}, {names[1]}, … {names[-1]}"
-
-
-def _ranks(info: RunInfo) -> str:
-    ranks, per_host = info.get("world_size"), info.get("ranks_per_node")
-    if not ranks:
-        return ""
-    if not per_host:
-        return str(ranks)
-    return f"{ranks}, {per_host} a host"
+def _brief(names: Sequence[str]) -> str:
+    more = ["…"] if len(names) > _MOST_NAMED else []
+    return ", ".join([*names[:_MOST_NAMED], *more])
 
 
 def _network(run: Run) -> str:
@@ -94,9 +102,7 @@ def _network(run: Run) -> str:
             rates[str(link)] = link.rate_bps
     parts = sorted(rates, key=lambda name: (rates[name], name))
     if transports:
-        parts.append(f"by {', '.join(transports[:MOST_NAMED])}")
-    if len(transports) > MOST_NAMED:
-        parts.append("…")
+        parts.append(f"by {_brief(transports)}")
     return ", ".join(parts)
 
 
@@ -124,15 +130,6 @@ def _sampling(info: RunInfo) -> str:
     return ", ".join(parts)
 
 
-def when(info: Any) -> str:  # noqa: ANN401 - JSON
-    """Return the start of a run, e.g. ``21 November 2026, 11:08 UTC``; empty if unknown."""
-    try:
-        began = datetime.fromisoformat(str(info.get("started")))
-    except ValueError:
-        return ""
-    return f"{began.day} {began:%B %Y, %H:%M} {began.tzname() or ''}".strip()
-
-
 # ------------------------------------------------------------------------------------- several runs
 
 
@@ -140,10 +137,10 @@ def runs_table(runs: Sequence[Run]) -> Table:
     """Tabulate the runs: what each measured, where, when, and its state."""
     columns: list[Column[Run]] = [
         Column("run", "name"),
-        Column("began", lambda run: when(run.info)),
+        Column("began", _when),
         _entry("suite"),
-        number("ranks", lambda run: run.info.get("world_size")),
-        number("hosts", lambda run: run.info.get("nodes")),
+        _entry("ranks", "world_size", is_number=True),
+        _entry("hosts", "nodes", is_number=True),
         _entry("budget"),
         number("launches", lambda run: len(run.info.get("launches") or ()), text_of=str),
         Column("commit of commbench", lambda run: str(run.info.get("git_commit") or "")[:12]),
@@ -153,24 +150,21 @@ def runs_table(runs: Sequence[Run]) -> Table:
     return make_table("The runs", [("", run) for run in runs], columns)
 
 
-def _entry(name: str) -> Column[Run]:
-    return Column(name, lambda run: run.info.get(name) or "")
+def _entry(heading: str, name: str = "", **options: Any) -> Column[Run]:  # noqa: ANN401 - as in `Column`
+    return Column(heading, lambda run: run.info.get(name or heading), **options)
 
 
-def differences_table(runs: Sequence[Run]) -> Table | None:
-    """Tabulate the conditions in which runs differ, a column for each run.
-
-    None if no stated condition differs.
+def differences_tables(runs: Sequence[Run]) -> list[Table]:
+    """Tabulate the conditions in which runs differ, a column for each run; no table if no stated
+    condition differs.
     """
-    differences = differing([run.info.get("environment") or {} for run in runs])
-    if not differences:
-        return None
     lines = []
-    for name, texts in differences.items():
-        stated = ["not stated" if text is None else text for text in texts]
-        lines.append([name, *stated])
+    for name, texts in differing([run.info.get("environment") or {} for run in runs]).items():
+        lines.append([name, *(text or "not stated" for text in texts)])
+    if not lines:
+        return []
     headings = ["condition", *(run.name for run in runs)]
-    return plain_table(headings, lines, title="Conditions that differ")
+    return [plain_table(headings, lines, title="Conditions that differ")]
 
 
 # -------------------------------------------------------------------------------------------- hosts
@@ -190,27 +184,27 @@ def condition_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _tables_of(environment: Mapping[str, Any]) -> list[Table]:
-    tables = []
-    hosts = [_facts(host) for host in environment.get("hosts") or ()]
-    shared = _shared(hosts)
-    if shared:
-        title = "The host"
-        if len(hosts) > 1:
-            title = f"What all {len(hosts)} hosts have in common"
-        tables.append(plain_table(["fact", "value"], shared.items(), title=title))
+    # the topology, which run.json has, is a section of its own
+    hosts = []
+    for host in environment.get("hosts") or ():
+        hosts.append(dict(_fact(name, host[name]) for name in host if name != "topology"))
+    texts: dict[str, dict[str, None]] = {}
+    for host in hosts:
+        for name in host:
+            texts[name] = dict.fromkeys(one.get(name, "") for one in hosts)
+    shared = {name: next(iter(values)) for name, values in texts.items() if len(values) == 1}
+    title = "The host"
     if len(hosts) > 1:
-        tables.append(_varied(hosts, set(shared)))
+        title = f"What all {len(hosts)} hosts have in common"
+    tables = [plain_table(["fact", "value"], shared.items(), title=title)]
+    varied = [Column(name, methodcaller("get", name, "")) for name in texts if name not in shared]
+    if len(hosts) > 1:
+        rows = [("", host) for host in hosts]
+        tables.append(make_table("Where the hosts differ", rows, varied, rest_in="run.json"))
     for title, name in (("Versions", "versions"), ("Variables that matter", "variables")):
-        texts = environment.get(name) or {}
-        lines = [(key, str(text)) for key, text in texts.items()]
-        if lines:
-            tables.append(plain_table(["name", "value"], lines, title=title))
-    return tables
-
-
-def _facts(host: Host) -> dict[str, str]:
-    """Return the facts of a host as text, without its topology, which ``run.json`` has."""
-    return dict(_fact(name, value) for name, value in host.items() if name != "topology")
+        lines = [(key, str(text)) for key, text in (environment.get(name) or {}).items()]
+        tables.append(plain_table(["name", "value"], lines, title=title))
+    return [table for table in tables if table.lines]
 
 
 def _fact(name: str, value: object) -> tuple[str, str]:
@@ -221,19 +215,11 @@ def _fact(name: str, value: object) -> tuple[str, str]:
     return name.replace("_", " "), _words(value)
 
 
-def _size(size_bytes: float) -> str:
-    return format_size(int(size_bytes))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
-
-
 #: The format of a number, by the suffix of its name.
-_UNITS: Mapping[str, Callable[[float], str]] = {
-    "_bytes": _size,
+_UNITS: Mapping[str, Callable[[Any], str]] = {
+    "_bytes": format_size,
     "_s": format_time,
-    "_ratio": _percent,
+    "_ratio": partial(percent, places=2),
 }
 
 
@@ -250,47 +236,30 @@ def _words(value: object) -> str:
     return str(value)
 
 
-def _shared(hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the facts that all hosts have in common."""
-    if not hosts:
-        return {}
-    shared = set(hosts[0].items())
-    shared.intersection_update(*(host.items() for host in hosts))
-    return {name: text for name, text in hosts[0].items() if (name, text) in shared}
-
-
-def _varied(hosts: Sequence[Mapping[str, str]], shared: set[str]) -> Table:
-    """Tabulate the facts that differ between hosts, a line for each host."""
-    names = dict.fromkeys(name for host in hosts for name in host if name not in shared)
-    columns = [Column(name, methodcaller("get", name, "")) for name in names]
-    rows = [("", host) for host in hosts]
-    return make_table("Where the hosts differ", rows, columns, rest_in="run.json")
-
-
 # ----------------------------------------------------------------------------------------- launches
 
 
 def launch_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the outcome of each launch; no table without launches."""
-    columns: list[Column[Launch]] = [
-        _launch_text("stage"),
-        number("launch", methodcaller("get", "launch"), text_of=str),
-        _launch_text("environment", "env"),
+    columns = [
+        _launch("stage"),
+        _launch("launch", is_number=True),
+        _launch("environment", "env"),
         Column("began", _began),
         _launch_seconds("took", "seconds"),
         _launch_seconds("starting", "startup_s"),
         _launch_seconds("measuring", "measuring_s"),
         _launch_seconds("other", "other_s"),
-        Column("status", _launch_status),
-        _launch_text("reason"),
+        Column("status", lambda launch: status_cell(launch.get("status", ""))),
+        _launch("reason"),
     ]
     return make_tables(
         "Launches", runs, lambda run: run.info.get("launches") or (), columns, rest_in="run.json"
     )
 
 
-def _launch_text(heading: str, name: str = "") -> Column[Launch]:
-    return Column(heading, methodcaller("get", name or heading))
+def _launch(heading: str, name: str = "", **options: Any) -> Column[Launch]:  # noqa: ANN401 - as in `Column`
+    return Column(heading, methodcaller("get", name or heading), **options)
 
 
 def _launch_seconds(heading: str, name: str) -> Column[Launch]:
@@ -302,61 +271,40 @@ def _began(launch: Launch) -> str:
     return began.replace("T", " ").partition("+")[0]
 
 
-def _launch_status(launch: Launch) -> Cell:
-    status = str(launch.get("status") or "")
-    return Cell(status, tone=tone_of(status or "ok"))
-
-
 # ---------------------------------------------------------------------------------- what is missing
 
 
-class _Missing(NamedTuple):
-    """A row without a result, and what it is about."""
-
-    subject: str
-    row: Flagged
-
-
-def missing_table(runs: Sequence[Run]) -> Table | None:
-    """Tabulate cases without a result, a line for each reason; None if every case has a result."""
-    lines = []
+def missing_tables(runs: Sequence[Run]) -> list[Table]:
+    """Tabulate cases without a result, a line for each reason; no table if every case has one."""
+    lines: list[Named[list[Named[Flagged]]]] = []
     for run in runs:
-        by_cause: dict[tuple[str, str], list[_Missing]] = {}
-        for missing in _unmeasured(run):
-            row = missing.row
+        by_cause: dict[tuple[str, str], list[Named[Flagged]]] = {}
+        for subject, row in _unmeasured(run):
             cause = (row.status, shared_cause(row.reason_code, row.reason))
-            by_cause.setdefault(cause, []).append(missing)
+            by_cause.setdefault(cause, []).append((subject, row))
         lines += [(run.name, members) for members in by_cause.values()]
     if not lines:
-        return None
-    columns: list[Column[list[_Missing]]] = [
-        Column("status", lambda members: status_cell(members[0].row.status)),
+        return []
+    columns: list[Column[list[Named[Flagged]]]] = [
+        Column("status", lambda members: status_cell(members[0][1].status)),
         number("rows", len, text_of=str),
-        Column("what", _subjects),
-        Column("reason", lambda members: members[0].row.reason),
+        Column("what", lambda members: listed((name for name, _ in members), MOST_SUBJECTS)),
+        Column("reason", lambda members: members[0][1].reason),
     ]
-    return make_table("Rows without a result", lines, columns)
+    return [make_table("Rows without a result", lines, columns)]
 
 
-def _unmeasured(run: Run) -> Iterable[_Missing]:
+def _unmeasured(run: Run) -> list[Named[Flagged]]:
+    """Return the rows without a result, each with what it is about."""
+    rows: list[Named[Flagged]] = []
     for row in run.rows:
-        if row.status != "ok":
-            words = [row.backend, row.operation]
-            if row.pattern != "flat":
-                words.append(row.pattern)
-            yield _Missing(" ".join(words), row)
+        words = f"{row.backend} {row.operation}"
+        if row.pattern != "flat":
+            words = f"{words} {row.pattern}"
+        rows.append((words, row))
     for training in run.training_rows:
-        if training.status != "ok":
-            yield _Missing(f"{training.workload}, {setting_name(training)}", training)
-
-
-def _subjects(members: Sequence[_Missing]) -> str:
-    """Join distinct subjects; of many, show the first and count the others."""
-    distinct = list(dict.fromkeys(missing.subject for missing in members))
-    shown = distinct[:MOST_SUBJECTS]
-    if len(distinct) > MOST_SUBJECTS:
-        shown.append(f"and {len(distinct) - MOST_SUBJECTS} more")
-    return "; ".join(shown)
+        rows.append((f"{training.workload}, {setting_name(training)}", training))
+    return [(words, row) for words, row in rows if row.status != "ok"]
 
 
 def failed_ranks(run: Run) -> list[Finding]:
@@ -376,42 +324,29 @@ def failed_ranks(run: Run) -> list[Finding]:
     return findings
 
 
-# -------------------------------------------------------------------------------------------- files
-
-
-def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
-    """Tabulate the files of the runs, with links if the page lies ``beside`` them."""
-    rows = []
-    for run in runs:
-        rows += [(run.name, run.path / name) for name in FILES if (run.path / name).is_file()]
-    columns: list[Column[Path]] = [
-        Column("file", lambda file: Cell(file.name, link=file.name if beside else "")),
-        Column("size", _size_of),
-        Column("what it holds", lambda file: FILES[file.name]),
-    ]
-    return make_table("Files", rows, columns)
-
-
-def _size_of(file: Path) -> str:
-    """Return a file's size in KiB, rounded up."""
-    size = file.stat().st_size
-    return f"{grouped(-(-size // 1024))} KiB"
-
-
 def left_out(run: Run) -> list[Finding]:
     """Return what was not measured, each part with the reason."""
     sentences = run.info.get("left_out") or ()
     return [Finding("left_out", numbers={"sentence": sentence}) for sentence in sentences]
 
 
-def place(run: Run) -> str:
-    """Return the numbers of ranks and hosts; empty if unknown."""
-    ranks, hosts = run.info.get("world_size"), run.info.get("nodes")
-    if not ranks:
-        return ""
-    if not hosts:
-        return counted(ranks, "rank")
-    return f"{counted(ranks, 'rank')} on {counted(hosts, 'host')}"
+# ------------------------------------------------------------------------------- how to repeat it
+
+
+def files_tables(runs: Sequence[Run], *, beside: bool) -> list[Table]:
+    """Tabulate the files of the runs, with links if the page lies ``beside`` them; no table without
+    files.
+    """
+    columns: list[Column[Path]] = [
+        Column("file", lambda file: Cell(file.name, link=file.name if beside else "")),
+        Column("size", lambda file: f"{grouped(-(-file.stat().st_size // 1024))} KiB"),
+        Column("what it holds", lambda file: FILES[file.name]),
+    ]
+    return make_tables("Files", runs, _files_of, columns)
+
+
+def _files_of(run: Run) -> list[Path]:
+    return [run.path / name for name in FILES if (run.path / name).is_file()]
 
 
 #: The value of ``launcher`` in run.json if the user started the ranks: the command does not contain
@@ -425,14 +360,13 @@ def commands(runs: Sequence[Run]) -> list[Code]:
     """Return the command of each run that states its own, ready to paste."""
     codes = []
     for run in runs:
-        if not run.info.get("argv"):
-            continue
-        verb = "import" if run.info.get("imported") else "measure"
-        whose = run.name if len(runs) > 1 else "it"
-        title = f"To {verb} {whose} again"
-        if run.info.get("launcher") in _OWN_LAUNCHERS:
-            title += ", by each rank under your launcher"
-        codes.append(Code(title=title, text=shlex.join(words_of(run.info))))
+        if run.info.get("argv"):
+            verb = "import" if run.info.get("imported") else "measure"
+            whose = run.name if len(runs) > 1 else "it"
+            title = f"To {verb} {whose} again"
+            if run.info.get("launcher") in _OWN_LAUNCHERS:
+                title += ", by each rank under your launcher"
+            codes.append(Code(title=title, text=shlex.join(words_of(run.info))))
     return codes
 
 
@@ -443,40 +377,28 @@ def words_of(info: RunInfo) -> list[str]:
     Args:
         info: the content of ``run.json``.
     """
-    if is_live(info) and list(info["argv"][:1]) != ["commbench"]:  # the script tunes itself
-        return list(info["argv"])
-    command = _into_another([str(word) for word in info["argv"]])
+    words = [str(word) for word in info["argv"]]
+    if is_live(info) and words[:1] != ["commbench"]:  # the script tunes itself
+        return words
+    command: list[str] = []
+    for word in words:
+        is_out = command[-1:] == ["--out"] or word.startswith("--out=")
+        command.append(f"{word.rstrip('/')}_again" if is_out else word)
     seed = info.get("seed")
     if seed is not None and not any(word.partition("=")[0] == "--seed" for word in command):
         command[2:2] = ["--seed", str(seed)]
     return [*_lab(info), *command]
 
 
-def _into_another(words: Sequence[str]) -> list[str]:
-    """Replace the run's directory in the command by another one."""
-    command: list[str] = []
-    for word in words:
-        if command[-1:] == ["--out"] or word.startswith("--out="):
-            command.append(_another(word))
-        else:
-            command.append(word)
-    return command
-
-
-def _another(directory: str) -> str:
-    return f"{directory.rstrip('/')}_again"
-
-
 def _lab(info: RunInfo) -> list[str]:
     """Return the ``lab run`` command that encloses the run's command; empty on a real cluster."""
-    emulated: Emulated = (info.get("environment") or {}).get("emulated") or {}
+    emulated: Mapping[str, Any] = (info.get("environment") or {}).get("emulated") or {}
     if not emulated:
         return []
     command = ["commbench", "lab", "run"]
-    entries: Mapping[str, object] = emulated
     for name, option in _LAB.items():
-        if entries.get(name):
-            command += [option, str(entries[name])]
+        if emulated.get(name):
+            command += [option, str(emulated[name])]
     per_host = info.get("ranks_per_node") or 1
     if per_host > 1:
         command += ["--ranks-per-host", str(per_host)]

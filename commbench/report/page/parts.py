@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from commbench.findings import Finding
 from commbench.report.columns import Table, Tone
 from commbench.report.figures.drawing import Drawing
 
 #: A table with more lines scrolls in its own box.
 LONG = 40
-
-
-def said(finding: Finding | str) -> str:
-    """Return a finding with its details as text."""
-    return finding.in_full if isinstance(finding, Finding) else finding
 
 
 def named(texts: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
@@ -29,10 +22,11 @@ def named(texts: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
         names.add(name)
         for text in of_name:
             names_by_text.setdefault(text, {})[name] = None
-    return [
-        text if len(having) == len(names) else f"{', '.join(having)}: {text}"
-        for text, having in names_by_text.items()
-    ]
+    sentences = []
+    for text, having in names_by_text.items():
+        whose = "" if len(having) == len(names) else f"{', '.join(having)}: "
+        sentences.append(f"{whose}{text}")
+    return sentences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +37,7 @@ class Code:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Entry:
     """Findings about one subject in the conclusion."""
 
@@ -61,13 +55,6 @@ class Entry:
     """Whether it is a main result."""
     more: tuple[str, str] | None = None
     """The id of the section with more about it, and the text of the link."""
-
-
-class Fact(NamedTuple):
-    """A condition of the run."""
-
-    name: str
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +80,9 @@ class Section:
     @property
     def columns(self) -> list[tuple[str, str]]:
         """The headings of its tables that need an explanation, each with its meaning."""
-        described = (
-            column for table in self.tables for column in table.columns if column.description
-        )
-        return list(dict.fromkeys((column.heading, column.description) for column in described))
+        columns = [column for table in self.tables for column in table.columns]
+        described = [(each.heading, each.description) for each in columns if each.description]
+        return list(dict.fromkeys(described))
 
     @property
     def is_empty(self) -> bool:
@@ -112,7 +98,8 @@ class Page:
     subtitle: str
     """The subtitle: what was measured, and when."""
     findings: Sequence[Entry]
-    facts: Sequence[Fact]
+    facts: Mapping[str, str]
+    """The main conditions of a single run, by name."""
     sections: Sequence[Section]
     time: str
     """The definition of the times of collectives."""

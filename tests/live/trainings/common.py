@@ -71,11 +71,15 @@ def train(
     loss: Callable[[nn.Module, torch.Tensor], torch.Tensor] = lambda m, x: m(x).square().mean(),
     between: Callable[[int], None] = lambda _: None,
     steps: int = STEPS,
-) -> None:
-    """Train by SGD; ``between`` is called before each step."""
+) -> list[nn.Module]:
+    """Train by SGD; ``between`` is called before each step.
+
+    Return what was trained.
+    """
     optimizer = torch.optim.SGD([p for p in ddp.parameters() if p.requires_grad], lr=0.05)
     for step, x in enumerate(batches(rank, steps)):
         between(step)
         loss(ddp, x).backward()
         optimizer.step()
         optimizer.zero_grad()
+    return [ddp]

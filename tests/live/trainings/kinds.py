@@ -7,7 +7,6 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -23,9 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def plain(rank: int) -> list[nn.Module]:
     """Train as the documentation of torch does."""
-    ddp = DistributedDataParallel(network())
-    train(ddp, rank)
-    return [ddp]
+    return train(DistributedDataParallel(network()), rank)
 
 
 def thawed(rank: int) -> list[nn.Module]:
@@ -52,8 +49,7 @@ def preview(rank: int) -> list[nn.Module]:
             ddp(torch.ones(2, WIDTH))
         dist.all_reduce(torch.ones(1))
 
-    train(ddp, rank, between=look)
-    return [ddp]
+    return train(ddp, rank, between=look)
 
 
 def lonely_evaluation(rank: int) -> list[nn.Module]:
@@ -66,8 +62,7 @@ def lonely_evaluation(rank: int) -> list[nn.Module]:
                 ddp.module(torch.ones(2, WIDTH))
             time.sleep(0.05)
 
-    train(ddp, rank, between=evaluate)
-    return [ddp]
+    return train(ddp, rank, between=evaluate)
 
 
 def nested(rank: int) -> list[nn.Module]:
@@ -83,8 +78,7 @@ def nested(rank: int) -> list[nn.Module]:
 
     ddp = DistributedDataParallel(Padded())
     as_nested = torch.nested.nested_tensor
-    train(ddp, rank, loss=lambda m, x: m(as_nested([x[:3], x[3:]])))
-    return [ddp]
+    return train(ddp, rank, loss=lambda m, x: m(as_nested([x[:3], x[3:]])))
 
 
 def sparse(rank: int) -> list[nn.Module]:
@@ -99,9 +93,11 @@ def sparse(rank: int) -> list[nn.Module]:
         def forward(self, data: torch.Tensor) -> torch.Tensor:
             return self.body(self.words(data))
 
-    ddp = DistributedDataParallel(Words())
-    train(ddp, rank, loss=lambda m, x: m((x[:, 0].abs() * 10).long() % 50).square().mean())
-    return [ddp]
+    return train(
+        DistributedDataParallel(Words()),
+        rank,
+        loss=lambda m, x: m((x[:, 0].abs() * 10).long() % 50).square().mean(),
+    )
 
 
 def adversaries(rank: int) -> list[nn.Module]:
@@ -166,9 +162,7 @@ def reentrant(rank: int) -> list[nn.Module]:
             data = checkpoint(self.body[:6], data, use_reentrant=True)
             return self.body[6:](data)
 
-    ddp = DistributedDataParallel(Checkpointed(), static_graph=True)
-    train(ddp, rank)
-    return [ddp]
+    return train(DistributedDataParallel(Checkpointed(), static_graph=True), rank)
 
 
 def sharpness(rank: int) -> list[nn.Module]:
@@ -197,9 +191,11 @@ def complex_numbers(rank: int) -> list[nn.Module]:
     model = nn.Sequential(
         *(nn.Linear(WIDTH, WIDTH, dtype=torch.complex64) for _ in range(4)),
     )
-    ddp = DistributedDataParallel(model)
-    train(ddp, rank, loss=lambda m, x: m(x.to(torch.complex64)).abs().mean())
-    return [ddp]
+    return train(
+        DistributedDataParallel(model),
+        rank,
+        loss=lambda m, x: m(x.to(torch.complex64)).abs().mean(),
+    )
 
 
 def accumulated(rank: int) -> list[nn.Module]:
@@ -228,9 +224,7 @@ def uneven(rank: int) -> list[nn.Module]:
 
 def static(rank: int) -> list[nn.Module]:
     """Train with a static graph."""
-    ddp = DistributedDataParallel(network(), static_graph=True)
-    train(ddp, rank)
-    return [ddp]
+    return train(DistributedDataParallel(network(), static_graph=True), rank)
 
 
 def unused(rank: int) -> list[nn.Module]:
@@ -250,16 +244,12 @@ def unused(rank: int) -> list[nn.Module]:
                     data = layer(data)
             return data
 
-    ddp = DistributedDataParallel(Dropped(), find_unused_parameters=True)
-    train(ddp, rank)
-    return [ddp]
+    return train(DistributedDataParallel(Dropped(), find_unused_parameters=True), rank)
 
 
 def few(rank: int) -> list[nn.Module]:
     """Make too few steps to tune."""
-    ddp = DistributedDataParallel(network())
-    train(ddp, rank, steps=6)
-    return [ddp]
+    return train(DistributedDataParallel(network()), rank, steps=6)
 
 
 def shared_group(rank: int) -> list[nn.Module]:
@@ -271,15 +261,12 @@ def shared_group(rank: int) -> list[nn.Module]:
         box = [None] * dist.get_world_size()
         dist.all_gather_object(box, step)
 
-    train(ddp, rank, between=talk)
-    return [ddp]
+    return train(ddp, rank, between=talk)
 
 
 def longer(rank: int) -> list[nn.Module]:
     """Make the 300 steps of a short job."""
-    ddp = DistributedDataParallel(network())
-    train(ddp, rank, steps=300)
-    return [ddp]
+    return train(DistributedDataParallel(network()), rank, steps=300)
 
 
 def halves(rank: int) -> list[nn.Module]:
@@ -298,9 +285,7 @@ def halves(rank: int) -> list[nn.Module]:
         first.square().mean().backward()
         return second.square().mean()
 
-    ddp = DistributedDataParallel(Two())
-    train(ddp, rank, loss=loss)
-    return [ddp]
+    return train(DistributedDataParallel(Two()), rank, loss=loss)
 
 
 def late_hook(rank: int) -> list[nn.Module]:
@@ -311,8 +296,7 @@ def late_hook(rank: int) -> list[nn.Module]:
         if step == 70:
             ddp.register_comm_hook(None, fp16_compress_hook)
 
-    train(ddp, rank, between=register)
-    return [ddp]
+    return train(ddp, rank, between=register)
 
 
 def wrapped_again(rank: int) -> list[nn.Module]:
@@ -455,8 +439,7 @@ def penalised(rank: int) -> list[nn.Module]:
         (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
         return output.square().mean() + slope.square().mean()
 
-    train(ddp, rank, loss=loss)
-    return [ddp]
+    return train(ddp, rank, loss=loss)
 
 
 def adapted(rank: int) -> list[nn.Module]:
@@ -475,9 +458,7 @@ def adapted(rank: int) -> list[nn.Module]:
             wide = self.ups[0](narrow) + self.ups[1](narrow)
             return checkpoint(self.body, data + wide.float(), use_reentrant=False)
 
-    ddp = DistributedDataParallel(Adapted())
-    train(ddp, rank)
-    return [ddp]
+    return train(DistributedDataParallel(Adapted()), rank)
 
 
 def by_own_exchange(rank: int) -> list[nn.Module]:
@@ -502,8 +483,7 @@ def restarted(rank: int) -> list[nn.Module]:
         if rank == 1 and step == 60 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
             os._exit(7)
 
-    train(ddp, rank, between=leave)
-    return [ddp]
+    return train(ddp, rank, between=leave)
 
 
 def leaving(rank: int) -> list[nn.Module]:
@@ -514,20 +494,8 @@ def leaving(rank: int) -> list[nn.Module]:
         if step == 60:
             sys.exit(3)
 
-    train(ddp, rank, between=leave)
-    return [ddp]
+    return train(ddp, rank, between=leave)
 
-
-KINDS: dict[str, Callable[[int], list[nn.Module]]] = {
-    each.__name__: each
-    for each in (
-        plain, thawed, preview, lonely_evaluation, nested, sparse, adversaries, folds, by_hand,
-        reentrant, sharpness, complex_numbers, accumulated, uneven, static, unused, few,
-        shared_group, longer, halves, late_hook, wrapped_again, scaled, compiled, compiled_whole,
-        averaged, zero, workers, closure, twice, penalised, adapted, by_own_exchange,
-        restarted, leaving,
-    )
-}  # fmt: skip
 
 if __name__ == "__main__":
-    report(*KINDS[sys.argv[1]](begin()))
+    report(*globals()[sys.argv[1]](begin()))

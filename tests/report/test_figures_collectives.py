@@ -1,0 +1,293 @@
+"""Tests of the charts of collectives: sizes, launches, and the matrix of rank pairs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import (
+    KIB,
+    MIB,
+    STEADY,
+    make_case,
+    make_grouped,
+    make_launches,
+    make_record,
+)
+from drawings import run_of, texts_of, training_run_of, values_of
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matrices import INTER_US, make_hosts, make_matrix, receiving, touching, without
+from training_builders import launches_of, make_training_case, make_training_record
+
+from commbench.engine.records import Record
+from commbench.report.figures.charts import Chart
+from commbench.report.figures.launches import launch_charts
+from commbench.report.figures.matrix import Heat, heat_of, matrix_figures, paint_heat
+from commbench.report.figures.sizes import size_charts
+from commbench.results import Run
+
+SIZES = (KIB, 64 * KIB, MIB)
+TWO_HUMPS = [10.0, 10.1, 10.2, 20.0, 20.1, 20.2]
+
+
+def launches_over(
+    factor: float = 1.0, operation: str = "all_reduce", **changes: Any
+) -> list[Record]:
+    """Return six launches at each size; 1 KiB takes 10 us, and times are proportional to sizes."""
+    records = []
+    for size in SIZES:
+        times = [factor * time * size / KIB for time in STEADY]
+        records += make_launches(times, make_case(operation, message_bytes=size, **changes))
+    return records
+
+
+def chart_of(*runs: Run) -> Chart:
+    """Return the only operation's chart."""
+    (chart,) = size_charts(runs)
+    return chart
+
+
+def test_lines_run_through_the_rows() -> None:
+    """Draw time and bus bandwidth of each size with intervals, for two ranks busbw = algbw."""
+    run = run_of(launches_over())
+    times, rates = chart_of(run).panels
+    assert {"mpi": {KIB: 10.0, 64 * KIB: 640.0, MIB: 10240.0}} == values_of(times)
+    assert [pytest.approx(0.1024)] * 3 == list(values_of(rates)["mpi"].values())
+    low, high = run.rows[0].time_us_ci_low, run.rows[0].time_us_ci_high
+    assert (low, high) == times.series[0].points[KIB].bounds
+    bounds = (0.1024 * 10 / (high or 0.0), 0.1024 * 10 / (low or 0.0))
+    assert pytest.approx(bounds) == rates.series[0].points[KIB].bounds
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ([{}, {"backend": "gloo"}], {"gloo", "mpi"}),
+        (
+            [{}, {"dtype": "float64"}, {"in_place": False}],
+            {"float32 in place", "float64 in place", "float32 out of place"},
+        ),
+    ],
+)
+def test_series_are_told_apart_by_what_differs(
+    changes: list[dict[str, Any]], names: set[str]
+) -> None:
+    """Name only the fields that differ between series."""
+    records = [record for change in changes for record in launches_over(**change)]
+    assert names == set(chart_of(run_of(records)).names)
+
+
+def test_of_several_runs_each_series_names_its_own() -> None:
+    """Name each series' run, also in another's absence."""
+    gather = launches_over(redop=None, in_place=None, operation="all_gather")
+    both, second = size_charts(
+        [run_of(launches_over(), "a"), run_of([*launches_over(), *gather], "b")]
+    )
+    assert (["a: mpi", "b: mpi"], ["b: mpi"]) == (both.names, second.names)
+
+
+def test_failures_are_crosses() -> None:
+    """Keep failed and wrong sizes apart, and leave out what a backend cannot do."""
+    bad = make_record(make_case(message_bytes=16 * MIB), status="failed", reason="Killed.")
+    wrong = make_record(make_case(message_bytes=4 * MIB), status="wrong", wrong=7)
+    cannot = make_record(make_case(backend="gloo"), status="unsupported", reason="Gloo has none.")
+    for panel in chart_of(run_of([*launches_over(), bad, wrong, cannot])).panels:
+        (series,) = panel.series
+        assert {4 * MIB, 16 * MIB} == set(series.failed)
+        assert 3 == len(series.points)
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks_per_node", "labels", "limits"),
+    [
+        ("all_reduce", 1, ["time", "bus bandwidth, GB/s"], [0.125]),
+        ("all_reduce", 2, ["time", "bus bandwidth, GB/s"], []),
+        ("bandwidth", 1, ["bus bandwidth, GB/s"], [0.125]),
+        ("bibandwidth", 1, ["bus bandwidth, GB/s"], [0.25]),
+        ("latency", 1, ["time"], []),
+    ],
+)
+def test_the_link_is_a_limit_where_it_bounds_the_row(
+    operation: str, ranks_per_node: int, labels: list[str], limits: list[float]
+) -> None:
+    """Draw the operation's own figures, and the link's rate for one rank per host only; both
+    directions count twice.
+    """
+    records = []
+    for size in SIZES:
+        case = make_case(operation, message_bytes=size)
+        records += make_launches([10_000.0] * 6, case, transport="tcp/eth0")
+    emulated = {"hosts": 2, "rate": "1gbit"}
+    placed = {"nodes": 2, "ranks_per_node": ranks_per_node}
+    panels = chart_of(run_of(records, **placed, environment={"emulated": emulated})).panels
+    assert labels == [panel.label for panel in panels]
+    assert limits == [limit.value for limit in panels[-1].limits]
+
+
+def test_a_single_size_is_rows() -> None:
+    """Draw no line for a single size."""
+    chart = chart_of(
+        run_of([*make_launches(STEADY), *make_launches(STEADY, make_case(backend="gloo"))])
+    )
+    assert ["rows", "rows"] == [panel.x for panel in chart.panels]
+    assert ["gloo", "mpi"] == sorted(chart.names)
+    assert chart.title.endswith("at 1 KiB")
+
+
+def test_groups_are_the_slowest_in_time_and_together_in_bandwidth() -> None:
+    """Draw the slowest group's time, and the sum of concurrent bandwidths."""
+    case = make_case(pattern="node", message_bytes=MIB)
+    records = make_grouped(case, {"0-1": [10.0] * 6, "2-3": [20.0] * 6})
+    times, rates = chart_of(run_of(records)).panels
+    assert {"mpi": {MIB: 20.0}} == values_of(times)
+    assert {"mpi": {MIB: pytest.approx(MIB / 10e3 + MIB / 20e3)}} == values_of(rates)
+
+
+def test_energy_has_a_panel_for_what_was_counted() -> None:
+    """Draw joules of one operation, a panel for each kind of counter."""
+    runs = []
+    for counters in ("gpu", "cpu+gpu"):
+        records = make_launches(STEADY, energy_J=1e-6, energy_of=counters)
+        runs.append(run_of(records, counters))
+    _, _, gpus, both = chart_of(*runs).panels
+    assert "energy of the GPUs alone, J" == gpus.label
+    assert [{"gpu: mpi": {KIB: 1e-6}}, {"cpu+gpu: mpi": {KIB: 1e-6}}] == [
+        values_of(gpus),
+        values_of(both),
+    ]
+
+
+def test_no_records_no_figures() -> None:
+    """Draw nothing without collectives, and no matrix."""
+    matrix = make_launches(STEADY, make_case("bandwidth", pattern="matrix"))
+    assert [] == size_charts([run_of([]), run_of(matrix, "matrix")])
+
+
+def test_ranks_that_share_a_gpu_are_counted_and_not_drawn() -> None:
+    """Draw no times of ranks that shared a GPU, and count them."""
+    chart = chart_of(run_of([*launches_over(), *launches_over(backend="nccl")], ranks_per_gpu=2))
+    assert ["mpi"] == chart.names
+    assert [3] == [remark.numbers["rows"] for remark in chart.remarks if "rows" in remark.numbers]
+
+
+# ---------------------------------------------------------------------------------------- launches
+
+
+def spread(*runs: Run) -> Chart:
+    """Return the only chart of launches."""
+    (chart,) = launch_charts(runs)
+    return chart
+
+
+def test_dots_are_shares_of_the_median_launch() -> None:
+    """Draw each launch as a share of the median; the interval over six launches is their range."""
+    chart = spread(run_of(make_launches([8.0, 9.0, 10.0, 10.0, 11.0, 20.0])))
+    (row,) = chart.panels[0].series
+    assert [80.0, 90.0, 100.0, 100.0, 110.0, 200.0] == row.dots
+    assert (80.0, 200.0) == row.points[0.0].bounds
+    assert ["mpi all_reduce 1 KiB"] == chart.names
+    assert {"ratio": 2.5} == chart.remarks[0].numbers
+
+
+def test_one_launch_has_no_distribution() -> None:
+    """Draw nothing for one launch."""
+    assert [] == launch_charts([run_of(make_launches([10.0])), run_of([], "empty")])
+    assert [] == launch_charts([training_run_of([make_training_record()])])
+
+
+def test_of_very_many_the_widest_are_drawn() -> None:
+    """Draw the widest rows only, also of one name, and state the total number."""
+    records = make_launches(STEADY, make_case(message_bytes=8))
+    for power in range(10):
+        for dtype in ("float32", "float64"):
+            case = make_case(message_bytes=1024 * 2**power, dtype=dtype)
+            records += make_launches(TWO_HUMPS, case)
+    chart = spread(run_of(records))
+    assert 16 == len(chart.panels[0].series)
+    assert "mpi all_reduce 8 B" not in chart.names
+    assert "16 of 21" in chart.title
+
+
+def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:
+    """Draw confirmation launches instead of the sweep's."""
+    sweep = [*launches_of(20.0), *launches_of(10.0, make_training_case("fp16"))]
+    fresh = launches_of(20.0, make_training_case(phase="confirm"))
+    assert ["default buckets", "fp16 with default buckets"] == spread(training_run_of(sweep)).names
+    assert ["default buckets"] == spread(training_run_of([*sweep, *fresh])).names
+
+
+# ---------------------------------------------------------------------------------- matrix of pairs
+
+
+def matrix_run(records: list[Record], hosts: int, ranks_per_host: int = 1) -> Run:
+    """Return a run of a matrix between host1, host2, ..."""
+    info = make_hosts(hosts, ranks_per_host)
+    return Run(path=Path("/runs/mine"), info=info, records=tuple(records))
+
+
+def heat(run: Run) -> Heat:
+    """Return the cells of the only matrix."""
+    (matrix,) = run.matrices
+    return heat_of(matrix, run)
+
+
+def painted(heat: Heat) -> Axes:
+    """Return the axes of a heat map."""
+    figure = Figure()
+    paint_heat(figure, heat)
+    return figure.axes[0]
+
+
+def test_cells_are_from_row_to_column() -> None:
+    """Show median bandwidth from row to column, with an empty diagonal; latency is a time. Hosts
+    and few values are written.
+    """
+    slow = make_matrix(3, noise=0.0, rank_slowness=lambda a, b: 2.0 if (a, b) == (0, 2) else 1.0)
+    run = matrix_run(slow, 3)
+    cells = heat(run)
+    fast = run.matrices[0].rate_GBps(INTER_US)
+    assert np.isnan(cells.cells[0, 0])
+    assert pytest.approx([fast / 2, fast]) == [cells.cells[0, 2], cells.cells[2, 0]]
+    assert "GB/s" == cells.unit
+    (drawing,) = matrix_figures([run])
+    assert {"host1", "host2", "host3", "10.5"} <= set(texts_of(drawing.svg))
+    case = make_case("latency", pattern="matrix")
+    latency = heat(matrix_run(make_matrix(3, noise=0.0, case=case), 3))
+    assert ("us", pytest.approx(INTER_US)) == (latency.unit, latency.cells[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("slowness", "host", "expected"),
+    [
+        (touching(2, 2.0), "host3", {(-0.5, 3.5, 12, 2), (3.5, -0.5, 2, 12)}),
+        (receiving(4, 2.0), "host5", {(7.5, -0.5, 2, 12)}),
+    ],
+)
+def test_the_slow_host_is_framed(
+    slowness: Callable[[int, int], float], host: str, expected: set[tuple[float, ...]]
+) -> None:
+    """Frame the rows of a host that sends slowly, the columns of one that receives so; name it."""
+    run = matrix_run(make_matrix(6, 2, host_slowness=slowness, launches=10), 6, 2)
+    boxes = [patch for patch in painted(heat(run)).patches if patch.get_gid() == "slow"]
+    assert expected <= {(*box.get_xy(), box.get_width(), box.get_height()) for box in boxes}
+    (drawing,) = matrix_figures([run])
+    assert host in drawing.alt
+
+
+def test_pairs_that_were_not_timed_are_blank_and_counted() -> None:
+    """Leave untimed pairs blank, and state their number."""
+    run = matrix_run(without(make_matrix(4), (0, 1), (2, 1)), 4)
+    assert 4 + 2 == np.isnan(heat(run).cells).sum()
+    (drawing,) = matrix_figures([run])
+    assert "2 pairs" in drawing.caption
+
+
+@pytest.mark.parametrize(("factor", "is_logarithmic"), [(30.0, True), (1.0, False)])
+def test_a_wide_range_gets_a_logarithmic_scale(factor: float, *, is_logarithmic: bool) -> None:
+    """Use a logarithmic scale for a wide range."""
+    records = make_matrix(4, noise=0.0, host_slowness=touching(1, factor))
+    (image,) = painted(heat(matrix_run(records, 4))).get_images()
+    assert is_logarithmic == isinstance(image.norm, LogNorm)

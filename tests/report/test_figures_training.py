@@ -1,0 +1,244 @@
+"""Tests of the charts of training: buckets, bytes, energy, learning, and the timeline of a step."""
+
+from typing import Any
+
+import pytest
+from drawings import recommendation_of, training_run_of, values_of
+from training_builders import launches_of, make_bucket, make_training_case, make_training_record
+
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.report.figures.bars import energy_charts, traffic_charts
+from commbench.report.figures.buckets import bucket_charts
+from commbench.report.figures.charts import Chart
+from commbench.report.figures.learning import learning_charts, windows_of
+from commbench.report.figures.timeline import timeline_charts
+from commbench.results import Run
+
+STEPS = {
+    ("none", "default"): 20.0,
+    ("none", "1"): 24.0,
+    ("none", "25"): 18.0,
+    ("fp16", "25"): 10.0,
+    ("none", "1+25"): 19.0,
+}
+BEST = {"hook": "fp16", "bucket_cap_mb": "25"}
+DEFAULT, FP16 = "default buckets", "fp16 with 25 MiB buckets"
+
+
+def sweep(**changes: Any) -> list[TrainingRecord]:
+    """Return six launches of each setting with little noise."""
+    records = []
+    for (hook, cap), step_ms in STEPS.items():
+        records += launches_of(step_ms, make_training_case(hook, cap), **changes)
+    return records
+
+
+@pytest.mark.parametrize(
+    "charts_of", [bucket_charts, traffic_charts, energy_charts, learning_charts, timeline_charts]
+)
+def test_without_data_there_is_no_chart(charts_of: Any) -> None:
+    """Draw nothing for no setting, or for a single one without bytes, losses and times of passes."""
+    bare = launches_of(20.0, sent_bytes=None, backward_ms=None, losses=[float("nan")])
+    assert [] == charts_of([training_run_of([])])
+    assert [] == charts_of([training_run_of(bare)])
+
+
+# ----------------------------------------------------------------------------------------- buckets
+
+
+def test_lines_join_numbers_only() -> None:
+    """Join numeric sizes by a line; the default and lists stand by themselves, before and after."""
+    (chart,) = bucket_charts([training_run_of(sweep())])
+    (panel,) = chart.panels
+    steps: dict[bool, dict[str, float]] = {True: {}, False: {}}
+    for series in panel.series:
+        if series.name == "none":
+            for x, step in series.points.items():
+                steps[series.is_joined][panel.places[x]] = step.value
+    assert {"1": 24.0, "25": 18.0} == steps[True]
+    assert {"default": 20.0, "1+\n25": 19.0} == steps[False]
+    assert ["default", "1", "25", "1+\n25"] == list(panel.places.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "info", "ringed"),
+    [
+        ({}, {}, ["25"]),
+        ({"verdict": "keep"}, {}, ["default"]),
+        ({"verdict": "inconclusive"}, {}, ["default"]),
+        ({"verdict": "inconclusive", "launches": 0, "speedup_ci": None}, {}, []),
+        ({"launches": 2}, {"status": "partial", "first_look": 4}, []),
+        ({"workload": "other"}, {}, []),
+    ],
+)
+def test_the_recommended_setting_is_ringed(
+    changes: dict[str, Any], info: dict[str, Any], ringed: list[str]
+) -> None:
+    """Ring what is recommended, or the default, but nothing before the first look; failures are
+    crosses.
+    """
+    failed = make_training_record(make_training_case(cap="100"), status="failed", reason="Killed.")
+    advice = recommendation_of(BEST, **changes)
+    run = training_run_of([*sweep(), failed], recommendation=advice, **info)
+    (panel,) = bucket_charts([run])[0].panels
+    found = [one.ringed for one in panel.series if one.ringed is not None]
+    assert ringed == [panel.places[x] for x in found]
+    assert ["100"] == [panel.places[x] for one in panel.series for x in one.failed]
+
+
+def test_workloads_have_figures_of_their_own() -> None:
+    """Draw a figure per workload, with the series of every run."""
+    records = []
+    for workload in ("mlp", "<b>$other$"):
+        for cap in ("default", "25"):
+            records += launches_of(10.0, make_training_case(cap=cap, workload=workload))
+    charts = bucket_charts([training_run_of(records, name) for name in ("old", "new")])
+    assert 2 == len({chart.name for chart in charts})
+    assert [["old: none", "new: none"]] * 2 == [chart.names for chart in charts]
+
+
+# ------------------------------------------------------------------------------- bytes and energy
+
+
+def test_bytes_stand_beside_the_dense_ones() -> None:
+    """Draw a row for each hook, and the bytes of a dense all-reduce as a limit."""
+    records = []
+    for hook, sent_bytes in {"none": 40e6, "topk:0.01": 0.8e6}.items():
+        case = make_training_case(hook)
+        records += launches_of(10.0, case, sent_bytes=sent_bytes, dense_bytes=40e6)
+    (chart,) = traffic_charts([training_run_of(records)])
+    (panel,) = chart.panels
+    assert {"none": {0.0: 40.0}, "topk:0.01": {0.0: 0.8}} == values_of(panel)
+    assert [40.0] == [limit.value for limit in panel.limits]
+
+
+def test_the_most_frugal_setting_comes_first() -> None:
+    """Draw a row for each setting that counts the same, beside the default's energy."""
+    records = [
+        *launches_of(20.0, energy_J=8.0, energy_of="cpu"),
+        *launches_of(10.0, make_training_case("fp16"), energy_J=6.0, energy_of="cpu"),
+        *launches_of(9.0, make_training_case("bf16"), energy_J=7.0, energy_of="gpu"),
+        *launches_of(9.0, make_training_case("local"), energy_J=5.0, energy_of="cpu"),
+    ]
+    processors, gpus = energy_charts([training_run_of(records)])
+    (panel,) = processors.panels
+    assert ["fp16 with default buckets", DEFAULT] == list(values_of(panel))
+    assert [8.0] == [limit.value for limit in panel.limits]
+    assert ["bf16 with default buckets"] == list(values_of(gpus.panels[0]))
+
+
+# ---------------------------------------------------------------------------------------- learning
+
+
+def learned(records: list[TrainingRecord], **changes: Any) -> Chart:
+    """Return the only chart of learning."""
+    (chart,) = learning_charts([training_run_of(records, **changes)])
+    return chart
+
+
+def test_curves_are_the_mean_over_launches_and_bands_the_range() -> None:
+    """Draw mean and range over launches that have values, over steps and over time."""
+    records = []
+    for launch, losses in enumerate([[4.0, 2.0, 1.0], [6.0, 4.0, 1.0], [float("nan")]]):
+        records.append(make_training_record(launch=launch, losses=losses, step_ms=20.0))
+    by_steps, by_time = learned(records).panels
+    assert {DEFAULT: {1.0: 5.0, 2.0: 3.0, 3.0: 1.0}} == values_of(by_steps)
+    assert (4.0, 6.0) == by_steps.series[0].points[1.0].bounds
+    assert [0.02, 0.04, 0.06] == [pytest.approx(x) for x in by_time.series[0].points]
+
+
+def test_many_steps_are_averaged() -> None:
+    """Average many steps in windows."""
+    points = windows_of([{float(step): float(step) for step in range(1, 1201)}])
+    assert (60, 20.0, 1200.0) == (len(points), min(points), max(points))
+    assert 10.5 == points[20.0].value
+
+
+def test_one_bucket_size_stands_for_each_hook() -> None:
+    """Draw the default, each other hook's fastest setting, and the recommended one."""
+    records = sweep(losses=[2.0, 1.0])
+    chosen = recommendation_of({"bucket_cap_mb": "25"})
+    assert [DEFAULT, FP16] == learned(records).names
+    assert [DEFAULT, "25 MiB buckets", FP16] == learned(records, recommendation=chosen).names
+
+
+def test_fresh_launches_stand_where_there_are_any() -> None:
+    """Draw all settings of the confirmation instead of the sweep."""
+    records = sweep(losses=[9.0])
+    for cap in ("default", "25"):
+        records += launches_of(20.0, make_training_case("none", cap, phase="confirm"), losses=[3.0])
+    expected = {DEFAULT: {1.0: 3.0}, "25 MiB buckets": {1.0: 3.0}}
+    assert expected == values_of(learned(records).panels[0])
+
+
+def test_metrics_have_a_figure_with_their_target() -> None:
+    """Draw evaluated metrics and the target."""
+    metrics = [(10, 0.5), (20, 0.75)]
+    records = launches_of(20.0, metrics=metrics, metric_name="accuracy", target=0.7)
+    panel, _ = learned(records).panels
+    assert {DEFAULT: {10.0: 0.5, 20.0: 0.75}} == values_of(panel)
+    assert ("accuracy", [0.7]) == (panel.label, [limit.value for limit in panel.limits])
+
+
+# -------------------------------------------------------------------------------- timeline of a step
+
+#: Ready, started and done at 4, 5, 9 ms without compressing, and at 6, 8, 14 ms with 1.5 ms of it.
+BUCKETS = [
+    make_bucket(1_000_000, done_ms=9.0, compress_ms=0.0),
+    make_bucket(2_000_000, ready_ms=6.0, start_ms=8.0, done_ms=14.0, compress_ms=1.5),
+]
+COMPRESSED = launches_of(10.0, make_training_case("fp16", "25"), buckets=BUCKETS[:1])
+LOCAL = launches_of(8.0, make_training_case("local"))
+
+
+def timeline(run: Run) -> Chart:
+    """Return the only timeline."""
+    (chart,) = timeline_charts([run])
+    return chart
+
+
+def bars(chart: Chart, part: str) -> list[float]:
+    """Return begin and end of each bar of a colour in the first panel, in milliseconds."""
+    ends: list[float] = []
+    for series in chart.panels[0].series:
+        for begin, end, colour in series.spans:
+            if colour == chart.key[part] and begin < end:
+                ends += [begin, end]
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("default", "verdict", "titles"),
+    [
+        (launches_of(20.0, buckets=BUCKETS), "", [DEFAULT, FP16]),
+        (launches_of(20.0, buckets=BUCKETS), "keep", [DEFAULT]),
+        ([make_training_record(status="failed", reason="No memory.")], "", [FP16]),
+    ],
+)
+def test_the_default_stands_above_the_recommended_setting(
+    default: list[TrainingRecord], verdict: str, titles: list[str]
+) -> None:
+    """Draw the default, unless it failed, above the recommended or else the fastest setting."""
+    advice = recommendation_of(BEST, verdict=verdict) if verdict else None
+    chart = timeline(training_run_of([*default, *COMPRESSED, *LOCAL], recommendation=advice))
+    assert titles == [panel.title for panel in chart.panels]
+
+
+def test_buckets_wait_compress_and_communicate() -> None:
+    """Draw a bucket from ready to done: waiting, compression, communication; above them what is
+    exposed, at the end of the backward pass.
+    """
+    chart = timeline(training_run_of([*launches_of(20.0, buckets=BUCKETS), *LOCAL]))
+    assert pytest.approx([4.0, 5.0, 6.0, 6.5]) == bars(chart, "waits")
+    assert pytest.approx([6.5, 8.0]) == bars(chart, "hook's own work")
+    assert pytest.approx([5.0, 9.0, 8.0, 14.0]) == bars(chart, "communicate")
+    assert ["0: 1.00 MB", "1: 2.00 MB"] == chart.names[2:]
+    # backward is 0.6 of the step: 12 ms with DDP, 4.8 without
+    assert pytest.approx([4.8, 12.0]) == bars(chart, "exposed")
+
+
+def test_compressing_that_does_not_fit_before_the_start_comes_last() -> None:
+    """Draw compression beyond the start at the bucket's end."""
+    bucket = make_bucket(ready_ms=1.0, start_ms=2.0, done_ms=8.0, compress_ms=3.0)
+    chart = timeline(training_run_of(launches_of(20.0, buckets=[bucket])))
+    assert [1.0, 2.0, 6.0, 8.0] == bars(chart, "hook's own work")
