@@ -434,9 +434,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "time_watched": "Watching took {seconds:duration} of the training, in {launches:launch}.",
         # Speed of the network, and how exactly it is known.
         "bandwidth": "{subject} {operation} {busbw:GBps} at {size:size}",
-        "bandwidth_best_of_cases": "Bus bandwidth of {subject}, the best of its {count} cases.",
-        "bandwidth_best_of_groups": "Bus bandwidth of {subject}, the best of its {count} groups.",
-        "bandwidth_best_of_sizes": "Bus bandwidth of {subject}, the best of its {count} sizes.",
+        "bandwidth_best": "Bus bandwidth of {subject}, the best of its {count} cases.",
         "bandwidth_of_link": (
             "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of the link's"
             " {link}"
@@ -444,7 +442,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "bandwidth_of_links": (
             "{subject} {operation} {busbw:GBps} at {size:size}, {share:percent} of {link}"
         ),
-        "bandwidth_of_one": "Bus bandwidth of {subject}, measured at one size.",
+        "bandwidth_of_one": "Bus bandwidth of {subject}, measured in one case.",
         "brief_bimodal": "{subject}: times are bimodal within a launch.",
         "brief_bimodal_launches": "{subject}: launches are bimodal.",
         "brief_harness": (

@@ -220,7 +220,7 @@ def _growth_cell(growth: Growth) -> Cell:
     low = high = None
     if growth.interval is not None:
         low, high = growth.interval.low, growth.interval.high
-    text = with_interval(growth.ratio, low, high, 2, should_bound=False)
+    text = with_interval(growth.ratio, low, high, 2)
     return Cell(text, value=growth.ratio)
 
 

@@ -183,6 +183,7 @@ def tabulate(
     columns: Sequence[Column[R]],
     *,
     title: str = "",
+    notes: Sequence[str] = (),
     should_keep_empty: bool = False,
 ) -> Table:
     """Put rows into a table; leave out empty columns unless they are to be kept."""
@@ -196,6 +197,7 @@ def tabulate(
     flags_in_cells = {flag for _, cells in shown for cell in cells for flag in cell.flags}
     return Table(
         title=title,
+        notes=notes,
         columns=[column for column, _ in shown],
         lines=list(zip(*(cells for _, cells in shown), strict=True)),
         legend={
@@ -325,11 +327,6 @@ def number(
 ) -> Column[R]:
     """Return a column of numbers."""
     return Column(heading, value_of, row_class, **{"text_of": digits, "is_number": True, **options})
-
-
-def size_column(value_of: Field[R]) -> Column[R]:
-    """Return a column with the size of a message."""
-    return number("size", value_of, text_of=format_size)
 
 
 def outcome(name: str, row_class: type[Any], about_time: str = "") -> Column[Any]:

@@ -13,7 +13,6 @@ from commbench.analysis.runs import all_rank_rows, network_model, soak_results, 
 from commbench.analysis.watched import watched_findings, watched_headline
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
-from commbench.collectives.patterns import makes_groups
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import FLAGS, NOISE, Flag, has_flag, split_flags
 from commbench.engine.records import Row
@@ -191,14 +190,7 @@ def _comparable(rows: Sequence[Row]) -> list[Row]:
 
 def _chosen_from(rows: Sequence[Row]) -> Finding:
     """Return from how many rows a maximum was taken: one over many rows is partly chance."""
-    sizes = {row.message_bytes for row in rows}
-    code = "bandwidth_best_of_cases"
-    if len(rows) == 1:
-        code = "bandwidth_of_one"
-    elif len(sizes) == len(rows):
-        code = "bandwidth_best_of_sizes"
-    elif len(sizes) == 1 and makes_groups(rows[0].pattern):
-        code = "bandwidth_best_of_groups"
+    code = "bandwidth_of_one" if len(rows) == 1 else "bandwidth_best"
     return Finding(code=code, subject=_operation(rows[0]), numbers={"count": len(rows)})
 
 
@@ -555,18 +547,18 @@ def _flag(flag: Flag, counts: Mapping[Kind, int], info: RunInfo) -> Finding:
 
 def _remedy(flag: Flag, info: RunInfo) -> tuple[Finding, ...]:
     """Return what to try: of noise the next larger budget, which has more launches."""
-    if flag is not NOISE:
-        if not flag.remedy:
-            return ()
+    if flag is NOISE:
+        budgets = list(BUDGETS)
+        budget = budget_of(info)
+        larger = budgets[-1]
+        if budget == larger:
+            return (Finding(code="remedy_launches", numbers={"budget": budget}),)
+        if budget in budgets:
+            larger = budgets[budgets.index(budget) + 1]
+        return (Finding(code="remedy_budget", numbers={"budget": larger}),)
+    if flag.remedy:
         return (Finding(code="remedy", numbers={"remedy": flag.remedy}),)
-    budgets = list(BUDGETS)
-    budget = budget_of(info)
-    if budget == budgets[-1]:
-        return (Finding(code="remedy_launches", numbers={"budget": budget}),)
-    larger = budgets[-1]
-    if budget in budgets:
-        larger = budgets[budgets.index(budget) + 1]
-    return (Finding(code="remedy_budget", numbers={"budget": larger}),)
+    return ()
 
 
 def _warning(

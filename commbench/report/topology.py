@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -36,10 +36,16 @@ def render_topology(
         caches.append(f"{cache['count']} x L{cache['level']} {cache['type']} {size}")
     if caches:
         parts.append(Text(f"caches: {', '.join(caches)}"))
+    interfaces = []
+    for port in topology["network"]:
+        speed = _speed(port["speed_Mbps"])
+        if port["emulated"]:
+            speed += " (emulated)"
+        interfaces.append({**port, "speed": speed})
     tables = [
         _memory_table(topology, cpus),
-        _network_table(topology),
-        _rdma_table(topology),
+        _devices("Network interfaces", "name state speed mtu driver numa_node", interfaces),
+        _devices("RDMA ports", "device port state rate link_layer numa_node", topology["rdma"]),
         _links_table(topology),
     ]
     parts += [table for table in tables if table.lines]
@@ -131,23 +137,11 @@ def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
     return plain_table(headings, lines, title="NUMA nodes")
 
 
-def _network_table(topology: Topology) -> Table:
-    lines = []
-    for port in topology["network"]:
-        speed = _speed(port["speed_Mbps"])
-        if port["emulated"]:
-            speed += " (emulated)"
-        others = (port["mtu"], port["driver"], port["numa_node"])
-        lines.append((port["name"], _or_unknown(port["state"]), speed, *map(_or_unknown, others)))
-    headings = ("name", "state", "speed", "MTU", "driver", "NUMA node")
-    return plain_table(headings, lines, title="Network interfaces")
-
-
-def _rdma_table(topology: Topology) -> Table:
-    names = ("device", "port", "state", "rate", "link_layer", "numa_node")
-    lines = [[_or_unknown(port.get(name)) for name in names] for port in topology["rdma"]]
-    headings = ("device", "port", "state", "rate", "link layer", "NUMA node")
-    return plain_table(headings, lines, title="RDMA ports")
+def _devices(title: str, names: str, devices: Iterable[Mapping[str, object]]) -> Table:
+    """Return a table of facts about devices, by name."""
+    keys = names.split()
+    lines = [[_or_unknown(device.get(key)) for key in keys] for device in devices]
+    return plain_table([key.replace("_", " ") for key in keys], lines, title=title)
 
 
 def _links_table(topology: Topology) -> Table:
