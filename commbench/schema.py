@@ -41,6 +41,13 @@ LARGEST = 1e18
 #: The most ranks accepted, since arrays get the length of the highest rank.
 MOST_RANKS = 10**6
 _SHOWN = 40
+#: Texts and truths, and the types of a number in JSON.
+_PLAIN: Mapping[type, str] = {str: "a text", bool: "true or false"}
+_NAMES: Mapping[type, str] = {int: "whole number", float: "number"}
+_NUMBERS: Mapping[type, frozenset[type]] = {
+    int: frozenset({int}),
+    float: frozenset({int, float}),
+}
 
 
 @dataclass(frozen=True)
@@ -58,21 +65,18 @@ class Limits:
         NaN, which min and max may miss, makes the sum NaN.
         """
         if not self.finite:
-            return all(
-                self.low <= n <= self.high or n in {math.inf, -math.inf} or n != n  # noqa: PLR0124 - NaN
-                for n in numbers
-            )
-        if not numbers or not (min(numbers) >= self.low and max(numbers) <= self.high):
-            return not numbers
-        total = sum(numbers)
-        return bool(total == total)  # noqa: PLR0124 - NaN alone differs
+            numbers = [number for number in numbers if number - number == 0]  # finite ones
+        if not numbers:
+            return True
+        is_within = min(numbers) >= self.low and max(numbers) <= self.high
+        return is_within and not math.isnan(sum(numbers))
 
     def __str__(self) -> str:
         """Return the range in words."""
-        return (
-            f"{'' if self.finite else ', also infinity and NaN,'} from {self.low:g} to"
-            f" {self.high:g}"
-        )
+        also = ""
+        if not self.finite:
+            also = ", also infinity and NaN,"
+        return f"{also} from {self.low:g} to {self.high:g}"
 
 
 #: A difference, which may have either sign.
@@ -106,138 +110,116 @@ def check_as(annotation: Any, data: object, name: str = "") -> Any:  # noqa: ANN
             path to the value.
     """
     try:
-        return _reader(annotation)(data)
+        return _at(name, _reader(annotation), data)
     except _UnfitError as error:
-        raise InputError(
-            f"{name}{'.' if name and str(error)[0] not in ' [' else ''}{error}".strip()
-        ) from error
+        raise InputError(str(error).strip(" .")) from error
 
 
 @cache
-def _reader(annotation: Any) -> Reader:  # noqa: ANN401 - any annotation
+def _reader(annotation: Any) -> Reader:  # noqa: ANN401, PLR0911 - any annotation; a case each
     """Return the function that checks and converts values of an annotation."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is not None:
-        return _generic_reader(origin, arguments)
     if annotation is Any:
         return lambda value: value
     if annotation in {int, float}:
-        return _number_reader(annotation, Limits())
-    if annotation in {str, bool}:
+        return _Number(annotation, Limits())
+    if annotation in _PLAIN:
         return _plain_reader(annotation)
-    return (
-        _typed_dict_reader(annotation)
-        if is_typeddict(annotation)
-        else _dataclass_reader(annotation)
-    )
-
-
-def _generic_reader(origin: Any, arguments: tuple[Any, ...]) -> Reader:  # noqa: ANN401 - any annotation
-    """Return the reader of an annotation with arguments."""
+    if origin is None:
+        return _object_reader(annotation)
     if origin is Annotated:
-        return _number_reader(arguments[0], arguments[1])
+        return _Number(*arguments)
     if origin is Literal:
         return _choice_reader(arguments)
     if origin in {Union, types.UnionType}:
-        return _union_reader(arguments)
+        return _optional_reader(arguments)
     if origin is tuple and Ellipsis not in arguments:
         return _pair_reader(arguments)
     if origin in {dict, collections.abc.Mapping}:
         return _mapping_reader(arguments[1])
-    return _list_reader(arguments[0], tuple if origin is tuple else None)
+    return _list_reader(arguments[0], is_tuple=origin is tuple)
 
 
 def _unfit(expected: str, value: object) -> _UnfitError:
     text = repr(value)
-    return _UnfitError(
-        f" must be {expected}, and is {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}"
-    )
+    if len(text) > _SHOWN:
+        text = f"{text[:_SHOWN]}..."
+    return _UnfitError(f" must be {expected}, and is {text}")
+
+
+def _at(place: str, reader: Reader, value: object) -> Any:  # noqa: ANN401 - what the reader gives
+    """Read a value; an error states its path."""
+    try:
+        return reader(value)
+    except _UnfitError as error:
+        text = str(error)
+        if text[0] not in " [.":
+            text = f".{text}"
+        raise _UnfitError(f"{place}{text}") from error
 
 
 def _plain_reader(kind: type) -> Reader:
-    name = {str: "a text", bool: "true or false"}[kind]
-
     def read(value: object) -> object:
         if type(value) is not kind:
-            raise _unfit(name, value)
+            raise _unfit(_PLAIN[kind], value)
         return value
 
     return read
 
 
-def _numbers(kind: type) -> tuple[set[type], str]:
-    """Return the types of ``kind``'s numbers in JSON, and their name; bool is not among them."""
-    return ({int}, "whole number") if kind is int else ({int, float}, "number")
+@dataclass(frozen=True)
+class _Number:
+    """Reads a number."""
 
+    kind: type
+    limits: Limits
+    is_optional: bool = False
 
-def _number_reader(kind: type, limits: Limits) -> Reader:
-    allowed, name = _numbers(kind)
-    low, high = limits.low, limits.high
-
-    def read(value: Any) -> object:  # noqa: ANN401 - JSON
-        if type(value) not in allowed or not (low <= value <= high or limits.check((value,))):
-            raise _unfit(f"a {name}{limits}", value)
+    def __call__(self, value: Any) -> object:  # noqa: ANN401 - JSON
+        limits = self.limits
+        if type(value) in _NUMBERS[self.kind] and limits.low <= value <= limits.high:
+            return value  # most, at once
+        if not self.fit((value,)):
+            raise _unfit(f"a {_NAMES[self.kind]}{self.limits}", value)
         return value
 
-    return read
+    def fit(self, values: Sequence[Any]) -> bool:
+        """Return whether all values are allowed; bool is no number."""
+        if self.is_optional:
+            values = [value for value in values if value is not None]
+        return _NUMBERS[self.kind].issuperset(map(type, values)) and self.limits.check(values)
 
 
 def _choice_reader(choices: tuple[Any, ...]) -> Reader:
     def read(value: object) -> object:
-        if not any(value == choice and type(value) is type(choice) for choice in choices):
-            raise _unfit(f"one of {', '.join(map(str, choices))}", value)
-        return value
+        for choice in choices:
+            if value == choice and type(value) is type(choice):
+                return value
+        raise _unfit(f"one of {', '.join(map(str, choices))}", value)
 
     return read
 
 
-def _union_reader(kinds: tuple[Any, ...]) -> Reader:
-    """Return the reader of an optional value."""
+def _optional_reader(kinds: tuple[Any, ...]) -> Reader:
+    """Return the reader of a value or null."""
     (reader,) = (_reader(kind) for kind in kinds if kind is not type(None))
+    if isinstance(reader, _Number):
+        return dataclasses.replace(reader, is_optional=True)
     return lambda value: None if value is None else reader(value)
 
 
-def _list_reader(kind: Any, make: Callable[[Any], Any] | None) -> Reader:  # noqa: ANN401 - any annotation
-    inner = [member for member in get_args(kind) if member is not type(None)]
-    optional = get_origin(kind) in {Union, types.UnionType} and len(inner) == 1
-    number = inner[0] if optional else kind
-    base, limits = get_args(number)[:2] if get_origin(number) is Annotated else (number, Limits())
-    if base in {int, float}:
-        return _numbers_reader(base, limits, make, optional=optional)
+def _list_reader(kind: Any, *, is_tuple: bool) -> Reader:  # noqa: ANN401 - any annotation
     reader = _reader(kind)
 
     def read(value: Any) -> object:  # noqa: ANN401 - JSON
         if type(value) not in {list, tuple}:
             raise _unfit("a list", value)
-        items = (_at(f"[{place}]", reader, item) for place, item in enumerate(value))
-        return (make or type(value))(items)
-
-    return read
-
-
-def _numbers_reader(
-    kind: type, limits: Limits, make: Callable[[Any], Any] | None, *, optional: bool
-) -> Reader:
-    """Return the reader of a list of numbers, which checks all of them at once.
-
-    ``optional`` allows null.
-    """
-    allowed, name = _numbers(kind)
-
-    def read(value: Any) -> object:  # noqa: ANN401 - JSON
-        if type(value) not in {list, tuple}:
-            raise _unfit(f"a list of {name}s", value)
-        numbers = [item for item in value if item is not None] if optional else value
-        if not (allowed.issuperset(map(type, numbers)) and limits.check(numbers)):
-            wrong = (
-                number
-                for number in numbers
-                if type(number) not in allowed or not limits.check((number,))
-            )
-            raise _UnfitError(
-                f" must hold {name}s{limits}, and holds {next(wrong, None)!r:.{_SHOWN}}"
-            )
-        return make(value) if make else value
+        items = value
+        if not (isinstance(reader, _Number) and reader.fit(value)):  # all numbers at once
+            items = [_at(f"[{place}]", reader, item) for place, item in enumerate(value)]
+        if is_tuple:
+            return tuple(items)
+        return items
 
     return read
 
@@ -248,9 +230,8 @@ def _pair_reader(kinds: tuple[Any, ...]) -> Reader:
     def read(value: Any) -> object:  # noqa: ANN401 - JSON
         if type(value) not in {list, tuple} or len(value) != len(readers):
             raise _unfit(f"a list of {len(readers)}", value)
-        return tuple(
-            _at(f"[{place}]", *both) for place, both in enumerate(zip(readers, value, strict=True))
-        )
+        pairs = enumerate(zip(readers, value, strict=True))
+        return tuple(_at(f"[{place}]", *pair) for place, pair in pairs)
 
     return read
 
@@ -266,72 +247,43 @@ def _mapping_reader(kind: Any) -> Reader:  # noqa: ANN401 - any annotation
     return read
 
 
-def _typed_dict_reader(kind: Any) -> Reader:  # noqa: ANN401 - a TypedDict
+def _object_reader(kind: Any) -> Reader:  # noqa: ANN401 - a dataclass or a TypedDict
+    """Return the reader of an object; a TypedDict keeps unknown entries."""
     hints = get_type_hints(kind, include_extras=True)
-    readers = {name: _reader(hint) for name, hint in hints.items()}
-    required: frozenset[str] = kind.__required_keys__
+    is_dict = is_typeddict(kind)
+    names, required = _entries_of(kind)
+    readers = {name: _reader(hints[name]) for name in names}
+    plain = {name: hint for name, hint in hints.items() if hint in _PLAIN}  # without a call
 
     def read(value: object) -> object:
-        if not isinstance(value, dict):
-            raise _unfit("an object", value)
-        _check_complete(required, value)
-        return {
-            **value,
-            **{
-                name: _at(name, readers[name], value[name])
-                for name in readers.keys() & value.keys()
-            },
-        }
-
-    return read
-
-
-def _dataclass_reader(kind: Any) -> Reader:  # noqa: ANN401 - a dataclass
-    hints = get_type_hints(kind, include_extras=True)
-    readers = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind)}
-    required = frozenset(field.name for field in dataclasses.fields(kind) if _is_required(field))
-    plain = {
-        name: hint for name, hint in hints.items() if hint in {str, bool}
-    }  # most fields, without a call
-
-    def read(value: object) -> object:
-        if isinstance(value, kind):
+        if not is_dict and isinstance(value, kind):
             return value
         if not isinstance(value, dict):
             raise _unfit("an object", value)
-        _check_complete(required, value)
-        fields = {}
+        if not required <= value.keys():
+            raise _UnfitError(f" lacks {', '.join(sorted(required - value.keys()))}")
+        entries = {}
+        if is_dict:
+            entries.update(value)
         for name, item in value.items():
             if type(item) is plain.get(name):
-                fields[name] = item
-            elif (reader := readers.get(name)) is not None:
-                try:
-                    fields[name] = reader(item)
-                except _UnfitError as error:
-                    raise _within(name, error) from error
-        return kind(**fields)
+                entries[name] = item
+            elif name in readers:
+                entries[name] = _at(name, readers[name], item)
+        if is_dict:
+            return entries
+        return kind(**entries)
 
     return read
 
 
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _check_complete(required: frozenset[str], value: JsonMapping) -> None:
-    if not required <= value.keys():
-        raise _UnfitError(f" lacks {', '.join(sorted(required - value.keys()))}")
-
-
-def _at(place: str, reader: Reader, value: object) -> Any:  # noqa: ANN401 - what the reader gives
-    """Read a value; an error states its path."""
-    try:
-        return reader(value)
-    except _UnfitError as error:
-        raise _within(place, error) from error
-
-
-def _within(place: str, error: _UnfitError) -> _UnfitError:
-    """Return the error with the path of the object that holds the value."""
-    text = str(error)
-    return _UnfitError(f"{place}{'' if text[0] in ' [.' else '.'}{text}")
+def _entries_of(kind: Any) -> tuple[Sequence[str], frozenset[str]]:  # noqa: ANN401 - as above
+    """Return the names of all entries, and of those that must be there."""
+    if is_typeddict(kind):
+        return list(get_type_hints(kind)), kind.__required_keys__
+    names, required = [], set()
+    for field in dataclasses.fields(kind):
+        names.append(field.name)
+        if field.default is field.default_factory is dataclasses.MISSING:
+            required.add(field.name)
+    return names, frozenset(required)

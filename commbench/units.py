@@ -3,11 +3,11 @@
 The conventions of every file and table:
 
 - A *size* is a whole number of bytes. K, M, G (and KiB, MiB, GiB) are powers of 1024, as in
-nccl-tests and OSU. - A *rate* is in GB/s with GB = 1e9 bytes, as in nccl-tests: sizes count in
-1024, rates in 1000. A link's
-  rate is a whole number of bits per second, written ``1gbit`` or ``200mbit``, as tc writes it.
+  nccl-tests and OSU.
+- A *rate* is in GB/s with GB = 1e9 bytes, as in nccl-tests: sizes count in 1024, rates in 1000. A
+  link's rate is a whole number of bits per second, written ``1gbit`` or ``200mbit``, as tc does.
 - A *time* is kept in seconds inside the program; a name carries any other unit (``time_us``,
-``step_ms``).
+  ``step_ms``).
 """
 
 import math
@@ -18,9 +18,7 @@ from fractions import Fraction
 from commbench.errors import InputError
 
 _FACTORS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
-_SIZE = re.compile(r"(-?)([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([kmg])(?:i?b)?|b)?", re.IGNORECASE)
-_HINT = "write whole bytes such as 8, 64K, 1.5M or 1GiB"
-_RANGE_HINT = "write min:max or min:max:factor, such as 8:64M or 8:64M:4"
+_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([kmg])(?:i?b)?|b)?", re.IGNORECASE)
 _LINK_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kmg])bit", re.IGNORECASE)
 _BITS = {"g": 10**9, "m": 10**6, "k": 10**3}
 _DURATION_HINT = "write e.g. 90s, 20min, 2h or 1h30m"
@@ -41,16 +39,14 @@ def parse_size(text: str) -> int:
             than 63 bits.
     """
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise InputError(f"size {text!r} is not understood: {_HINT}.")
-    sign, number, unit = match.groups()
-    if sign:
-        raise InputError(f"size {text!r} is negative: {_HINT}.")
-    size = Fraction(number) * _FACTORS[(unit or "").lower()]
-    if size.denominator != 1:
-        raise InputError(f"size {text!r} is {float(size):g} bytes, not a whole number: {_HINT}.")
-    if size >= _SIZE_LIMIT:
-        raise InputError(f"size {text!r} does not fit 63 bits: {_HINT}.")
+    size = Fraction(-1)
+    if match is not None:
+        size = Fraction(match[1]) * _FACTORS[(match[2] or "").lower()]
+    if size.denominator != 1 or not 0 <= size < _SIZE_LIMIT:
+        raise InputError(
+            f"size {text!r} is not understood: write whole bytes, fewer than 8 EiB, such as 8, 64K,"
+            " 1.5M or 1GiB."
+        )
     return int(size)
 
 
@@ -75,33 +71,20 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 def _parse_range(item: str) -> list[int]:
     """Expand one ``min:max`` or ``min:max:factor``."""
-    first, last, *rest = item.split(":")
-    if len(rest) > 1:
-        raise InputError(f"range {item!r} has {len(rest) + 2} parts: {_RANGE_HINT}.")
-    size, maximum = parse_size(first), parse_size(last)
-    factor = _parse_factor(item, rest[0].strip()) if rest else 2
-    if size == 0:
+    size = maximum = factor = 0
+    match = re.fullmatch(r"([^:]+):([^:]+)(?::([0-9]{1,18}))?", item)
+    if match is not None:
+        size, maximum, factor = parse_size(match[1]), parse_size(match[2]), int(match[3] or 2)
+    if not 0 < size <= maximum or factor < 2:  # noqa: PLR2004 - the smallest that grows
         raise InputError(
-            f"range {item!r} starts at 0, which no factor enlarges: list 0 on its own, as in"
-            " 0,8:64M."
+            f"range {item!r} is not understood: write min:max or min:max:factor, such as 8:64M or"
+            " 8:64M:4, from above 0 and by a factor of 2 or more."
         )
-    if maximum < size:
-        raise InputError(f"range {item!r} ends below its start: {_RANGE_HINT}.")
     sizes = []
     while size <= maximum:
         sizes.append(size)
         size *= factor
     return sizes
-
-
-def _parse_factor(item: str, text: str) -> int:
-    """Return the factor of the range ``item``."""
-    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 2:  # noqa: PLR2004 - the smallest factor that grows
-        raise InputError(
-            f"range {item!r} has the factor {text!r}, not a whole number of 2 or more:"
-            f" {_RANGE_HINT}."
-        )
-    return int(text)
 
 
 def format_size(size_bytes: int) -> str:

@@ -51,8 +51,6 @@ Fields of the records: [columns.md](columns.md) and the [schema of a sample](sch
 
 #: Commands that measure; the options that all of them have are described once.
 MEASURING = ("bench", "run", "train", "tune", "check")
-#: Classes of the hooks' own bookkeeping.
-INTERNAL = ("BucketMarks", "BucketTimes")
 #: Of `commbench.results.Run`, what a person reads.
 ATTRIBUTES = (
     "collectives",
@@ -176,7 +174,7 @@ def python_page() -> str:
         function = getattr(hooks.Hook, name)
         methods.append((f"`{name}{_arguments(function)}`", first_paragraph(function)))
     lines.append(listing(methods))
-    for name in sorted({*hooks.__all__} - {*INTERNAL}):
+    for name in sorted(hooks.__all__):
         entry = getattr(hooks, name)
         if inspect.isclass(entry) or inspect.isfunction(entry):
             lines += [f"### {name}\n", *_object(name, entry)]

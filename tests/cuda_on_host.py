@@ -5,7 +5,6 @@ speed.
 import atexit
 import ctypes.util
 import hashlib
-import importlib
 import re
 import shutil
 import subprocess
@@ -21,11 +20,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from typing_extensions import Self
 
-MODULE = "commbench.hooks.compression.cuda"
-QUANTISATION = "commbench.hooks.compression.cuda_quantisation"
-#: What has cupy from its import on.
-ON_CUPY = (MODULE, QUANTISATION, "commbench.hooks.compression.cupy_kernels")
 HEADER = Path(__file__).parent / "cuda_on_host.h"
 #: What `launch` in the header hands to every kernel.
 MOST_ARGUMENTS = 12
@@ -97,8 +93,9 @@ class _Device:
     def __init__(self, _: object = None) -> None:
         self.attributes = {"MultiProcessorCount": 1}
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         """Enter the device."""
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Leave the device."""
@@ -134,37 +131,21 @@ def simulated(launches: Launches) -> dict[str, ModuleType]:
     return {"cupy": cupy, "cupy.cuda": cuda}
 
 
-def forget() -> None:
-    """Forget the modules that have imported cupy, so that they import it again."""
-    for name in ON_CUPY:
-        sys.modules.pop(name, None)
-
-
 @contextmanager
-def installed(name: str = MODULE) -> Iterator[tuple[ModuleType, Launches]]:
-    """Yield a module of ``hooks.compression`` on a simulated cupy with small thread blocks, and its
-    launches.
-    """
+def installed() -> Iterator[Launches]:
+    """Serve hooks by a simulated cupy with small thread blocks; yield its launches."""
+    from commbench.hooks import compilers, quantisers, selectors
+
     launches = Launches()
     with pytest.MonkeyPatch.context() as patch:
         for simulation, module in simulated(launches).items():
             patch.setitem(sys.modules, simulation, module)
-        forget()
-        module = importlib.import_module(name)
-        patch.setattr(module, "THREADS", THREADS)
-        yield module, launches
-        forget()
-
-
-def source_of(module: ModuleType) -> str:
-    """Return the whole source of an installed module's kernels."""
-    source: str = kernels_module().source_of(module.SOURCE)
-    return source
-
-
-def kernels_module() -> ModuleType:
-    """Return the module that compiles the kernels of the installed module."""
-    return sys.modules[ON_CUPY[-1]]
+        patch.setattr(compilers, "stream_of", lambda _: 7)
+        patch.setattr(selectors, "THREADS", THREADS)
+        patch.setattr(quantisers, "THREADS", THREADS)
+        compilers._compile.cache_clear()
+        yield launches
+    compilers._compile.cache_clear()
 
 
 def find_nvrtc() -> str | None:
@@ -196,7 +177,7 @@ def compile_for_gpu(library: str, code: str, options: Sequence[str]) -> tuple[in
 
 
 def registers_on_gpu(module: ModuleType, architecture: str, threads: int) -> list[int]:
-    """Compile an installed module's kernels for a GPU without a warning or a spill.
+    """Compile a module's kernels for a GPU without a warning or a spill.
 
     Return each one's registers.
     """
@@ -209,7 +190,9 @@ def registers_on_gpu(module: ModuleType, architecture: str, threads: int) -> lis
         f"--gpu-architecture={architecture}",
         "-ftz=true",
     )  # as cupy does
-    source = source_of(module)
+    from commbench.hooks.compilers import source_of
+
+    source = source_of(module.SOURCE)
     assert (0, "") == compile_for_gpu(library, source, options)
     _, log = compile_for_gpu(library, source, (*options, "--ptxas-options=-v"))
     registers = [int(count) for count in re.findall(r"Used (\d+) registers", log)]

@@ -287,15 +287,11 @@ class Coarse(GlobalClock):
     """Clocks of several hosts that agree within 10 us, last compared long ago."""
 
     compared = 0
+    is_shared = False
 
     def __init__(self) -> None:
         super().__init__()
         self.error_ns = 10_000.0
-
-    @property
-    def is_shared(self) -> bool:
-        """Return False: ranks read several clocks."""
-        return False
 
     def is_stale(self) -> bool:
         """Return True."""

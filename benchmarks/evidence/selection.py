@@ -125,16 +125,19 @@ class HostTrial:
     def __init__(self, n: int, k: int) -> None:
         import torch
 
-        from commbench.hooks.compression.selection import TopKSelector, prepare
+        from commbench.hooks.selectors import NativeSelector, prepare
 
         torch.set_num_threads(1)
-        prepare()
+        prepare(torch.device("cpu"))
         self.k = k
         arrays = np.zeros((4, n), dtype=np.float32)
         self.gradient, self.residual, self._gradient_before, self._residual_before = arrays
         self._elsewhere = np.zeros(ELSEWHERE_MIB * MIB // 4, dtype=np.float32)
-        self._selector = TopKSelector(n, k)
-        self.payload = np.zeros(self._selector.payload_bytes, dtype=np.uint8)
+        self._selector = NativeSelector(k, "float32")
+        self.payload = np.zeros(8 * k, dtype=np.uint8)
+        self._tensors = [
+            torch.from_numpy(each) for each in (self.gradient, self.residual, self.payload)
+        ]
         self._magnitudes = torch.empty(n)
         self._step = 0
 
@@ -155,7 +158,8 @@ class HostTrial:
 
     def _select(self) -> None:
         self._step += 1
-        self._selector.encode(self.gradient, self.residual, self.payload, step=self._step)
+        gradient, residual, payload = self._tensors
+        self._selector.encode(gradient, residual, payload, out_residual=residual, step=self._step)
 
     def _select_by_torch(self) -> None:
         """Select in place and with memory of its own, as one would write it by hand."""

@@ -241,7 +241,8 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
         except InputError:
             store.discard()
             raise
-        display.close()
+        finally:
+            display.close()
         task.conclude(store)
     measured_run = store.run
     page = _draw_page(measured_run, messages) if task.draws_page else None

@@ -125,20 +125,12 @@ def up(
     lab = start_lab(plan, name)
     console = make_console()
     _print(lab, console)
-    name_option = ""
-    if lab.name != DEFAULT_NAME:
-        name_option = f" --name {lab.name}"
-    first = plan.hosts[0].name
-    for use, purpose in (
-        (
-            f"exec{name_option} -- COMMAND",
-            f"runs a command on {first}, or on --host HOST",
-        ),
-        (f"link{name_option} HOST down", "cuts a host's link; up restores it, a rate changes it"),
-        (f"status{name_option}", "shows the hosts and their processes"),
-        (f"down {name}", "ends everything"),
-    ):
-        console.print(f"  commbench lab {use}  {purpose}", soft_wrap=True)
+    lines = (
+        f"commbench lab exec --name {lab.name} -- COMMAND  runs a command on {plan.hosts[0].name}",
+        f"commbench lab down {lab.name}  ends everything; commbench lab --help  what else there is",
+    )
+    for line in lines:
+        console.print(f"  {line}", soft_wrap=True)
     console.print(NOT_EMULATED, soft_wrap=True)
     return 0
 

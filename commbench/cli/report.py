@@ -31,7 +31,7 @@ from commbench.launch.facts import emulated_conditions
 from commbench.launch.probe import probe_mpi
 from commbench.report.advice import Conditions, advise
 from commbench.report.explain import explain
-from commbench.report.page import check_writable, write_page
+from commbench.report.page import write_page
 from commbench.report.topology import render_topology, topology_remarks
 from commbench.results import Run, load_run
 from commbench.system.host import collect_host, usable_cpus
@@ -113,7 +113,6 @@ def _report_page(
 ) -> None:
     """Print the table of one run, write the page, and print its path last."""
     folder = out or (runs[0].path if len(runs) == 1 else default_out("report"))
-    check_writable(folder)
     if len(runs) == 1:
         print_run(runs[0], "table", console)
         print_unfinished(runs[0], console)

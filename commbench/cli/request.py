@@ -10,7 +10,7 @@ import itertools
 import math
 import socket
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -120,17 +120,12 @@ def usable_suite(suite: Suite, place: Place, *, is_named: bool) -> tuple[Suite, 
         raise InputError(sentences[0])
     if remark and any(backend in NCCL_BACKENDS for backend in usable):
         sentences = [remark, *sentences]
-    return _only_with(suite, usable), sentences
-
-
-def _only_with(suite: Suite, usable: Collection[str]) -> Suite:
-    """Return the suite without other backends, and without sweeps that have none left."""
     sweeps = []
     for sweep in suite.sweeps:
         backends = tuple(backend for backend in sweep.backends if backend in usable)
         if backends:
             sweeps.append(dataclasses.replace(sweep, backends=backends))
-    return Suite(name=suite.name, sweeps=sweeps)
+    return Suite(name=suite.name, sweeps=sweeps), sentences
 
 
 def unusable_reason(backend: str, place: Place, *, is_named: bool = True) -> str | None:
@@ -153,7 +148,7 @@ def unusable_reason(backend: str, place: Place, *, is_named: bool = True) -> str
             " tries it there."
         )
     refusal = try_device(backend).refusal
-    gpus = _gpus_here(backend, place)
+    gpus = _gpus_here([backend], place)
     if refusal or place.ranks_here <= gpus:
         return refusal
     return (
@@ -162,12 +157,15 @@ def unusable_reason(backend: str, place: Place, *, is_named: bool = True) -> str
     )
 
 
-def _gpus_here(backend: str, place: Place) -> int:
-    """Return how many GPUs the ranks of this host can use.
+def _gpus_here(backends: Sequence[str], place: Place) -> int:
+    """Return how many GPUs the ranks of this host can use, by any of the backends.
 
     A launcher may show each rank that it has started different GPUs.
     """
-    gpus = try_device(backend).gpus
+    gpus = 0
+    for backend in backends:
+        if not missing_library(backend):
+            gpus = max(gpus, try_device(backend).gpus)
     if place.started:
         return max(gpus, len(gpu_addresses()))
     return gpus
@@ -177,8 +175,7 @@ def _single_gpu_remark(backends: Sequence[str], place: Place) -> str:
     """Return what rows of NCCL leave out if all ranks of a host share its only GPU; else ""."""
     if not has_gpus() or emulated_conditions() or place.ranks_here < 2:  # noqa: PLR2004 - a pair
         return ""
-    usable = [name for name in backends if name in NCCL_BACKENDS and not missing_library(name)]
-    if max((_gpus_here(name, place) for name in usable), default=0) != 1:
+    if _gpus_here([name for name in backends if name in NCCL_BACKENDS], place) != 1:
         return ""
     return (
         "the links between GPUs. This machine has 1 GPU and a second one is missing:"
@@ -218,8 +215,7 @@ def ranks_by_gpus(backends: Sequence[str]) -> int | None:
     using = [backend for backend in backends if backend in GPU_BACKENDS]
     if not using or not has_gpus():
         return None
-    installed = [backend for backend in using if not missing_library(backend)]
-    gpus = max((try_device(backend).gpus for backend in installed), default=0)
+    gpus = _gpus_here(using, Place(ranks=0, ranks_here=0))
     if gpus > 1 or (gpus == 1 and len(using) == len(backends)):
         return gpus
     return None

@@ -85,8 +85,8 @@ class Display:
         self._printed_s = clock()
         self._launch = LaunchStarted(launch=0, launches=0, stage="")
         self._progress = _NOTHING
-        self._launches = 0
-        self._seconds = 0.0
+        self._lasted_s: list[float] = []
+        """Seconds of each launch of the stage."""
 
     def on(self, event: Event) -> None:
         """Print notices, output of ranks and results of launches; show the progress."""
@@ -131,8 +131,7 @@ class Display:
     def finish_launch(self, seconds: float) -> None:
         """Count the launch; print the progress if a minute has passed, or nothing was measured."""
         self._status.stop()
-        self._launches += 1
-        self._seconds += seconds
+        self._lasted_s.append(seconds)
         progress, name = self._progress, self._name_launch()
         is_due = self._clock() - self._printed_s >= PROGRESS_S and not self._console.is_terminal
         if not progress.total:
@@ -145,10 +144,11 @@ class Display:
 
     def close(self) -> None:
         """End the stage: print how many launches it took, and how long."""
-        if self._launches:
-            launches = counted(self._launches, "launch")
-            self._print(f"{launches:<12}  {format_duration(self._seconds)}")
-        self._launches, self._seconds = 0, 0.0
+        self._status.stop()  # else a terminal would stay without a cursor
+        if self._lasted_s:
+            launches = counted(len(self._lasted_s), "launch")
+            self._print(f"{launches:<12}  {format_duration(sum(self._lasted_s))}")
+        self._lasted_s.clear()
 
     def _print(self, text: str) -> None:
         stage = STAGES.get(self._launch.stage, self._launch.stage)

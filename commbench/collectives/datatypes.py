@@ -234,14 +234,11 @@ def _hash(*words: int) -> NDArray[np.uint32]:
     """Return TILE hashed numbers, by MurmurHash3's finaliser over each of ``words`` in turn."""
     state: NDArray[np.uint32] = np.arange(1, TILE + 1, dtype=np.uint32)
     for word in words:
-        state = _mix(state ^ np.uint32((word * 0x9E3779B1 + 0x7F4A7C15) & 0xFFFFFFFF))
+        state ^= np.uint32((word * 0x9E3779B1 + 0x7F4A7C15) & 0xFFFFFFFF)
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+            state ^= state >> np.uint32(shift)
+            state *= np.uint32(factor)
     return state
-
-
-def _mix(state: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    once = (state ^ (state >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    twice = (once ^ (once >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return np.asarray(twice ^ (twice >> np.uint32(16)), dtype=np.uint32)
 
 
 @lru_cache(maxsize=256)
@@ -253,24 +250,21 @@ def _first_contributor(size: int) -> NDArray[np.int64]:
     return (_hash(2) % size).astype(np.int64)
 
 
-#: A contribution made from hashed bits: sums of 8 stay within 8 * 13 = 104, products of 6 within
-#: 2**6.
-_CONTRIBUTION: dict[str, Callable[[NDArray[np.uint32]], Values]] = {
-    "sum": lambda bits: (bits % 13 + 1).astype(np.float64),
-    "min": lambda bits: (bits % VALUES).astype(np.float64),
-    "max": lambda bits: (bits % VALUES).astype(np.float64),
-    "prod": lambda bits: np.where(bits % 2, 2.0, -1.0),
-}
-
-
 def _contribution(redop: str, size: int, rank: int) -> Values:
-    """Return the contribution of ``rank``.
+    """Return the contribution of ``rank``: sums of 8 stay within 8 * 13 = 104, products of 6
+    within 2**6.
 
     For an average one rank contributes ``size`` times 1, 2, 4 or 8.
     """
+    bits = _hash(3, rank)
     if redop == "avg":
-        return np.asarray(size * 2.0 ** (_hash(3, rank) % 4), dtype=np.float64)
-    return _CONTRIBUTION[redop](_hash(3, rank))
+        return np.asarray(size * 2.0 ** (bits % 4), dtype=np.float64)
+    if redop == "prod":
+        return np.where(bits % 2, 2.0, -1.0)
+    values = bits % VALUES
+    if redop == "sum":
+        values = bits % 13 + 1
+    return values.astype(np.float64)
 
 
 @lru_cache(maxsize=64)
@@ -281,7 +275,7 @@ def _contribution_tile(redop: str, size: int, rank: int) -> Values:
     )
 
 
-_FOLD: dict[str, Callable[[Values, Values], Values]] = {
+_FOLD: dict[str, np.ufunc] = {
     "sum": np.add,
     "min": np.minimum,
     "max": np.maximum,
@@ -292,35 +286,16 @@ _FOLD: dict[str, Callable[[Values, Values], Values]] = {
 
 @lru_cache(maxsize=64)
 def _reduced_tile(redop: str, size: int) -> Values:
-    """Return the reduction over all ranks.
-
-    At most `CONTRIBUTORS` ranks contribute to an element.
-    """
-    all_contribute = size <= CONTRIBUTORS[redop]
-    result = _reduced_by_rank(redop, size) if all_contribute else _reduced_by_position(redop, size)
-    return result / size if redop == "avg" else result
-
-
-def _reduced_by_rank(redop: str, size: int) -> Values:
-    """Return the reduction if every rank contributes to every element."""
-    result: Values = np.full(TILE, float(NEUTRAL[redop]))
-    for rank in range(size):
-        result = _FOLD[redop](result, _contribution_tile(redop, size, rank))
-    return result
-
-
-def _reduced_by_position(redop: str, size: int) -> Values:
-    """Return the reduction if few of many ranks contribute to an element.
-
-    Hash only ranks that contribute to some.
-    """
+    """Return the reduction over all ranks, of which few contribute to an element."""
     first = _first_contributor(size)
     result: Values = np.full(TILE, float(NEUTRAL[redop]))
-    for step in range(CONTRIBUTORS[redop]):
+    for step in range(min(size, CONTRIBUTORS[redop])):
         ranks = (first + step) % size
         values = np.empty(TILE)
         for rank in np.unique(ranks):
             is_contribution = ranks == rank
             values[is_contribution] = _contribution(redop, size, int(rank))[is_contribution]
         result = _FOLD[redop](result, values)
+    if redop == "avg":
+        return result / size
     return result

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.ddp.buckets import bucket_bytes, bucket_parameters
 from commbench.ddp.checks import endless
 from commbench.ddp.devices import Device
-from commbench.ddp.models import default_optimizer
+from commbench.ddp.models import default_optimizer, trainable
 from commbench.ddp.plan.arguments import ddp_arguments, known_name
 from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase
 from commbench.ddp.plan.workload import Workload
@@ -36,7 +36,8 @@ from commbench.engine.gpu_clocks import Reading
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.findings import UnsupportedError
-from commbench.hooks import BucketMarks, Hook, PassThrough, make_hook
+from commbench.hooks import Hook, PassThrough, make_hook
+from commbench.hooks.base import Stopwatch
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
 from commbench.hooks.registry import hook_source
 from commbench.hooks.step_clock import Mark
@@ -160,24 +161,6 @@ def _reset_process(context: BlockContext) -> None:
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is what other code uses
 
 
-_RandomState = tuple[tuple[torch.Tensor, ...], Any, Any]
-
-
-def _random_state(device: Device) -> _RandomState:
-    """Return the state of all random generators that training and data may use."""
-    return (
-        device.random_state(),
-        random.getstate(),
-        np.random.get_state(),  # noqa: NPY002 - as above
-    )
-
-
-def _set_random_state(device: Device, state: _RandomState) -> None:
-    device.set_random_state(state[0])
-    random.setstate(state[1])
-    np.random.set_state(state[2])  # noqa: NPY002 - as above
-
-
 class Training:
     """A model under one configuration, with its optimiser, scaler and hook.
 
@@ -209,8 +192,10 @@ class Training:
         """Computes the forward pass: the model, compiled if the case says so."""
         if case.compile:
             self.called = torch.compile(self.model)
-        self.buckets: list[BucketMarks] = []
-        self.hook = self._hook()
+        self.buckets: list[Stopwatch] = []
+        self.hook = self._make_hook()
+        if self.hook is not None:
+            self._register(self.hook)
         self.batches = endless(context.workload.batches)
         self.log = StepLog(is_serial=context.device.is_serial)
         self.one = torch.ones((), device=context.device.torch_device)
@@ -219,24 +204,20 @@ class Training:
         """Steps so far, but for the extra passes."""
         self.losses: list[torch.Tensor] = []
         self.metrics: list[tuple[int, float]] = []
-        self._random_state = _random_state(context.device)
+        self._random_state = context.device.random_state()
 
-    def _hook(self) -> Hook | None:
+    def _make_hook(self) -> Hook | None:
         if not self.case.uses_ddp:
             return None
         source = hook_source(self.case.hook, self.context.file_hooks)
-        hook = make_hook(source, density=self.case.density, options=self.case.options)
-        if hook is None:
-            return None
-        return self._register(hook)
+        return make_hook(source, density=self.case.density, options=self.case.options)
 
-    def _register(self, hook: Hook) -> Hook:
+    def _register(self, hook: Hook) -> None:
         scaler = None
         if self.scaler.is_enabled():
             scaler = self.scaler
         hook.register(self.model, scaler=scaler, optimizer=self.optimizer)
         hook.observer, hook.clock = self.buckets.append, self.context.device.clock
-        return hook
 
     def _choose_compile_mode(self) -> None:
         """Set how torch.compile splits graphs, which DDP reads, too.
@@ -256,8 +237,14 @@ class Training:
             self.scaler.scale(loss).backward()
 
     def digest(self) -> int:
-        """Return a checksum of the parameters."""
-        return _digest(self.inner)
+        """Return a checksum of all parameters: ranks that differ have equal checksums with
+        probability 2^-32.
+        """
+        value = 0
+        for parameter in self.inner.parameters():
+            data = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            value = zlib.crc32(data, value)
+        return value
 
     def close(self) -> None:
         """Break the cycle of model, hook and this object: DDP's C++ part holds the hook, so it is
@@ -275,7 +262,7 @@ class Training:
         Raises:
             InputError: the hook returned something that DDP cannot use, on all ranks.
         """
-        _set_random_state(self.context.device, self._random_state)
+        self.context.device.set_random_state(self._random_state)
         self._choose_compile_mode()
         try:
             with without_collector():
@@ -288,7 +275,7 @@ class Training:
                 raise failure from error  # DDP only says that a callback failed
             raise
         finally:
-            self._random_state = _random_state(self.context.device)
+            self._random_state = self.context.device.random_state()
 
     def _run_block(self, steps: int, *, is_last: bool) -> BlockSamples:
         context, case, device = self.context, self.case, self.context.device
@@ -390,7 +377,10 @@ class Training:
         total = torch.zeros(())
         begun = clock()
         for micro in range(accumulation):
-            with self._exchanging(last=micro == accumulation - 1):
+            skipping: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+            if micro < accumulation - 1 and self.case.uses_ddp:
+                skipping = self.model.no_sync()  # only the last pass exchanges, forward included
+            with skipping:
                 batch = device.moved(next(self.batches))
                 start = clock()
                 loss = self._loss(batch)
@@ -409,15 +399,6 @@ class Training:
         )
         progress.counters[1] += 1
         return total
-
-    def _exchanging(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a pass, forward included: only the last pass of a step exchanges
-        gradients.
-        """
-        if last or not self.case.uses_ddp:
-            return contextlib.nullcontext()
-        skips: contextlib.AbstractContextManager[Any] = self.model.no_sync()
-        return skips
 
     def _loss(self, batch: Any) -> torch.Tensor:  # noqa: ANN401 - the workload's own type
         kind = self.context.device.torch_device.type
@@ -468,7 +449,7 @@ class Training:
         """
         if self.case.is_file_hook:
             return None
-        trained = self._trained()
+        trained = list(trainable(self.inner).values())
         ranks = self.context.group.size()
         step_bytes = 0.0
         for indices in contents:
@@ -489,7 +470,8 @@ class Training:
         """Return the bucket times of more steps with the pass-through hook, which DDP accepts at
         any time.
         """
-        self.hook = self._register(PassThrough())
+        self.hook = PassThrough()
+        self._register(self.hook)
         self.log = StepLog(is_serial=self.context.device.is_serial)
         for _ in range(self.context.early_steps + WATCHED_STEPS):
             self._step()
@@ -518,15 +500,12 @@ class Training:
             return None
         return error
 
-    def _trained(self) -> list[torch.nn.Parameter]:
-        return [p for p in self.inner.parameters() if p.requires_grad]
-
     def _flat_gradient(self) -> torch.Tensor:
         """Return all gradients as one vector of the same length on every rank: zeros for unused
         parameters.
         """
         flat = []
-        for parameter in self._trained():
+        for parameter in trainable(self.inner).values():
             gradient = parameter.grad
             if gradient is None:
                 gradient = torch.zeros_like(parameter)
@@ -569,14 +548,3 @@ def _check_compile(case: TrainingCase, device: Device) -> None:
         raise UnsupportedError("python_reducer_hook", hook=case.hook_name)
     if case.compile == "ddp_optimizer" and any(cap < _LEAST_OPTIMIZED_MB for cap in case.caps_mb):
         raise UnsupportedError("ddp_optimizer_small_bucket")
-
-
-def _digest(model: torch.nn.Module) -> int:
-    """Return a checksum of all parameters: ranks that differ have equal checksums with probability
-    2^-32.
-    """
-    value = 0
-    for parameter in model.parameters():
-        data = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        value = zlib.crc32(data, value)
-    return value

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from commbench.backends.gpu_assignment import assign_gpu
@@ -81,13 +83,15 @@ class Device:
         """Return the GPU's current clocks; None on CPUs, or if NVML cannot read them."""
         return None
 
-    def random_state(self) -> tuple[torch.Tensor, ...]:
-        """Return the state of torch's random generators."""
-        return (torch.get_rng_state(),)
+    def random_state(self) -> tuple[Any, ...]:
+        """Return the state of all random generators that training and data may use."""
+        return torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - the global generator is what other code uses
 
-    def set_random_state(self, state: tuple[torch.Tensor, ...]) -> None:
-        """Restore the state of torch's random generators."""
+    def set_random_state(self, state: tuple[Any, ...]) -> None:
+        """Restore the state of the random generators."""
         torch.set_rng_state(state[0])
+        random.setstate(state[1])
+        np.random.set_state(state[2])  # noqa: NPY002 - as above
 
 
 class Gpu(Device):
@@ -183,14 +187,14 @@ class Gpu(Device):
             return None
         return self._clock.read()
 
-    def random_state(self) -> tuple[torch.Tensor, ...]:
+    def random_state(self) -> tuple[Any, ...]:
         """See `Device.random_state`."""
         return *super().random_state(), self._cuda.get_rng_state(self._number)
 
-    def set_random_state(self, state: tuple[torch.Tensor, ...]) -> None:
+    def set_random_state(self, state: tuple[Any, ...]) -> None:
         """See `Device.set_random_state`."""
         super().set_random_state(state)
-        self._cuda.set_rng_state(state[1], self._number)
+        self._cuda.set_rng_state(state[-1], self._number)
 
 
 def open_device(backend: str, control: Control, cuda: Any = torch.cuda) -> Device:  # noqa: ANN401 - as `Gpu`

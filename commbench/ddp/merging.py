@@ -68,6 +68,13 @@ def merge(
     for rank in reversed(all_ranks):
         if rank.grad_rel_error is not None:
             grad_rel_error = rank.grad_rel_error
+    metrics: dict[str, Any] = {}
+    if longest[0].metrics:
+        metrics = {
+            "metric_name": workload.metric,
+            "metrics": longest[0].metrics,
+            "target": workload.target,
+        }
     flags = []
     if clocks and clocks.slowed_by:
         flags.append("throttled")
@@ -88,7 +95,7 @@ def merge(
         expected_bytes=_mean([rank.expected_bytes for rank in all_ranks]),
         dense_bytes=dense_bytes,
         losses=np.mean([rank.losses for rank in longest], axis=0).tolist(),
-        **_metrics(longest[0], workload),
+        **metrics,
         grad_rel_error=grad_rel_error,
         ranks_agree=ranks_agree,
         skipped_steps=sum(ranks[0].skipped for ranks in blocks),
@@ -102,17 +109,6 @@ def merge(
     if ranks_agree is False:
         return without_result(record, "wrong", Finding(code="parameters_differ"))
     return record
-
-
-def _metrics(samples: BlockSamples, workload: Workload) -> dict[str, Any]:
-    """Return the workload's metric after some steps, if it was evaluated."""
-    if not samples.metrics:
-        return {}
-    return {
-        "metric_name": workload.metric,
-        "metrics": samples.metrics,
-        "target": workload.target,
-    }
 
 
 def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter | None) -> dict[str, Any]:

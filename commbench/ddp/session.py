@@ -41,7 +41,6 @@ from commbench.errors import InputError
 from commbench.findings import Finding, UnsupportedError
 from commbench.hooks import selectors
 from commbench.hooks.catalogue import TopK
-from commbench.hooks.options import HookSpec
 from commbench.hooks.own import check_file_hook
 from commbench.hooks.registry import make_hook, read_hook
 from commbench.system.clock import clock_domain
@@ -105,14 +104,21 @@ def train_launch(
     Returns:
         False if time ran out before the last block.
     """
-    session = _Session(terms, launch, rank, duty.finish, paces=_find_baseline(cases))
+    defaults = [case for case in cases if case.is_default]
+    session = _Session(
+        terms=terms,
+        launch=launch,
+        rank=rank,
+        hand_over=duty.finish,
+        paces=[*defaults, *cases][0],
+    )
     with contextlib.closing(session):
         for case in cases:  # before any case timeout starts: a user's workload may read much data
             session.build(case)
         session.load_file_hooks()
         if terms.search_s is not None:
             compile_hooks(cases, rank.device.torch_device)
-            return _SearchedLaunch(cases, session, duty).train()
+            return train_search(cases, session, duty)
         session.divide_blocks(cases)
         blocks = len(session.lengths) or terms.blocks
         order = schedule(cases, terms.seed, launch, blocks, watches_drift=terms.watches_drift)
@@ -137,72 +143,53 @@ def _train_blocks(
     return True
 
 
-class _SearchedLaunch:
-    """A launch that trains in the rounds of `Duty.search`, as rank 0 plans them.
+def train_search(cases: Sequence[TrainingCase], session: _Session, duty: Duty) -> bool:
+    """Train in the rounds of `Duty.search`, as rank 0 plans them.
 
-    A case has its record when no further round holds it.
+    A case has its record when no further round holds it. If time runs out, what was measured is
+    kept; but until the hooks have been compared, the first case has no record, so that the next
+    invocation searches again.
+
+    Returns:
+        False if time ran out before the end.
     """
-
-    def __init__(self, cases: Sequence[TrainingCase], session: _Session, duty: Duty) -> None:
-        self._cases = cases
-        self._session = session
-        self._duty = duty
-        self._open: list[int] = []
-        """Cases with blocks and without a record."""
-
-    def train(self) -> bool:
-        """Train all rounds; return False if time ran out before the end."""
-        room = self._session.prepare_search(self._cases)
-        while members := self._plan(room):
-            for index in members:
-                if self._duty.is_out_of_time():
-                    self._cut()
-                    return False
-                self._train(index)
-        return True
-
-    def _plan(self, room: int) -> list[int]:
-        """Return the cases of the next round, and finish those that it does not hold."""
+    search = duty.search
+    without_record: dict[int, TrainingCase] = {}
+    room = session.prepare_search(cases)
+    while True:
         planned: list[int] = []
-        if self._duty.search is not None:
-            planned = self._duty.search.plan_round(room)
-        members = self._session.control.broadcast(planned)
-        self._finish([index for index in self._open if index not in members])
-        return members
-
-    def _train(self, index: int) -> None:
-        """Train the block of a case in the round under way."""
-        case, session, search = self._cases[index], self._session, self._duty.search
-        self._duty.begin(index)
-        started = time.monotonic()
-        if not session.block(case, last=False):
-            if index in self._open:
-                self._open.remove(index)
-            if search is not None:
-                search.leave_out(index)
-            return
-        if index not in self._open:
-            self._open.append(index)
         if search is not None:
-            session.rounds[case.key].append(search.number)
-            search.add_block(index, session.median_ms(case), time.monotonic() - started)
+            planned = search.plan_round(room)
+        members = session.control.broadcast(planned)
+        for index in [index for index in without_record if index not in members]:
+            session.finish(without_record.pop(index))
+        if not members:
+            return True
+        for index in members:
+            if duty.is_out_of_time():
+                has_compared = search is not None and search.has_compared
+                for open_index, case in without_record.items():
+                    session.finish(case, is_kept=open_index > 0 or has_compared)
+                return False
+            duty.begin(index)
+            if _train_searched(index, cases[index], session, search):
+                without_record[index] = cases[index]
+            else:
+                without_record.pop(index, None)
 
-    def _finish(self, indices: Sequence[int]) -> None:
-        for index in indices:
-            self._session.finish(self._cases[index])
-        self._open = [index for index in self._open if index not in indices]
 
-    def _cut(self) -> None:
-        """Keep what was measured.
-
-        Until the hooks have been compared, the first case has no record, so that the next
-        invocation searches again.
-        """
-        search = self._duty.search
-        has_compared = search is not None and search.has_compared
-        for index in self._open:
-            self._session.finish(self._cases[index], is_kept=index > 0 or has_compared)
-        self._open = []
+def _train_searched(
+    index: int, case: TrainingCase, session: _Session, search: Search | None
+) -> bool:
+    """Train a block of a search, and tell the search on rank 0; return False if the case failed."""
+    started = time.monotonic()
+    is_trained = session.block(case, last=False)
+    if search is not None and is_trained:
+        session.rounds[case.key].append(search.number)
+        search.add_block(index, session.median_ms(case), time.monotonic() - started)
+    elif search is not None:
+        search.leave_out(index)
+    return is_trained
 
 
 def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None:
@@ -215,12 +202,10 @@ def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None
         if not case.is_predicted:
             continue
         try:
-            declared = _declared(case)
+            hook = make_hook(case.hook, density=case.density, options=case.options)
         except InputError:  # the case fails by itself
             continue
-        if declared.compiles:
-            hook = make_hook(case.hook, density=case.density, options=case.options)
-            assert hook is not None  # noqa: S101 - `none` compiles nothing
+        if hook is not None:
             hook.prepare(device)
 
 
@@ -231,72 +216,50 @@ def fast_selection(cases: Collection[TrainingCase], device: Device) -> str | Non
     """
     for case in cases:
         if case.hook == TopK.name:
-            hook = _declared(case)
+            hook = read_hook(case.hook, density=case.density, options=case.options)
             if hook.compiles and not hook.runs_in_order:
                 return selectors.fast_selection(device.torch_device)
     return None
 
 
-def _declared(case: TrainingCase) -> HookSpec:
-    return read_hook(case.hook, density=case.density, options=case.options)
-
-
-def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
-    """Return the configuration whose steps set the length of all blocks: DDP's default, if it is
-    trained.
-    """
-    plain = (case for case in cases if case.is_default)
-    return next(plain, cases[0])
-
-
+@dataclass(kw_only=True)
 class _Session:
-    """The state that the blocks of a launch share.
+    """The state that the blocks of a launch share."""
 
-    Args:
-        terms: the conditions that all cases share.
-        launch: the launch's number.
-        rank: the resources of this rank.
-        hand_over: takes each case's record, on rank 0.
-        paces: the case whose steps set the length of all blocks.
-    """
+    terms: Terms
+    """The conditions that all cases share."""
+    launch: int
+    """The launch's number."""
+    rank: TrainingRank
+    """The resources of this rank."""
+    hand_over: Callable[[TrainingRecord], None]
+    """Takes each case's record, on rank 0."""
+    paces: TrainingCase
+    """The case whose steps set the length of all blocks: DDP's default, if it is trained."""
+    lengths: Sequence[int] = ()
+    """Steps of each block; empty: of a whole block. The last one is that of all later ones."""
+    is_keeping: bool = False
+    """Whether a training is kept between its blocks, instead of one for each block."""
+    rounds: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """In a search, the rounds of each case, by its key; on rank 0."""
 
-    def __init__(
-        self,
-        terms: Terms,
-        launch: int,
-        rank: TrainingRank,
-        hand_over: Callable[[TrainingRecord], None],
-        *,
-        paces: TrainingCase,
-    ) -> None:
-        self.paces = paces
-        self.hand_over = hand_over
-        self.meter = rank.meter
-        self.terms = terms
-        self.launch = launch
-        self.seed = terms.seed + launch
-        self.control = rank.control
-        self.device = rank.device
-        self.progress = rank.progress
-        self.threads = terms.threads or _fair_threads(rank.control)
+    def __post_init__(self) -> None:
+        self.control = self.rank.control
+        self.device = self.rank.device
+        self.seed = self.terms.seed + self.launch
+        self.threads = self.terms.threads or _fair_threads(self.control)
         if not dist.is_initialized():  # else the caller has joined the default group and leaves it
-            join_world(rank.control)
+            join_world(self.control)
         torch.set_num_threads(self.threads)
         gc.collect()
         gc.freeze()  # garbage collections between blocks then skip torch's own objects
-        self.steps = terms.steps
+        self.steps = self.terms.steps
         self._groups: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
         """For each number of ranks the group that trains, and one over Gloo for all other
         communication; may be the same."""
         self._built: dict[tuple[str, int, int], BlockContext] = {}
         """By workload, ranks and batch: what all blocks share."""
         self._blocks: dict[str, list[list[BlockSamples]]] = {}
-        self.lengths: Sequence[int] = ()
-        """Steps of each block; empty: of a whole block. The last one is that of all later ones."""
-        self.is_keeping = False
-        """Whether a training is kept between its blocks, instead of one for each block."""
-        self.rounds: defaultdict[str, list[int]] = defaultdict(list)
-        """In a search, the rounds of each case, by its key; on rank 0."""
         self._kept: dict[str, Training] = {}
         self._refused_hooks: dict[str, Finding] = {}
         """Why a rank cannot load a user's own hook, by its name; the same on all ranks."""
@@ -482,7 +445,7 @@ class _Session:
             case,
             blocks,
             built.workload,
-            meter=self.meter,
+            meter=self.rank.meter,
             block_steps=block_steps,
             rounds=tuple(self.rounds[case.key]),
             launch=self.launch,
@@ -512,10 +475,10 @@ class _Session:
                 for tensor in (*workload.model.parameters(), *workload.model.buffers()):
                     dist.broadcast(tensor.detach(), 0, group=group)
             meter = None
-            if self.meter.covers(case.backend):
-                meter = self.meter.own
+            if self.rank.meter.covers(case.backend):
+                meter = self.rank.meter.own
             self._built[key] = BlockContext(
-                progress=self.progress,
+                progress=self.rank.progress,
                 group=group,
                 control_group=control_group,
                 workload=workload,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.hooks import BucketMarks
+from commbench.hooks.base import Stopwatch
 from commbench.hooks.step_clock import Mark, elapsed_ns
 
 #: A nanosecond in seconds.
@@ -33,7 +33,7 @@ class StepMarks:
     ready."""
     updating: Mark
     ended: Mark
-    buckets: Sequence[BucketMarks] = ()
+    buckets: Sequence[Stopwatch] = ()
     """Marks of the buckets in the order of completion; only the last pass exchanges buckets."""
 
     def seconds(self) -> tuple[float, float, float, float]:
@@ -47,7 +47,7 @@ class StepMarks:
 
 
 def bucket_stamps(
-    buckets: Sequence[BucketMarks], since: Mark, *, is_serial: bool
+    buckets: Sequence[Stopwatch], since: Mark, *, is_serial: bool
 ) -> NDArray[np.float64]:
     """Return the stamps of a step's buckets in the order of sending, shape (buckets, STAMPS).
 
@@ -56,17 +56,10 @@ def bucket_stamps(
         since: the begin of the backward pass.
         is_serial: whether the process group runs one collective after the other, see `serialise`.
     """
-    times = [bucket.times(since) for bucket in buckets]
-    times.sort(key=operator.attrgetter("index"))
-    stamps = np.empty((len(times), STAMPS))
-    for row, bucket in zip(stamps, times, strict=True):
-        row[:] = (
-            bucket.ready_ns,
-            bucket.start_ns,
-            bucket.done_ns,
-            bucket.encode_ns,
-            bucket.decode_ns,
-        )
+    stamps = np.empty((len(buckets), STAMPS))
+    in_order = sorted(buckets, key=operator.attrgetter("bucket.index"))
+    for row, bucket in zip(stamps, in_order, strict=True):
+        row[:] = bucket.stamps(since)
     if is_serial:
         serialise(stamps)
     return stamps

@@ -58,11 +58,15 @@ class EnergyMeter:
         Args:
             root: directory that contains /sys and /proc, for tests.
         """
-        (processors, without_cpu), (gpus, without_gpu) = _processors(root), _gpus(root)
-        reasons: dict[Kind, str] = {"cpu": without_cpu, "gpu": without_gpu}
-        return cls(
-            {**processors, **gpus}, {kind: reason for kind, reason in reasons.items() if reason}
-        )
+        counters: dict[str, Counter] = {}
+        missing: dict[Kind, str] = {}
+        for kind, find in (("cpu", _processors), ("gpu", _gpus)):
+            found = find(root)
+            if isinstance(found, str):
+                missing[kind] = found
+            else:
+                counters |= found
+        return cls(counters, missing)
 
     @property
     def kinds(self) -> set[Kind]:
@@ -86,19 +90,18 @@ class EnergyMeter:
 
         None if a counter could not be read before or now, or decreased without wrapping.
         """
-        differences = [
-            self._grown(name, before.get(name), now) for name, now in self.read().items()
-        ]
-        readable = [joules for joules in differences if joules is not None]
-        return sum(readable) if len(readable) == len(differences) else None
-
-    def _grown(self, name: str, before: float | None, now: float | None) -> float | None:
-        if before is None or now is None:
-            return None
-        range_J = self.counters[name].range_J  # noqa: N806 - a unit
-        if now >= before:
-            return now - before
-        return None if range_J is None else now - before + range_J
+        joules = 0.0
+        for name, now in self.read().items():
+            then = before.get(name)
+            if now is None or then is None:
+                return None
+            joules += now - then
+            if now < then:
+                most = self.counters[name].range_J
+                if most is None:
+                    return None
+                joules += most
+        return joules
 
 
 @dataclass(frozen=True)
@@ -142,31 +145,24 @@ def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.fi
     leads = gather_everywhere(control, machine).index(machine) == control.rank
     meter = find() if leads else EnergyMeter()
     meters = gather_everywhere(control, (socket.gethostname(), meter.kinds, meter.missing))
-    lacks = {
-        kind: [(host, missing[kind]) for host, _, missing in meters if kind in missing]
-        for kind in KINDS
-    }
-    kinds = [
-        kind
-        for kind in KINDS
-        if not lacks[kind] and any(kind in counted_kinds for _, counted_kinds, _ in meters)
-    ]
-    return RunMeter(
-        kinds, meter.only(kinds), {kind: _reason(hosts) for kind, hosts in lacks.items() if hosts}
-    )
+    kinds: list[Kind] = []
+    reasons: dict[Kind, str] = {}
+    for kind in KINDS:
+        lacking = [f"{missing[kind]} ({host}" for host, _, missing in meters if kind in missing]
+        if lacking:
+            others = ""
+            if len(lacking) > 1:
+                others = f" and {counted(len(lacking) - 1, 'other host')}"
+            reasons[kind] = f"{lacking[0]}{others})"
+        elif any(kind in kinds_there for _, kinds_there, _ in meters):
+            kinds.append(kind)
+    return RunMeter(kinds, meter.only(kinds), reasons)
 
 
-def _reason(missing: Sequence[tuple[str, str]]) -> str:
-    """Return why the first host does not count a kind, and the number of other hosts."""
-    host, why = missing[0]
-    others = f" and {counted(len(missing) - 1, 'other host')}" if len(missing) > 1 else ""
-    return f"{why} ({host}{others})"
-
-
-def _processors(root: Path) -> tuple[dict[str, Counter], str]:
+def _processors(root: Path) -> dict[str, Counter] | str:
     """Return RAPL's packages and their memory (Linux, power/powercap).
 
-    If one cannot be read, none and the reason.
+    If one cannot be read, the reason.
     """
     counters = {}
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
@@ -176,11 +172,11 @@ def _processors(root: Path) -> tuple[dict[str, Counter], str]:
             file, most = zone / "energy_uj", int((zone / "max_energy_range_uj").read_text())
             int(file.read_text())
         except PermissionError:
-            return {}, "only the superuser may read RAPL's counters"
+            return "only the superuser may read RAPL's counters"
         except (OSError, ValueError):
-            return {}, f"RAPL's counter {zone.name} cannot be read"
+            return f"RAPL's counter {zone.name} cannot be read"
         counters[zone.name] = Counter("cpu", partial(_rapl_J, file), most / 1e6)
-    return counters, "" if counters else "Linux shows no counters of RAPL"
+    return counters or "Linux shows no counters of RAPL"
 
 
 def _rapl_J(file: Path) -> float | None:  # noqa: N802 - a unit
@@ -190,37 +186,34 @@ def _rapl_J(file: Path) -> float | None:  # noqa: N802 - a unit
         return None
 
 
-def _gpus(root: Path) -> tuple[dict[str, Counter], str]:
+def _gpus(root: Path) -> dict[str, Counter] | str:
     """Return NVML's counters of all GPUs (Volta and later).
 
-    If one cannot be read, none and the reason.
+    If one cannot be read, the reason.
 
     A machine without GPUs lacks nothing. In a container only its own GPUs count.
     """
     nvml = Nvml.start()
     handles = nvml.devices() if nvml else []
-    if nvml is None or not handles:
-        reason = (
-            "NVML lists none of the GPUs"
-            if nvml
-            else "NVML does not start: it takes nvidia-ml-py and the driver"
-        )
-        return {}, reason if gpu_addresses(root) else ""
-    counters = {
-        f"gpu{n}": Counter("gpu", partial(_nvml_J, nvml, handle))
-        for n, handle in enumerate(handles)
-    }
-    silent = [
-        name.removeprefix("gpu") for name, counter in counters.items() if counter.read_J() is None
-    ]
+    counters = {}
+    silent = []
+    for number, handle in enumerate(handles):
+        counter = Counter("gpu", partial(_nvml_J, nvml, handle))
+        counters[f"gpu{number}"] = counter
+        if counter.read_J() is None:
+            silent.append(str(number))
     if silent:
-        return {}, f"NVML counts no energy of GPU {', '.join(silent)} of {len(handles)}"
-    return counters, ""
+        return f"NVML counts no energy of GPU {', '.join(silent)} of {len(handles)}"
+    if handles or not gpu_addresses(root):
+        return counters
+    if nvml:
+        return "NVML lists none of the GPUs"
+    return "NVML does not start: it takes nvidia-ml-py and the driver"
 
 
-def _nvml_J(nvml: Nvml, handle: Any) -> float | None:  # noqa: ANN401, N802 - a handle; a unit
+def _nvml_J(nvml: Any, handle: Any) -> float | None:  # noqa: ANN401, N802 - NVML's; a unit
     """Return joules since the driver was loaded; NVML counts millijoules."""
-    millijoules = (
-        None if handle is None else nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle)
-    )
+    if handle is None:
+        return None
+    millijoules = nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle)
     return None if millijoules is None else millijoules / 1e3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -45,8 +45,6 @@ class Session:
     """Time slice of a case, in seconds; 0: the budget's."""
     meter: RunMeter = field(default_factory=RunMeter)
     """Energy counters that this rank reads."""
-    find_clocks: Callable[[str], GpuClocks | None] = GpuClocks.find
-    """Returns the clock of a GPU by PCI address."""
     kept_bytes: int = 0
     """Bytes of buffers that cases keep between their visits, the same on all ranks."""
     probes: dict[str, Probe | None] = field(default_factory=dict)
@@ -76,11 +74,9 @@ class Session:
     def gpu_clock(self, communicator: Communicator) -> GpuClocks | None:
         """Return the clock of this rank's GPU; None if it uses no GPU or NVML does not list it."""
         address = communicator.gpu
-        if not address:
-            return None
-        if address not in self._gpus:
-            self._gpus[address] = self.find_clocks(address)
-        return self._gpus[address]
+        if address and address not in self._gpus:
+            self._gpus[address] = GpuClocks.find(address)
+        return self._gpus.get(address)
 
     def cache_bytes(self, communicator: Communicator) -> int:
         """Return the largest cache behind any rank's buffers; 0 if a rank's is unknown.

@@ -15,7 +15,7 @@ from commbench.hooks.options import HookSpec
 from commbench.hooks.registry import HOOKS, make_hook
 
 if TYPE_CHECKING:
-    from commbench.hooks.base import BucketMarks, BucketTimes, Hook
+    from commbench.hooks.base import Hook
     from commbench.hooks.dense import BF16, FP16, PassThrough
     from commbench.hooks.int8 import Int8
     from commbench.hooks.own import Guard
@@ -26,8 +26,6 @@ __all__ = [
     "BF16",
     "FP16",
     "HOOKS",
-    "BucketMarks",
-    "BucketTimes",
     "Guard",
     "Hook",
     "HookSpec",
@@ -40,8 +38,6 @@ __all__ = [
 
 #: The module of each class that needs torch.
 _MODULES = {
-    "BucketMarks": "base",
-    "BucketTimes": "base",
     "Guard": "own",
     "Hook": "base",
     "make_file_hook": "own",

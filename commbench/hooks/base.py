@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -29,69 +28,22 @@ Finish = Callable[[Any], torch.Tensor]
 StateDict: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BucketTimes:
-    """Times of one bucket in ns: timestamps relative to a reference mark, and durations."""
+class Stopwatch:
+    """Takes the timestamps of one bucket as marks of a clock, which a GPU reaches later.
 
-    index: int
-    numel: int
-    is_last: bool
-    ready_ns: int
-    """DDP called the hook: every gradient of the bucket is ready."""
-    start_ns: int
-    """The first collective was issued."""
-    done_ns: int
-    """The averaged bucket is ready."""
-    encode_ns: int
-    """Local work on the autograd thread, which delays the rest of the backward pass."""
-    decode_ns: int
-    """Local work after the first collective was issued."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BucketMarks:
-    """Timestamps of one bucket as marks of its hook's clock.
-
-    A GPU reaches them after the hook has returned.
+    A few clock reads are cheap enough to run always.
     """
 
+    __slots__ = ("arrived_at", "between", "bucket", "clock", "done", "encoded_at", "ready", "start")
+
     bucket: Expected
-    ready: Mark
-    encoded: Mark
-    start: Mark
-    arrived: Mark
-    """The last collective has ended; only local work follows."""
-    done: Mark
-    between: Sequence[tuple[Mark, Mark]] = ()
-    """Begin and end of local work between collectives."""
-
-    def times(self, since: Mark) -> BucketTimes:
-        """Return the times relative to a mark of the same clock.
-
-        Waits until a GPU has reached all marks.
-        """
-        return BucketTimes(
-            index=self.bucket.index,
-            numel=self.bucket.numel,
-            is_last=self.bucket.is_last,
-            ready_ns=elapsed_ns(since, self.ready),
-            start_ns=elapsed_ns(since, self.start),
-            done_ns=elapsed_ns(since, self.done),
-            encode_ns=elapsed_ns(self.ready, self.encoded),
-            decode_ns=elapsed_ns(self.arrived, self.done)
-            + sum(elapsed_ns(*work) for work in self.between),
-        )
-
-
-class Stopwatch:
-    """Takes the timestamps of one bucket; a few clock reads are cheap enough to run always."""
-
-    __slots__ = ("arrived_at", "between", "clock", "encoded_at", "ready", "start")
 
     def __init__(self, clock: Clock = host_clock) -> None:
         self.clock = clock
-        self.ready = self.encoded_at = self.start = self.arrived_at = clock()
-        self.between: Sequence[tuple[Mark, Mark]] = ()
+        self.ready = self.encoded_at = self.start = self.arrived_at = self.done = clock()
+        """DDP called the hook: every gradient of the bucket is ready."""
+        self.between: list[tuple[Mark, Mark]] = []
+        """Begin and end of local work between collectives."""
 
     def encoded(self) -> None:
         """Mark the end of the local work on the autograd thread."""
@@ -103,22 +55,28 @@ class Stopwatch:
 
     def worked(self, since: Mark) -> None:
         """Mark the end of local work between collectives that began at the mark ``since``."""
-        self.between = (*self.between, (since, self.clock()))
+        self.between.append((since, self.clock()))
 
     def arrived(self) -> None:
-        """Mark the end of the last collective."""
+        """Mark the end of the last collective; only local work follows."""
         self.arrived_at = self.clock()
 
-    def marks(self, bucket: Expected) -> BucketMarks:
-        """Mark that the averaged bucket is ready, and return all its marks."""
-        return BucketMarks(
-            bucket=bucket,
-            ready=self.ready,
-            encoded=self.encoded_at,
-            start=self.start,
-            arrived=self.arrived_at,
-            done=self.clock(),
-            between=self.between,
+    def stamps(self, since: Mark) -> tuple[int, int, int, int, int]:
+        """Return when the bucket was ready, its first collective issued, and its average ready, in
+        ns since a mark of the same clock; then ns of local work.
+
+        The work on the autograd thread, which delays the rest of the backward pass, comes before
+        the work after the first collective was issued. Waits until a GPU has reached all marks.
+        """
+        decode_ns = elapsed_ns(self.arrived_at, self.done)
+        for begin, end in self.between:
+            decode_ns += elapsed_ns(begin, end)
+        return (
+            elapsed_ns(since, self.ready),
+            elapsed_ns(since, self.start),
+            elapsed_ns(since, self.done),
+            elapsed_ns(self.ready, self.encoded_at),
+            decode_ns,
         )
 
 
@@ -134,13 +92,14 @@ class Hook(HookSpec):
 
     #: Called for every finished bucket, on the thread that finished it; a GPU may not have reached
     #: the marks yet.
-    observer: Callable[[BucketMarks], None] | None = None
+    observer: Callable[[Stopwatch], None] | None = None
     #: Takes the marks; `register` chooses the clock of the model's device.
     clock: Clock = staticmethod(host_clock)
     #: The first error of this hook; after an error the model cannot be trained further.
     failure: Exception | None = None
 
     _group: dist.ProcessGroup = None
+    _optimizer: torch.optim.Optimizer | None = None
     _model: Callable[[], DistributedDataParallel] = staticmethod(lambda: None)
 
     def register(
@@ -148,7 +107,7 @@ class Hook(HookSpec):
         ddp_model: DistributedDataParallel,
         *,
         scaler: torch.amp.GradScaler | None = None,
-        optimizer: torch.optim.Optimizer | None = None,  # noqa: ARG002 - of hooks with a residual
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> Self:
         """Make this the hook of a DDP model, before its first backward pass, and return it.
 
@@ -162,6 +121,7 @@ class Hook(HookSpec):
                 f"Hook {self.name} was given a scaler of type {type(scaler).__name__}: pass a"
                 " GradScaler."
             )
+        self._optimizer = optimizer
         self.attach(ddp_model, scaler)
         try:
             ddp_model.register_comm_hook(self, _named(self.name))
@@ -169,6 +129,7 @@ class Hook(HookSpec):
             raise InputError(f"DDP refused hook {self.name}: {error}") from error
         self._group, self._model = ddp_model.process_group, weakref.ref(ddp_model)
         self.clock = clock_of(ddp_model)
+        self.join_group()
         return self
 
     def follow(self, ddp_model: DistributedDataParallel) -> None:
@@ -201,6 +162,9 @@ class Hook(HookSpec):
 
         Raise InputError if the hook cannot serve it.
         """
+
+    def join_group(self) -> None:
+        """Make what the hook needs to communicate, as all ranks of the process group do."""
 
     def check_size(self, elements: int) -> None:
         """Raise InputError if the hook cannot serve a model of that number of elements."""
@@ -257,31 +221,32 @@ class Hook(HookSpec):
             self.clock if self.observer is not None else host_clock
         )  # unread events would cost time
         try:
-            expected = Expected.of(bucket)
-            if expected.index == 0:
+            watch.bucket = Expected.of(bucket)
+            if watch.bucket.index == 0:
                 self.begin_step()
             future, finish = self.launch(bucket, watch)
         except Exception as error:
             self._fail(error)
             raise
-        return future.then(lambda done: self._finished(done, finish, expected, watch))
+        return future.then(lambda done: self._finished(done, finish, watch))
 
     def _finished(
-        self, done: torch.futures.Future, finish: Finish, expected: Expected, watch: Stopwatch
+        self, done: torch.futures.Future, finish: Finish, watch: Stopwatch
     ) -> torch.Tensor:
         """Decode and check the result of a bucket, and notify the observer.
 
         The callback of its future.
         """
         try:
-            value = expected.value_of(self.name, done)
+            value = watch.bucket.value_of(self.name, done)
             watch.arrived()
-            result = expected.check(self.name, finish(value))
+            result = watch.bucket.check(self.name, finish(value))
         except Exception as error:
             self._fail(error)
             raise
         if self.observer is not None:
-            self.observer(watch.marks(expected))
+            watch.done = watch.clock()
+            self.observer(watch)
         return result
 
     def _fail(self, error: Exception) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,9 +24,6 @@ from commbench.errors import InputError
 from commbench.hooks.base import Finish, Hook, StateDict, Stopwatch
 from commbench.hooks.layout import Layout
 from commbench.hooks.options import Feedback
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Tensors = dict[str, torch.Tensor]
 
@@ -165,10 +162,10 @@ class FeedbackHook(Feedback, Hook):
         self._names: dict[int, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._layouts: dict[int, Layout] = {}
+        self._channels: dict[Layout, Any] = {}
         self._scaler: torch.amp.GradScaler | None = None
         self._scale: float | torch.Tensor = 1.0
         self._device = torch.device("cpu")
-        self._optimizer: torch.optim.Optimizer | None = None
         self._rates: dict[str, float] = {}
 
     def memory_kinds(self) -> tuple[str, ...]:
@@ -234,27 +231,10 @@ class FeedbackHook(Feedback, Hook):
             lambda _: buffer,
         )
 
-    def register(
-        self,
-        ddp_model: DistributedDataParallel,
-        *,
-        scaler: torch.amp.GradScaler | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> Self:
-        """See `Hook.register`.
-
-        With ``optimizer`` the residual follows changes of its learning rates.
-
-        A residual is a gradient of earlier steps. It is multiplied by the old rate over the new
-        rate: it then moves the parameter as far as it would have moved it in those steps.
-        """
-        self._optimizer = optimizer
-        return super().register(ddp_model, scaler=scaler)
-
     def attach(
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
     ) -> None:
-        """Record the parameters' names.
+        """Record the parameters' names, and compile what the hook needs, so that no step waits.
 
         Raise InputError if a gradient is not float32 or the model is too small.
         """
@@ -274,6 +254,7 @@ class FeedbackHook(Feedback, Hook):
         self._check_loaded(self.memory.state())
         self._scaler = scaler
         self.memory.held_back = scaler is not None
+        self.prepare(self._device)
 
     def begin_step(self) -> None:
         """Count the step, settle the previous step, and read the loss scale of this step's
@@ -295,7 +276,11 @@ class FeedbackHook(Feedback, Hook):
         return float(self._scaler.get_scale()) if on_host(unit) else self._scaler.scale(unit)
 
     def _follow_rates(self, optimizer: torch.optim.Optimizer) -> None:
-        """Multiply residuals by old rate / new rate; a rate of 0 is ignored until it changes."""
+        """Multiply residuals by old rate / new rate; a rate of 0 is ignored until it changes.
+
+        A residual is a gradient of earlier steps: it then moves the parameter as far as it would
+        have moved it in those steps.
+        """
         rates = {
             self._names[id(parameter)]: float(group["lr"])
             for group in optimizer.param_groups
@@ -339,8 +324,18 @@ class FeedbackHook(Feedback, Hook):
             layout = self._layouts[index] = Layout.of(bucket, self._names)
         return layout
 
+    def channel_of(self, layout: Layout, like: torch.Tensor) -> Any:  # noqa: ANN401 - the subclass's own
+        """Return what `make_channel` made for the bucket."""
+        if layout not in self._channels:
+            self._channels[layout] = self.make_channel(layout, like)
+        return self._channels[layout]
+
+    def make_channel(self, layout: Layout, like: torch.Tensor) -> Any:  # noqa: ANN401 - as above
+        """Return a subclass's buffers for a bucket, on the device of ``like``."""
+
     def forget(self, layout: Layout) -> None:
-        """Drop a subclass's buffers for a bucket that no longer exists."""
+        """Drop the buffers of a bucket that no longer exists."""
+        self._channels.pop(layout, None)
 
     def state_dict(self) -> StateDict:
         """Return the step counter, and this rank's residuals by parameter name.

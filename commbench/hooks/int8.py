@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from commbench.hooks import catalogue, quantisers
 from commbench.hooks.base import Finish, Stopwatch
@@ -48,17 +47,6 @@ class Int8(catalogue.Int8, OrderedHook):
 
     opens: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._channels: dict[Layout, _Channel] = {}
-
-    def attach(
-        self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
-    ) -> None:
-        """See `OrderedHook.attach`; also compile the quantisation, so that no step waits for it."""
-        super().attach(ddp_model, scaler)
-        self.prepare(self._device)
-
     def prepare(self, device: torch.device) -> None:
         """Compile the quantisation, see `quantisers.prepare`."""
         quantisers.prepare(device)
@@ -72,7 +60,7 @@ class Int8(catalogue.Int8, OrderedHook):
         """
         if self.is_dense:
             return self.send_dense(buffer, slot, watch)
-        channel = self._channel_of(layout, buffer)
+        channel = self.channel_of(layout, buffer)
         old, new = slot.old.get("residual"), slot.new.get("residual")
         channel.quantiser.encode(buffer, old, channel.sent, out_residual=new)
         watch.encoded()
@@ -113,21 +101,15 @@ class Int8(catalogue.Int8, OrderedHook):
         channel.quantiser.decode(channel.sent, buffer)
         return buffer
 
-    def _channel_of(self, layout: Layout, buffer: torch.Tensor) -> _Channel:
-        if layout not in self._channels:
-            quantised = QuantisedLayout.of(layout.numel, shards=self.world_size, block=self.block)
-            sent = torch.zeros(
-                (self.world_size, quantised.row_bytes), dtype=torch.uint8, device=buffer.device
-            )
-            self._channels[layout] = _Channel(
-                layout=quantised,
-                quantiser=make_quantiser(quantised, buffer.device),
-                sent=sent,
-                received=torch.zeros_like(sent),
-                own=torch.zeros_like(sent[0]),
-            )
-        return self._channels[layout]
-
-    def forget(self, layout: Layout) -> None:
-        """Drop the bucket's buffers."""
-        self._channels.pop(layout, None)
+    def make_channel(self, layout: Layout, like: torch.Tensor) -> _Channel:
+        """See `FeedbackHook.make_channel`."""
+        quantised = QuantisedLayout.of(layout.numel, shards=self.world_size, block=self.block)
+        shape = self.world_size, quantised.row_bytes
+        sent = torch.zeros(shape, dtype=torch.uint8, device=like.device)
+        return _Channel(
+            layout=quantised,
+            quantiser=make_quantiser(quantised, like.device),
+            sent=sent,
+            received=torch.zeros_like(sent),
+            own=torch.zeros_like(sent[0]),
+        )

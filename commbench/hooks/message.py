@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from commbench.collectives.datatypes import DTYPES
-from commbench.errors import InputError, check_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -94,13 +93,6 @@ def all_reduce(elements: int, dtype: str = "float32") -> Message:
 def payload_bytes(k: int, value_dtype: ValueType = "float32") -> int:
     """Return the bytes of a payload of ``k`` slots, a multiple of 4."""
     return INDEX_BYTES * k + -(-np.dtype(value_dtype).itemsize * k // 4) * 4
-
-
-def check_slots(n: int, k: int, value_dtype: str) -> None:
-    """Raise InputError if ``k`` of ``n`` elements cannot be sent, or not in this type."""
-    if not 1 <= n <= LARGEST_N or not 1 <= k <= n:
-        raise InputError(f"Cannot send {k} of {n} elements; give 1 <= k <= n < 2**31.")
-    check_choice("type of sent values", value_dtype, get_args(ValueType))
 
 
 def kept_elements(numel: int, density: float) -> int:

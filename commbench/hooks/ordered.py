@@ -5,7 +5,7 @@ autograd thread.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,6 @@ from commbench.hooks.ordering import (
     give_back,
     opening_group,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 #: Issues a collective on a process group, without waiting for it.
 Opening = Callable[[dist.ProcessGroup], dist.Work]
@@ -71,26 +67,15 @@ class OrderedHook(FeedbackHook):
                 f" {places}."
             )
 
-    def register(
-        self,
-        ddp_model: DistributedDataParallel,
-        *,
-        scaler: torch.amp.GradScaler | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> Self:
-        """See `FeedbackHook.register`.
-
-        Collective over Gloo, where the ranks create a process group.
-        """
-        super().register(ddp_model, scaler=scaler, optimizer=optimizer)
+    def join_group(self) -> None:
+        """See `Hook.join_group`; over Gloo the ranks create a process group."""
         if not self.runs_in_order:
-            return self
+            return
         if self._device.type == "cuda":
             self._lane, self._private = CommStream(self._device), self._group
         else:
             self._lane, self._private = borrow(self._group)
             self._opening = opening_group(self._group) if self.opens else None
-        return self
 
     def submit(self, job: Callable[[], torch.Tensor | Ending]) -> torch.futures.Future:
         """Queue a job that may issue blocking collectives on ``self._private``.
@@ -117,10 +102,8 @@ class OrderedHook(FeedbackHook):
             opening: issues the first collective.
             job: as of `submit`; it gets a function that waits for the opening.
         """
-        if self._opening is None:
+        if self._opening is None or self._private is None:  # a closed hook refuses the job
             return self.submit(lambda: job(lambda: opening(self._private).wait()))
-        if self._private is None:
-            return self.submit(lambda: job(lambda: None))  # raises that the hook was closed
         work = opening(self._opening)
         return self.submit(lambda: job(work.wait))
 

@@ -64,7 +64,6 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._plans: dict[Layout, _Plan] = {}
         self._warm: dict[str, torch.Tensor] = {}
 
     def exchange_bucket(
@@ -76,7 +75,7 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
         """
         if self.is_dense:
             return self.send_dense(buffer, slot, watch)
-        plan = self._plan_of(layout, buffer)
+        plan = self.channel_of(layout, buffer)
         self._project(plan, accumulate(buffer, slot))
         future = self.submit(lambda: self._refine(plan, buffer, slot, watch))
         watch.encoded()
@@ -190,13 +189,11 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
 
     # Plans
 
-    def _plan_of(self, layout: Layout, like: torch.Tensor) -> _Plan:
-        if layout not in self._plans:
-            self._plans[layout] = self._make_plan(layout, like)
-        return self._plans[layout]
+    def make_channel(self, layout: Layout, like: torch.Tensor) -> _Plan:
+        """Lay out both messages, and fill in the warm factors, or the initial ones.
 
-    def _make_plan(self, layout: Layout, like: torch.Tensor) -> _Plan:
-        """Lay out both messages, and fill in the warm factors, or the initial ones."""
+        Warm factors stay for the next bucket of their parameter.
+        """
         factors = {span.name: self.factors(span.shape, span.stride) for span in layout.spans}
         rows = sum(each.rows * each.rank for each in factors.values() if each)
         columns = sum(each.columns * each.rank for each in factors.values() if each)
@@ -227,13 +224,6 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
             return warm
         return torch.randn((width, r), generator=seeded(self.seed, name))
 
-    def forget(self, layout: Layout) -> None:
-        """Drop the bucket's messages.
-
-        The warm factors stay for the next bucket of their parameter.
-        """
-        self._plans.pop(layout, None)
-
     # Checkpoints
 
     def state_dict(self) -> StateDict:
@@ -243,7 +233,7 @@ class PowerSGD(catalogue.PowerSGD, OrderedHook):
     def load_state_dict(self, state: StateDict) -> None:
         """See `FeedbackHook.load_state_dict`; includes the warm factors."""
         super().load_state_dict(state)
-        self._plans.clear()
+        self._channels.clear()
         self._warm = {name: q.clone() for name, q in state["q"].items()}
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from commbench.hooks.compilers import compile_error, find_compiler, stream_of
+from commbench.hooks import compilers
+from commbench.hooks.compilers import WARP, Kernels
 from commbench.hooks.message import FLOAT32_BYTES, LARGEST_N, QuantisedLayout
 
 #: The largest int8 that is sent.
@@ -17,6 +18,11 @@ TOO_LARGE, LEAST_SCALE = 2.0**127, 2.0**-126
 #: The longest block, in elements, for CUDA kernels: a warp works on each block, and few long blocks
 #: leave a GPU idle.
 LONGEST_CUDA_BLOCK = 4096
+
+SOURCE = "quantisation.cu"
+KERNELS = ("quantise", "combine", "dequantise")
+#: Threads of a block.
+THREADS = 256
 
 
 class TorchQuantiser:
@@ -145,7 +151,7 @@ class NativeQuantiser(TorchQuantiser):
         old = None if residual is None else residual.numpy()
         rest = None if out_residual is None else out_residual.numpy()
         self._kernels.quantise(
-            gradient.numpy(), old, rest, self._block, self._shard, *_both_views(payload)
+            gradient.numpy(), old, rest, self._block, self._shard, _bytes(payload)
         )
 
     def combine(
@@ -158,24 +164,29 @@ class NativeQuantiser(TorchQuantiser):
     ) -> None:
         """See `TorchQuantiser.combine`."""
         rest = None if residual is None else residual.numpy()
-        sizes = self._block, self._shard
         self._kernels.combine(
-            *_both_views(payload), *sizes, float(divisor), rest, *_both_views(own)
+            _bytes(payload), self._block, self._shard, float(divisor), rest, _bytes(own)
         )
 
     def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
         """See `TorchQuantiser.decode`."""
-        self._kernels.dequantise(*_both_views(payload), self._block, self._shard, into.numpy())
+        self._kernels.dequantise(_bytes(payload), self._block, self._shard, into.numpy())
 
 
 class CudaQuantiser(TorchQuantiser):
-    """The CUDA kernels of `commbench.hooks.compression` on GPU memory, which torch allocates."""
+    """The kernels of quantisation.cu, whose bits are the host's, except those of a NaN among the
+    elements that `decode` writes.
+
+    Each part of the exchange is one launch that reads and writes every element once. A block of
+    more than 256 elements is read twice. Bytes of memory traffic per element: 13 to quantise with a
+    residual, 9 plus the number of ranks to add up a shard, 5 to multiply out a payload.
+    """
 
     def __init__(self, layout: QuantisedLayout, device: torch.device) -> None:
-        from commbench.hooks.compression.cuda_quantisation import CudaInt8
-
         super().__init__(layout)
-        self._kernels = CudaInt8(layout, device=device.index or 0)
+        busy = -(-layout.shards * layout.blocks // (THREADS // WARP))
+        self._kernels = Kernels(SOURCE, KERNELS, threads=THREADS, busy_blocks=busy, device=device)
+        self._shape = layout.elements, layout.shards, layout.shard, layout.block
         self._divisor = torch.ones((), device=device)
 
     def encode(
@@ -187,13 +198,7 @@ class CudaQuantiser(TorchQuantiser):
         out_residual: torch.Tensor | None,
     ) -> None:
         """See `TorchQuantiser.encode`."""
-        self._kernels.quantise(
-            gradient.data_ptr(),
-            _address(residual),
-            payload.data_ptr(),
-            out_residual=_address(out_residual),
-            stream=stream_of(gradient.device),
-        )
+        self._kernels.launch("quantise", gradient, residual, out_residual, *self._shape, payload)
 
     def combine(
         self,
@@ -205,25 +210,20 @@ class CudaQuantiser(TorchQuantiser):
     ) -> None:
         """See `TorchQuantiser.combine`."""
         self._divisor.fill_(divisor)  # a loss scale lies on the device
-        self._kernels.combine(
-            payload.data_ptr(),
-            own.data_ptr(),
-            divisor=self._divisor.data_ptr(),
-            residual=_address(residual),
-            elements=0 if residual is None else residual.numel(),
-            stream=stream_of(payload.device),
-        )
+        elements = 0 if residual is None else residual.numel()
+        sums = self._divisor, residual, elements, own
+        self._kernels.launch("combine", payload, *self._shape[1:], *sums)
 
     def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
         """See `TorchQuantiser.decode`."""
-        self._kernels.dequantise(payload.data_ptr(), into.data_ptr(), stream=stream_of(into.device))
+        self._kernels.launch("dequantise", payload, *self._shape, into)
 
 
 def make_quantiser(layout: QuantisedLayout, device: torch.device) -> TorchQuantiser:
     """Return the compiled quantisation if the device has one that suits the layout, else
     torch's.
     """
-    compiler = find_compiler(device)
+    compiler = compilers.find_compiler(device)
     if compiler == "numba":
         return NativeQuantiser(layout)
     suits_kernels = layout.block <= LONGEST_CUDA_BLOCK and layout.elements <= LARGEST_N
@@ -235,47 +235,25 @@ def make_quantiser(layout: QuantisedLayout, device: torch.device) -> TorchQuanti
 
 
 def prepare(device: torch.device) -> None:
-    """Compile the quantisation for a device, or load it from a cache, so that no step waits for it.
+    """Compile the quantisation for a device, see `compilers.prepare`."""
 
-    Raises:
-        InputError: it cannot be compiled; the message names what is missing.
-    """
-    compiler = find_compiler(device)
-    if compiler == "numba":
-        from commbench.hooks.compression.quantisation import prepare as prepare_host
+    def run_all() -> None:
+        layout = QuantisedLayout.of(4, shards=1, block=4)
+        quantiser = make_quantiser(layout, device)
+        elements, residual = torch.ones((2, 4), device=device)
+        payload = torch.zeros((1, layout.row_bytes), dtype=torch.uint8, device=device)
+        for rest in (None, residual):
+            quantiser.encode(elements, rest, payload, out_residual=rest)
+            quantiser.combine(payload, payload[0].clone(), divisor=1.0, residual=rest)
+        quantiser.decode(payload, elements)
 
-        prepare_host()
-    elif compiler == "cupy":
-        _prepare_kernels(device)
-
-
-def _prepare_kernels(device: torch.device) -> None:
-    """Compile the CUDA kernels and launch each once: the driver may load a kernel at its first
-    launch.
-    """
-    layout = QuantisedLayout.of(4, shards=1, block=4)
-    try:
-        quantiser = CudaQuantiser(layout, device)
-    except (
-        Exception
-    ) as error:  # cupy raises errors of many types if a library or CUDA's headers are missing
-        alternative = "uninstall cupy: torch then quantises"
-        raise compile_error(error, work="int8 quantises", alternative=alternative) from error
-    elements = torch.ones(4, device=device)
-    payload = torch.zeros((1, layout.row_bytes), dtype=torch.uint8, device=device)
-    quantiser.encode(elements, None, payload, out_residual=None)
-    quantiser.combine(payload, payload[0].clone(), divisor=1.0, residual=None)
-    quantiser.decode(payload, elements)
+    alternative = "uninstall cupy: torch then quantises"
+    compilers.prepare(device, run_all, work="int8 quantises", alternative=alternative)
 
 
-def _address(tensor: torch.Tensor | None) -> int:
-    """Return the address of a tensor's memory; 0 for None."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _both_views(payload: torch.Tensor) -> tuple[Any, Any]:
-    """Return a payload as float32 words and as bytes, two views of its memory."""
-    return payload.view(torch.float32).numpy(), payload.view(torch.int8).numpy()
+def _bytes(payload: torch.Tensor) -> Any:  # noqa: ANN401 - an array
+    """Return a payload as int8."""
+    return payload.view(torch.int8).numpy()
 
 
 def _put(into: torch.Tensor, values: torch.Tensor, where: torch.Tensor) -> None:

@@ -4,15 +4,29 @@ or by torch.
 
 from __future__ import annotations
 
-import torch
+from typing import get_args
 
-from commbench.hooks.compilers import compile_error, find_compiler, stream_of
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from commbench.errors import WrongDataError
+from commbench.hooks import compilers
+from commbench.hooks.compilers import WARP, Kernels
 from commbench.hooks.feedback import put
-from commbench.hooks.message import INDEX_BYTES, ValueType
+from commbench.hooks.message import INDEX_BYTES, ValueType, payload_bytes
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 #: The selection if none is compiled.
 SLOW = "torch.topk"
+
+SOURCE = "selection.cu"
+KERNELS = ("survey", "divide", "refine", "tally", "emit", "add")
+#: Threads of a block: the maximum, because the last block of a kernel works alone.
+THREADS = 1024
+#: As in selection.cu: elements of a warp, bins of the first digit, bits of each of the two others,
+#: words of the state.
+CHUNK, FIRST_BINS, DIGIT_BITS, STATE_WORDS = 1024, 2048, 10, 6
 
 
 class TorchSelector:
@@ -39,8 +53,18 @@ class TorchSelector:
         """Write the payload of a = gradient + residual, and the unsent part of a to
         ``out_residual``.
 
-        ``gradient`` may be overwritten. If a is not finite, the payload's values are NaN and
-        ``out_residual`` is kept.
+        If a is not finite, the payload's values are NaN and ``out_residual`` is kept. If fewer than
+        k elements are not zero, unused slots add 0. In compiled work strictly larger elements come
+        before ties, and the choice among ties rotates with ``step``.
+
+        Args:
+            gradient: float32, shape (n,); may be overwritten.
+            residual: shape (n,), the unsent part of earlier steps.
+            payload: written.
+            out_residual: shape (n,), ``residual`` itself or disjoint from it and from the gradient;
+                a sent element becomes zero or, with float16 values, the exact rounding error. None
+                if ``residual`` is.
+            step: the number of this step.
         """
         total = gradient if residual is None else gradient.add_(residual)
         magnitudes, positions = torch.topk(total.abs(), self._k, sorted=False)
@@ -67,15 +91,16 @@ class TorchSelector:
 
 
 class NativeSelector(TorchSelector):
-    """The compiled selection of `commbench.hooks.compression` on host memory."""
+    """The compiled selection of `commbench.hooks.compression` on host memory.
 
-    def __init__(self, n: int, k: int, values: ValueType) -> None:
-        from commbench.hooks.compression.selection import TopKSelector, decode_add
+    It releases the GIL while it works. The gradient is kept.
+    """
+
+    def __init__(self, k: int, values: ValueType) -> None:
+        from commbench.hooks.compression import kernels
 
         super().__init__(k, values)
-        self._n, self._values = n, values
-        self._selector = TopKSelector(n, k, value_dtype=values)
-        self._decode_add = decode_add
+        self._kernels = kernels
 
     def encode(
         self,
@@ -87,26 +112,69 @@ class NativeSelector(TorchSelector):
         step: int,
     ) -> None:
         """See `TorchSelector.encode`."""
-        old = None if residual is None else residual.numpy()
-        new = None if out_residual is None else out_residual.numpy()
-        self._selector.encode(gradient.numpy(), old, payload.numpy(), out_residual=new, step=step)
+        kernels = self._kernels
+        source, old, rest = gradient.numpy(), None, None
+        if residual is not None and out_residual is not None:
+            old = residual.numpy()
+            source = rest = out_residual.numpy()
+        indices, values = (part.numpy() for part in split(payload, self._k, self._dtype))
+        count = kernels.select(gradient.numpy(), old, source, step, indices)
+        if count == kernels.NOT_FINITE:
+            indices[:] = np.arange(self._k)
+            values[:] = np.nan
+            return
+        indices[count:] = np.arange(self._k - count)
+        values[count:] = 0
+        sent = values[:count]
+        if self._dtype == torch.float16:
+            sent = np.empty(count, dtype=np.float32)
+        kernels.take(source, rest, indices[:count], sent)
+        if self._dtype == torch.float16:
+            values[:count] = _halved(sent)
+            if rest is not None:
+                rest[indices[:count]] = sent - values[:count]
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """See `TorchSelector.add`."""
-        self._decode_add(payload.numpy(), self._n, self._k, self._values, into.numpy())
+        """See `TorchSelector.add`.
+
+        Raises:
+            WrongDataError: the payload has an index out of range; ``into`` is unchanged.
+        """
+        payload_indices, values = split(payload, self._k, self._dtype)
+        indices = payload_indices.numpy()
+        if indices.min() < 0 or indices.max() >= len(into):
+            raise WrongDataError(
+                f"A payload names elements outside of the {len(into)} there are; do all ranks agree"
+                " on n and k?"
+            )
+        self._kernels.add(indices, values.to(into.dtype).numpy(), into.numpy())
 
 
 class CudaSelector(TorchSelector):
-    """The CUDA kernels of `commbench.hooks.compression` on GPU memory, which torch allocates."""
+    """The kernels of selection.cu; a payload equals the host's byte by byte.
+
+    Memory traffic is 20 bytes per element: gradient and residual are read twice, the sum is written
+    once. 12 is the least. If most magnitudes are nearly equal, most elements are marked and the
+    marks are read again: up to 40 bytes. A threshold taken from the step before would save one
+    reading in most steps, but residuals would then be written before all elements are known to be
+    finite.
+
+    Works on one stream at a time. The gradient is destroyed.
+    """
 
     def __init__(self, n: int, k: int, values: ValueType, device: torch.device) -> None:
-        from commbench.hooks.compression.cuda import CudaTopK, scratch_bytes
-
         super().__init__(k, values)
-        self._scratch = torch.zeros(scratch_bytes(n), dtype=torch.uint8, device=device)
-        self._selector = CudaTopK(
-            n, k, scratch=self._scratch.data_ptr(), value_dtype=values, device=device.index
+        chunks = -(-n // CHUNK)
+        self._n = n
+        self._before = torch.zeros(
+            -(-chunks // THREADS) * THREADS, dtype=torch.int64, device=device
         )
+        self._counts, self._histogram, self._state = (
+            torch.zeros(size, dtype=torch.int32, device=device)
+            for size in (chunks, FIRST_BINS, STATE_WORDS)
+        )
+        busy = -(-n // (CHUNK * THREADS // WARP))
+        self._kernels = Kernels(SOURCE, KERNELS, threads=THREADS, busy_blocks=busy, device=device)
 
     def encode(
         self,
@@ -118,19 +186,30 @@ class CudaSelector(TorchSelector):
         step: int,
     ) -> None:
         """See `TorchSelector.encode`."""
-        sums = torch.empty_like(gradient) if out_residual is None else out_residual
-        self._selector.encode(
-            gradient.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-            payload.data_ptr(),
-            out_residual=sums.data_ptr(),
-            step=step,
-            stream=stream_of(gradient.device),
+        rest = torch.empty_like(gradient) if out_residual is None else out_residual
+        launch, n, k, state, counts = (
+            self._kernels.launch,
+            self._n,
+            self._k,
+            self._state,
+            self._counts,
         )
+        launch("survey", gradient, residual, n, k, state, self._histogram)
+        launch("divide", gradient, residual, rest, n, state, counts)
+        for shift in (DIGIT_BITS, 0):
+            launch("refine", gradient, n, k, shift, state, counts, self._histogram)
+        launch("tally", gradient, n, state, counts, self._before)
+        step_halves = np.uint64(step), int(self._dtype == torch.float16)
+        launch("emit", gradient, rest, n, k, *step_halves, state, counts, self._before, payload)
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """See `TorchSelector.add`; an index out of range makes an element NaN."""
-        self._selector.add(payload.data_ptr(), into.data_ptr(), stream=stream_of(into.device))
+        """See `TorchSelector.add`.
+
+        An index out of range makes an element NaN: to raise an error would need a wait for the
+        device.
+        """
+        halves = int(self._dtype == torch.float16)
+        self._kernels.launch("add", payload, self._n, self._k, halves, into)
 
 
 def make_selector(
@@ -139,48 +218,32 @@ def make_selector(
     """Return the compiled selection if ``fast`` and the device has one, else torch's."""
     compiler = fast_selection(device) if fast else SLOW
     if compiler == "numba":
-        return NativeSelector(n, k, values)
+        return NativeSelector(k, values)
     return CudaSelector(n, k, values, device) if compiler == "cupy" else TorchSelector(k, values)
 
 
 def prepare(device: torch.device) -> None:
-    """Compile the selection for a device, or load it from a cache, so that no step waits for it.
+    """Compile the selection for a device, see `compilers.prepare`."""
 
-    Raises:
-        InputError: it cannot be compiled; the message names what is missing.
-    """
-    compiler = fast_selection(device)
-    if compiler == "numba":
-        from commbench.hooks.compression.selection import prepare as prepare_host
+    def run_all() -> None:
+        elements, residual = torch.ones((2, 4), device=device)
+        for values in get_args(ValueType):
+            selector = make_selector(4, 2, values, fast=True, device=device)
+            payload = torch.zeros(payload_bytes(2, values), dtype=torch.uint8, device=device)
+            for rest in (None, residual):
+                selector.encode(elements, rest, payload, out_residual=rest, step=0)
+            selector.add(payload, elements)
 
-        prepare_host()
-    elif compiler == "cupy":
-        _prepare_kernels(device)
-
-
-def _prepare_kernels(device: torch.device) -> None:
-    """Compile the CUDA kernels and launch each once: the driver may load a kernel at its first
-    launch.
-    """
-    try:
-        selector = CudaSelector(4, 2, "float32", device)
-    except (
-        Exception
-    ) as error:  # cupy raises errors of many types if a library or CUDA's headers are missing
-        raise compile_error(
-            error, work="topk selects", alternative="give the hook selection=exact"
-        ) from error
-    elements = torch.ones(4, device=device)
-    payload = torch.zeros(16, dtype=torch.uint8, device=device)
-    selector.encode(elements, None, payload, out_residual=None, step=0)
-    selector.add(payload, elements)
+    compilers.prepare(
+        device, run_all, work="topk selects", alternative="give the hook selection=exact"
+    )
 
 
 def fast_selection(device: torch.device) -> str:
     """Return the package behind ``selection=fast`` on a device: ``numba``, ``cupy``, or `SLOW`
     without these.
     """
-    return find_compiler(device) or SLOW
+    return compilers.find_compiler(device) or SLOW
 
 
 def split(payload: torch.Tensor, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,3 +257,14 @@ def _largest(dtype: torch.dtype) -> float:
     Values are clipped to it, and the rest stays in the residual.
     """
     return float(torch.finfo(dtype).max)
+
+
+def _halved(values: NDArray[np.float32]) -> NDArray[np.float16]:
+    """Return the float16 that are sent for finite values: the nearest, but no infinity.
+
+    From 2**29 on, the last place of float32 is worth more than that of 65504, 32: what is sent is
+    then a multiple of it, so that float32 can hold the remainder.
+    """
+    places = np.maximum(np.spacing(np.abs(values)), np.float32(32))
+    limits = np.float32(65504) // places * places
+    return np.copysign(np.minimum(np.abs(values), limits), values).astype(np.float16)

@@ -10,12 +10,11 @@ from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
 from commbench.hooks import catalogue, chunks, selectors
 from commbench.hooks.base import Finish, Stopwatch
-from commbench.hooks.chunks import ChunkChannel
+from commbench.hooks.chunks import TorchChunks
 from commbench.hooks.feedback import Slot, is_finite, on_host, put
 from commbench.hooks.layout import Layout
 from commbench.hooks.message import ChunkLayout, PayloadLayout, PayloadPart
@@ -46,8 +45,6 @@ class TopK(catalogue.TopK, OrderedHook):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._channels: dict[Layout, _Channel] = {}
-        self._chunks: dict[Layout, ChunkChannel] = {}
         self._selectors: dict[tuple[int, int], TorchSelector] = {}
 
     def memory_kinds(self) -> tuple[str, ...]:
@@ -63,13 +60,6 @@ class TopK(catalogue.TopK, OrderedHook):
                 f"Hook topk was given chunk {self.chunk}, the model has {elements} elements: give"
                 " a smaller chunk."
             )
-
-    def attach(
-        self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
-    ) -> None:
-        """See `OrderedHook.attach`; also compile the selection, so that no step waits for it."""
-        super().attach(ddp_model, scaler)
-        self.prepare(self._device)
 
     def prepare(self, device: torch.device) -> None:
         """Compile the work of the exchange, see `selectors.prepare` and `chunks.prepare`."""
@@ -95,7 +85,7 @@ class TopK(catalogue.TopK, OrderedHook):
             return self.send_dense(buffer, slot, watch)
         if self.runs_in_order:
             return self._exchange_chunks(buffer, layout, slot, watch)
-        channel = self._channel_of(layout, buffer)
+        channel = self.channel_of(layout, buffer)
         self._encode(channel, buffer, slot)
         watch.encoded()
         watch.started()
@@ -116,7 +106,7 @@ class TopK(catalogue.TopK, OrderedHook):
 
         Choose chunks and sum them in an ordered job.
         """
-        channel, residual = self._chunks_of(layout, buffer), slot.old.get("residual")
+        channel, residual = self.channel_of(layout, buffer), slot.old.get("residual")
         channel.measure(buffer, residual)
         watch.encoded()
         watch.started()
@@ -225,29 +215,22 @@ class TopK(catalogue.TopK, OrderedHook):
 
     # Memory
 
-    def _channel_of(self, layout: Layout, buffer: torch.Tensor) -> _Channel:
-        if layout not in self._channels:
-            self._channels[layout] = self._make_channel(layout, buffer)
-        return self._channels[layout]
-
-    def _make_channel(self, layout: Layout, buffer: torch.Tensor) -> _Channel:
+    def make_channel(self, layout: Layout, like: torch.Tensor) -> _Channel | TorchChunks:
+        """See `FeedbackHook.make_channel`."""
+        if self.runs_in_order:
+            chunk_layout = ChunkLayout.of(
+                layout.numel, density=self.current_density, chunk=self.chunk
+            )
+            return chunks.make_chunks(chunk_layout, like.device, fast=self.compiles)
         shapes = [span.shape for span in layout.spans]
         payload = self.layout(shapes, self.current_density)
         ranks = self.world_size if payload.sparse else 0
         return _Channel(
             payload=payload,
-            selectors=tuple(self._selector(part, buffer) for part in payload.sparse),
-            sent=torch.zeros(payload.nbytes, dtype=torch.uint8, device=buffer.device),
-            gathered=torch.zeros((ranks, payload.nbytes), dtype=torch.uint8, device=buffer.device),
+            selectors=tuple(self._selector(part, like) for part in payload.sparse),
+            sent=torch.zeros(payload.nbytes, dtype=torch.uint8, device=like.device),
+            gathered=torch.zeros((ranks, payload.nbytes), dtype=torch.uint8, device=like.device),
         )
-
-    def _chunks_of(self, layout: Layout, buffer: torch.Tensor) -> ChunkChannel:
-        if layout not in self._chunks:
-            chunk_layout = ChunkLayout.of(
-                layout.numel, density=self.current_density, chunk=self.chunk
-            )
-            self._chunks[layout] = ChunkChannel(chunk_layout, buffer, fast=self.compiles)
-        return self._chunks[layout]
 
     def _selector(self, part: PayloadPart, buffer: torch.Tensor) -> TorchSelector:
         """Return the selector for a part.
@@ -267,13 +250,11 @@ class TopK(catalogue.TopK, OrderedHook):
         super().begin_step()
         if self.current_density != before:
             self._channels.clear()
-            self._chunks.clear()
             self._selectors.clear()
 
     def forget(self, layout: Layout) -> None:
-        """Drop the bucket's channel; other channels keep their selectors."""
-        self._channels.pop(layout, None)
-        self._chunks.pop(layout, None)
+        """See `FeedbackHook.forget`; other channels keep their selectors."""
+        super().forget(layout)
         self._selectors.clear()
 
 

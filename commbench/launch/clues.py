@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from commbench.collectives.cases import Case
-from commbench.findings import Finding, Value
+from commbench.findings import Finding, Value, as_text
 from commbench.launch.events import MAIN, RankError, Stack
 from commbench.launch.heartbeat import stack_in
 from commbench.launch.messages import (
@@ -99,57 +100,15 @@ def worst(clues: Iterable[Clue]) -> Clue:
     return min(clues, key=lambda clue: CAUSES.index(clue.kind))
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherRanks:
-    """Ranks that were in the same place when another rank failed.
-
-    run.json calls the fields ``ranks`` and ``in``.
-    """
-
-    ranks: Sequence[int]
-    place: str
-
-    def __str__(self) -> str:
+def waiting(failed_rank: info.FailedRank) -> str:
+    """Return sentences on the activity of the other ranks; empty if unknown."""
+    sentences = []
+    for others in failed_rank["others"]:
         code = "ranks_were_in"
-        if len(self.ranks) == 1:
+        if len(others["ranks"]) == 1:
             code = "rank_was_in"
-        return str(Finding(code, name_ranks(self.ranks), {"place": self.place}))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailedRank:
-    """Why a launch has failed, as ``culprit`` in run.json states it."""
-
-    rank: int | None
-    """None if no rank can be named as the cause."""
-    host: str
-    pid: int | None
-    """Process number on its own host."""
-    case: str
-    """Empty before the first."""
-    state: str
-    """As `Clue.state`."""
-    stack: Sequence[str]
-    """Stack of the rank's main thread, the innermost frame first; empty if unknown."""
-    others: Sequence[OtherRanks]
-    """What other ranks were doing."""
-
-    def to_json(self) -> info.FailedRank:
-        """Return the entry of run.json."""
-        return {
-            "rank": self.rank,
-            "host": self.host,
-            "pid": self.pid,
-            "case": self.case,
-            "state": self.state,
-            "stack": self.stack,
-            "others": [{"ranks": each.ranks, "in": each.place} for each in self.others],
-        }
-
-    @property
-    def waiting(self) -> str:
-        """Sentences on the activity of the other ranks; empty if unknown."""
-        return " ".join(map(str, self.others))
+        sentences.append(Finding(code, name_ranks(others["ranks"]), {"place": others["in"]}))
+    return as_text(sentences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +118,11 @@ class Ending:
     status: Literal["ok", "cut", "failed", "hung", "interrupted", "refused"]
     """``cut``: time ran out before the last case; ``refused``: a rank finds that the request
     cannot be carried out."""
-    reason: str = ""
-    """One sentence without its full stop; for ``ok`` a warning, or empty."""
     cause: Finding | None = None
-    """Why a launch failed or hung; the reason of the case that was being measured."""
-    failed_rank: FailedRank | None = None
+    """Why, for ``ok`` a warning; also the reason of the case that was being measured."""
+    case: AnyCase | None = None
+    """The case in which the launch failed or hung."""
+    failed_rank: info.FailedRank | None = None
     """Of a launch that failed or hung."""
     is_host_lost: bool = False
     """Whether a host is out of reach."""
@@ -173,43 +132,32 @@ class Ending:
     """Whether a case had begun."""
     has_result: bool = False
     """Whether a case has come to its end."""
-    case: AnyCase | None = None
-    """The case in which the launch failed or hung; its reason names it."""
     lost: Mapping[str, str] = field(default_factory=dict)
     """By key, the reason of each case that is not to be measured again."""
 
     @classmethod
-    def broken(
-        cls,
-        status: Literal["failed", "hung"],
-        cause: Finding,
-        *,
-        failed_rank: FailedRank | None = None,
-        is_host_lost: bool = False,
-        output: Sequence[str] = (),
-    ) -> Ending:
-        """Return the ending of a launch that failed or hung."""
-        return cls(
-            status=status,
-            reason=str(cause),
-            cause=cause,
-            failed_rank=failed_rank,
-            is_host_lost=is_host_lost,
-            output=output,
-        )
+    def interrupted(cls, number: int) -> Ending:
+        """Return the ending of a launch that a signal ended."""
+        name = signal.Signals(number).name
+        return cls(status="interrupted", cause=Finding("interrupted", name))
+
+    @property
+    def reason(self) -> str:
+        """The cause and the case in one sentence without its full stop; or empty."""
+        if self.cause is None:
+            return ""
+        return in_case(str(self.cause), self.case)
 
     @property
     def is_broken(self) -> bool:
         """Whether the launch failed or hung."""
         return self.status in {"failed", "hung"}
 
-    def in_case(self, case: AnyCase) -> Ending:
-        """Return the ending with its case."""
-        return replace(self, case=case, reason=in_case(self.reason, case))
 
-
-def in_case(reason: str, case: AnyCase) -> str:
+def in_case(reason: str, case: AnyCase | None) -> str:
     """Return a reason with the case that it is about."""
+    if case is None:
+        return reason
     return f"{reason}, in case {case}"
 
 
@@ -249,12 +197,7 @@ _SIGNALS = {
     11: "segmentation fault",
 }
 _SIGKILL = 9
-#: Codes of a death by SIGKILL, by whether the kernel has killed a process for lack of memory.
-_SIGKILL_CODES = {
-    True: "rank_killed_memory",
-    False: "rank_killed_other",
-    None: "rank_killed_unknown",
-}
+_VMSTAT = Path("/proc/vmstat")
 
 
 def exit_clues(
@@ -263,7 +206,7 @@ def exit_clues(
     returncode: int,
     processes: Processes | None = None,
     *,
-    is_out_of_memory: Callable[[str], bool | None] = lambda _: None,
+    kills_before: int | None = None,
 ) -> list[Clue]:
     """Return the clues to why a launcher has ended; there is always one.
 
@@ -272,14 +215,13 @@ def exit_clues(
         errors: the errors that ranks reported, in order.
         returncode: of the launcher.
         processes: of the ranks, for launchers that name these only.
-        is_out_of_memory: whether the kernel has killed a process of a host for lack of memory;
-            None: unknown. An empty name means this host.
+        kills_before: `memory_kills` when the launch began.
     """
     text, processes = one_line(lines), processes or {}
     clues = [error_clue(error) for error in errors]
     rank_exit = find_exit(text, processes)
     if rank_exit and rank_exit.is_killed:
-        clues.append(_killed(rank_exit, is_out_of_memory(rank_exit.host)))
+        clues.append(_killed(rank_exit, kills_before))
     elif rank_exit:
         clues.append(_left(rank_exit, find_remedy(lines)))
     host = find_lost_daemon(text)
@@ -309,12 +251,18 @@ def start_clues(lines: Sequence[str]) -> list[Clue]:
     return [Clue(kind="not started", code="ranks_not_started", numbers=numbers)]
 
 
-def _killed(rank_exit: RankExit, is_out_of_memory: bool | None) -> Clue:
+def _killed(rank_exit: RankExit, kills_before: int | None) -> Clue:
     kind, code = "killed", "rank_killed"
     if rank_exit.is_late:
         kind = "left"
     if rank_exit.signal == _SIGKILL:
-        code = _SIGKILL_CODES[is_out_of_memory]
+        code = "rank_killed_unknown"
+        kills = memory_kills()
+        is_here = rank_exit.host in {"", socket.gethostname()}
+        if is_here and kills is not None and kills_before is not None:
+            code = "rank_killed_other"
+            if kills > kills_before:
+                code = "rank_killed_memory"
     meaning = _SIGNALS.get(rank_exit.signal, "see signal(7)")
     numbers: dict[str, Value] = {"signal": rank_exit.signal, "meaning": meaning}
     return Clue(kind=kind, code=code, rank=rank_exit.rank, host=rank_exit.host, numbers=numbers)
@@ -337,33 +285,18 @@ def error_clue(error: RankError) -> Clue:
     return Clue(kind=kind, code="rank_raised", rank=error.rank, host=error.host, numbers=numbers)
 
 
-class MemoryKills:
-    """Detects that the kernel has killed a process on this host for lack of memory since this
-    object was made.
+def memory_kills() -> int | None:
+    """Return how many processes the kernel of this host has killed for lack of memory.
+
+    None if it does not count.
     """
-
-    def __init__(self, file: Path = Path("/proc/vmstat")) -> None:
-        self._file = file
-        self._before = self._count()
-
-    def is_out_of_memory(self, host: str) -> bool | None:
-        """Return whether something was killed; None if unknown, as on other hosts than this one."""
-        now = self._count()
-        is_here = host in {"", socket.gethostname()}
-        if not is_here or now is None or self._before is None:
-            return None
-        return now > self._before
-
-    def _count(self) -> int | None:
-        try:
-            match = re.search(
-                r"^oom_kill (\d+)$", self._file.read_text(encoding="utf-8"), re.MULTILINE
-            )
-        except OSError:
-            return None
-        if match is None:
-            return None
-        return int(match[1])
+    try:
+        match = re.search(r"^oom_kill (\d+)$", _VMSTAT.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return None
+    if match is None:
+        return None
+    return int(match[1])
 
 
 # ----------------------------------------------------------------------------------------- evidence
@@ -391,14 +324,6 @@ def describe_place(stack: Sequence[str]) -> str:
     if function:
         return f"{function} ({place})"
     return place
-
-
-def group_by_place(places: Mapping[int, str]) -> list[OtherRanks]:
-    """Put ranks together that are in the same place, the lowest rank first."""
-    groups: dict[str, list[int]] = {}
-    for rank, place in sorted(places.items()):
-        groups.setdefault(place, []).append(rank)
-    return [OtherRanks(ranks=ranks, place=place) for place, ranks in groups.items()]
 
 
 def find_crash_report(lines: Sequence[str]) -> list[str]:
@@ -442,7 +367,7 @@ class Evidence:
         case: AnyCase | None,
         processes: Processes,
         printed: Iterable[str],
-    ) -> FailedRank:
+    ) -> info.FailedRank:
         """Return all that is known of a failure.
 
         Args:
@@ -455,18 +380,18 @@ class Evidence:
         if clue.rank is not None and clue.rank in processes:
             known_host, pid = processes[clue.rank]
             host = host or known_host
-        places = {}
+        by_place: dict[str, list[int]] = {}
         for rank in sorted(self.located - {clue.rank}):
-            places[rank] = self._place(rank, case)
-        return FailedRank(
-            rank=clue.rank,
-            host=host,
-            pid=pid,
-            case=str(case or ""),
-            state=clue.state,
-            stack=self._stack(clue.rank, list(printed)),
-            others=group_by_place(places),
-        )
+            by_place.setdefault(self._place(rank, case), []).append(rank)
+        return {
+            "rank": clue.rank,
+            "host": host,
+            "pid": pid,
+            "case": str(case or ""),
+            "state": clue.state,
+            "stack": self._stack(clue.rank, list(printed)),
+            "others": [{"ranks": ranks, "in": place} for place, ranks in by_place.items()],
+        }
 
     def lines(self) -> list[str]:
         """Return all stacks as text."""

@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -90,10 +90,13 @@ def are_oversubscribed(places: Sequence[Place]) -> bool:
     machines: dict[str, list[Place]] = defaultdict(list)
     for place in places:
         machines[place.machine].append(place)
-    return any(
-        len(group) > len({cpu for place in group for cpu in place.cpus})
-        for group in machines.values()
-    )
+    for group in machines.values():
+        cpus: set[int] = set()
+        for place in group:
+            cpus.update(place.cpus)
+        if len(group) > len(cpus):
+            return True
+    return False
 
 
 def gather_places(control: Assembly) -> list[Place]:
@@ -126,18 +129,28 @@ def collect_session(
         ``shared_clock``, ``oversubscribed``, and ``launch_variables`` (by name, the values of those
         in ``varied``). ``environment`` also has ``emulated`` in an emulated cluster.
     """
-    hosts = control.gather(own_host(control.rank, places))
+    init_s = None
     start = getattr(control, "start", None)  # of MPI
-    init_s = control.gather(start and start.init_s)
-    values = control.gather(_own_variables(varied, communicators))
-    if hosts is None or init_s is None or values is None:
+    if start:
+        init_s = start.init_s
+    of_nccl = {}
+    if any(name in NCCL_BACKENDS for name in communicators):
+        of_nccl = LOG.settings()
+    values = {name: (os.environ.get(name), of_nccl.get(name)) for name in varied}
+    told = control.gather((own_host(control.rank, places), init_s, values))
+    if told is None:
         return None
-    session = session_of(hosts, places, communicators, variables, varied)
-    session["mpi_init_s"] = max(
-        (seconds for seconds in init_s if seconds is not None), default=None
-    )
-    if varied:
-        session["launch_variables"] = _merged(values)
+    session = session_of([host for host, _, _ in told], places, communicators, variables, varied)
+    inits_s = [seconds for _, seconds, _ in told if seconds is not None]
+    session["mpi_init_s"] = max(inits_s, default=None)
+    merged = {}
+    for name in varied:
+        ranks = dict.fromkeys(values[name][0] for _, _, values in told)
+        nccl = dict.fromkeys(values[name][1] for _, _, values in told)
+        read = [value for value in nccl if value is not None]
+        merged[name] = VariableValues(ranks=list(ranks), nccl=read)
+    if merged:
+        session["launch_variables"] = merged
     return session
 
 
@@ -153,74 +166,45 @@ def session_of(
     The arguments are as for `collect_session`; ``hosts`` are those of `own_host`, by rank.
     """
     libraries = {name: communicator.library() for name, communicator in communicators.items()}
-    mpi = next((libraries[name] for name in MPI_BACKENDS if name in libraries), "")
+    environment: Environment = {
+        "hosts": [host for host in hosts if host is not None],
+        "versions": collect_versions(),
+        "variables": dict(variables),
+    }
+    for name in MPI_BACKENDS:
+        if name in libraries:
+            environment["mpi_library"] = libraries[name]
+            break
+    if "nccl" in libraries:
+        environment["nccl_library"] = libraries["nccl"]
+    emulated = emulated_conditions()
+    if emulated:
+        environment["emulated"] = emulated
+    takes_gpu_memory, ranks_per_gpu = None, None
+    for carrier in communicators.values():
+        if takes_gpu_memory is None:  # only MPI states it
+            takes_gpu_memory = getattr(carrier, "takes_gpu_memory", None)
+        if carrier.ranks_per_gpu:
+            ranks_per_gpu = max(carrier.ranks_per_gpu, ranks_per_gpu or 0)
+    nccl_settings = {}
+    for name, value in relevant_variables(os.environ).items():  # also what NCCL has set since
+        is_new = name not in variables and name not in varied
+        if is_new and name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG"):
+            nccl_settings[name] = value
     return {
-        "environment": {
-            "hosts": [host for host in hosts if host is not None],
-            "versions": collect_versions(),
-            "variables": dict(variables),
-            **({"mpi_library": mpi} if mpi else {}),
-            **({"nccl_library": libraries["nccl"]} if "nccl" in libraries else {}),
-            **({"emulated": emulated} if (emulated := emulated_conditions()) else {}),
-        },
+        "environment": environment,
         "ranks": [
             {"rank": place.rank, "host": place.host, "pid": place.pid, "cpus": list(place.cpus)}
             for place in places
         ],
         "libraries": libraries,
-        "ranks_per_gpu": max(
-            (c.ranks_per_gpu for c in communicators.values() if c.ranks_per_gpu), default=None
-        ),
-        "nccl_settings": _nccl_settings({*variables, *varied}),
+        "ranks_per_gpu": ranks_per_gpu,
+        "nccl_settings": nccl_settings,
         "mpi_init_s": None,
-        "mpi_takes_gpu_memory": _takes_gpu_memory(communicators.values()),
+        "mpi_takes_gpu_memory": takes_gpu_memory,
         "shared_clock": share_clock(places),
         "oversubscribed": are_oversubscribed(places),
     }
-
-
-def _own_variables(
-    varied: Collection[str], communicators: Collection[str]
-) -> dict[str, tuple[str | None, str | None]]:
-    """Return by name the value of a variable in this rank's environment, and the value that its
-    NCCL read.
-    """
-    of_nccl = LOG.settings() if any(name in NCCL_BACKENDS for name in communicators) else {}
-    return {name: (os.environ.get(name), of_nccl.get(name)) for name in varied}
-
-
-def _merged(
-    values: Sequence[Mapping[str, tuple[str | None, str | None]]],
-) -> dict[str, VariableValues]:
-    """Return by name the different values over all ranks."""
-    merged: dict[str, VariableValues] = {}
-    for name in values[0]:
-        ranks, nccl = (
-            list(dict.fromkeys(of_rank[name][part] for of_rank in values)) for part in (0, 1)
-        )
-        merged[name] = VariableValues(
-            ranks=ranks, nccl=[value for value in nccl if value is not None]
-        )
-    return merged
-
-
-def _nccl_settings(before: Collection[str]) -> dict[str, str]:
-    """Return NCCL's variables that were set since, except those of its log."""
-    now = relevant_variables(os.environ)
-    return {
-        name: value
-        for name, value in now.items()
-        if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG") and name not in before
-    }
-
-
-def _takes_gpu_memory(communicators: Iterable[Carrier]) -> bool | None:
-    """Return whether the MPI library states that it accepts GPU memory.
-
-    None without an MPI backend.
-    """
-    answers = (getattr(communicator, "takes_gpu_memory", None) for communicator in communicators)
-    return next((answer for answer in answers if answer is not None), None)
 
 
 def own_host(rank: int, places: Sequence[Place]) -> Host | None:
@@ -252,11 +236,11 @@ def header_fields(session: Session, info: RunInfo) -> RunInfo:
     """
     ranks = session["ranks"]
     hosts = [rank["host"] for rank in ranks]
-    ticks_us = [
-        tick_s * 1e6
-        for host in session["environment"]["hosts"]
-        if (tick_s := host.get("timer_tick_s"))
-    ]
+    tick_us = None
+    for host in session["environment"]["hosts"]:
+        tick_s = host.get("timer_tick_s")
+        if tick_s:
+            tick_us = max(tick_s * 1e6, tick_us or 0.0)
     fields: RunInfo = {
         "environment": {**session["environment"], **info.get("environment", {})},
         "ranks": ranks,
@@ -270,11 +254,13 @@ def header_fields(session: Session, info: RunInfo) -> RunInfo:
         "ranks_per_node": max(hosts.count(host) for host in hosts),
         "ranks_per_gpu": session.get("ranks_per_gpu") or info.get("ranks_per_gpu"),
         "nccl_settings": {**info.get("nccl_settings", {}), **session.get("nccl_settings", {})},
-        "tick_us": max(ticks_us, default=None),
+        "tick_us": tick_us,
     }
-    if clocks := [facts["clock"] for facts in (info, session) if facts.get("clock")]:
+    clocks = [facts["clock"] for facts in (info, session) if facts.get("clock")]
+    if clocks:
         fields["clock"] = max(clocks, key=lambda clock: clock["error_us"])
-    if energies := [facts["energy"] for facts in (info, session) if facts.get("energy")]:
+    energies = [facts["energy"] for facts in (info, session) if facts.get("energy")]
+    if energies:
         fields["energy"] = min(energies, key=lambda energy: len(energy["counted"]))
     if session.get("fast_selection"):
         fields["fast_selection"] = session["fast_selection"]
@@ -285,8 +271,9 @@ def remark(session: Session) -> str:
     """Return a sentence about a condition that the user may not expect; empty without one."""
     if session.get("fast_selection") != "torch.topk":
         return ""
-    on_gpus = session.get("ranks_per_gpu")
-    package, wheel = ("cupy", "'cupy-cuda13x[ctk]' (or cuda12x)") if on_gpus else ("numba", "numba")
+    package, wheel = "numba", "numba"
+    if session.get("ranks_per_gpu"):
+        package, wheel = "cupy", "'cupy-cuda13x[ctk]' (or cuda12x)"
     return (
         f"Hook topk selects by torch.topk, for selection=fast is compiled by {package}, which is"
         f" not installed: pip install {wheel}."
@@ -309,11 +296,11 @@ def changed_conditions(session: Session, info: RunInfo) -> list[str]:
 
 
 def _without_mpi(environment: Environment) -> Environment:
-    variables = environment.get("variables") or {}
-    return {
-        **environment,
-        "variables": {k: v for k, v in variables.items() if not k.startswith(_MPI_VARIABLES)},
-    }
+    variables = dict(environment.get("variables") or {})
+    for name in list(variables):
+        if name.startswith(_MPI_VARIABLES):
+            del variables[name]
+    return {**environment, "variables": variables}
 
 
 def refuse_other_conditions(session: Session, info: RunInfo) -> None:
@@ -330,7 +317,7 @@ def refuse_other_conditions(session: Session, info: RunInfo) -> None:
         )
 
 
-#: More hosts than this are counted rather than listed above a column.
+#: More hosts than this are counted rather than listed with a version.
 _LISTED = 3
 
 
@@ -360,55 +347,36 @@ def refuse_unlike_software(control: Assembly) -> str:
 
 def _running(control: Assembly) -> dict[str, str]:
     """Return the versions of loaded software; this is cheap enough for every rank of a host."""
+    versions = {"commbench": commbench.__version__, "python": platform.python_version()}
     library = getattr(control, "library", None)
-    mpi = {"MPI library": library()} if library else {}
-    return {"commbench": commbench.__version__, "python": platform.python_version(), **mpi}
+    if library:
+        versions["MPI library"] = library()
+    return versions
 
 
 def describe_differences(ranks: Sequence[Software]) -> str:
-    """Return a sentence and a table with a column for each group of equal ranks.
+    """Return a sentence and a line for each name, with the hosts of each version.
 
-    Empty for a single group.
+    Empty if all ranks run the same.
     """
     names: set[str] = set()
     by_host: dict[str, Mapping[str, str]] = {}
     for software in ranks:
         names.update(software.versions)
         by_host.setdefault(software.host, software.versions)  # the lowest rank's
-    compared = sorted(names - UNTIMED_PACKAGES)
-    groups: dict[tuple[str, ...], list[Software]] = {}
-    for software in ranks:
-        versions = {**by_host[software.host], **software.versions}
-        key = tuple(versions.get(name, "none") for name in compared)
-        groups.setdefault(key, []).append(software)
-    if len(groups) < 2:  # noqa: PLR2004 - equal software
-        return ""
-    rows = [["", *(_label(group, ranks) for group in groups.values())]]
-    for name, *of_groups in zip(compared, *groups, strict=True):
-        if len(set(of_groups)) > 1:
-            rows.append([name, *of_groups])
-    return str(Finding("software_unlike", numbers={"table": _table(rows)}))
-
-
-def _label(group: Sequence[Software], ranks: Sequence[Software]) -> str:
-    """Return the group's hosts; or its ranks if the ranks of a host differ."""
-    hosts = list(dict.fromkeys(software.host for software in group))
-    if any(software.host in hosts and software not in group for software in ranks):
-        return _list([f"{software.host} rank {software.rank}" for software in group])
-    return _list(hosts)
-
-
-def _list(names: Sequence[str]) -> str:
-    text, more = ", ".join(names[:_LISTED]), len(names) - _LISTED
-    if more > 0:
-        return f"{text} and {more} more"
-    return text
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append(f"  {'  '.join(cells)}".rstrip())
-    return "\n".join(lines)
+    for name in sorted(names - UNTIMED_PACKAGES):
+        hosts: dict[str, list[str]] = {}
+        for software in ranks:
+            versions = {**by_host[software.host], **software.versions}
+            hosts.setdefault(versions.get(name, "none"), []).append(software.host)
+        if len(hosts) > 1:
+            lines.append(f"  {name}")
+            for version, where in hosts.items():
+                listed = list(dict.fromkeys(where))
+                if len(listed) > _LISTED:
+                    listed[_LISTED:] = [f"and {len(listed) - _LISTED} more"]
+                lines[-1] += f"  {version} ({', '.join(listed)})"
+    if not lines:
+        return ""
+    return str(Finding("software_unlike", numbers={"table": "\n".join(lines)}))

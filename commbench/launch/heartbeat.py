@@ -37,20 +37,23 @@ _DUMPED_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recen
 def stacks_of_threads() -> dict[str, list[str]]:
     """Return the stack of each thread but the calling one, by the thread's name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return {
-        names.get(ident, f"thread {ident}"): _frames(frame)
-        for ident, frame in (sys._current_frames().items())  # noqa: SLF001 - documented, only named like that
-        if ident != threading.get_ident()
-    }
+    stacks = {}
+    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - documented, only named so
+        if ident != threading.get_ident():
+            stacks[names.get(ident, f"thread {ident}")] = _texts(traceback.walk_stack(frame))
+    return stacks
 
 
 def stack_of_error(trace: TracebackType | None) -> list[str]:
     """Return the frames in which an error was raised, the innermost first."""
-    frames = [
-        _text(frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(trace)
-    ]
-    return _without_outermost(frames[::-1])
+    return _texts(reversed(list(traceback.walk_tb(trace))))
+
+
+def _texts(frames: Iterable[tuple[FrameType, int]]) -> list[str]:
+    texts = []
+    for frame, line in frames:
+        texts.append(_text(frame.f_code.co_filename, line, frame.f_code.co_name))
+    return _without_outermost(texts)
 
 
 def stack_in(lines: Iterable[str]) -> list[str]:
@@ -69,14 +72,6 @@ def stack_in(lines: Iterable[str]) -> list[str]:
         elif frame := _DUMPED.match(line):
             frames.append(_text(frame[1], int(frame[2]), frame[3]))
     return _without_outermost(frames)
-
-
-def _frames(frame: FrameType | None) -> list[str]:
-    texts: list[str] = []
-    while frame is not None:
-        texts.append(_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return _without_outermost(texts)
 
 
 def _without_outermost(stack: list[str]) -> list[str]:

@@ -83,8 +83,7 @@ def identify(environ: Mapping[str, str], requested_role: str | None = None) -> I
         )
         task = _slurm(environ)
         if task and local_size not in environ:  # Slurm's PMI does not tell who shares a host
-            place = {"local_rank": task.local_rank, "local_size": task.local_size}
-            identity = replace(identity, **place)
+            return replace(identity, local_rank=task.local_rank, local_size=task.local_size)
         return identity
     role: Role = "conductor"
     if requested_role is not None:

@@ -16,7 +16,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Status
 from commbench.errors import InputError, LaunchError
 from commbench.findings import Finding, Value
-from commbench.launch.clues import Ending, in_case
+from commbench.launch.clues import Ending, in_case, waiting
 from commbench.launch.events import (
     ROUNDING,
     CaseFinished,
@@ -144,7 +144,7 @@ class Ledger:
             reason = str(error)
         with contextlib.suppress(LaunchError):  # that the disk is full has been reported
             if self.launch is not None:
-                self.launch.enter(Ending(status="failed", reason=reason))
+                self.launch.enter(Ending(status="failed", cause=Finding.stated(reason)))
         with contextlib.suppress(LaunchError):
             self.store.update(status="partial", reason=str(error))
 
@@ -268,10 +268,10 @@ class LaunchLedger:
         if ending.status == "refused":
             if not (self._ledger.store.records and self.launch.is_trial):
                 raise InputError(ending.reason)
-            ending = Ending.broken("failed", Finding.stated(ending.reason.rstrip(".")))
+            ending = Ending(status="failed", cause=Finding.stated(ending.reason.rstrip(".")))
         if ending.is_broken and self._current is not None:
             self._fail(ending, self._current)
-            ending = ending.in_case(self._current)
+            ending = replace(ending, case=self._current)
         self.enter(ending)
         has_failed = ending.is_broken and not (self._has_begun or ending.is_host_lost)
         if has_failed and self.launch.is_trial:
@@ -279,8 +279,8 @@ class LaunchLedger:
                 self._fail(ending, planned.case)
         if ending.is_broken:
             self._ledger.display.on(RankOutput(lines=ending.output))
-        if ending.failed_rank and ending.failed_rank.waiting:
-            self._ledger.display.on(Notice(text=ending.failed_rank.waiting))
+        if ending.failed_rank and ending.failed_rank["others"]:
+            self._ledger.display.on(Notice(text=waiting(ending.failed_rank)))
         return replace(
             ending, has_begun=self._has_begun, has_result=self._has_result, lost=self._lost
         )
@@ -299,9 +299,9 @@ class LaunchLedger:
         status: Status = "failed"
         if ending.status == "hung":
             status = "hung"
-        reason = ending.cause or Finding.stated(ending.reason)
+        assert ending.cause is not None  # noqa: S101 - it is broken
         number = self.launch.plan.launch
-        record = blank_record(case, launch=number, status=status, reason=reason)
+        record = blank_record(case, launch=number, status=status, reason=ending.cause)
         self._ledger.add(CaseFinished(record=record))
 
     def enter(self, ending: Ending) -> None:
@@ -324,7 +324,7 @@ class LaunchLedger:
         if launch.plan.env:
             entry["env"], entry["variables"] = launch.plan.env, self._variables
         if ending.failed_rank:
-            entry["culprit"] = ending.failed_rank.to_json()
+            entry["culprit"] = ending.failed_rank
         self._ledger.add_launch(entry)
         if ending.status == "ok":
             slices = launch.request.slices(planned.case for planned in launch.plan.cases)

@@ -215,14 +215,13 @@ def find_remedy(lines: Sequence[str]) -> Finding | None:
     return None
 
 
-def find_warning(lines: Sequence[str]) -> str:
-    """Return a clause on the cause that slows down a successful launch.
-
-    Empty without a known warning in the output.
+def find_warning(lines: Sequence[str]) -> Finding | None:
+    """Return the cause that slows down a successful launch; None without a known warning in the
+    output.
     """
     if "not enough space for /dev/shm" in one_line(lines):
-        return str(Finding("shared_memory_unused"))
-    return ""
+        return Finding("shared_memory_unused")
+    return None
 
 
 def last_line(lines: Sequence[str]) -> str:

@@ -65,12 +65,12 @@ class Launched:
         )
         self._open = {"stdout", "stderr"}
         self.tell(text)
-        for target, arguments in (
-            (self._feed, ()),
-            (self._read, (self._process.stdout, "stdout")),
-            (self._read, (self._process.stderr, "stderr")),
+        threading.Thread(target=self._feed, daemon=True).start()
+        for stream, source in (
+            (self._process.stdout, "stdout"),
+            (self._process.stderr, "stderr"),
         ):
-            threading.Thread(target=target, args=arguments, daemon=True).start()
+            threading.Thread(target=self._read, args=(stream, source), daemon=True).start()
 
     def _feed(self) -> None:
         stdin = self._process.stdin
@@ -130,18 +130,11 @@ class Launched:
         """Make every rank report its stacks: by the launcher if it forwards signals, else only
         ranks on this host.
         """
-        for pid in [self._process.pid] if by_launcher else self._here(pids):
+        reached = [self._process.pid]
+        if not by_launcher:
+            reached = [pid for pid in self._members(set()) if pid in pids]
+        for pid in reached:
             _signal(pid, signal.SIGUSR1)
-
-    def make_print(self, pid: int) -> None:
-        """Make the interpreter of a rank on this host print its stacks on stderr, even if all
-        threads hang.
-        """
-        for member in self._here([pid]):
-            _signal(member, signal.SIGUSR2)
-
-    def _here(self, pids: Collection[int]) -> list[int]:
-        return [pid for pid in self._members(set()) if pid in pids]
 
     def stop(self, handle: Callable[[Output], None]) -> bool:
         """End the launch: by SIGTERM to the launcher, which reaches other hosts, then by SIGKILL on

@@ -337,8 +337,6 @@ class RankProcess(ABC):
         """
         self.heart.start()
         faulthandler.enable()
-        # also works if the heartbeat hangs: see `Supervisor`
-        faulthandler.register(signal.SIGUSR2, all_threads=True)
         control: Control | None = None
         try:
             control = self._connect()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -507,7 +506,7 @@ class Schedule:
         """Return whether a signal has come between launches, which ends the run."""
         number = self._interrupted_by()
         if number:
-            reason = str(Finding("interrupted", signal.Signals(number).name))
+            reason = Ending.interrupted(number).reason
             self._stop = Stop(kind="interrupted", reason=reason, signal=number)
         return number > 0
 

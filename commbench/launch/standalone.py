@@ -126,8 +126,8 @@ class OwnRank(RankProcess):
             if listener.is_complete:
                 return Ending(status="ok")
             if self.interrupts.number:
-                return _interrupted()
-            return Ending(status="cut", reason=str(Finding("launch_cut")))
+                return Ending.interrupted(self.interrupts.number)
+            return Ending(status="cut", cause=Finding("launch_cut"))
 
         try:
             store = self._open_store()
@@ -171,7 +171,7 @@ class OwnRank(RankProcess):
             self.refuse(sentence)
             return
         self._say(sentence)
-        self._end(Ending.broken("failed", error_clue(error).reason))
+        self._end(Ending(status="failed", cause=error_clue(error).reason))
 
     def report(self, event: Heartbeat | Stack) -> None:
         """Print a stack of this rank, which SIGUSR1 requests."""
@@ -193,10 +193,10 @@ class OwnRank(RankProcess):
             if self._ledger and self._ledger.launch:
                 self._ledger.launch.on(LastCase())
             return
-        ending = _interrupted()
+        ending = Ending.interrupted(signal.SIGINT)
         if number != signal.SIGINT:
             reason = Finding("rank_ended", numbers={"signal": number.name})
-            ending = Ending.broken("failed", reason)
+            ending = Ending(status="failed", cause=reason)
         elif self.identity.rank:
             time.sleep(AFTER_RANK_0_S)
         with self._lock():
@@ -213,7 +213,7 @@ class OwnRank(RankProcess):
         place = describe_place(stacks_of_threads().get(MAIN, []))
         rank = name_rank(self.identity.rank, self.heart.host)
         with self._lock():
-            self._end(Ending.broken("hung", reason))
+            self._end(Ending(status="hung", cause=reason))
             self._say(f"{rank}: no progress for {limit_s:g} s in {case}, at {place}.")
             leave(PARTIAL_CODE)
 
@@ -239,8 +239,3 @@ class OwnRank(RankProcess):
 
     def _say(self, sentence: str) -> None:
         sys.stderr.write(f"commbench: {sentence}\n")
-
-
-def _interrupted() -> Ending:
-    reason = str(Finding("interrupted", signal.SIGINT.name))
-    return Ending(status="interrupted", reason=reason)

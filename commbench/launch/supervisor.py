@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections import defaultdict, deque
 
@@ -16,10 +15,10 @@ from commbench.launch.clues import (
     Clue,
     Ending,
     Evidence,
-    MemoryKills,
     exit_clues,
     find_crash_report,
     hang_reason,
+    memory_kills,
     start_clues,
     worst,
 )
@@ -51,8 +50,6 @@ from commbench.system.env import variables_of
 PROGRAM = ("-m", "commbench.launch.rank")
 #: Seconds that a launch may continue after a rank reported an error.
 DOOMED_S = 10.0
-#: Seconds for a rank's interpreter to print its stacks.
-PRINTING_S = 0.5
 #: Lines of stderr kept for the user after a failure.
 KEPT_LINES = 200
 
@@ -86,7 +83,7 @@ class Supervisor:
             ranks, plan.case_timeout_s, now=time.monotonic(), startup_timeout=self._startup_s
         )
         self._evidence = Evidence()
-        self._memory = MemoryKills()
+        self._kills_before = memory_kills()
         self._has_begun = self._finishing = False
         self._doomed_at: float | None = None
         self._shares: defaultdict[str, float] = defaultdict(float)
@@ -112,7 +109,8 @@ class Supervisor:
             launched = Launched(command, environment, self._plan.to_json())
         except OSError as error:
             numbers = {"program": command[0], "error": str(error.strerror)}
-            return Ending.broken("failed", Finding(code="launcher_not_started", numbers=numbers))
+            cause = Finding(code="launcher_not_started", numbers=numbers)
+            return Ending(status="failed", cause=cause)
         self._interrupts.wake = launched.wake
         try:
             return self._watch(launched)
@@ -125,7 +123,7 @@ class Supervisor:
             self._handle(launched.next_output(LOOK_S))
             if self._interrupts.number is not None and self._is_over(launched):
                 launched.stop(self._handle)
-                return self._interrupted()
+                return Ending.interrupted(self._interrupts.number or signal.SIGINT)
             now = time.monotonic()
             if now - last_look < LOOK_S:
                 continue
@@ -150,10 +148,6 @@ class Supervisor:
             self._listener.on(LastCase())
         return False
 
-    def _interrupted(self) -> Ending:
-        name = signal.Signals(self._interrupts.number or signal.SIGINT).name
-        return Ending(status="interrupted", reason=str(Finding("interrupted", name)))
-
     def _tear_down(self, launched: Launched, hang: Clue) -> Ending:
         """End a hung launch after its ranks had time to report their stacks."""
         self._evidence.forget_stacks()
@@ -161,57 +155,39 @@ class Supervisor:
         launched.drain(
             STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids)
         )
-        failed_rank = self._evidence.failed_rank(
-            hang, self._case, self._watchdog.processes, self._printed(launched, hang)
-        )
+        failed_rank = self._evidence.failed_rank(hang, self._case, self._watchdog.processes, [])
         stacks = self._evidence.lines()
         is_reached = launched.stop(self._handle)
         if self._is_complete:
             return _complete("ranks_stay", hang)
         if hang.code == "no_rank_heard":
             hang = worst([hang, *start_clues(list(self._stderr))])
-        return Ending.broken(
-            "hung",
-            hang_reason(self._watchdog.timeout, str(hang)),
+        return Ending(
+            status="hung",
+            cause=hang_reason(self._watchdog.timeout, str(hang)),
             failed_rank=failed_rank,
             is_host_lost=hang.is_host_lost and not is_reached,
             output=[*self._stderr, *stacks],
         )
 
-    def _printed(self, launched: Launched, hang: Clue) -> list[str]:
-        """Return the interpreter's report on a rank of this host that cannot report its stacks
-        itself.
-        """
-        pids = self._watchdog.pids
-        is_here = hang.host == socket.gethostname()
-        if hang.rank not in pids or hang.rank in self._evidence.located or not is_here:
-            return []
-        before = list(self._stderr)
-        self._stderr.clear()
-        launched.make_print(pids[hang.rank])
-        launched.drain(PRINTING_S, self._handle)
-        printed = list(self._stderr)
-        self._stderr = deque([*before, *printed], maxlen=KEPT_LINES)
-        return printed
-
     def _judge(self, returncode: int) -> Ending:
         """Return how a launch ended whose launcher has left."""
         for error in self._evidence.errors:
             if error.is_bad_input:
-                return Ending(status="refused", reason=error.message)
+                return Ending(status="refused", cause=Finding.stated(error.message))
         lines = list(self._stderr)
         if returncode == 0 and self._all_cases_ended is False:
             if self._finishing:
-                return self._interrupted()
-            return Ending(status="cut", reason=str(Finding("launch_cut")))
+                return Ending.interrupted(self._interrupts.number or signal.SIGINT)
+            return Ending(status="cut", cause=Finding("launch_cut"))
         if returncode == 0 and self._is_complete:
-            return Ending(status="ok", reason=find_warning(lines))
+            return Ending(status="ok", cause=find_warning(lines))
         clues = exit_clues(
             lines,
             self._evidence.errors,
             returncode,
             self._watchdog.processes,
-            is_out_of_memory=self._memory.is_out_of_memory,
+            kills_before=self._kills_before,
         )
         silent = self._watchdog.silent(time.monotonic())
         if silent:
@@ -223,7 +199,7 @@ class Supervisor:
             clue, self._case, self._watchdog.processes, find_crash_report(lines)
         )
         output = [*lines, *self._evidence.lines()]
-        return Ending.broken("failed", clue.reason, failed_rank=failed_rank, output=output)
+        return Ending(status="failed", cause=clue.reason, failed_rank=failed_rank, output=output)
 
     @property
     def _case(self) -> AnyCase | None:
@@ -289,4 +265,4 @@ class Supervisor:
 
 def _complete(code: str, clue: Clue) -> Ending:
     """Return the ending of a launch that has measured everything, with a warning."""
-    return Ending(status="ok", reason=str(Finding(code, numbers={"cause": str(clue)})))
+    return Ending(status="ok", cause=Finding(code, numbers={"cause": str(clue)}))

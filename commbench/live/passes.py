@@ -29,7 +29,7 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from commbench.ddp.models import batch_length
-from commbench.hooks.base import BucketMarks
+from commbench.hooks.base import Stopwatch
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
 #: Passes whose signatures decide the period, and the share of them that may differ from it.
@@ -66,7 +66,7 @@ class Pass:
     broadcasts: list[tuple[Mark, Mark]] = field(default_factory=list)
     """Of a watched training: begin and end of each broadcast of buffers, which DDP makes before a
     forward pass."""
-    buckets: list[BucketMarks] = field(default_factory=list)
+    buckets: list[Stopwatch] = field(default_factory=list)
     """Of a watched training: those that the pass-through hook has sent."""
     last_gradient: Mark = None
     """Of a watched training: when the last gradient was accumulated."""

@@ -51,15 +51,12 @@ NOTHING_DONE = (
     " must keep what it holds: PYTHONPATH=DIR:$PYTHONPATH. An mpirun inside a script reaches"
     " other hosts only with -x PYTHONPATH -x COMMBENCH_TUNE."
 )
-#: Why a run ended, where its ending alone says it; the brace stands for `_GOALS`.
+#: Why a run ended, where its ending alone says it.
 REASONS = {
-    "steps": "--steps was reached before {}",
-    "time": "--time-limit was reached before {}",
-    "ended": "the training ended before {}",
+    "steps": "--steps was reached before the end",
+    "time": "--time-limit was reached before the end",
+    "ended": "the training ended too early",
 }
-_GOALS = {"tune": "the decision", "watch": "all steps were watched"}
-#: What a run without a conclusion lacks.
-_NOTHING = {"tune": "anything was compared", "watch": "a block of steps was over"}
 
 
 class LiveRun:
@@ -178,7 +175,7 @@ class LiveRun:
         status = "cut"
         if ending in ENDINGS_IN_ORDER:
             status = "ok"
-        self._enter(status, ending, reason or _reason_of(ending, self.info))
+        self._enter(status, ending, reason or REASONS.get(ending, ""))
         self.recommendation = _conclusion_of(training_records(self._records), self.info)
         verdict = ""
         if self.recommendation is not None:
@@ -345,10 +342,8 @@ def _completed(path: Path) -> list[str]:
     elif conclusion is not None:
         lines = verdict_lines(conclusion)
     else:
-        doing, reason = DOING[mode_of(info)].capitalize(), ""
-        if info.get("reason"):
-            reason = f": {info['reason']}"
-        lines = [f"{doing} ended before {_NOTHING[mode_of(info)]}{reason}."]
+        doing = DOING[mode_of(info)].capitalize()
+        lines = [f"{doing} has no result, because {info.get('reason') or 'it had no block'}."]
     return [*lines, last_line]
 
 
@@ -359,17 +354,16 @@ def mode_of(info: RunInfo) -> Mode:
     return "tune"
 
 
-def _reason_of(ending: str, info: RunInfo) -> str:
-    """Return why a run ended, as a clause; empty if its ending does not say it."""
-    return REASONS.get(ending, "").format(_GOALS[mode_of(info)])
-
-
 def _ended_launches(info: RunInfo) -> list[Launch]:
     """Return the launches of a run whose training goes on no more."""
-    reason = _reason_of("ended", info)
     launches: list[Launch] = []
     for entry in info.get("launches") or ():
         launches.append(entry)
         if entry.get("status") == "running":
-            launches[-1] = {**entry, "status": "cut", "ending": "ended", "reason": reason}
+            launches[-1] = {
+                **entry,
+                "status": "cut",
+                "ending": "ended",
+                "reason": REASONS["ended"],
+            }
     return launches

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.step_times import STAMPS, bucket_stamps
-from commbench.hooks.base import BucketMarks, Hook
+from commbench.hooks.base import Hook, Stopwatch
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 from commbench.live.passes import Pass, Passes
 
@@ -57,7 +57,7 @@ class StepParts:
         getattr(self._model.__class__, SYNC_BUFFERS)(self._model)
         self._passes.open.broadcasts.append((begin, self._clock()))
 
-    def _note_bucket(self, marks: BucketMarks) -> None:
+    def _note_bucket(self, marks: Stopwatch) -> None:
         self._passes.open.buckets.append(marks)
 
     def times(self, steps: Sequence[Pass], buckets: int) -> NDArray[np.float64]:

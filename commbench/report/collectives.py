@@ -1,4 +1,4 @@
-"""The tables of collectives: times, scaling, pairs, overlap, energy."""
+"""The tables of collectives: times, scaling, pairs, overlap."""
 
 from __future__ import annotations
 
@@ -99,6 +99,8 @@ def collective_tables(runs: Sequence[Run]) -> list[Table]:
             *declared(Row, "time_us_p95", drop_order=1),
             *declared(Row, "algbw_GBps busbw_GBps"),
             *declared(Row, "harness_us framework_us energy_J", drop_order=2),
+            energy_column(),
+            number("energy a byte", _nanojoule, unit="nJ", drop_order=9),
             flag_column(),
         ]
         title = title_of([row for _, row in of_table])
@@ -312,24 +314,6 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
     Column("status", lambda row: status_cell(row.status), should_vary=True),
     flag_column(),
 ]
-
-
-def energy_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate the energy of operations and steps, if it was measured."""
-    columns: list[Column[Row]] = [
-        *declared(Row, "operation"),
-        *declared(Row, "pattern", should_vary=True),
-        *declared(Row, "backend message_bytes"),
-        outcome("time_us", Row, explain_time(runs)),
-        *declared(Row, "energy_J"),
-        energy_column(),
-        number("energy a byte", _nanojoule, unit="nJ"),
-    ]
-
-    def metered(run: Run) -> Iterable[Row]:
-        return (row for row in run.rows if row.energy_J is not None)
-
-    return make_tables("Energy of one operation", runs, metered, columns, rest_in=SUMMARY)
 
 
 def _nanojoule(row: Row) -> float | None:

@@ -92,12 +92,7 @@ def rate_unit(most_GBps: float) -> tuple[float, str]:  # noqa: N803 - a unit
     return _RATE_UNITS[-1]
 
 
-def name_range(
-    matrix: Matrix,
-    mask: NDArray[np.bool_],
-    shares: tuple[float, float] = (0.0, 1.0),
-    unit: str = "",
-) -> str:
+def name_range(matrix: Matrix, mask: NDArray[np.bool_]) -> str:
     """Return the range over pairs: ``5.86 to 21.9 MB/s``, or one value if both ends agree.
 
     Empty without valid pairs.
@@ -105,21 +100,16 @@ def name_range(
     Args:
         matrix: the measured matrix.
         mask: a mask of the pairs, (pairs,).
-        shares: quantiles of the ends; each end is the time of an actual pair.
-        unit: the unit of rates; default: one that suits the fastest pair.
     """
     times_us = matrix.time_us[mask & matrix.is_sound]
     if not len(times_us):
         return ""
-    least_us = float(np.quantile(times_us, shares[0], method="lower"))
-    most_us = float(np.quantile(times_us, shares[1], method="higher"))
+    least_us, most_us = float(np.min(times_us)), float(np.max(times_us))
     if OPERATIONS[matrix.case.operation].quantity == "time":
         return _range(format_time(1e-6 * least_us), format_time(1e-6 * most_us))
     low, high = float(matrix.rate_GBps(most_us)), float(matrix.rate_GBps(least_us))
-    scales = {name: scale for scale, name in _RATE_UNITS}
-    if unit not in scales:
-        _, unit = rate_unit(high)
-    return f"{_range(three_digits(low / scales[unit]), three_digits(high / scales[unit]))} {unit}"
+    scale, unit = rate_unit(high)
+    return f"{_range(three_digits(low / scale), three_digits(high / scale))} {unit}"
 
 
 def _range(low: str, high: str) -> str:

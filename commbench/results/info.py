@@ -49,7 +49,7 @@ class FailedRank(TypedDict, total=False):
     stack: Sequence[str]
     """Frames of its main thread, the innermost first."""
     others: Sequence[JsonMapping]
-    """What other ranks were doing, see `commbench.launch.clues.OtherRanks`."""
+    """What other ranks were doing: ``ranks`` that were ``in`` the same place."""
 
 
 class VariableValues(TypedDict):
@@ -232,7 +232,7 @@ class RunInfo(TypedDict, total=False):
     facts: JsonMapping
     """The workload's parameters and the order of their gradients."""
     first_look: int | None
-    """Fresh launches after which a tuning looks at the result for the first time."""
+    """New launches after which a tuning looks at the result for the first time."""
     max_accuracy_loss: float | None
     """Value of ``--max-accuracy-loss``."""
     named_hooks: Sequence[str] | None

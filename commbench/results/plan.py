@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from commbench.collectives.cases import Case, shuffled
 from commbench.ddp.plan.cases import Terms, TrainingCase
-from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.matrix import time_slices
 from commbench.engine.records import FixedSettings
 from commbench.engine.sampling import settings_after
@@ -196,28 +195,25 @@ def missing_cases(
     so if one is missing, all train again. A search is over when the first case has its record.
     """
     records = list(records)
-    done = {
-        record.case.key for record in records if record.launch == launch and record.status in DONE
-    }
-    order = request.cases if request.training else _broken_last(request, records, launch)
+    done = {r.case.key for r in records if r.launch == launch and r.status in DONE}
+    order = request.cases
+    if not request.training:
+        good = {record.case.key for record in records if record.status in DONE}
+        broken = set()
+        for record in records:
+            if record.status not in DONE and (
+                record.launch == launch or record.case.key not in good
+            ):
+                broken.add(record.case.key)
+        order = shuffled(request.cases, request.seed, launch)
+        order = sorted(order, key=lambda case: case.key in broken)
     wanted = [case for case in order if case.key not in left_out]
     missing = [case for case in wanted if case.key not in done]
     if request.searches and request.cases[0].key in {*done, *left_out}:
         return []
-    return wanted if request.training and missing else missing
-
-
-def _broken_last(request: RunRequest, records: Sequence[AnyRecord], launch: int) -> list[AnyCase]:
-    """Return the request's collectives in the order in which ``launch`` measures them."""
-    failed = [record for record in records if record.status not in DONE]
-    good = {record.case.key for record in records if record.status in DONE}
-    broken = {
-        record.case.key
-        for record in failed
-        if record.launch == launch or record.case.key not in good
-    }
-    order = shuffled(request.cases, request.seed, launch)
-    return sorted(order, key=lambda case: case.key in broken)
+    if request.training and missing:
+        return wanted
+    return missing
 
 
 def fixed_settings(records: Iterable[AnyRecord], budget: Budget) -> dict[str, FixedSettings]:
@@ -225,12 +221,12 @@ def fixed_settings(records: Iterable[AnyRecord], budget: Budget) -> dict[str, Fi
     others.
     """
     ordered = sorted(collective_records(records), key=lambda record: record.launch, reverse=True)
-    lowest = {record.case.key: record for record in ordered if record.status == "ok"}
-    return {
-        key: settings
-        for key, record in lowest.items()
-        if (settings := settings_after(record, budget))
-    }
+    fixed = {}
+    for record in ordered:
+        settings = settings_after(record, budget)
+        if record.status == "ok" and settings:
+            fixed[record.case.key] = settings
+    return fixed
 
 
 def steps_of_blocks(records: Iterable[AnyRecord]) -> int | None:
@@ -238,8 +234,10 @@ def steps_of_blocks(records: Iterable[AnyRecord]) -> int | None:
 
     None before that.
     """
-    trained = (record.block_steps for record in training_records(records) if record.status == "ok")
-    return next((steps for steps in trained if steps), None)
+    for record in training_records(records):
+        if record.status == "ok" and record.block_steps:
+            return record.block_steps
+    return None
 
 
 def slice_seconds(request: RunRequest, records: Iterable[AnyRecord]) -> float | None:
@@ -250,19 +248,16 @@ def slice_seconds(request: RunRequest, records: Iterable[AnyRecord]) -> float | 
     """
     if request.training is None:
         return None
-    made = [
-        r for r in training_records(records) if r.status == "ok" and r.block_steps and r.measuring_s
-    ]
-    if not made:
+    blocks_s = []
+    for record in training_records(records):
+        if record.status == "ok" and record.block_steps and record.measuring_s:
+            blocks: float = max(1, len(record.block_lengths))
+            if record.total_steps:  # before they were divided into short ones
+                blocks = record.total_steps / record.block_steps
+            blocks_s.append(record.measuring_s / blocks)
+    if not blocks_s:
         return None
-    return request.training.blocks * statistics.fmean(r.measuring_s / whole_blocks(r) for r in made)
-
-
-def whole_blocks(record: TrainingRecord) -> float:
-    """Return the blocks of a record before they were divided into short ones."""
-    if record.total_steps and record.block_steps:
-        return record.total_steps / record.block_steps
-    return max(1, len(record.block_lengths))
+    return request.training.blocks * statistics.fmean(blocks_s)
 
 
 def plan_launch(
@@ -283,7 +278,9 @@ def plan_launch(
     shortened.
     """
     fixed = {**fixed_settings(records, request.budget), **request.fixed}
-    terms = _terms(request, records)
+    terms = request.training
+    if terms is not None and terms.steps is None:
+        terms = dataclasses.replace(terms, steps=steps_of_blocks(records))
     if terms and terms.steps:
         slice_s = slice_seconds(request, records)
     elif terms and slice_s is not None:
@@ -300,13 +297,6 @@ def plan_launch(
         deadline_s=deadline_s,
         training=terms,
     )
-
-
-def _terms(request: RunRequest, records: Iterable[AnyRecord]) -> Terms | None:
-    terms = request.training
-    if terms is None or terms.steps is not None:
-        return terms
-    return dataclasses.replace(terms, steps=steps_of_blocks(records))
 
 
 def launch_times(*, seconds: float, startup_s: float, measuring_s: float) -> Launch:

@@ -304,15 +304,10 @@ def read_info(path: Path) -> RunInfo:
         raise InputError(
             f"{file} is not a run of commbench (it states no schema); choose another directory."
         )
-    if info["schema"] > SCHEMA:
+    if info["schema"] != SCHEMA:
         raise InputError(
-            f"{file} has schema {info['schema']} and this commbench knows up to {SCHEMA}; update"
-            " commbench or choose another directory."
-        )
-    if info["schema"] < SCHEMA:
-        raise InputError(
-            f"{file} has schema {info['schema']}, of a commbench before its first version; this one"
-            f" reads schema {SCHEMA}: measure again."
+            f"{file} has schema {info['schema']} and this commbench reads {SCHEMA}; use the version"
+            " that wrote it, or choose another directory."
         )
     try:
         return check_info(info)

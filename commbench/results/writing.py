@@ -3,7 +3,6 @@ summarised.
 """
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -54,6 +53,10 @@ _CONCLUDED = frozenset(
 )
 
 
+#: The longest value of a plan that a message shows.
+LONGEST = 24
+
+
 class Store:
     """A run's directory opened for writing by one process; a context manager.
 
@@ -76,8 +79,6 @@ class Store:
         self._run: Run | None = None
         self._recommendation: Recommendation | None = None
         """As written last."""
-        self._written: dict[str, int] = {}
-        """Hash of what was last written into each file of tables."""
         self._made: Sequence[Path] = ()
         """Directories that were made for the run, the innermost first."""
         self.resumed = (path / RUN).exists()
@@ -212,18 +213,15 @@ class Store:
         self.update()
 
     def write_files(self, texts: Mapping[str, str]) -> None:
-        """Write each file of the run directory that has changed, by name, in one step.
+        """Write each of these files of the run directory, by name, in one step.
 
         Raises:
             LaunchError: one could not be written; the old file is unharmed.
         """
         self._check_place()
         for name, text in texts.items():
-            if self._written.get(name) == hash(text):
-                continue
             with refusing(self.path / name, LaunchError):
                 replace_file(self.path / name, text)
-            self._written[name] = hash(text)
 
     def write_recommendation(self, recommendation: Recommendation) -> None:
         """Write ``recommendation.json`` in one step, with a paragraph of text.
@@ -263,42 +261,21 @@ class Store:
                 return
         what = f"{self.path} has vanished or been replaced while the run went on"
         try:
-            self._rewrite()
-        except OSError as error:
-            reason = error.strerror or error
+            again = Store.open(self.path, self.info)
+        except InputError as error:
             raise LaunchError(
-                f"{what}, and what was measured could not be written again ({reason}); the same"
-                " command begins again."
+                f"{what}, and what was measured could not be written again: {error}"
             ) from error
+        if again.resumed:
+            again.close()
+            raise LaunchError(f"{what}: another run is in its place.")
+        for record in self.records:
+            again.append(record)
+        self.close()
+        vars(self).update(vars(again))
         raise LaunchError(
             f"{what}; what was measured was written into it again, and the same command resumes."
         )
-
-    def _rewrite(self) -> None:
-        """Make the directory again from the records in memory, and continue with it.
-
-        Raises:
-            OSError: it cannot be made, or it holds a run again, which is left unchanged.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        samples = os.open(
-            self.path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644
-        )
-        try:
-            lock = take_lock(self.path)
-        except InputError as error:
-            os.close(samples)
-            raise BlockingIOError(errno.EBUSY, str(error)) from error
-        self.close()
-        self._samples, self._lock = samples, lock
-        self._whole.clear()
-        self._written.clear()
-        sign_lock(lock)
-        for record in self.records:
-            write_all(samples, join_fields(encode_fields(record.to_json())).encode())
-        os.fsync(samples)
-        replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
-        sync_directory(self.path)
 
     def close(self) -> None:
         """Release the lock; closing twice is harmless."""
@@ -343,37 +320,30 @@ def check_out(path: str | Path, plan: JsonMapping | None = None) -> None:
     """
     path = Path(path)
     with refusing(path, InputError):
-        if not path.is_dir():
-            _check_absent(path)
-        elif not os.access(path, os.W_OK | os.X_OK):
+        places = (path, *path.absolute().parents)
+        above = next(place for place in places if place.exists() or place.is_symlink())
+        if not above.is_dir():
             raise InputError(
-                f"--out {path} cannot be written; choose another --out or change its permissions."
+                f"--out {path} cannot be used, because {above} is not a directory; choose another"
+                " --out."
             )
-        elif (path / RUN).exists():
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise InputError(
+                f"--out {path} cannot be written; choose another --out or change the permissions of"
+                f" {above}."
+            )
+        if (path / RUN).exists():
             check_plan(path, read_info(path), plan)
             _check_plain(path)
-            _check_unlocked(path)
-        elif foreign := sorted({entry.name for entry in path.iterdir()} - SCAFFOLD):
-            raise InputError(
-                f"--out {path} is no run of commbench and not empty (it holds {foreign[0]}); choose"
-                " another --out."
-            )
-        else:
-            _check_unlocked(path)
-
-
-def _check_absent(path: Path) -> None:
-    if path.exists() or path.is_symlink():
-        raise InputError(f"--out {path} is not a directory; choose another --out.")
-    above = next(parent for parent in path.absolute().parents if parent.exists())
-    if not above.is_dir():
-        raise InputError(
-            f"--out {path} lies below {above}, which is not a directory; choose another --out."
-        )
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise InputError(
-            f"--out {path} cannot be made because {above} cannot be written; choose another --out."
-        )
+        elif above == path:
+            foreign = sorted({entry.name for entry in path.iterdir()} - SCAFFOLD)
+            if foreign:
+                raise InputError(
+                    f"--out {path} is no run of commbench and not empty (it holds {foreign[0]});"
+                    " choose another --out."
+                )
+        if (path / LOCK).exists():
+            os.close(take_lock(path))
 
 
 def check_plan(path: Path, info: RunInfo, plan: JsonMapping | None) -> None:
@@ -404,13 +374,10 @@ def _difference(name: str, kept: object, requested: object) -> str:
     """Name an entry, and its values where they are short enough to read."""
     if name == "cases_sha256":
         return "other cases, as many as here"
-    longest = 24
     texts = [json.dumps(value) for value in (kept, requested)]
-    return (
-        name
-        if max(map(len, texts)) > longest
-        else f"{name} is {texts[0]} there and {texts[1]} here"
-    )
+    if max(map(len, texts)) > LONGEST:
+        return name
+    return f"{name} is {texts[0]} there and {texts[1]} here"
 
 
 def _check_plain(path: Path) -> None:
@@ -420,8 +387,3 @@ def _check_plain(path: Path) -> None:
             f"--out {path} holds a run whose samples are compressed, to which nothing is added;"
             f" choose another --out, or decompress them: gunzip {file}"
         )
-
-
-def _check_unlocked(path: Path) -> None:
-    if (path / LOCK).exists():
-        os.close(take_lock(path))

@@ -53,7 +53,7 @@ def recommend(records: Iterable[TrainingRecord], info: RunInfo) -> Recommendatio
         records: of the run, all phases.
         info: contents of ``run.json``. Used are the entries that the decision uses, ``launches``,
             ``oversubscribed``, ``environment``, ``ranks_per_gpu``, and ``first_look``, the number
-            of fresh launches at the first look; more launches make a second look.
+            of new launches at the first look; more launches make a second look.
     """
     records = list(records)
     env, env_reason = _chosen_env(records, info)
@@ -95,7 +95,7 @@ def _search_of(records: Sequence[TrainingRecord], info: RunInfo) -> Search | Non
 def _chosen_env(records: Sequence[TrainingRecord], info: RunInfo) -> tuple[str, str]:
     """Return the environment to recommend settings for, and why; both empty if none was varied.
 
-    It is the first one, unless fresh launches show another one to be faster.
+    It is the first one, unless new launches show another one to be faster.
     """
     first = next(iter(info.get("env") or ()), "")
     comparison = compare_training_envs(records, info)
@@ -205,7 +205,7 @@ class _Conclusion:
     def _snippet(self, judged: Judged) -> str:
         """Return the code that trains as a setting.
 
-        It sets the variables of the environment if fresh launches decided for them.
+        It sets the variables of the environment if new launches decided for them.
         """
         if not self.decision.has_baseline:
             return ""
@@ -279,7 +279,7 @@ class _Conclusion:
         return code
 
     def _too_costly(self) -> list[Finding]:
-        """Return what sweep and fresh launches leave out for its accuracy."""
+        """Return what sweep and new launches leave out for its accuracy."""
         left_out: list[LeftOut] = []
         if self.sought:
             left_out += self.sought.left_out

@@ -79,7 +79,7 @@ class Decision:
 
     The verdict is ``change`` if the interval of an alternative's speedup, paired by launch, lies
     wholly above the margin of 2 %. It is ``keep`` if no alternative's interval reaches above the
-    margin. The intervals have the level of `level_of`. Without fresh launches the verdict is
+    margin. The intervals have the level of `level_of`. Without new launches the verdict is
     inconclusive, because the best of many equal settings looks faster by chance.
     """
 
@@ -91,7 +91,7 @@ class Decision:
     """The baseline if it failed; else the other settings that are no alternatives."""
     losses: Mapping[tuple[str, int], EqualLosses]
     is_fresh: bool
-    """Whether it rests on fresh launches."""
+    """Whether it rests on new launches."""
 
     @property
     def has_baseline(self) -> bool:
@@ -132,7 +132,7 @@ class Decision:
 
     @property
     def altering(self) -> list[Judged]:
-        """The fastest in fresh launches of each other effect on learning, the weakest first."""
+        """The fastest in new launches of each other effect on learning, the weakest first."""
         if not self.is_fresh:
             return []
         fastest = self.fastest_by_effect()
@@ -165,7 +165,7 @@ class Decision:
 
 
 def decide(records: Sequence[TrainingRecord], info: RunInfo) -> Decision | None:
-    """Return the decision on one environment, from fresh launches if there are any.
+    """Return the decision on one environment, from new launches if there are any.
 
     None if nothing was trained with DDP.
     """
@@ -307,7 +307,7 @@ def _stated(reason: str, without: str) -> Finding:
 
 
 def candidates(records: Iterable[TrainingRecord], info: RunInfo) -> list[TrainingCase]:
-    """Return the settings to confirm in fresh launches: the baseline, and the `winners` of the
+    """Return the settings to confirm in new launches: the baseline, and the `winners` of the
     sweep as `decision_of` reads it.
 
     The fastest without compression is added if it is faster than the baseline, because it may

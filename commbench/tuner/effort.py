@@ -41,9 +41,9 @@ def launch_advice(
     For the estimate see `commbench.stats.ratios`.
 
     Args:
-        ratios: the speedup in each fresh launch so far.
+        ratios: the speedup in each new launch so far.
         margin: smallest gain that matters.
-        entries: ``launches`` of run.json, for the time of a fresh launch.
+        entries: ``launches`` of run.json, for the time of a new launch.
         level: of the deciding interval.
     """
     if len(ratios) < 2 or min(ratios) <= 0:  # noqa: PLR2004 - one launch has no spread

@@ -1,7 +1,7 @@
 """The experiment of a live tuning: which setting trains the next block of steps, and when the
 comparison is decided.
 
-All settings are screened (`commbench.tuner.screening`). The best are confirmed in fresh rounds; the
+All settings are screened (`commbench.tuner.screening`). The best are confirmed in new rounds; the
 decision rests on these alone. The order within a round is drawn again each time. Between equal
 settings the ratio is therefore as often above 1 as below it, whatever disturbs the machine, and the
 interval of its median holds.
@@ -61,13 +61,13 @@ class Earlier:
     """The confirmations of earlier launches, which count among looks and alternatives."""
 
     rounds: Sequence[int] = ()
-    """Fresh rounds of each launch."""
+    """New rounds of each launch."""
     compared: Collection[int] = ()
     """Numbers of the settings in them."""
 
 
 class _Confirmation(Rounds):
-    """Fresh rounds of the baseline and the finalists, with looks at a few fixed numbers of rounds.
+    """New rounds of the baseline and the finalists, with looks at a few fixed numbers of rounds.
 
     Args:
         finalists: numbers of the alternatives, the best first.

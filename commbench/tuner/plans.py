@@ -1,5 +1,5 @@
 """The stages of training a sweep and of tuning a workload: first all settings in few launches, then
-the best against the baseline in fresh launches.
+the best against the baseline in new launches.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from commbench.ddp.plan.candidates import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import (
@@ -50,6 +50,8 @@ class Plan(abc.ABC):
 
     fewest_launches: ClassVar[int] = 1
     """Launches of a stage that are made even beyond the target time."""
+    searches: ClassVar[bool] = False
+    """Whether the first stage searches, and a stage depends on all launches of those before."""
 
     facts: WorkloadFacts
     """Of the workload at its own or the first batch."""
@@ -104,7 +106,7 @@ class Plan(abc.ABC):
 
     @property
     def first_look(self) -> int:
-        """Fresh launches before the first look."""
+        """New launches before the first look."""
         return self.budget.confirm_launches
 
     @property
@@ -150,7 +152,7 @@ class Plan(abc.ABC):
         )
 
     def _confirm_blocks(self, _records: Sequence[TrainingRecord]) -> int:
-        """Return the blocks of a setting in a fresh launch."""
+        """Return the blocks of a setting in a new launch."""
         return self.budget.confirm_blocks
 
     @property
@@ -165,10 +167,17 @@ class Plan(abc.ABC):
         launches: int,
         *,
         blocks: int = 1,
-        **terms: Any,  # noqa: ANN401 - fields of `Terms`
+        search_s: float | None = None,
     ) -> RunRequest:
-        """Return the request for a stage; ``terms`` are further fields of `Terms`."""
+        """Return the request for a stage."""
         budget = self.budget
+        whole_limit_s = None
+        unusable: dict[str, bool] = {}
+        if self.searches:
+            whole_limit_s = self.time_limit_s
+            for case in self.cases:
+                if withheld(case, self.cases[0], self.info):
+                    unusable[case.hook_name] = True
         training = Terms(
             seed=self.seed,
             block_s=budget.block_s,
@@ -177,7 +186,9 @@ class Plan(abc.ABC):
             steps=self.steps,
             threads=self.threads,
             file_hooks=find_file_hooks(self._given_hooks),
-            **terms,
+            watches_drift=not self.searches,
+            search_s=search_s,
+            withheld=tuple(unusable),
         )
         return RunRequest(
             name=name,
@@ -194,12 +205,15 @@ class Plan(abc.ABC):
             case_timeout_s=self.case_timeout_s,
             time_limit_s=self.time_limit_s,
             fewest_launches=self.fewest_launches,
+            whole_limit_s=whole_limit_s,
+            is_fixed_length=self.searches,
+            depends=self.searches and name == CONFIRM,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan(Plan):
-    """A request to train a sweep: every configuration, then the winners in fresh launches."""
+    """A request to train a sweep: every configuration, then the winners in new launches."""
 
     fewest_launches: ClassVar[int] = 2
 
@@ -260,7 +274,9 @@ class TrainingPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class TuningPlan(Plan):
-    """A request to tune: a search, then the winners in fresh launches, in two looks."""
+    """A request to tune: a search, then the winners in new launches, in two looks."""
+
+    searches: ClassVar[bool] = True
 
     workload: str
     hooks: Sequence[str]
@@ -270,7 +286,7 @@ class TuningPlan(Plan):
     supports lists."""
     backend: str = "gloo"
     confirm_launches: int | None = None
-    """Fresh launches; None: the budget's, and as many again if they do not decide."""
+    """New launches; None: the budget's, and as many again if they do not decide."""
 
     def __post_init__(self) -> None:
         caps = candidate_caps(self.facts)
@@ -302,7 +318,7 @@ class TuningPlan(Plan):
 
     @property
     def first_look(self) -> int:
-        """Fresh launches before the first look."""
+        """New launches before the first look."""
         return self.confirm_launches or super().first_look
 
     def stages(self) -> list[Stage]:
@@ -319,7 +335,7 @@ class TuningPlan(Plan):
         return dataclasses.replace(request, time_limit_s=limit_s)
 
     def second_look_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """Return the request for as many fresh launches again if the first look did not decide."""
+        """Return the request for as many new launches again if the first look did not decide."""
         first = self.confirm_request(records)
         if first is None or self.confirm_launches is not None:
             return None
@@ -337,7 +353,7 @@ class TuningPlan(Plan):
         return dataclasses.replace(first, budget=budget, first_launch=self.first_look)
 
     def _confirm_blocks(self, records: Sequence[TrainingRecord]) -> int:
-        """Return the blocks of a setting in a fresh launch: fewer than the budget's if steps are
+        """Return the blocks of a setting in a new launch: fewer than the budget's if steps are
         so slow that these would take longer than it says.
         """
         most = self.budget.confirm_blocks
@@ -350,36 +366,6 @@ class TuningPlan(Plan):
     @property
     def _given_hooks(self) -> Sequence[str]:
         return self.hooks
-
-    def _request(
-        self,
-        name: str,
-        cases: Sequence[TrainingCase],
-        launches: int,
-        *,
-        blocks: int = 1,
-        **terms: Any,  # noqa: ANN401 - fields of `Terms`
-    ) -> RunRequest:
-        hooks = []
-        for case in self.cases:
-            if withheld(case, self.cases[0], self.info):
-                hooks.append(case.hook_name)
-        unusable = tuple(dict.fromkeys(hooks))
-        request = super()._request(
-            name,
-            cases,
-            launches,
-            blocks=blocks,
-            watches_drift=False,
-            withheld=unusable,
-            **terms,
-        )
-        return dataclasses.replace(
-            request,
-            whole_limit_s=self.time_limit_s,
-            is_fixed_length=True,
-            depends=name == CONFIRM,
-        )
 
 
 def finalists(records: Sequence[TrainingRecord], info: RunInfo) -> list[TrainingCase]:

@@ -20,7 +20,7 @@ SWEEP_SHARE, SEARCH_SHARE, LIVE_SHARE = 0.55, 0.5, 0.4
 #: half as often. With a true gain equal to the margin, "change" is concluded in at most 2.5 % of
 #: first looks and in less than 5 % of all, however many there are.
 FIRST_ERROR = 0.05
-#: Rounds of fresh blocks after which a live tuning looks. If it ends earlier, a look at its end
+#: Rounds of new blocks after which a live tuning looks. If it ends earlier, a look at its end
 #: replaces the next one.
 LIVE_LOOKS = (8, 16, 32, 64, 128, 256)
 
@@ -36,7 +36,7 @@ def level_of(alternatives: int, look: int = 0) -> float:
 
 
 def look_of_launches(launches: int, first_look: int | None) -> int:
-    """Return the number of the look after some fresh launches, from 0.
+    """Return the number of the look after some new launches, from 0.
 
     Each look has at most twice as many launches as the one before.
     """
@@ -49,7 +49,7 @@ def look_of_rounds(rounds: Iterable[int]) -> int:
     """Return the number of the look of a live tuning, from 0.
 
     Args:
-        rounds: of fresh blocks in each launch; the looks of earlier launches count.
+        rounds: of new blocks in each launch; the looks of earlier launches count.
     """
     looks = 0
     for in_launch in rounds:
@@ -58,7 +58,7 @@ def look_of_rounds(rounds: Iterable[int]) -> int:
 
 
 def judge(speedup: Speedup | None) -> Verdict:
-    """Return the verdict on one alternative's speedup in fresh launches."""
+    """Return the verdict on one alternative's speedup in new launches."""
     if speedup is None or speedup.interval is None:
         return "inconclusive"
     if speedup.interval.low > 1 + MARGIN:

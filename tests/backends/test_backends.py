@@ -3,7 +3,6 @@
 import importlib.util
 import itertools
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from conducting import run
 from launching import make_request, mpirun
+from verifying import surprises
 
 from commbench.collectives.cases import Case, Sweep
 from commbench.collectives.datatypes import DTYPES
@@ -23,8 +23,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 BACKENDS = "mpi,gloo" if importlib.util.find_spec("torch") else "mpi"
 #: How the sentence begins where an MPI library has no 16-bit floats to reduce in, as some have.
 LACKING = "this MPI library has no"
-
-Entry = Mapping[str, Any]
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
@@ -67,58 +65,19 @@ def refusal(case: Case, size: int) -> str:
     return next((sentence for sentence, applies in sentences.items() if applies), "")
 
 
-def differing(entries: list[Entry], kind: str, expected: int) -> list[tuple[str, int]]:
-    """Return the cases whose finding of one type is unexpected."""
-    return [
-        (str(entry["case"]), entry[kind])
-        for entry in entries
-        if kind in entry and entry[kind] != expected
-    ]
+def test_results_are_right_and_wrong_ones_are_caught(verified: dict[str, Any]) -> None:
+    """Find no wrong element in either loop, exactly the flipped one, and missing communication.
 
-
-def test_clean_results_are_right(verified: dict[str, Any]) -> None:
-    """Find no wrong element in any operation, data type, reduction and place."""
-    assert [] == differing(verified["cases"], "clean", 0)
-
-
-def test_one_corrupted_element_is_caught(verified: dict[str, Any]) -> None:
-    """Find exactly the one element that was flipped on one rank, in every case."""
-    assert [] == differing(verified["cases"], "corrupted", 1)
-    assert all(("corrupted" in entry) != ("refused" in entry) for entry in verified["cases"])
-
-
-def test_the_native_loop_makes_the_same_calls(verified: dict[str, Any]) -> None:
-    """Find no wrong element after the native calls, in every MPI case."""
-    assert [] == differing(verified["cases"], "native", 0)
-    assert all(
-        "native" in e or "refused" in e for e in verified["cases"] if e["case"].backend == "mpi"
-    )
-
-
-def test_an_operation_without_communication_is_detected(verified: dict[str, Any]) -> None:
-    """Find wrong elements unless no communication is needed."""
-    alone = verified["size"] == 1
-    assert [] == [
-        str(entry["case"])
+    Refuse exactly the missing operations, with the reason.
+    """
+    size = verified["size"]
+    entries = [
+        entry
         for entry in verified["cases"]
-        if entry.get("idle") == 0
-        and entry["case"].message_bytes > 8 * verified["size"]
-        and not (alone and entry["case"].in_place is not False)
+        if not entry.get("refused", "").startswith(LACKING)
+        or entry["case"].dtype not in {"float16", "bfloat16"}
     ]
-
-
-def test_backends_refuse_listed_operations_only(verified: dict[str, Any]) -> None:
-    """Refuse exactly the missing operations, with the reason."""
-    wrong = []
-    for entry in verified["cases"]:
-        case, reason = entry["case"], entry.get("refused", "")
-        expected = refusal(case, verified["size"])
-        lacking = (
-            reason.startswith(LACKING) and case.redop and case.dtype in {"float16", "bfloat16"}
-        )
-        if not lacking and (not reason.startswith(expected) or bool(reason) != bool(expected)):
-            wrong.append((str(case), expected, reason))
-    assert [] == wrong
+    assert [] == surprises(entries, size, lambda case: refusal(case, size))
 
 
 def test_every_operation_and_type_is_covered(verified: dict[str, Any]) -> None:

@@ -150,7 +150,7 @@ def test_an_operation_without_communication_is_detected(nccl: ModuleType) -> Non
 
 
 def test_groups_have_communicators_of_their_own(nccl: ModuleType) -> None:
-    """Reduce separately in two groups of four ranks."""
+    """Reduce separately in two groups of four ranks, on the stream that is timed."""
 
     def work(control: Control) -> tuple[int, int, int]:
         communicator = nccl.NcclCommunicator(control)
@@ -159,6 +159,7 @@ def test_groups_have_communicators_of_their_own(nccl: ModuleType) -> None:
         buffer.memory[:] = 10**control.rank
         part.call(Request("all_reduce", buffer, buffer, "sum")).run()
         result = (part.rank, part.size, int(buffer.memory[0]))
+        assert {communicator._stream.ptr} == part._comm.streams
         communicator.close()
         return result
 
@@ -412,21 +413,6 @@ def test_an_old_nccl_has_no_graphs(nccl: ModuleType, monkeypatch: pytest.MonkeyP
         record.status,
         record.reason,
     )
-
-
-def test_groups_queue_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
-    """Queue the operations of a group on the timed stream."""
-
-    def work(control: Control) -> bool:
-        communicator = nccl.NcclCommunicator(control)
-        part = communicator.split([(0,), (1,)])
-        buffer = part.allocate(DTYPES["int32"], 1)
-        part.call(Request("all_reduce", buffer, buffer, "sum")).run()
-        is_on_stream = part._comm.streams == {communicator._stream.ptr}
-        communicator.close()
-        return bool(is_on_stream)
-
-    assert [True, True] == run_threads(2, work)
 
 
 @pytest.mark.parametrize("graph", [False, True])

@@ -1,6 +1,7 @@
 """Tests of the command line: messages, exit codes, dry runs, light imports."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from builders import make_info, make_record
 from commands import Command
+from kept import RESULTS
 from launching import has_ended, wait_until
 from networks import workload_facts
 
@@ -312,3 +314,27 @@ def test_a_quick_bench_makes_more_launches_than_a_quick_run(
     assert (0, "") == (outcome.code, outcome.err)
     assert f"cases on 2 ranks in {launches} launches, " in outcome.out
     assert f"the fastest again in {fresh} confirmation launches, " in outcome.out
+
+
+@pytest.fixture
+def compressed(commbench: Command) -> Command:
+    """Return the command in a directory with a tuning whose samples were compressed."""
+    shutil.copytree(RESULTS / "tune_resnet18_batch1_1gbit_xeon2core_20261127", commbench.home / "r")
+    return commbench
+
+
+def test_a_tuning_reads_compressed_samples(
+    compressed: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Know the workload from the run, instead of trying it again."""
+    monkeypatch.setattr("commbench.cli.tune.probe_workload", None)
+    outcome = compressed("tune --workload resnet18 -n 2 --out r --dry-run")
+    assert (0, "") == (outcome.code, outcome.err)
+    assert "To choose from: fp16" in outcome.out
+
+
+def test_a_run_whose_samples_were_compressed_is_not_resumed(compressed: Command) -> None:
+    """End with code 2, and leave the samples."""
+    outcome = compressed("run -n 2 --backend mpi --sizes 8 --out r")
+    assert (2, "") == (outcome.code, outcome.out)
+    assert (compressed.home / "r" / "samples.jsonl.gz").exists()

@@ -43,9 +43,7 @@ def test_a_launch_lasts_about_a_minute(soak_s: float, launch_s: float) -> None:
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_a_stopped_rank_and_ctrl_c(tmp_path: Path) -> None:
-    """Name a rank that is stopped for 3 s, keep results at Ctrl-C, and go on with the same
-    command.
-    """
+    """Name a rank that is stopped for 3 s, and keep results at Ctrl-C."""
     pytest.importorskip("mpi4py")
     line = "run -c all_reduce --sizes 1K --backend mpi -n 2 --oversubscribe --soak 40s --out"
     command = [sys.executable, "-m", "commbench", *line.split(), str(tmp_path / "r")]
@@ -66,9 +64,3 @@ def test_a_stopped_rank_and_ctrl_c(tmp_path: Path) -> None:
     assert [("spike", "rank", "1")] == [(row["kind"], row["scope"], row["ranks"]) for row in events]
     assert abs(float(events[0]["duration_s"]) - 3) < 1
     assert events[0]["time"][:15] == time.strftime("%Y-%m-%dT%H:%M", time.gmtime(stopped_s))[:15]
-    launches = len(json.loads(info.read_text())["launches"])
-    environment = {**os.environ, **NO_OFI}
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
-    after = json.loads(info.read_text())
-    assert "complete" == after["status"]
-    assert launches < len(after["launches"])

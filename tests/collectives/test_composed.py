@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from faking import FakeCommunicator, FakeRun, fake_case
 from launching import records_from_lab
+from verifying import surprises
 
 from commbench.collectives.cases import Case, Sweep
 from commbench.collectives.composed import (
@@ -19,94 +20,13 @@ from commbench.collectives.composed import (
     _hierarchy,
     operation_in_pattern,
 )
-from commbench.collectives.layouts import Shape
-from commbench.collectives.operations import WINDOW_BYTES, Operation, window_of
-from commbench.collectives.primitives import Buffers, Request
+from commbench.collectives.operations import WINDOW_BYTES, window_of
 from commbench.engine.records import Row
 from commbench.findings import UnsupportedError
 from commbench.results.summary import _bandwidths
 
 RINGS_AND_FANS = [(p, name) for p in ("ring", "fan-in", "fan-out") for name in COMPOSED[p]]
 MIB = 2**20
-
-
-@pytest.mark.parametrize(("pattern", "name"), RINGS_AND_FANS)
-@pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("root", [0, 1])
-def test_pieces_fill_the_buffers(pattern: str, name: str, size: int, root: int) -> None:
-    """Cover each rank's inputs and answers exactly; every answer was sent by another rank."""
-    operation = operation_in_pattern(name, pattern, size)
-    for rank in range(size):
-        shape = Shape(rank=rank, size=size, elements=12, root=root)
-        sides = (operation.inputs(shape), operation.answer(shape))
-        for pieces, length in zip(sides, operation.counts(shape), strict=True):
-            ends = [0, *(piece.offset + piece.count for piece in pieces)]
-            assert ends[:-1] == [piece.offset for piece in pieces]
-            assert ends[-1] == length
-        assert rank not in {piece.source for piece in operation.answer(shape)}
-
-
-class Noting:
-    """A backend that records (from, to, is empty) of the messages that one rank sends and
-    awaits.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.sent: list[Any] = []
-        self.received: list[Any] = []
-
-    def empty(self) -> str:
-        """Return an empty buffer."""
-        return "ack"
-
-    def call(self, request: Request) -> None:
-        """Record each peer once."""
-        for buffer, peer in request.sends:
-            self.sent.append((self.rank, peer, buffer == "ack"))
-        for buffer, peer in request.receives:
-            self.received.append((peer, self.rank, buffer == "ack"))
-
-
-class Whole:
-    """A buffer."""
-
-    def part(self, *_: int) -> str:
-        """Return a part of it."""
-        return "part"
-
-
-def sent_and_received(operation: Operation, size: int, root: int) -> tuple[list[Any], list[Any]]:
-    """Return the messages that all ranks send and await in one operation."""
-    sent: list[Any] = []
-    received: list[Any] = []
-    for rank in range(size):
-        shape = Shape(rank=rank, size=size, elements=12, root=root)
-        noting = Noting(rank)
-        operation.call(noting, Buffers(send=Whole(), receive=Whole()), shape, "")  # type: ignore[arg-type]
-        sent += noting.sent
-        received += noting.received
-    return sent, received
-
-
-@pytest.mark.parametrize(("pattern", "name"), RINGS_AND_FANS)
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_what_is_sent_is_awaited(pattern: str, name: str, size: int) -> None:
-    """Match every message with the rank that awaits it, within the pattern."""
-    root = size - 1
-    sent, received = sent_and_received(operation_in_pattern(name, pattern, size), size, root)
-    assert sorted(sent) == sorted(received)
-    data = {(source, target) for source, target, is_empty in sent if not is_empty}
-    ring = {(rank, (rank + 1) % size) for rank in range(size)}
-    into = {(rank, root) for rank in range(size) if rank != root}
-    out = {(target, source) for source, target in into}
-    expected = {
-        ("ring", False): ring,
-        ("ring", True): ring | {(target, source) for source, target in ring},
-        ("fan-in", False): into,
-        ("fan-out", False): out,
-    }
-    assert expected.get((pattern, name == "bibandwidth"), into | out) == data
 
 
 def test_windows_share_the_bytes_in_flight() -> None:
@@ -171,12 +91,6 @@ def test_no_hierarchy_is_refused(hosts: str, placement: str) -> None:
         _hierarchy(hosts)
 
 
-def test_a_hierarchy_is_hosts_and_rails() -> None:
-    """Group the ranks of each host, and one rank per host into each rail."""
-    assert (((0, 1, 2), (3, 4, 5)), ((0, 3), (1, 4), (2, 5))) == _hierarchy("aaabbb")
-    assert (((0, 2), (1, 3)), ((0, 1), (2, 3))) == _hierarchy("abab")
-
-
 def test_every_rank_makes_the_divisions_of_a_hierarchy_of_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -207,14 +121,9 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> Any:
     return results["cases"]
 
 
-def refusal(entry: Any, size: int) -> str | None:
-    """Return the beginning of the sentence that must refuse a case, or None."""
-    case, placed = entry["case"], entry["hosts"][:size]
-    if case.pattern == "hierarchical" and placed not in {"ABAB", "AABB"}:
-        return (
-            "pattern hierarchical needs several hosts with equally many ranks, two or more, on each"
-        )
-    return "MPI has no avg" if case.backend == "mpi" and case.redop == "avg" else None
+def refusal(case: Case) -> str:
+    """Return the beginning of the sentence that must refuse a case, or an empty text."""
+    return "MPI has no avg" if case.backend == "mpi" and case.redop == "avg" else ""
 
 
 @pytest.mark.mpi
@@ -224,17 +133,14 @@ def test_results_are_right_and_wrong_ones_are_caught(
 ) -> None:
     """Find no wrong element in either loop, exactly the flipped one, and missing messages."""
     size = request.node.callspec.params["verified"]
+    possible = []
     for entry in verified:
-        expected = refusal(entry, size)
-        if expected:
-            assert entry["refused"].startswith(expected), str(entry["case"])
-            continue
-        results = {kind: entry.get(kind) for kind in ("refused", "clean", "corrupted")}
-        assert {"refused": None, "clean": 0, "corrupted": 1} == results, str(entry["case"])
-        assert entry["idle"] > 0 or entry["case"].message_bytes < 64, str(entry["case"])
-        assert (0 if entry["case"].backend == "mpi" else None) == entry.get("native"), str(
-            entry["case"]
-        )
+        is_flat = entry["case"].pattern != "hierarchical"
+        if is_flat or entry["hosts"][:size] in {"ABAB", "AABB"}:
+            possible.append(entry)
+        else:
+            assert entry["refused"].startswith("pattern hierarchical needs several hosts")
+    assert [] == surprises(possible, size, refusal)
 
 
 @pytest.mark.mpi

@@ -83,15 +83,6 @@ def test_no_partial_result_is_rounded_or_overflows(
     assert (partial == np.rint(partial)).all()
 
 
-@given(size=RANKS)
-@ROUGH
-def test_averages_are_of_whole_numbers(size: int) -> None:
-    """Average to 1, 2, 4 or 8, with each sum held by one rank."""
-    held = contributions(DTYPES["float32"], size, "avg")
-    assert ((held != 0).sum(axis=0) == 1).all()
-    assert set(np.unique(held.sum(axis=0) / size)) <= {1.0, 2.0, 4.0, 8.0}
-
-
 @pytest.mark.parametrize(("name", "redop"), [*PAIRS, *((name, None) for name in DTYPES)])
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 64])
 def test_stale_buffers_differ_from_every_answer(name: str, redop: str | None, size: int) -> None:
@@ -171,14 +162,6 @@ def test_shifted_data_is_noticed(shift: int) -> None:
     assert (data != np.roll(data, shift)).mean() > 0.9
 
 
-@given(start=st.integers(0, 20_000), count=st.integers(1, 9000))
-@ROUGH
-def test_a_part_is_cut_from_the_whole(start: int, count: int) -> None:
-    """Write the same elements with ``start`` as in the whole, also beyond one tile."""
-    whole = moved(2, count=start + count)
-    assert (whole[start:] == moved(2, count=count, start=start % TILE)).all()
-
-
 @pytest.mark.parametrize("name", DTYPES)
 @given(count=st.integers(1, 9000), data=st.data())
 @ROUGH
@@ -205,11 +188,3 @@ def test_not_a_number_is_wrong() -> None:
             [Span(offset=0, count=7, source=None)]
         )
         assert 7 == data.count_wrong(np.full(7, np.nan, dtype=np.float32))
-
-
-@pytest.mark.parametrize("name", DTYPES)
-def test_values_survive_encoding(name: str) -> None:
-    """Encode and decode -101 to 101 exactly."""
-    dtype, values = DTYPES[name], np.arange(-101.0, 102.0)
-    raw = dtype.encode(values)
-    assert (dtype.itemsize, True) == (raw.itemsize, bool((values == dtype.decode(raw)).all()))

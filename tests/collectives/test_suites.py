@@ -97,11 +97,3 @@ def test_axes_are_replaced_in_every_sweep() -> None:
     assert [(8,), (16,)] == [tuple(sweep.sizes) for sweep in changed.sweeps]
     assert ("gloo",) == changed.backends
     assert [("float32",), ("int8",)] == [tuple(sweep.dtypes) for sweep in changed.sweeps]
-
-
-def test_backends_are_named_once() -> None:
-    """List every backend once, in the order named."""
-    suite = Suite(
-        name="s", sweeps=[Sweep(backends=["gloo", "mpi"]), Sweep(backends=["mpi", "nccl"])]
-    )
-    assert ("gloo", "mpi", "nccl") == suite.backends

@@ -55,6 +55,7 @@ def test_options_are_as_recorded() -> None:
     assert json.loads((observe.RECORDED / "options.json").read_text()) == observe.options()
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("line", EXIT_CODES)
 def test_exit_codes_are_as_recorded(line: str) -> None:
     """Refuse bad input with one sentence on stderr, nothing on stdout, and the same code."""

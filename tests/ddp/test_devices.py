@@ -242,7 +242,7 @@ def test_a_gpu_is_asked_for_its_own_figures() -> None:
     drawn = torch.rand(3)
     device.set_random_state(state)
     assert torch.equal(drawn, torch.rand(3))
-    assert 2 == len(state)
+    assert 4 == len(state)
 
 
 def test_random_numbers_of_a_host_come_again() -> None:

@@ -93,36 +93,17 @@ def test_times_are_of_the_slowest_rank() -> None:
         (record.forward_ms, record.backward_ms, record.optimizer_ms)
     )
     assert (3, 11, "ok", 500) == (record.launch, record.seed, record.status, record.parameters)
+    assert (None, []) == (record.clocks, record.flags)
 
 
 def test_every_time_of_a_bucket() -> None:
     """Return medians over two steps, the second three times as long: twice the first's times."""
-    first, second = merged([make_ranks()]).buckets
-    common: dict[str, Any] = {"size_bytes": 1000, "parameters": 2}
-    assert (
-        Bucket(
-            **common,
-            ready_ms=3.0,
-            start_ms=6.0,
-            done_ms=10.0,
-            comm_ms=4.0,
-            skew_wait_ms=0.75,
-            compress_ms=1.0,
-        )
-        == first
-    )
-    assert (
-        Bucket(
-            **common,
-            ready_ms=6.0,
-            start_ms=10.0,
-            done_ms=17.0,
-            comm_ms=6.5,
-            skew_wait_ms=0.25,
-            compress_ms=1.5,
-        )
-        == second
-    )
+    names = ("ready_ms", "start_ms", "done_ms", "comm_ms", "skew_wait_ms", "compress_ms")
+    expected = [(3.0, 6.0, 10.0, 4.0, 0.75, 1.0), (6.0, 10.0, 17.0, 6.5, 0.25, 1.5)]
+    assert [
+        Bucket(size_bytes=1000, parameters=2, **dict(zip(names, times, strict=True)))
+        for times in expected
+    ] == merged([make_ranks()]).buckets
 
 
 def test_communication_that_overlaps_counts_once() -> None:
@@ -231,12 +212,8 @@ def test_without_ddp_there_is_nothing_to_exchange() -> None:
     """Leave communication fields empty without DDP."""
     record = merged([[make_samples(TIMES_0), make_samples(TIMES_1)]], make_training_case("local"))
     assert [6.5, 9.0] == record.step_ms
-    assert (None, None, None, None) == (
-        record.comm_ms,
-        record.skew_wait_ms,
-        record.compress_ms,
-        record.encode_ms,
-    )
+    names = ["comm", "skew_wait", "compress", "encode"]
+    assert [None] * 4 == [getattr(record, f"{name}_ms") for name in names]
     assert (None, None) == (record.dense_bytes, record.ranks_agree)
     assert not record.buckets
 
@@ -244,32 +221,21 @@ def test_without_ddp_there_is_nothing_to_exchange() -> None:
 def test_one_rank_waits_for_nobody() -> None:
     """Return no skew and no expected bytes for one rank."""
     record = merged([[make_samples(TIMES_0, RANK_0)]], make_training_case("topk:0.1", world_size=1))
-    assert (2 * 5.25, 0.0, 0.0, True) == (
-        record.comm_ms,
-        record.skew_wait_ms,
-        record.dense_bytes,
-        record.ranks_agree,
-    )
+    assert (2 * 5.25, 0.0, 0.0) == (record.comm_ms, record.skew_wait_ms, record.dense_bytes)
     assert [0.0, 0.0] == [bucket.skew_wait_ms for bucket in record.buckets]
 
 
-@pytest.mark.parametrize(("steps", "discarded"), [(1, 0), (2, 1), (3, 2), (4, 3), (39, 3)])
-def test_short_blocks_lose_the_early_steps_only(steps: int, discarded: int) -> None:
+@pytest.mark.parametrize(
+    ("steps", "early", "discarded"),
+    [(1, 3, 0), (2, 3, 1), (3, 3, 2), (4, 3, 3), (39, 3, 3), (20, 8, 8), (60, 8, 8)],
+)
+def test_blocks_lose_the_early_steps_that_ranks_state(
+    steps: int, early: int, discarded: int
+) -> None:
     """Keep at least one step of a short block."""
     times = np.full((steps, 4), 0.001)
-    record = merged([[make_samples(TIMES_0, times=times, watched=[])]])
+    record = merged([[make_samples(TIMES_0, times=times, watched=[], early_steps=early)]])
     assert (discarded, [steps - discarded]) == (record.discarded, record.block_lengths)
-
-
-@pytest.mark.parametrize(("steps", "discarded"), [(20, 8), (60, 8)])
-def test_a_block_may_have_more_early_steps(steps: int, discarded: int) -> None:
-    """Exclude as many early steps and buckets as the ranks state."""
-    times = np.full((steps, 4), 0.001)
-    watched = [make_stamps(RANK_0), make_stamps(RANK_0, 3)]
-    record = merged([[make_samples((), RANK_0, times=times, watched=watched, early_steps=8)]])
-    assert (discarded, [steps - discarded]) == (record.discarded, record.block_lengths)
-    few = merged([[make_samples(TIMES_0, RANK_0)]])
-    assert few.buckets == record.buckets
 
 
 def test_long_blocks_lose_what_is_not_settled() -> None:
@@ -312,26 +278,25 @@ def energy_of_blocks(
     return record.energy_J, record.energy_of
 
 
-def test_the_energy_of_a_step_is_that_of_all_blocks() -> None:
-    """Divide the joules of all machines and blocks by the steps."""
-    assert (pytest.approx((6.0 + 2.0 + 8.0 + 0.0) / 4), "cpu") == energy_of_blocks(
-        (0.06, 6.0, 2.0), (0.06, 8.0, 0.0)
-    )
-    assert (None, "") == energy_of_blocks((0.06, 6.0, 2.0))
-
-
-def test_gpus_take_longer_to_be_known() -> None:
-    """Require the minimum time of the slowest counter."""
-    assert (None, "") == energy_of_blocks((1.0, 6.0, 2.0), kinds=("cpu", "gpu"))
-    assert (pytest.approx(4.0), "cpu+gpu") == energy_of_blocks(
-        (2.0, 6.0, 2.0), kinds=("cpu", "gpu")
-    )
-
-
-def test_a_block_in_which_a_counter_did_not_answer_leaves_none() -> None:
-    """Record no energy if a counter failed in any block or never changed."""
-    assert (None, "") == energy_of_blocks((1.0, 6.0, 2.0), (1.0, None, 2.0))
-    assert (None, "") == energy_of_blocks((1.0, 0.0, 0.0))
+@pytest.mark.parametrize(
+    ("blocks", "kinds", "expected"),
+    [
+        ([(0.06, 6.0, 2.0), (0.06, 8.0, 0.0)], ("cpu",), (4.0, "cpu")),
+        ([(0.06, 6.0, 2.0)], ("cpu",), (None, "")),
+        ([(1.0, 6.0, 2.0)], ("cpu", "gpu"), (None, "")),
+        ([(2.0, 6.0, 2.0)], ("cpu", "gpu"), (4.0, "cpu+gpu")),
+        ([(1.0, 6.0, 2.0), (1.0, None, 2.0)], ("cpu",), (None, "")),
+        ([(1.0, 0.0, 0.0)], ("cpu",), (None, "")),
+    ],
+    ids=["all blocks", "too short", "too short for a GPU", "GPU", "no answer", "no change"],
+)
+def test_the_energy_of_a_step_is_that_of_all_blocks(
+    blocks: Any, kinds: Sequence[Kind], expected: tuple[float | None, str]
+) -> None:
+    """Divide the joules of all machines and blocks by the steps, after the least time of the
+    slowest counter, and if each counter answered and changed.
+    """
+    assert expected == pytest.approx(energy_of_blocks(*blocks, kinds=kinds))
 
 
 # --------------------------------------------------------------------------------------- the clocks
@@ -362,9 +327,3 @@ def test_a_gpu_that_was_slowed_down_in_any_block_is_flagged(
     )
     written = json.dumps(record.to_json())
     assert written == json.dumps(TrainingRecord.from_json(json.loads(written)).to_json())
-
-
-def test_hosts_have_no_clocks() -> None:
-    """Return no clocks if no rank read any."""
-    record = merge(make_training_case(), [make_ranks()], PLAIN, launch=0)
-    assert (None, []) == (record.clocks, record.flags)

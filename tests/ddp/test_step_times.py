@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from stand_in import SimulatedCuda  # noqa: E402 - needs torch
 
 from commbench.ddp.step_times import START, StepLog, StepMarks, bucket_stamps, serialise  # noqa: E402
-from commbench.hooks import BucketMarks  # noqa: E402
+from commbench.hooks.base import Stopwatch  # noqa: E402
 from commbench.hooks.results import Expected  # noqa: E402
 from commbench.hooks.step_clock import event_clock  # noqa: E402
 
@@ -19,16 +19,20 @@ MS = 1_000_000
 
 def bucket(
     index: int = 0, ready: int = 35, start: int = 36, arrived: int = 38, done: int = 39
-) -> BucketMarks:
+) -> Stopwatch:
     """Return a bucket of a host's step, in milliseconds."""
-    at = {"ready": ready, "encoded": ready + 1, "start": start, "arrived": arrived, "done": done}
-    of = Expected(
+    watch = Stopwatch()
+    watch.bucket = Expected(
         index=index, numel=10, is_last=True, dtype=torch.float32, device=torch.device("cpu")
     )
-    return BucketMarks(bucket=of, **{name: MS * value for name, value in at.items()})
+    times = (ready, ready + 1, start, arrived, done)
+    names = ("ready", "encoded_at", "start", "arrived_at", "done")
+    for name, value in zip(names, times, strict=True):
+        setattr(watch, name, MS * value)
+    return watch
 
 
-def step(buckets: list[BucketMarks] | None = None) -> StepMarks:
+def step(buckets: list[Stopwatch] | None = None) -> StepMarks:
     """Return a host's step of two passes in milliseconds: fetch 1, forward 4 or 6, backward 10."""
     passes = [(MS * 1, MS * 5, MS * 15), (MS * 24, MS * 30, MS * 40)]
     return StepMarks(begun=0, passes=passes, updating=MS * 41, ended=MS * 44, buckets=buckets or [])

@@ -25,7 +25,7 @@ pytest.importorskip("numba")
 from commbench.ddp.inspect import inspect_workload  # noqa: E402 - after the skips
 from commbench.ddp.models import trainable  # noqa: E402
 from commbench.ddp.workloads import load_workload  # noqa: E402
-from commbench.ddp.workloads.replay import Replay, SleepingPace, pace_for  # noqa: E402
+from commbench.ddp.workloads.replay import Pace, Replay, pace_for  # noqa: E402
 
 #: Elements and tensors of the published models.
 SIZES = {
@@ -280,7 +280,7 @@ def test_impossible_names_are_one_sentence(names: tuple[str, ...]) -> None:
     )
     made = dataclasses.replace(trace([1.0]), parameters=parameters)
     with pytest.raises(InputError, match="cannot be replayed"):
-        Replay(made, SleepingPace(), seed=0, rank=0)
+        Replay(made, Pace(), seed=0, rank=0)
 
 
 def test_copy_of_a_replay_works_alone() -> None:
@@ -298,7 +298,7 @@ def test_replay_under_ddp_reduces_in_recorded_order() -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     made = trace(shuffled_times(10, 3.0), backward_ms=3.0)
-    model = Replay(made, SleepingPace(), seed=4, rank=0)
+    model = Replay(made, Pace(), seed=4, rank=0)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         wrapped = DistributedDataParallel(model, bucket_cap_mb=1e-5)

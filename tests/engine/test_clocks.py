@@ -203,21 +203,6 @@ def test_one_clock_needs_no_comparing() -> None:
     assert not apart.is_shared
 
 
-def test_instants_lead_back_to_the_local_clock() -> None:
-    """Convert a time of rank 0's clock to local time, as the native loop does by the line."""
-
-    def work(control: ThreadControl) -> tuple[int, int]:
-        clock = Clocked("ab").open(control)
-        local_ns = Clocked("ab").read(control.rank, time.perf_counter_ns())
-        instant = int(clock.to_global(np.array([local_ns]))[0])
-        return (
-            clock.to_local(instant) - local_ns,
-            int(clock.local_line.read(np.array([instant]))[0]) - local_ns,
-        )
-
-    assert all(abs(apart) <= 2 for result in run_threads(2, work) for apart in result)
-
-
 # ------------------------------------------------------------------------ ranks in a time namespace
 
 #: Rank 1 lives 1000 s in the future; unlike any other host, its true offset is known.

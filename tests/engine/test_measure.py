@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,16 +21,13 @@ from faking import (
     make_late,
 )
 
-from commbench.analysis.comparison import compare
 from commbench.collectives.primitives import Request
 from commbench.engine.records import FixedSettings, Record
 from commbench.engine.sampling import settings_after
 from commbench.engine.timing.loops import Call
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS
 from commbench.findings import UnsupportedError
-from commbench.results import Run
 from commbench.results.summary import keyed_rows
-from commbench.stats import Verdict
 from commbench.stats.budgets import BUDGETS
 
 TRUE_US = Script().time_us(1024)
@@ -50,15 +46,6 @@ def test_a_record_states_how_it_was_measured() -> None:
     assert (0, 1, 1, 0.0) == (record.wrong, record.batch, record.window, record.harness_us)
     assert TRUE_US == pytest.approx(median(record.times_us), abs=1e-3)
     assert record.measuring_s > 0
-
-
-def test_medians_are_recovered_through_noise() -> None:
-    """Recover the scripted median within 1 % despite noise and a tail."""
-    run = FakeRun(script=replace(Script(launch_effect=0.0), skew_us=0.0), relative_half_width=0.005)
-    for record in run.launch([fake_case(message_bytes=size) for size in (64, 1024, 65536)]):
-        assert Script().time_us(record.case.message_bytes) == pytest.approx(
-            median(record.times_us), rel=0.01
-        )
 
 
 def test_the_slowest_rank_is_named() -> None:
@@ -284,42 +271,6 @@ def test_intervals_cover_the_truth(launches: int) -> None:
     ]
     assert len(MANY) == len(covered)
     assert 0.92 - slack(0.92, 600) <= sum(covered) / len(covered) <= 0.985 + slack(0.985, 600)
-
-
-def as_run(records: Sequence[Record], name: str) -> Run:
-    """Return a run held in memory."""
-    return Run(path=Path(name), info=make_info(run_id=name, world_size=1), records=tuple(records))
-
-
-@pytest.mark.parametrize("launches", [6, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_a_comparisons_raise_few_alarms(launches: int) -> None:
-    """Judge at most 5 % of equal cases faster or slower, in families of 30 cases."""
-    count = 30 * repetitions(10)
-    a, b = (
-        FakeRun(script=Script(seed=seed), ranks=1).launches(MANY[:count], launches)
-        for seed in (11, 12)
-    )
-    alarms = 0
-    for first in range(0, count, 30):
-        keys = {case.key for case in MANY[first : first + 30]}
-        sides = (
-            as_run([r for r in records if r.case.key in keys], name)
-            for records, name in ((a, "a"), (b, "b"))
-        )
-        counts = compare(*sides).counts
-        alarms += counts[Verdict.FASTER] + counts[Verdict.SLOWER]
-    assert alarms <= (0.05 + slack(0.05, 300)) * count
-
-
-def test_a_real_slowdown_is_found() -> None:
-    """Judge most of 20 cases that take 20 % longer slower, and none faster."""
-    cases = MANY[:20]
-    a = FakeRun(script=Script(seed=21), ranks=1).launches(cases, 10)
-    slower = replace(Script(seed=22), regimes=(replace(Script().regimes[0], alpha_us=6.0),))
-    b = FakeRun(script=slower, ranks=1).launches(cases, 10)
-    counts = compare(as_run(a, "a"), as_run(b, "b")).counts
-    assert counts[Verdict.SLOWER] >= 18
-    assert 0 == counts[Verdict.FASTER]
 
 
 def test_launches_in_two_modes_are_flagged() -> None:

@@ -132,24 +132,13 @@ def test_round_time_notes_late_starts(ahead_ns: int, late: bool) -> None:
     assert late or bool((stamps.start_ns >= np.array(instants)).all())
 
 
-class Ahead(GlobalClock):
-    """A clock one hour ahead of rank 0's that drifts by 100 ppm from ``origin_ns``."""
-
-    origin_ns = time.monotonic_ns() - 10**12
-
-    def to_global(self, stamps: Any) -> Any:
-        """Apply the inverse line."""
-        return self.local_line.invert().read(stamps)
-
-    @property
-    def local_line(self) -> Line:
-        """See `GlobalClock.local_line`."""
-        return Line(origin_ns=self.origin_ns - 3600 * 10**9, offset_ns=3600 * 10**9, drift=100e-6)
-
-
 def test_round_time_goes_by_rank_0_s_clock() -> None:
     """Start at rank 0's instant on the local clock, and return stamps of rank 0's clock."""
-    clock, instant = Ahead(), np.zeros(1, dtype=np.int64)
+    clock, instant = GlobalClock(), np.zeros(1, dtype=np.int64)
+    hour_ns = 3600 * 10**9
+    origin_ns = time.monotonic_ns() - 10**12 - hour_ns
+    clock.local_line = Line(origin_ns=origin_ns, offset_ns=hour_ns, drift=100e-6)
+    clock.line = clock.local_line.invert()
     instants: list[int] = []
 
     def tell(_: int) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 from collections import Counter
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from faking import EXACT, FakeRun, Script, fake_case
@@ -16,15 +15,12 @@ from commbench.engine.sampling import (
     PILOT_VISITS,
     Sampler,
     is_due,
-    pilot_visits,
-    plan_visit,
     rounds_of_launch,
     settings_after,
 )
 from commbench.engine.visits import extended, launch_value, visit_times
-from commbench.stats import StoppingRule
 from commbench.stats.budgets import BUDGETS
-from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS
+from commbench.stats.components import FEWEST_VISITS
 from commbench.system import process
 from commbench.system.process import waiting_s
 
@@ -42,37 +38,6 @@ def test_visits_are_spread_over_the_rounds(visits: int, rounds: int) -> None:
     assert (visits, 0) == (len(at), at[0])
     gaps = Counter(after - before for before, after in pairwise(at))
     assert len(gaps) <= 2
-
-
-def test_long_operations_are_visited_less_often() -> None:
-    """Plan all pilot visits of a short operation, fewer of a long one, at most the budget's."""
-    assert PILOT_VISITS == pilot_visits(24, left_s=0.1, operation_s=1e-6)
-    assert 6 == pilot_visits(24, left_s=0.1, operation_s=0.004)
-    assert FEWEST_VISITS == pilot_visits(24, left_s=0.1, operation_s=1.0)
-    assert 1 == pilot_visits(1, left_s=0.1, operation_s=1e-6)
-
-
-RULE = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("settings", "operation_s", "expected"),
-    [
-        ({"visits": 1}, 1e-6, (0.05, 30, 6, 0.005)),  # precise by itself
-        ({"visits": 8}, 1e-6, (None, 4, FEWEST_REPETITIONS, 0.002)),
-        ({"visits": 8}, 1.0, (None, FEWEST_REPETITIONS, FEWEST_REPETITIONS, 0.002)),
-        ({"visits": 8, "repetitions": 17}, 1.0, (None, 17, FEWEST_REPETITIONS, 0.0)),
-        ({"visits": 1, "repetitions": 3, "is_brief": True}, 1.0, (None, 3, 1, 0.0)),
-    ],
-)
-def test_the_plan_of_a_visit_follows_from_the_settings(
-    settings: dict[str, Any], operation_s: float, expected: tuple[float | None, ...]
-) -> None:
-    """Plan target, least repetitions, floor and span of each kind of visit."""
-    fixed = FixedSettings(warmups=1, batch=1, **settings)
-    plan = plan_visit(RULE, fixed, share_s=0.1, operation_s=operation_s)
-    rule = plan.rule
-    assert expected == (rule.relative_half_width, rule.minimum, rule.floor, plan.span_s)
 
 
 def test_rounds_are_the_most_visits_of_any_case() -> None:

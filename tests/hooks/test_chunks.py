@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 from commbench.ddp.session import compile_hooks  # noqa: E402 - needs torch
 from commbench.hooks import chunks, selectors  # noqa: E402 - needs torch
 from commbench.hooks.chunks import (  # noqa: E402 - needs torch
-    NativeChunker,
-    TorchChunker,
-    make_chunker,
+    NativeChunks,
+    TorchChunks,
+    make_chunks,
     prepare,
 )
 from commbench.hooks.message import ChunkLayout  # noqa: E402 - as above
@@ -25,20 +25,13 @@ from commbench.hooks.message import ChunkLayout  # noqa: E402 - as above
 CPU = torch.device("cpu")
 
 
-def step(
-    chunker: Any, layout: ChunkLayout, gradient: Any, memory: dict[str, Any]
-) -> dict[str, Any]:
+def step(work: Any, layout: ChunkLayout, gradient: Any, memory: dict[str, Any]) -> dict[str, Any]:
     """Do one step of one rank, without collectives; return what it writes."""
-    norms, values = (
-        torch.full((layout.chunks,), 7.0),
-        torch.full((layout.sent_chunks, layout.chunk), 7.0),
-    )
-    chunker.measure(gradient, memory.get("residual"), norms)
-    own_norms = norms.clone()
-    chunker.take(gradient, memory.get("residual"), norms, values, divisor=2.0, memory=memory)
-    result = torch.full((layout.elements,), 7.0)
-    chunker.spread(values, result)
-    return {"norms": own_norms, "values": values, "result": result, **memory}
+    work.measure(gradient, memory.get("residual"))
+    norms = work.norms.clone()
+    work.take(gradient, memory.get("residual"), divisor=2.0, memory=memory)
+    result = work.spread(torch.full((layout.elements,), 7.0))
+    return {"norms": norms, "values": work.values.clone(), "result": result, **memory}
 
 
 def draw(elements: int, seed: int) -> Any:
@@ -64,7 +57,7 @@ def test_compiled_work_is_that_of_the_reference(
     If an element is not finite, all values are NaN, and the memory is kept.
     """
     layout = ChunkLayout.of(elements, density=density, chunk=chunk)
-    chunkers = [NativeChunker(layout), TorchChunker(layout, CPU)]
+    chunkers = [NativeChunks(layout), TorchChunks(layout, CPU)]
     memories = [
         {kind: draw(elements, number) for number, kind in enumerate(kinds)} for _ in chunkers
     ]
@@ -87,7 +80,7 @@ def test_the_chunks_with_the_largest_norms_are_sent() -> None:
     layout = ChunkLayout.of(7, density=0.5, chunk=2)
     memory = {"residual": torch.tensor([0.0, 0, 0, 2, 0, 0, 0]), "momentum": torch.ones(7)}
     result = step(
-        make_chunker(layout, CPU, fast=True), layout, torch.tensor([1.0, 0, 2, 2, 0, 0, 3]), memory
+        make_chunks(layout, CPU, fast=True), layout, torch.tensor([1.0, 0, 2, 2, 0, 0, 3]), memory
     )
     assert [0, 0, 1, 2, 0, 0, 1.5] == result["result"].tolist()
     assert [1, 0, 0, 0, 0, 0, 0] == result["residual"].tolist()
@@ -100,9 +93,9 @@ def test_work_is_compiled_on_the_host_only() -> None:
     Preparing for another device does nothing.
     """
     layout = ChunkLayout.of(8, density=0.5, chunk=2)
-    assert isinstance(make_chunker(layout, CPU, fast=True), NativeChunker)
-    assert isinstance(make_chunker(layout, CPU, fast=False), TorchChunker)
-    assert isinstance(make_chunker(layout, torch.device("meta"), fast=True), TorchChunker)
+    assert isinstance(make_chunks(layout, CPU, fast=True), NativeChunks)
+    assert isinstance(make_chunks(layout, CPU, fast=False), TorchChunks)
+    assert isinstance(make_chunks(layout, torch.device("meta"), fast=True), TorchChunks)
     prepare(torch.device("meta"))
     prepare(CPU)
 

@@ -22,12 +22,11 @@ from commbench.hooks import (  # noqa: E402
     catalogue,
     make_hook,
 )
-from commbench.hooks.feedback import Memory, is_finite  # noqa: E402
+from commbench.hooks.feedback import Memory  # noqa: E402
 from commbench.hooks.layout import Layout, _stride_in_bucket  # noqa: E402
 from commbench.hooks.message import kept_elements  # noqa: E402
 from commbench.hooks.ordering import STUCK, CommThread  # noqa: E402
 from commbench.hooks.powersgd import seeded  # noqa: E402
-from commbench.hooks.selectors import NativeSelector, TorchSelector  # noqa: E402
 
 SHAPES = st.lists(st.lists(st.integers(1, 12), max_size=3).map(tuple), min_size=1, max_size=6)
 SELECTIONS = st.builds(
@@ -146,49 +145,6 @@ def test_messages_hold_every_element_once(
 def test_kept_elements(numel: int, density: float, k: int) -> None:
     """Round k up, except for binary rounding errors."""
     assert k == kept_elements(numel, density)
-
-
-@pytest.mark.parametrize("values", ["float32", "float16"])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (50, 7), (4096, 41)])
-def test_selectors_agree(n: int, k: int, values: Any) -> None:
-    """Send the same elements and keep the same residual by torch and natively, with rounding and
-    overflow.
-    """
-    numbers = torch.Generator().manual_seed(n)
-    gradient, residual = (torch.randn(n, generator=numbers) * 3e4 for _ in range(2))
-    outcomes = []
-    for selector in (TorchSelector(k, values), NativeSelector(n, k, values)):
-        made: TorchSelector = selector
-        new_residual, payload, total = (
-            torch.empty(n),
-            torch.zeros(8 * k, dtype=torch.uint8),
-            torch.zeros(n),
-        )
-        payload = payload[: -(-k * (8 if values == "float32" else 6) // 4) * 4]
-        made.encode(gradient.clone(), residual, payload, out_residual=new_residual, step=0)
-        made.add(payload, total)
-        assert torch.allclose(total + new_residual, gradient + residual, rtol=1e-6)
-        assert k == int((total != 0).sum())
-        outcomes.append((total, new_residual))
-    assert torch.equal(outcomes[0][0], outcomes[1][0])
-    assert torch.equal(outcomes[0][1], outcomes[1][1])
-
-
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_selectors_forward_values_that_are_not_finite(bad: float) -> None:
-    """Send NaN, and keep the residual."""
-    for selector in (TorchSelector(3, "float32"), NativeSelector(10, 3, "float32")):
-        gradient = torch.ones(10)
-        gradient[4] = bad
-        residual, payload, total = (
-            torch.ones(10),
-            torch.zeros(24, dtype=torch.uint8),
-            torch.zeros(10),
-        )
-        selector.encode(gradient, residual, payload, out_residual=residual, step=0)
-        selector.add(payload, total)
-        assert torch.equal(torch.ones(10), residual)
-        assert not is_finite(total)
 
 
 def test_seeds_leave_the_global_generator() -> None:

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from commbench.ddp import session  # noqa: E402 - needs torch
 from commbench.errors import InputError  # noqa: E402 - as above
-from commbench.hooks import PowerSGD, selectors  # noqa: E402
+from commbench.hooks import PowerSGD, compilers, quantisers, selectors  # noqa: E402
 from commbench.hooks.feedback import is_finite, poison, put  # noqa: E402
 
 MEMORIES = cases(
@@ -149,36 +149,38 @@ HOST = torch.device("cpu")
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[cuda_on_host.Launches]:
     """Return kernels compiled for the host, and their record of launches."""
-    monkeypatch.setattr(selectors, "stream_of", lambda _: 7)
+    monkeypatch.setattr(compilers, "find_compiler", lambda _: "cupy")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    with cuda_on_host.installed() as (_, launches):
+    with cuda_on_host.installed() as launches:
         yield launches
 
 
 @needs_compiler
-def test_every_kernel_is_compiled_and_launched_beforehand(cuda: cuda_on_host.Launches) -> None:
+@pytest.mark.parametrize("module", [selectors, quantisers])
+def test_every_kernel_is_compiled_and_launched_beforehand(
+    cuda: cuda_on_host.Launches, module: Any
+) -> None:
     """Compile and load all kernels before the first step."""
-    selectors._prepare_kernels(HOST)
-    assert set(sys.modules[cuda_on_host.MODULE].KERNELS) == {name for name, _ in cuda}
+    module.prepare(HOST)
+    assert set(module.KERNELS) == {name for name, _ in cuda}
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("lacks", ["cupy", "headers"])
+@pytest.mark.parametrize(
+    ("lacks", "quoted"),
+    [("cupy", "import of cupy halted"), ("headers", "auto-detect CUDA root directory")],
+)
 def test_a_cupy_that_cannot_compile_is_bad_input(
-    monkeypatch: pytest.MonkeyPatch, lacks: str
+    monkeypatch: pytest.MonkeyPatch, lacks: str, quoted: str
 ) -> None:
     """Quote cupy's error, what to install, and the alternative."""
     if lacks == "headers":
         monkeypatch.setattr(sys.modules["cupy"], "RawModule", cuda_on_host.without_headers)
     else:
-        cuda_on_host.forget()
         monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(InputError) as caught:
-        selectors._prepare_kernels(HOST)
+    with pytest.raises(InputError, match=quoted) as caught:
+        selectors.prepare(HOST)
     message = str(caught.value)
-    assert {"cupy": "import of cupy halted", "headers": "auto-detect CUDA root directory"}[
-        lacks
-    ] in message
     assert message.endswith("): pip install 'cupy-cuda13x[ctk]', or give the hook selection=exact.")
 
 

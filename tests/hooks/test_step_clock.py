@@ -9,8 +9,7 @@ torch = pytest.importorskip("torch")
 from stand_in import SimulatedCuda  # noqa: E402 - needs torch
 
 from commbench.hooks import Hook  # noqa: E402
-from commbench.hooks.base import BucketMarks, Finish, Stopwatch  # noqa: E402
-from commbench.hooks.results import Expected  # noqa: E402
+from commbench.hooks.base import Finish, Stopwatch  # noqa: E402
 from commbench.hooks.step_clock import clock_of, elapsed_ms, elapsed_ns, event_clock, host_clock  # noqa: E402
 
 
@@ -105,16 +104,14 @@ def test_a_bucket_is_marked_on_its_way() -> None:
     now = Ticking()
     cuda = SimulatedCuda(now=now)
     hook = Sending(now)
-    marked: list[BucketMarks] = []
+    marked: list[Stopwatch] = []
     hook.observer, hook.clock = marked.append, event_clock(0, cuda)
     since = hook.clock()
     hook.run(FakeBucket())
     (marks,) = marked
     assert (6, 0) == (cuda.events, cuda.waits)
-    times = marks.times(since)
-    assert (1, 4, True) == (times.index, times.numel, times.is_last)
-    assert (1000, 3000, 8000) == (times.ready_ns, times.start_ns, times.done_ns)
-    assert (1000, 3000) == (times.encode_ns, times.decode_ns)
+    assert (1, 4, True) == (marks.bucket.index, marks.bucket.numel, marks.bucket.is_last)
+    assert (1000, 3000, 8000, 1000, 3000) == marks.stamps(since)
 
 
 def test_without_an_observer_no_event_is_made() -> None:
@@ -135,9 +132,6 @@ def test_what_a_hook_does_between_collectives_is_decoding() -> None:
         now.ns += 1000 * (ticks - 1)
         watch.worked(began)
     watch.arrived()
-    bucket = Expected(
-        index=0, numel=4, is_last=False, dtype=torch.float32, device=torch.device("cpu")
-    )
-    times = watch.marks(bucket).times(watch.ready)
-    assert (0, 0, 0) == (times.ready_ns, times.start_ns, times.encode_ns)
-    assert 1000 * (1 + 4 + 1) == times.decode_ns
+    watch.done = watch.clock()
+    ready, start, _, encode, decode = watch.stamps(watch.ready)
+    assert (0, 0, 0, 1000 * (1 + 4 + 1)) == (ready, start, encode, decode)

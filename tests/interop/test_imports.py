@@ -17,6 +17,10 @@ from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, im
 from commbench.report.text_formats import render
 
 DATA = Path(__file__).parents[1] / "data" / "imports"
+ALL_REDUCE, JSON, IMB, OLD = (
+    (DATA / name).read_text()
+    for name in ("nccl_tests_all_reduce.txt", "nccl_tests.json", "imb.txt", "nccl_tests_old.txt")
+)
 
 
 def load(*names: str, tool: str | None = None, **options: object) -> Imported:
@@ -122,9 +126,8 @@ def test_nccl_tests_json() -> None:
 
 def test_json_that_is_cut_off_is_refused() -> None:
     """Ask for the whole file."""
-    text = (DATA / "nccl_tests.json").read_text()
     with pytest.raises(InputError, match="is no JSON of nccl-tests"):
-        load_text(text[: text.index("experiment_name")])
+        load_text(JSON[: JSON.index("experiment_name")])
 
 
 def test_operations_in_graphs_are_of_that_cadence() -> None:
@@ -149,16 +152,16 @@ def test_operations_in_graphs_are_of_that_cadence() -> None:
 )
 def test_groups_and_cpu_times_are_left_out(old: str, new: str, words: str) -> None:
     """Omit averages over groups, CPU times and other operations, with reasons."""
-    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     with pytest.raises(InputError, match=words):
-        load_text(text.replace(old, new))
+        load_text(ALL_REDUCE.replace(old, new))
 
 
 def test_processes_that_each_ran_alone_are_no_launches() -> None:
     """Refuse the output of nccl-tests built without MPI under mpirun."""
-    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
-    twice = re.sub(r"Rank  [1-3]", "Rank  0", text)
-    alone = "\n".join(line for line in text.split("\n") if not re.search(r"Rank  [1-3]", line))
+    twice = re.sub(r"Rank  [1-3]", "Rank  0", ALL_REDUCE)
+    alone = "\n".join(
+        line for line in ALL_REDUCE.split("\n") if not re.search(r"Rank  [1-3]", line)
+    )
     other = alone.replace("Pid   4242", "Pid   4243").replace("90.12", "90.13")
     for each in (twice, alone + other):
         with pytest.raises(InputError, match="alone"):
@@ -168,16 +171,15 @@ def test_processes_that_each_ran_alone_are_no_launches() -> None:
 
 def test_nccl_tests_that_waited_without_a_barrier_are_left_out() -> None:
     """Read -z 1 and 3 as isolated, omit -z 2, and print the assumption."""
-    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     blocking = "# Blocking Enabled: {} \n# Using devices"
     barrier = blocking.format("wait and barrier after each outer iteration; time excludes barrier")
     none = blocking.format("wait after each inner iteration, no barrier")
-    imported = load_text(text.replace("# Using devices", barrier))
+    imported = load_text(ALL_REDUCE.replace("# Using devices", barrier))
     assert {"barrier"} == {record.case.sync for record in imported.records}
     with pytest.raises(InputError, match="-z 2"):
-        load_text(text.replace("# Using devices", none))
-    assert "-z 0" in assumed(load_text(text))
-    assert "-a 1" in assumed(load_text(text))
+        load_text(ALL_REDUCE.replace("# Using devices", none))
+    assert "-z 0" in assumed(load_text(ALL_REDUCE))
+    assert "-a 1" in assumed(load_text(ALL_REDUCE))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_nccl_tests_that_waited_without_a_barrier_are_left_out() -> None:
 )
 def test_nccl_tests_json_states_what_its_times_mean(option: str, *, slowest: bool) -> None:
     """Read the times as those of the slowest rank."""
-    text = (DATA / "nccl_tests.json").read_text().replace('"-I","1"', option)
+    text = JSON.replace('"-I","1"', option)
     row = rows_of(load_text(text))[0]
     assert (40.0, None if slowest else 40.0) == (row.time_us, row.time_us_rank_mean)
     record = load_text(text).records[0]
@@ -202,7 +204,7 @@ def test_nccl_tests_json_states_what_its_times_mean(option: str, *, slowest: boo
 @pytest.mark.parametrize("option", ['"-a","0"', '"-a","2"', '"-z","2"'])
 def test_nccl_tests_json_of_what_has_no_counterpart_is_left_out(option: str) -> None:
     """Omit times of one rank, of the fastest rank, and of unknown cadence."""
-    text = (DATA / "nccl_tests.json").read_text().replace('"-I","1"', option)
+    text = JSON.replace('"-I","1"', option)
     if "z" in option:
         text = text.replace('"blocking_collectives":"false"', '"blocking_collectives":"true"')
     with pytest.raises(InputError):
@@ -211,7 +213,7 @@ def test_nccl_tests_json_of_what_has_no_counterpart_is_left_out(option: str) -> 
 
 def test_ranks_that_are_not_listed_must_be_given() -> None:
     """Ask for the number of ranks if their list has gaps, and check it against the busbw."""
-    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
+    text = ALL_REDUCE
     text = "\n".join(line for line in text.split("\n") if "Rank  2" not in line)
     with pytest.raises(InputError, match="-n"):
         load_text(text)
@@ -371,10 +373,9 @@ def test_imb() -> None:
 
 def test_imb_states_that_buffers_were_out_of_the_cache() -> None:
     """Read the option from the repeated command line."""
-    text = (DATA / "imb.txt").read_text()
     called = "# ./IMB-MPI1 -npmin 2 -off_cache -1 pingpong"
-    away = load_text(text.replace("# IMB-MPI1 pingpong", called)).records
-    assert {"hot"} == {record.case.buffers for record in load_text(text).records}
+    away = load_text(IMB.replace("# IMB-MPI1 pingpong", called)).records
+    assert {"hot"} == {record.case.buffers for record in load_text(IMB).records}
     assert {"rotated"} == {record.case.buffers for record in away if record.case.dtype}
     assert {"hot"} == {record.case.buffers for record in away if not record.case.dtype}
 
@@ -384,19 +385,11 @@ def test_imb_states_that_buffers_were_out_of_the_cache() -> None:
 )
 def test_imb_states_its_types(is_stated: bool, dtypes: set[str]) -> None:
     """Apply --dtype only if the output does not state the type."""
-    lines = (DATA / "imb.txt").read_text().split("\n")
+    lines = IMB.split("\n")
     text = "\n".join(line for line in lines if is_stated or "MPI_Datatype" not in line)
     records = load_text(text, dtype="float64").records
     chosen = [r for r in records if r.case.operation in {"all_reduce", "all_gather"}]
     assert dtypes == {record.case.dtype for record in chosen}
-
-
-def test_imb_beside_outputs_that_do_not_state_their_ranks() -> None:
-    """Apply -n to other outputs if IMB has tables of that size; else refuse."""
-    imported = load("imb.txt", "osu_validated.txt", ranks=4)
-    assert {2, 4} == {record.group_size for record in imported.records}
-    with pytest.raises(InputError, match=r"imb.txt .* 4 ranks, and -n 16"):
-        load("imb.txt", "osu_validated.txt", ranks=16)
 
 
 def test_param() -> None:
@@ -423,8 +416,9 @@ def test_param_of_old_versions() -> None:
 
 def test_several_outputs_are_launches() -> None:
     """Return an interval over several outputs of the same case; a file may hold two."""
-    text = (DATA / "nccl_tests_all_reduce.txt").read_text()
-    texts = [text.replace("90.12", f"{time:.2f}") for time in (89.0, 90.0, 91.0, 92.0, 90.5, 91.5)]
+    texts = [
+        ALL_REDUCE.replace("90.12", f"{time:.2f}") for time in (89.0, 90.0, 91.0, 92.0, 90.5, 91.5)
+    ]
     texts[:2] = ["".join(texts[:2])]
     sources = [Source(name=f"{place}.txt", data=each.encode()) for place, each in enumerate(texts)]
     rows = rows_of(import_outputs(sources, options=ImportOptions()))
@@ -560,12 +554,11 @@ def test_two_tests_in_parts_among_messages() -> None:
 
 def test_a_command_says_the_operation_of_old_outputs() -> None:
     """Tell the tables below two commands apart, and refuse one of another kind of operation."""
-    text = (DATA / "nccl_tests_old.txt").read_text()
-    moved = text.replace("sum", "   ")
-    both = f"$ all_reduce_perf -b 1M\n{text}$ mpirun ./all_gather_perf -g 2\n{moved}"
+    moved = OLD.replace("sum", "   ")
+    both = f"$ all_reduce_perf -b 1M\n{OLD}$ mpirun ./all_gather_perf -g 2\n{moved}"
     operations = [record.case.operation for record in load_text(both).records]
     assert 4 * ["all_reduce"] + 4 * ["all_gather"] == operations
-    named = load_text(text + moved, operation="all_reduce")
+    named = load_text(OLD + moved, operation="all_reduce")
     assert 4 == len(named.records)
     assert "redop none" in left_out(named)
 

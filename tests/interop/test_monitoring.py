@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,6 @@ ALERTS: dict[str, Any] = yaml.safe_load((FOLDER / "alerts.yml").read_text())
 #: Labels that Prometheus adds to what it collects.
 ADDED = {"instance", "job"}
 VARIABLES: dict[str, dict[str, Any]] = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
-
-
-def all_values(value: Any) -> Iterator[Any]:
-    """Yield every value in JSON at any depth."""
-    yield value
-    for part in (
-        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    ):
-        yield from all_values(part)
 
 
 def queries() -> list[str]:
@@ -83,12 +73,10 @@ def test_variables_of_queries_are_defined() -> None:
     text = json.dumps(DASHBOARD)
     used = set(re.findall(r"\$\{?([a-z]\w*)\}?", text))
     assert set(VARIABLES) == used
-    sources = [
-        value["datasource"]
-        for value in all_values(DASHBOARD)
-        if isinstance(value, dict) and "targets" in value
-    ]
-    assert all({"type": "prometheus", "uid": "${datasource}"} == source for source in sources)
+    prometheus = {"type": "prometheus", "uid": "${datasource}"}
+    for panel in DASHBOARD["panels"]:
+        if "targets" in panel:
+            assert prometheus == panel["datasource"]
     assert "datasource" == VARIABLES["datasource"]["type"]
 
 
@@ -112,6 +100,11 @@ def promtool() -> str:
     return program
 
 
+def write_yaml(file: Path, content: dict[str, Any]) -> None:
+    """Write a file of Prometheus."""
+    file.write_text(yaml.safe_dump(content))
+
+
 def run_promtool(promtool: str, *arguments: str | Path) -> tuple[int, str]:
     """Return promtool's exit code and output."""
     done = subprocess.run(
@@ -125,7 +118,7 @@ def test_prometheus_understands_the_alerts_and_every_query(promtool: str, tmp_pa
     chosen = [re.sub(r"\$\{?\w+\}?", ".*", query) for query in queries()]
     recorded = [{"record": f"query:{number}", "expr": expr} for number, expr in enumerate(chosen)]
     file = tmp_path / "queries.yml"
-    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": recorded}]}))
+    write_yaml(file, {"groups": [{"name": "dashboard", "rules": recorded}]})
     for each in (FOLDER / "alerts.yml", file):
         code, output = run_promtool(promtool, "check", "rules", each)
         assert 0 == code, output
@@ -162,12 +155,12 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
         'commbench_soak_drift_ci_low_ratio{benchmark="nightly",case="same"}': "-0.01x12",
     }
 
+    alerts = {each["alert"]: each for each in rules()}
+
     def fires(rule: str, *labels: dict[str, str], benchmark: str = "nightly") -> dict[str, Any]:
-        annotations = next(each for each in rules() if each["alert"] == rule)
-        common = {
-            **({"benchmark": benchmark} if benchmark else {}),
-            **annotations.get("labels", {}),
-        }
+        common = dict(alerts[rule].get("labels", {}))
+        if benchmark:
+            common["benchmark"] = benchmark
         expected = [{"exp_labels": {**common, **each}} for each in labels]
         return {"eval_time": "9d", "alertname": rule, "exp_alerts": expected}
 
@@ -191,35 +184,17 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
         fires("CommbenchSoakEvent", {"kind": "spike", "scope": "rank", "ranks": "1", "host": "n0"}),
         fires("CommbenchSoakDrift", {"case": "slower"}),
     ]
-    assert {rule["alert"] for rule in rules()} == {each["alertname"] for each in tests}
-    bare = {
-        "groups": [{"name": "bare", "rules": [{**rule, "annotations": {}} for rule in rules()]}]
-    }
-    (tmp_path / "alerts.yml").write_text(yaml.safe_dump(bare))
-    (tmp_path / "test.yml").write_text(
-        yaml.safe_dump(
-            {
-                "rule_files": ["alerts.yml"],
-                "evaluation_interval": "1d",
-                "tests": [
-                    {
-                        "interval": "1d",
-                        "input_series": [
-                            {"series": name, "values": text} for name, text in series.items()
-                        ],
-                        "alert_rule_test": tests,
-                    },
-                    {
-                        "interval": "1d",
-                        "input_series": [{"series": "commbench_run_complete", "values": "1x12"}],
-                        "alert_rule_test": [
-                            fires("CommbenchMissing", {}),
-                            fires("CommbenchOutdated"),
-                        ],
-                    },
-                ],
-            }
-        )
-    )
+    assert alerts.keys() == {each["alertname"] for each in tests}
+    bare = [{**rule, "annotations": {}} for rule in rules()]
+    missing = [fires("CommbenchMissing", {}), fires("CommbenchOutdated")]
+    inputs = [{"series": name, "values": text} for name, text in series.items()]
+    complete = [{"series": "commbench_run_complete", "values": "1x12"}]
+    cases = [
+        {"interval": "1d", "input_series": inputs, "alert_rule_test": tests},
+        {"interval": "1d", "input_series": complete, "alert_rule_test": missing},
+    ]
+    suite = {"rule_files": ["alerts.yml"], "evaluation_interval": "1d", "tests": cases}
+    write_yaml(tmp_path / "alerts.yml", {"groups": [{"name": "bare", "rules": bare}]})
+    write_yaml(tmp_path / "test.yml", suite)
     code, output = run_promtool(promtool, "test", "rules", tmp_path / "test.yml")
     assert 0 == code, output

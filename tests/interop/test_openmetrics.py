@@ -7,18 +7,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from builders import STEADY, make_case, make_info, make_launches, make_record
+from builders import STEADY, make_case, make_launches, make_record
 from commands import Command
 from kept import load_kept
+from pages import make_run
 from training_builders import make_training_case, make_training_launches
 
 from commbench.analysis.expectations import Outcome, judge, parse_expectation
 from commbench.analysis.runs import straggler_findings
-from commbench.ddp.plan.records import TrainingRecord
-from commbench.engine.records import Record
 from commbench.interop.exports.measures import MEASURES, Sample, samples_of
 from commbench.interop.exports.openmetrics import render_openmetrics, write_openmetrics
-from commbench.results import Run
 
 RESULTS = Path(__file__).parents[2] / "results"
 #: Kept runs that have something of every kind of metric.
@@ -29,21 +27,6 @@ KEPT = (
     "patterns_1gbit_xeon2core_20261125",
     SOAK,
 )
-
-
-def make_run(
-    records: tuple[Record, ...] | list[Record] = (),
-    training: list[TrainingRecord] | None = None,
-    **info: object,
-) -> Run:
-    """Return a run held in memory."""
-    stated = make_info(started="2026-11-21T11:08:59+00:00", status="complete", **info)
-    return Run(
-        path=Path("mine"),
-        info=stated,
-        records=tuple(records),
-        training_records=tuple(training or ()),
-    )
 
 
 def values(samples: list[Sample], name: str) -> dict[tuple[str, ...], float]:
@@ -167,14 +150,22 @@ def test_each_expectation_has_its_outcome() -> None:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_lines_are_well_formed_and_no_series_comes_twice(name: str) -> None:
-    """Write every sample with its metric's labels, and no series twice."""
-    text = render_openmetrics(samples_of(load_kept(name)), benchmark="nightly")
+    """Write every sample with its metric's labels, no series twice, and pass promtool's check."""
+    run = load_kept(name)
+    answers = judge(run, [parse_expectation(text) for text in ("wrong = 0", "stragglers = none")])
+    text = render_openmetrics(samples_of(run, answers), benchmark="nightly")
     samples = parse(text)
     for metric, labels, _ in samples:
         assert ["benchmark", *MEASURES[metric].labels] == list(labels)
     series = Counter((metric, *labels.items()) for metric, labels, _ in samples)
     assert {1} == set(series.values())
     assert text.endswith("\n# EOF\n")
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs promtool: Debian's package prometheus")
+    command = [promtool, "check", "metrics"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
 
 
 def test_labels_are_escaped() -> None:
@@ -185,26 +176,6 @@ def test_labels_are_escaped() -> None:
     workloads = {labels.get("workload") for _, labels, _ in samples}
     assert {name, None} == workloads
     assert {'a"b'} == {labels["benchmark"] for _, labels, _ in samples}
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_promtool_finds_nothing_wrong(name: str) -> None:
-    """Pass promtool's check of names, help and values, also of expectations."""
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("needs promtool: Debian's package prometheus")
-    run = load_kept(name)
-    answers = judge(run, [parse_expectation(text) for text in ("wrong = 0", "stragglers = none")])
-    text = render_openmetrics(samples_of(run, answers), benchmark="nightly")
-    done = subprocess.run(
-        [promtool, "check", "metrics"],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
 
 
 # ------------------------------------------------------------------------------------------- a soak

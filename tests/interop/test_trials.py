@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import STEADY, make_case, make_info, make_launches, make_record
+from builders import STEADY, make_case, make_launches, make_record
+from pages import make_run
 from training_builders import make_training_case, make_training_launches, make_training_record
 
-from commbench.ddp.plan.records import TrainingRecord
-from commbench.engine.records import Record
 from commbench.errors import InputError
 from commbench.interop.exports.trackers import (
-    Trial,
     trials_of,
     write_mlflow,
     write_tensorboard,
@@ -27,20 +25,8 @@ from commbench.interop.exports.trackers import (
 )
 from commbench.results import Run
 
-BEGAN = "2026-11-21T11:08:59+00:00"
-
-
-def make_run(
-    records: list[Record], training: list[TrainingRecord] | None = None, **info: Any
-) -> Run:
-    """Return a run held in memory."""
-    stated = make_info(started=BEGAN, status="complete", **info)
-    return Run(
-        path=Path("mine"),
-        info=stated,
-        records=tuple(records),
-        training_records=tuple(training or ()),
-    )
+#: Values by trial, metric and step.
+Curves = dict[str, dict[str, dict[int, float]]]
 
 
 def make_both() -> Run:
@@ -61,22 +47,27 @@ def make_both() -> Run:
     return make_run([*curve, hung], training)
 
 
-def points(trial: Trial, metric: str) -> dict[int, float]:
-    """Return the values of a metric by step."""
-    return {point.step: point.value for point in trial.points if point.metric == metric}
+def curves_of(run: Run) -> Curves:
+    """Return the points of each trial by metric and step."""
+    curves: Curves = {}
+    for trial in trials_of(run):
+        metrics = curves.setdefault(trial.name, {})
+        for metric, value, step in trial.points:
+            metrics.setdefault(metric, {})[step] = pytest.approx(value)
+    return curves
 
 
 def test_a_curve_is_a_trial_whose_steps_are_sizes() -> None:
     """Order a curve's times by message size, and name it by its constant fields."""
     run = make_both()
-    trials = {trial.name: trial for trial in trials_of(run)}
-    assert len(trials) == len(trials_of(run))
-    trial = trials["mpi all_reduce flat 2 ranks float32"]
+    curve, hung, *_ = trials_of(run)
+    assert "mpi all_reduce flat 2 ranks float32" == curve.name
     times = {row.message_bytes: row.time_us for row in run.rows if row.status == "ok"}
-    assert [8, 1024] == list(points(trial, "all_reduce/time_us"))
-    assert times == points(trial, "all_reduce/time_us")
+    found = curves_of(run)[curve.name]["all_reduce/time_us"]
+    assert (times, [8, 1024]) == (found, list(found))
     settings = {"backend": "mpi", "operation": "all_reduce", "pattern": "flat", "ranks": "2"}
-    assert {**settings, "dtype": "float32"} == trial.settings
+    assert {**settings, "dtype": "float32"} == curve.settings
+    assert ("hung", []) == (hung.notes["status"], hung.points)
 
 
 def test_a_configuration_is_a_trial_with_its_losses() -> None:
@@ -84,9 +75,9 @@ def test_a_configuration_is_a_trial_with_its_losses() -> None:
     run = make_both()
     row = next(row for row in run.training_rows if row.hook == "topk")
     trial = next(trial for trial in trials_of(run) if trial.settings.get("hook") == "topk:0.01")
-    assert {0: row.step_ms} == points(trial, "training/step_ms")
-    assert {0: row.speedup} == points(trial, "training/speedup")
-    assert {0: 3.0, 1: 2.0, 2: 1.5} == points(trial, "training/loss")
+    found = curves_of(run)[trial.name]
+    assert {0: row.step_ms} == found["training/step_ms"]
+    assert {0: 3.0, 1: 2.0, 2: 1.5} == found["training/loss"]
     assert "default" == trial.settings["bucket_cap_mb"]
 
 
@@ -98,40 +89,32 @@ def test_losses_are_medians_over_launches_that_made_the_step() -> None:
         make_training_record(case, launch=number, losses=each) for number, each in enumerate(losses)
     ]
     fresh = make_training_record(make_training_case(phase="confirm"), losses=[9.0] * 5)
-    (trial,) = trials_of(make_run([], [*records, fresh]))
-    assert {0: 3.1, 1: 2.2, 2: 1.1} == points(trial, "training/loss")
+    (found,) = curves_of(make_run([], [*records, fresh])).values()
+    assert {0: 3.1, 1: 2.2, 2: 1.1} == found["training/loss"]
 
 
 # -------------------------------------------------------------------------------------- TensorBoard
 
 
 def test_tensorboard_reads_curves_and_hyperparameters(tmp_path: Path) -> None:
-    """Read times by message size and settings back with TensorBoard's readers."""
+    """Read points and settings back with TensorBoard's readers."""
     loading = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard"
     )
     from tensorboard.plugins.hparams import plugin_data_pb2
 
     run = make_both()
-    folder = write_tensorboard(run, tmp_path / "logs")
-
-    def read(name: str) -> Any:
-        return loading.EventAccumulator(str(folder / name)).Reload()
-
-    events = read("mpi all_reduce flat 2 ranks float32").Scalars("all_reduce/time_us")
-    times = {row.message_bytes: row.time_us for row in run.rows if row.status == "ok"}
-    assert {size: pytest.approx(time) for size, time in times.items()} == {
-        e.step: e.value for e in events
-    }
-    name = next(trial.name for trial in trials_of(run) if trial.settings.get("hook") == "topk:0.01")
-    events = read(name)
-    assert [3.0, 2.0, 1.5] == [event.value for event in events.Scalars("training/loss")]
-    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    chosen = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
-    assert ("topk:0.01", "default") == (
-        chosen["hook"].string_value,
-        chosen["bucket_cap_mb"].string_value,
-    )
+    found: Curves = {}
+    for folder in write_tensorboard(run, tmp_path / "logs").iterdir():
+        events = loading.EventAccumulator(str(folder)).Reload()
+        metrics = found.setdefault(folder.name, {})
+        for tag in events.Tags()["scalars"]:
+            metrics[tag] = {event.step: event.value for event in events.Scalars(tag)}
+        content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        chosen = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+        settings = {name: value.string_value for name, value in chosen.items()}
+        assert settings in [trial.settings for trial in trials_of(run)]
+    assert curves_of(run) == found
 
 
 def test_tensorboard_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
@@ -183,17 +166,15 @@ def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, store: Pat
         parent.data.tags["commbench.command"],
     )
     children = {each.info.run_name: each for each in logged if each is not parent}
-    assert {trial.name for trial in trials_of(run)} == set(children)
-    assert {parent.info.run_id} == {
-        each.data.tags["mlflow.parentRunId"] for each in children.values()
-    }
-    curve = children["mpi all_reduce flat 2 ranks float32"]
-    times = {row.message_bytes: row.time_us for row in run.rows if row.status == "ok"}
-    history = client.get_metric_history(curve.info.run_id, "all_reduce/time_us")
-    assert times == {metric.step: metric.value for metric in history}
-    assert {"topk:0.01", "none"} == {
-        p["hook"] for p in (c.data.params for c in children.values()) if "hook" in p
-    }
+    found: Curves = {}
+    for name, child in children.items():
+        assert parent.info.run_id == child.data.tags["mlflow.parentRunId"]
+        assert child.data.params in [trial.settings for trial in trials_of(run)]
+        metrics = found.setdefault(name, {})
+        for metric in child.data.metrics:
+            history = client.get_metric_history(child.info.run_id, metric)
+            metrics[metric] = {point.step: point.value for point in history}
+    assert curves_of(run) == found
 
 
 @pytest.mark.slow
@@ -249,21 +230,22 @@ def test_wandb_gets_an_offline_run_for_every_trial(
     write_wandb(run, tmp_path)
     folder = write_wandb(run, tmp_path)
     assert tmp_path / "wandb" == folder
-    histories = {}
+    found: Curves = {}
+    configs = {}
     for file in folder.glob("offline-run-*/*.wandb"):
-        steps: dict[int, dict[str, Any]] = {}
         for record in read_wandb(file):
             if record.HasField("run"):
                 name = record.run.display_name
                 assert ("commbench", "mine") == (record.run.project, record.run.run_group)
-                config = values_of(record.run.config.update)
+                configs[name] = values_of(record.run.config.update)
+                metrics = found.setdefault(name, {})
             elif record.HasField("history"):
-                steps[record.history.step.num] = values_of(record.history.item)
-        histories[name] = config, steps
-    assert len(trials_of(run)) == len(histories) == len(list(folder.glob("offline-run-*")))
+                for metric, value in values_of(record.history.item).items():
+                    if metric.startswith("_"):  # W&B's own
+                        continue
+                    metrics.setdefault(metric, {})[record.history.step.num] = value
+    assert len(found) == len(list(folder.glob("offline-run-*")))
     for trial in trials_of(run):
-        config, steps = histories[trial.name]
-        assert {**trial.settings, **trial.notes}.items() <= config.items()
-        assert "commbench run" == config["commbench.command"]
-        for metric, value, step in trial.points:
-            assert value == steps[step][metric]
+        assert {**trial.settings, **trial.notes}.items() <= configs[trial.name].items()
+        assert "commbench run" == configs[trial.name]["commbench.command"]
+    assert curves_of(run) == found

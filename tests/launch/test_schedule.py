@@ -1,6 +1,7 @@
 """Tests of the schedule of launches, with ranks that are functions and a clock that they move."""
 
 import dataclasses
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from launching import make_request
 from commbench.collectives.cases import Sweep
 from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingSweep
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.findings import Finding
 from commbench.launch.clues import Ending
 from commbench.launch.schedule import (
     LEAST_SOAK_S,
@@ -100,7 +102,7 @@ def fails_at(*bad: object) -> Ranks:
                 lost = {} if launch.request.soak_s else {planned.case.key: "boom"}
                 return Ending(
                     status="failed",
-                    reason="boom",
+                    cause=Finding.stated("boom"),
                     has_begun=True,
                     has_result=has_result,
                     case=planned.case,
@@ -113,7 +115,7 @@ def fails_at(*bad: object) -> Ranks:
 
 def no_start(world: World, launch: Launch) -> Ending:  # noqa: ARG001 - as other ranks
     """Fail before the first case."""
-    return Ending(status="failed", reason="no slots")
+    return Ending(status="failed", cause=Finding.stated("no slots"))
 
 
 def test_every_launch_measures_every_case_until_all_is_done() -> None:
@@ -146,7 +148,9 @@ def test_three_failures_in_a_row_end_the_run() -> None:
 
     def one_a_start(world: World, launch: Launch) -> Ending:
         has_result = world.measure(launch, 1)
-        return Ending(status="failed", reason="between", has_begun=True, has_result=has_result)
+        return Ending(
+            status="failed", cause=Finding.stated("between"), has_begun=True, has_result=has_result
+        )
 
     world = World(REQUEST)
     assert ("done", 8) == (world.run(one_a_start).kind, len(world.made))
@@ -207,7 +211,7 @@ def test_a_signal_ends_the_run(*, within: bool) -> None:
         world.signal = 2
         if within:
             world.measure(launch, 1)
-            return Ending(status="interrupted", reason="interrupted by SIGINT")
+            return Ending.interrupted(signal.SIGINT)
         return whole(world, launch)
 
     world = World(REQUEST)

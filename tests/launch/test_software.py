@@ -34,23 +34,21 @@ def test_equal_hosts_are_not_refused() -> None:
     )
 
 
-def test_differences_are_a_table_of_hosts() -> None:
-    """List only the differences, with a column for each group of hosts."""
+def test_differences_are_listed_with_their_hosts() -> None:
+    """List only the differences, with the hosts of each version."""
     ranks = [software(rank, host) for rank, host in enumerate("aabb")]
     ranks += [
         software(4, "c", torch="2.11.0"),
         software(5, "c"),
         software(6, "d", commbench="0.1.0", cupy="14.2"),
     ]
-    sentence, *table = describe_differences(ranks).splitlines()
+    sentence, *lines = describe_differences(ranks).splitlines()
     assert sentence.startswith("Hosts run different software")
-    assert sentence.endswith("install the same on every host.")
     assert [
-        "             a, b    c       d",
-        "  commbench  0.2.0   0.2.0   0.1.0",
-        "  cupy       none    none    14.2",
-        "  torch      2.13.0  2.11.0  2.13.0",
-    ] == table
+        "  commbench  0.2.0 (a, b, c)  0.1.0 (d)",
+        "  cupy  none (a, b, c)  14.2 (d)",
+        "  torch  2.13.0 (a, b, d)  2.11.0 (c)",
+    ] == lines
 
 
 def test_ranks_of_one_environment_agree() -> None:
@@ -113,6 +111,6 @@ def test_other_software_is_refused_before_anything_is_written(
     )
     assert 2 == done.returncode, done.stderr
     assert 1 == done.stderr.count("commbench: Hosts run different software")
-    versions = ["commbench", commbench.__version__, "0.0.1"]
-    assert versions in [line.split() for line in done.stderr.splitlines()]
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("  commbench ")]
+    assert {commbench.__version__, "0.0.1"} <= set(line.split())
     assert not out.exists()

@@ -24,7 +24,6 @@ OTHERS = (
     "sparse",
     "sharpness",
     "plain",
-    "lonely_evaluation",
     "nested",
     "adversaries",
     "folds",
@@ -33,11 +32,9 @@ OTHERS = (
     "complex_numbers",
     "accumulated",
     "uneven",
-    "static",
     "unused",
     "few",
     "shared_group",
-    "longer",
     "scaled",
     "compiled",
     "compiled_whole",
@@ -180,7 +177,7 @@ def test_ranks_that_a_script_spawns_end_as_plain_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "static", "unused", "accumulated", "shared_group"])
+@pytest.mark.parametrize("kind", ["plain", "unused", "accumulated", "shared_group"])
 def test_three_tuned_ranks_end_alike(kind: str, tmp_path: Path) -> None:
     """End with equal replicas; sums of three numbers depend on their order."""
     before = commbench("tune", "--allow", "none", "--out", str(tmp_path / "run"))

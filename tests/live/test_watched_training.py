@@ -100,7 +100,7 @@ def test_a_killed_rank_ends_the_training_as_without_watching(start: Start) -> No
     errors = [ranks[0][2].splitlines()[-1] for ranks in (alone, watched)]
     assert all("RuntimeError: " in error and "gloo" in error for error in errors), errors
     run = load_run(directory / "run-killed")
-    assert ("cut", "the training ended before all steps were watched") == (
+    assert ("cut", "the training ended too early") == (
         run.info["status"],
         run.info["reason"],
     )

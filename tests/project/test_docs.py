@@ -124,9 +124,9 @@ def test_every_field_of_kept_runs_is_in_a_schema(run: Path) -> None:
     run_schema, sample_schema = schemas["run.json"](), schemas["sample.json"]()
     info = json.loads((run / "run.json").read_text())
     assert names_without_schema(info, run_schema, run_schema) <= EARLIER
-    lines = [json.loads(line) for line in sample_lines(run)]
-    found = [names_without_schema(line, sample_schema, sample_schema) for line in lines]
-    assert set() == set().union(*found)
+    lines = sample_lines(run)
+    for line in lines[:: 1 + len(lines) // 50]:  # some of each run
+        assert set() == names_without_schema(json.loads(line), sample_schema, sample_schema)
 
 
 def figures() -> list[Any]:
@@ -149,18 +149,17 @@ def test_figures_are_drawn_from_kept_runs(name: str) -> None:
     assert abs(kept_drawing - drawn).mean() < 0.01, "run python docs/generate.py"
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pictures_of_the_page_show_todays_page(theme: str) -> None:
+def test_pictures_of_the_page_show_todays_page() -> None:
     """Find the digest of the first screen, as it would be written now, in each picture of a
     page.
     """
     generator = load_generator()
     pictures = generator.pictures
-    picture = pictures.FOLDER / f"page-{theme}.png"
-    assert pictures.page_digest(generator.newest(pictures.SHOWN)) == pictures.digest_of(picture), (
-        "run python docs/pictures.py"
-    )
-    assert picture.stat().st_size < 200_000
+    digest = pictures.page_digest(generator.newest(pictures.SHOWN))
+    for theme in pictures.THEMES:
+        picture = pictures.FOLDER / f"page-{theme}.png"
+        assert digest == pictures.digest_of(picture), "run python docs/pictures.py"
+        assert picture.stat().st_size < 200_000
 
 
 def test_every_figure_is_made_by_a_program() -> None:
@@ -194,22 +193,16 @@ def test_terminals_are_drawn_from_recordings(cast: Path) -> None:
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("planted", ["", "[gone](gone.md)", "[gone](measuring.md#gone)"])
+@pytest.mark.parametrize("planted", ["", "[gone](gone.md), [gone](measuring.md#gone)"])
 def test_the_site_is_built_without_a_broken_link(tmp_path: Path, planted: str) -> None:
-    """Build all pages; refuse a link to a page or to an anchor that does not exist."""
+    """Build all pages; name links to a page and to an anchor that do not exist."""
     mkdocs = Path(f"{sys.prefix}-docs", "bin", "mkdocs")
     if not mkdocs.exists():
         pytest.skip(f"needs {mkdocs.name} in an environment of its own: make docs")
     docs = tmp_path / "copy" / "docs"
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (
-        "mkdocs.yml",
-        "README.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-        "results/README.md",
-        "benchmarks/README.md",
-    ):
+    pages = "mkdocs.yml README.md CONTRIBUTING.md CHANGELOG.md results/README.md"
+    for name in [*pages.split(), "benchmarks/README.md"]:
         (docs.parent / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, docs.parent / name)
     with (docs / "first-run.md").open("a", encoding="utf-8") as page:
@@ -220,6 +213,8 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path, planted: str) -
         command, cwd=docs.parent, env=environment, capture_output=True, text=True, check=False
     )
     assert bool(planted) == (done.returncode != 0), done.stderr
+    for name in ("gone.md", "measuring.md#gone"):
+        assert bool(planted) == (name in done.stderr)
     assert (tmp_path / "site" / "commands.html").exists() or planted
 
 

@@ -26,7 +26,7 @@ from commbench.hooks import (
     topk,
 )
 from commbench.hooks.base import Hook
-from commbench.hooks.chunks import ChunkChannel
+from commbench.hooks.chunks import TorchChunks
 
 sys.path.append(str(Path(__file__).parents[1]))
 import cuda_on_host
@@ -78,11 +78,8 @@ def work_by(kind: str) -> None:
         topk.make_selector = lambda _n, k, values, **_: selectors.TorchSelector(k, values)
         int8.make_quantiser = lambda layout, _: quantisers.TorchQuantiser(layout)
         return
-    sys.modules |= cuda_on_host.simulated(cuda_on_host.Launches())
-    from commbench.hooks.compression import cuda, cuda_quantisation
-
-    cuda.THREADS = cuda_quantisation.THREADS = cuda_on_host.THREADS
-    selectors.stream_of = quantisers.stream_of = lambda _: 0
+    simulation = cuda_on_host.installed()
+    simulation.__enter__()  # as long as this process
     topk.make_selector = lambda n, k, values, *, device, **_: selectors.CudaSelector(
         n, k, values, device
     )
@@ -94,8 +91,8 @@ def use_device_path() -> None:
     for module in (feedback, powersgd, topk):
         module.on_host = lambda _: False
     TopK.prepare = Int8.prepare = staticmethod(lambda _: None)
-    chunks.make_chunker = lambda layout, device, **_: chunks.TorchChunker(layout, device)
-    jobs = ((PowerSGD, "_refine"), (Int8, "_reduce"), (ChunkChannel, "sum_values"))
+    chunks.make_chunks = lambda layout, device, **_: TorchChunks(layout, device)
+    jobs = ((PowerSGD, "_refine"), (Int8, "_reduce"), (TorchChunks, "sum_values"))
     for owner, name in ((Hook, "run"), (Hook, "_finished"), *jobs):
         setattr(owner, name, without_host_reads(getattr(owner, name)))
 

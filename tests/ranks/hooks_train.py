@@ -21,8 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.hooks import (
     BF16,
     FP16,
-    BucketMarks,
-    BucketTimes,
     Guard,
     Hook,
     Int8,
@@ -30,6 +28,7 @@ from commbench.hooks import (
     PowerSGD,
     TopK,
 )
+from commbench.hooks.base import Stopwatch
 
 #: In this step the hooks that are to be caught take the wrong gradients.
 PLANTED = 7
@@ -80,25 +79,22 @@ class FaultyChunks(TopK):
         super().__init__(density=0.05, exchange="aligned", chunk=16)
         self._fault = fault
 
-    def _chunks_of(self, layout: Any, buffer: torch.Tensor) -> Any:
-        is_new = layout not in self._chunks
-        channel = super()._chunks_of(layout, buffer)
-        take = channel._chunker.take
+    def make_channel(self, layout: Any, like: torch.Tensor) -> Any:
+        """Return a channel with the fault."""
+        channel = super().make_channel(layout, like)
+        take = channel.take
 
-        def take_wrongly(
-            gradient: Any, residual: Any, norms: Any, values: Any, **others: Any
-        ) -> None:
+        def take_wrongly(gradient: Any, residual: Any, **others: Any) -> None:
             is_planted = self.step == PLANTED
             if is_planted and self._fault == "other chunks" and dist.get_rank() == 1:
-                norms.copy_(norms.max() - norms)
-            take(gradient, residual, norms, values, **others)
+                channel.norms.copy_(channel.norms.max() - channel.norms)
+            take(gradient, residual, **others)
             if is_planted and self._fault == "wrong value":
-                values[0, 0] += 1.0
+                channel.values[0, 0] += 1.0
             if is_planted and self._fault == "dropped residual":
                 others["memory"]["residual"].zero_()
 
-        if is_new:
-            channel._chunker.take = take_wrongly
+        channel.take = take_wrongly
         return channel
 
 
@@ -162,8 +158,8 @@ def train(name: str, steps: int) -> dict[str, Any]:
     List the steps whose gradients differ from the mean of what the ranks sent of gradient plus
     residual.
     """
-    marked: list[BucketMarks] = []
-    per_step: list[list[BucketTimes]] = []
+    marked: list[Stopwatch] = []
+    per_step: list[list[Stopwatch]] = []
     hook = HOOKS[name]().register(model := make_ddp())
     hook.observer = marked.append
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -177,33 +173,35 @@ def train(name: str, steps: int) -> dict[str, Any]:
         if not distance(gradients(model), mean(total - after)) <= TOLERANCES.get(name, 1e-5):
             wrong.append(step)
         optimizer.step()
-        per_step.append([marks.times(0) for marks in marked])
+        per_step.append(marked.copy())
         marked.clear()
     hook.close()
     return {
         "wrong": sorted(set().union(*everywhere(wrong))),
         "agree": agree(flat(model.module.parameters())),
         "residual": float(after.norm()),
-        "buckets": sorted(time.numel for time in per_step[-1]),
+        "buckets": sorted(watch.bucket.numel for watch in per_step[-1]),
         "flaws": flaws(per_step),
     }
 
 
-def flaws(per_step: list[list[BucketTimes]]) -> list[str]:
+def flaws(per_step: list[list[Stopwatch]]) -> list[str]:
     """Return the rules that the bucket times violate."""
     violations = set()
-    for step, times in enumerate(per_step):
-        indices = sorted(time.index for time in times)
+    for step, watches in enumerate(per_step):
+        indices = sorted(watch.bucket.index for watch in watches)
         if indices != list(range(len(per_step[1]) if step else 1)):
             violations.add("a bucket was left out or told twice")
-        if [time.index for time in times if time.is_last] != indices[-1:]:
+        if [watch.bucket.index for watch in watches if watch.bucket.is_last] != indices[-1:]:
             violations.add("the last bucket is another")
-        if any(not time.ready_ns + time.encode_ns <= time.done_ns for time in times):
-            violations.add("encoding outlasts the bucket")
-        if any(not time.ready_ns < time.start_ns < time.done_ns for time in times):
-            violations.add("instants out of order")
-        if any(not 0 < time.decode_ns <= time.done_ns - time.start_ns for time in times):
-            violations.add("decoding outlasts the exchange")
+        for watch in watches:
+            ready, start, done, encode, decode = watch.stamps(0)
+            if not ready + encode <= done:
+                violations.add("encoding outlasts the bucket")
+            if not ready < start < done:
+                violations.add("instants out of order")
+            if not 0 < decode <= done - start:
+                violations.add("decoding outlasts the exchange")
     return sorted(violations)
 
 

@@ -83,7 +83,7 @@ def test_a_training_that_ends_early_says_so(tmp_path: Path) -> None:
     """Keep what was watched, and give the reason as of watching."""
     make_watched_run(tmp_path / "mine", ending="ended")
     info = load_run(tmp_path / "mine").info
-    assert ("cut", "the training ended before all steps were watched") == (
+    assert ("cut", "the training ended too early") == (
         info["status"],
         info["reason"],
     )

@@ -130,17 +130,6 @@ def test_entries_of_other_types_are_named(
         load_run(path)
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01T00:00:00", "0001-01-01T00:00:00"])
-def test_a_date_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
-    """Export without the date if it is invalid."""
-    path = make_run(tmp_path / "mine")
-    info = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps({**info, "started": text}))
-    assert not {"commbench_run_start_timestamp_seconds"} & {
-        sample.name for sample in samples_of(load_run(path))
-    }
-
-
 # ------------------------------------------------------------------------------------ samples.jsonl
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from claims import read_claims
 from commands import Command
-from kept import KEPT, RESULTS
+from kept import KEPT, RESULTS, load_kept
 
 from commbench.analysis.runs import network_model, straggler_findings
 from commbench.cli.presentation import print_answer
@@ -57,7 +57,7 @@ def newest(theme: str) -> str:
 
 def kept(theme: str) -> Run:
     """Return the newest kept run of a theme."""
-    return load_run(RESULTS / newest(theme))
+    return load_kept(newest(theme))
 
 
 # ---------------------------------------------------------------------------------- how it was made

@@ -184,17 +184,3 @@ def test_a_planned_launch_has_the_time_slice_and_fixed_settings() -> None:
     assert (1, 9, 3.0) == (plan.launch, plan.case_timeout_s, plan.deadline_s)
     assert 0.01 == plan.budget.slice_s
     assert request.budget == plan_launch(request, [], 0).budget
-
-
-def test_settings_fixed_by_another_run_take_precedence() -> None:
-    """Use the batch and warm-ups of the run to compare with."""
-    case = make_case()
-    request = RunRequest(
-        cases=[case],
-        ranks=2,
-        seed=1,
-        budget=BUDGETS["quick"],
-        fixed={case.key: FixedSettings(warmups=9, batch=4)},
-    )
-    (planned,) = plan_launch(request, [make_record(case, launch=0, warmups=5, batch=2)], 1).cases
-    assert FixedSettings(warmups=9, batch=4) == planned.fixed

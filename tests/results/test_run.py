@@ -105,20 +105,6 @@ def test_a_finished_run_measures_nothing_again_and_keeps_no_secret(tmp_path: Pat
     assert not [file for file in (tmp_path / "r").iterdir() if "hush-hush" in file.read_text()]
 
 
-def test_each_way_to_start_together_stands_in_the_row(tmp_path: Path) -> None:
-    """Record every start method in its row."""
-    for sync, cadence in (
-        ("round-time", "isolated"),
-        ("dissemination", "isolated"),
-        ("none", "pipelined"),
-    ):
-        arguments = "-c all_reduce --sizes 8 -n 2 --oversubscribe --launches 1"
-        assert run(f"{arguments} --sync {sync} --out {sync}", cwd=tmp_path).returncode == 0
-        for row in rows_of(tmp_path / sync):
-            assert (sync, cadence) == (row["sync"], row["cadence"])
-            assert float(row["skew_us"]) >= 0
-
-
 def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLauncher) -> None:
     """Add a launch with each mpirun, and print the table on rank 0 only."""
     arguments = "run -c all_reduce --sizes 8 --backend mpi --sync dissemination --out r"

@@ -49,7 +49,7 @@ def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path: Path) -> 
             other.append(make_record())
             with pytest.raises(
                 LaunchError,
-                match="File exists",
+                match="in use",
             ):
                 store.append(make_record())
     assert (1, 8) == (len(load_run(path).records), load_run(path).info["seed"])

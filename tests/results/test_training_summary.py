@@ -41,18 +41,6 @@ def test_step_is_the_median_over_launches() -> None:
     assert 1e3 * 64 / 21.5 == pytest.approx(row.samples_per_s)
 
 
-@pytest.mark.parametrize(("ranks_per_gpu", "shared"), [(1, False), (4, True)])
-def test_ranks_that_share_a_gpu_are_flagged(ranks_per_gpu: int, *, shared: bool) -> None:
-    """Record the GPU and the ranks on it, flag sharing, and count no bytes."""
-    case = make_training_case(backend="nccl")
-    record = make_training_record(case, device="NVIDIA H100", sent_bytes=None)
-    (row,) = training_rows([record], make_training_info(ranks_per_gpu=ranks_per_gpu))
-    assert ("nccl", "NVIDIA H100", ranks_per_gpu) == (row.backend, row.device, row.ranks_per_gpu)
-    assert shared == ("shared_gpu" in row.flags.split(";"))
-    assert row.sent_MB_per_step is None
-    assert "traffic" not in row.flags
-
-
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [
@@ -220,15 +208,6 @@ def test_same_layout_as_the_baseline_is_the_same() -> None:
     copy = make_training_case(cap="25")
     rows = rows_of(launches_of(20), **same_layout(copy, make_training_case()))
     assert ("same", 1.0) == (rows["none 25"].verdict, rows["none 25"].speedup)
-
-
-def test_same_layout_does_not_move_the_baseline() -> None:
-    """Choose a group's baseline among all settings, copied ones included."""
-    copy = make_training_case(cap="25", accumulation=2)
-    kept = make_training_case(cap="5", accumulation=2)
-    rows = training_rows([*launches_of(20), *launches_of(30, kept)], same_layout(copy, kept))
-    assert [1, 2, 2] == [row.accumulation for row in rows]
-    assert [1.0, pytest.approx(4 / 3), pytest.approx(4 / 3)] == [row.speedup for row in rows]
 
 
 # ----------------------------------------------------------------------------------------- warnings

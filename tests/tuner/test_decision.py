@@ -19,7 +19,7 @@ from training_builders import (
 
 from commbench.ddp.plan.cases import TrainingCase, schedule
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.results.recommendation import Recommendation, effect_of
+from commbench.results.recommendation import Recommendation
 from commbench.results.trained import Speedup
 from commbench.results.verdict import recommendation_findings, snippets, verdict_findings
 from commbench.stats import MARGIN, median, student_interval
@@ -120,13 +120,6 @@ def test_hooks_need_a_name_and_lossy_ones_a_proof(
     entries = {**info, "named_hooks": named}
     assert expected == tuple(withheld(case, BASE, entries) for case in (FP16, TOPK))
     assert "" == withheld(FIVE, BASE, entries)
-
-
-def test_precision_and_accumulation_are_only_measured_where_they_are_named() -> None:
-    """Recommend a precision or an accumulation without a hook, which no default contains."""
-    amp, accumulated = make_training_case(precision="amp-bf16"), make_training_case(accumulation=4)
-    assert ["half precision", "batch"] == [effect_of(case, BASE) for case in (amp, accumulated)]
-    assert ["", ""] == [withheld(case, BASE, {"named_hooks": []}) for case in (amp, accumulated)]
 
 
 def test_a_withheld_setting_does_not_decide() -> None:
@@ -337,21 +330,6 @@ def test_failed_default_decides_nothing() -> None:
     )
     assert "No memory" in recommendation.reason
     assert "" == recommendation.snippet
-
-
-def test_faster_of_two_sure_gains_is_best() -> None:
-    """Name the fastest of all and the fastest without compression with separate evidence."""
-    recommendation = decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))])
-    assert ("change", "topk", "5") == (
-        recommendation.verdict,
-        recommendation.best.hook,
-        recommendation.best_uncompressed.bucket_cap_mb,
-    )
-    assert (20 / 12, 20 / 18) == (
-        pytest.approx(recommendation.speedup),
-        pytest.approx(recommendation.best_uncompressed.speedup),
-    )
-    assert ["topk", "none"] == [alternative.hook for alternative in recommendation.alternatives]
 
 
 def test_steps_are_counted() -> None:

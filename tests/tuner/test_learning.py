@@ -12,7 +12,6 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.findings import Finding
 from commbench.results.recommendation import Recommendation
 from commbench.results.trained import Trained, equal_losses
-from commbench.tuner.decision import candidates
 from commbench.tuner.learning import accuracy_warning, difference_interval
 
 ALLOWED = 0.01
@@ -106,12 +105,6 @@ def test_unseen_learning_is_not_trusted(changes: dict[str, Any]) -> None:
     assert accuracy_warning(one, base, {}, ALLOWED, is_decision=False)
 
 
-@pytest.mark.parametrize("changes", [{"cap": "5"}, {"bucket_view": True}, {"static_graph": True}])
-def test_buckets_are_not_judged(changes: dict[str, Any]) -> None:
-    """Accept bucket sizes and DDP's switches despite noise."""
-    assert None is warning(make_training_case(**changes), [0.5] * 6, [0.9] * 6, is_decision=True)
-
-
 def test_interval_of_differences() -> None:
     """Use Student's t below six launches and order statistics from six on."""
     few = difference_interval([-1.0, 1.0])
@@ -166,14 +159,3 @@ def test_limit_turns_the_recommendation() -> None:
     half, lossy = recommendation.too_costly
     assert ("0.1" in half, "0.02" in lossy) == (True, True)
     assert recommendation == Recommendation.from_json(recommendation.to_json())
-
-
-def test_costly_settings_are_not_confirmed() -> None:
-    """Confirm no setting that exceeded the limit in the sweep."""
-    sought = [
-        record
-        for case, step_ms, end in ((BASE, 20.0, 0.9), (FIVE, 17.0, 0.9), (FP16, 10.0, 0.8))
-        for record in launches(case, step_ms, end)
-    ]
-    assert {confirmed(BASE), confirmed(FIVE), confirmed(FP16)} == set(candidates(sought, {}))
-    assert [confirmed(BASE), confirmed(FIVE)] == candidates(sought, {"max_accuracy_loss": 0.01})

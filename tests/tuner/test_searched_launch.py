@@ -53,7 +53,7 @@ def train(blocks: int | None) -> tuple[bool, list[TrainingCase]]:
 
     Return whether it came to the end, and the cases with a record.
     """
-    from commbench.ddp.session import Duty, _SearchedLaunch
+    from commbench.ddp.session import Duty, train_search
 
     cases = make_cases(HOOKS)
     seconds = 100.0 * BLOCK_STEPS
@@ -65,8 +65,8 @@ def train(blocks: int | None) -> tuple[bool, list[TrainingCase]]:
         search=Search(cases, seconds=seconds, seed="1"),
     )
     session = OneRank()
-    launch = _SearchedLaunch(cases, session, duty)  # type: ignore[arg-type]
-    return launch.train(), session.records
+    is_complete = train_search(cases, session, duty)  # type: ignore[arg-type]
+    return is_complete, session.records
 
 
 def test_a_search_keeps_a_record_of_each_case_that_it_has_trained() -> None:

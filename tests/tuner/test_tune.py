@@ -139,13 +139,3 @@ def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
     assert [("search", 0), ("confirm", 0)] == made[1]
     assert ["Not finished" in text for text in messages] == [True, False]
     assert "complete" == info_of(tmp_path / "r")["status"]
-
-
-def test_a_dry_run_measures_nothing(tmp_path: Path) -> None:
-    """List the planned cases and the number of later ones, without measuring."""
-    done = tune(tmp_path, *TINY, "--dry-run", "-n", "2", "--oversubscribe")
-    assert 0 == done.returncode, done.stdout + done.stderr
-    assert "tiny, default buckets" in done.stdout
-    assert "then the fastest again in" in done.stdout
-    assert "Nothing was measured." in done.stdout
-    assert not (tmp_path / "r").exists()

@@ -331,17 +331,22 @@ class TrainingCase:
         compiled = ""
         if self.compile:
             compiled = LOCAL
+        return self.beside(
+            precision=self.precision, hook=LOCAL, accumulation=self.accumulation, compile=compiled
+        )
+
+    def beside(self, **settings: Any) -> TrainingCase:  # noqa: ANN401 - fields of any type
+        """Return another case of the same `group` and phase with these settings, else DDP's
+        defaults.
+        """
         return TrainingCase(
             workload=self.workload,
             world_size=self.world_size,
             batch_per_rank=self.batch_per_rank,
             backend=self.backend,
-            precision=self.precision,
-            hook=LOCAL,
-            accumulation=self.accumulation,
-            compile=compiled,
             phase=self.phase,
             env=self.env,
+            **settings,
         )
 
     def __str__(self) -> str:
@@ -562,16 +567,9 @@ def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
 
     It looks for unused parameters only if all alternatives do: the model may need that.
     """
-    first = cases[0]
-    return TrainingCase(
-        workload=first.workload,
-        backend=first.backend,
-        world_size=first.world_size,
-        batch_per_rank=first.batch_per_rank,
+    return cases[0].beside(
         accumulation=min(case.accumulation for case in cases),
         unused_parameters=all(case.unused_parameters for case in cases),
-        phase=first.phase,
-        env=first.env,
     )
 
 

@@ -160,42 +160,6 @@ def documentation() -> Tensor:
 # ------------------------------------------------------------------------------------- transformers
 
 
-class Attention(nn.Module):
-    """Causal multi-head self-attention with one matrix for queries, keys and values."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.inputs = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map (batch, positions, width) to the same shape."""
-        batch, positions, width = hidden.shape
-        packed = self.inputs(hidden).view(batch, positions, 3, self.heads, width // self.heads)
-        query, key, value = packed.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.output(mixed.transpose(1, 2).reshape(batch, positions, width))
-
-
-class TransformerLayer(nn.Module):
-    """Attention and a four times wider MLP, normalised before each."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map (batch, positions, width) to the same shape."""
-        hidden = hidden + self.attention(self.norm1(hidden))
-        return hidden + self.mlp(self.norm2(hidden))
-
-
 class Decoder(nn.Module):
     """GPT-2's decoder (Radford et al., 2019): learned positions, norms first, output matrix tied to
     the embedding.
@@ -207,15 +171,28 @@ class Decoder(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(positions, width)
-        self.layers = nn.ModuleList(TransformerLayer(width, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width,
+                heads,
+                4 * width,
+                dropout=0.0,
+                activation="gelu",
+                batch_first=True,
+                norm_first=True,
+            )
+            for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width)
         self.apply(initialise)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map token numbers (batch, positions) to logits (batch, positions, vocabulary)."""
-        hidden = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        length = tokens.shape[1]
+        hidden = self.tokens(tokens) + self.positions.weight[:length]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
         for layer in self.layers:
-            hidden = layer(hidden)
+            hidden = layer(hidden, src_mask=mask, is_causal=True)
         return functional.linear(self.norm(hidden), self.tokens.weight)
 
 
@@ -227,3 +204,5 @@ def initialise(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):
         nn.init.zeros_(module.bias)
+    if isinstance(module, nn.MultiheadAttention):
+        nn.init.normal_(module.in_proj_weight, std=0.02)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -186,7 +186,7 @@ def pace_for(trace: Trace) -> Pace:
     """Return a new pace for the device of the trace."""
     if trace.device == "cpu":
         return BusyPace(_overhead_ns())
-    return SleepingPace()
+    return Pace()
 
 
 def _register(root: nn.Module, trace: Trace) -> list[nn.Parameter]:
@@ -268,11 +268,15 @@ def keep_busy(cpu_ns: int) -> None:
         _clock_gettime(CLOCK_THREAD_CPUTIME_ID, now.ctypes.data)
 
 
-class Pace(Protocol):
-    """Keeps a replayed pass to its recorded times."""
+class Pace:
+    """Keeps a replayed pass to its recorded times by sleeping, as a GPU leaves the core free."""
+
+    def __init__(self) -> None:
+        self._begun = 0
 
     def begin(self) -> None:
         """Mark the start of a pass."""
+        self._begun = time.perf_counter_ns()
 
     def enter(self) -> None:
         """Mark the start of the work before a recorded time.
@@ -282,9 +286,12 @@ class Pace(Protocol):
 
     def until(self, recorded_ms: float) -> None:
         """Wait until ``recorded_ms`` of the pass have elapsed."""
+        remaining = recorded_ms / 1e3 - (time.perf_counter_ns() - self._begun) / 1e9
+        if remaining > 0:
+            time.sleep(remaining)
 
 
-class BusyPace:
+class BusyPace(Pace):
     """Uses CPU time: other work on the core then delays the replay as it would delay the model.
 
     The work of DDP and its hooks between two gradients adds to the recorded times, as in real
@@ -292,6 +299,7 @@ class BusyPace:
     """
 
     def __init__(self, overhead_ns: int) -> None:
+        super().__init__()
         self.overhead_ns = overhead_ns
         self.spent_ns = 0
         self._entered = 0
@@ -314,23 +322,3 @@ class BusyPace:
         if remaining > 0:
             keep_busy(remaining)
         self.spent_ns += time.thread_time_ns() - self._entered
-
-
-class SleepingPace:
-    """Sleeps until the recorded time: for a trace of a GPU, whose model leaves the core free."""
-
-    def __init__(self) -> None:
-        self._begun = 0
-
-    def begin(self) -> None:
-        """See `Pace.begin`."""
-        self._begun = time.perf_counter_ns()
-
-    def enter(self) -> None:
-        """See `Pace.enter`."""
-
-    def until(self, recorded_ms: float) -> None:
-        """See `Pace.until`."""
-        remaining = recorded_ms / 1e3 - (time.perf_counter_ns() - self._begun) / 1e9
-        if remaining > 0:
-            time.sleep(remaining)

@@ -167,28 +167,25 @@ class ClockFacts(TypedDict):
 class GlobalClock:
     """Rank 0's clock on every rank; in this class, the clock that all ranks share."""
 
+    is_shared = True
+    """Whether all ranks read one clock."""
+
     def __init__(self) -> None:
         self.line = Line()
+        """Rank 0's clock over this rank's."""
+        self.local_line = Line()
+        """This rank's clock over rank 0's."""
         self.error_ns = 0.0
         """Error bound of every rank's reading of rank 0's clock; the same on every rank."""
 
-    @property
-    def is_shared(self) -> bool:
-        """Return whether all ranks read one clock."""
-        return True
-
     def to_global(self, stamps: Times) -> Times:
         """Return rank 0's times for stamps of this rank, in nanoseconds, any shape."""
-        return stamps
+        return self.line.read(stamps)
 
     def to_local(self, instant_ns: int) -> int:
         """Return this rank's time for an instant of rank 0's clock."""
-        return instant_ns
-
-    @property
-    def local_line(self) -> Line:
-        """Return this rank's clock over rank 0's."""
-        return Line()
+        line = self.local_line
+        return instant_ns + line.offset_ns + round(line.drift * (instant_ns - line.origin_ns))
 
     def is_stale(self) -> bool:
         """Return whether the clocks should be compared again; rank 0's answer counts."""
@@ -218,6 +215,8 @@ class SynchronisedClock(GlobalClock):
         spacing_s: between two points of the first fit.
     """
 
+    is_shared = False
+
     def __init__(
         self,
         control: Control,
@@ -234,32 +233,12 @@ class SynchronisedClock(GlobalClock):
         self._leading = self._leaders[self._own] == control.rank
         self._points: deque[Offset] = deque(maxlen=POINTS_KEPT)
         self._fastest_ns = 1 << 62
-        self._inverse = Line()
         self._worst_drift = 0.0
         for point in range(FIT_POINTS):
             if point:
                 time.sleep(spacing_s)
             self._compare()
         self._agree()
-
-    @property
-    def is_shared(self) -> bool:
-        """See `GlobalClock.is_shared`."""
-        return False
-
-    def to_global(self, stamps: Times) -> Times:
-        """See `GlobalClock.to_global`."""
-        return self.line.read(stamps)
-
-    def to_local(self, instant_ns: int) -> int:
-        """See `GlobalClock.to_local`."""
-        line = self._inverse
-        return instant_ns + line.offset_ns + round(line.drift * (instant_ns - line.origin_ns))
-
-    @property
-    def local_line(self) -> Line:
-        """See `GlobalClock.local_line`."""
-        return self._inverse
 
     def is_stale(self) -> bool:
         """See `GlobalClock.is_stale`."""
@@ -287,7 +266,9 @@ class SynchronisedClock(GlobalClock):
         while distance < len(self._leaders):
             if self._own < distance:
                 if self._own + distance < len(self._leaders):
-                    self._answer_pings(self._leaders[self._own + distance])
+                    child = self._leaders[self._own + distance]
+                    while self._control.receive_int(child):
+                        self._control.send_int(self._now(), child)
             elif self._own < 2 * distance:
                 self._points.append(self._measure_offset(self._leaders[self._own - distance]))
             distance *= 2
@@ -309,32 +290,24 @@ class SynchronisedClock(GlobalClock):
         control.send_int(0, parent)
         return bound_offset(pings)
 
-    def _answer_pings(self, child: int) -> None:
-        """Send the time to the child for each of its requests."""
-        while self._control.receive_int(child):
-            self._control.send_int(self._now(), child)
-
     def _agree(self) -> None:
         """Fit, exchange the lines and compose this rank's line to rank 0; collective."""
         self._control.barrier(patient=True)  # ranks that lead nothing yield their core meanwhile
-        edges = gather_everywhere(
-            self._control, fit_line(self._points) if self._points else (Line(), 0.0)
-        )
+        edge = (Line(), 0.0)
+        if self._points:
+            edge = fit_line(self._points)
+        edges = gather_everywhere(self._control, edge)
         ways = {0: (Line(), 0.0)}
         for index in range(1, len(self._leaders)):
             line, error_ns = edges[self._leaders[index]]
-            further, further_ns = ways[_parent(index)]
+            parent = index ^ (1 << (index.bit_length() - 1))  # without its highest bit
+            further, further_ns = ways[parent]
             ways[index] = (line.compose(further), error_ns + further_ns)
         self.line = ways[self._own][0]
-        self._inverse = self.line.invert()
+        self.local_line = self.line.invert()
         self.error_ns = max(error for _, error in ways.values())
         self._worst_drift = max((line.drift for line, _ in ways.values()), key=abs)
         self._agreed = time.monotonic()
-
-
-def _parent(index: int) -> int:
-    """Return the parent in a binomial tree: the number without its highest bit."""
-    return index ^ (1 << (index.bit_length() - 1))
 
 
 def open_clock(control: Control, domains: Sequence[str]) -> GlobalClock:
@@ -346,4 +319,6 @@ def open_clock(control: Control, domains: Sequence[str]) -> GlobalClock:
         control: the ranks.
         domains: by rank, the same on every rank; see `commbench.system.clock.clock_domain`.
     """
-    return GlobalClock() if len(set(domains)) == 1 else SynchronisedClock(control, domains)
+    if len(set(domains)) == 1:
+        return GlobalClock()
+    return SynchronisedClock(control, domains)

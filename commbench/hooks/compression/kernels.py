@@ -64,17 +64,13 @@ def _magnitude(value: float) -> np.int32:
 
 
 @compiled
-def _raise_to(largest: Words, values: Floats) -> None:
-    """Take the larger magnitude of each pair."""
-    for i in range(largest.shape[0]):
-        largest[i] = max(largest[i], _magnitude(values[i]))
-
-
-@compiled
-def _raise_to_sum(largest: Words, gradient: Floats, residual: Floats) -> None:
+def _raise_to(largest: Words, gradient: Floats, residual: Floats | None) -> None:
     """Take the larger magnitude of each pair, of gradient + residual."""
     for i in range(largest.shape[0]):
-        largest[i] = max(largest[i], _magnitude(gradient[i] + residual[i]))
+        total = gradient[i]
+        if residual is not None:
+            total += residual[i]
+        largest[i] = max(largest[i], _magnitude(total))
 
 
 @compiled
@@ -91,9 +87,9 @@ def _find_maxima(gradient: Floats, residual: Floats | None, rows: int) -> Words:
         largest[:] = 0
         for row in range(start, start + size, COLUMNS):
             if residual is None:
-                _raise_to(largest, gradient[row : row + COLUMNS])
+                _raise_to(largest, gradient[row : row + COLUMNS], None)
             else:
-                _raise_to_sum(largest, gradient[row : row + COLUMNS], residual[row : row + COLUMNS])
+                _raise_to(largest, gradient[row : row + COLUMNS], residual[row : row + COLUMNS])
     for i in range(whole, gradient.shape[0]):
         total = gradient[i] if residual is None else gradient[i] + residual[i]
         maxima[whole // rows + i - whole] = _magnitude(total)
@@ -145,24 +141,18 @@ def _sum(gradient: Floats, residual: Floats, into: Floats) -> None:
 
 
 @compiled
-def _mark(values: Floats, level: int, marks: NDArray[np.uint8]) -> np.int32:
-    """Write whether each magnitude is above ``level``; return how many are equal to it."""
-    equal = np.int32(0)
-    for i in range(values.shape[0]):
-        magnitude = _magnitude(values[i])
-        marks[i] = magnitude > level
-        equal = np.int32(equal + np.int32(magnitude == level))
-    return equal
-
-
-@compiled
-def _add_and_mark(
-    gradient: Floats, values: Floats, level: int, marks: NDArray[np.uint8]
+def _mark(
+    gradient: Floats | None, values: Floats, level: int, marks: NDArray[np.uint8]
 ) -> np.int32:
-    """Add the gradient to ``values`` and do as `_mark`, while the additions wait for memory."""
+    """Add the gradient, if given, to ``values``; write whether each magnitude is above ``level``.
+
+    The comparisons are made while the additions wait for memory. Returns how many magnitudes are
+    equal to the level.
+    """
     equal = np.int32(0)
     for i in range(values.shape[0]):
-        values[i] += gradient[i]
+        if gradient is not None:
+            values[i] += gradient[i]
         magnitude = _magnitude(values[i])
         marks[i] = magnitude > level
         equal = np.int32(equal + np.int32(magnitude == level))
@@ -186,7 +176,7 @@ def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
 
     Returns how many elements are above the level.
     """
-    level = np.int32(level)
+    threshold = np.int32(level)
     words = source.view(np.int32)
     marks = np.zeros(CHUNK, dtype=np.uint8)
     groups = marks.view(np.uint64)
@@ -198,11 +188,11 @@ def _collect(  # noqa: PLR0917 - numba compiles positional arguments only
         values = source[start:end]
         marks[end - start :] = 0
         if residual is None:
-            counts[chunk] = _mark(values, level, marks)
+            counts[chunk] = _mark(None, values, threshold, marks)
         else:
             if residual.ctypes.data != source.ctypes.data:
                 values[:] = residual[start:end]
-            counts[chunk] = _add_and_mark(gradient[start:end], values, level, marks)
+            counts[chunk] = _mark(gradient[start:end], values, threshold, marks)
         marked = 0
         for group in range(groups.shape[0]):
             marked_groups[marked] = group  # the next one overwrites it unless it is counted
@@ -315,12 +305,6 @@ def take(source: Floats, rest: Floats | None, indices: Words, values: Floats) ->
 
 
 @compiled
-def are_within(indices: Words, n: int) -> bool:
-    """Return whether all indices (at least one) are in [0, n)."""
-    return bool(indices.min() >= 0 and indices.max() < n)
-
-
-@compiled
 def add(indices: Words, values: Floats, into: Floats) -> None:
     """Add every value to the element at its index."""
     for slot in range(indices.shape[0]):
@@ -331,23 +315,16 @@ def add(indices: Words, values: Floats, into: Floats) -> None:
 
 
 @partial(compiled, fastmath={"reassoc"})
-def _sum_squares(values: Floats) -> np.float32:
-    """Return the sum of squares.
+def _sum_squares(gradient: Floats, residual: Floats | None) -> np.float32:
+    """Return the sum of squares of gradient + residual.
 
     The order of the additions is free, so that they are vectorised.
     """
     total = np.float32(0)
-    for i in range(values.shape[0]):
-        total += values[i] * values[i]
-    return total
-
-
-@partial(compiled, fastmath={"reassoc"})
-def _sum_squares_of_sums(gradient: Floats, residual: Floats) -> np.float32:
-    """Return the sum of squares of gradient + residual, as `_sum_squares`."""
-    total = np.float32(0)
     for i in range(gradient.shape[0]):
-        element = gradient[i] + residual[i]
+        element = gradient[i]
+        if residual is not None:
+            element += residual[i]
         total += element * element
     return total
 
@@ -362,9 +339,9 @@ def measure_chunks(gradient: Floats, residual: Floats | None, chunk: int, norms:
     for number in range(norms.shape[0]):
         start, end = number * chunk, min(number * chunk + chunk, n)
         if residual is None:
-            norms[number] = np.sqrt(_sum_squares(gradient[start:end]))
+            norms[number] = np.sqrt(_sum_squares(gradient[start:end], None))
         else:
-            norms[number] = np.sqrt(_sum_squares_of_sums(gradient[start:end], residual[start:end]))
+            norms[number] = np.sqrt(_sum_squares(gradient[start:end], residual[start:end]))
 
 
 @compiled

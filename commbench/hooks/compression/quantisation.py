@@ -6,7 +6,6 @@ largest magnitude divided by 127. The work goes block by block: sums and magnitu
 nearest cache until they are packed.
 
 A payload has one row per shard: the scales of its blocks, then its int8 values (`QuantisedLayout`).
-Its arrays are given twice, as float32 words for the scales and as bytes for the values.
 """
 
 # numba's decorators and the functions that it compiles are untyped
@@ -36,23 +35,17 @@ ROUNDER = np.float32(12582912.0)
 
 
 @compiled
-def _sum(gradient: Floats, residual: Floats, sums: Floats) -> np.int32:
-    """Write gradient + residual to ``sums``; return the bits of the largest magnitude."""
+def _find_largest(gradient: Floats, residual: Floats | None, sums: Floats) -> np.int32:
+    """Return the bits of the largest magnitude of gradient + residual; write the sums if there is a
+    residual.
+    """
     largest = np.int32(0)
-    for i in range(sums.shape[0]):
-        total = gradient[i] + residual[i]
-        sums[i] = total
+    for i in range(gradient.shape[0]):
+        total = gradient[i]
+        if residual is not None:
+            total += residual[i]
+            sums[i] = total
         magnitude = np.float32(total).view(np.int32) & np.int32(MAGNITUDE)
-        largest = max(largest, magnitude)
-    return largest
-
-
-@compiled
-def _find_largest(sums: Floats) -> np.int32:
-    """Return the bits of the largest magnitude."""
-    largest, words = np.int32(0), sums.view(np.int32)
-    for i in range(words.shape[0]):
-        magnitude = words[i] & np.int32(MAGNITUDE)
         largest = max(largest, magnitude)
     return largest
 
@@ -94,21 +87,13 @@ def _multiply(values: Bytes, scale: float, into: Floats) -> None:
 
 
 @compiled
-def _multiply_add(values: Bytes, scale: float, into: Floats) -> None:
-    """Add value x scale for each value."""
-    for i in range(values.shape[0]):
-        into[i] += np.float32(values[i]) * np.float32(scale)
-
-
-@compiled
 def quantise(  # noqa: PLR0917 - numba compiles positional arguments only
     gradient: Floats,
     residual: Floats | None,
     rest: Floats | None,
     block: int,
     shard: int,
-    words: Floats,
-    values: Bytes,
+    payload: Bytes,
 ) -> None:
     """Write the payload of gradient + residual, and its rounding errors to ``rest``.
 
@@ -119,24 +104,23 @@ def quantise(  # noqa: PLR0917 - numba compiles positional arguments only
             from it; None: not written.
         block: elements of a block.
         shard: elements of a shard.
-        words: shape (shards, row bytes / 4).
-        values: the same memory, shape (shards, row bytes).
+        payload: shape (shards, row bytes).
     """
-    n, blocks = gradient.shape[0], -(-shard // block)
+    n, blocks, scales = gradient.shape[0], -(-shard // block), payload.view(np.float32)
     scratch, errors = np.empty(block, dtype=np.float32), np.empty(block, dtype=np.float32)
-    for row in range(words.shape[0]):
+    for row in range(payload.shape[0]):
         for number in range(blocks):
             begin, most = number * block, min(shard - number * block, block)
             start, at = min(n, row * shard + begin), 4 * blocks + begin
             end = min(n, start + most)
             sums = gradient[start:end]
             if residual is None:
-                largest = _find_largest(sums)
+                largest = _find_largest(sums, None, sums)
             else:
                 sums = scratch[: end - start]
-                largest = _sum(gradient[start:end], residual[start:end], sums)
-            words[row, number] = scale = _scale_of(largest)
-            packed = values[row, at : at + most]
+                largest = _find_largest(gradient[start:end], residual[start:end], sums)
+            scales[row, number] = scale = _scale_of(largest)
+            packed = payload[row, at : at + most]
             if rest is not None and scale >= 0:
                 _pack(sums, scale, packed[: end - start], rest[start:end])
             else:
@@ -147,41 +131,39 @@ def quantise(  # noqa: PLR0917 - numba compiles positional arguments only
 
 @compiled
 def combine(  # noqa: PLR0917 - as `quantise`
-    words: Floats,
-    values: Bytes,
+    payload: Bytes,
     block: int,
     shard: int,
     divisor: float,
     rest: Floats | None,
-    own_words: Floats,
-    own_values: Bytes,
+    own: Bytes,
 ) -> None:
     """Sum one shard over the ranks, in their order, and write the payload of the sum divided by
     ``divisor``.
 
     Args:
-        words: shape (ranks, row bytes / 4), the payloads of all ranks.
-        values: the same memory, shape (ranks, row bytes).
+        payload: shape (ranks, row bytes), a row of each rank.
         block: elements of a block.
         shard: elements of the shard.
         divisor: of the sum.
         rest: the shard's elements of the bucket, at most ``shard``: the rounding errors of the sum
             are added, except in blocks that are not finite. None: not written.
-        own_words: shape (row bytes / 4,), written.
-        own_values: the same memory, shape (row bytes,).
+        own: shape (row bytes,), written.
     """
+    scales, own_scales = payload.view(np.float32), own.view(np.float32)
     blocks, scratch = -(-shard // block), np.empty(block, dtype=np.float32)
     errors = np.empty(block, dtype=np.float32)
     for number in range(blocks):
         begin = number * block
         size, at = min(shard - begin, block), 4 * blocks + begin
         sums = scratch[:size]
-        _multiply(values[0, at : at + size], words[0, number], sums)
-        for row in range(1, words.shape[0]):
-            _multiply_add(values[row, at : at + size], words[row, number], sums)
-        scale = _scale_of(_find_largest(sums))
-        own_words[number] = scale / np.float32(divisor)
-        _pack(sums, scale, own_values[at : at + size], errors)
+        _multiply(payload[0, at : at + size], scales[0, number], sums)
+        for row in range(1, payload.shape[0]):
+            for i in range(size):
+                sums[i] += np.float32(payload[row, at + i]) * scales[row, number]
+        scale = _scale_of(_find_largest(sums, None, sums))
+        own_scales[number] = scale / np.float32(divisor)
+        _pack(sums, scale, own[at : at + size], errors)
         if rest is not None and scale >= 0:
             chunk_rest = rest[begin : begin + size]
             for i in range(chunk_rest.shape[0]):
@@ -189,32 +171,12 @@ def combine(  # noqa: PLR0917 - as `quantise`
 
 
 @compiled
-def dequantise(words: Floats, values: Bytes, block: int, shard: int, into: Floats) -> None:
+def dequantise(payload: Bytes, block: int, shard: int, into: Floats) -> None:
     """Write the elements of a payload to ``into``, shape (n,); arguments as for `quantise`."""
-    n, blocks = into.shape[0], -(-shard // block)
-    for row in range(words.shape[0]):
+    n, blocks, scales = into.shape[0], -(-shard // block), payload.view(np.float32)
+    for row in range(payload.shape[0]):
         for number in range(blocks):
             begin, at = number * block, 4 * blocks + number * block
             start = min(n, row * shard + begin)
             target = into[start : min(n, start + block, (row + 1) * shard)]
-            _multiply(values[row, at : at + target.shape[0]], words[row, number], target)
-
-
-def prepare() -> None:
-    """Compile everything, or load it from numba's cache, so that no timed step waits for it."""
-    gradient, payload = np.ones(8, dtype=np.float32), np.zeros((2, 8), dtype=np.int8)
-    words, ones = payload.view(np.float32), np.ones(8, dtype=np.float32)
-    for rest in (None, ones):
-        quantise(gradient, None, rest, 4, 4, words, payload)
-        combine(
-            words,
-            payload,
-            4,
-            4,
-            2.0,
-            None if rest is None else rest[:4],
-            words[0].copy(),
-            payload[0].copy(),
-        )
-    quantise(gradient, ones, ones, 4, 4, words, payload)
-    dequantise(words, payload, 4, 4, gradient)
+            _multiply(payload[row, at : at + target.shape[0]], scales[row, number], target)

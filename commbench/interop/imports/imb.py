@@ -57,14 +57,10 @@ def read(text: str, name: str, options: ImportOptions) -> Reading:
     """Read the output of IMB-MPI1, which states the number of processes of each table.
 
     Raises:
-        InputError: a table lacks the number and -n was not given; or no table has the number of -n.
+        InputError: a table lacks the number and -n was not given.
     """
     reading = Reading(name=name)
-    blocks = split_blocks(text, LAYOUT, reading)
-    stated = {_processes(block) for block in blocks} - {None}
-    if stated and options.ranks not in {None, *stated}:
-        reading.ranks(options, max(filter(None, stated)), "its largest table")
-    for block in blocks:
+    for block in split_blocks(text, LAYOUT, reading):
         with reading.noting():
             _read_block(block, reading, options)
     if "All processes entering MPI_Finalize" not in text:
@@ -72,11 +68,6 @@ def read(text: str, name: str, options: ImportOptions) -> Reading:
             "the output does not say that it is complete, so that lines may be missing"
         )
     return reading
-
-
-def _processes(block: Block) -> int | None:
-    stated = block.fact("groups", 2) or block.fact("processes")
-    return int(stated) if stated else None
 
 
 def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
@@ -94,7 +85,8 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
             f"IMB's {name} ran in {groups} groups at the same time, which are not told apart"
         )
     operation = OPERATIONS_BY_NAME[name]
-    ranks = _processes(block) or reading.ranks(options, None, name)
+    stated = block.fact("groups", 2) or block.fact("processes")
+    ranks = int(stated or reading.ranks(options, None, name))
     reading.version = reading.version or block.fact("version")
     is_off_cache = operation.moves_data and block.fact("off_cache") != ""
     case = {

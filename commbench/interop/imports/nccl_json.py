@@ -10,13 +10,11 @@ from typing import TypedDict
 
 from commbench.errors import InputError
 from commbench.interop.imports.nccl_tests import (
-    cadence_of,
-    devices_of,
+    conditions,
     half_record,
     has_half,
     nccl_version,
     operation_of,
-    stated_ranks,
 )
 from commbench.interop.imports.reading import (
     RANK_MEAN,
@@ -99,29 +97,25 @@ def _read_report(report: JsonMapping, reading: Reading, options: ImportOptions) 
     places = _places(config)
     if len({device.get("group", 0) for device in config.get("devices", ())}) > 1:
         raise LeftOutError("several groups ran at the same time and only their average is written")
-    ranks = reading.ranks(options, stated_ranks(places), operation)
-    if places:
-        reading.places[ranks] = places
     if "version" in report:
         reading.version = f"JSON {report['version']}"
     blocking = 0
     if config.get("blocking_collectives") == "true":  # which kind, only the command line says
         blocking = 2 if _option(report, "-z", "--blocking") == "2" else 1
-    case = {
-        "operation": operation,
-        "backend": "nccl",
-        "sync": cadence_of(blocking, reading),
-        "buffers": "",
-        "graph": bool(config.get("graph")),
-    }
-    shared = {
-        "ranks": ranks,
-        "time": _time(_option(report, "-a", "--average")),
-        "batch": config.get("iterations", 1) * config.get("aggregated_iterations", 1),
-        "device": devices_of(places),
-    }
+    library = ""
     if "nccl_version" in report:
-        shared["library"] = f"NCCL {nccl_version(report['nccl_version'])}"
+        library = f"NCCL {nccl_version(report['nccl_version'])}"
+    case, shared = conditions(
+        reading,
+        options,
+        operation=operation,
+        places=places,
+        blocking=blocking,
+        graph=bool(config.get("graph")),
+        time=_time(_option(report, "-a", "--average")),
+        batch=config.get("iterations", 1) * config.get("aggregated_iterations", 1),
+        library=library,
+    )
     for result in report.get("results", ()):
         line = {name: str(result[name]).strip() for name in ("size", "type", "redop", "root")}
         for key, in_place in (("out_of_place", False), ("in_place", True)):

@@ -135,26 +135,63 @@ def stated_ranks(places: Sequence[Place]) -> int | None:
     return None
 
 
-def devices_of(places: Sequence[Place]) -> str:
-    """Return the names of the devices, each once."""
-    return " | ".join(dict.fromkeys(place.device for place in places if place.device))
+def conditions(
+    reading: Reading,
+    options: ImportOptions,
+    *,
+    operation: str,
+    places: Sequence[Place],
+    blocking: int,
+    graph: bool,
+    time: str,
+    batch: int,
+    library: str,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return fields of `Case`, and arguments of `make_record`, that all rows of a test share.
 
-
-def cadence_of(blocking: int, reading: Reading) -> str:
-    """Return the synchronisation between operations, as in `Case.sync`.
+    Args:
+        reading: notes assumptions, and where the ranks were.
+        options: of the import.
+        operation: that was timed.
+        places: of the ranks that are listed.
+        blocking: the kind of waiting between operations, as ``-z`` counts it.
+        graph: whether operations were captured.
+        time: the meaning of times.
+        batch: operations that were timed together.
+        library: name and version.
 
     Raises:
+        InputError: the number of ranks is not known.
         LeftOutError: commbench has no such synchronisation.
     """
+    ranks = reading.ranks(options, stated_ranks(places), operation)
+    if stated_ranks(places) == ranks:
+        reading.places[ranks] = places
     if blocking == 2:  # noqa: PLR2004 - as nccl-tests counts them
         raise LeftOutError(
             "each operation was waited for without a barrier (-z 2), neither isolated nor back to"
             " back"
         )
-    if blocking:
-        return "barrier"
-    reading.assume(BACK_TO_BACK)
-    return "none"
+    sync = "barrier"
+    if not blocking:
+        sync = "none"
+        reading.assume(BACK_TO_BACK)
+    case = {
+        "operation": operation,
+        "backend": "nccl",
+        "sync": sync,
+        "buffers": "",
+        "graph": graph,
+    }
+    devices = dict.fromkeys(place.device for place in places if place.device)
+    shared = {
+        "ranks": ranks,
+        "time": time,
+        "batch": batch,
+        "library": library,
+        "device": " | ".join(devices),
+    }
+    return case, shared
 
 
 def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
@@ -164,30 +201,24 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
     for match in block.facts.get("rank", ()):
         places.append(Place(rank=int(match[1]), host=match[3], device=match[4].strip()))
     operation = _operation(block, reading, options)
-    case = {
-        "operation": operation,
-        "backend": "nccl",
-        "sync": cadence_of(_blocking(block), reading),
-        "buffers": "",
-        "graph": block.fact("graph") not in {"", "0"},
-    }
-    ranks = reading.ranks(options, stated_ranks(places), operation)
     reading.version = reading.version or block.fact("version")
-    if stated_ranks(places) == ranks:
-        reading.places[ranks] = places
     reading.assume(RANKS_AVERAGED)
     library = f"{block.fact('own library')} {block.fact('own library', 2)}".strip()
     if block.fact("library"):
         library = f"NCCL {nccl_version(int(block.fact('library')))}"
     iterations = int(block.fact("iterations") or 0)
-    shared: dict[str, Any] = {
-        "ranks": ranks,
-        "time": RANK_MEAN,
-        "stated": {"repetitions": 1 if iterations else None},
-        "batch": (iterations or 1) * int(block.fact("aggregated") or 1),
-        "library": library,
-        "device": devices_of(places),
-    }
+    case, shared = conditions(
+        reading,
+        options,
+        operation=operation,
+        places=places,
+        blocking=_blocking(block),
+        graph=block.fact("graph") not in {"", "0"},
+        time=RANK_MEAN,
+        batch=(iterations or 1) * int(block.fact("aggregated") or 1),
+        library=library,
+    )
+    shared["stated"] = {"repetitions": 1 if iterations else None}
     earlier = len(reading.records)
     for line in block.lines(reading, _with_blanks):
         for second in ("", _SECOND):
@@ -195,7 +226,7 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
             of_half = {**case, "in_place": second == _SECOND}
             if half["time"] != "N/A" and has_half(of_half, reading):
                 with reading.noting():
-                    _check_rates(half, OPERATIONS[operation], ranks, reading)
+                    _check_rates(half, OPERATIONS[operation], shared["ranks"], reading)
                     checked = _checked(line, half, block)
                     reading.records.append(half_record(of_half, line, half, **checked, **shared))
     _check_footer(block, operation, reading.records[earlier:], reading)

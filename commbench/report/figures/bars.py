@@ -71,7 +71,7 @@ def energy_charts(runs: Sequence[Run]) -> list[Chart]:
             quantity = f"energy of a step, of {counted_energy(counters)}"
             chart = Chart(
                 name=slug("energy", group.key or group.trials[0].rows[0].workload, counters),
-                section="energy",
+                section="training",
                 title=f"Energy of a step: {group.name}",
                 reading=_ENERGY_READING,
                 panels=[_panel(of_counters, quantity, "J", limits)],

@@ -3,10 +3,9 @@
 from commbench.report.page.writing import (
     FIGURES,
     PAGE,
-    check_writable,
     style_sheet,
     template_of,
     write_page,
 )
 
-__all__ = ["FIGURES", "PAGE", "check_writable", "style_sheet", "template_of", "write_page"]
+__all__ = ["FIGURES", "PAGE", "style_sheet", "template_of", "write_page"]

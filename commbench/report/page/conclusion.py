@@ -84,8 +84,9 @@ def find_conclusion(runs: Sequence[Run]) -> list[Entry]:
             if "verdict" in levels and not has_lead:
                 has_lead = True
                 entry = replace(entry, is_lead=True)
-            if group.find is setting and len(runs) == 1:
-                entry = replace(entry, codes=_code(runs[0]))
+            changes = [run for run in runs if run.decision and run.decision.verdict == "change"]
+            if group.find is setting and len(runs) == len(changes) == 1:
+                entry = replace(entry, codes=snippet_codes(runs[0])[:1])
             entries.append(entry)
     entries += _warnings(runs)
     if entries:
@@ -124,13 +125,15 @@ def _entry(group: Group, findings: Mapping[str, Sequence[Finding]], *, has_verdi
     )
 
 
-def _code(run: Run) -> list[Code]:
-    """Return the lines of a recommended change."""
-    advice = run.decision
-    if advice is None or advice.verdict != "change":
-        return []
-    title, text = snippets(advice)[0]
-    return [Code(title=title, text="\n".join(filter(None, text.splitlines())))]
+def snippet_codes(run: Run, *, by: bool = False) -> list[Code]:
+    """Return the lines to paste of a recommendation, with the name of the run if asked for."""
+    codes = []
+    if run.decision is not None and run.decision.has_baseline:
+        for title, text in snippets(run.decision):
+            if text:
+                whose = f"{title}, by {run.name}" if by else title
+                codes.append(Code(title=whose, text=text.rstrip()))
+    return codes
 
 
 def _warnings(runs: Sequence[Run]) -> list[Entry]:

@@ -29,12 +29,12 @@ from commbench.report.columns import (
     plain_table,
     status_cell,
 )
-from commbench.report.formats import grouped, listed, percent
+from commbench.report.formats import digits, grouped, listed, percent
 from commbench.report.page.parts import Code
 from commbench.report.state import tools_of
 from commbench.results import Run
 from commbench.results.files import FILES
-from commbench.results.info import Launch, RunInfo, is_live
+from commbench.results.info import RunInfo, is_live
 from commbench.schema import LARGEST
 from commbench.system.environment import differing
 from commbench.units import counted, format_duration, format_size, format_time
@@ -130,28 +130,33 @@ def _sampling(info: RunInfo) -> str:
     return ", ".join(parts)
 
 
+def _entry(heading: str, name: str = "", **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
+    """Return a column of an entry of ``run.json``."""
+    return Column(heading, methodcaller("get", name or heading), **options)
+
+
 # ------------------------------------------------------------------------------------- several runs
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
     """Tabulate the runs: what each measured, where, when, and its state."""
-    columns: list[Column[Run]] = [
-        Column("run", "name"),
-        Column("began", _when),
+    columns = [
+        _entry("began"),
         _entry("suite"),
         _entry("ranks", "world_size", is_number=True),
         _entry("hosts", "nodes", is_number=True),
         _entry("budget"),
-        number("launches", lambda run: len(run.info.get("launches") or ()), text_of=str),
-        Column("commit of commbench", lambda run: str(run.info.get("git_commit") or "")[:12]),
+        _entry("launches", "count", is_number=True),
+        _entry("commit of commbench", "git_commit"),
         _entry("status"),
-        Column("directory", "path"),
+        _entry("directory"),
     ]
-    return make_table("The runs", [("", run) for run in runs], columns)
-
-
-def _entry(heading: str, name: str = "", **options: Any) -> Column[Run]:  # noqa: ANN401 - as in `Column`
-    return Column(heading, lambda run: run.info.get(name or heading), **options)
+    rows = []
+    for run in runs:
+        count = len(run.info.get("launches") or ())
+        own = {"began": _when(run), "count": count, "directory": run.path}
+        rows.append((run.name, {**run.info, **own}))
+    return make_table("The runs", rows, columns)
 
 
 def differences_tables(runs: Sequence[Run]) -> list[Table]:
@@ -241,34 +246,22 @@ def _words(value: object) -> str:
 
 def launch_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the outcome of each launch; no table without launches."""
+    seconds: dict[str, Any] = {"unit": "s", "text_of": digits, "is_number": True}
     columns = [
-        _launch("stage"),
-        _launch("launch", is_number=True),
-        _launch("environment", "env"),
-        Column("began", _began),
-        _launch_seconds("took", "seconds"),
-        _launch_seconds("starting", "startup_s"),
-        _launch_seconds("measuring", "measuring_s"),
-        _launch_seconds("other", "other_s"),
+        _entry("stage"),
+        _entry("launch", is_number=True),
+        _entry("environment", "env"),
+        _entry("began", "started"),
+        _entry("took", "seconds", **seconds),
+        _entry("starting", "startup_s", **seconds),
+        _entry("measuring", "measuring_s", **seconds),
+        _entry("other", "other_s", **seconds),
         Column("status", lambda launch: status_cell(launch.get("status", ""))),
-        _launch("reason"),
+        _entry("reason"),
     ]
     return make_tables(
         "Launches", runs, lambda run: run.info.get("launches") or (), columns, rest_in="run.json"
     )
-
-
-def _launch(heading: str, name: str = "", **options: Any) -> Column[Launch]:  # noqa: ANN401 - as in `Column`
-    return Column(heading, methodcaller("get", name or heading), **options)
-
-
-def _launch_seconds(heading: str, name: str) -> Column[Launch]:
-    return number(heading, methodcaller("get", name), unit="s")
-
-
-def _began(launch: Launch) -> str:
-    began = str(launch.get("started") or "")
-    return began.replace("T", " ").partition("+")[0]
 
 
 # ---------------------------------------------------------------------------------- what is missing

@@ -31,14 +31,13 @@ from commbench.report.findings import (
 )
 from commbench.report.model import model_tables
 from commbench.report.page import conditions
-from commbench.report.page.conclusion import find_conclusion
+from commbench.report.page.conclusion import find_conclusion, snippet_codes
 from commbench.report.page.parts import Code, Page, Section, named
 from commbench.report.soak import soak_tables
 from commbench.report.state import explain_time
 from commbench.report.topology import topology_remarks
 from commbench.report.training import training_tables, tuning_cost, watched_tables
 from commbench.results import Run
-from commbench.results.verdict import snippets
 
 #: The most names of runs in a title.
 _MOST_NAMED = 3
@@ -116,10 +115,9 @@ def make_page(
         env_tables(runs, of_training=True),
         training_tables(runs),
         warnings=_each(runs, training_warnings),
-        codes=_snippets(runs),
+        codes=[code for run in runs for code in snippet_codes(run, by=len(runs) > 1)],
     )
     add("prediction", "Prediction", _each(runs, model_error), model_tables(runs))
-    add("energy", "Energy", [], collectives.energy_tables(runs))
     add(
         "launches",
         "Launches",
@@ -172,18 +170,6 @@ def _verdict(run: Run) -> list[Finding]:
     if run.recommendation and run.info.get("candidates"):
         findings.append(tuning_cost(run.recommendation, run.info.get("launches") or ()))
     return findings
-
-
-def _snippets(runs: Sequence[Run]) -> list[Code]:
-    """Return the lines to paste of each run with a recommendation."""
-    codes = []
-    for run in runs:
-        if run.decision is not None and run.decision.has_baseline:
-            by = f", by {run.name}" if len(runs) > 1 else ""
-            for title, text in snippets(run.decision):
-                if text:
-                    codes.append(Code(title=f"{title}{by}", text=text.rstrip()))
-    return codes
 
 
 def _topology(runs: Sequence[Run]) -> list[str]:

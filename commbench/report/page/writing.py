@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import errno
 import hashlib
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,36 +54,34 @@ def write_page(runs: Sequence[Run], out: Path, answers: Sequence[Answer] = ()) -
     drawings = all_figures(runs)
     beside = len(runs) == 1 and out.resolve() == runs[0].path.resolve()
     html = render_page(runs, drawings, answers, beside=beside)
-    with _refusing(out):
-        _write(out, html, drawings)
-    return out / PAGE
-
-
-def check_writable(out: Path) -> None:
-    """Check that a page can be written, before the work begins.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    existing = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
-    with _refusing(out):
-        if not existing.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        _older(out / PAGE)
-
-
-@contextlib.contextmanager
-def _refusing(out: Path) -> Iterator[None]:
-    """Turn a file system error inside into `InputError` with one sentence."""
     try:
-        yield
+        _write(out / PAGE, html, drawings)
     except OSError as error:
         reason = error.strerror or error
         raise InputError(
             f"No page can be written into {out} ({reason}); name another directory with --out."
         ) from error
+    return out / PAGE
+
+
+def _write(page: Path, html: str, drawings: Sequence[Drawing]) -> None:
+    """Write all files; the page last, so that it never names a missing figure."""
+    older = ""
+    if page.exists():
+        older = page.read_text(encoding="utf-8", errors="replace")
+    if older and _OURS not in older:
+        raise InputError(
+            f"{page} is no page of commbench and is left as it is; name another directory with"
+            " --out."
+        )
+    folder = page.parent / FIGURES
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {f"{drawing.name}.png": drawing for drawing in drawings}
+    for name, drawing in figures.items():
+        (folder / name).write_bytes(drawing.png)
+    page.write_text(html, encoding="utf-8")
+    for name in set(_LINKED.findall(older)) - set(figures):
+        (folder / name).unlink(missing_ok=True)
 
 
 def render_page(
@@ -146,32 +141,3 @@ def style_sheet() -> str:
 
 def _read(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
-
-
-def _older(page: Path) -> str:
-    """Return the text of the existing page; empty without one.
-
-    Raises:
-        InputError: a foreign page is there, or its figures are foreign.
-    """
-    if not page.exists():
-        return ""
-    older = page.read_text(encoding="utf-8", errors="replace")
-    if older and _OURS not in older:
-        raise InputError(
-            f"{page} is no page of commbench and is left as it is; name another directory with"
-            " --out."
-        )
-    return older
-
-
-def _write(out: Path, html: str, drawings: Sequence[Drawing]) -> None:
-    """Write all files; the page last, so that it never names a missing figure."""
-    page, folder = out / PAGE, out / FIGURES
-    folder.mkdir(parents=True, exist_ok=True)
-    before = set(_LINKED.findall(_older(page)))
-    for drawing in drawings:
-        (folder / f"{drawing.name}.png").write_bytes(drawing.png)
-    page.write_text(html, encoding="utf-8")
-    for name in before - {f"{drawing.name}.png" for drawing in drawings}:
-        (folder / name).unlink(missing_ok=True)

@@ -52,19 +52,6 @@ def preview(rank: int) -> list[nn.Module]:
     return train(ddp, rank, between=look)
 
 
-def lonely_evaluation(rank: int) -> list[nn.Module]:
-    """Evaluate and save on rank 0 alone every tenth step."""
-    ddp = DistributedDataParallel(network())
-
-    def evaluate(step: int) -> None:
-        if rank == 0 and step % 10 == 9:
-            with torch.no_grad():
-                ddp.module(torch.ones(2, WIDTH))
-            time.sleep(0.05)
-
-    return train(ddp, rank, between=evaluate)
-
-
 def nested(rank: int) -> list[nn.Module]:
     """Give the model a nested tensor."""
 
@@ -222,11 +209,6 @@ def uneven(rank: int) -> list[nn.Module]:
     return [ddp]
 
 
-def static(rank: int) -> list[nn.Module]:
-    """Train with a static graph."""
-    return train(DistributedDataParallel(network(), static_graph=True), rank)
-
-
 def unused(rank: int) -> list[nn.Module]:
     """Leave out another layer on each rank and step."""
     model = network()
@@ -262,11 +244,6 @@ def shared_group(rank: int) -> list[nn.Module]:
         dist.all_gather_object(box, step)
 
     return train(ddp, rank, between=talk)
-
-
-def longer(rank: int) -> list[nn.Module]:
-    """Make the 300 steps of a short job."""
-    return train(DistributedDataParallel(network()), rank, steps=300)
 
 
 def halves(rank: int) -> list[nn.Module]:
