@@ -34,6 +34,7 @@ from commbench.report.explain import explain
 from commbench.report.page import write_page
 from commbench.report.topology import render_topology, topology_remarks
 from commbench.results import Run, load_run
+from commbench.results.files import refusing
 from commbench.system.host import collect_host, usable_cpus
 from commbench.system.process import without_collector
 from commbench.system.software import collect_versions, git_commit
@@ -113,6 +114,8 @@ def _report_page(
 ) -> None:
     """Print the table of one run, write the page, and print its path last."""
     folder = out or (runs[0].path if len(runs) == 1 else default_out("report"))
+    with refusing(folder, InputError):  # before anything is printed
+        folder.mkdir(parents=True, exist_ok=True)
     if len(runs) == 1:
         print_run(runs[0], "table", console)
         print_unfinished(runs[0], console)
